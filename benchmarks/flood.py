@@ -1,10 +1,13 @@
 """What eight clients that send texts of 15 MB do to everybody else.
 
 `python benchmarks/flood.py [--tree FOLDER ...]` starts the server of each source tree (this one if
-none is named; for a figure "before", name a `git worktree` of an earlier commit first), and
-measures it quiet and under the flood, in one run: the latency of /health, the time between the
-tokens of one stream, the memory of the HTTP process and of its children before, during and after.
-The flooding clients run at the lowest priority, because they would be other machines.
+none is named; for a figure "before", name a `git worktree` of an earlier commit first) and measures
+it in rounds of three phases: quiet; beside a process on each processor that only counts, which is
+the floor, because that is what any work costs here; under the flood. In each: the latency of
+/health, the time between the tokens of one stream, the memory of the HTTP process and of its
+children. A ratio is that of a phase to the quiet phase of its round; medians of the rounds are
+printed, with the least and the most. What flooding clients and the counting processes do has the
+lowest priority, because clients would be other machines.
 """
 
 from __future__ import annotations
@@ -30,12 +33,16 @@ import psutil
 
 NUM_CLIENTS = 8
 TEXT_BYTES = 15_000_000
+PART_BYTES = 1 << 16
 PROBE_PERIOD_S = 0.02
 START_LIMIT_S = 120.0
 PATIENCE_S = 10.0
+PAUSE_S = 3.0
+"""Between the phases: what a flood has begun has ended by then."""
 REST_S = 30.0
-"""After the flood, until memory is read: what is idle has ended by then."""
+"""After the last flood, until memory is read: what is idle has ended by then."""
 
+PHASES = ("quiet", "counting", "flood")
 WORDS = "ab "
 ENGLISH = "The quick brown fox jumps over the lazy dog, and 42 others do so \u201ctoo\u201d.\n"
 
@@ -65,8 +72,9 @@ class Figures:
 
     health_ms: list[float] = field(default_factory=list)
     token_ms: list[float] = field(default_factory=list)
-    memory_mib: float = 0.0
     children_mib: float = 0.0
+    others: float = 0.0
+    """Processors that were taken by what does not belong to this measurement."""
 
 
 class Watch:
@@ -182,9 +190,7 @@ def _wait_until_ready(port: int) -> None:
 
 def flood(port: int, seconds: float) -> None:
     """Send, from one thread per client, one body after the other; print what was answered."""
-    os.nice(19)
-    if sys.platform == "linux":
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    _step_back()
     until_s = time.monotonic() + seconds
     statuses: dict[str, int] = {}
     threads = [
@@ -197,13 +203,32 @@ def flood(port: int, seconds: float) -> None:
         thread.join()
 
 
+def count(seconds: float) -> None:
+    """Keep one processor busy, without memory and without a call to the system."""
+    _step_back()
+    until_s = time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        sum(range(10_000))
+
+
+def _step_back() -> None:
+    os.nice(19)
+    if sys.platform == "linux":
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
 def _client(port: int, path: str, body: Any, until_s: float, statuses: dict[str, int]) -> None:
     data = json.dumps(body, ensure_ascii=False).encode()
     while time.monotonic() < until_s:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-        connection.request("POST", path, data, {"Content-Type": "application/json"})
+        connection.connect()
+        # A long write to the same machine is not interrupted, whatever its priority.
+        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PART_BYTES)
+        parts = (data[at : at + PART_BYTES] for at in range(0, len(data), PART_BYTES))
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(data))}
+        connection.request("POST", path, parts, headers)
         response = connection.getresponse()
-        while response.read(1 << 20):
+        while response.read(PART_BYTES):
             pass
         connection.close()
         key = f"{path} {response.status}"
@@ -211,22 +236,74 @@ def _client(port: int, path: str, body: Any, until_s: float, statuses: dict[str,
         print(json.dumps(statuses), flush=True)
 
 
-def measure(tree: Path, seconds: float) -> tuple[Figures, Figures, str]:
-    """Return the figures of a quiet server and of a flooded one, and what the flood was told."""
+@dataclass(slots=True)
+class Measured:
+    """What one tree's server did: figures by phase, a list of rounds each; the HTTP process's MiB
+    before and after."""
+
+    phases: dict[str, list[Figures]]
+    before_mib: float
+    after_mib: float = 0.0
+    answers: str = "none"
+
+
+def measure(tree: Path, num_rounds: int, seconds: float) -> Measured:
+    """Return what was seen of a quiet server, of one beside counting processes and of a flooded
+    one, in turns."""
     with served(tree) as (port, process):
         Watch(port).run(2.0)  # warm
-        quiet = Watch(port).run(seconds / 2)
-        quiet.memory_mib, quiet.children_mib = _memory(process.pid)
-        command = [sys.executable, __file__, "--flood", str(port), "--seconds", str(seconds)]
-        client = subprocess.Popen(command, stdout=subprocess.PIPE)
-        time.sleep(1.0)  # the clients write their bodies first
-        flooded = Watch(port).run(seconds)
-        flooded.children_mib = _memory(process.pid)[1]
-        client.kill()
-        answers = (client.communicate()[0].decode().splitlines() or ["none"])[-1]
+        found = Measured(phases={phase: [] for phase in PHASES}, before_mib=_memory(process.pid)[0])
+        for _ in range(num_rounds):
+            for phase in PHASES:
+                with _beside(phase, port, seconds) as helpers:
+                    figures = _watched(port, seconds, process.pid)
+                told = [helper.communicate()[0].decode().splitlines() for helper in helpers]
+                if phase == "flood" and told[0]:
+                    found.answers = told[0][-1]
+                found.phases[phase].append(figures)
+                time.sleep(PAUSE_S)
         time.sleep(REST_S)
-        flooded.memory_mib = _memory(process.pid)[0]
-        return quiet, flooded, answers
+        found.after_mib = _memory(process.pid)[0]
+        return found
+
+
+@contextmanager
+def _beside(phase: str, port: int, seconds: float) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Run what belongs to a phase, and end it."""
+    flags, number = {
+        "quiet": ([], 0),
+        "counting": (["--count"], os.cpu_count() or 1),
+        "flood": (["--flood", str(port)], 1),
+    }[phase]
+    command = [sys.executable, __file__, *flags, "--seconds", str(10 * seconds)]
+    helpers = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(number)]
+    try:
+        time.sleep(2.0 if helpers else 0.0)  # they start, and the clients write their bodies
+        yield helpers
+    finally:
+        for helper in helpers:
+            helper.kill()
+
+
+def _watched(port: int, seconds: float, pid: int) -> Figures:
+    """Return what was seen, with what else ran on the machine."""
+    own = psutil.Process()
+    before, busy = _cpu_s(own), _busy_s()
+    figures = Watch(port).run(seconds)
+    figures.others = max(0.0, _busy_s() - busy - (_cpu_s(own) - before)) / seconds
+    figures.children_mib = _memory(pid)[1]
+    return figures
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    """Return the processor time of a process and of all below it that still run."""
+    family = [process, *process.children(recursive=True)]
+    return sum(sum(member.cpu_times()[:2]) for member in family)
+
+
+def _busy_s() -> float:
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system)
 
 
 def _memory(pid: int) -> tuple[float, float]:
@@ -240,21 +317,34 @@ def _p(values: Sequence[float], percent: int) -> float:
     return statistics.quantiles(values, n=100)[percent - 1] if len(values) > 1 else float("nan")
 
 
-def report(tree: Path, quiet: Figures, flooded: Figures, answers: str) -> None:
+def report(tree: Path, found: Measured) -> None:
     """Print one tree's rows."""
-    print(f"\n{tree}\nanswers to the flood: {answers}")
-    head = "/health p50, p99, max ms | tokens p50, p99, max ms | HTTP MiB"
-    print(f"| phase | {head} | children MiB |")
-    for name, seen in (("quiet", quiet), ("flood", flooded)):
-        health, tokens = seen.health_ms, seen.token_ms
+    print(f"\n{tree}\nanswers to the last flood: {found.answers}")
+    print(f"HTTP process: {found.before_mib:.0f} MiB before, {found.after_mib:.0f} after")
+    head = "/health p50, p99, max ms | tokens p50, p99, max ms | tokens p99 to quiet"
+    print(f"| phase | {head} | children MiB | others' processors |")
+    for phase, rounds in found.phases.items():
+        health, tokens = ([getattr(r, name) for r in rounds] for name in ("health_ms", "token_ms"))
+        ratios = [
+            _p(seen.token_ms, 99) / _p(quiet.token_ms, 99)
+            for seen, quiet in zip(rounds, found.phases["quiet"], strict=True)
+        ]
         print(
-            f"| {name} "
-            f"| {_p(health, 50):.1f}, {_p(health, 99):.1f}, {max(health):.1f} "
-            f"| {_p(tokens, 50):.1f}, {_p(tokens, 99):.1f}, {max(tokens, default=0):.1f} "
-            f"| {seen.memory_mib:.0f} | {seen.children_mib:.0f} |"
+            f"| {phase} | {_row(health)} | {_row(tokens)} | {_spread(ratios)} "
+            f"| {max(seen.children_mib for seen in rounds):.0f} "
+            f"| {_spread([seen.others for seen in rounds])} |",
+            flush=True,
         )
-    ratio = _p(flooded.token_ms, 99) / _p(quiet.token_ms, 99)
-    print(f"time between tokens, p99: {ratio:.2f} times that of the quiet server", flush=True)
+
+
+def _row(rounds: Sequence[Sequence[float]]) -> str:
+    """Return the quantiles of each round, as medians over the rounds."""
+    per_round = [(_p(seen, 50), _p(seen, 99), max(seen, default=0.0)) for seen in rounds]
+    return ", ".join(_spread(column) for column in zip(*per_round, strict=True))
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -262,14 +352,19 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     here = Path(__file__).resolve().parent.parent
     parser.add_argument("--tree", type=Path, action="append", help="source tree to serve")
-    parser.add_argument("--seconds", type=float, default=30.0, help="length of the flood")
+    parser.add_argument("--seconds", type=float, default=15.0, help="length of a phase")
+    parser.add_argument("--rounds", type=int, default=5, help="how often the phases take turns")
     parser.add_argument("--flood", type=int, metavar="PORT", help="only be the flooding clients")
+    parser.add_argument("--count", action="store_true", help="only keep a processor busy")
     told = parser.parse_args(argv)
     if told.flood:
         flood(told.flood, told.seconds)
         return 0
+    if told.count:
+        count(told.seconds)
+        return 0
     for tree in told.tree or [here]:
-        report(tree, *measure(tree.resolve(), told.seconds))
+        report(tree, measure(tree.resolve(), told.rounds, told.seconds))
     return 0
 
 

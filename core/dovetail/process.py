@@ -106,13 +106,14 @@ def spawn(
     variables: Mapping[str, str] | None = None,
     leftovers: Sequence[str] = (),
     has_channel: bool = False,
-    has_own_session: bool = False,
+    has_own_group: bool = False,
 ) -> Child:
     """Start `module` as a child process and send it `boot`, which msgspec can encode.
 
     What the child prints goes to this process's standard error: it must not mix with what this
     process writes for others to read. The child inherits `pass_fds` under the same numbers and has
-    `variables` beside this process's environment; Ctrl-C does not reach it where `has_own_session`.
+    `variables` beside this process's environment; Ctrl-C does not reach it where `has_own_group`.
+    All stay in one session: Linux weighs priorities within a session alone (autogroup).
     A child that ends before it has read the message is known by its status alone. Raises:
     ConfigError for a number that cannot be sent
     """
@@ -127,7 +128,7 @@ def spawn(
             stderr=stderr,
             env=child_environment() | dict(variables or {}),
             pass_fds=[*pass_fds, *channel],
-            start_new_session=has_own_session,
+            process_group=0 if has_own_group else None,
             bufsize=0,
         )
     except BaseException:

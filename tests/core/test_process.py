@@ -46,7 +46,7 @@ def count(order):
 
 def tell(order):
     told = {"path": sys.path, "cwd": os.getcwd(), "variable": os.environ.get("DOVETAIL_TOLD"),
-            "safe": bool(sys.flags.safe_path), "session": os.getsid(0),
+            "safe": bool(sys.flags.safe_path), "session": os.getsid(0), "group": os.getpgid(0),
             "grandchild": subprocess.run([sys.executable, "-c", "import mate; print(mate.NAME)"],
                                          capture_output=True, text=True).stdout}
     process.open_channel().sendall(json.dumps(told).encode())
@@ -163,7 +163,7 @@ def test_the_environment_of_a_child(
         {"do": "tell"},
         has_channel=True,
         variables={"DOVETAIL_TOLD": "yes"},
-        has_own_session=True,
+        has_own_group=True,
     )
     told = msgspec.json.decode(received(child))
     assert child.wait(LIMIT_S) == 0
@@ -174,7 +174,7 @@ def test_the_environment_of_a_child(
     assert told["path"][:2] == [str(work / "relative"), str(mates)]
     assert len(told["path"]) == len(set(told["path"]))
     assert "/no/such" not in told["path"] and "/elsewhere" not in told["path"]
-    assert told["session"] == child.pid
+    assert (told["group"], told["session"]) == (child.pid, os.getsid(0))
     assert told["grandchild"] == "mate\n"
     out, err = capfd.readouterr()
     assert (out, err) == ("", "a stray line\n")

@@ -56,6 +56,8 @@ def test_every_endpoint_counts_the_same(server: ServerProcess) -> None:
         f"{server.url}/v1/responses", json={**body, "max_output_tokens": 1}, timeout=60
     ).json()
     assert made["usage"]["input_tokens"] == count
+    # A short text is tokenized in place, without the start of a process.
+    assert not any("text_worker" in " ".join(p.cmdline()) for p in server.descendants())
 
 
 def test_a_completion_writes_its_own_template(server: ServerProcess) -> None:

@@ -13,6 +13,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ def unix(folder: Path) -> Iterator[ServerProcess]:
         "--middleware", f"{folder}/mine.py:Stamps", "--middleware", f"{folder}/mine.py:marks",
         "--h11-max-header-count", "30", "--h11-max-incomplete-event-size", "8192",
         "--log-config-file", str(folder / "log.json"), "--enable-tokenizer-info-endpoint",
+        "--file-storage", str(folder / "files"),
     ]  # fmt: skip
     with ServerProcess(*args) as server:
         yield server.wait_ready()
@@ -122,8 +124,8 @@ def test_a_stream_is_not_held_back_by_middleware(unix: ServerProcess) -> None:
         assert first_s < 0.5 * (time.monotonic() - started_s)
 
 
-def num_aborted(client: httpx.Client) -> float:
-    name = 'dovetail:request_success_total{finished_reason="abort"'
+def num_finished(client: httpx.Client, reason: str) -> float:
+    name = f'dovetail:request_success_total{{finished_reason="{reason}"'
     lines = client.get("/metrics").text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
@@ -131,13 +133,57 @@ def num_aborted(client: httpx.Client) -> float:
 def test_a_client_that_leaves_through_middleware_ends_its_request(unix: ServerProcess) -> None:
     body = {"prompt": "One", "stream": True, "max_tokens": 1500, "ignore_eos": True}
     with through(unix) as client:
-        before = num_aborted(client)
+        before = num_finished(client, "abort")
         with client.stream("POST", "/v1/completions", json=body) as response:
             next(response.iter_lines())
         deadline_s = time.monotonic() + 10  # far more than the request would take by itself
-        while num_aborted(client) == before:
+        while num_finished(client, "abort") == before:
             assert time.monotonic() < deadline_s, "it was not ended"
             time.sleep(0.02)
+
+
+@contextmanager
+def only(server: ServerProcess, place: int) -> Iterator[httpx.Client]:
+    """Give a client of one of the two API processes: the other is stopped meanwhile."""
+    both = [p for p in server.serving() if p.pid != server.engine().pid]
+    other = sorted(both, key=lambda process: process.pid)[1 - place]
+    other.suspend()
+    try:
+        with through(server) as client:
+            yield client
+    finally:
+        other.resume()
+
+
+def test_both_processes_see_a_file_and_a_batch_runs_once(unix: ServerProcess) -> None:
+    body = {"prompt": "One", "max_tokens": 2, "ignore_eos": True}
+    names = [f"line-{i}" for i in range(8)]
+    rows = [{"custom_id": n, "method": "POST", "url": "/v1/completions", "body": body}
+            for n in names]  # fmt: skip
+    data = "\n".join(map(json.dumps, rows)).encode()
+    ask = {"endpoint": "/v1/completions", "completion_window": "24h"}
+    batches = []
+    with through(unix) as client:
+        before = num_finished(client, "length")
+    for place in (0, 1):  # one of them runs batches, whichever takes the requests
+        with only(unix, place) as client:
+            form = {"files": {"file": ("in.jsonl", data)}, "data": {"purpose": "batch"}}
+            file = client.post("/v1/files", **form).json()  # type: ignore[arg-type]
+        with only(unix, 1 - place) as client:
+            assert client.get(f"/v1/files/{file['id']}/content").content == data
+            made = client.post("/v1/batches", json={**ask, "input_file_id": file["id"]}).json()
+            batches.append((place, made["id"]))
+    for place, batch_id in batches:
+        with through(unix) as client:
+            deadline_s = time.monotonic() + 20
+            while (batch := client.get(f"/v1/batches/{batch_id}").json())["status"] != "completed":
+                assert time.monotonic() < deadline_s, batch
+                time.sleep(0.02)
+        with only(unix, place) as client:
+            answers = client.get(f"/v1/files/{batch['output_file_id']}/content").text
+            assert sorted(json.loads(x)["custom_id"] for x in answers.splitlines()) == names
+    with through(unix) as client:
+        assert num_finished(client, "length") - before == 2 * len(names)
 
 
 def status_of(unix: ServerProcess, headers: dict[str, str]) -> int:

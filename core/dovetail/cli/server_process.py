@@ -84,11 +84,11 @@ class BackgroundServer:
 
 
 def _spawn(fields: dict[str, Any], handle: int) -> Child:
-    """Start the server, which writes to this open file, outside the terminal's session: Ctrl-C
+    """Start the server, which writes to this open file, outside the terminal's foreground: Ctrl-C
     belongs to the conversation."""
     with open(handle, "wb") as log:
         return spawn(
-            "dovetail.cli.server_child", fields, stdout=log, stderr=log, has_own_session=True
+            "dovetail.cli.server_child", fields, stdout=log, stderr=log, has_own_group=True
         )
 
 

@@ -21,6 +21,13 @@ def room_for_answer(num_prompt_tokens: int, max_model_tokens: int) -> int:
     return max_model_tokens - num_prompt_tokens
 
 
+def max_tokens_within(room: int, max_tokens: int | None, min_tokens: int) -> int:
+    """Return how many tokens an answer may have. Raises: RequestError where it must have more"""
+    if min_tokens > room:
+        raise RequestError(f"only {room} tokens of the context are left.", where="min_tokens")
+    return room if max_tokens is None else min(max_tokens, room)
+
+
 def prompt_too_long(num_tokens: int, limit: str, fix: str) -> RequestError:
     """Return the error of a prompt over a limit; `fix` is what helps beside a shorter prompt."""
     return RequestError(

@@ -190,7 +190,12 @@ async def _answer_gone(request: Request, error: Exception) -> Response:
 
 def _add_middleware(app: FastAPI, frontend: FrontendConfig, error_bodies: ErrorBodies) -> None:
     """Add layers, innermost first. Mutates: app"""
-    app.add_middleware(BodyLimitMiddleware, max_bytes=frontend.max_body_bytes)
+    engine = app.state.server.engine
+    app.add_middleware(
+        BodyLimitMiddleware,
+        max_bytes=frontend.max_body_bytes,
+        is_busy=lambda: sum(engine.load()) > 0,
+    )
     app.add_middleware(
         ApiKeyMiddleware,
         keys=frontend.api_key,

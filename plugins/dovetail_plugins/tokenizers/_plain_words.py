@@ -2,7 +2,7 @@
 
 A text falls into stretches between the added tokens that stand in it. A stretch with such a word is
 tokenized by the same tokenizer without added tokens, so that its tokens are those of any text;
-everything else by the tokenizer itself.
+everything else by the tokenizer itself. They share one vocabulary: what is made here is small.
 """
 
 from __future__ import annotations
@@ -87,34 +87,71 @@ class PlainWords:
 
     @cached_property
     def _without_added(self) -> Backend:
-        return Backend.from_str(json.dumps(self._content()))
+        return self._sharing(_part(self._backend.normalizer), _part(self._backend.pre_tokenizer))
 
     @cached_property
     def _continuing(self) -> Backend:
         """The same for a stretch that does not begin the text."""
-        return Backend.from_str(json.dumps(self._content("first")))
+        splitter = _unprefixed(_part(self._backend.pre_tokenizer), "first")
+        return self._sharing(_part(self._backend.normalizer), splitter)
 
     @cached_property
     def _within_word(self) -> Backend:
         """The same for the rest of a word: no space is put before it."""
-        content = self._content("first", "always")
-        normalizer = content.get("normalizer") or {}
-        if "normalizers" in normalizer:
+        normalizer = _part(self._backend.normalizer)
+        if normalizer and "normalizers" in normalizer:
             kept = [part for part in normalizer["normalizers"] if part["type"] != "Prepend"]
             normalizer["normalizers"] = kept
-        return Backend.from_str(json.dumps(content))
+        splitter = _unprefixed(_part(self._backend.pre_tokenizer), "first", "always")
+        return self._sharing(normalizer, splitter)
 
-    def _content(self, *schemes: str) -> dict[str, Any]:
-        """Return the tokenizer without added tokens, and without the space that these schemes put
-        before a text."""
-        content: dict[str, Any] = json.loads(self._backend.to_str())
-        content["added_tokens"] = [
-            token
-            for token in content["added_tokens"]
-            if token["normalized"] and not token["special"]
-        ]
-        splitter = content.get("pre_tokenizer") or {}
-        for part in (splitter, *splitter.get("pretokenizers", ())):
-            if part.get("prepend_scheme") in schemes:
-                part["prepend_scheme"] = "never"
-        return content
+    def _sharing(self, normalizer: Any, splitter: Any) -> Backend:
+        """Return a tokenizer with the same vocabulary in the same memory, other parts before it,
+        and of the added tokens only those that ordinary text may become."""
+        parts = Backend.from_str(
+            json.dumps(_EMPTY | {"normalizer": normalizer, "pre_tokenizer": splitter})
+        )
+        made = Backend(self._backend.model)
+        if parts.normalizer is not None:
+            made.normalizer = parts.normalizer
+        if parts.pre_tokenizer is not None:
+            made.pre_tokenizer = parts.pre_tokenizer
+        added = sorted(self._backend.get_added_tokens_decoder().items())
+        made.add_tokens([_ordinary(token) for _, token in added])  # in order: the ids stay
+        made.encode_special_tokens = True
+        return made
+
+
+_EMPTY: dict[str, Any] = {
+    "version": "1.0",
+    "truncation": None,
+    "padding": None,
+    "added_tokens": [],
+    "post_processor": None,
+    "decoder": None,
+    "model": {"type": "BPE", "vocab": {}, "merges": []},
+}
+
+
+def _part(part: Any) -> Any:
+    """Return a part of a tokenizer as its file has it."""
+    return None if part is None else json.loads(part.__getstate__())
+
+
+def _ordinary(token: AddedToken) -> AddedToken:
+    """Return an added token as it is in ordinary text: special, which is passed over, unless it
+    belongs to the vocabulary that text is normalized for."""
+    if token.normalized and not token.special:
+        return token
+    return AddedToken(token.content, normalized=False, special=True)
+
+
+def _unprefixed(splitter: Any, *schemes: str) -> Any:
+    """Return a pre-tokenizer without the space that these schemes put before a text.
+
+    Mutates: splitter
+    """
+    for part in (splitter, *splitter.get("pretokenizers", ())) if splitter else ():
+        if part.get("prepend_scheme") in schemes:
+            part["prepend_scheme"] = "never"
+    return splitter

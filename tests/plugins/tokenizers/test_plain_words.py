@@ -110,6 +110,17 @@ def test_a_word_of_the_vocabulary_itself_is_cut(tmp_path: Path) -> None:
     assert tokenizer.tokens(ids) == ["<s>", "▁", "a", "▁", "<", "s", ">", "a"]
 
 
+@pytest.mark.parametrize("build", BUILDS)
+def test_added_words_of_ordinary_text_keep_their_ids(build: str, tmp_path: Path) -> None:
+    backend = with_words(BUILDS[build]())
+    backend.add_tokens([AddedToken("<kept>", normalized=False), AddedToken("dogs do")])
+    tokenizer = tokenizer_of(tmp_path, backend)
+    text = f"mind {WORD} the dogs do <kept> not<|done|>{WORD} dogs do"
+    ids = tokenizer.encode_with_plain(text, spans(text), add_special_tokens=False)
+    for word, count in (("dogs do", 2), ("<kept>", 1), ("<|done|>", 1), (WORD, 0)):
+        assert list(ids).count(backend.token_to_id(word)) == count, word
+
+
 def test_the_default_never_makes_the_token() -> None:
     text = "a<|end|>b"
     assert FakeTokenizer().encode_with_plain(text, [(1, 8)]) == [ord(c) for c in text]

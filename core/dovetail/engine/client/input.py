@@ -17,7 +17,7 @@ from dovetail import registry
 from dovetail.engine.client.fanout import child_params, child_seed, root_seed
 from dovetail.engine.client.long_text import encoded, kept
 from dovetail.engine.client.no_tokenizer import text_refused
-from dovetail.engine.context_length import PROMPT, room_for_answer
+from dovetail.engine.context_length import PROMPT, max_tokens_within, room_for_answer
 from dovetail.engine.messages import EngineRequest
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.logits import LogitsProcessor
@@ -136,14 +136,13 @@ class InputProcessor:
         return prompt_ids
 
     def _completed(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
-        """Return the params with everything the engine needs filled in."""
+        """Return the params with everything the engine needs filled in. Raises: RequestError"""
         room = self._max_model_tokens - num_prompt_tokens
-        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        max_tokens = max_tokens_within(room, params.max_tokens, params.min_tokens)
         return msgspec.structs.replace(
             params,
             max_tokens=max_tokens,
             logprobs=0 if params.logprob_token_ids else params.logprobs,
-            min_tokens=min(params.min_tokens, max_tokens),
             eos_token_ids=params.eos_token_ids or self._eos_token_ids,
             bad_words_token_ids=params.bad_words_token_ids + self._bad_word_ids(params.bad_words),
         )

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from dovetail.engine.context_length import room_for_answer
+from dovetail.engine.context_length import max_tokens_within, room_for_answer
 from dovetail.errors import RequestError
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
@@ -75,10 +75,8 @@ def build_sampling(
     params = engine.default_params(**{**sampling_fields(body), **fields})
     room = room_for_answer(num_prompt_tokens, engine.spec.run.max_model_tokens)
     clamped = params.max_tokens is not None and params.max_tokens > room
-    if params.max_tokens is None or clamped:
-        params = msgspec.structs.replace(params, max_tokens=room)
-    if params.min_tokens > room:
-        raise RequestError(f"only {room} tokens of the context are left.", where="min_tokens")
+    most = max_tokens_within(room, params.max_tokens, params.min_tokens)
+    params = msgspec.structs.replace(params, max_tokens=most)
     params.verify()
     return params, room if clamped else None
 

@@ -222,7 +222,7 @@ class ServerState:
         most = None if takes_any_length else context
         keep = kept(truncates_to, context)
         process = self.engine.text_process
-        if process is not None and (plain or len(text) > LONG_TEXT_CHARS):
+        if process is not None and len(text) > LONG_TEXT_CHARS:
             return await process.encode(
                 text,
                 add_special_tokens=add_special_tokens,

@@ -1,4 +1,4 @@
-"""BodyLimitMiddleware: how large a body may be and how long it may take.
+"""BodyLimitMiddleware: how large a body may be, how long it may take, and how fast it is read.
 
 A refusal reaches its client: closing a connection with unread bytes would throw the answer away, so
 what still comes is read and dropped for a while first.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from collections.abc import Callable
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,6 +21,11 @@ BODY_LIMIT_S = 60.0
 """How long a body may take, beside what its bytes take at the least rate."""
 
 LEAST_BYTES_PER_S = 64 * 1024
+SMALL_BYTES = 1 << 17
+BYTES_PER_S = 64 * 2**20
+"""How fast the parts of all large bodies together are read while anything is being generated: what
+comes in one part holds the event loop for less than a millisecond, and streams go on in between."""
+
 LINGER_S = 10.0
 LINGER_BYTES = 256 * 2**20
 """How long, and how much of, a refused body is read and dropped."""
@@ -32,11 +37,12 @@ class _BodyRefused(Exception):
 
 class BodyLimitMiddleware:
     """Reads no more of a body than `max_bytes`, whatever its headers say, and does not wait for one
-    that trickles in."""
+    that trickles in. While the server `is_busy`, large ones are read slowly."""
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, *, max_bytes: int, is_busy: Callable[[], bool]) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._pace = _Pace(is_busy)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -51,7 +57,7 @@ class BodyLimitMiddleware:
 
     async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the app; when its body is refused, its own answer gives way to the refusal."""
-        body = _Body(receive, self._max_bytes)
+        body = _Body(receive, self._max_bytes, self._pace)
         has_started = False
 
         async def pass_on(message: Message) -> None:
@@ -77,14 +83,31 @@ class BodyLimitMiddleware:
         )
 
 
+class _Pace:
+    """The rate of all large bodies together."""
+
+    def __init__(self, is_busy: Callable[[], bool]) -> None:
+        self._is_busy = is_busy
+        self._next_s = 0.0
+
+    async def rest(self, num_bytes: int) -> None:
+        """Return when others have had their turn after so many bytes."""
+        now_s = asyncio.get_running_loop().time()
+        at_s = max(now_s, self._next_s)
+        if self._is_busy():
+            self._next_s = at_s + num_bytes / BYTES_PER_S
+            await asyncio.sleep(self._next_s - now_s)
+
+
 class _Body:
     """One request's body on its way in, counted and timed."""
 
-    def __init__(self, receive: Receive, max_bytes: int) -> None:
+    def __init__(self, receive: Receive, max_bytes: int, pace: _Pace) -> None:
         self.num_bytes = 0
         self.is_too_large = self.is_too_slow = False
         self._receive = receive
         self._max_bytes = max_bytes
+        self._pace = pace
         self._is_whole = False
         self._waited_s = 0.0
 
@@ -101,7 +124,8 @@ class _Body:
         started_s = loop.time()
         left_s = BODY_LIMIT_S + self.num_bytes / LEAST_BYTES_PER_S - self._waited_s
         try:
-            message: Any = await asyncio.wait_for(self._receive(), max(left_s, 0.0))
+            async with asyncio.timeout(max(left_s, 0.0)):
+                message = await self._receive()
         except TimeoutError:
             self.is_too_slow = True
             raise _BodyRefused from None
@@ -111,6 +135,8 @@ class _Body:
         if self.num_bytes > self._max_bytes:
             self.is_too_large = True
             raise _BodyRefused
+        if self.num_bytes > SMALL_BYTES:
+            await self._pace.rest(len(message.get("body", b"")))
         return message
 
 

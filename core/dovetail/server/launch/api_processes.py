@@ -104,7 +104,7 @@ def _spawn(boot: ChildBoot, sock: socket.socket) -> Child:
         stdout=None,  # where a log configuration may send lines to
         pass_fds=[sock.fileno()],
         has_channel=True,
-        has_own_session=True,
+        has_own_group=True,
     )
 
 

@@ -64,9 +64,14 @@ def test_text_becomes_ids_and_the_room_is_filled() -> None:
     assert request.request_id.startswith("req/")
 
 
-def test_max_tokens_and_min_tokens_are_clamped_to_the_room() -> None:
-    sampling = prepare("x" * 30, max_tokens=100, min_tokens=50).params
+def test_max_tokens_are_clamped_to_the_room_and_min_tokens_refused_above_it() -> None:
+    sampling = prepare("x" * 30, max_tokens=100, min_tokens=2).params
     assert (sampling.max_tokens, sampling.min_tokens) == (2, 2)
+    for fields in ({"min_tokens": 3}, {"min_tokens": 50, "max_tokens": 100}):
+        error = refusal("x" * 30, **fields)
+        assert (error.where, error.what) == (
+            "min_tokens", "only 2 tokens of the context are left."
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("length", [32, 33, 1000])

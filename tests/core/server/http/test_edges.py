@@ -251,6 +251,35 @@ def test_a_body_that_trickles_in_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert not engine.asked
 
 
+@pytest.mark.parametrize(("busy", "limit_s"), [(True, 0.4), (False, 400.0)])
+def test_large_bodies_are_read_slowly_while_others_generate(
+    busy: bool, limit_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Two bodies, of each two thirds after its small beginning.
+    monkeypatch.setattr(body_limits, "BYTES_PER_S", 4 * body_limits.SMALL_BYTES / limit_s)
+    app, engine = app_for(Script(pieces=["a"]))
+    monkeypatch.setattr(engine, "load", lambda: (int(busy), 0))
+    body = json.dumps({"prompt": "a", "user": "x" * 3 * body_limits.SMALL_BYTES}).encode()
+
+    async def parts() -> Any:
+        for start in range(0, len(body), 1 << 16):
+            yield body[start : start + (1 << 16)]
+
+    async def main() -> float:
+        headers = {"content-type": "application/json"}
+        async with client_of(app) as client:
+            started_s = time.monotonic()
+            for answer in await asyncio.gather(
+                *(client.post("/v1/completions", content=parts(), headers=headers)
+                  for _ in range(2))
+            ):  # fmt: skip
+                assert answer.status_code == 200
+            return time.monotonic() - started_s
+
+    took_s = asyncio.run(main())
+    assert took_s > 0.9 * limit_s if busy else took_s < 0.1 * limit_s, took_s
+
+
 def test_a_slow_answer_is_not_a_slow_body(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_limits, "BODY_LIMIT_S", 0.05)
     app, _ = app_for(Script(pieces=["a", "b"], step_s=0.1))
