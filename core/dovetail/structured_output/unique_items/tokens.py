@@ -1,0 +1,50 @@
+"""TokenIndex: the tokens of a vocabulary by their bytes, and those that may end an item."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from dovetail.interfaces.structured_output import Vocabulary
+
+_ENDS_ELSEWHERE = re.compile(rb'[,\]}" \n\r\t]')
+_ENDS_IN_STRING = re.compile(rb'".*[,\]}]', re.DOTALL)
+_SPANS = re.compile(rb"\[.*,", re.DOTALL)
+
+
+class TokenIndex:
+    """Shared by all constraints over one vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        special = {i: text.encode() for text, i in vocabulary.special.items()}
+        self.texts = [special.get(i, text) for i, text in enumerate(vocabulary.tokens)]
+        order = sorted((text, i) for i, text in enumerate(self.texts) if text)
+        self._sorted = [text for text, _ in order]
+        self._ids = [i for _, i in order]
+        self.eos_ids = frozenset(vocabulary.eos_ids)
+        self.ends_in_string = self._like(_ENDS_IN_STRING)
+        self.ends_elsewhere = self._like(_ENDS_ELSEWHERE)
+        self.spans = self._like(_SPANS)
+
+    def _like(self, pattern: re.Pattern[bytes]) -> np.ndarray:
+        """Return which tokens have text like this. Shapes: [V] bool"""
+        return np.array([pattern.search(text) is not None for text in self.texts])
+
+    def beginning(self, text: bytes) -> Sequence[int]:
+        """Return the tokens that begin with a text."""
+        first = bisect_left(self._sorted, text)
+        last = bisect_left(self._sorted, text + b"\xff" * 64) if text else len(self._sorted)
+        return self._ids[first:last]
+
+    def within(self, text: bytes) -> Iterator[int]:
+        """Yield the tokens that are beginnings of a text."""
+        for size in range(1, len(text) + 1):
+            at = bisect_left(self._sorted, text[:size])
+            if at == len(self._sorted):
+                return
+            while at < len(self._sorted) and self._sorted[at] == text[:size]:
+                yield self._ids[at]
+                at += 1
