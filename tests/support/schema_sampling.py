@@ -23,6 +23,7 @@ from dovetail.interfaces.structured_output import (
 )
 from dovetail.structured_output.artifacts import ArtifactLoader, compiled, packed
 from dovetail.structured_output.rewriting.pipeline import rewritten
+from dovetail.structured_output.schema import ENFORCED_BESIDE
 from dovetail.structured_output.select_backend import unsupported_parts
 from dovetail.testing.random_walks import Wanderer, follows, small_vocabulary
 from support.schema_judge import Judge
@@ -80,7 +81,7 @@ def sample(
     chance = random.Random(f"{seed} {words}")
     wanderer = Wanderer(VOCABULARY)
     tally = Tally()
-    keywords = backend.keywords
+    keywords = backend.keywords | ENFORCED_BESIDE
     end_s = time.monotonic() + limit_s
     for number in range(MAX_DRAWN):
         is_in_vain = number >= IN_VAIN and not tally.counts["schemas"]

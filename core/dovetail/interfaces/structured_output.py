@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class AnswerConstraint(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A compiled constraint of a whole answer.
 
-    `backend` is the plugin's name, `artifact` what compiling left for loading; equal constraints have
+    `backend` is the plugin's name, `artifact` what compiling left to load; equal constraints have
     equal keys. It applies from the beginning of the answer or, with `starts_after`, from where that
     text was first written (the end of the reasoning). `closes`: near max_tokens only tokens that
     lead to the end are allowed.
