@@ -50,6 +50,7 @@ WALKS = 20
 LIMIT_S = 4.0
 COMPILE_LIMIT_S = 10.0
 SUITE = "JSON-Schema-Test-Suite"
+CORPORA = ("wild", "published")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +78,10 @@ def groups(suite: Path | None) -> dict[str, list[Case]]:
     found: dict[str, list[Case]] = {}
     for path in sorted((ROOT / "tests" / "data" / "schemas").glob("*.json")):
         found[path.stem] = [Case(schema=s) for s in json.loads(path.read_text()).values()]
-    for path in sorted((ROOT / "tests" / "data" / "schemas" / "wild").glob("*.json")):
-        found[f"wild/{path.stem}"] = list(map(wild_case, json.loads(path.read_text()).values()))
+    for folder in CORPORA:
+        for path in sorted((ROOT / "tests" / "data" / "schemas" / folder).glob("*.json")):
+            cases = json.loads(path.read_text()).values()
+            found[f"{folder}/{path.stem}"] = list(map(wild_case, cases))
     found["metaschemas of the drafts"] = [Case(schema=schema) for schema in metaschemas()]
     if suite is not None:
         paths = [*sorted(suite.glob("*.json")), *sorted(suite.glob("optional/format/*.json"))]
@@ -87,7 +90,7 @@ def groups(suite: Path | None) -> dict[str, list[Case]]:
 
 
 def wild_case(found: dict[str, Any]) -> Case:
-    """Return a schema of the wild; its values are valid."""
+    """Return a schema of a corpus; its values are valid."""
     return Case(schema=found["schema"], values=tuple((value, True) for value in found["valid"]))
 
 

@@ -47,6 +47,7 @@ FINITE: dict[str, tuple[Any, int]] = {
         ),
         9,
     ),
+    "contained": (distinct({"enum": NAMES}, contains={"const": "eta"}), len(NAMES)),
     "lists": (distinct(distinct({"type": "integer", "minimum": 0, "maximum": 2})), 16),
 }
 """Lists that can be filled up, and how many items they have then."""
@@ -192,7 +193,7 @@ def test_tokens_can_be_taken_back() -> None:
     [
         distinct({"type": "string", "pattern": "^[ab]$"}, minItems=3),
         distinct({"type": "string"}, prefixItems=[FLAG, FLAG]),
-        distinct({"type": "string"}, contains={"const": "x"}),
+        distinct({"type": "string"}, contains={"const": "x"}, maxContains=1),
         {"anyOf": [distinct({"type": "string"}), {"type": "array", "prefixItems": [FLAG, FLAG]}]},
     ],
 )

@@ -98,7 +98,7 @@ def without_unique(node: Schema, context: Context) -> Any:
             return made
     at = f"{origin(node)}/uniqueItems"
     parts = [part for part in context.parts(made) if isinstance(part, Mapping)]
-    if any("prefixItems" in part or "contains" in part for part in parts):
+    if any("prefixItems" in part or "maxContains" in part for part in parts):
         raise InvalidConstraint('"uniqueItems" is not enforced beside items by position', at)
     items = all_of([part["items"] for part in parts if "items" in part], at)
     values = context.values(items)

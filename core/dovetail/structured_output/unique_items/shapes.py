@@ -13,17 +13,24 @@ from functools import cached_property
 from typing import Any
 
 from dovetail.interfaces.structured_output import InvalidConstraint, words
+from dovetail.structured_output.rewriting.tree import is_any
 from dovetail.structured_output.schema import nodes, resolved
 
 MAX_SHAPES = 2000
 _TOGETHER = ("allOf", "anyOf", "oneOf")
 _ROOMY = words("type $ref $defs definitions allOf anyOf oneOf minLength $comment")
-_POSITIONAL = ("prefixItems", "contains")
 
 
 def has_unique(schema: Any) -> bool:
     """Return whether a schema asks for different items anywhere."""
     return any(node.get("uniqueItems") for _, node in nodes(schema))
+
+
+def _is_positional(node: Mapping[str, Any]) -> bool:
+    """Return whether items at different places differ, but for an alternative of `contains`, beside
+    which there are those with the item at each place before."""
+    heads = node.get("prefixItems", ())
+    return bool(heads) and not all(map(is_any, heads[:-1]))
 
 
 class Shape:
@@ -82,7 +89,7 @@ class Shape:
     def check(self) -> None:
         """Raise InvalidConstraint for a list of which other alternatives may allow equal items
         only."""
-        if self.is_unique and any(word in node for node in self._nodes for word in _POSITIONAL):
+        if self.is_unique and any(map(_is_positional, self._nodes)):
             raise InvalidConstraint('"uniqueItems" is not enforced beside items by position')
 
 
