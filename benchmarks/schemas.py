@@ -211,10 +211,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--suite", type=Path)
     parser.add_argument("--backend", action="append")
+    parser.add_argument("--group", action="append", help="only this group; others stay as they are")
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="for the walks of a schema")
     parser.add_argument("--out", type=Path, default=FIGURES)
     chosen = parser.parse_args()
-    found = groups(chosen.suite)
+    every = groups(chosen.suite)
+    found = {name: every[name] for name in chosen.group or every}
     for name in chosen.backend or [*registry.names(KIND), AUTO]:
         begun_s = time.monotonic()
         made = asyncio.run(measure(name, found, chosen.limit_s))
