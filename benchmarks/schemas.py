@@ -16,6 +16,7 @@ import argparse
 import asyncio
 import importlib.util
 import json
+import os
 import random
 import re
 import sys
@@ -23,10 +24,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from dovetail import registry
+from dovetail.bench.machine import machine_facts
 from dovetail.config.checkpoint.model_path import DEMO_PATH
 from dovetail.config.rules.selections import select
 from dovetail.errors import RequestError
@@ -206,6 +209,17 @@ def verdicts(
             print(f"WRONG {case.schema}\n    takes {value!r}", flush=True)
 
 
+def machine() -> str:
+    """Return the processor's name and its cores."""
+    facts = machine_facts()
+    return f"{facts['cpu']}, {os.cpu_count()} cores"
+
+
+def limits(chosen: argparse.Namespace) -> str:
+    """Return how long the walks of a schema were."""
+    return f"at most {WALKS} walks and {chosen.limit_s:g} s for each schema"
+
+
 def main() -> None:
     """Print the figures and keep them."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -224,6 +238,7 @@ def main() -> None:
         for group, figures in made.items():
             print(f"{name}, {group}: {figures.as_json()}", flush=True)
             kept.setdefault("schemas", {}).setdefault(group, {})[name] = figures.as_json()
+        kept.setdefault("measured", {})[name] = f"{date.today()}, {limits(chosen)}, {machine()}"
         chosen.out.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         print(f"{name}: {time.monotonic() - begun_s:.0f} s", flush=True)
 

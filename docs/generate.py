@@ -14,7 +14,7 @@ import json
 import pkgutil
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -331,7 +331,7 @@ def _measured(found: dict[str, Any], names: list[str]) -> list[str]:
         "How many schemas each backend takes, all their keywords enforced, asked as the server "
         "asks (`benchmarks/schemas.py`; compiling took at most 10 s). Our own are in "
         "`tests/data/schemas`. Random answers to those taken are judged as above; the suite says "
-        "of each of its values whether it is right.\n",
+        "of each of its values whether it is right. " + _when(found["measured"], names) + "\n",
         *(f"| schemas | number | `auto` | {head} |", f"|---|---|---|{line}"),
         *_schema_rows(found["schemas"], ["auto", *names]),
         "\nRight values that are not taken: rare spellings of formats (leap seconds, quoted "
@@ -343,6 +343,14 @@ def _measured(found: dict[str, Any], names: list[str]) -> list[str]:
         *_refused_rows(found["schemas"], names),
         "",
     ]
+
+
+def _when(measured: Mapping[str, str], names: list[str]) -> str:
+    """Return when and where the figures were measured."""
+    by_text: dict[str, list[str]] = defaultdict(list)
+    for name in ["auto", *names]:
+        by_text[measured.get(name, "earlier")].append(f"`{name}`")
+    return "Measured: " + "; ".join(f"{', '.join(n)}: {text}" for text, n in by_text.items()) + "."
 
 
 def _row(said: str, cells: Iterable[str]) -> str:
@@ -374,7 +382,10 @@ def _schema_rows(found: dict[str, Any], names: list[str]) -> list[str]:
             taken = {name: figures.get("taken", 0) for name, figures in of.items()}
             totals[group.split("/")[0]].update(taken | {"schemas": number})
     for corpus, counts in totals.items():
-        shares = [f"{100 * counts[name] / counts['schemas']:.0f} %" for name in names]
+        shares = [
+            f"{100 * counts[name] / counts['schemas']:.0f} %" if counts[name] else ""
+            for name in names
+        ]
         said = f"**of all in `tests/data/schemas/{corpus}`**"
         parts.append(_row(said, [str(counts["schemas"]), *shares]))
     suite = found["JSON-Schema-Test-Suite"]

@@ -156,6 +156,7 @@ class StructuredOutputBackend(Plugin):
     """Grammar languages that it reads."""
     keywords: ClassVar[frozenset[str]] = frozenset()
     """Keywords of JSON schemas that it enforces wherever they occur, but for what `refuses` says.
+    `uniqueItems` is enforced beside every backend, which is not given it.
     """
 
     @abstractmethod
