@@ -409,7 +409,7 @@ def _refused_rows(found: dict[str, Any], names: list[str]) -> list[str]:
     counts = {name: Counter[str]() for name in names}
     for group in found.values():
         for name in names:
-            counts[name].update(group[name]["refused"])
+            counts[name].update(group.get(name, {"refused": {}})["refused"])
     totals = sum(counts.values(), Counter[str]())
     parts = []
     for reason in sorted(totals, key=lambda reason: (-totals[reason], reason)):

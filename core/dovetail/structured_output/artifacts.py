@@ -1,7 +1,7 @@
 """Artifacts: what compiling a constraint leaves for loading it.
 
 That is what the backend made, and, where lists must have different items, the constraint itself:
-no backend holds answers to `uniqueItems`, so it is done beside them (unique_items).
+no backend enforces `uniqueItems`, so it is done beside them (unique_items).
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def are_disjoint(one: Node, other: Node, effort: Effort) -> bool:
 
 
 def has_texts(node: Node, least: int, effort: Effort) -> bool:
-    """Return whether an expression matches so many texts. Raises: Undecided"""
+    """Return whether an expression matches at least `least` texts. Raises: Undecided"""
     return _Automaton((node,), all, effort).num_texts(least) >= least
 
 

@@ -1,4 +1,4 @@
-"""has_values(schema, least): whether a schema surely has so many different values."""
+"""has_values(schema, least): whether a schema surely has that number of different values."""
 
 from __future__ import annotations
 
@@ -80,14 +80,13 @@ def _has_texts(node: Schema, least: int, context: Context) -> bool:
 
 
 def _has_numbers(node: Schema, least: int) -> bool:
-    low = node.get("minimum", node.get("exclusiveMinimum", -math.inf))
-    high = node.get("maximum", node.get("exclusiveMaximum", math.inf))
-    step = node.get("multipleOf", 1)
-    return bool((high - low) / step - 2 >= least)
+    low: float = max(node.get(word, -math.inf) for word in ("minimum", "exclusiveMinimum"))
+    high: float = min(node.get(word, math.inf) for word in ("maximum", "exclusiveMaximum"))
+    return (high - low) / node.get("multipleOf", 1) - 2 >= least
 
 
 def _has_objects(node: Schema, least: int, context: Context, depth: int) -> bool:
-    """Return whether one member alone has so many values."""
+    """Return whether one member alone has `least` values."""
     if {"propertyNames", "dependentSchemas", "patternProperties"} & set(node):
         return False
     members = node.get("properties", {})

@@ -1,4 +1,4 @@
-"""UniqueItems: holds answers to `uniqueItems` beside a backend that does not.
+"""UniqueMatcher: enforces `uniqueItems` beside a backend that does not.
 
 A matcher reads the answer (Answer, Place) and takes from the backend's mask every token that would
 complete an item that its list has already, and every token behind which nothing else could follow:
