@@ -26,6 +26,7 @@ MAX_TRIED = 200
 """Places that are looked at for a way on; where no way is found among them, there may be one."""
 NUM_BYTES = 1 << 16
 _IN_STRING = (Mode.STRING, Mode.STRING_ESCAPE, Mode.IN_NAME, Mode.NAME_ESCAPE)
+_NAMES = (Mode.IN_NAME, Mode.NAME_ESCAPE)
 _ESCAPED = (Mode.STRING_ESCAPE, Mode.NAME_ESCAPE)
 
 
@@ -122,29 +123,39 @@ class UniqueMatcher:
         doubtful = np.zeros(size, dtype=bool)
         for place in _places(readings):
             doubtful |= index.spans
-            if not any(level.items is not None for level in place.levels):
-                continue
-            if place.mode in _IN_STRING:
-                doubtful |= index.ends_in_string
+            if any(level.items is not None for level in place.levels):
+                doubtful |= self._ends(place)
                 doubtful[list(self._on_the_way(place))] = True
-            elif _is_roomy(place):
-                doubtful |= index.ends_elsewhere
-            else:
-                doubtful[:] = True
         found: list[int] = np.flatnonzero(bits & doubtful).tolist()
         return found
 
+    def _ends(self, place: Place) -> np.ndarray:
+        """Return the tokens that may end an item at a place. Shapes: [V] bool"""
+        index = self._index
+        if _is_roomy(place):
+            return index.in_roomy if place.mode in _IN_STRING else index.roomy
+        if place.mode not in _IN_STRING:
+            return index.elsewhere
+        is_item = place.mode not in _NAMES and place.levels[-1].items is not None
+        return index.in_string if is_item else index.in_member
+
     def _on_the_way(self, place: Place) -> Iterator[int]:
         """Yield the tokens that go on as an item of the list does."""
+        index, is_string = self._index, place.mode in _IN_STRING
         for level, text in place.lists():
             for item in level.items or ():
                 if not item.startswith(text):
                     continue
                 rest = item[len(text) :]
-                end = _string_end(rest, is_escaped=place.mode in _ESCAPED)
-                yield from self._index.beginning(rest[:end])
+                if is_string:
+                    rest = rest[: _string_end(rest, is_escaped=place.mode in _ESCAPED)]
+                    yield from index.beginning(rest)
                 if not _is_roomy(place):
-                    yield from self._index.within(rest[:end])
+                    yield from index.within(rest)
+        if place.mode is Mode.SCALAR and place.text.endswith(b"-"):
+            yield from index.beginning(b"0")  # -0 is 0
+        elif not is_string:
+            yield from index.beginning(b"-0")
 
     def _may_follow(self, readings: Readings, token_id: int) -> bool:
         try:
@@ -207,6 +218,8 @@ def _is_narrow(readings: Readings) -> bool:
 
 
 def _is_same_way(level: Level, text: bytes) -> bool:
+    if not text and level.shape.items.is_endless:
+        return False
     return any(item.startswith(text) for item in level.items or ())
 
 

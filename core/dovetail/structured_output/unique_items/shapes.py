@@ -71,6 +71,15 @@ class Shape:
         kinds = {node["type"] for node in self._nodes if isinstance(node.get("type"), str)}
         return kinds == {"string"} and all(set(node) <= _ROOMY for node in self._nodes)
 
+    @cached_property
+    def is_endless(self) -> bool:
+        """Return whether there are ever more values, in whatever way one begins: nothing is said of
+        them but types, one of which has no end."""
+        kinds = [node["type"] for node in self._nodes if "type" in node]
+        lists = [{kind} if isinstance(kind, str) else set(kind) for kind in kinds]
+        is_long = all(found & {"string", "integer", "number"} for found in lists)
+        return is_long and len(kinds) <= 1 and all(set(node) <= _ROOMY for node in self._nodes)
+
     def inner(self) -> Iterator[Shape]:
         """Yield the shapes of all parts."""
         yield self.items

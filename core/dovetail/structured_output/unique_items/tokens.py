@@ -10,13 +10,21 @@ import numpy as np
 
 from dovetail.interfaces.structured_output import Vocabulary
 
-_ENDS_ELSEWHERE = re.compile(rb'[,\]}" \n\r\t]')
-_ENDS_IN_STRING = re.compile(rb'".*[,\]}]', re.DOTALL)
+_ELSEWHERE = re.compile(rb'[,\]} \n\r\t]|".*"', re.DOTALL)
+_IN_STRING = re.compile(rb'".*[,\]}]', re.DOTALL)
+_IN_MEMBER = re.compile(rb'".*[\]}]|".*,.*"', re.DOTALL)
+_IN_ROOMY = re.compile(rb'".*,.*".*"', re.DOTALL)
+_ROOMY = re.compile(rb'".*"', re.DOTALL)
 _SPANS = re.compile(rb"\[.*,", re.DOTALL)
 
 
 class TokenIndex:
-    """Shared by all constraints over one vocabulary."""
+    """Shared by all constraints over one vocabulary.
+
+    The tokens that may end an item or begin the one after it: within a text that is an item, within
+    one that is part of an item (`in_member`), elsewhere; and the same in lists of any texts, where
+    every item has room for others.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         special = {i: text.encode() for text, i in vocabulary.special.items()}
@@ -25,8 +33,11 @@ class TokenIndex:
         self._sorted = [text for text, _ in order]
         self._ids = [i for _, i in order]
         self.eos_ids = frozenset(vocabulary.eos_ids)
-        self.ends_in_string = self._like(_ENDS_IN_STRING)
-        self.ends_elsewhere = self._like(_ENDS_ELSEWHERE)
+        self.elsewhere = self._like(_ELSEWHERE)
+        self.in_string = self._like(_IN_STRING)
+        self.in_member = self._like(_IN_MEMBER)
+        self.in_roomy = self._like(_IN_ROOMY)
+        self.roomy = self._like(_ROOMY)
         self.spans = self._like(_SPANS)
 
     def _like(self, pattern: re.Pattern[bytes]) -> np.ndarray:
