@@ -16,6 +16,7 @@ import argparse
 import asyncio
 import importlib.util
 import json
+import os
 import random
 import re
 import sys
@@ -23,10 +24,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from dovetail import registry
+from dovetail.bench.machine import machine_facts
 from dovetail.config.checkpoint.model_path import DEMO_PATH
 from dovetail.config.rules.selections import select
 from dovetail.errors import RequestError
@@ -50,6 +53,7 @@ WALKS = 20
 LIMIT_S = 4.0
 COMPILE_LIMIT_S = 10.0
 SUITE = "JSON-Schema-Test-Suite"
+CORPORA = ("wild", "published")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +81,10 @@ def groups(suite: Path | None) -> dict[str, list[Case]]:
     found: dict[str, list[Case]] = {}
     for path in sorted((ROOT / "tests" / "data" / "schemas").glob("*.json")):
         found[path.stem] = [Case(schema=s) for s in json.loads(path.read_text()).values()]
-    for path in sorted((ROOT / "tests" / "data" / "schemas" / "wild").glob("*.json")):
-        found[f"wild/{path.stem}"] = list(map(wild_case, json.loads(path.read_text()).values()))
+    for folder in CORPORA:
+        for path in sorted((ROOT / "tests" / "data" / "schemas" / folder).glob("*.json")):
+            cases = json.loads(path.read_text()).values()
+            found[f"{folder}/{path.stem}"] = list(map(wild_case, cases))
     found["metaschemas of the drafts"] = [Case(schema=schema) for schema in metaschemas()]
     if suite is not None:
         paths = [*sorted(suite.glob("*.json")), *sorted(suite.glob("optional/format/*.json"))]
@@ -87,7 +93,7 @@ def groups(suite: Path | None) -> dict[str, list[Case]]:
 
 
 def wild_case(found: dict[str, Any]) -> Case:
-    """Return a schema of the wild; its values are valid."""
+    """Return a schema of a corpus; its values are valid."""
     return Case(schema=found["schema"], values=tuple((value, True) for value in found["valid"]))
 
 
@@ -203,15 +209,28 @@ def verdicts(
             print(f"WRONG {case.schema}\n    takes {value!r}", flush=True)
 
 
+def machine() -> str:
+    """Return the processor's name and its cores."""
+    facts = machine_facts()
+    return f"{facts['cpu']}, {os.cpu_count()} cores"
+
+
+def limits(chosen: argparse.Namespace) -> str:
+    """Return how long the walks of a schema were."""
+    return f"at most {WALKS} walks and {chosen.limit_s:g} s for each schema"
+
+
 def main() -> None:
     """Print the figures and keep them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--suite", type=Path)
     parser.add_argument("--backend", action="append")
+    parser.add_argument("--group", action="append", help="only this group; others stay as they are")
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="for the walks of a schema")
     parser.add_argument("--out", type=Path, default=FIGURES)
     chosen = parser.parse_args()
-    found = groups(chosen.suite)
+    every = groups(chosen.suite)
+    found = {name: every[name] for name in chosen.group or every}
     for name in chosen.backend or [*registry.names(KIND), AUTO]:
         begun_s = time.monotonic()
         made = asyncio.run(measure(name, found, chosen.limit_s))
@@ -219,6 +238,7 @@ def main() -> None:
         for group, figures in made.items():
             print(f"{name}, {group}: {figures.as_json()}", flush=True)
             kept.setdefault("schemas", {}).setdefault(group, {})[name] = figures.as_json()
+        kept.setdefault("measured", {})[name] = f"{date.today()}, {limits(chosen)}, {machine()}"
         chosen.out.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         print(f"{name}: {time.monotonic() - begun_s:.0f} s", flush=True)
 

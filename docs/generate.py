@@ -13,8 +13,8 @@ import inspect
 import json
 import pkgutil
 import sys
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +238,7 @@ def structured_output_page() -> str:
     """Return which backend enforces what: capabilities, keywords of JSON schemas, formats."""
     from dovetail import registry
     from dovetail.structured_output.json_formats import FORMATS
+    from dovetail.structured_output.schema import ENFORCED_BESIDE
 
     kind = "structured_output_backend"
     names = [e["name"] for k in registry.describe() if k["kind"] == kind for e in k["entries"]]
@@ -272,8 +273,12 @@ def structured_output_page() -> str:
     ranks = " | ".join(str(c.auto_rank) for c in classes.values())
     parts += [f"| rank for `auto` | {ranks} |", "", f"| keyword | {head} |", f"|---|{line}"]
     keywords = sorted(set().union(*(c.keywords for c in classes.values())))
-    for word in keywords:
-        cells = " | ".join(_enforced(c, word, keywords) for c in classes.values())
+    for word in sorted({*keywords, *ENFORCED_BESIDE}):
+        answers = [
+            "yes" if word in ENFORCED_BESIDE else _enforced(c, word, keywords)
+            for c in classes.values()
+        ]
+        cells = " | ".join(answers)
         parts.append(f"| `{word}` | {cells} |")
     formats = ", ".join(f"`{name}`" for name in FORMATS)
     parts += ["", f"Formats: {formats}; each is enforced as a pattern, every other format is an "]
@@ -299,6 +304,12 @@ GROUPS = {
     "wild/models": "output of pydantic, zod and generators",
     "wild/drafts": "spellings of drafts 3 to 2020-12",
     "wild/documents": "documents of all sorts",
+    "published/components": "components as APIs publish them",
+    "published/resources": "resources, custom ones and charts",
+    "published/editors": "package manifests, compilers, extensions",
+    "published/workflows": "workflows, pipelines, templates",
+    "published/functions": "functions and tools, by library",
+    "published/generated": "output of generators of a dozen languages",
     "metaschemas of the drafts": "metaschemas of the drafts",
     "JSON-Schema-Test-Suite": "JSON-Schema-Test-Suite, draft 2020-12, with formats",
 }
@@ -320,8 +331,7 @@ def _measured(found: dict[str, Any], names: list[str]) -> list[str]:
         "How many schemas each backend takes, all their keywords enforced, asked as the server "
         "asks (`benchmarks/schemas.py`; compiling took at most 10 s). Our own are in "
         "`tests/data/schemas`. Random answers to those taken are judged as above; the suite says "
-        "of each of its values whether it is right (its figures are older than the rewriting of "
-        "schemas, which `auto` and every backend here profit from).\n",
+        "of each of its values whether it is right. " + _when(found["measured"], names) + "\n",
         *(f"| schemas | number | `auto` | {head} |", f"|---|---|---|{line}"),
         *_schema_rows(found["schemas"], ["auto", *names]),
         "\nRight values that are not taken: rare spellings of formats (leap seconds, quoted "
@@ -333,6 +343,14 @@ def _measured(found: dict[str, Any], names: list[str]) -> list[str]:
         *_refused_rows(found["schemas"], names),
         "",
     ]
+
+
+def _when(measured: Mapping[str, str], names: list[str]) -> str:
+    """Return when and where the figures were measured."""
+    by_text: dict[str, list[str]] = defaultdict(list)
+    for name in ["auto", *names]:
+        by_text[measured.get(name, "earlier")].append(f"`{name}`")
+    return "Measured: " + "; ".join(f"{', '.join(n)}: {text}" for text, n in by_text.items()) + "."
 
 
 def _row(said: str, cells: Iterable[str]) -> str:
@@ -354,17 +372,22 @@ def _sampled_rows(found: dict[str, Any], names: list[str]) -> list[str]:
 
 def _schema_rows(found: dict[str, Any], names: list[str]) -> list[str]:
     parts = []
-    totals: Counter[str] = Counter()
+    totals: dict[str, Counter[str]] = defaultdict(Counter)
     for group, said in GROUPS.items():
         of = {name: found[group][name] for name in names if name in found[group]}
         number = max(figures["schemas"] for figures in of.values())
         cells = [str(of[n].get("taken", 0)) if n in of else "" for n in names]
         parts.append(_row(said, [str(number), *cells]))
-        if group.startswith("wild/"):
-            totals["schemas"] += number
-            totals.update({name: figures.get("taken", 0) for name, figures in of.items()})
-    shares = [f"{100 * totals[name] / totals['schemas']:.0f} %" for name in names]
-    parts.append(_row("**of all in `tests/data/schemas/wild`**", ["", *shares]))
+        if "/" in group:
+            taken = {name: figures.get("taken", 0) for name, figures in of.items()}
+            totals[group.split("/")[0]].update(taken | {"schemas": number})
+    for corpus, counts in totals.items():
+        shares = [
+            f"{100 * counts[name] / counts['schemas']:.0f} %" if counts[name] else ""
+            for name in names
+        ]
+        said = f"**of all in `tests/data/schemas/{corpus}`**"
+        parts.append(_row(said, [str(counts["schemas"]), *shares]))
     suite = found["JSON-Schema-Test-Suite"]
     for verdict in ("right", "wrong"):
         word = f"{verdict} values"
@@ -386,7 +409,7 @@ def _refused_rows(found: dict[str, Any], names: list[str]) -> list[str]:
     counts = {name: Counter[str]() for name in names}
     for group in found.values():
         for name in names:
-            counts[name].update(group[name]["refused"])
+            counts[name].update(group.get(name, {"refused": {}})["refused"])
     totals = sum(counts.values(), Counter[str]())
     parts = []
     for reason in sorted(totals, key=lambda reason: (-totals[reason], reason)):

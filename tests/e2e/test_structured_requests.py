@@ -159,3 +159,24 @@ def test_only_allowed_tools_are_called_by_responses(client: httpx.Client) -> Non
     assert response.status_code == 200, response.text
     calls = [item for item in response.json()["output"] if item["type"] == "function_call"]
     assert {call["name"] for call in calls} == {"second"}
+
+
+def test_the_items_of_a_list_differ(client: httpx.Client) -> None:
+    """Also within the arguments of a call."""
+    ids = {
+        "type": "array",
+        "items": {"enum": list("abcdefghij")},
+        "uniqueItems": True,
+        "minItems": 6,
+    }
+    wrapped = {"type": "json_schema", "json_schema": {"name": "ids", "schema": ids}}
+    found = chat(client, response_format=wrapped, temperature=1.0)
+    items = json.loads(found["message"]["content"])
+    schema = {"type": "object", "properties": {"ids": ids}, "required": ["ids"]}
+    schema["additionalProperties"] = False
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    chosen = {"type": "function", "function": {"name": "f"}}
+    found = chat(client, tools=[tool], tool_choice=chosen, temperature=1.0)
+    arguments = json.loads(found["message"]["tool_calls"][0]["function"]["arguments"])
+    for written in (items, arguments["ids"]):
+        assert len(set(written)) == len(written) >= 6

@@ -21,7 +21,9 @@ from dovetail.interfaces.structured_output import (
     LoadedConstraint,
     StructuredOutputBackend,
 )
+from dovetail.structured_output.artifacts import ArtifactLoader, compiled, packed
 from dovetail.structured_output.rewriting.pipeline import rewritten
+from dovetail.structured_output.schema import ENFORCED_BESIDE
 from dovetail.structured_output.select_backend import unsupported_parts
 from dovetail.testing.random_walks import Wanderer, follows, small_vocabulary
 from support.schema_judge import Judge
@@ -32,6 +34,7 @@ MAX_DRAWN = 8000
 IN_VAIN = 250
 """After so many schemas of which the backend took none, a keyword or pair counts as refused."""
 VOCABULARY = small_vocabulary()
+_LOADER = ArtifactLoader(VOCABULARY)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,7 +62,7 @@ def compiled_or_refusal(backend: StructuredOutputBackend, schema: Any) -> Loaded
     if unsupported_parts(type(backend), constraint):
         return "refused"
     try:
-        return backend.load(backend.compile(constraint))
+        return _LOADER.loaded(backend, packed(compiled(backend, constraint)))
     except InvalidConstraint:
         return "invalid"
 
@@ -78,7 +81,7 @@ def sample(
     chance = random.Random(f"{seed} {words}")
     wanderer = Wanderer(VOCABULARY)
     tally = Tally()
-    keywords = backend.keywords
+    keywords = backend.keywords | ENFORCED_BESIDE
     end_s = time.monotonic() + limit_s
     for number in range(MAX_DRAWN):
         is_in_vain = number >= IN_VAIN and not tally.counts["schemas"]

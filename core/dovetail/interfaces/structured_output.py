@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class AnswerConstraint(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A compiled constraint of a whole answer.
 
-    `backend` is the plugin's name, `artifact` what its `compile` returned; equal constraints have
+    `backend` is the plugin's name, `artifact` what compiling left to load; equal constraints have
     equal keys. It applies from the beginning of the answer or, with `starts_after`, from where that
     text was first written (the end of the reasoning). `closes`: near max_tokens only tokens that
     lead to the end are allowed.
@@ -156,6 +156,7 @@ class StructuredOutputBackend(Plugin):
     """Grammar languages that it reads."""
     keywords: ClassVar[frozenset[str]] = frozenset()
     """Keywords of JSON schemas that it enforces wherever they occur, but for what `refuses` says.
+    `uniqueItems` is enforced beside every backend, which is not given it.
     """
 
     @abstractmethod

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 
 from dovetail import registry
 from dovetail.errors import RequestError
@@ -27,6 +28,7 @@ from dovetail.interfaces.structured_output import (
     TriggeredConstraints,
     Vocabulary,
 )
+from dovetail.structured_output.artifacts import ArtifactLoader
 from dovetail.structured_output.early_close import EarlyClose
 from dovetail.structured_output.first_token_probe import FirstTokenProbe, TooSlow
 from dovetail.structured_output.select_backend import (
@@ -119,6 +121,10 @@ class ConstraintCache:
                 self._backends[name] = registry.make(selection, self.vocabulary)
             return self._backends[name]
 
+    @cached_property
+    def _loader(self) -> ArtifactLoader:
+        return ArtifactLoader(self.vocabulary)
+
     @property
     def probe(self) -> FirstTokenProbe:
         """Return the trial of constraints over this vocabulary."""
@@ -168,7 +174,7 @@ class ConstraintCache:
     def _parts(self, name: str, artifacts: Sequence[bytes]) -> list[LoadedConstraint]:
         backend = self.backend(name)
         try:
-            return [backend.load(artifact) for artifact in artifacts]
+            return [self._loader.loaded(backend, artifact) for artifact in artifacts]
         except InvalidConstraint as error:
             raise RequestError(f"the constraint could not be loaded: {error}") from error
 

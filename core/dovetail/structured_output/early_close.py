@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dovetail.interfaces.structured_output import Matcher, Vocabulary
+from dovetail.interfaces.structured_output import InvalidConstraint, Matcher, Vocabulary
 
 WINDOW_TOKENS = 128
 """Tokens before max_tokens from which on a way to the end is looked for; longer ones are missed."""
@@ -76,6 +76,8 @@ class EarlyClose:
                 if not matcher.accept(token_id):
                     return None
                 taken.append(token_id)
+        except InvalidConstraint:  # this way meets a limit of the backend, or leads nowhere
+            return None
         finally:
             if taken:
                 matcher.rollback(len(taken))

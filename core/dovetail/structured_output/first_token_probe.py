@@ -21,6 +21,7 @@ from dovetail.interfaces.structured_output import (
     StructuredOutputBackend,
     Vocabulary,
 )
+from dovetail.structured_output.artifacts import compiled, packed
 
 NUM_TOKENS = 12
 SLOW_S = 3.0
@@ -48,11 +49,11 @@ class FirstTokenProbe:
 
         Raises: InvalidConstraint, TooSlow, and what the library raises
         """
-        artifact = backend.compile(constraint)
-        fault = self.fault(backend.load(artifact))
+        artifact = compiled(backend, constraint)
+        fault = self.fault(backend.load(artifact.made))
         if fault is not None:
             raise InvalidConstraint(fault)
-        return artifact
+        return packed(artifact)
 
     def fault(self, loaded: LoadedConstraint) -> str | None:
         """Return why no answer can begin, or None. Raises: TooSlow, and what the library raises"""

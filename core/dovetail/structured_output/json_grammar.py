@@ -36,25 +36,17 @@ from dovetail.structured_output.regex import (
 from dovetail.structured_output.rewriting.automaton import Effort, Undecided, shared
 from dovetail.structured_output.rewriting.values import meets, same
 from dovetail.structured_output.schema import resolved
-from dovetail.structured_output.unique_lists import MAX_DIFFERENT, constants_of, different
 
 KEYWORDS = words(
     "type enum const properties required additionalProperties items prefixItems minItems maxItems "
     "minLength maxLength pattern format minimum maximum exclusiveMinimum exclusiveMaximum "
-    "uniqueItems anyOf oneOf allOf $ref $defs definitions"
+    "anyOf oneOf allOf $ref $defs definitions"
 )
 ROOT = "root"
 _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 MAX_RULES = 20_000
 _CHARACTER = quoted(Chars(ANY))
 _NOTHING = Or(())
-
-
-def refuses(node: Mapping[str, Any], keyword: str) -> str | None:
-    """Return why a keyword is not enforced in this node of a schema, or None."""
-    if keyword == "uniqueItems" and node[keyword] and constants_of(node) is None:
-        return f"only items that are at most {MAX_DIFFERENT} constants can be checked to differ"
-    return None
 
 
 class JsonGrammar:
@@ -222,8 +214,6 @@ class JsonGrammar:
             return _NOTHING
         if most == 0:
             return empty if least == 0 else _NOTHING
-        if schema.get("uniqueItems"):
-            return self._different(schema, least, most)
         item = self._value_of_any(schema.get("items", True), depth)
         values = [self._value(head, depth) for head in heads[:most]]
         if _NOTHING in values:
@@ -245,16 +235,6 @@ class JsonGrammar:
             tail = Cat((self._comma(), values[index], tail))
             tail = tail if index < least else Many(tail, 0, 1)
         return self._list(Cat((values[0], tail)), least)
-
-    def _different(self, schema: dict[str, Any], least: int, most: int | None) -> Node:
-        """Return lists of different constants. Raises: InvalidConstraint for anything else"""
-        given = constants_of(schema)
-        if given is None or self._depth is not None:
-            raise InvalidConstraint("the items of this list cannot be checked to differ")
-        values = [v for at, v in enumerate(given) if not any(same(v, w) for w in given[:at])]
-        parts = [self._constant(value) for value in values]
-        inner = different(parts, self._comma(), least, most, self._shared)
-        return _NOTHING if inner == _NOTHING else self._wrapped("[", inner, "]")
 
     def _list(self, inner: Node, least: int) -> Node:
         """Return a list that is not empty, or may be."""

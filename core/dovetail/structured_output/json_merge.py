@@ -121,5 +121,4 @@ _JOINED: dict[str, Callable[[Any, Any], Any]] = {
     "maxItems": min,
     "enum": lambda a, b: [v for v in a if any(same(v, w) for w in b)],
     "anyOf": _both_branches,
-    "uniqueItems": lambda a, b: a or b,
 }

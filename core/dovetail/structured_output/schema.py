@@ -19,6 +19,8 @@ from dovetail.structured_output.rewriting.spelling import RIGHT
 from dovetail.structured_output.rewriting.tree import VALIDATING, escaped, subschemas
 
 MAX_DEPTH = 64
+ENFORCED_BESIDE = frozenset({"uniqueItems"})
+"""Keywords that are enforced beside every backend, while the answer is written (unique_items)."""
 _READ = VALIDATING | {"$defs", "definitions"}
 """Keywords that are not annotations."""
 
@@ -50,6 +52,8 @@ def _why_not(
     fits, value_type = RIGHT.get(keyword, (None, ""))
     if fits is not None and not fits(node[keyword]):
         return f'the keyword "{keyword}" takes {value_type}'
+    if keyword in ENFORCED_BESIDE:
+        return None
     if keyword not in backend.keywords:
         return f'the keyword "{keyword}" is not enforced'
     if keyword == "format" and node[keyword] not in FORMATS and not is_bound(node):

@@ -62,11 +62,6 @@ class LmFormatEnforcer(StructuredOutputBackend):
         words = [(token_id, text, True) for token_id, text in self.texts.items()]
         self.data = TokenEnforcerTokenizerData(words, str, [], False, vocabulary.size)
 
-    @classmethod
-    def refuses(cls, node: Mapping[str, Any], keyword: str) -> str | None:
-        """Return why a keyword is not enforced in this node."""
-        return json_grammar.refuses(node, keyword)
-
     def compile(self, constraint: Constraint) -> bytes:
         """Return the encoded constraint if an answer can begin. Raises: InvalidConstraint"""
         artifact = encode_constraint(constraint)

@@ -8,7 +8,7 @@ describes nest to MAX_DEPTH. Source: https://github.com/dottxt-ai/outlines-core.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -63,11 +63,6 @@ class Outlines(StructuredOutputBackend):
                 ids.setdefault(text, []).append(token_id)
         marks = {START.encode(): [vocabulary.size + 1], END.encode(): list(vocabulary.eos_ids)}
         self._words = Words(vocabulary.size, ids | marks)
-
-    @classmethod
-    def refuses(cls, node: Mapping[str, Any], keyword: str) -> str | None:
-        """Return why a keyword is not enforced in this node."""
-        return json_grammar.refuses(node, keyword)
 
     def compile(self, constraint: Constraint) -> bytes:
         """Return the index. Raises: InvalidConstraint"""

@@ -59,11 +59,6 @@ class XGrammar(StructuredOutputBackend):
     languages = ("ebnf", "gbnf", "lark")
     keywords = json_grammar.KEYWORDS
 
-    @classmethod
-    def refuses(cls, node: Mapping[str, Any], keyword: str) -> str | None:
-        """Return why a keyword is not enforced in this node."""
-        return json_grammar.refuses(node, keyword)
-
     def __init__(self, options: Any, vocabulary: Vocabulary) -> None:
         import xgrammar
 

@@ -21,6 +21,7 @@ from dovetail.interfaces.structured_output import (
     InvalidConstraint,
     StructuredOutputBackend,
 )
+from dovetail.structured_output.artifacts import compiled, packed
 from dovetail.structured_output.cache import ConstraintCache
 from dovetail.structured_output.mask_processor import ConstraintProcessor
 from dovetail.testing.contract import skipping_unavailable
@@ -121,7 +122,7 @@ def constraint_of(name: str, schema: Any, *, closes: bool) -> CompiledConstraint
     """Return a compiled constraint, None for a schema that is refused."""
     made = backend(name)
     try:
-        artifact = made.compile(JsonSchema(schema))
+        artifact = packed(compiled(made, JsonSchema(schema)))
     except InvalidConstraint:
         return None
     return AnswerConstraint(backend=name, key=repr(schema), artifact=artifact, closes=closes)

@@ -98,6 +98,13 @@ def plain(schema: Any) -> Any:
             {"enum": [[], [True], [False], [True, False], [False, True]]},
         ),
         ({"type": "array", "uniqueItems": True, "maxItems": 1}, {"type": "array", "maxItems": 1}),
+        # Bounds beyond 64 bits, and such that nothing else is left.
+        (
+            {"type": "integer", "minimum": -(2**63), "exclusiveMaximum": 1e30},
+            {"type": "integer", "minimum": -(10**18), "maximum": 10**18},
+        ),
+        ({"type": "number", "maximum": 1.7e308}, {"type": "number", "maximum": 10**18}),
+        ({"type": "integer", "minimum": 2**63}, {"type": "integer", "minimum": 2**63}),
     ],
 )  # fmt: skip
 def test_schemas_are_rewritten(given: Any, made: Any) -> None:
@@ -278,3 +285,53 @@ def test_constants_are_judged_like_anything() -> None:
     schema = {"if": {"type": "string"}, "then": {"minLength": 2}, "else": {"multipleOf": 0.1}}
     found = [meets(value, schema, {}, Effort()) for value in ("a", "ab", 0.3, 0.35, None)]
     assert found == [False, True, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("items", "least", "is_enough"),
+    [
+        ({"type": "string", "pattern": "^[ab]{2}$"}, 4, True),
+        ({"type": "string", "pattern": "^[ab]{2}$"}, 5, False),
+        ({"type": "string", "pattern": "^a*$"}, 900, True),
+        ({"type": "string", "format": "ipv4"}, 900, True),
+        ({"type": "string", "maxLength": 0}, 2, False),
+        ({"type": "integer", "minimum": 0, "maximum": 99}, 90, True),
+        ({"type": "integer", "minimum": 0, "maximum": 99}, 101, False),
+        ({"anyOf": [{"type": "null"}, {"type": "string"}]}, 30, True),
+        ({"properties": {"a": {"type": "number"}}, "additionalProperties": False}, 9, True),
+        (
+            {"type": "object", "properties": {"a": {"const": 1}}, "additionalProperties": False},
+            3,
+            False,
+        ),
+    ],
+)
+def test_lists_of_different_items_need_as_many(items: Any, least: int, is_enough: bool) -> None:
+    schema = {"type": "array", "items": items, "uniqueItems": True, "minItems": least}
+    try:
+        rewritten(schema)
+    except InvalidConstraint as error:
+        assert error.pointer == "/uniqueItems"
+        assert not is_enough
+    else:
+        assert is_enough
+
+
+@pytest.mark.parametrize("reference", ["#node", "tree#node", "https://example.com/tree#node"])
+def test_a_reference_that_depends_on_the_way_is_refused(reference: str) -> None:
+    schema: dict[str, Any] = {
+        "$id": "https://example.com/strict",
+        "$dynamicAnchor": "node",
+        "properties": {"a": {"$ref": "tree"}},
+        "$defs": {
+            "tree": {
+                "$id": "tree",
+                "$dynamicAnchor": "node",
+                "properties": {"b": {"$dynamicRef": reference}},
+            }
+        },
+    }
+    with pytest.raises(InvalidConstraint, match="leads to no schema"):
+        rewritten(schema)
+    del schema["$dynamicAnchor"]
+    assert rewritten(schema)

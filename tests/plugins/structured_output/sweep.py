@@ -19,6 +19,7 @@ from pathlib import Path
 
 from dovetail import registry
 from dovetail.interfaces.structured_output import StructuredOutputBackend
+from dovetail.structured_output.schema import ENFORCED_BESIDE
 from dovetail.testing.random_walks import small_vocabulary
 from support.schema_keywords import pairs_of
 from support.schema_sampling import sample
@@ -49,7 +50,7 @@ def sweep(name: str, chosen: argparse.Namespace) -> None:
     few: list[tuple[str, int]] = []
     refused: list[str] = []
     start_s = time.monotonic()
-    all_pairs = list(pairs_of(backend.keywords))
+    all_pairs = list(pairs_of(backend.keywords | ENFORCED_BESIDE))
     wanted = [p for p in all_pairs if not chosen.words or set(p) & set(chosen.words)]
     done = logged(chosen.log, name)
     for words in wanted[chosen.pairs_from :]:

@@ -11,6 +11,7 @@ import pytest
 from dovetail import registry
 from dovetail.interfaces.constraint import JsonSchema
 from dovetail.interfaces.structured_output import StructuredOutputBackend
+from dovetail.structured_output.schema import ENFORCED_BESIDE
 from dovetail.structured_output.select_backend import unsupported_parts
 from dovetail.testing.contract import skipping_unavailable
 from dovetail.testing.random_walks import follows, small_vocabulary
@@ -73,7 +74,7 @@ def backend(name: str) -> StructuredOutputBackend:
 @pytest.mark.parametrize("name", NAMES)
 def test_samples_meet_their_schemas(name: str) -> None:
     made = backend(name)
-    pairs = list(pairs_of(made.keywords))
+    pairs = list(pairs_of(made.keywords | ENFORCED_BESIDE))
     singles = [words for words in pairs if len(words) == 1]
     chosen = random.Random(SEED).sample(pairs, NUM_PAIRS.get(name, 30))
     num_ended = 0

@@ -16,6 +16,7 @@ from dovetail.interfaces.structured_output import InvalidConstraint
 from dovetail.structured_output.rewriting.automaton import Undecided
 from dovetail.structured_output.rewriting.context import Context, item_at
 from dovetail.structured_output.rewriting.negation import opposite
+from dovetail.structured_output.rewriting.room import has_values
 from dovetail.structured_output.rewriting.tree import (
     ORIGIN,
     Schema,
@@ -81,7 +82,8 @@ def _no_lists(node: Schema, at: str) -> list[Schema]:
 def without_unique(node: Schema, context: Context) -> Any:
     """Return a node whose lists of different items are listed, or whose items differ anyhow.
 
-    Other lists keep `uniqueItems`, with items that are listed where they can be.
+    Other lists keep `uniqueItems`, which is enforced while the answer is written.
+    Raises: InvalidConstraint for lists that could then not be completed
     """
     if not node.get("uniqueItems"):
         return node
@@ -92,11 +94,21 @@ def without_unique(node: Schema, context: Context) -> Any:
         return made
     if heads and (items is False or most <= len(heads)):
         pairs = itertools.combinations(heads, 2)
-        return made if all(context.are_apart(one, other) for one, other in pairs) else node
-    values = None if heads else context.values(items)
-    if values is None:
-        return node
-    return _listed(node, _different(values), context)
+        if all(context.are_apart(one, other) for one, other in pairs):
+            return made
+    at = f"{origin(node)}/uniqueItems"
+    parts = [part for part in context.parts(made) if isinstance(part, Mapping)]
+    if any("prefixItems" in part or "maxContains" in part for part in parts):
+        raise InvalidConstraint('"uniqueItems" is not enforced beside items by position', at)
+    items = all_of([part["items"] for part in parts if "items" in part], at)
+    values = context.values(items)
+    if values is not None:
+        return _listed(node, _different(values), context)
+    least = max((part.get("minItems", 0) for part in parts), default=0)
+    if least > 1 and not has_values(items, least, context):
+        what = f"it is not known whether there are {least} different items"
+        raise InvalidConstraint(f'"uniqueItems" is not enforced: {what}', at)
+    return node
 
 
 def _different(values: list[Any]) -> list[Any]:

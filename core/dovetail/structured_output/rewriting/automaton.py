@@ -138,6 +138,11 @@ def are_disjoint(one: Node, other: Node, effort: Effort) -> bool:
     return not _Automaton((one, other), all, effort).alive[0]
 
 
+def has_texts(node: Node, least: int, effort: Effort) -> bool:
+    """Return whether an expression matches at least `least` texts. Raises: Undecided"""
+    return _Automaton((node,), all, effort).num_texts(least) >= least
+
+
 def other_texts(node: Node, effort: Effort) -> Node | None:
     """Return every text that an expression does not match, None if none. Raises: Undecided"""
     return left(ANYTHING, node, effort)
@@ -297,6 +302,26 @@ class _Automaton:
                     pending.append(source)
         return alive
 
+    def num_texts(self, most: int) -> int:
+        """Return how many texts lead to an end, `most` if there are more."""
+        counts = [int(end) for end in self.is_end]  # of texts of one length, by where they begin
+        found = 0
+        for _ in self.steps:
+            found += counts[0]
+            counts = self._one_longer(counts, most)
+        for _ in self.steps:  # a text of more characters than states goes in a circle
+            if counts[0]:
+                return most
+            counts = self._one_longer(counts, most)
+        return min(found, most)
+
+    def _one_longer(self, counts: list[int], most: int) -> list[int]:
+        """Return how many texts with one character more there are, by where they begin."""
+        return [
+            min(most, sum(_size_of(runs) * counts[target] for target, runs in targets.items()))
+            for targets in self.steps
+        ]
+
     def expression(self) -> Node | None:
         """Return the expression of the automaton, states eliminated one by one."""
         if not self.alive[0]:
@@ -336,6 +361,10 @@ class _Automaton:
             if len(kinds) == len(set(names)):
                 return fresh
             names = fresh
+
+
+def _size_of(found: list[tuple[int, int]]) -> int:
+    return sum(last - first + 1 for first, last in _characters(found))
 
 
 def _characters(found: list[tuple[int, int]]) -> Ranges:

@@ -28,6 +28,10 @@ _FROM_ZERO = words("minLength minItems minProperties")
 _EMPTY = words("properties patternProperties dependentRequired dependentSchemas required")
 _OF_ANYTHING = words("items propertyNames unevaluatedProperties unevaluatedItems")
 
+REACH = 10**18
+"""Bounds of numbers beyond this are drawn in: libraries count in 64 bits, and generators write the
+ends of their types as bounds."""
+
 
 def effective(schema: Any) -> Any:
     """Return a schema without what has no effect."""
@@ -95,3 +99,26 @@ def _format(node: Schema, kinds: frozenset[str]) -> Schema:
         part = {ORIGIN: origin(node), "format": node["format"]}
         return {**rest, "allOf": [*rest.get("allOf", ()), part]}
     return node
+
+
+def drawn_in(node: Schema) -> Schema:
+    """Return a node whose numbers are bounded within reach, if it bounds them beyond.
+
+    Only for nodes whose values are written: the opposite of a narrower one is wider.
+    """
+    if "enum" in node or "const" in node:
+        return node
+    lowest = max(node.get("minimum", -REACH), node.get("exclusiveMinimum", -REACH))
+    highest = min(node.get("maximum", REACH), node.get("exclusiveMaximum", REACH))
+    if highest <= -REACH or lowest >= REACH:
+        return node
+    made = dict(node)
+    for keyword, others, limit, sign in (
+        ("minimum", "exclusiveMinimum", -REACH, -1),
+        ("maximum", "exclusiveMaximum", REACH, 1),
+    ):
+        if any(sign * made.get(word, 0) > REACH for word in (keyword, others)):
+            made.pop(keyword, None)
+            made.pop(others, None)
+            made[keyword] = limit
+    return made

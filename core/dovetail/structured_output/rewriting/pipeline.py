@@ -31,7 +31,7 @@ from dovetail.structured_output.rewriting.branches import without_not, without_o
 from dovetail.structured_output.rewriting.conditions import without_conditions, without_dependents
 from dovetail.structured_output.rewriting.constants import only_constants
 from dovetail.structured_output.rewriting.context import Context
-from dovetail.structured_output.rewriting.effect import effective
+from dovetail.structured_output.rewriting.effect import drawn_in, effective
 from dovetail.structured_output.rewriting.objects import (
     without_counts,
     without_lookaround,
@@ -115,7 +115,7 @@ def _applied(schema: Any, context: Context, depth: int) -> Any:
         if not isinstance(node, dict):
             return node
     made = mapped(node, lambda inner: _applied(inner, context, depth + 1))
-    return _plain(made)
+    return _plain(drawn_in(made))
 
 
 def _plain(node: Schema) -> Any:

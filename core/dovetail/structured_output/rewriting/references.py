@@ -187,7 +187,8 @@ class _Gatherer:
     def _target(self, keyword: str, reference: Any, base: str) -> Any:
         if not isinstance(reference, str):
             return None
-        if keyword == "$dynamicRef" and self._index.num_dynamic.get(reference.lstrip("#"), 0) > 1:
+        named = unquote(reference.partition("#")[2])
+        if keyword == "$dynamicRef" and self._index.num_dynamic.get(named, 0) > 1:
             return None  # which of them is meant depends on the way that leads there
         if keyword == "$recursiveRef" and len(self._index.resources) > 1:
             return None

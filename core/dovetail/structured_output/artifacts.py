@@ -1,0 +1,93 @@
+"""Artifacts: what compiling a constraint leaves for loading it.
+
+That is what the backend made, and, where lists must have different items, the constraint itself:
+no backend enforces `uniqueItems`, so it is done beside them (unique_items).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from dovetail.interfaces.constraint import (
+    Choice,
+    Concat,
+    Constraint,
+    JsonSchema,
+    Repeat,
+    decode_constraint,
+    encode_constraint,
+)
+from dovetail.interfaces.structured_output import (
+    LoadedConstraint,
+    StructuredOutputBackend,
+    Vocabulary,
+)
+from dovetail.structured_output.rewriting.tree import mapped
+from dovetail.structured_output.unique_items.answer import Answer
+from dovetail.structured_output.unique_items.matcher import UniqueConstraint
+from dovetail.structured_output.unique_items.shapes import has_unique
+from dovetail.structured_output.unique_items.tokens import TokenIndex
+
+
+class Artifact(msgspec.Struct, frozen=True, array_like=True):
+    """`made` is the backend's; `unique` the constraint, if its lists have different items."""
+
+    made: bytes
+    unique: bytes = b""
+
+
+def compiled(backend: StructuredOutputBackend, constraint: Constraint) -> Artifact:
+    """Return the artifact of a constraint. Raises: InvalidConstraint"""
+    plain = _plain(constraint)
+    if plain == constraint:
+        return Artifact(backend.compile(constraint))
+    Answer(constraint)
+    return Artifact(backend.compile(plain), encode_constraint(constraint))
+
+
+def packed(artifact: Artifact) -> bytes:
+    """Return an artifact as bytes."""
+    return msgspec.msgpack.encode(artifact)
+
+
+class ArtifactLoader:
+    """Loads artifacts over one vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    @cached_property
+    def _index(self) -> TokenIndex:
+        return TokenIndex(self._vocabulary)
+
+    def loaded(self, backend: StructuredOutputBackend, data: bytes) -> LoadedConstraint:
+        """Return the constraint of a packed artifact. Raises: InvalidConstraint"""
+        artifact = msgspec.msgpack.decode(data, type=Artifact)
+        inner = backend.load(artifact.made)
+        if not artifact.unique:
+            return inner
+        return UniqueConstraint(inner, Answer(decode_constraint(artifact.unique)), self._index)
+
+
+def _plain(constraint: Constraint) -> Constraint:
+    """Return a constraint without what is held beside the backend."""
+    match constraint:
+        case JsonSchema(schema, whitespace) if has_unique(schema):
+            return JsonSchema(_without_unique(schema), whitespace)
+        case Concat(parts):
+            return Concat(tuple(map(_plain, parts)))
+        case Choice(parts):
+            return Choice(tuple(map(_plain, parts)))
+        case Repeat(part, least, most):
+            return Repeat(_plain(part), least, most)
+    return constraint
+
+
+def _without_unique(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    rest = {keyword: value for keyword, value in schema.items() if keyword != "uniqueItems"}
+    return mapped(rest, _without_unique)

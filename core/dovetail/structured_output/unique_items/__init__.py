@@ -1,0 +1,1 @@
+"""`uniqueItems` while an answer is written: tokens that would repeat an item are not allowed."""

@@ -1,0 +1,183 @@
+"""Answer: which parts of a constraint an answer may stand in, for the JSON within it.
+
+An answer of several parts (a tag, then arguments) may be read in several ways at once; each is a
+reading. An item that some reading finds twice counts as twice: that is at most narrower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dovetail.interfaces.constraint import (
+    Choice,
+    Concat,
+    Constraint,
+    JsonSchema,
+    Literal,
+    Repeat,
+)
+from dovetail.interfaces.structured_output import InvalidConstraint
+from dovetail.structured_output.unique_items.json_place import (
+    BLANK,
+    Mode,
+    NotJson,
+    Place,
+    read,
+    start,
+)
+from dovetail.structured_output.unique_items.shapes import Shape, shape_of
+
+MAX_READINGS = 200
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Json:
+    shape: Shape
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Text:
+    text: bytes
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Loose:
+    """Text of which it is not known where it ends."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Several:
+    parts: tuple[_Part, ...]
+    is_choice: bool
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Again:
+    part: _Part
+    least: int
+    most: int | None
+
+
+_Part = _Json | _Text | _Loose | _Several | _Again
+
+
+class Reading(NamedTuple):
+    """The part being read (what is left of a text, a place in JSON, or loose text), and the parts
+    after it."""
+
+    now: bytes | Place | _Loose
+    rest: tuple[_Part, ...]
+
+
+Readings = tuple[Reading, ...]
+
+
+class Answer:
+    """One constraint, to read answers by. Raises: InvalidConstraint"""
+
+    def __init__(self, constraint: Constraint) -> None:
+        self.beginning: Readings = tuple(_readings((_part(constraint),)))
+
+    def read(self, readings: Readings, data: bytes) -> Readings:
+        """Return the readings behind more of the answer, none where it is no answer at all.
+
+        Raises: Duplicate, InvalidConstraint
+        """
+        found: dict[object, Reading] = {}
+        pending = [(reading, data) for reading in readings]
+        while pending:
+            reading, left = pending.pop()
+            if left:
+                pending += _behind(reading, left)
+            else:
+                found[_key(reading)] = reading
+            if len(pending) + len(found) > MAX_READINGS:
+                raise InvalidConstraint("the answer can be read in too many ways")
+        return tuple(found.values())
+
+
+def _behind(reading: Reading, data: bytes) -> Iterator[tuple[Reading, bytes]]:
+    """Yield readings behind some of the text, and the text after it. Raises: Duplicate"""
+    now, rest = reading
+    match now:
+        case bytes():
+            size = min(len(now), len(data))
+            if now[:size] == data[:size] and size:
+                left = now[size:]
+                ways = [Reading(left, rest)] if left else _readings(rest)
+                yield from ((way, data[size:]) for way in ways)
+        case Place():
+            yield from _behind_json(now, rest, data)
+        case _Loose():
+            yield reading, b""
+            ways = list(_readings(rest))
+            yield from ((way, data[at:]) for at in range(len(data)) for way in ways if way.now)
+
+
+def _behind_json(
+    place: Place, rest: tuple[_Part, ...], data: bytes
+) -> Iterator[tuple[Reading, bytes]]:
+    try:
+        place, size = read(place, data)
+    except NotJson:
+        return
+    if place.mode is Mode.DONE:
+        left = data[size:] if rest else data[size:].lstrip(bytes(BLANK))
+        yield from ((way, left) for way in _readings(rest))
+    else:
+        yield Reading(place, rest), b""
+
+
+def _readings(parts: tuple[_Part, ...], depth: int = 0) -> Iterator[Reading]:
+    """Yield the ways to begin with the first of these parts."""
+    if depth > MAX_READINGS:
+        raise InvalidConstraint("the constraint is nested too deep beside uniqueItems")
+    if not parts:
+        yield Reading(b"", ())
+        return
+    first, rest = parts[0], parts[1:]
+    match first:
+        case _Json(shape):
+            yield Reading(start(shape), rest)
+        case _Text(b""):
+            yield from _readings(rest, depth + 1)
+        case _Text(text):
+            yield Reading(text, rest)
+        case _Loose():
+            yield Reading(first, rest)
+            yield from _readings(rest, depth + 1)
+        case _Several(several, is_choice=True):
+            for part in several:
+                yield from _readings((part, *rest), depth + 1)
+        case _Several(several):
+            yield from _readings((*several, *rest), depth + 1)
+        case _Again(part, least, most):
+            if most != 0:
+                again = first
+                if least or most is not None:
+                    again = _Again(part, max(0, least - 1), None if most is None else most - 1)
+                yield from _readings((part, again, *rest), depth + 1)
+            if not least:
+                yield from _readings(rest, depth + 1)
+
+
+def _part(constraint: Constraint) -> _Part:
+    match constraint:
+        case Literal(text):
+            return _Text(text.encode())
+        case JsonSchema(schema):
+            return _Json(shape_of(schema))
+        case Concat(parts) | Choice(parts):
+            return _Several(tuple(map(_part, parts)), isinstance(constraint, Choice))
+        case Repeat(part, least, most):
+            inner = _part(part)
+            return inner if isinstance(inner, _Loose) else _Again(inner, least, most)
+    return _Loose()
+
+
+def _key(reading: Reading) -> object:
+    """Return what is equal for readings that go on alike."""
+    now = id(reading.now) if isinstance(reading.now, _Loose) else reading.now
+    return (now, *map(id, reading.rest))
