@@ -8,12 +8,13 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from dovetail.errors import ConfigError, EngineDead, RequestError
 from dovetail.interfaces.executor import Executor
 from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import Selection
+from dovetail.interfaces.spec import RankSpec, Selection
 from dovetail.interfaces.step import StepPlan
 from dovetail.testing.contract import default_options, requires
 from dovetail.testing.scripted_steps import Collector, Driver, DriveRequest
@@ -99,6 +100,20 @@ class TestExecutor:
         assert made.free_bytes() == awake_bytes
         assert len(run(made)) == len(REQUESTS)
         made.shutdown()
+
+    @requires("several_ranks")
+    def test_several_ranks_answer_as_one(self, plugin: Any, executor: Executor) -> None:
+        """Two ranks get every order: the answers are those of one, and all of them end."""
+        run_spec = msgspec.structs.replace(tiny_run(), rank=RankSpec(world_size=2))
+        made = plugin(default_options(plugin), run_spec, SLEEPING)
+        made.allocate(tiny_layout(list(made.kv_layers())))
+        try:
+            assert run(made, ahead=1) == run(executor)
+            made.sleep(2)
+            made.wake_up(("weights", "kv_cache"))
+            assert len(run(made)) == len(REQUESTS)
+        finally:
+            made.shutdown()
 
     @requires("async_steps")
     def test_one_ahead_equals_in_turn(self, plugin: Any, executor: Executor) -> None:
