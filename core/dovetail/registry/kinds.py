@@ -119,7 +119,7 @@ _TABLE = (
           "--kv-policy", default="paged"),
     _kind("executor", "executor:Executor", "calls the workers of every rank",
           "--distributed-executor-backend", default="uni",
-          auto="the default, uni: one rank, in the engine process"),
+          auto="by the number of ranks: uni for one, mp for more"),
     _kind("communicator", "communicator:Communicator", "how ranks exchange tensors",
           "--communicator", default="auto",
           auto="by device type, and by whether all ranks run on this machine"),

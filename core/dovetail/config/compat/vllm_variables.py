@@ -83,10 +83,9 @@ def _gib(text: str) -> dict[str, Any]:
 
 
 def _cores(text: str) -> dict[str, Any]:
-    """One worker runs, so cores of further ranks (after a bar) would be left out in silence."""
-    if "|" in text:
-        raise ValueError("one worker runs, so there is one list of cores, without |")
-    return {} if text.lower() in ("all", "auto", "nobind") else {"cpu_cores": text}
+    """Lists of cores for each rank, with bars between them, or a word."""
+    word = text.strip().lower()
+    return {} if word in ("all", "auto") else {"cpu_cores": word}
 
 
 def _log_level(text: str) -> dict[str, Any]:
@@ -133,6 +132,7 @@ FOREIGN: dict[str, Row] = {
     "VLLM_ATTENTION_BACKEND": _field("attention_backend"),
     "VLLM_CONFIGURE_LOGGING": _field("configure_logging"),
     "VLLM_CPU_KVCACHE_SPACE": Setting("--kv-cache-memory-bytes", _gib),
+    "DOVETAIL_CPU_OMP_THREADS_BIND": Setting("--cpu-cores", _cores),
     "VLLM_CPU_OMP_THREADS_BIND": Setting("--cpu-cores", _cores),
     "VLLM_DP_MASTER_IP": _field("data_parallel_address"),
     "VLLM_DP_MASTER_PORT": _field("data_parallel_rpc_port"),
@@ -185,7 +185,7 @@ FOREIGN: dict[str, Row] = {
     "VLLM_NO_USAGE_STATS": _REPORTS,
     "VLLM_PORT": NoEffect("processes talk over Unix sockets; clients come to --port"),
     "VLLM_RINGBUFFER_WARNING_INTERVAL": NoEffect("dovetail has no ring buffer"),
-    "VLLM_SKIP_P2P_CHECK": NoEffectYet("tensor_parallel"),
+    "VLLM_SKIP_P2P_CHECK": NoEffect("NCCL finds out by itself which GPUs reach each other"),
     "VLLM_TARGET_DEVICE": NoEffect("one installation supports all devices; --device chooses one"),
     "VLLM_TEST_DYNAMO_FULLGRAPH_CAPTURE": NoEffect("-O3 always compiles whole graphs"),
     "VLLM_TEST_USE_PRECOMPILED_NIGHTLY_WHEEL": _BUILD,
@@ -207,7 +207,7 @@ FOREIGN: dict[str, Row] = {
         "processor_threads", passing=("", "0", "1")
     ),
     "VLLM_MARLIN_USE_ATOMIC_ADD": _KERNELS,
-    "VLLM_NCCL_SO_PATH": UnsupportedVariable("tensor_parallel"),
+    "VLLM_NCCL_SO_PATH": UnsupportedVariable("cuda_runtime"),
     "VLLM_OPENVINO_CPU_KV_CACHE_PRECISION": _OPENVINO,
     "VLLM_OPENVINO_DEVICE": _OPENVINO,
     "VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS": _OPENVINO,
