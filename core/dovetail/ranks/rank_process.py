@@ -60,7 +60,7 @@ NEXT_STEP_WAIT_S = 1e-3
 
 
 def main() -> int:
-    """Serve as the rank of the boot message; return the exit status."""
+    """Serve as the rank of the boot message, then end the process."""
     boot = process.read_boot(RankBoot)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine says when to end, as for itself
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -71,12 +71,9 @@ def main() -> int:
     connection = socket.socket(fileno=boot.orders)
     connection.set_inheritable(False)
     aside = Wire(process.open_channel())
-    rank = RankServer(boot, Wire(connection), aside)
-    try:
-        return rank.serve()
-    finally:
-        connection.close()
-        aside.close()
+    status = RankServer(boot, Wire(connection), aside).serve()
+    logging.shutdown()
+    os._exit(status)  # nothing is left to do, and taking an interpreter with torch down is slow
 
 
 class RankServer:

@@ -6,6 +6,7 @@ rank it reads what any of them sends, so that neither side ever waits for the ot
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import socket
 import struct
@@ -65,6 +66,11 @@ class Wire:
             return None
         (length,) = LENGTH.unpack_from(self._buffer)
         return length if len(self._buffer) >= LENGTH.size + length else None
+
+    def shut_down(self) -> None:
+        """Make every call on this wire, by whatever thread, end with an error."""
+        with contextlib.suppress(OSError):  # it is closed, or the other end is gone already
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connection. May be called twice."""
@@ -151,10 +157,7 @@ class Wires:
     def shut_down(self) -> None:
         """Make every call on these wires, by whatever thread, end with an error."""
         for wire in self._wires:
-            try:
-                wire.connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue  # it is closed, or the other end is gone already
+            wire.shut_down()
 
     def close(self) -> None:
         """Close every connection. May be called twice."""

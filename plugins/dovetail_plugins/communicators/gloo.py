@@ -35,10 +35,11 @@ class GlooCommunicator(ProcessGroupCommunicator):
     def _open(self, store: dist.Store, member: Membership) -> Any:
         import torch.distributed as dist
 
-        options = dist.ProcessGroupGloo._Options()
+        gloo: Any = dist.ProcessGroupGloo
+        options = gloo._Options()
         options._timeout = timedelta(seconds=member.call_limit_s)
         options._devices = [_device(member)]
-        return dist.ProcessGroupGloo(store, member.rank, member.size, options)
+        return gloo(store, member.rank, member.size, options)
 
 
 def _device(member: Membership) -> Any:

@@ -185,10 +185,12 @@ class LocalRanks:
         """End all ranks, by force after `grace_s`. May be called twice."""
         self._is_ending = True
         self._orders.shut_down()
-        self._end_children(grace_s)
-        self._orders.close()
+        for wire in self._asides:  # which wakes the watcher
+            wire.shut_down()
         if self._watcher is not None and self._watcher is not threading.current_thread():
             self._watcher.join()
+        self._end_children(grace_s)
+        self._orders.close()
 
     def _end_children(self, grace_s: float) -> None:
         deadline_s = time.monotonic() + grace_s

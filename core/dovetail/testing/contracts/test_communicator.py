@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class Ranks:
         ]
         options = default_options(plugin)
         self.ranks: list[Communicator] = self.each(
-            [lambda member=member: plugin(options, member) for member in self.members]
+            [partial(plugin, options, member) for member in self.members]
         )
 
     def each(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -50,7 +51,7 @@ class Ranks:
 
     def run(self, work: Work) -> list[Any]:
         """Return each rank's answer."""
-        return self.each([lambda one=one: work(one, one.rank) for one in self.ranks])
+        return self.each([partial(work, one, one.rank) for one in self.ranks])
 
     def close(self) -> None:
         """Close every rank, twice."""
