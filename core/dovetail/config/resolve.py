@@ -334,11 +334,11 @@ def _run_spec(
     platform: Platform,
 ) -> RunSpec:
     rank, on_cores = rank_spec(config), HOST_CORES in platform.capabilities
+    model_plugin = selections.select_model(config, model)
+    check_division(model, model_plugin, rank)
     processors = chosen_cores(config.device.cpu_cores)
     of_ranks = rank_processors(config, rank, on_cores=on_cores)
     threads = default_threads(of_ranks[0] if of_ranks else processors) if on_cores else 0
-    model_plugin = selections.select_model(config, model)
-    check_division(model, model_plugin, rank)
     offloaded = offload_bytes(config, platform)
     stage, scale = registry.value_of("logprobs_mode", config.model.logprobs_mode)
     recorded = platform.defaults().recorded_rows

@@ -8,8 +8,8 @@ import msgspec
 
 from dovetail import registry
 from dovetail.config.config import Config
+from dovetail.config.rules.cores import BAR, cores_of_ranks
 from dovetail.config.rules.cores import FLAG as CORES
-from dovetail.config.rules.cores import cores_of_ranks
 from dovetail.config.rules.platform import usable_cores
 from dovetail.config.rules.selections import select
 from dovetail.errors import ConfigError
@@ -79,9 +79,10 @@ def rank_processors(
 
     `on_cores`: the ranks compute there. Raises: ConfigError for more ranks than cores
     """
-    if rank.local_size == 1 or not on_cores:
+    text = config.device.cpu_cores
+    if not on_cores or (rank.local_size == 1 and BAR not in (text or "")):
         return ()
-    found = cores_of_ranks(config.device.cpu_cores, rank.local_size)
+    found = cores_of_ranks(text, rank.local_size)
     if not found and usable_cores() < rank.local_size:
         raise ConfigError(
             f"{rank.local_size} ranks need a core each, and this process may use {usable_cores()}.",
