@@ -82,12 +82,6 @@ def _gib(text: str) -> dict[str, Any]:
     return {"kv_cache_memory_bytes": size_bytes} if size_bytes else {}
 
 
-def _cores(text: str) -> dict[str, Any]:
-    """Lists of cores for each rank, with bars between them, or a word."""
-    word = text.strip().lower()
-    return {} if word in ("all", "auto") else {"cpu_cores": word}
-
-
 def _log_level(text: str) -> dict[str, Any]:
     word = text.strip().lower()
     return {"log_level": {"warn": "warning", "fatal": "critical"}.get(word, word)}
@@ -132,8 +126,7 @@ FOREIGN: dict[str, Row] = {
     "VLLM_ATTENTION_BACKEND": _field("attention_backend"),
     "VLLM_CONFIGURE_LOGGING": _field("configure_logging"),
     "VLLM_CPU_KVCACHE_SPACE": Setting("--kv-cache-memory-bytes", _gib),
-    "DOVETAIL_CPU_OMP_THREADS_BIND": Setting("--cpu-cores", _cores),
-    "VLLM_CPU_OMP_THREADS_BIND": Setting("--cpu-cores", _cores),
+    "VLLM_CPU_OMP_THREADS_BIND": _field("cpu_cores"),
     "VLLM_DP_MASTER_IP": _field("data_parallel_address"),
     "VLLM_DP_MASTER_PORT": _field("data_parallel_rpc_port"),
     "VLLM_DP_RANK": _field("data_parallel_rank"),

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Collection
 from itertools import pairwise
+from typing import TypeGuard
 
 from dovetail.config.rules.platform import siblings, usable_processors
 from dovetail.errors import ConfigError
@@ -17,8 +18,21 @@ from dovetail.errors import ConfigError
 FLAG = "--cpu-cores"
 BAR, UNBOUND = "|", "nobind"
 """What stands between the lists of several ranks, and the word for ranks that share all cores."""
+WORDS = ("all", "auto", UNBOUND)
+"""What may stand in place of a list; the others mean that there is none."""
 _RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 _FIX = "write numbers and ranges, as 0-3,8, with | between the lists of several ranks."
+
+
+def word_of(text: str | None) -> str:
+    """Return the word that stands in place of a list; nothing for a list and for none."""
+    word = (text or "").strip().lower()
+    return word if word in WORDS else ""
+
+
+def is_list(text: str | None) -> TypeGuard[str]:
+    """Return whether a text lists processors."""
+    return text is not None and not word_of(text)
 
 
 def chosen_cores(text: str | None) -> tuple[int, ...]:
@@ -27,7 +41,7 @@ def chosen_cores(text: str | None) -> tuple[int, ...]:
 
     Raises: ConfigError for text that is not a list, and for processors that may not be used.
     """
-    if text is None or text.strip().lower() == UNBOUND:
+    if not is_list(text):
         return ()
     if sys.platform != "linux":
         raise ConfigError(
@@ -50,7 +64,7 @@ def cores_of_ranks(text: str | None, size: int) -> tuple[tuple[int, ...], ...]:
 
     None where ranks are not to be bound, cannot be, or are more than the cores. Raises: ConfigError
     """
-    if sys.platform != "linux" or (text or "").strip().lower() == UNBOUND:
+    if sys.platform != "linux" or word_of(text) == UNBOUND:
         return ()
     cores = chosen_cores(text)
     if text is not None and BAR in text:

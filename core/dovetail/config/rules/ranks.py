@@ -8,7 +8,7 @@ import msgspec
 
 from dovetail import registry
 from dovetail.config.config import Config
-from dovetail.config.rules.cores import BAR, cores_of_ranks
+from dovetail.config.rules.cores import BAR, UNBOUND, cores_of_ranks, word_of
 from dovetail.config.rules.cores import FLAG as CORES
 from dovetail.config.rules.platform import usable_cores
 from dovetail.config.rules.selections import select
@@ -83,7 +83,7 @@ def rank_processors(
     if not on_cores or (rank.local_size == 1 and BAR not in (text or "")):
         return ()
     found = cores_of_ranks(text, rank.local_size)
-    if not found and usable_cores() < rank.local_size:
+    if not found and word_of(text) != UNBOUND and usable_cores() < rank.local_size:
         raise ConfigError(
             f"{rank.local_size} ranks need a core each, and this process may use {usable_cores()}.",
             where=TENSOR,
