@@ -52,7 +52,7 @@ def visible(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """What `configure` was told, for child processes that are to log alike."""
+    """The arguments of `configure`, for child processes that are to log alike."""
 
     level: str
     config: dict[str, Any] | None
@@ -64,12 +64,12 @@ class LogSettings:
         configure(self.level, config=self.config, prefix=self.prefix, is_wanted=self.is_wanted)
 
 
-_told: list[LogSettings] = []
+_last: list[LogSettings] = []
 
 
 def settings() -> LogSettings | None:
-    """Return what `configure` was told last, None before its first call."""
-    return _told[-1] if _told else None
+    """Return the arguments of the last `configure`, None before the first."""
+    return _last[-1] if _last else None
 
 
 def configure(
@@ -85,7 +85,7 @@ def configure(
     What the file does not name stays as it is without one. Where it is not wanted, all stays as
     it is. Mutates: loggers. Raises: ConfigError
     """
-    _told[:] = [
+    _last[:] = [
         LogSettings(
             level=level,
             config=None if config is None else dict(config),

@@ -1,8 +1,7 @@
 """RanksExecutor: what executors with several ranks share: broadcast, first fault, death.
 
 A subclass starts the ranks and gives the connections to them (`RankLinks`). Every rank gets every
-order; the first one tells a step's result. A rank that ends ends the executor at once. Knows no
-device and no process.
+order; the first one tells a step's result. A rank that ends ends the executor at once.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class Loss:
 
 
 class RankListener(Protocol):
-    """What links tell, from a thread of their own."""
+    """What links tell, from their own thread."""
 
     def on_prepared(self, number: int, message: Prepared) -> None:
         """A rank has loaded a constraint, or cannot."""

@@ -1,4 +1,4 @@
-"""NcclCommunicator: NVIDIA's collectives between GPUs, each rank on one of its own.
+"""NcclCommunicator: NVIDIA's collectives between GPUs, one for each rank.
 
 Source: torch.distributed.ProcessGroupNCCL.
 """

@@ -11,7 +11,7 @@ from dovetail_plugins.executors._local_ranks import LocalRanks
 
 
 class MpExecutor(RanksExecutor):
-    """Ranks in processes of their own; they end with the engine."""
+    """Each rank has its own process; they end with the engine."""
 
     info = Info(summary="one process per rank, on this machine")
 

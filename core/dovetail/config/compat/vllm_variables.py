@@ -178,7 +178,7 @@ FOREIGN: dict[str, Row] = {
     "VLLM_NO_USAGE_STATS": _REPORTS,
     "VLLM_PORT": NoEffect("processes talk over Unix sockets; clients come to --port"),
     "VLLM_RINGBUFFER_WARNING_INTERVAL": NoEffect("dovetail has no ring buffer"),
-    "VLLM_SKIP_P2P_CHECK": NoEffect("NCCL finds out by itself which GPUs reach each other"),
+    "VLLM_SKIP_P2P_CHECK": NoEffect("NCCL tries which GPUs can reach each other"),
     "VLLM_TARGET_DEVICE": NoEffect("one installation supports all devices; --device chooses one"),
     "VLLM_TEST_DYNAMO_FULLGRAPH_CAPTURE": NoEffect("-O3 always compiles whole graphs"),
     "VLLM_TEST_USE_PRECOMPILED_NIGHTLY_WHEEL": _BUILD,

@@ -96,7 +96,7 @@ def _listed_cores(text: str, size: int) -> tuple[tuple[int, ...], ...]:
         raise ConfigError(
             f"{_shown(shared)} {'is' if len(shared) == 1 else 'are'} in several ranks' lists.",
             where=FLAG,
-            fix="give each rank CPUs of its own.",
+            fix="name each CPU once.",
         )
     return lists
 

@@ -22,7 +22,7 @@ SIZES = ((1,), (3, 5), (7, 1000), (2, 300_001))
 
 
 class Ranks:
-    """The ranks of one group, each in a thread of its own."""
+    """The ranks of one group, each in its own thread."""
 
     def __init__(self, plugin: Any, address: str, device: str, size: int) -> None:
         self.size, self.device = size, device
@@ -88,7 +88,7 @@ def summed(size: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 class TestCommunicator:
-    """Clauses of communicators. The ranks are threads, each with an object of its own."""
+    """Clauses of communicators. The ranks are threads, each with its own object."""
 
     kind = "communicator"
 
