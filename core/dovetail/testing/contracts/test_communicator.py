@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -172,6 +173,7 @@ class TestCommunicator:
 
         def work(one: Communicator, rank: int) -> None:
             if rank == ranks.size - 1:
+                time.sleep(0.05)
                 late.set()
             one.barrier()
             seen.append(late.is_set())
