@@ -34,7 +34,7 @@ class NewRow(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
 
 
-class RowStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RowStep(msgspec.Struct, frozen=True, kw_only=True, array_like=True, omit_defaults=True):
     """What one row does in this step.
 
     Computes the tokens at positions `start .. start + num_tokens - 1`. When `samples` is true the
@@ -87,7 +87,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: tuple[float, ...] = ()
 
 
-class RowResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RowResult(msgspec.Struct, frozen=True, kw_only=True, array_like=True, omit_defaults=True):
     """What one row of the plan brought. Exactly one RowResult per RowStep, in the same order.
 
     `token_ids` holds the drawn tokens: none while a prompt is still being computed, one, or with

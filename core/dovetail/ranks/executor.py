@@ -312,11 +312,11 @@ class RanksExecutor(Executor):
             if self._death is not None or self._is_over:
                 return
             self._death = reason
-        self._died.set()
-        self._links.shut_down()
         self._fail_preparing(reason)
         for callback in self._callbacks:
             callback(reason)
+        self._died.set()
+        self._links.shut_down()
 
     def _fail_preparing(self, reason: str) -> None:
         with self._lock:

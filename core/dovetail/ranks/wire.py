@@ -90,7 +90,6 @@ class Wires:
         self._inboxes: list[deque[bytes]] = [deque() for _ in connections]
         self._selector = selectors.DefaultSelector()
         for number, connection in enumerate(connections):
-            connection.setblocking(False)
             self._selector.register(connection, selectors.EVENT_READ, number)
 
     def send(self, payload: bytes) -> None:
@@ -109,7 +108,7 @@ class Wires:
         connection = self._wires[number].connection
         while True:
             try:
-                rest = rest[connection.send(rest) :]
+                rest = rest[connection.send(rest, socket.MSG_DONTWAIT) :]
             except BlockingIOError:
                 self._wait_to_send(number)
             if not rest:
@@ -125,11 +124,10 @@ class Wires:
             self._selector.modify(connection, selectors.EVENT_READ, number)
 
     def receive(self, number: int) -> bytes:
-        """Return the next message of one rank. Raises: EOFError when one is gone"""
-        inbox = self._inboxes[number]
-        while not inbox:
-            self._read_ready(None)
-        return inbox.popleft()
+        """Return the next message of one rank. Raises: EOFError when it is gone"""
+        while not self._inboxes[number]:
+            self._read(number)
+        return self._inboxes[number].popleft()
 
     def receive_any(self, numbers: Collection[int], deadline_s: float | None) -> int | None:
         """Return the number of one of these ranks whose message is there; None at the deadline.
@@ -147,12 +145,15 @@ class Wires:
     def _read_ready(self, timeout_s: float | None) -> None:
         """Read from whoever has sent something, waiting for the first. Mutates: self"""
         for key, events in self._selector.select(timeout_s):
-            if not events & selectors.EVENT_READ:
-                continue
-            wire = self._wires[key.data]
-            wire.read()
-            while (message := wire.take()) is not None:
-                self._inboxes[key.data].append(message)
+            if events & selectors.EVENT_READ:
+                self._read(key.data)
+
+    def _read(self, number: int) -> None:
+        """Read what a rank sends, waiting for it. Mutates: self"""
+        wire = self._wires[number]
+        wire.read()
+        while (message := wire.take()) is not None:
+            self._inboxes[number].append(message)
 
     def shut_down(self) -> None:
         """Make every call on these wires, by whatever thread, end with an error."""

@@ -68,7 +68,9 @@ def test_an_end_that_is_gone_is_told(ends: tuple[Wires, list[Wire]]) -> None:
     wires, ranks = ends
     ranks[1].close()
     with pytest.raises(EOFError):
-        wires.receive(0)
+        wires.receive_any({0}, None)
+    with pytest.raises(EOFError):
+        wires.receive(1)
     wires.shut_down()
     wires.shut_down()
     with pytest.raises(EOFError):
