@@ -16,8 +16,7 @@ namespace {
 enum Dtype { kFloat32, kBfloat16, kFloat16 };
 enum Call { kAllReduce = 1, kReduceScatter, kAllGather, kBroadcast, kAllToAll };
 
-constexpr int64_t kOneShotBytes = 1 << 15;  // up to so many an all-reduce goes in one shot
-constexpr int64_t kTaskBytes = 1 << 16;     // so many are worth a task of their own
+constexpr int64_t kTaskBytes = 1 << 16;  // so many are worth a task of their own
 
 struct Float32 {
   using T = float;
@@ -160,7 +159,7 @@ int all_reduce(const CollectiveArgs& args) {
   using T = typename F::T;
   const int64_t bytes = args.count * static_cast<int64_t>(sizeof(T));
   const uint64_t tag = tag_of(kAllReduce, args.dtype, bytes);
-  const bool is_small = bytes <= least(kOneShotBytes, state.slot_bytes);
+  const bool is_small = bytes <= least(state.one_shot_bytes, state.slot_bytes);
   T* x = static_cast<T*>(args.x);
   return !(is_small ? reduce_in_one_shot<F>(state, tag, x, args.count)
                     : reduce_in_two<F>(state, tag, x, args.count));
@@ -268,9 +267,8 @@ DT_KERNEL(all_to_all, AllToAllArgs) {
 }
 
 // Tells the others that this rank makes no more calls.
-DT_KERNEL(leave_ranks, CollectiveArgs) {
-  RanksState& state = *args.ranks;
-  Line& own = segment(state).lines[state.rank];
+DT_KERNEL(leave_ranks, RanksState) {
+  Line& own = segment(args).lines[args.rank];
   __atomic_store_n(&own.has_left, 1, __ATOMIC_SEQ_CST);
   wake(&own.published);
   return 0;

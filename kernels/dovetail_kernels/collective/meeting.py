@@ -9,6 +9,7 @@ rank 0 deletes when all have come.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -61,7 +62,7 @@ def meet(place: Place) -> tuple[int, list[int]]:
 def _address(name: str) -> str:
     """Return the socket's address: this user's own for this name. NUL first: not a file."""
     user = os.getuid()
-    short = hashlib.sha256(f"{user} {name}".encode()).hexdigest()[:32]
+    short = hashlib.sha256(f"{user} {name}".encode()).hexdigest()[:16]
     if HAS_ABSTRACT_SOCKETS:
         return f"\0dovetail-ranks-{short}"
     return str(Path(tempfile.gettempdir()) / f"dovetail-ranks-{short}")
@@ -89,10 +90,10 @@ def _listening(place: Place) -> Iterator[socket.socket]:
         try:
             listener.bind(address)
         except OSError as error:
-            text = (
-                f"the name {place.name!r} is in use: another group meets under it on this machine"
-            )
-            raise RankError(f"{text} ({error.strerror})") from error
+            why = error.strerror or str(error)
+            if error.errno == errno.EADDRINUSE:
+                why = "it is in use: another group meets under it on this machine"
+            raise RankError(f"no ranks can meet under the name {place.name!r}: {why}") from error
         try:
             listener.listen(place.size)
             yield listener
@@ -103,15 +104,17 @@ def _listening(place: Place) -> Iterator[socket.socket]:
 
 def _new_memory(num_bytes: int) -> int:
     """Return a descriptor of memory without a name. Raises: OSError when there is not enough."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("dovetail-ranks", os.MFD_CLOEXEC)
+    make = getattr(os, "memfd_create", None)  # on Linux, and not in every build of Python there
+    if make is not None:
+        descriptor = make("dovetail-ranks")
     else:
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())
     try:
         os.ftruncate(descriptor, num_bytes)
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(descriptor, 0, num_bytes)  # fails now instead of killing us later
+        reserve = getattr(os, "posix_fallocate", None)
+        if reserve is not None:
+            reserve(descriptor, 0, num_bytes)  # fails now instead of killing us later
     except OSError:
         os.close(descriptor)
         raise
@@ -124,7 +127,7 @@ class _Joined:
     def __init__(self, place: Place, stack: contextlib.ExitStack) -> None:
         self._place = place
         self._stack = stack
-        self._sockets: dict[int, socket.socket] = {}
+        self._heard: list[socket.socket] = []
         self._found = {0: os.getpid()}
 
     @property
@@ -169,9 +172,9 @@ class _Joined:
             return
         if key.data is not None:
             raise RankError(f"rank {key.data} ended before all ranks had come", key.data)
+        self._heard.append(connection)  # before it can be refused: it is to know why
         rank = self._admit(*HELLO.unpack(said))
         selector.modify(connection, selectors.EVENT_READ, rank)
-        self._sockets[rank] = connection
 
     def _admit(self, version: int, rank: int, size: int, num_bytes: int, pid: int) -> int:
         wanted = (VERSION, self._place.size, self._place.num_bytes)
@@ -187,7 +190,7 @@ class _Joined:
     def answer(self, answer: dict[str, Any], descriptor: int | None = None) -> None:
         """Tell all that have come. One that has ended meanwhile is found by the first wait."""
         fds = [] if descriptor is None else [descriptor]
-        for connection in self._sockets.values():
+        for connection in self._heard:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 socket.send_fds(connection, [json.dumps(answer).encode()], fds)
 
@@ -229,14 +232,15 @@ def _join(place: Place) -> tuple[int, list[int]]:
 def _connected(place: Place, end_s: float) -> socket.socket:
     """Return a connection to rank 0, which may not have begun yet."""
     while True:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            connection.connect(_address(place.name))
-        except (ConnectionRefusedError, FileNotFoundError, BlockingIOError) as error:
-            connection.close()
-            if time.monotonic() >= end_s:
-                text = f"rank 0 was not there within {place.timeout_s:g} s"
-                raise RankError(text, 0) from error
-            time.sleep(RETRY_S)
-        else:
-            return connection
+        with contextlib.ExitStack() as stack:
+            connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            try:
+                connection.connect(_address(place.name))
+            except (ConnectionRefusedError, FileNotFoundError, BlockingIOError) as error:
+                if time.monotonic() >= end_s:
+                    text = f"rank 0 was not there within {place.timeout_s:g} s"
+                    raise RankError(text, 0) from error
+            else:
+                stack.pop_all()
+                return connection
+        time.sleep(RETRY_S)

@@ -9,7 +9,6 @@ import ctypes
 import math
 import mmap
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -22,9 +21,11 @@ from dovetail_kernels.cpu.library import Kernel, Library, library, missing_reaso
 MAX_RANKS = 64
 SLOTS = 4
 HEADER_BYTES = 12288
-"""Of the segment, before the slots; see segment.h."""
+"""Of the segment, before the slots; see args.h."""
 PAGE_BYTES = 4096
 DEFAULT_SPIN_US = 50
+ONE_SHOT_BYTES = 1 << 15
+"""Larger tensors are added up part by part; see cpu.cpp."""
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 CALLS = {1: "all_reduce", 2: "reduce_scatter", 3: "all_gather", 4: "broadcast", 5: "all_to_all"}
 LATE, GONE, LEFT, DIFFERS = 1, 2, 3, 4
@@ -39,8 +40,11 @@ class RanksState(ctypes.Structure):
         ("rank", _int64),
         ("size", _int64),
         ("slot_bytes", _int64),
+        ("one_shot_bytes", _int64),
         ("timeout_ns", _int64),
         ("spin_ns", _int64),
+        ("spin_now_ns", _int64),
+        ("waits", _int64),
         ("own_tag", ctypes.c_uint64),
         ("other_tag", ctypes.c_uint64),
         ("published", ctypes.c_uint32),
@@ -82,8 +86,11 @@ class SharedMemoryRanks:
     All ranks make the same calls in the same order, on tensors of the same shape and dtype.
     `capacity_bytes` is the memory of a rank; larger tensors go through it in chunks. `timeout_s` is
     how long a rank waits for another in every call, `join_timeout_s` when they meet (None: as
-    long); `spin_us` how long it does so awake (None: not at all when there are more ranks than
-    processors).
+    long); `spin_us` how long it does so awake at most (None: not at all when there are more ranks
+    than processors).
+
+    After an error the tensors of that call hold anything and the group is of no more use. Handlers
+    of signals in Python run when a call has returned.
 
     Making one blocks until all ranks have come. Raises: OSError without the native library,
     RankError when ranks do not come
@@ -118,8 +125,10 @@ class SharedMemoryRanks:
             rank=rank,
             size=size,
             slot_bytes=slot_bytes,
+            one_shot_bytes=ONE_SHOT_BYTES,
             timeout_ns=int(timeout_s * 1e9),
             spin_ns=1000 * _spin_us(spin_us, size),
+            spin_now_ns=1000 * _spin_us(spin_us, size),
             pids=(_int32 * MAX_RANKS)(*pids),
             pidfds=(_int32 * MAX_RANKS)(*([-1] * MAX_RANKS)),
         )
@@ -132,19 +141,21 @@ class SharedMemoryRanks:
         self._args = CollectiveArgs(ranks=state)
         self._reference = ctypes.byref(self._args)
         self._all_to_all_args = AllToAllArgs(ranks=state)
-        names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "leave_ranks")
-        self._kernels = {name: native.kernel(name, CollectiveArgs) for name in names}
-        self._all_to_all = native.kernel("all_to_all", AllToAllArgs)
+        names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+        self._kernels = {name: native.kernel(name, CollectiveArgs, self._fault) for name in names}
+        self._leave = native.kernel("leave_ranks", RanksState)
+        self._all_to_all = native.kernel("all_to_all", AllToAllArgs, self._fault)
 
     def _watch(self, pids: Sequence[int]) -> None:
         """Hold on to the other processes, so that their end is seen though ids are reused."""
-        if sys.platform != "linux":
+        pidfd_open = getattr(os, "pidfd_open", None)  # Linux 5.3, Python built there or later
+        if pidfd_open is None:
             return
         for rank, pid in enumerate(pids):
             if pid == os.getpid():
                 continue
             try:
-                self._state.pidfds[rank] = os.pidfd_open(pid)
+                self._state.pidfds[rank] = pidfd_open(pid)
             except ProcessLookupError as error:
                 self.close()
                 raise RankError(f"rank {rank} (process {pid}) has ended", rank) from error
@@ -162,14 +173,20 @@ class SharedMemoryRanks:
         if x.dim() == 0 or x.shape[0] != self.size:
             raise ValueError(f"x is {list(x.shape)}: its first size must be {self.size}, the ranks")
         flat = _flat(x)
-        out = torch.empty(x.shape[1:], dtype=x.dtype)
+        out = torch.empty(x.shape[1:], dtype=x.dtype, device=x.device)
         self._call("reduce_scatter", flat, out, out.numel(), _dtype_code(x))
         return out
 
-    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the x of all ranks, of any dtype. Shapes: x -> [R, *x.shape]"""
-        flat = _flat(x)
-        out = torch.empty((self.size, *x.shape), dtype=x.dtype)
+    def all_gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the x of all ranks, of any dtype, in `out` if there is one, else in new memory.
+
+        Shapes: x -> [R, *x.shape]. Mutates: out
+        """
+        flat, shape = _flat(x), (self.size, *x.shape)
+        if out is None:
+            out = torch.empty(shape, dtype=x.dtype, device=x.device)
+        elif out.shape != shape or out.dtype != x.dtype or not out.is_contiguous():
+            raise ValueError(f"out must be {list(shape)} of {x.dtype} without gaps")
         self._call("all_gather", flat, out, flat.nbytes, 0)
         return out
 
@@ -194,9 +211,10 @@ class SharedMemoryRanks:
             p.dim() == 0 or p.shape[1:] != first.shape[1:] or p.dtype != first.dtype for p in flats
         ):
             raise ValueError("the pieces must have one dtype and, but for the first, one size")
-        lengths = self.all_gather(torch.tensor([p.shape[0] for p in flats])).tolist()
+        own = torch.tensor([p.shape[0] for p in flats], device=first.device)
+        lengths = self.all_gather(own).tolist()
         received = [
-            torch.empty((lengths[rank][self.rank], *first.shape[1:]), dtype=first.dtype)
+            first.new_empty((lengths[rank][self.rank], *first.shape[1:]))
             for rank in range(self.size)
         ]
         row_bytes = math.prod(first.shape[1:]) * first.itemsize
@@ -207,15 +225,13 @@ class SharedMemoryRanks:
         self, pieces: list[torch.Tensor], received: list[torch.Tensor], largest: int
     ) -> None:
         args = self._all_to_all_args
-        lists = [
-            (_pointer * self.size)(*(piece.data_ptr() for piece in pieces)),
-            (_pointer * self.size)(*(piece.data_ptr() for piece in received)),
-            (_int64 * self.size)(*(piece.nbytes for piece in pieces)),
-            (_int64 * self.size)(*(piece.nbytes for piece in received)),
-        ]
-        args.pieces, args.received, args.piece_bytes, args.received_bytes = map(
-            ctypes.addressof, lists
-        )
+        to = (_pointer * self.size)(*(piece.data_ptr() for piece in pieces))
+        back = (_pointer * self.size)(*(piece.data_ptr() for piece in received))
+        to_bytes = (_int64 * self.size)(*(piece.nbytes for piece in pieces))
+        back_bytes = (_int64 * self.size)(*(piece.nbytes for piece in received))
+        args.pieces, args.received = ctypes.addressof(to), ctypes.addressof(back)
+        args.piece_bytes = ctypes.addressof(to_bytes)
+        args.received_bytes = ctypes.addressof(back_bytes)
         args.largest = largest
         self._run(self._all_to_all, ctypes.byref(args))
 
@@ -228,7 +244,7 @@ class SharedMemoryRanks:
         if not self._is_open:
             return
         self._is_open = False
-        self._kernels["leave_ranks"](self._reference)
+        self._leave(ctypes.byref(self._state))
         for descriptor in self._state.pidfds:
             if descriptor >= 0:
                 os.close(descriptor)

@@ -25,6 +25,7 @@ namespace DT_ISA {
 
 constexpr int kSlots = 4;
 constexpr int64_t kLookNs = 20 * 1000 * 1000;  // so often a waiting rank looks after the others
+constexpr int64_t kTries = 32;  // one wait of this many is awake as long as it may
 
 struct alignas(128) Line {
   uint32_t published;
@@ -36,15 +37,16 @@ struct alignas(128) Line {
 struct Segment {
   alignas(128) uint32_t broken;  // the first fault of any rank: its kind and whose it is
   Line lines[kMaxRanks];
-  alignas(4096) char slots[1];  // [size, kSlots, slot_bytes]
-};
+};  // slots follow, [size, kSlots, slot_bytes]
+static_assert(sizeof(Segment) <= kHeaderBytes, "the slots would begin within the lines");
 
 enum Fault { kNone, kLate, kGone, kLeft, kDiffers };
 
 DT_INLINE Segment& segment(const RanksState& state) { return *static_cast<Segment*>(state.memory); }
 
 DT_INLINE char* slot_of(const RanksState& state, int64_t rank, uint32_t number) {
-  return segment(state).slots + (rank * kSlots + number % kSlots) * state.slot_bytes;
+  char* slots = static_cast<char*>(state.memory) + kHeaderBytes;
+  return slots + (rank * kSlots + number % kSlots) * state.slot_bytes;
 }
 
 DT_INLINE int64_t clock_ns() {
@@ -92,7 +94,9 @@ inline bool fail(RanksState& state, Fault fault, int64_t rank) {
   return false;
 }
 
+// Whether calls fail from now on: after a fault of any rank, and when this one has left.
 DT_INLINE bool has_broken(RanksState& state) {
+  if (!state.memory) state.fault = kLeft, state.fault_rank = static_cast<int32_t>(state.rank);
   if (!state.fault && !__atomic_load_n(&segment(state).broken, __ATOMIC_RELAXED)) return false;
   if (!state.fault) fail(state, kNone, 0);
   return true;
@@ -145,15 +149,24 @@ inline bool sleep_for(RanksState& state, Line& line, uint32_t number, int64_t st
 }
 
 // Waits for publication `number` of a rank. Returns false, and notes why, when it will not come.
+//
+// Staying awake helps where the other rank runs on another core, and takes its time away where both
+// share one: a wait that was awake in vain makes the next ones shorter, one that was not restores
+// them, and now and then one tries the whole time.
 DT_INLINE bool wait_for(RanksState& state, int64_t rank, uint32_t number) {
   Line& line = segment(state).lines[rank];
   if (has_published(line, number)) return true;
   const int64_t start = clock_ns();
-  while (state.spin_ns && clock_ns() < start + state.spin_ns)
-    for (int i = 0; i < 32; ++i) {
-      if (has_published(line, number)) return true;
+  const int64_t spin = ++state.waits % kTries ? state.spin_now_ns : state.spin_ns;
+  while (spin && clock_ns() < start + spin)
+    for (int i = 0; i < 16; ++i) {
+      if (has_published(line, number)) {
+        state.spin_now_ns = state.spin_ns;
+        return true;
+      }
       relax();
     }
+  state.spin_now_ns = spin / 2;
   return sleep_for(state, line, number, start);
 }
 

@@ -36,10 +36,14 @@ Kernel = Callable[[Any], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call of a kernel, with a copy of its arguments."""
+    """One call of a kernel, with a copy of its arguments.
+
+    `fault` returns why it failed; None: there was no memory.
+    """
 
     function: Any
     args: ctypes.Structure
+    fault: Callable[[], Exception] | None = None
 
 
 class _Noted:
@@ -87,8 +91,16 @@ class Library:
         known = next((list(s) for s in recipe.ISA_FLAGS.values() if self.best_isa in s), ["base"])
         return known[: known.index(self.best_isa) + 1]
 
-    def kernel(self, name: str, args: type[ctypes.Structure]) -> Kernel:
-        """Return a kernel. Raises: OSError when it takes another struct than `args`."""
+    def kernel(
+        self,
+        name: str,
+        args: type[ctypes.Structure],
+        fault: Callable[[], Exception] | None = None,
+    ) -> Kernel:
+        """Return a kernel; `fault` tells a program why it failed.
+
+        Raises: OSError when it takes another struct than `args`
+        """
         isa = self._isa_of(name)
         expected = ctypes.c_int64.in_dll(self._handle, f"dt_{name}_bytes_{isa}").value
         if expected != ctypes.sizeof(args):
@@ -101,7 +113,7 @@ class Library:
         def call(reference: Any) -> int:
             if _noted.thread is not None and _noted.thread == threading.get_ident():
                 copied = args.from_buffer_copy(reference._obj)
-                _noted.calls.append(Call(function=function, args=copied))
+                _noted.calls.append(Call(function=function, args=copied, fault=fault))
             return function(reference)
 
         return call

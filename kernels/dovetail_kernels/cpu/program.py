@@ -52,7 +52,8 @@ class Program:
 
     def __init__(self, calls: Sequence[native.Call], output: torch.Tensor, kept: object) -> None:
         self.output = output
-        self._kept = (calls, kept)
+        self._calls = calls
+        self._kept = kept
         self._steps = (ProgramStep * len(calls))()
         for step, call in zip(self._steps, calls, strict=True):
             step.kernel = ctypes.cast(call.function, ctypes.c_void_p)
@@ -65,10 +66,15 @@ class Program:
         return len(self._steps)
 
     def run(self) -> torch.Tensor:
-        """Do all calls again; return the output. Mutates: output, and what the calls mutate"""
+        """Do all calls again; return the output. Mutates: output, and what the calls mutate
+
+        Raises: MemoryError, or what a failed call has to say
+        """
         failed = self._run(self._steps, len(self._steps))
         if failed:
-            raise MemoryError(f"call {failed} of {len(self._steps)} found no memory")
+            fault = self._calls[failed - 1].fault
+            no_memory = MemoryError(f"call {failed} of {len(self._steps)} found no memory")
+            raise no_memory if fault is None else fault()
         return self.output
 
 
