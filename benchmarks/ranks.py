@@ -5,7 +5,7 @@ The two sides of every comparison run in turn, so that a busy machine slows both
 rows handed to two ranks and its result back, 80 us over what the step takes; two ranks with a core
 each, 0.9 of the speed of one rank with two threads.
 
-    PYTHONPATH=core:plugins:kernels python benchmarks/ranks.py [handing] [dividing]
+    PYTHONPATH=core:plugins:kernels python benchmarks/ranks.py [handing | dividing]
 """
 
 from __future__ import annotations
@@ -192,13 +192,13 @@ def seconds_of(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> fl
 def main() -> None:
     """Measure what was named, or everything."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="*", choices=["handing", "dividing"], default=[])
+    parser.add_argument("what", nargs="?", choices=["handing", "dividing"])
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
-    if not args.what or "handing" in args.what:
+    if args.what in (None, "handing"):
         for step_us in (0, 1000, 5000):
             measure_handing(step_us)
-    if not args.what or "dividing" in args.what:
+    if args.what in (None, "dividing"):
         measure_dividing(args.rounds)
 
 
