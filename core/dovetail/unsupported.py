@@ -56,15 +56,15 @@ FEATURES: dict[str, Unsupported] = {
     "rocm": Unsupported("ROCm is not supported", _BY_PACKAGE),
     "tpu": Unsupported("TPUs are not supported", _BY_PACKAGE),
     "xpu": Unsupported("Intel XPUs are not supported", _BY_PACKAGE),
-    "tensor_parallel": Unsupported("tensor parallelism is not supported yet"),
     "pipeline_parallel": Unsupported("pipeline parallelism is not supported yet"),
     "context_parallel": Unsupported("dividing a request's KV cache over devices is not supported"),
     "expert_parallel": Unsupported("expert parallelism is not supported yet"),
     "dual_batch": Unsupported(
         "dual batch overlap needs several devices, which are not supported yet"
     ),
-    "worker_processes": Unsupported(
-        "several worker processes are not supported yet; one runs in the engine process (uni)"
+    "launchers": Unsupported(
+        "ranks that a launcher such as torchrun starts are not supported yet",
+        "mp starts one process for each rank",
     ),
     "ray": Unsupported("Ray is not supported"),
     "replicas": Unsupported(

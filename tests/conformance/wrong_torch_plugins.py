@@ -29,6 +29,7 @@ from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
 from dovetail.layers.rotary import Frequencies, RopeSettings, linear
 from dovetail.testing.reference import ReferenceAttention
 from dovetail_kernels.op import Implementation
+from dovetail_plugins.communicators.gloo import GlooCommunicator
 from dovetail_plugins.executors.uni import UniExecutor
 from dovetail_plugins.load_formats.safetensors import Safetensors
 from dovetail_plugins.models import llama, qwen3
@@ -541,3 +542,35 @@ class _Sharing(KVCacheManager):
         """Hand out block 1 for every new block."""
         made = super().allocate(request, num_tokens, cached_tokens=cached_tokens)
         return None if made is None else tuple(tuple(1 for _ in blocks) for blocks in made)
+
+
+class CopyingCommunicator(GlooCommunicator):
+    """Leaves the tensor that it sums as it was."""
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum, elsewhere."""
+        return super().all_reduce(x.clone())
+
+
+class OwnFirstCommunicator(GlooCommunicator):
+    """Puts its own tensor first."""
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the ranks' tensors in an order of this rank's."""
+        return super().all_gather(x).roll(-self.rank, 0)
+
+
+class EagerCommunicator(GlooCommunicator):
+    """Waits for nobody."""
+
+    def barrier(self) -> None:
+        """Return at once."""
+
+
+class AnywhereCommunicator(GlooCommunicator):
+    """Says that it fits any device."""
+
+    @classmethod
+    def why_not(cls, query: Any) -> list[str]:
+        """Return nothing."""
+        return []

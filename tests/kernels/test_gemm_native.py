@@ -179,6 +179,9 @@ def test_rows_are_looked_up(format: str) -> None:
     found = Packed(weight).rows(index)
     assert torch.allclose(found, weight.rows(index), atol=1e-6)
     assert torch.equal(weight.rows(index), weight.dequantize()[index])
+    part = Packed(weight).rows(torch.tensor([99, 100, 139, 189, 190]), first=100)
+    assert torch.equal(part, Packed(weight).rows(torch.tensor([-1, 0, 39, 89, 90])))
+    assert not part[[0, 4]].any() and torch.equal(part[1], found[1])
 
 
 @pytest.mark.parametrize("bits", [2, 3, 5, 6])

@@ -21,6 +21,7 @@ FRONTEND = "core/server/test_frontend.py"
 FRONTEND_WHOLE = "e2e/test_frontend_flags.py"
 LIFE = "e2e/test_server_life.py"
 NEWER = "core/server/test_newer_flags.py"
+RANKS = "e2e/test_tensor_parallel.py"
 PLANS = "plugins/test_continuous.py"
 
 FLAG_TESTS: dict[str, tuple[str, ...]] = {
@@ -82,7 +83,11 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         "e2e/test_recorded_steps.py::test_only_the_sizes_asked_for_are_recorded",
         "core/config/rules/test_compile_level.py::test_sizes",
     ),
+    "communicator": (f"{RANKS}::test_two_ranks_answer_as_one",),
     "device": (f"{WHOLE}::test_device",),
+    "disable_custom_all_reduce": (
+        "core/config/rules/test_ranks.py::test_the_communicator_fits_the_device",
+    ),
     "disable_fastapi_docs": (f"{EDGES}::test_models_and_docs",),
     "disable_frontend_multiprocessing": (f"{WHOLE}::test_disable_frontend_multiprocessing",),
     "disable_hybrid_kv_cache_manager": (
@@ -184,6 +189,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         "plugins/load_formats/test_ahead.py::test_as_many_threads_and_files_as_asked_for",
     ),
     "max_num_seqs": (SPEC, f"{PLANS}::test_simulation"),
+    "tensor_parallel_size": (f"{RANKS}::test_two_ranks_answer_as_one",),
     "middleware": (
         "core/server/http/test_user_middleware.py::test_classes_and_functions_see_every_answer",
     ),

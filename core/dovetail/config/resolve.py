@@ -54,6 +54,14 @@ from dovetail.config.rules.device import (
 from dovetail.config.rules.host_memory import HOST_MEMORY, may_sleep, offload_bytes, swap_bytes
 from dovetail.config.rules.log_config import read_log_config
 from dovetail.config.rules.platform import available_bytes, default_threads
+from dovetail.config.rules.ranks import (
+    cached_model,
+    check_division,
+    check_executor,
+    rank_processors,
+    rank_spec,
+    select_communicator,
+)
 from dovetail.config.rules.speculation import draft_spec
 from dovetail.config.rules.structured_output import structured_output_spec
 from dovetail.config.sections.scheduler import SchedulerConfig
@@ -87,7 +95,10 @@ def resolve(config: Config) -> EngineSpec:
     requested = registry.value_of("kv_cache_dtype", config.cache.kv_cache_dtype)
     kv_dtype = requested or platform.defaults().kv_dtype or model.weight_dtype
     check_dtypes(platform, kept=model.weight_dtype, kv_dtype=kv_dtype)
-    cached = without_window(model) if config.scheduler.disable_hybrid_kv_cache_manager else model
+    rank = rank_spec(config)
+    cached = cached_model(model, rank)
+    if config.scheduler.disable_hybrid_kv_cache_manager:
+        cached = without_window(cached)
     cache = cache_spec(config, cached, schedule, kv_dtype, platform)
     schedule = _fit_schedule(config, cached, schedule, cache, kv_dtype)
     spec = _engine_spec(config, model, schedule, cache, kv_dtype, platform)
@@ -178,7 +189,8 @@ def cache_spec(
         step_tokens = schedule.max_step_tokens
         slack = step_tokens + 2 * block
         one = kv_bytes(model, kv_dtype, schedule.max_model_tokens + slack, step_tokens)
-        memory = cpu_cache_bytes(available_bytes(), share, schedule.max_rows * one)
+        free = available_bytes() // rank_spec(config).local_size
+        memory = cpu_cache_bytes(free, share, schedule.max_rows * one)
     return CacheSpec(
         block_tokens=block,
         num_blocks=section.num_gpu_blocks_override,
@@ -273,7 +285,8 @@ def _engine_spec(
     run = msgspec.structs.replace(run, structured_output=structured_output)
     usual = platform.defaults()
     scheduler = selections.select_scheduler(config, usual)
-    executor = selections.select_executor(config, usual)
+    executor = selections.select_executor(config, usual, run.rank.world_size)
+    check_executor(executor, run.rank)
     worker = selections.select_worker(config, usual)
     host_bytes = swap_bytes(config, platform, scheduler, worker)
     return EngineSpec(
@@ -320,8 +333,12 @@ def _run_spec(
     kv_dtype: str,
     platform: Platform,
 ) -> RunSpec:
+    rank, on_cores = rank_spec(config), HOST_CORES in platform.capabilities
+    model_plugin = selections.select_model(config, model)
+    check_division(model, model_plugin, rank)
     processors = chosen_cores(config.device.cpu_cores)
-    threads = default_threads(processors) if HOST_CORES in platform.capabilities else 0
+    of_ranks = rank_processors(config, rank, on_cores=on_cores)
+    threads = default_threads(of_ranks[0] if of_ranks else processors) if on_cores else 0
     offloaded = offload_bytes(config, platform)
     stage, scale = registry.value_of("logprobs_mode", config.model.logprobs_mode)
     recorded = platform.defaults().recorded_rows
@@ -336,13 +353,16 @@ def _run_spec(
         max_step_tokens=schedule.max_step_tokens,
         max_model_tokens=schedule.max_model_tokens,
         seed=config.model.seed or 0,
-        model_plugin=selections.select_model(config, model),
+        model_plugin=model_plugin,
         load_format=selections.select_load_format(config, model.path),
         quantization=selections.select_quantization(config, model),
         attention=_attention(config, model, kv_dtype, cache.block_tokens, platform),
         logits_processors=selections.select_logits_processors(config),
         num_threads=config.device.num_threads or threads,
         processors=processors,
+        rank=rank,
+        rank_processors=of_ranks,
+        communicator=select_communicator(config, platform, rank),
         thread_spin_us=config.device.thread_spin_us,
         logprobs_stage=stage,
         logprobs_scale=scale,
@@ -350,7 +370,7 @@ def _run_spec(
         is_eager=making.is_eager or offloaded > 0,
         graph_sizes=making.graph_sizes,
         uses_fused_ops=making.uses_fused_ops,
-        compiles=making.compiles and offloaded == 0,
+        compiles=making.compiles and offloaded == 0 and rank.world_size == 1,
         memory_share=config.cache.gpu_memory_utilization,
         async_steps=schedule.async_steps,
         shows_progress=config.load.use_tqdm_on_load,

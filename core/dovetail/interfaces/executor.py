@@ -27,6 +27,7 @@ class Executor(Plugin):
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
         "async_steps": "submit returns before the step has run",
+        "several_ranks": "runs more than one rank",
         "sleep": "supports sleep mode: its workers release and restore their memory",
     }
 

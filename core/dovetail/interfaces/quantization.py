@@ -168,6 +168,14 @@ class LinearMethod(ABC):
         first, second = out.chunk(2, dim=-1)
         return gate.function(first) * second
 
+    def part_rows(
+        self, layer: torch.nn.Module, index: torch.Tensor, first: int
+    ) -> torch.Tensor | None:
+        """Return rows as `rows` does of a W whose first row has the number `first`, zeros for rows
+        that it has not; None (the default) where no kernel does that. Shapes: [T] int64 -> [T, I]
+        """
+        return None
+
     def rows(self, layer: torch.nn.Module, index: torch.Tensor) -> torch.Tensor:
         """Return rows of W in the activations' dtype. Shapes: index [T] int64 -> [T, I]"""
         raise NotImplementedError(f"{type(self).__name__} does not look rows up")

@@ -63,12 +63,15 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one worker stands. All zeros and ones when a single rank runs."""
+    """Where one worker stands: among all ranks, among those that divide layers with it, and among
+    those of its machine. All zeros and ones when a single rank runs."""
 
     rank: int = 0
     world_size: int = 1
     tensor_rank: int = 0
     tensor_size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
 
 
 class StructuredOutputSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,8 +113,10 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     "logprobs" or "logits". `kv_scales[rank][layer]` divide the keys and values of a cache of 8-bit
     floats (none: the checkpoint's own scales do); with `kv_steps` they are measured at the start:
     the largest key and value become that much in the cache. Blocks with `offload_bytes` of weights
-    stay in host memory; then the run is eager. `device` is the platform's device_type, `ops` its
-    implementations of ops, each as "module:attribute" (see interfaces.platform).
+    stay in host memory; then the run is eager. Several ranks exchange tensors by `communicator`;
+    `rank_processors` are the processors of each (none: those of the engine). `device` is the
+    platform's device_type, `ops` its implementations of ops, each as "module:attribute" (see
+    interfaces.platform).
     """
 
     model: ModelSpec
@@ -147,6 +152,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     offload_bytes: int = 0
     structured_output: StructuredOutputSpec | None = None
     ops: dict[str, str] = {}
+    communicator: Selection | None = None
+    rank_processors: tuple[tuple[int, ...], ...] = ()
 
 
 class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):

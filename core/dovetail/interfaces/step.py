@@ -34,7 +34,7 @@ class NewRow(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
 
 
-class RowStep(msgspec.Struct, frozen=True, kw_only=True):
+class RowStep(msgspec.Struct, frozen=True, kw_only=True, array_like=True, omit_defaults=True):
     """One row's part in a step.
 
     Computes the tokens at positions `start .. start + num_tokens - 1`. When `samples` is true the
@@ -54,7 +54,7 @@ class RowStep(msgspec.Struct, frozen=True, kw_only=True):
     drafts: tuple[int, ...] = ()
 
 
-class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One step. The runner first copies `swapped_out`, then `swapped_in`, then frees `freed_rows`,
     then fills `new_rows`, then runs `rows`.
 
@@ -87,7 +87,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: tuple[float, ...] = ()
 
 
-class RowResult(msgspec.Struct, frozen=True, kw_only=True):
+class RowResult(msgspec.Struct, frozen=True, kw_only=True, array_like=True, omit_defaults=True):
     """The result of one row of the plan. Exactly one RowResult per RowStep, in the same order.
 
     `token_ids` holds the drawn tokens: none while a prompt is still being computed, one, or with
@@ -106,7 +106,7 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
     fault_status: int = 500
 
 
-class StepResult(msgspec.Struct, frozen=True, kw_only=True):
+class StepResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The answer to one StepPlan. Times in seconds, measured where the model runs: `forward_s` and
     `sample_s` of its work, `idle_s` between the end of the step before and the start of this one.
     `extra` is plain data from a worker to a scheduler that knows it.

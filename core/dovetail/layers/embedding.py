@@ -69,10 +69,19 @@ class VocabParallelEmbedding(WeightHolder):
             return rows if self.group.size == 1 else all_reduce(rows, self.group)
         if self.group.size == 1:
             return self._rows(token_ids)
-        local = token_ids - self.part.start
+        return all_reduce(self._part_rows(token_ids), self.group)
+
+    def _part_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return the vectors of this rank's tokens, zeros for others. Shapes: [T] -> [T, E]"""
+        first = self.part.start
+        if self.method is not None:
+            found = self.method.part_rows(self, token_ids, first)
+            if found is not None:
+                return found if self.factor == 1.0 else found * self.factor
+        local = token_ids - first
         is_foreign = (local < 0) | (local >= self.part.local)
         rows = self._rows(local.masked_fill(is_foreign, 0))
-        return all_reduce(rows.masked_fill(is_foreign.unsqueeze(-1), 0), self.group)
+        return rows.masked_fill(is_foreign.unsqueeze(-1), 0)
 
     def _rows(self, index: torch.Tensor) -> torch.Tensor:
         if self.method is not None:

@@ -202,7 +202,7 @@ class QKVParallelLinear(Linear):
 
 
 class RowParallelLinear(Linear):
-    """Inputs divided over ranks; the ranks' partial results are summed, then the bias is added."""
+    """Inputs divided over ranks; their partial results are summed, the first one with the bias."""
 
     def __init__(
         self, context: BuildContext, name: str, in_size: int, out_size: int, *, bias: bool = False
@@ -215,13 +215,11 @@ class RowParallelLinear(Linear):
 
         Shapes: x [T, I of this rank], residual [T, O] -> [T, O]
         """
-        if self.group.size == 1:
-            if residual is not None:
-                return self.method.apply_add(self, x, self.bias, residual)
-            return self.method.apply(self, x, self.bias)
-        out = all_reduce(self.method.apply(self, x, None), self.group)
-        out = out if self.bias is None else out + self.bias
-        return out if residual is None else residual + out
+        if self.group.rank > 0:  # one rank adds what is not divided
+            return all_reduce(self.method.apply(self, x, None), self.group)
+        if residual is not None:
+            return all_reduce(self.method.apply_add(self, x, self.bias, residual), self.group)
+        return all_reduce(self.method.apply(self, x, self.bias), self.group)
 
 
 def linear_spec(

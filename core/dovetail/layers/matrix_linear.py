@@ -129,6 +129,11 @@ class MatrixLinear(LinearMethod):
             return super().apply_gated(layer, x, bias, gate)
         return self._multiply(x, bias, None, size=self._spec.out_size // 2, word=gate.name)
 
+    def part_rows(self, layer: nn.Module, index: torch.Tensor, first: int) -> torch.Tensor | None:
+        """Return rows of W, zeros for rows that it has not. Shapes: index [T] int64 -> [T, I]"""
+        found = self._matrix.part_rows(index, first)
+        return None if found is None else found.to(dtype_of(self._spec.dtype))
+
     def rows(self, layer: nn.Module, index: torch.Tensor) -> torch.Tensor:
         """Return rows of W. Shapes: index [T] int64 -> [T, I]"""
         return self._rows(index, size=self._spec.in_size).to(dtype_of(self._spec.dtype))

@@ -12,6 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from dovetail.config.rules.log_config import FLAG
@@ -49,6 +50,28 @@ def visible(text: str) -> str:
     return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSettings:
+    """The arguments of `configure`, for child processes that are to log alike."""
+
+    level: str
+    config: dict[str, Any] | None
+    prefix: str
+    is_wanted: bool
+
+    def apply(self) -> None:
+        """Set this process up alike. Mutates: loggers"""
+        configure(self.level, config=self.config, prefix=self.prefix, is_wanted=self.is_wanted)
+
+
+_last: list[LogSettings] = []
+
+
+def settings() -> LogSettings | None:
+    """Return the arguments of the last `configure`, None before the first."""
+    return _last[-1] if _last else None
+
+
 def configure(
     level: str,
     *,
@@ -62,6 +85,14 @@ def configure(
     What the file does not name stays as it is without one. Where it is not wanted, all stays as
     it is. Mutates: loggers. Raises: ConfigError
     """
+    _last[:] = [
+        LogSettings(
+            level=level,
+            config=None if config is None else dict(config),
+            prefix=prefix,
+            is_wanted=is_wanted,
+        )
+    ]
     if not is_wanted:
         _check_unused(config)
         return

@@ -1,26 +1,27 @@
 """Group: the ranks that share one divided layer, and how a process joins them.
 
-A group of size 1 needs no process group and no network.
+A group of size 1 needs no communicator and no network.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
-import torch.distributed as dist
-
+from dovetail import registry
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import RankSpec
+from dovetail.interfaces.communicator import Communicator, Membership
+from dovetail.interfaces.spec import RankSpec, Selection
+
+TENSOR = "tensor"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """`rank` of `size`; `handle` is torch's process group, None when size is 1."""
+    """`rank` of `size`; `communicator` is None when size is 1, and until the ranks have joined."""
 
     rank: int = 0
     size: int = 1
-    handle: dist.ProcessGroup | None = None
+    communicator: Communicator | None = None
 
     def share(self, count: int, what: str) -> int:
         """Return this rank's part of `count` equal things. Raises: ConfigError if uneven."""
@@ -32,46 +33,45 @@ class Group:
             )
         return count // self.size
 
+    def joined(self) -> Communicator:
+        """Return the communicator of a group that has joined."""
+        assert self.communicator is not None, "the ranks have not joined"
+        return self.communicator
+
 
 ALONE = Group()
+_joined: dict[str, Communicator] = {}
+"""The groups that this process has joined, by what they divide."""
 
 
-def join(rank: RankSpec, *, backend: str, address: str) -> None:
-    """Make this process one of `rank.world_size`; `address` is a torch init_method URL.
+def join(rank: RankSpec, *, communicator: Selection, address: str, device: str = "cpu") -> None:
+    """Make this process one of `rank.world_size`, which all meet at `address` (see Membership).
 
-    Does nothing for a single rank. Blocks until all ranks have joined.
+    Does nothing for a single rank. Blocks until all ranks have joined. Raises: ConfigError
     """
-    if rank.world_size > 1:
-        dist.init_process_group(
-            backend, init_method=address, rank=rank.rank, world_size=rank.world_size
+    if rank.tensor_size > 1:
+        member = Membership(
+            rank=rank.tensor_rank,
+            size=rank.tensor_size,
+            group=f"{TENSOR}-{rank.rank // rank.tensor_size}",
+            address=address,
+            is_host=rank.rank == 0,
+            device=device,
         )
+        _joined[TENSOR] = registry.make(communicator, member)
 
 
 def tensor_group(rank: RankSpec) -> Group:
     """Return the ranks that divide layers with this one: tensor_size consecutive ranks.
 
-    Before `join` the group has no handle: layers can be built and looked at, but not run.
+    Before `join` the group has no communicator: layers can be built and looked at, but not run.
     """
     if rank.tensor_size == 1:
         return ALONE
-    handle = _tensor_handle(rank) if dist.is_initialized() else None
-    return Group(rank=rank.tensor_rank, size=rank.tensor_size, handle=handle)
-
-
-@cache
-def _tensor_handle(rank: RankSpec) -> dist.ProcessGroup | None:
-    """Return torch's group of this rank's neighbours. All ranks come here at the same point."""
-    own: dist.ProcessGroup | None = None
-    for first in range(0, rank.world_size, rank.tensor_size):
-        members = list(range(first, first + rank.tensor_size))
-        handle = dist.new_group(members)
-        if rank.rank in members:
-            own = handle
-    return own
+    return Group(rank=rank.tensor_rank, size=rank.tensor_size, communicator=_joined.get(TENSOR))
 
 
 def leave() -> None:
-    """Forget all groups and leave the process group, if one was joined."""
-    _tensor_handle.cache_clear()
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    """Leave all groups that were joined. May be called twice."""
+    while _joined:
+        _joined.popitem()[1].close()

@@ -14,8 +14,7 @@ UNSUPPORTED_NAMES: dict[str, dict[str, str]] = {
     "platform": {name: name for name in ("hpu", "neuron", "openvino", "rocm", "tpu", "xpu")},
     "drafter": {"draft_model": "draft_model"},
     "executor": {
-        "external_launcher": "worker_processes",
-        "mp": "worker_processes",
+        "external_launcher": "launchers",
         "ray": "ray",
     },
     "expert_placement": dict.fromkeys(("linear", "round_robin"), "expert_parallel"),

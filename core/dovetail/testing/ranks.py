@@ -6,7 +6,6 @@ a file, one list entry (or an error text) for each checkpoint.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from dovetail import registry
 from dovetail.interfaces.spec import RankSpec
 from dovetail.parallel.groups import join, leave
 from dovetail.process import Child, read_boot, spawn
@@ -41,8 +41,6 @@ def divided_logits(models: Sequence[tuple[str, str]], folder: Path) -> list[torc
         for rank in range(NUM_RANKS)
     ]
     variables = {"OMP_NUM_THREADS": "1"}
-    if sys.platform == "linux":
-        variables["GLOO_SOCKET_IFNAME"] = "lo"  # else gloo asks what the host's name resolves to
     children: list[Child] = []
     with log.open("wb") as stream:
         try:
@@ -71,7 +69,7 @@ def main() -> int:
     boot = read_boot(RankBoot)
     number = boot.rank
     rank = RankSpec(rank=number, world_size=NUM_RANKS, tensor_rank=number, tensor_size=NUM_RANKS)
-    join(rank, backend="gloo", address=boot.address)
+    join(rank, communicator=registry.choose("communicator", "gloo"), address=boot.address)
     answers = [_answer(folder, name, rank) for folder, name in boot.models]
     if number == 0:
         torch.save(answers, boot.out)

@@ -85,8 +85,9 @@ class SharedMemoryRanks:
 
     All ranks make the same calls in the same order, on tensors of the same shape and dtype.
     `capacity_bytes` is the memory of a rank; larger tensors go through it in chunks. `timeout_s` is
-    how long a rank waits for another, when they meet and in every call; `spin_us` how long it does
-    so awake at most (None: not at all when there are more ranks than processors).
+    how long a rank waits for another in every call, `join_timeout_s` when they meet (None: as
+    long); `spin_us` how long it does so awake at most (None: not at all when there are more ranks
+    than processors).
 
     After an error the tensors of that call hold anything and the group is of no more use. Handlers
     of signals in Python run when a call has returned.
@@ -103,6 +104,7 @@ class SharedMemoryRanks:
         size: int,
         capacity_bytes: int = 1 << 20,
         timeout_s: float,
+        join_timeout_s: float | None = None,
         spin_us: int | None = None,
         source: Library | None = None,
     ) -> None:
@@ -114,7 +116,8 @@ class SharedMemoryRanks:
         self.rank, self.size = rank, size
         slot_bytes = -(-max(capacity_bytes // SLOTS, 64 * size) // PAGE_BYTES) * PAGE_BYTES
         num_bytes = HEADER_BYTES + size * SLOTS * slot_bytes
-        place = Place(name=name, rank=rank, size=size, num_bytes=num_bytes, timeout_s=timeout_s)
+        join_s = timeout_s if join_timeout_s is None else join_timeout_s
+        place = Place(name=name, rank=rank, size=size, num_bytes=num_bytes, timeout_s=join_s)
         self._memory, pids = _shared_memory(place)
         self._start = ctypes.c_char.from_buffer(self._memory)
         self._state = RanksState(

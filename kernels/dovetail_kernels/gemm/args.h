@@ -60,7 +60,8 @@ struct GroupArgs {
   int64_t count;
 };
 
-// What gemm_rows is told: out[i] = the matrix's row index[i], as floats. Not for gated weights.
+// What gemm_rows is told: out[i] = the matrix's row index[i] - first, as floats; zeros where there is no such row. Not
+// for gated weights.
 struct RowsArgs {
   const int64_t* index;
   float* out;  // [count, K]
@@ -68,9 +69,17 @@ struct RowsArgs {
   const void *scales, *zeros, *offsets, *steps, *offset_steps;  // as in GemmArgs
   const float *table, *outer;
   const VectorArgs* vectors;
-  int64_t count, in_size, out_size, group;
+  int64_t count, in_size, out_size, group, first;
   int32_t format;
   int32_t scale_format, step_format, run_shift;
+
+  // The matrix's row that out[i] is, or -1, and zeros in out[i].
+  int64_t row(int64_t i) const {
+    const int64_t row = index[i] - first;
+    if (row >= 0 && row < out_size) return row;
+    for (int64_t k = 0; k < in_size; ++k) out[i * in_size + k] = 0.0f;
+    return -1;
+  }
 };
 
 enum Format : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2, kInt8 = 3, kInt4 = 4, kInt4Int8 = 5,

@@ -152,8 +152,10 @@ DT_KERNEL(gemm_rows, RowsArgs) {
   const int64_t step = step_of(args.format), units = padded_inputs(args.format, args.in_size) / step;
   const int bits = plane_bits(args.format);
   parallel(args.count, [&](int64_t i) {
-    const int64_t panel = args.index[i] / kPanel;
-    const int column = static_cast<int>(args.index[i] % kPanel);
+    const int64_t row = args.row(i);
+    if (row < 0) return;
+    const int64_t panel = row / kPanel;
+    const int column = static_cast<int>(row % kPanel);
     const uint8_t* at = static_cast<const uint8_t*>(args.weight) + panel * bytes;
     Place place{step, args.format == kBfloat16};
     if (is_interleaved(args.format)) {

@@ -269,7 +269,9 @@ DT_KERNEL(vectors_pack, PackArgs) {
 // Reads a matrix back, row by row.
 DT_KERNEL(vectors_rows, RowsArgs) {
   parallel(args.count, [&](int64_t i) {
-    const int64_t panel = args.index[i] / kPanel, column = args.index[i] % kPanel;
+    const int64_t row = args.row(i);
+    if (row < 0) return;
+    const int64_t panel = row / kPanel, column = row % kPanel;
     float wide[kUnitBytes];
     const bool is_scaled = has_output_scales(args);
     const float own = is_scaled ? GroupScales(args, panel).own.one(panel * kPanel + column) : 1.0f;

@@ -132,6 +132,14 @@ class Matrix:
         meant[:, self._order] = found
         return meant
 
+    def part_rows(self, index: torch.Tensor, first: int) -> torch.Tensor | None:
+        """Return rows of a matrix whose first row has the number `first`, zeros for rows that it
+        has not; None where no kernel does that. Shapes: index [M] int64 -> [M, K] float32"""
+        packed = self._packed
+        if self._order is not None or not isinstance(packed, Packed):
+            return None
+        return packed.rows(index, first)
+
     def _rows(self, index: torch.Tensor) -> torch.Tensor:
         if self._packed is not None:
             return self._packed.rows(index)

@@ -114,6 +114,7 @@ class RowsArgs(ctypes.Structure):
         ("in_size", _int64),
         ("out_size", _int64),
         ("group", _int64),
+        ("first", _int64),
         ("format", _int32),
         ("scale_format", _int32),
         ("step_format", _int32),
@@ -219,8 +220,9 @@ class Packed:
         if self._kernel(self.reference):
             raise MemoryError(f"no memory for {rows} rows of {self.in_size}")
 
-    def rows(self, index: torch.Tensor) -> torch.Tensor:
-        """Return rows of the matrix that is meant. Shapes: index [M] int64 -> [M, K] float32
+    def rows(self, index: torch.Tensor, first: int = 0) -> torch.Tensor:
+        """Return rows of the matrix that is meant, whose first one has the number `first`; zeros
+        for others. Shapes: index [M] int64 -> [M, K] float32
 
         Not for gated weights.
         """
@@ -246,6 +248,7 @@ class Packed:
                     in_size=self.in_size,
                     out_size=self._args.out_size,
                     group=self._args.group,
+                    first=first,
                     format=self._args.format,
                     scale_format=self._args.scale_format,
                     step_format=self._args.step_format,

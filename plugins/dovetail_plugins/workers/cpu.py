@@ -63,17 +63,19 @@ class CpuWorker(DeviceWorker):
             log.info("matrix products run on torch: %s", native.missing_reason())
             return
         count = run.num_threads or torch.get_num_threads()
-        cores = _pinned_cores(run.rank.tensor_rank, count) if run.pins_threads else None
+        place = 0 if run.processors else run.rank.local_rank  # bound ranks have cores of their own
+        cores = _pinned_cores(place, count) if run.pins_threads else None
         made = library.set_threads(count, spin_us=run.thread_spin_us, cores=cores)
         log.info("native kernels: %s, %d threads", library.isa, made)
 
     def free_bytes(self) -> int:
-        """Return the share of the memory the system (or this container) can still give, less
-        512 MiB for other programs and less the bound of a largest step."""
+        """Return this rank's share of the memory the system (or this container) can still give,
+        less 512 MiB for other programs and less the bound of a largest step of each rank."""
         import psutil
 
         available = min([psutil.virtual_memory().available, *container_rooms()])
-        room = available - MARGIN_BYTES - self._largest_step_bytes()
+        ranks = self.run.rank.local_size
+        room = (available - MARGIN_BYTES) // ranks - self._largest_step_bytes()
         return max(0, int(self.run.memory_share * room))
 
 

@@ -53,13 +53,13 @@ class CudaWorker(DeviceWorker):
         import torch
 
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if self.run.rank.rank >= count:
+        if self.run.rank.local_rank >= count:
             raise ConfigError(
-                f"rank {self.run.rank.rank} needs its own GPU, but torch sees only {count}",
-                where="--device",
+                f"rank {self.run.rank.local_rank} needs its own GPU, but torch sees only {count}",
+                where="--tensor-parallel-size",
                 fix="use fewer ranks, or check CUDA_VISIBLE_DEVICES.",
             )
-        device = torch.device("cuda", self.run.rank.rank)
+        device = torch.device("cuda", self.run.rank.local_rank)
         torch.cuda.set_device(device)
         self.memory = CudaMemory(device)
         return device

@@ -127,3 +127,5 @@ def test_the_executors_auto_is_what_its_kind_says(name: str | None) -> None:
     )
     assert chosen.name == kind.default
     assert str(kind.default) in kind.auto
+    several = select_executor(Config.from_fields({}), PlatformDefaults(worker="cpu"), 2)
+    assert several.name == "mp" and "mp for more" in kind.auto

@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import RankSpec
+from dovetail.interfaces.spec import RankSpec, Selection
 from dovetail.parallel.collectives import all_gather, all_reduce
 from dovetail.parallel.groups import ALONE, Group, join, leave, tensor_group
 
 
 def test_one_rank_is_alone() -> None:
-    join(RankSpec(), backend="none", address="nowhere")
+    nothing = Selection(kind="communicator", name="none", target="nowhere:Nothing")
+    join(RankSpec(), communicator=nothing, address="nowhere")
     assert tensor_group(RankSpec()) is ALONE
     x = torch.arange(4.0)
     assert all_reduce(x, ALONE) is x

@@ -97,9 +97,6 @@ class DeprecatedFlags:
         False,
         help="do not use cascade attention (attention to a shared prefix once for all requests)",
     )
-    disable_custom_all_reduce: bool = flag(
-        False, help="use only the vendor's library for all-reduce"
-    )
     max_context_len_to_capture: int | None = flag(
         None, ge=0, unit="tokens", help="longest context for captured steps"
     )
@@ -350,7 +347,6 @@ MAPPED: dict[str, Mapped] = {
     ),
     "skip_mm_profiling": _waits_for("media", True, False),
     "disable_cascade_attn": _settled("cascade attention is not used", True, False),
-    "disable_custom_all_reduce": _waits_for("tensor_parallel", True, False),
     "max_context_len_to_capture": _WHATEVER_THE_CONTEXT,
     "max_seq_len_to_capture": _WHATEVER_THE_CONTEXT,
     "enable_prompt_adapter": _ADAPTERS,

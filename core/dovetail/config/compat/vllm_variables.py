@@ -82,13 +82,6 @@ def _gib(text: str) -> dict[str, Any]:
     return {"kv_cache_memory_bytes": size_bytes} if size_bytes else {}
 
 
-def _cores(text: str) -> dict[str, Any]:
-    """One worker runs, so cores of further ranks (after a bar) would be left out in silence."""
-    if "|" in text:
-        raise ValueError("one worker runs, so there is one list of cores, without |")
-    return {} if text.lower() in ("all", "auto", "nobind") else {"cpu_cores": text}
-
-
 def _log_level(text: str) -> dict[str, Any]:
     word = text.strip().lower()
     return {"log_level": {"warn": "warning", "fatal": "critical"}.get(word, word)}
@@ -133,7 +126,7 @@ FOREIGN: dict[str, Row] = {
     "VLLM_ATTENTION_BACKEND": _field("attention_backend"),
     "VLLM_CONFIGURE_LOGGING": _field("configure_logging"),
     "VLLM_CPU_KVCACHE_SPACE": Setting("--kv-cache-memory-bytes", _gib),
-    "VLLM_CPU_OMP_THREADS_BIND": Setting("--cpu-cores", _cores),
+    "VLLM_CPU_OMP_THREADS_BIND": _field("cpu_cores"),
     "VLLM_DP_MASTER_IP": _field("data_parallel_address"),
     "VLLM_DP_MASTER_PORT": _field("data_parallel_rpc_port"),
     "VLLM_DP_RANK": _field("data_parallel_rank"),
@@ -185,7 +178,7 @@ FOREIGN: dict[str, Row] = {
     "VLLM_NO_USAGE_STATS": _REPORTS,
     "VLLM_PORT": NoEffect("processes talk over Unix sockets; clients come to --port"),
     "VLLM_RINGBUFFER_WARNING_INTERVAL": NoEffect("dovetail has no ring buffer"),
-    "VLLM_SKIP_P2P_CHECK": NoEffectYet("tensor_parallel"),
+    "VLLM_SKIP_P2P_CHECK": NoEffect("NCCL tries which GPUs can reach each other"),
     "VLLM_TARGET_DEVICE": NoEffect("one installation supports all devices; --device chooses one"),
     "VLLM_TEST_DYNAMO_FULLGRAPH_CAPTURE": NoEffect("-O3 always compiles whole graphs"),
     "VLLM_TEST_USE_PRECOMPILED_NIGHTLY_WHEEL": _BUILD,
@@ -207,7 +200,7 @@ FOREIGN: dict[str, Row] = {
         "processor_threads", passing=("", "0", "1")
     ),
     "VLLM_MARLIN_USE_ATOMIC_ADD": _KERNELS,
-    "VLLM_NCCL_SO_PATH": UnsupportedVariable("tensor_parallel"),
+    "VLLM_NCCL_SO_PATH": UnsupportedVariable("cuda_runtime"),
     "VLLM_OPENVINO_CPU_KV_CACHE_PRECISION": _OPENVINO,
     "VLLM_OPENVINO_DEVICE": _OPENVINO,
     "VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS": _OPENVINO,

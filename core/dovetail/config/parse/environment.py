@@ -60,13 +60,19 @@ def variable_of(flag: Flag) -> str:
     return PREFIX + flag.name.upper()
 
 
+def _other_names(flag: Flag) -> list[str]:
+    """Return the variables of a flag's other spellings."""
+    return [PREFIX + a.removeprefix("--").replace("-", "_").upper() for a in flag.meta.aliases]
+
+
 def read(environ: Mapping[str, str]) -> Variables:
     """Return the settings of the variables. An empty variable sets nothing.
 
     Raises: ConfigError for a refused variable, and for a flag given under two names with
     different values.
     """
-    own = {variable_of(flag): flag for flag in (*flags().values(), *deprecated_flags().values())}
+    every_flag = (*flags().values(), *deprecated_flags().values())
+    own = {name: flag for flag in every_flag for name in (variable_of(flag), *_other_names(flag))}
     fields: dict[str, dict[str, Any]] = {}
     notes: list[str] = []
     warnings: list[str] = []

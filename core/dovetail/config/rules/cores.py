@@ -9,27 +9,45 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Collection
+from itertools import pairwise
+from typing import TypeGuard
 
-from dovetail.config.rules.platform import usable_processors
+from dovetail.config.rules.platform import siblings, usable_processors
 from dovetail.errors import ConfigError
 
 FLAG = "--cpu-cores"
+BAR, UNBOUND = "|", "nobind"
+"""What stands between the lists of several ranks, and the word for ranks that share all cores."""
+WORDS = ("all", "auto", UNBOUND)
+"""What may stand in place of a list; the others mean that there is none."""
 _RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
-_FIX = "write numbers and ranges, as 0-3,8."
+_FIX = "write numbers and ranges, as 0-3,8, with | between the lists of several ranks."
+
+
+def word_of(text: str | None) -> str:
+    """Return the word that stands in place of a list; nothing for a list and for none."""
+    word = (text or "").strip().lower()
+    return word if word in WORDS else ""
+
+
+def is_list(text: str | None) -> TypeGuard[str]:
+    """Return whether a text lists processors."""
+    return text is not None and not word_of(text)
 
 
 def chosen_cores(text: str | None) -> tuple[int, ...]:
-    """Return the processors of a list such as "0-3,8" in order; none for no list.
+    """Return the processors of a list such as "0-3,8" in order; none for no list. Lists of several
+    ranks are taken together.
 
     Raises: ConfigError for text that is not a list, and for processors that may not be used.
     """
-    if text is None:
+    if not is_list(text):
         return ()
     if sys.platform != "linux":
         raise ConfigError(
             "CPU affinity is only supported on Linux.", where=FLAG, fix=f"leave {FLAG} out."
         )
-    cores = parse_cores(text)
+    cores = tuple(sorted({core for part in text.split(BAR) for core in parse_cores(part)}))
     usable = usable_processors()
     missing = sorted(set(cores) - usable)
     if missing:
@@ -39,6 +57,48 @@ def chosen_cores(text: str | None) -> tuple[int, ...]:
             fix=f"choose among {_shown(sorted(usable))}.",
         )
     return cores
+
+
+def cores_of_ranks(text: str | None, size: int) -> tuple[tuple[int, ...], ...]:
+    """Return the processors of each of `size` ranks: as listed, else whole cores divided evenly.
+
+    None where ranks are not to be bound, cannot be, or are more than the cores. Raises: ConfigError
+    """
+    if sys.platform != "linux" or word_of(text) == UNBOUND:
+        return ()
+    cores = chosen_cores(text)
+    if text is not None and BAR in text:
+        return _listed_cores(text, size)
+    physical: dict[str, list[int]] = {}
+    for cpu in cores or sorted(usable_processors()):
+        physical.setdefault(siblings(cpu), []).append(cpu)
+    whole = list(physical.values())
+    if len(whole) < size:
+        return ()
+    bounds = [len(whole) * rank // size for rank in range(size + 1)]
+    return tuple(
+        tuple(sorted(cpu for core in whole[first:end] for cpu in core))
+        for first, end in pairwise(bounds)
+    )
+
+
+def _listed_cores(text: str, size: int) -> tuple[tuple[int, ...], ...]:
+    """Return the lists that stand between bars. Raises: ConfigError unless there is one a rank."""
+    lists = tuple(parse_cores(part) for part in text.split(BAR))
+    if len(lists) != size:
+        raise ConfigError(
+            f"there are {len(lists)} lists of CPUs for {size} {'rank' if size == 1 else 'ranks'}.",
+            where=FLAG,
+            fix="give one list for all, or one for each.",
+        )
+    shared = sorted({core for core in sum(lists, ()) if sum(core in one for one in lists) > 1})
+    if shared:
+        raise ConfigError(
+            f"{_shown(shared)} {'is' if len(shared) == 1 else 'are'} in several ranks' lists.",
+            where=FLAG,
+            fix="name each CPU once.",
+        )
+    return lists
 
 
 def parse_cores(text: str) -> tuple[int, ...]:

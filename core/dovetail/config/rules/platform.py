@@ -60,7 +60,7 @@ def usable_cores(processors: Iterable[int] = ()) -> int:
 
     `processors` are those it will be kept to, where that is less.
     """
-    cores = {_siblings(cpu) for cpu in processors or usable_processors()}
+    cores = {siblings(cpu) for cpu in processors or usable_processors()}
     return max(1, min(len(cores), quota_cores() or len(cores)))
 
 
@@ -76,9 +76,10 @@ def default_threads(processors: Iterable[int] = ()) -> int:
     return usable_cores(processors)
 
 
-def _siblings(cpu: int) -> str:
+def siblings(cpu: int) -> str:
+    """Return a name of the physical core that a processor belongs to."""
     try:
-        path = _CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list"
+        path = _CPUS / f"cpu{cpu}" / "topology" / "threadsiblings_list"
         return path.read_text(encoding="utf-8").strip()
     except OSError:
         return str(cpu)

@@ -45,6 +45,7 @@ OWN_MODELS, TRANSFORMERS = "dovetail", "transformers"
 BITSANDBYTES = "bitsandbytes"
 """A quantization whose name is a load format too."""
 AUTO = "auto"
+PROCESSES = "mp"
 NO_CHOICE = (None, "", AUTO)
 
 
@@ -302,10 +303,13 @@ def select_kv_policy(config: Config, defaults: PlatformDefaults) -> Selection:
     return select("kv_policy", str(name), where="--kv-policy", options=options)
 
 
-def select_executor(config: Config, defaults: PlatformDefaults) -> Selection:
-    """Return the executor that is named, or the platform's, or the kind's default: one rank."""
+def select_executor(config: Config, defaults: PlatformDefaults, num_ranks: int = 1) -> Selection:
+    """Return the executor that is named; else the platform's or the kind's default for one rank,
+    and a process for each of several."""
     spec = config.parallel.distributed_executor_backend
     usual = defaults.executor or registry.KINDS["executor"].default
+    if num_ranks > 1:
+        usual = registry.own("executor", PROCESSES)
     name = usual if spec in NO_CHOICE else spec
     options = config.plugin.options_of("executor")
     return select("executor", str(name), where="--distributed-executor-backend", options=options)

@@ -16,14 +16,16 @@ class DeviceConfig:
         0,
         ge=0,
         le=1024,
-        help="CPU threads of one worker; 0 means OMP_NUM_THREADS if set, else the number of "
-        "cores this process may use",
+        help="CPU threads of one rank; 0 means OMP_NUM_THREADS if set, else the number of "
+        "cores it may use",
     )
     cpu_cores: str | None = flag(
         None,
         metavar="LIST",
+        aliases=("--cpu-omp-threads-bind",),
         help="CPUs that the engine may run on, such as 0-3,8; without --num-threads it uses one "
-        "thread for each of their cores",
+        "thread for each of their cores. Several ranks divide them, or have one list each, as in "
+        "0-3|4-7; nobind lets every rank run on all of them",
         default_note="all that this process may use",
     )
     thread_spin_us: int = flag(

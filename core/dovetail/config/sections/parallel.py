@@ -23,7 +23,18 @@ class ParallelConfig:
         None,
         kind="executor",
         help="how worker processes are started and driven",
-        default_note="uni, the worker inside the engine process",
+        default_note="uni, the worker inside the engine process, for one rank; mp, a process for "
+        "each, for more",
+    )
+    communicator: str = flag(
+        "auto",
+        kind="communicator",
+        help="how ranks exchange tensors",
+        default_note="shared memory between the CPUs of one machine, gloo between other CPUs, "
+        "NCCL between GPUs",
+    )
+    disable_custom_all_reduce: bool = flag(
+        False, help="let ranks exchange tensors by the libraries that torch has, gloo and NCCL"
     )
     worker_cls: str = flag("auto", kind="worker", help="worker that runs the model on one device")
     worker_extension_cls: str | None = flag(
@@ -116,6 +127,7 @@ class ParallelConfig:
     max_parallel_loading_workers: int | None = flag(
         None,
         ge=1,
-        help="threads that read weight files ahead while tensors are converted",
-        default_note="2",
+        help="ranks that load their weights at the same time, and threads of each that read "
+        "weight files ahead",
+        default_note="all ranks, with 2 threads each",
     )

@@ -8,12 +8,13 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from dovetail.errors import ConfigError, EngineDead, RequestError
 from dovetail.interfaces.executor import Executor
 from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import Selection
+from dovetail.interfaces.spec import RankSpec, Selection
 from dovetail.interfaces.step import StepPlan
 from dovetail.testing.contract import default_options, requires
 from dovetail.testing.scripted_steps import Collector, Driver, DriveRequest
@@ -59,12 +60,37 @@ def crashing(plugin: Any, **changes: Any) -> Executor:
     return started(plugin, model=REPLAY, hf_config=config, **changes)
 
 
-@pytest.fixture
-def executor(plugin: Any) -> Iterator[Executor]:
-    """Return an executor ready to step."""
-    made = started(plugin)
+class Shared:
+    """Executors that clauses share, for starting one may take seconds: with and without steps
+    ahead."""
+
+    def __init__(self) -> None:
+        self._made: dict[bool, Executor] = {}
+
+    def get(self, plugin: Any, *, async_steps: bool = False) -> Executor:
+        """Return an executor ready to step, whose worker can sleep."""
+        if async_steps not in self._made:
+            self._made[async_steps] = started(plugin, worker=SLEEPING, async_steps=async_steps)
+        return self._made[async_steps]
+
+    def close(self) -> None:
+        """Shut down what was made."""
+        for made in self._made.values():
+            made.shutdown()
+
+
+@pytest.fixture(scope="class")
+def shared(entry: Any) -> Iterator[Shared]:
+    """Return the executors of one plugin."""
+    made = Shared()
     yield made
-    made.shutdown()
+    made.close()
+
+
+@pytest.fixture
+def executor(plugin: Any, shared: Shared) -> Executor:
+    """Return an executor ready to step."""
+    return shared.get(plugin)
 
 
 class TestExecutor:
@@ -86,9 +112,11 @@ class TestExecutor:
 
     @requires("sleep")
     @pytest.mark.parametrize("async_steps", [False, True])
-    def test_sleep_reaches_the_workers(self, plugin: Any, async_steps: bool) -> None:
+    def test_sleep_reaches_the_workers(
+        self, plugin: Any, shared: Shared, async_steps: bool
+    ) -> None:
         """Workers sleep and wake up when asked to; one that refuses is heard and lives on."""
-        made = started(plugin, worker=SLEEPING, async_steps=async_steps)
+        made = shared.get(plugin, async_steps=async_steps)
         awake_bytes = made.free_bytes()
         with pytest.raises(RequestError, match="nothing can be kept"):
             made.sleep(1)
@@ -98,16 +126,28 @@ class TestExecutor:
         made.wake_up(("kv_cache",))
         assert made.free_bytes() == awake_bytes
         assert len(run(made)) == len(REQUESTS)
-        made.shutdown()
+
+    @requires("several_ranks")
+    def test_several_ranks_answer_as_one(self, plugin: Any, executor: Executor) -> None:
+        """Two ranks get every order: the answers are those of one, and all of them end."""
+        run_spec = msgspec.structs.replace(tiny_run(), rank=RankSpec(world_size=2))
+        made = plugin(default_options(plugin), run_spec, SLEEPING)
+        made.allocate(tiny_layout(list(made.kv_layers())))
+        try:
+            assert run(made, ahead=1) == run(executor)
+            made.sleep(2)
+            made.wake_up(("weights", "kv_cache"))
+            assert len(run(made)) == len(REQUESTS)
+        finally:
+            made.shutdown()
 
     @requires("async_steps")
-    def test_one_ahead_equals_in_turn(self, plugin: Any, executor: Executor) -> None:
+    def test_one_ahead_equals_in_turn(
+        self, plugin: Any, shared: Shared, executor: Executor
+    ) -> None:
         """Plans sent before the previous result was read draw the same tokens."""
-        ahead = started(plugin, async_steps=True)
-        try:
-            assert run(ahead, ahead=1) == run(executor)
-        finally:
-            ahead.shutdown()
+        ahead = shared.get(plugin, async_steps=True)
+        assert run(ahead, ahead=1) == run(executor)
 
     @requires("async_steps")
     def test_submit_returns_at_once(self, plugin: Any) -> None:
@@ -153,17 +193,13 @@ class TestExecutor:
         assert threading.active_count() <= before
 
     def test_shutdown_twice(self, plugin: Any) -> None:
-        """shutdown leaves no thread and may be called again."""
+        """shutdown leaves no thread and may be called again; a submit after it is an EngineDead,
+        not a hang."""
         before = threading.active_count()
         made = started(plugin, async_steps="async_steps" in plugin.capabilities)
         made.shutdown()
         made.shutdown()
         assert threading.active_count() <= before
-
-    def test_calls_after_shutdown_raise(self, plugin: Any) -> None:
-        """A submit after shutdown is an EngineDead, not a hang."""
-        made = started(plugin)
-        made.shutdown()
         with pytest.raises(EngineDead):
             made.submit(StepPlan(step_id=1, rows=())).result()
 

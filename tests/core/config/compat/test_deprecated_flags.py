@@ -81,7 +81,6 @@ MEANT: list[tuple[str, Any, dict[str, Any]]] = [
 SETTLED: list[tuple[str, tuple[Any, ...], tuple[Any, ...]]] = [
     ("skip_mm_profiling", (True, False), ()),
     ("disable_cascade_attn", (True, False), ()),
-    ("disable_custom_all_reduce", (True, False), ()),
     ("max_context_len_to_capture", (None, 8192, 4096), ()),
     ("max_seq_len_to_capture", (None, 32768), ()),
     ("num_lookahead_slots", (0, 5), ()),

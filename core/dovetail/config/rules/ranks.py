@@ -1,0 +1,118 @@
+"""Ranks: how many there are, whether the model divides over them, what drives and joins them."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from dovetail import registry
+from dovetail.config.config import Config
+from dovetail.config.rules.cores import BAR, UNBOUND, cores_of_ranks, word_of
+from dovetail.config.rules.cores import FLAG as CORES
+from dovetail.config.rules.platform import usable_cores
+from dovetail.config.rules.selections import select
+from dovetail.errors import ConfigError
+from dovetail.interfaces.communicator import CommunicatorQuery
+from dovetail.interfaces.platform import Platform
+from dovetail.interfaces.spec import ModelSpec, RankSpec, Selection
+
+log = logging.getLogger(__name__)
+
+TENSOR = "--tensor-parallel-size"
+SEVERAL_RANKS, DIVISIBLE = "several_ranks", "tensor_parallel"
+"""Capabilities: of an executor, and of a model."""
+
+
+def rank_spec(config: Config) -> RankSpec:
+    """Return the first rank, which says how many there are."""
+    size = config.parallel.tensor_parallel_size
+    return RankSpec(world_size=size, tensor_size=size, local_size=size)
+
+
+def check_division(model: ModelSpec, plugin: Selection, rank: RankSpec) -> None:
+    """Raise ConfigError unless the model's heads can be divided over the ranks."""
+    size = rank.tensor_size
+    if size == 1:
+        return
+    if DIVISIBLE not in registry.load_selection(plugin).capabilities:
+        raise ConfigError(
+            f"the model plugin {plugin.name} cannot be divided over ranks.",
+            where=TENSOR,
+            fix="use 1, or an architecture whose plugin claims tensor_parallel.",
+        )
+    if model.num_heads % size:
+        raise ConfigError(
+            f"{model.num_heads} attention heads cannot be divided evenly over {size} ranks.",
+            where=TENSOR,
+            fix=f"use one of {_listed(_head_divisors(model))}.",
+        )
+    if model.num_kv_heads % size and size % model.num_kv_heads:
+        raise ConfigError(
+            f"{model.num_kv_heads} KV heads can neither be divided over {size} ranks nor repeated.",
+            where=TENSOR,
+            fix=f"use one of {_listed(_head_divisors(model))}.",
+        )
+
+
+def _head_divisors(model: ModelSpec) -> list[int]:
+    """Return the numbers of ranks over which the heads can be divided."""
+    heads, kv_heads = model.num_heads, model.num_kv_heads
+    sizes = [size for size in range(1, heads + 1) if heads % size == 0]
+    return [size for size in sizes if kv_heads % size == 0 or size % kv_heads == 0]
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def cached_model(model: ModelSpec, rank: RankSpec) -> ModelSpec:
+    """Return the model as one rank's KV cache sees it. A KV head may be on several ranks."""
+    heads = max(1, model.num_kv_heads // rank.tensor_size)
+    return msgspec.structs.replace(model, num_kv_heads=heads)
+
+
+def rank_processors(
+    config: Config, rank: RankSpec, *, on_cores: bool
+) -> tuple[tuple[int, ...], ...]:
+    """Return the processors of each rank; none for one rank, and where they are not bound.
+
+    `on_cores`: the ranks compute there. Raises: ConfigError for more ranks than cores
+    """
+    text = config.device.cpu_cores
+    if not on_cores or (rank.local_size == 1 and BAR not in (text or "")):
+        return ()
+    found = cores_of_ranks(text, rank.local_size)
+    if not found and word_of(text) != UNBOUND and usable_cores() < rank.local_size:
+        raise ConfigError(
+            f"{rank.local_size} ranks need a core each, and this process may use {usable_cores()}.",
+            where=TENSOR,
+            fix=f"use at most {usable_cores()}, or {CORES} nobind.",
+        )
+    return found
+
+
+def select_communicator(config: Config, platform: Platform, rank: RankSpec) -> Selection | None:
+    """Return how the ranks exchange tensors; None for one rank. Raises: PluginError"""
+    if rank.world_size == 1:
+        return None
+    query = CommunicatorQuery(
+        device=platform.torch_type or platform.device_type,
+        is_one_machine=True,
+        wants_vendor=config.parallel.disable_custom_all_reduce,
+    )
+    options = config.plugin.options_of("communicator")
+    name = config.parallel.communicator
+    return select("communicator", name, query=query, options=options, where="--communicator")
+
+
+def check_executor(executor: Selection, rank: RankSpec) -> None:
+    """Raise ConfigError for an executor that cannot run all ranks."""
+    if rank.world_size == 1:
+        return
+    if SEVERAL_RANKS not in registry.load_selection(executor).capabilities:
+        raise ConfigError(
+            f"the executor {executor.name} runs one rank, not {rank.world_size}.",
+            where="--distributed-executor-backend",
+            fix="use mp, or leave the flag out.",
+        )

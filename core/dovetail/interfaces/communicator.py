@@ -1,0 +1,112 @@
+"""Communicator: how the ranks of one group exchange tensors.
+
+One object is one rank's membership in one group. All ranks of the group make the same calls in the
+same order with tensors of the same shape and dtype; every rank gets the same bits, because what the
+ranks compute from them must stay the same.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dovetail.interfaces.plugin import Plugin
+
+if TYPE_CHECKING:
+    import torch
+
+JOIN_LIMIT_S = 120.0
+"""How long the ranks of a group wait for one another when they join."""
+CALL_LIMIT_S = 1800.0
+"""How long a call waits for the other ranks; a rank that is gone is noticed long before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommunicatorQuery:
+    """What a communicator must do: `device` is the device type on which the tensors lie.
+
+    `is_one_machine` says that all ranks run on this machine. With `wants_vendor` only the
+    framework's or the vendor's library is wanted, none of dovetail's own.
+    """
+
+    device: str
+    is_one_machine: bool
+    wants_vendor: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """One rank's place in a group: `rank` of `size`, on a torch device.
+
+    The ranks of all groups meet at `address`, a URL: file:///path or tcp://host:port. `group`
+    tells groups at one address apart. `is_host` is true for exactly one rank of all who meet there:
+    it opens the port.
+    """
+
+    rank: int
+    size: int
+    address: str
+    group: str = "world"
+    is_host: bool = False
+    device: str = "cpu"
+    join_limit_s: float = JOIN_LIMIT_S
+    call_limit_s: float = CALL_LIMIT_S
+
+
+class Communicator(Plugin):
+    """One rank's calls to a group; one thread makes them. `why_not(CommunicatorQuery)` says where
+    it fits.
+
+    A call that cannot end, because another rank is gone, raises RuntimeError; the group cannot be
+    used after that.
+    """
+
+    interface_version: ClassVar[int] = 1
+
+    @abstractmethod
+    def __init__(self, options: Any, member: Membership) -> None:
+        """Join the group; returns once all its ranks have. Raises: ConfigError when they cannot."""
+
+    @abstractmethod
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the ranks' x, in x itself where it is contiguous. Mutates: x"""
+
+    @abstractmethod
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the ranks' x in rank order. Shapes: x [..] -> [size, ..]"""
+
+    @abstractmethod
+    def broadcast(self, x: torch.Tensor, source: int) -> torch.Tensor:
+        """Return the x of rank `source`, in x itself where it is contiguous. Mutates: x"""
+
+    def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
+        """Return this rank's equal part of the sum of the ranks' x.
+
+        The default sums everything. Shapes: x [size * N, ..] -> [N, ..]. Mutates: x
+        """
+        return self.all_reduce(x).chunk(self.size)[self.rank].clone()
+
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the ranks had for this one, in rank order; the i-th part of x is for rank i.
+
+        The default gathers everything. Shapes: x [size * N, ..] -> [size * N, ..]
+        """
+        import torch
+
+        parts = [whole.chunk(self.size)[self.rank] for whole in self.all_gather(x)]
+        return torch.cat(parts)
+
+    def barrier(self) -> None:
+        """Return once all ranks have called it. The default sums a number."""
+        import torch
+
+        self.all_reduce(torch.zeros(1, device=self.device)).cpu()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the group. May be called twice."""
+
+    rank: int
+    size: int
+    device: str

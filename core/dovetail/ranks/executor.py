@@ -1,0 +1,331 @@
+"""RanksExecutor: what executors with several ranks share: broadcast, first fault, death.
+
+A subclass starts the ranks and gives the connections to them (`RankLinks`). Every rank gets every
+order; the first one tells a step's result. A rank that ends ends the executor at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from dovetail.engine.faults import error_of
+from dovetail.errors import EngineDead
+from dovetail.interfaces.executor import Executor
+from dovetail.interfaces.spec import RunSpec, Selection
+from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
+from dovetail.interfaces.structured_output import CompiledConstraint
+from dovetail.ranks.layout import rank_runs
+from dovetail.ranks.messages import (
+    Allocate,
+    Answer,
+    Done,
+    Failed,
+    FreeBytes,
+    GetFreeBytes,
+    GetKVLayers,
+    KVLayers,
+    Load,
+    Order,
+    Prepare,
+    Prepared,
+    Sleep,
+    Start,
+    Step,
+    Stepped,
+    WakeUp,
+)
+
+AnswerType = TypeVar("AnswerType", Done, KVLayers, FreeBytes)
+FAULT_WAIT_S = 5.0
+"""How long ranks may take to answer an order once one of them has refused it."""
+DEATH_WAIT_S = 5.0
+"""How long a broken connection waits for the word on which rank ended, and why."""
+GRACE_S = 3.0
+"""How long ranks have to end by themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """A rank that has ended: `when_s` on the monotonic clock. `is_silent`: without last words."""
+
+    number: int
+    when_s: float
+    reason: str
+    is_silent: bool
+
+
+class RankListener(Protocol):
+    """What links tell, from their own thread."""
+
+    def on_prepared(self, number: int, message: Prepared) -> None:
+        """A rank has loaded a constraint, or cannot."""
+
+    def on_losses(self, losses: Sequence[Loss]) -> None:
+        """Ranks have ended, unasked."""
+
+
+class RankLinks(Protocol):
+    """The connections to the ranks. One thread sends and receives."""
+
+    def send(self, payload: bytes) -> None:
+        """Send an order to every rank. Raises: OSError, EOFError when one is gone"""
+
+    def send_to(self, numbers: Collection[int], payload: bytes) -> None:
+        """Send an order to some ranks. Raises: OSError, EOFError when one is gone"""
+
+    def receive(self, number: int) -> bytes:
+        """Wait for one rank's next answer. Raises: OSError, EOFError when a rank is gone"""
+
+    def receive_any(self, numbers: Collection[int], deadline_s: float | None) -> int | None:
+        """Wait until one of these ranks has answered; return its number, None at the deadline.
+
+        Raises: OSError, EOFError when a rank is gone
+        """
+
+    def tell(self, payload: bytes) -> None:
+        """Send something aside to every rank. Raises: OSError when one is gone"""
+
+    def watch(self, listener: RankListener) -> None:
+        """Tell from now on what comes aside, and which ranks end."""
+
+    def shut_down(self) -> None:
+        """Make waiting calls end with an error; any thread may call this."""
+
+    def end(self, grace_s: float) -> None:
+        """End all ranks, by force after `grace_s`. May be called twice."""
+
+
+class _PendingStep:
+    """A step under way; results are read in the order of the steps."""
+
+    __slots__ = ("_executor", "_result", "step_id")
+
+    def __init__(self, executor: RanksExecutor, step_id: int) -> None:
+        self._executor = executor
+        self._result: StepResult | None = None
+        self.step_id = step_id
+
+    def result(self) -> StepResult:
+        """Wait for the result. Raises: EngineDead"""
+        while self._result is None:
+            self._executor.read_oldest()
+        return self._result
+
+    def settle(self, result: StepResult) -> None:
+        """Keep the result. Mutates: self"""
+        assert result.step_id == self.step_id, "a rank answered another step"
+        self._result = result
+
+
+class _Preparing:
+    """A constraint that ranks are loading. `left` are those that have not answered."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.done: Future[None] = Future()
+        self.left = set(range(num_ranks))
+
+
+class RanksExecutor(Executor):
+    """Drives `run.rank.world_size` ranks. A rank that ends ends all."""
+
+    capabilities = frozenset({"async_steps", "several_ranks", "sleep"})
+
+    def __init__(self, options: Any, run: RunSpec, worker: Selection) -> None:
+        self.options = options
+        self._num_ranks = run.rank.world_size
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+        self._steps: deque[_PendingStep] = deque()
+        self._preparing: dict[int, _Preparing] = {}
+        self._numbers = count()
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._death: str | None = None
+        self._died = threading.Event()
+        self._callbacks: list[Callable[[str], None]] = []
+        self._links = self._start_ranks(rank_runs(run), worker)
+        try:
+            self._links.watch(self)
+            self._ask(Start(), Done)
+            self._load(run.load_options.get("workers"))
+        except BaseException:
+            self.shutdown()
+            raise
+
+    @abstractmethod
+    def _start_ranks(self, runs: Sequence[RunSpec], worker: Selection) -> RankLinks:
+        """Start a rank for each RunSpec; each waits for orders. Raises: ConfigError"""
+
+    def _load(self, at_once: int | None) -> None:
+        """Let every rank load, `at_once` of them at the same time (None: all)."""
+        numbers, size = range(self._num_ranks), at_once or self._num_ranks
+        for first in range(0, self._num_ranks, size):
+            self._ask(Load(), Done, numbers[first : first + size])
+
+    def kv_layers(self) -> Sequence[KVLayer]:
+        """Return what the model's attention layers cache: the same on every rank."""
+        return self._ask(GetKVLayers(), KVLayers)[0].layers
+
+    def free_bytes(self) -> int:
+        """Return the bytes that the KV cache may take on the fullest rank."""
+        return min(answer.num_bytes for answer in self._ask(GetFreeBytes(), FreeBytes))
+
+    def allocate(self, layout: KVLayout) -> None:
+        """Create the KV cache on every rank and warm up. Raises: ConfigError when it cannot."""
+        self._ask(Allocate(layout), Done)
+
+    def sleep(self, level: int) -> None:
+        """Let every rank give its memory back. Raises: RequestError"""
+        self._ask(Sleep(level), Done)
+
+    def wake_up(self, tags: Sequence[str]) -> None:
+        """Let every rank take its memory again. Raises: RequestError, ConfigError"""
+        self._ask(WakeUp(tuple(tags)), Done)
+
+    def submit(self, plan: StepPlan) -> _PendingStep:
+        """Hand a step to every rank; returns before it has run."""
+        self.check()
+        try:
+            self._links.send(self._encoder.encode(Step(plan)))
+        except (OSError, EOFError) as error:
+            raise self._dead() from error
+        step = _PendingStep(self, plan.step_id)
+        self._steps.append(step)
+        return step
+
+    def read_oldest(self) -> None:
+        """Read the result of the oldest step under way. Raises: EngineDead"""
+        self.check()
+        assert self._steps, "no step is under way"
+        try:
+            answer = self._decoder.decode(self._links.receive(0))
+        except (OSError, EOFError) as error:
+            raise self._dead() from error
+        assert isinstance(answer, Stepped), "a rank answered a step with something else"
+        self._steps.popleft().settle(answer.result)
+
+    def prepare(self, compiled: CompiledConstraint) -> Future[None]:
+        """Load a constraint on every rank, during the steps. The future raises RequestError."""
+        self.check()
+        preparing, number = _Preparing(self._num_ranks), next(self._numbers)
+        with self._lock:
+            self._preparing[number] = preparing
+        try:
+            self._links.tell(self._encoder.encode(Prepare(number, compiled)))
+        except OSError as error:
+            raise self._dead() from error
+        return preparing.done
+
+    def on_prepared(self, number: int, message: Prepared) -> None:
+        """Note a rank's answer; the first refusal counts. Called by the links' thread."""
+        with self._lock:
+            preparing = self._preparing.get(message.number)
+            if preparing is None:
+                return
+            preparing.left.discard(number)
+            if message.fault is None and preparing.left:
+                return
+            del self._preparing[message.number]
+        if message.fault is None:
+            preparing.done.set_result(None)
+        else:
+            preparing.done.set_exception(error_of(message.fault))
+
+    def on_losses(self, losses: Sequence[Loss]) -> None:
+        """End the executor because of the rank that ended first. Called by the links' thread."""
+        self._die(first_loss(losses).reason)
+
+    def check(self) -> None:
+        """Raise EngineDead when a rank is gone, or after shutdown."""
+        if self._death is not None:
+            raise EngineDead(self._death)
+        if self._is_over:
+            raise EngineDead("the executor has been shut down.")
+
+    def on_death(self, callback: Callable[[str], None]) -> None:
+        """Ask to be told, from any thread, when a rank ends on its own."""
+        self._callbacks.append(callback)
+        if self._death is not None:
+            callback(self._death)
+
+    def shutdown(self) -> None:
+        """End all ranks. May be called twice."""
+        self._is_over = True
+        self._links.end(0.0 if self._death else GRACE_S)
+        self._fail_preparing("the executor has been shut down.")
+
+    def _ask(
+        self, order: Order, answer_type: type[AnswerType], numbers: Collection[int] | None = None
+    ) -> list[AnswerType]:
+        """Return the answers of all ranks, or of these. Raises: what the first to refuse says"""
+        self.check()
+        while self._steps:
+            self.read_oldest()
+        asked = range(self._num_ranks) if numbers is None else numbers
+        try:
+            self._links.send_to(asked, self._encoder.encode(order))
+            answers = self._gather(asked)
+        except (OSError, EOFError) as error:
+            raise self._dead() from error
+        found = [answers[number] for number in sorted(answers)]
+        return [answer for answer in found if isinstance(answer, answer_type)]
+
+    def _gather(self, numbers: Collection[int]) -> dict[int, Answer]:
+        """Return each rank's answer. Raises: the first refusal, when the others have answered too
+        or have had time to"""
+        answers: dict[int, Answer] = {}
+        refusal: Failed | None = None
+        deadline_s: float | None = None
+        left = set(numbers)
+        while left:
+            number = self._links.receive_any(left, deadline_s)
+            if number is None:  # they wait for the one that refused: nothing can follow this
+                self._die(f"ranks {sorted(left)} did not answer an order that another refused.")
+                break
+            left.discard(number)
+            answers[number] = answer = self._decoder.decode(self._links.receive(number))
+            if isinstance(answer, Failed) and refusal is None:
+                refusal, deadline_s = answer, time.monotonic() + FAULT_WAIT_S
+        if refusal is not None:
+            raise error_of(refusal.fault)
+        return answers
+
+    def _dead(self) -> EngineDead:
+        """Return why a connection broke, once that is known."""
+        if not self._is_over:
+            self._died.wait(DEATH_WAIT_S)
+        return EngineDead(self._death or "the connection to the ranks was closed.")
+
+    def _die(self, reason: str) -> None:
+        """Note the death once and tell everybody. Mutates: self"""
+        with self._lock:
+            if self._death is not None or self._is_over:
+                return
+            self._death = reason
+        self._fail_preparing(reason)
+        for callback in self._callbacks:
+            callback(reason)
+        self._died.set()
+        self._links.shut_down()
+
+    def _fail_preparing(self, reason: str) -> None:
+        with self._lock:
+            preparing, self._preparing = self._preparing, {}
+        for one in preparing.values():
+            one.done.set_exception(EngineDead(reason))
+
+
+def first_loss(losses: Sequence[Loss]) -> Loss:
+    """Return the rank that ended first: one that said nothing made those fail that waited for it;
+    of others, the one that spoke first."""
+    return min(losses, key=lambda loss: (not loss.is_silent, loss.when_s))

@@ -1,0 +1,126 @@
+"""What crosses between an executor and its ranks, as tagged msgspec structs in msgpack.
+
+Each rank has two connections. By the first come Orders, done one after the other by the thread that
+makes the model's calls, and their Answers. The second is for what does not wait for steps:
+constraints to load, and a rank's last words.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from dovetail.engine.messages import Fault
+from dovetail.interfaces.spec import RunSpec, Selection
+from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
+from dovetail.interfaces.structured_output import CompiledConstraint
+from dovetail.observability.logging import LogSettings
+
+
+class RankBoot(msgspec.Struct, frozen=True, kw_only=True):
+    """The boot message of a rank: `run` is its own. The ranks meet at `address`; `orders` is the
+    number of the socket by which orders come. `log` says how to log (None: not at
+    all)."""
+
+    run: RunSpec
+    worker: Selection
+    address: str
+    orders: int
+    log: LogSettings | None
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """Build the worker and join the other ranks."""
+
+
+class Load(msgspec.Struct, frozen=True, tag="load"):
+    """Build the model and fill its weights."""
+
+
+class GetKVLayers(msgspec.Struct, frozen=True, tag="get_kv_layers"):
+    """Say what the model's attention layers cache."""
+
+
+class GetFreeBytes(msgspec.Struct, frozen=True, tag="get_free_bytes"):
+    """Say how many bytes the KV cache may take."""
+
+
+class Allocate(msgspec.Struct, frozen=True, tag="allocate"):
+    """Create the KV cache and warm up."""
+
+    layout: KVLayout
+
+
+class Step(msgspec.Struct, frozen=True, tag="step"):
+    """Run a step. The rank that answers for all sends the result; the others send nothing."""
+
+    plan: StepPlan
+
+
+class Sleep(msgspec.Struct, frozen=True, tag="sleep"):
+    """Give memory back."""
+
+    level: int
+
+
+class WakeUp(msgspec.Struct, frozen=True, tag="wake_up"):
+    """Take memory again."""
+
+    tags: tuple[str, ...]
+
+
+Order = Start | Load | GetKVLayers | GetFreeBytes | Allocate | Step | Sleep | WakeUp
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """An order has been carried out."""
+
+
+class KVLayers(msgspec.Struct, frozen=True, tag="kv_layers"):
+    """What the model's attention layers cache."""
+
+    layers: tuple[KVLayer, ...]
+
+
+class FreeBytes(msgspec.Struct, frozen=True, tag="free_bytes"):
+    """How many bytes the KV cache may take."""
+
+    num_bytes: int
+
+
+class Stepped(msgspec.Struct, frozen=True, tag="stepped"):
+    """The result of a step."""
+
+    result: StepResult
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """An order was refused; the rank lives on."""
+
+    fault: Fault
+
+
+Answer = Done | KVLayers | FreeBytes | Stepped | Failed
+
+
+class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
+    """Load a constraint, during the steps."""
+
+    number: int
+    compiled: CompiledConstraint
+
+
+class Prepared(msgspec.Struct, frozen=True, tag="prepared", omit_defaults=True):
+    """A constraint is loaded, or cannot be."""
+
+    number: int
+    fault: Fault | None = None
+
+
+class LastWords(msgspec.Struct, frozen=True, tag="last_words"):
+    """Why a rank ends. `when_s` is on the monotonic clock, which a machine's processes share."""
+
+    when_s: float
+    reason: str
+
+
+Aside = Prepared | LastWords

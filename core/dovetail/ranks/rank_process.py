@@ -1,0 +1,244 @@
+"""A rank's process: carries out an executor's orders with one worker.
+
+Started by `dovetail.process.spawn`; ends when the executor closes the connection, or with its
+parent. A step that raises ends it: then the state of the step's rows is unknown.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import assert_never
+
+import msgspec
+
+from dovetail import process, registry
+from dovetail.engine.affinity import keep_to
+from dovetail.engine.faults import fault_of
+from dovetail.errors import DovetailError, RequestError
+from dovetail.interfaces.executor import PendingStep
+from dovetail.interfaces.worker import Worker
+from dovetail.ranks import messages
+from dovetail.ranks.messages import (
+    Allocate,
+    Answer,
+    Done,
+    Failed,
+    FreeBytes,
+    GetFreeBytes,
+    GetKVLayers,
+    KVLayers,
+    LastWords,
+    Load,
+    Order,
+    Prepare,
+    Prepared,
+    RankBoot,
+    Sleep,
+    Start,
+    Step,
+    Stepped,
+    WakeUp,
+)
+from dovetail.ranks.wire import Wire
+
+logger = logging.getLogger(__name__)
+
+SWITCH_S = 5e-4
+"""How long a thread beside the steps, one that loads constraints, keeps the interpreter at most."""
+NEXT_STEP_WAIT_S = 1e-3
+"""With steps ahead: how long the next step is waited for before the last result is read."""
+
+
+def main() -> int:
+    """Serve as the rank of the boot message, then end the process."""
+    boot = process.read_boot(RankBoot)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine says when to end, as for itself
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if boot.log is not None:
+        boot.log.apply()
+    sys.setswitchinterval(SWITCH_S)
+    keep_to(boot.run.processors)
+    connection = socket.socket(fileno=boot.orders)
+    connection.set_inheritable(False)
+    aside = Wire(process.open_channel())
+    status = RankServer(boot, Wire(connection), aside).serve()
+    logging.shutdown()
+    os._exit(status)  # nothing is left to do, and taking an interpreter with torch down is slow
+
+
+class RankServer:
+    """One worker, driven by the orders that come over a wire."""
+
+    def __init__(self, boot: RankBoot, orders: Wire, aside: Wire) -> None:
+        self._boot = boot
+        self._number = boot.run.rank.rank
+        self._orders = orders
+        self._aside = aside
+        self._aside_lock = threading.Lock()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(Order)
+        self._worker: Worker | None = None
+        self._is_ahead = False
+        self._begun: deque[PendingStep] = deque()
+
+    @property
+    def worker(self) -> Worker:
+        """Return the worker; the order to start comes first."""
+        assert self._worker is not None, "there is no worker before the order to start"
+        return self._worker
+
+    def serve(self) -> int:
+        """Carry out orders until there are no more; return the exit status."""
+        threading.Thread(target=self._serve_aside, name="aside", daemon=True).start()
+        try:
+            while (order := self._next_order()) is not None:
+                self._carry_out(order)
+        except Exception as error:
+            logger.exception("rank %d ends because of a fault", self._number)
+            self._say_last_words(error)
+            return 1
+        finally:
+            self._shut_down()
+        return 0
+
+    def _next_order(self) -> Order | None:
+        """Return the next order, None at the end. Results of steps ahead are sent meanwhile."""
+        while self._begun and not self._has_order():
+            self._send_oldest()
+        try:
+            return self._decoder.decode(self._orders.receive())
+        except EOFError:
+            return None
+
+    def _has_order(self) -> bool:
+        """Return whether an order comes within a moment."""
+        if self._orders.has_message():
+            return True
+        return bool(select.select([self._orders.connection], [], [], NEXT_STEP_WAIT_S)[0])
+
+    def _carry_out(self, order: Order) -> None:
+        """Do what is asked and answer. Raises: whatever a step raises"""
+        if isinstance(order, Step):
+            self._begun.append(self.worker.begin(order.plan))
+            while len(self._begun) > (1 if self._is_ahead else 0):
+                self._send_oldest()
+            return
+        while self._begun:
+            self._send_oldest()
+        answer: Answer
+        try:
+            answer = self._answer(order)
+        except DovetailError as error:
+            answer = Failed(fault_of(error))
+        self._send(answer)
+
+    def _send_oldest(self) -> None:
+        """Wait for the oldest step; the first rank tells its result."""
+        result = self._begun.popleft().result()
+        if self._number == 0:
+            self._send(Stepped(result))
+
+    def _send(self, answer: Answer) -> None:
+        self._orders.send(self._encoder.encode(answer))
+
+    def _answer(self, order: Order) -> Answer:
+        """Return the answer to any order but a step. Raises: DovetailError for a refusal"""
+        match order:
+            case Start():
+                self._start()
+            case Load():
+                self.worker.load()
+            case GetKVLayers():
+                return KVLayers(tuple(self.worker.kv_layers()))
+            case GetFreeBytes():
+                return FreeBytes(self.worker.free_bytes())
+            case Allocate(layout):
+                self.worker.allocate(layout)
+            case Sleep(level):
+                self.worker.sleep(level)
+            case WakeUp(tags):
+                self.worker.wake_up(tags)
+            case Step():
+                raise AssertionError("steps are carried out elsewhere")
+            case _:
+                assert_never(order)
+        return Done()
+
+    def _start(self) -> None:
+        """Build the worker, which takes its device, and join the other ranks."""
+        boot = self._boot
+        plugin = registry.load_selection(boot.worker)
+        self._is_ahead = boot.run.async_steps and "overlapped_steps" in plugin.capabilities
+        self._worker = plugin(registry.build_options(boot.worker), boot.run)
+        if boot.run.rank.tensor_size > 1:
+            from dovetail.parallel.groups import join
+
+            assert boot.run.communicator is not None, "several ranks need a communicator"
+            device = boot.run.device
+            if device != "cpu":
+                device = f"{device}:{boot.run.rank.local_rank}"
+            join(
+                boot.run.rank,
+                communicator=boot.run.communicator,
+                address=boot.address,
+                device=device,
+            )
+
+    def _serve_aside(self) -> None:
+        """Load constraints, one after the other, beside the steps."""
+        decoder = msgspec.msgpack.Decoder(Prepare)
+        with ThreadPoolExecutor(1, "constraints", initializer=_step_back) as loader:
+            try:
+                while True:
+                    loader.submit(self._prepare, decoder.decode(self._aside.receive()))
+            except (EOFError, OSError):
+                loader.shutdown(wait=False, cancel_futures=True)
+
+    def _prepare(self, order: Prepare) -> None:
+        try:
+            self.worker.prepare(order.compiled)
+            answer = Prepared(order.number)
+        except DovetailError as error:
+            answer = Prepared(order.number, fault_of(error))
+        except Exception as error:
+            logger.exception("a constraint could not be loaded")
+            what = f"the constraint could not be loaded: {type(error).__name__}: {error}"
+            answer = Prepared(order.number, fault_of(RequestError(what, status=500)))
+        self._tell(answer)
+
+    def _tell(self, message: messages.Aside) -> None:
+        with self._aside_lock:
+            self._aside.send(self._encoder.encode(message))
+
+    def _say_last_words(self, error: Exception) -> None:
+        reason = (
+            error.what if isinstance(error, DovetailError) else f"{type(error).__name__}: {error}"
+        )
+        try:
+            self._tell(LastWords(time.monotonic(), f"rank {self._number} failed: {reason}"))
+        except OSError:
+            logger.debug("nobody hears this rank's last words")
+
+    def _shut_down(self) -> None:
+        if self._worker is not None:
+            self._worker.shutdown()
+        parallel = sys.modules.get("dovetail.parallel.groups")
+        if parallel is not None:
+            leave: Callable[[], None] = parallel.leave
+            leave()
+
+
+def _step_back() -> None:
+    """Let steps have the cores before this thread. Linux alone has priorities of threads."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

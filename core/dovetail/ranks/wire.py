@@ -1,0 +1,167 @@
+"""Wire: messages over a connected socket, each behind its length.
+
+`Wire` is a rank's end and blocks. `Wires` are an executor's ends: while it waits to send to one
+rank it reads what any of them sends, so that neither side ever waits for the other to read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Collection, Sequence
+
+LENGTH = struct.Struct("<Q")
+READ_BYTES = 1 << 18
+
+
+class Wire:
+    """One end of a connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._buffer = bytearray()
+        self._chunk = memoryview(bytearray(READ_BYTES))
+
+    def send(self, payload: bytes) -> None:
+        """Send a message. Raises: OSError when the other end is gone"""
+        self.connection.sendall(framed(payload))
+
+    def receive(self) -> bytes:
+        """Return the next message. Raises: EOFError when the other end is gone"""
+        while (message := self.take()) is None:
+            self.read()
+        return message
+
+    def has_message(self) -> bool:
+        """Return whether `receive` would return at once, without looking at the connection."""
+        return self._length() is not None
+
+    def take(self) -> bytes | None:
+        """Return a message that has been read, or None. Mutates: self"""
+        length = self._length()
+        if length is None:
+            return None
+        end = LENGTH.size + length
+        message = bytes(self._buffer[LENGTH.size : end])
+        del self._buffer[:end]
+        return message
+
+    def read(self) -> None:
+        """Read what is there, at least a byte. Raises: EOFError when the other end is gone"""
+        try:
+            count = self.connection.recv_into(self._chunk)
+        except ConnectionResetError:
+            count = 0
+        if not count:
+            raise EOFError("the other end of the connection is gone")
+        self._buffer += self._chunk[:count]
+
+    def _length(self) -> int | None:
+        """Return the length of the first message, None until all of it has been read."""
+        if len(self._buffer) < LENGTH.size:
+            return None
+        (length,) = LENGTH.unpack_from(self._buffer)
+        return length if len(self._buffer) >= LENGTH.size + length else None
+
+    def shut_down(self) -> None:
+        """Make every call on this wire, by whatever thread, end with an error."""
+        with contextlib.suppress(OSError):  # it is closed, or the other end is gone already
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection. May be called twice."""
+        self.connection.close()
+
+
+def framed(payload: bytes) -> bytes:
+    """Return a message as it travels."""
+    return LENGTH.pack(len(payload)) + payload
+
+
+class Wires:
+    """An executor's ends of the connections to its ranks, by the rank's number."""
+
+    def __init__(self, connections: Sequence[socket.socket]) -> None:
+        self._wires = [Wire(connection) for connection in connections]
+        self._inboxes: list[deque[bytes]] = [deque() for _ in connections]
+        self._selector = selectors.DefaultSelector()
+        for number, connection in enumerate(connections):
+            self._selector.register(connection, selectors.EVENT_READ, number)
+
+    def send(self, payload: bytes) -> None:
+        """Send a message to every rank. Raises: OSError, EOFError when one of them is gone"""
+        message = framed(payload)
+        for number in range(len(self._wires)):
+            self._send_to(number, message)
+
+    def send_to(self, numbers: Collection[int], payload: bytes) -> None:
+        """Send a message to some ranks. Raises: OSError, EOFError when one of them is gone"""
+        for number in numbers:
+            self._send_to(number, framed(payload))
+
+    def _send_to(self, number: int, message: bytes) -> None:
+        rest = memoryview(message)
+        connection = self._wires[number].connection
+        while True:
+            try:
+                rest = rest[connection.send(rest, socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                self._wait_to_send(number)
+            if not rest:
+                return
+
+    def _wait_to_send(self, number: int) -> None:
+        """Wait until a rank can be sent to, reading what any of them sends. Mutates: self"""
+        connection = self._wires[number].connection
+        self._selector.modify(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, number)
+        try:
+            self._read_ready(None)
+        finally:
+            self._selector.modify(connection, selectors.EVENT_READ, number)
+
+    def receive(self, number: int) -> bytes:
+        """Return the next message of one rank. Raises: EOFError when it is gone"""
+        while not self._inboxes[number]:
+            self._read(number)
+        return self._inboxes[number].popleft()
+
+    def receive_any(self, numbers: Collection[int], deadline_s: float | None) -> int | None:
+        """Return the number of one of these ranks whose message is there; None at the deadline.
+
+        Raises: EOFError when one is gone
+        """
+        while True:
+            for number in numbers:
+                if self._inboxes[number]:
+                    return number
+            if deadline_s is not None and time.monotonic() > deadline_s:
+                return None
+            self._read_ready(None if deadline_s is None else deadline_s - time.monotonic())
+
+    def _read_ready(self, timeout_s: float | None) -> None:
+        """Read from whoever has sent something, waiting for the first. Mutates: self"""
+        for key, events in self._selector.select(timeout_s):
+            if events & selectors.EVENT_READ:
+                self._read(key.data)
+
+    def _read(self, number: int) -> None:
+        """Read what a rank sends, waiting for it. Mutates: self"""
+        wire = self._wires[number]
+        wire.read()
+        while (message := wire.take()) is not None:
+            self._inboxes[number].append(message)
+
+    def shut_down(self) -> None:
+        """Make every call on these wires, by whatever thread, end with an error."""
+        for wire in self._wires:
+            wire.shut_down()
+
+    def close(self) -> None:
+        """Close every connection. May be called twice."""
+        self._selector.close()
+        for wire in self._wires:
+            wire.close()

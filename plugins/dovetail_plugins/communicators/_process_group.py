@@ -1,0 +1,63 @@
+"""ProcessGroupCommunicator: what communicators over one of torch's process groups share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from dovetail.interfaces.communicator import Communicator, Membership
+from dovetail_plugins.communicators._meeting import meet, unreachable
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+
+class ProcessGroupCommunicator(Communicator):
+    """Passes every call on to its own process group, beside torch's global one."""
+
+    def __init__(self, options: Any, member: Membership) -> None:
+        self.options = options
+        self.rank, self.size, self.device = member.rank, member.size, member.device
+        store = meet(member)
+        try:
+            self._group: Any = self._open(store, member)
+            self.barrier()
+        except RuntimeError as error:
+            raise unreachable(member, error) from error
+
+    @abstractmethod
+    def _open(self, store: dist.Store, member: Membership) -> Any:
+        """Return the process group of all ranks that meet at the store."""
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the ranks' x. Mutates: x"""
+        whole = x.contiguous()
+        self._group.allreduce([whole]).wait()
+        return whole
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the ranks' x in rank order. Shapes: x [..] -> [size, ..]"""
+        out = x.new_empty((self.size, *x.shape))
+        self._group.allgather([list(out.unbind())], [x.contiguous()]).wait()
+        return out
+
+    def broadcast(self, x: torch.Tensor, source: int) -> torch.Tensor:
+        """Return the x of rank `source`. Mutates: x"""
+        from torch.distributed import BroadcastOptions
+
+        whole = x.contiguous()
+        options = BroadcastOptions()
+        options.rootRank, options.rootTensor = source, 0
+        self._group.broadcast([whole], options).wait()
+        return whole
+
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the ranks had for this one. Shapes: x [size * N, ..] -> [size * N, ..]"""
+        out = x.new_empty(x.shape)
+        self._group.alltoall_base(out, x.contiguous(), [], []).wait()
+        return out
+
+    def close(self) -> None:
+        """Leave the group. May be called twice."""
+        self._group = None

@@ -1,0 +1,54 @@
+"""GlooCommunicator: torch's gloo, over TCP, between CPUs of any machines.
+
+Source: torch.distributed.ProcessGroupGloo.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from dovetail.interfaces.communicator import CommunicatorQuery, Membership
+from dovetail.interfaces.plugin import Info
+from dovetail_plugins.communicators._process_group import ProcessGroupCommunicator
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+LOOPBACK = "127.0.0.1"
+INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
+
+
+class GlooCommunicator(ProcessGroupCommunicator):
+    """CPUs of any machines; on one machine the loopback address is used."""
+
+    info = Info(summary="torch's gloo, over TCP", requires=("torch",), devices=("cpu",))
+
+    @classmethod
+    def why_not(cls, query: Any) -> list[str]:
+        """Return why it does not fit a CommunicatorQuery."""
+        if not isinstance(query, CommunicatorQuery) or query.device == "cpu":
+            return []
+        return [f"exchanges tensors of CPUs, not of {query.device}"]
+
+    def _open(self, store: dist.Store, member: Membership) -> Any:
+        import torch.distributed as dist
+
+        gloo: Any = dist.ProcessGroupGloo
+        options = gloo._Options()
+        options._timeout = timedelta(seconds=member.call_limit_s)
+        options._devices = [_device(member)]
+        return gloo(store, member.rank, member.size, options)
+
+
+def _device(member: Membership) -> Any:
+    """Return gloo's network device. Ranks that meet in a file are on one machine."""
+    import torch.distributed as dist
+
+    interface = os.environ.get(INTERFACE_VARIABLE)
+    if interface:
+        return dist.ProcessGroupGloo.create_device(interface=interface.split(",")[0])
+    if member.address.startswith(("file:", f"tcp://{LOOPBACK}:")):
+        return dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)
+    return dist.ProcessGroupGloo.create_default_device()

@@ -1,0 +1,221 @@
+"""Two ranks answer as one does, through the executor that users get, and end in order."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from dovetail import LLM, SamplingParams
+from dovetail.cli.main import main
+from dovetail.engine.client.outputs import GenerationResult
+from dovetail.interfaces.constraint import Regex
+from dovetail.testing.tiny_models import write_tiny_checkpoint
+from support.server_process import ServerProcess
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+TOLERANCE = 2e-4
+ENGINE: dict[str, Any] = {
+    "max_model_len": 64,
+    "max_num_batched_tokens": 24,
+    "dtype": "float32",
+    "use_tqdm_on_load": False,
+}
+GREEDY = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True, logprobs=4)
+SEEDED = SamplingParams(temperature=1, seed=7, max_tokens=14, ignore_eos=True, logprobs=4)
+SHAPE = Regex("[ab]{3}c[0-9]+")
+TOLD = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=2)
+REPEATED = [11, 12, 13, 14] * 6
+PROMPTS = [list(range(3, 22)), list(range(40, 73)), REPEATED, [5, 6, 7], list(range(3, 30))]
+
+
+def answers(path: Path, **flags: Any) -> list[GenerationResult]:
+    """Return what an engine answers to all requests at once, and to the first ones once more."""
+    with LLM(model=str(path), **{**ENGINE, **flags}) as llm:
+        compiled = llm.compile_constraint(SHAPE)
+        shaped = SamplingParams(temperature=1, seed=3, max_tokens=14, constraint=compiled)
+        requests = [GREEDY, SEEDED, GREEDY, shaped, TOLD]
+        first = llm.generate(PROMPTS, requests, use_tqdm=False)
+        again = llm.generate(PROMPTS[:2], requests[:2], use_tqdm=False)
+        if flags.get("enable_prefix_caching", True):
+            assert again[1].num_cached_tokens > 0
+        return [*first, *again]
+
+
+def assert_same(ours: list[GenerationResult], wanted: list[GenerationResult]) -> None:
+    """Assert equal tokens and texts, and logprobs equal up to the order of sums."""
+    for mine, theirs in zip(ours, wanted, strict=True):
+        assert mine.error is None, mine.error
+        (one,), (other,) = mine.outputs, theirs.outputs
+        assert (one.token_ids, one.text) == (other.token_ids, other.text)
+        assert one.finish_reason == other.finish_reason
+        for one_place, other_place in zip(one.logprobs or (), other.logprobs or (), strict=True):
+            assert one_place.top_logprobs == pytest.approx(other_place.top_logprobs, abs=TOLERANCE)
+        assert bool(mine.prompt_logprobs) == bool(theirs.prompt_logprobs)
+
+
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    # One KV head for two ranks, a preempting cache and drafts, in recorded steps.
+    "crowded": (
+        "Qwen3ForCausalLM",
+        {"num_key_value_heads": 1},
+        {
+            "num_gpu_blocks_override": 9,
+            "block_size": 16,
+            "plugin_options": {"scheduler": {"growth_blocks": 0}},
+            "speculative_config": {"method": "ngram", "num_speculative_tokens": 3},
+        },
+    ),
+    "swapped": (
+        "GPT2LMHeadModel",
+        {},
+        {
+            "num_gpu_blocks_override": 14,
+            "block_size": 8,
+            "swap_space": 0.01,
+            "async_scheduling": True,
+            "communicator": "gloo",
+            "plugin_options": {"scheduler": {"growth_blocks": 0}},
+        },
+    ),
+    "experts": (
+        "Qwen3MoeForCausalLM",
+        {"head_dim": 16},
+        {"kv_cache_dtype": "int8", "max_parallel_loading_workers": 1},
+    ),
+    "quantized": (
+        "LlamaForCausalLM",
+        {"hidden_size": 128, "intermediate_size": 256},
+        {"quantization": "int4", "kv_cache_dtype": "bfloat16"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_two_ranks_answer_as_one(case: str, tmp_path: Path) -> None:
+    name, config, flags = CASES[case]
+    path = write_tiny_checkpoint(tmp_path / "model", name, **config)
+    alone = {key: value for key, value in flags.items() if key != "communicator"}
+    assert_same(answers(path, tensor_parallel_size=2, **flags), answers(path, **alone))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--tensor-parallel-size", "3"], "8 attention heads cannot be divided evenly over 3"),
+        (["-tp", "8", "--num-threads", "1"], "8 ranks need a core each, and this process may use"),
+        (["-tp", "2", "--distributed-executor-backend", "uni"], "executor uni runs one rank"),
+        (["-tp", "2", "--cpu-cores", "0-1|1"], "1 is in several ranks' lists"),
+        (["-tp", "1", "--cpu-cores", "0|1"], "2 lists of CPUs for 1 rank"),
+        (["-tp", "2", "--communicator", "nccl"], "nccl"),
+    ],
+)
+def test_what_cannot_be_is_told_in_a_sentence(
+    words: list[str],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dovetail.config.rules.ranks.usable_cores", lambda: 2)
+    monkeypatch.setattr("dovetail.config.rules.cores.usable_processors", lambda: {0, 1})
+    assert main(["serve", *words]) == 2
+    error = capsys.readouterr().err
+    assert told in error and "fix:" in error
+
+
+def start() -> ServerProcess:
+    """Return a server with two ranks of the demo model; a step may take two seconds."""
+    args = ("--port", "0", "--tensor-parallel-size", "2", "--engine-step-timeout", "2")
+    return ServerProcess(*args, env={"OMP_NUM_THREADS": "1"}).wait_ready()
+
+
+def ranks_of(server: ServerProcess) -> list[psutil.Process]:
+    """Return the rank processes in the order of their start."""
+    found = [c for c in server.descendants() if "dovetail.ranks.rank_process" in c.cmdline()]
+    return sorted(found, key=lambda child: child.pid)
+
+
+def shared_memory() -> set[str]:
+    """Return the names in the folder of shared memory."""
+    folder = Path("/dev/shm")
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+
+
+@pytest.fixture
+def server() -> Iterator[ServerProcess]:
+    before = shared_memory()
+    with start() as made:
+        yield made
+        assert made.orphans(2) == []
+    assert shared_memory() <= before
+
+
+class Load:
+    """Streams that run until the engine is gone; `ends` are their last events."""
+
+    def __init__(self, url: str) -> None:
+        self.ends: list[str] = []
+        self.num_events = 0
+        self._threads = [threading.Thread(target=self._run, args=(url,)) for _ in range(3)]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, url: str) -> None:
+        body = {"prompt": "One two", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+        last = ""
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+            for line in response.iter_lines():
+                self.num_events += 1
+                last = line or last
+        self.ends.append(last)
+
+    def wait(self) -> None:
+        """Wait until every stream has ended."""
+        for thread in self._threads:
+            thread.join(20)
+
+
+def seconds_until(is_so: Callable[[], bool], limit_s: float) -> float:
+    """Return after how long something is so. Raises: TimeoutError"""
+    started_s = time.monotonic()
+    while not is_so():
+        if time.monotonic() - started_s > limit_s:
+            raise TimeoutError(f"not so within {limit_s} s")
+        time.sleep(0.01)
+    return time.monotonic() - started_s
+
+
+def test_a_server_with_two_ranks_answers_and_ends_with_a_rank(server: ServerProcess) -> None:
+    ranks = ranks_of(server)
+    assert len(ranks) == 2
+    with server.client() as client:
+        body = {"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
+        answer = client.post("/v1/completions", json=body | {"logprobs": 1}).raise_for_status()
+        assert "Paris" in answer.json()["choices"][0]["text"]
+        load = Load(server.url)
+        seconds_until(lambda: load.num_events > 5, 30)
+        ranks[1].kill()
+        assert seconds_until(lambda: client.get("/health").status_code == 503, 5) < 1
+    load.wait()
+    assert len(load.ends) == 3 and all("engine_dead" in end for end in load.ends)
+    assert any(f"rank 1 (process {ranks[1].pid}) was killed by signal 9" in e for e in load.ends)
+    assert server.wait(20) != 0
+
+
+def test_a_rank_that_is_stopped_ends_requests(server: ServerProcess) -> None:
+    load = Load(server.url)
+    seconds_until(lambda: load.num_events > 5, 30)
+    ranks_of(server)[1].send_signal(signal.SIGSTOP)
+    with server.client() as client:
+        assert seconds_until(lambda: client.get("/health").status_code == 503, 8) < 4
+    load.wait()
+    assert all("--engine-step-timeout" in end for end in load.ends)
+    server.process.kill()  # it would end by itself; what is stopped must not stay either way
