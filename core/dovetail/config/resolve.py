@@ -51,6 +51,7 @@ from dovetail.config.rules.device import (
     check_quantization,
     select_platform,
 )
+from dovetail.config.rules.engines import HOST_CORES, engine_numbers, engine_shares
 from dovetail.config.rules.host_memory import HOST_MEMORY, may_sleep, offload_bytes, swap_bytes
 from dovetail.config.rules.log_config import read_log_config
 from dovetail.config.rules.platform import available_bytes, default_threads
@@ -71,8 +72,6 @@ from dovetail.interfaces.spec import (
 )
 
 STEP_TOKENS = "--max-num-batched-tokens"
-HOST_CORES = "host_cores"
-"""The capability of a platform that computes on this machine's processors."""
 
 
 def resolve(config: Config) -> EngineSpec:
@@ -177,8 +176,9 @@ def cache_spec(
         )
         step_tokens = schedule.max_step_tokens
         slack = step_tokens + 2 * block
+        free = available_bytes() // len(engine_numbers(config))
         one = kv_bytes(model, kv_dtype, schedule.max_model_tokens + slack, step_tokens)
-        memory = cpu_cache_bytes(available_bytes(), share, schedule.max_rows * one)
+        memory = cpu_cache_bytes(free, share, schedule.max_rows * one)
     return CacheSpec(
         block_tokens=block,
         num_blocks=section.num_gpu_blocks_override,
@@ -276,6 +276,7 @@ def _engine_spec(
     executor = selections.select_executor(config, usual)
     worker = selections.select_worker(config, usual)
     host_bytes = swap_bytes(config, platform, scheduler, worker)
+    numbers = engine_numbers(config)
     return EngineSpec(
         run=run,
         cache=msgspec.structs.replace(cache, host_bytes=host_bytes),
@@ -309,6 +310,10 @@ def _engine_spec(
         socket_dir=config.engine.socket_dir,
         times_steps=bool(config.observability.collect_detailed_traces),
         can_sleep=may_sleep(config, executor, worker),
+        engine=numbers[0],
+        num_engines=len(numbers),
+        shares=engine_shares(config, platform),
+        router=selections.select_router(config) if len(numbers) > 1 else None,
     )
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 import subprocess
+from collections.abc import Mapping
 
 from dovetail.config.rules import platform as machine
-from dovetail.errors import with_fix
+from dovetail.errors import ConfigError, with_fix
 from dovetail.interfaces.platform import AUTO_DTYPE, Platform, PlatformDefaults
 from dovetail.interfaces.plugin import Info
 from dovetail.registry import own
@@ -45,6 +46,17 @@ class CudaPlatform(Platform):
                 log.info("dtype auto: bfloat16 on cuda, although the checkpoint stores float32.")
                 chosen = "bfloat16"
         return chosen, chosen
+
+    def engine_variables(self, place: int, count: int) -> Mapping[str, str]:
+        """Return the variable that shows an engine one GPU. Raises: ConfigError for too few"""
+        devices = machine.cuda_devices()
+        if count > len(devices):
+            raise ConfigError(
+                f"{count} engines need a GPU each, and there are {len(devices)}.",
+                where="--data-parallel-size",
+                fix=f"use at most {len(devices)}.",
+            )
+        return {machine.VISIBLE_DEVICES: devices[place]}
 
     def free_bytes(self) -> int | None:
         """Return what nvidia-smi tells of the first GPU."""

@@ -302,6 +302,13 @@ def select_kv_policy(config: Config, defaults: PlatformDefaults) -> Selection:
     return select("kv_policy", str(name), where="--kv-policy", options=options)
 
 
+def select_router(config: Config) -> Selection:
+    """Return what chooses among several engines."""
+    options = config.plugin.options_of("router")
+    name = config.parallel.data_parallel_router
+    return select("router", name, where="--data-parallel-router", options=options)
+
+
 def select_executor(config: Config, defaults: PlatformDefaults) -> Selection:
     """Return the executor that is named, or the platform's, or the kind's default: one rank."""
     spec = config.parallel.distributed_executor_backend

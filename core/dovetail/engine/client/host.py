@@ -10,7 +10,7 @@ import atexit
 import logging
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from dovetail import process
@@ -55,7 +55,10 @@ class EngineProcess:
         boot = Boot(spec=spec, address=self.address)
         try:
             self._child = process.spawn(
-                "dovetail.engine.ipc.process", boot, leftovers=[str(self._folder)]
+                "dovetail.engine.ipc.process",
+                boot,
+                variables=spec.variables,
+                leftovers=[str(self._folder)],
             )
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -142,6 +145,21 @@ class EngineThread:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             logger.warning("the engine thread is still in a step after %.1f s", timeout_s)
+
+
+def started(
+    specs: Sequence[EngineSpec], *, in_process: bool
+) -> list[tuple[EngineSpec, EngineHost]]:
+    """Return engines that begin to load, all or none, in processes of their own or in threads."""
+    hosts: list[tuple[EngineSpec, EngineHost]] = []
+    try:
+        for spec in specs:
+            hosts.append((spec, EngineThread(spec) if in_process else EngineProcess(spec)))
+    except BaseException:
+        for _, host in hosts:
+            host.stop(0.0)
+        raise
+    return hosts
 
 
 def say_shutdown(end: ClientEnd) -> None:

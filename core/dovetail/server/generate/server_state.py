@@ -259,7 +259,9 @@ def build_server(
         renderer=renderer,
         parsers=parsers,
         admission=Admission(
-            engine, max_running=engine.spec.schedule.max_rows, max_queued=max_queued_requests
+            engine,
+            max_running=engine.spec.schedule.max_rows * engine.spec.num_engines,
+            max_queued=max_queued_requests,
         ),
         fields=FieldReporter(is_strict=frontend.strict_request_fields),
         threads=ThreadPoolExecutor(max_workers=2, thread_name_prefix="text"),
