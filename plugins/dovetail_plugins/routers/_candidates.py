@@ -34,7 +34,7 @@ class Candidates:
 
     def some_of(self, numbers: int) -> list[int]:
         """Return at most MOST of the numbers of the bits set in `numbers`, of few all."""
-        found = []
+        found: list[int] = []
         start = self._random.randrange(numbers.bit_length()) if numbers.bit_count() > MOST else 0
         for part, first in ((numbers >> start, start), (numbers & ((1 << start) - 1), 0)):
             while part and len(found) < MOST:

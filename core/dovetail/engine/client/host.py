@@ -28,6 +28,9 @@ from dovetail.interfaces.spec import EngineSpec
 logger = logging.getLogger(__name__)
 
 KILL_WAIT_S = 5.0
+# A child whose parent pipe is closed leaves at once; one that is stopped, or keeps the interpreter
+# lock, never would.
+LEAVE_WAIT_S = 1.0
 
 OnExit = Callable[[str], None]
 """Told in words, in any thread, that the engine has ended."""
@@ -89,7 +92,7 @@ class EngineProcess:
         if self._child.wait(timeout_s) is None:
             logger.info("the engine process is busy after %.1f s; it is ended at once", timeout_s)
         self._tidy()
-        self._child.end(KILL_WAIT_S)
+        self._child.end(LEAVE_WAIT_S)
         atexit.unregister(self._tidy)
         if self._watcher is not None:
             self._watcher.join(timeout_s)
