@@ -129,11 +129,8 @@ def test_answers_are_those_of_one_engine_and_every_engine_gave_some() -> None:
             assert await asyncio.gather(*(whole(engine, **job) for job in jobs)) == wanted
             numbers = Counter(stats.engine for stats in ledger_of(engine).requests)
             assert numbers == {FIRST: 4, FIRST + 1: 4, FIRST + 2: 4}
-            assert (
-                ledger_of(engine).expected
-                == (FIRST, FIRST + 1, FIRST + 2)
-                == tuple(ledger_of(engine).steps)
-            )
+            ledger, wanted_numbers = ledger_of(engine), (FIRST, FIRST + 1, FIRST + 2)
+            assert ledger.expected == tuple(sorted(ledger.steps)) == wanted_numbers
             assert router_of(engine).facts == RouterFacts(
                 num_engines=3, block_tokens=4, cache_tokens=257 * 4, max_rows=64
             )
@@ -176,16 +173,12 @@ def test_a_second_api_process_sees_what_the_first_has_sent() -> None:
                 async with asyncio.timeout(2):
                     while sum(state.waiting for state in second.states()) < 4:
                         await asyncio.sleep(0.01)
-                await whole(second, "y" * 10, max_tokens=1)
-                assert all(running == 1 for running, _ in map(_counts, second.states()))
+                assert [state.running for state in second.states()] == [1, 1]
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
             finally:
                 await second.shutdown()
-
-    def _counts(state: Any) -> tuple[int, int]:
-        return state.running, state.waiting
 
     asyncio.run(main())
 
