@@ -110,7 +110,7 @@ def test_engines_share_the_cores() -> None:
     assert (second.engine, second.processors, second.num_threads) == (1, (2, 3, 6, 7), 2)
     shares = engine_shares(config_of(size=3), Cores(None))
     assert [share.processors for share in shares] == [(0, 4), (1, 5), (2, 3, 6, 7)]
-    with pytest.raises(ConfigError, match="5 engines need a core each, .* may use 4"):
+    with pytest.raises(ConfigError, match=r"5 engines need a core each, .* may use 4"):
         engine_shares(config_of(size=5), Cores(None))
 
 
