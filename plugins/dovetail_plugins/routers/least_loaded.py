@@ -8,7 +8,7 @@ from typing import Any
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.router import EngineView, RoutedRequest, Router, RouterFacts
-from dovetail_plugins.routers._candidates import MOST, Candidates
+from dovetail_plugins.routers._candidates import Candidates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +23,7 @@ class LeastLoaded(Router):
     """Fewest requests, where one that waits counts as several that run; of equals, in turn."""
 
     info = Info(
-        summary=f"the engine with the fewest requests, of {MOST} drawn at random where there are "
-        "more"
+        summary="the engine with the fewest requests; of more than 16, the best of 16 at random"
     )
     capabilities = frozenset({"loads"})
     Options = _Options

@@ -29,7 +29,10 @@ class _Options:
     )
     chunk_tokens: int = field(
         default=64,
-        metadata={"help": "prefixes are told apart by so many tokens, in whole blocks", "ge": 1},
+        metadata={
+            "help": "length of the pieces that are compared, in tokens",
+            "ge": 1,
+        },
     )
     max_chunks: int = field(
         default=1024,

@@ -50,7 +50,7 @@ def check_engines(config: Config) -> None:
     numbers = engine_numbers(config)
     if len(numbers) > 1 and config.frontend.disable_frontend_multiprocessing:
         raise ConfigError(
-            f"{len(numbers)} engines need processes of their own.",
+            f"each of {len(numbers)} engines needs its own process.",
             where="--disable-frontend-multiprocessing",
             fix=f"leave it out, or use {SIZE} 1.",
         )

@@ -48,7 +48,7 @@ START_FIX = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
-    """Who is told: of outputs, of an engine's steps, and of its death, by its number."""
+    """Who hears of outputs, of an engine's steps, and of its death, by its number."""
 
     outputs: Callable[[Processed], None]
     step: Callable[[StepStats], None]

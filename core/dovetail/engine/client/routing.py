@@ -60,7 +60,8 @@ class Routing:
             if connection.number == number:
                 return connection
         raise RequestFault(
-            f"the router {self._name} chose {number!r}, which is not an engine that takes requests",
+            f"the router {self._name} chose {number!r}, but no engine of this number takes "
+            "requests.",
             where=prepared.request_id,
         )
 

@@ -33,8 +33,7 @@ class SyncEngine:
         """Load everything. Raises: ConfigError"""
         if spec.num_engines > 1:
             raise ConfigError(
-                f"{spec.num_engines} engines need processes of their own; this one is the caller's "
-                "thread.",
+                f"one engine runs in the caller's thread, not {spec.num_engines}.",
                 where="--data-parallel-size",
                 fix="use 1 here, or `dovetail serve` and `dovetail run-batch` for several.",
             )

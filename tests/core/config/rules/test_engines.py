@@ -94,7 +94,7 @@ def test_numbers_that_do_not_fit_are_refused(fields: dict[str, Any], text: str) 
 
 def test_several_engines_need_processes_and_no_address(caplog: pytest.LogCaptureFixture) -> None:
     fields = {"data_parallel_size": 2, "disable_frontend_multiprocessing": True}
-    with pytest.raises(ConfigError, match="2 engines need processes of their own"):
+    with pytest.raises(ConfigError, match="each of 2 engines needs its own process"):
         check_engines(Config.from_fields(fields))
     with caplog.at_level(logging.INFO, "dovetail.config"):
         check_engines(config_of(size=2, address="10.0.0.1", rpc_port=13345))
