@@ -40,6 +40,8 @@ from dovetail.interfaces.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 PING_PERIOD_S = 1.0
+STALL_S = 10.0
+"""An engine with work that gives no sign of life for so long counts as stalled."""
 START_FIX = (
     "see the engine's log lines above; if they name no cause, memory may have run out: lower "
     "--kv-cache-memory-bytes or choose a smaller model."
@@ -65,6 +67,11 @@ class EngineState:
     running: int
     waiting: int
     heartbeat_age_s: float
+
+    @property
+    def is_stalled(self) -> bool:
+        """Return whether it has work and has been silent for long."""
+        return self.running + self.waiting > 0 and self.heartbeat_age_s > STALL_S
 
 
 class EngineConnection:

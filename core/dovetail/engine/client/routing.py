@@ -43,7 +43,10 @@ class Routing:
             raise EngineDead(f"every engine is dead: {self._connections[0].death_reason}")
         if not awake:
             raise asleep_error()
-        return awake[0] if self._router is None else self._chosen(self._router, prepared, awake)
+        if self._router is None:
+            return awake[0]
+        moving = [connection for connection in awake if not connection.state().is_stalled]
+        return self._chosen(self._router, prepared, moving or awake)
 
     def _chosen(
         self, router: Router, prepared: PreparedRequest, awake: Sequence[EngineConnection]

@@ -40,9 +40,6 @@ from dovetail.version import __version__
 if TYPE_CHECKING:
     from dovetail.engine.client.async_engine import AsyncEngine
 
-STALL_S = 10.0
-"""An engine with work queued that gives no sign of life for so long is reported as stalled."""
-
 SHORT_TEXT_CHARS = 4096
 """Work on texts up to this size is done in the event loop; a thread would cost more."""
 

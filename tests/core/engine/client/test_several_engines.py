@@ -225,13 +225,20 @@ def test_calls_and_aborts_reach_every_engine_that_they_concern() -> None:
     asyncio.run(main())
 
 
-def test_a_request_goes_to_an_engine_that_is_awake() -> None:
+def test_a_request_goes_to_an_engine_that_is_awake_and_moves() -> None:
     async def main() -> None:
         async with running() as engine:
-            engine._connections[1].asleep = ("weights",)
+            first, second = engine._connections
+            second.asleep = ("weights",)
             assert engine.asleep == ()
             for _ in range(3):
                 await whole(engine)
+            second.asleep = ()
+            # As if it had had a request for a minute and said nothing.
+            second._heard_s -= 60
+            second._num_of_others = 1
+            assert second.state().is_stalled and not first.state().is_stalled
+            await whole(engine)
             assert {number for _, views in router_of(engine).seen for number, _ in views} == {0}
 
     asyncio.run(main())

@@ -10,12 +10,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from dovetail.engine.client.connection import EngineState
+from dovetail.engine.client.connection import STALL_S, EngineState
 from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.observability import metrics
 from dovetail.server.generate.dependencies import ServerOf
-from dovetail.server.generate.server_state import STALL_S, ServerState
+from dovetail.server.generate.server_state import ServerState
 from dovetail.server.http.errors import problem
 from dovetail.version import __version__
 
@@ -77,13 +77,9 @@ def _told(state: EngineState) -> dict[str, Any]:
     told |= {"waiting": state.waiting}
     if state.reason is not None:
         return told | {"state": "dead", "reason": state.reason}
-    if _is_stalled(state):
+    if state.is_stalled:
         return told | {"state": "stalled", "silent_s": round(state.heartbeat_age_s, 1)}
     return told | {"state": "asleep"} if state.asleep else told
-
-
-def _is_stalled(state: EngineState) -> bool:
-    return state.running + state.waiting > 0 and state.heartbeat_age_s > STALL_S
 
 
 def _dead_reason(server: ServerState) -> str | None:
