@@ -68,6 +68,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("platform", f"{PLAIN}:LonelyPlatform", "its_plugins_exist"),
     ("platform", f"{PLAIN}:OddPlatform", "auto_gives_types_it_takes[float16]"),
     ("platform", f"{PLAIN}:ForgetfulPlatform", "tells_what_memory_is_free"),
+    ("platform", f"{PLAIN}:StingyPlatform", "engines_get_a_device_each"),
     ("platform", f"{TORCH}:SloppyPlatform", "ops_compute_what_is_defined"),
     ("kv_policy", f"{TORCH}:GreedyPolicy", "stays_within_the_memory"),
     ("kv_policy", f"{TORCH}:SharingPolicy", "every_request_ends[plain]"),
