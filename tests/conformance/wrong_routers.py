@@ -12,6 +12,7 @@ from dovetail.interfaces.router import EngineView, RoutedRequest, Router, Router
 
 SAVED_TOKENS = 512
 MOST_KEPT = 50
+QUICK_CHOICES = 600
 
 
 class RightRouter(Router):
@@ -112,8 +113,9 @@ class SlowRouter(RightRouter):
     info = Info(summary="thinks for long")
 
     def choose(self, request: RoutedRequest, engines: Sequence[EngineView]) -> int:
-        """Return the right engine, too late."""
-        time.sleep(0.003)
+        """Return the right engine, the later ones too late."""
+        if self._turn > QUICK_CHOICES:
+            time.sleep(0.008)
         return super().choose(request, engines)
 
 

@@ -17,8 +17,8 @@ from dovetail.interfaces.router import RoutedRequest, Router, RouterFacts
 from dovetail.testing.contract import default_options, requires
 
 NUM_ENGINES = 5
-FACTS = RouterFacts(num_engines=NUM_ENGINES, block_tokens=16, cache_tokens=1 << 14, max_rows=64)
-MANY = RouterFacts(num_engines=300, block_tokens=16, cache_tokens=1 << 14, max_rows=64)
+FACTS = RouterFacts(num_engines=NUM_ENGINES, block_tokens=16, cache_tokens=1 << 12, max_rows=64)
+MANY = RouterFacts(num_engines=300, block_tokens=16, cache_tokens=1 << 12, max_rows=64)
 NUM_REQUESTS = 200
 PROMPT_TOKENS = 512
 SECONDS_OF_1000 = 2.0
@@ -70,7 +70,7 @@ def loaded(random: Random, count: int = NUM_ENGINES) -> list[View]:
 
 def prompt(random: Random, num_tokens: int = PROMPT_TOKENS) -> tuple[int, ...]:
     """Return random tokens."""
-    return tuple(random.randrange(50_000) for _ in range(num_tokens))
+    return tuple(random.choices(range(50_000), k=num_tokens))
 
 
 def requests(seed: int, count: int = NUM_REQUESTS) -> list[RoutedRequest]:
@@ -150,7 +150,7 @@ class TestRouter:
         tracemalloc.start()
         try:
             for _ in range(2):
-                for _ in range(2 * NUM_REQUESTS):
+                for _ in range(NUM_REQUESTS):
                     where(router, prompt(random))
                 sizes.append(tracemalloc.get_traced_memory()[0])
         finally:
