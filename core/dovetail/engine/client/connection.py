@@ -78,8 +78,6 @@ class EngineConnection:
     """The connection to the engine of `spec`. `number` is its place among the engines, from 0;
     `host` is None where another process started it."""
 
-    output: OutputProcessor
-
     def __init__(
         self,
         number: int,
@@ -99,6 +97,7 @@ class EngineConnection:
         self.num_steps = 0
         self.kv_usage = 0.0
         self._listener = listener
+        self._output: OutputProcessor | None = None
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[Ready] = self._loop.create_future()
         self._calls = Calls(end.send)
@@ -125,7 +124,19 @@ class EngineConnection:
 
     def open(self, tokenizer: Tokenizer) -> None:
         """Make what turns the engine's answers into text."""
-        self.output = OutputProcessor(tokenizer, engine=self.spec.engine)
+        self._output = OutputProcessor(tokenizer, engine=self.spec.engine)
+
+    @property
+    def output(self) -> OutputProcessor:
+        """Return what turns the engine's answers into text, once it is open."""
+        assert self._output is not None
+        return self._output
+
+    @property
+    def _num_own(self) -> int:
+        """Return this process's unfinished completions. An engine that others use already tells
+        of its steps before this process can send anything."""
+        return 0 if self._output is None else self._output.num_unfinished
 
     def greet(self) -> None:
         """Introduce this process to the engine."""
@@ -176,12 +187,12 @@ class EngineConnection:
     def _num_present(self) -> int:
         """Return all completions in the engine: its last numbers, brought up to date by what this
         process knows of its own."""
-        return self._num_of_others + self.output.num_unfinished
+        return self._num_of_others + self._num_own
 
     def load(self) -> tuple[int, int]:
         """Return (running, waiting), with what the engine has not yet answered as waiting."""
         running, waiting = self._counts
-        return running, max(waiting, self.output.num_unfinished - running)
+        return running, max(waiting, self._num_own - running)
 
     def heartbeat_age_s(self) -> float:
         """Return the seconds since the engine last said anything; it is asked every second."""
@@ -255,7 +266,7 @@ class EngineConnection:
 
     def _note_counts(self, running: int, waiting: int) -> None:
         self._counts = (running, waiting)
-        self._num_of_others = max(0, running + waiting - self.output.num_unfinished)
+        self._num_of_others = max(0, running + waiting - self._num_own)
 
     def note_exit(self, reason: str) -> None:
         """Learn from another thread that the engine has ended."""

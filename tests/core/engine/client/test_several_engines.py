@@ -16,7 +16,10 @@ import psutil
 import pytest
 
 from dovetail.engine.client.async_engine import AsyncEngine
+from dovetail.engine.client.connection import EngineConnection, Listener
 from dovetail.engine.client.host import EngineProcess
+from dovetail.engine.ipc.transport import MemoryLink
+from dovetail.engine.messages import Updates
 from dovetail.errors import ConfigError, EngineAsleep, EngineDead, RequestFault
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.router import EngineView, RoutedRequest, Router, RouterFacts
@@ -179,6 +182,23 @@ def test_a_second_api_process_sees_what_the_first_has_sent() -> None:
                 await asyncio.gather(*tasks, return_exceptions=True)
             finally:
                 await second.shutdown()
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_others_use_may_speak_before_this_process_is_open() -> None:
+    async def main() -> None:
+        steps: list[StepStats] = []
+        connection = EngineConnection(
+            0,
+            fake_spec(),
+            MemoryLink().client_end,
+            None,
+            Listener(outputs=print, step=steps.append, death=print),
+        )
+        connection._hear(Updates((), (StepStats(num_running=2, num_waiting=5, kv_usage=0.5),)))
+        assert (len(steps), connection.load(), connection.kv_usage) == (1, (2, 5), 0.5)
+        assert (connection.num_running, connection.num_waiting) == (2, 5)
 
     asyncio.run(main())
 
