@@ -41,7 +41,7 @@ class SyncEngine:
         self.tokenizer = load_tokenizer(spec)
         self.core = EngineCore(spec)
         self._input = InputProcessor(spec, self.tokenizer)
-        self._output = OutputProcessor(self.tokenizer)
+        self._output = OutputProcessor(self.tokenizer, engine=spec.engine)
         self._stats = StatLoggers.build(spec, is_offline=True)
         self._serials = itertools.count()
 
