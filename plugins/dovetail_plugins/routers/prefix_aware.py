@@ -24,7 +24,7 @@ MEMORY = 1 / 64
 @dataclass(frozen=True, kw_only=True)
 class _Options:
     running_tokens: float = field(
-        default=16.0,
+        default=128.0,
         metadata={"help": "prompt tokens that a running request counts as", "ge": 0.0},
     )
     chunk_tokens: int = field(
