@@ -119,7 +119,9 @@ def test_requests_end_and_further_ones_are_refused() -> None:
             with pytest.raises(EngineAsleep) as caught:
                 await generate(engine)
             assert caught.value.status == 503 and "/wake_up" in str(caught.value)
-            engine._connections[0].asleep = ()  # this process has not heard of it: the engine itself refuses
+            engine._connections[
+                0
+            ].asleep = ()  # this process has not heard of it: the engine itself refuses
             with pytest.raises(EngineAsleep, match="wake_up"):
                 await generate(engine)
             await engine.wake_up()
