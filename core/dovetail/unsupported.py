@@ -67,9 +67,10 @@ FEATURES: dict[str, Unsupported] = {
         "mp starts one process for each rank",
     ),
     "ray": Unsupported("Ray is not supported"),
-    "replicas": Unsupported(
-        "data parallelism is not supported yet; one engine serves the model",
-        "start several servers on their own ports behind a load balancer",
+    "remote_engines": Unsupported(
+        "engines on other machines behind one server are not supported yet",
+        "start a server on each machine with --data-parallel-hybrid-lb and "
+        "--data-parallel-start-rank, behind a load balancer",
     ),
     "kv_transfer": Unsupported("KV cache transfer between engines is not supported yet"),
     "worker_methods": Unsupported(

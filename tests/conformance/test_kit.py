@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
 PLAIN, TORCH = HERE / "wrong_plugins.py", HERE / "wrong_torch_plugins.py"
 APIS = HERE / "wrong_apis.py"
+ROUTERS = HERE / "wrong_routers.py"
 
 POLICY = "scheduling_policy"
 WRONG: list[tuple[str, str, str]] = [
@@ -49,6 +50,17 @@ WRONG: list[tuple[str, str, str]] = [
     ("api", f"{APIS}:BodilessApi", "described_in_openapi"),
     ("api", f"{APIS}:CrashingApi", "a_body_that_is_not_json_is_a_client_error"),
     ("api", f"{APIS}:MuteApi", "errors_say_what_is_wrong[404]"),
+    ("router", f"{ROUTERS}:ForeignRouter", "names_an_engine_that_takes_requests[few]"),
+    ("router", f"{ROUTERS}:FavouringRouter", "uses_every_engine"),
+    ("router", f"{ROUTERS}:ScribblingRouter", "leaves_the_tokens_alone"),
+    ("router", f"{ROUTERS}:HoardingRouter", "memory_is_bounded"),
+    ("router", f"{ROUTERS}:MoodyRouter", "is_deterministic"),
+    ("router", f"{ROUTERS}:SlowRouter", "is_quick"),
+    ("router", f"{ROUTERS}:DeafRouter", "a_busy_engine_is_spared[few]"),
+    ("router", f"{ROUTERS}:LoyalRouter", "a_prefix_is_left_for_an_idle_engine"),
+    ("router", f"{ROUTERS}:UnawareRouter", "a_prefix_is_followed"),
+    ("router", f"{ROUTERS}:SaltlessRouter", "a_salt_is_another_prefix"),
+    ("router", f"{ROUTERS}:RememberingRouter", "a_forgotten_prefix_is_not_followed"),
     ("dtype", f"{PLAIN}:ALIEN", "keeps_its_interface"),
     ("hash_algorithm", f"{PLAIN}:COLLIDING", "hashes_tell_blocks_apart"),
     ("rope_type", f"{TORCH}:LONG", "frequencies_fit_a_head"),
@@ -56,6 +68,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("platform", f"{PLAIN}:LonelyPlatform", "its_plugins_exist"),
     ("platform", f"{PLAIN}:OddPlatform", "auto_gives_types_it_takes[float16]"),
     ("platform", f"{PLAIN}:ForgetfulPlatform", "tells_what_memory_is_free"),
+    ("platform", f"{PLAIN}:StingyPlatform", "engines_get_a_device_each"),
     ("platform", f"{TORCH}:SloppyPlatform", "ops_compute_what_is_defined"),
     ("kv_policy", f"{TORCH}:GreedyPolicy", "stays_within_the_memory"),
     ("kv_policy", f"{TORCH}:SharingPolicy", "every_request_ends[plain]"),
@@ -129,6 +142,7 @@ RIGHT = [
     (POLICY, f"{PLAIN}:KnownFailure"),
     ("api", f"{APIS}:RightApi"),
     ("drafter", f"{PLAIN}:RightDrafter"),
+    ("router", f"{ROUTERS}:RightRouter"),
     ("tool_parser", f"{PLAIN}:SlashParser"),
     ("logits_processor", f"{TORCH}:RightBias"),
     ("attention_backend", "dovetail.testing.reference:ReferenceAttention"),

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -469,6 +469,14 @@ class OddPlatform(RightPlatform):
     def limits(self) -> PlatformLimits:
         """Allow one type."""
         return PlatformLimits(dtypes=("float32", "bfloat16"))
+
+
+class StingyPlatform(RightPlatform):
+    """Gives all engines the same device."""
+
+    def engine_variables(self, place: int, count: int) -> Mapping[str, str]:
+        """Return the first device."""
+        return {"DEVICE": "0"}
 
 
 class ForgetfulPlatform(RightPlatform):

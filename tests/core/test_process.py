@@ -230,12 +230,13 @@ def test_a_stuck_child_ends_with_its_parent_too(
     assert survivors(children, limit_s) == []
 
 
-def _boot(address: str, sock: socket.socket) -> api_processes.ChildBoot:
+def _boot(addresses: tuple[str, ...], sock: socket.socket) -> api_processes.ChildBoot:
     return api_processes.ChildBoot(
         spec=fake_spec(),
         frontend=FrontendConfig(),
         parsers=ParserChoice(),
-        address=address,
+        addresses=addresses,
+        process=0,
         socket_fd=sock.fileno(),
         max_queued=8,
     )
@@ -247,9 +248,8 @@ async def served() -> None:
     try:
         async for _ in engine.generate("x", SamplingParams(max_tokens=3), "r"):
             pass
-        assert engine.address is not None
         with socket.create_server(("127.0.0.1", 0)) as sock:
-            children = [api_processes._spawn(_boot(engine.address, sock), sock)]
+            children = [api_processes._spawn(_boot(engine.addresses, sock), sock)]
             try:
                 await api_processes._wait_started(children)
             finally:
@@ -283,10 +283,10 @@ async def main():
     with socket.create_server(("127.0.0.1", 0)) as sock:
         boot = api_processes.ChildBoot(
             spec=fake_spec(), frontend=FrontendConfig(), parsers=ParserChoice(),
-            address=engine.address, socket_fd=sock.fileno(), max_queued=8,
+            addresses=engine.addresses, process=0, socket_fd=sock.fileno(), max_queued=8,
         )
         child = api_processes._spawn(boot, sock)
-        print(engine._host.pid, child.pid, flush=True)
+        print(engine.hosts[0].pid, child.pid, flush=True)
         if sys.argv[1] == "running":
             await api_processes._wait_started([child])
         print("waiting", file=sys.stderr, flush=True)

@@ -195,8 +195,19 @@ LINES: dict[str, Line] = {
     ),
     "001: replicas without a server": Line(
         words="MODEL --data-parallel-size 2 --headless",
-        fails="--data-parallel-size: data parallelism is not supported yet; one engine serves "
-        "the model.",
+        fails="--headless: engines on other machines behind one server are not supported yet.",
+    ),
+    "001: replicas behind one server": Line(
+        words="MODEL -dp 2 -dpl 2 -dpb mp -dpa 10.0.0.1 -dpp 13345 --api-server-count 2",
+        gives={"data_parallel_size": 2, "data_parallel_size_local": 2, "api_server_count": 2},
+    ),
+    "001: replicas behind a balancer of one's own": Line(
+        words="MODEL -dp 8 --data-parallel-hybrid-lb -dpr 4 -dpl 2",
+        gives={"data_parallel_hybrid_lb": True, "data_parallel_start_rank": 4},
+    ),
+    "001: a replica that does not exist": Line(
+        words="MODEL --data-parallel-size 2 --data-parallel-rank 2",
+        fails="--data-parallel-rank: there is no rank 2 among 2.",
     ),
     "001: caches that move": Line(
         words="""MODEL --kv-transfer-config '{"kv_connector": "Nixl", "kv_role": "kv_both"}'""",

@@ -281,8 +281,9 @@ def test_a_killed_engine_is_noticed_within_a_second(folder: Path) -> None:
         engine = await AsyncEngine.start(llama_spec(folder))
         stream = engine.generate("x", SamplingParams(max_tokens=120, ignore_eos=True), "r")
         await anext(stream)
-        assert isinstance(engine._host, EngineProcess)
-        os.kill(engine._host.pid, signal.SIGKILL)
+        (host,) = engine.hosts
+        assert isinstance(host, EngineProcess)
+        os.kill(host.pid, signal.SIGKILL)
         started_s = time.monotonic()
         with pytest.raises(EngineDead):
             async for _ in stream:

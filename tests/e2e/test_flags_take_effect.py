@@ -485,6 +485,28 @@ def test_settings_of_the_engine_reach_it(folder: Path, monkeypatch: pytest.Monke
     assert spec.run.processors == (3,)
 
 
+def test_several_engines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--data-parallel-size, -size-local, -backend, -router, -hybrid-lb, -start-rank, -rank, and
+    -address and -rpc-port, which change nothing."""
+    monkeypatch.setattr("dovetail.config.rules.engines.usable_cores", lambda processors=(): 2)
+    spec = spec_of(
+        folder, data_parallel_size=2, data_parallel_size_local=2, data_parallel_backend="mp",
+        data_parallel_router="round_robin", data_parallel_address="h", data_parallel_rpc_port=1,
+    )  # fmt: skip
+    assert spec.router is not None and spec.router.name == "round_robin"
+    assert [(one.engine, one.num_engines) for one in spec.each()] == [(0, 2), (1, 2)]
+    some = spec_of(
+        folder, data_parallel_size=4, data_parallel_hybrid_lb=True, data_parallel_start_rank=2
+    )
+    assert [one.engine for one in some.each()] == [2, 3]
+    alone = spec_of(folder, data_parallel_size=4, data_parallel_rank=3)
+    assert (alone.engine, alone.num_engines, alone.shares, alone.router) == (3, 1, (), None)
+    with pytest.raises(ConfigError, match="3 engines need a core each, and this process may use 2"):
+        spec_of(folder, data_parallel_size=3)
+    with pytest.raises(ConfigError, match="--data-parallel-backend"):
+        spec_of(folder, data_parallel_size=2, data_parallel_backend="ray")
+
+
 def test_collect_detailed_traces() -> None:
     fields = {"otlp_traces_endpoint": "h:4318", "collect_detailed_traces": ["model"]}
     found = stat_loggers(Config.from_fields(fields))

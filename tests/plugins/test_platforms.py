@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from dovetail.config.checkpoint.dtypes import chosen_dtypes
@@ -53,3 +55,17 @@ def test_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_device_that_no_package_offers_says_how_it_would_come() -> None:
     with pytest.raises(UnknownPlugin, match="install a package that offers a platform"):
         picked("hpu")
+
+
+def test_engines_on_gpus_see_one_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-5")
+    cuda = CudaPlatform(None)
+    found = [dict(cuda.engine_variables(place, 2, 1)) for place in range(2)]
+    assert found == [{"CUDA_VISIBLE_DEVICES": "3"}, {"CUDA_VISIBLE_DEVICES": "GPU-5"}]
+    with pytest.raises(ConfigError, match="3 engines need a GPU each, and there are 2"):
+        cuda.engine_variables(0, 3, 1)
+    assert cuda.engine_variables(0, 1, 2) == {"CUDA_VISIBLE_DEVICES": "3,GPU-5"}
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    nodes = [Path(f"/dev/nvidia{name}") for name in ("0", "1", "ctl", "-uvm", "2")]
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: nodes)
+    assert platform.cuda_devices() == ["0", "1", "2"]

@@ -29,10 +29,12 @@ STATED_BUCKETS = {"iteration_tokens_total": [1, 8, 16, 32, 64, 128, 256, 512]}
 
 
 def step(**counts: int) -> StepStats:
-    return StepStats(
-        num_running=2, num_waiting=1, kv_usage=0.25, step_tokens=10, generated_tokens=2,
-        prompt_tokens=8, prefix_queried_tokens=8, prefix_hit_tokens=4, **counts,
-    )  # fmt: skip
+    usual = {
+        "num_running": 2, "num_waiting": 1, "kv_usage": 0.25, "step_tokens": 10,
+        "generated_tokens": 2, "prompt_tokens": 8, "prefix_queried_tokens": 8,
+        "prefix_hit_tokens": 4,
+    }  # fmt: skip
+    return StepStats(**(usual | counts))
 
 
 def families() -> dict[str, Any]:
@@ -53,14 +55,15 @@ def values(family: Any, model: str) -> dict[str, float]:
 
 @pytest.mark.parametrize("prefix", ["dovetail:", "vllm:"])
 def test_every_metric_of_the_reference_is_there_under_both_names(prefix: str) -> None:
-    PrometheusStats(PrometheusStats.Options(shows_hidden=True), "a model", 4096)
+    stats = PrometheusStats(PrometheusStats.Options(shows_hidden=True), "a model", 4096)
+    stats.expect((0,))
     found = families()
     assert len(REFERENCE) == 35
     for row in REFERENCE:
         family = found[family_of(row).replace("vllm:", prefix)]
         assert family.type == row["type"], family.name
         if family.name != f"{prefix}lora_requests_info":
-            assert all("model_name" in s.labels for s in family.samples), family.name
+            assert all({"model_name", "engine"} <= set(s.labels) for s in family.samples), family
         assert family.samples, family.name
     for name, bounds in STATED_BUCKETS.items():
         samples = found[prefix + name].samples
@@ -150,8 +153,32 @@ def test_drafts_are_counted(caplog: pytest.LogCaptureFixture) -> None:
         "draft_acceptance_rate": 0.5,
         "efficiency": 0.6,
     }.items():
-        assert f'vllm:spec_decode_{name}{{model_name="drafting"}} {value}' in text
+        assert f'vllm:spec_decode_{name}{{engine="0",model_name="drafting"}} {value}' in text
     assert "preemptions 0, drafts kept 6 of 12 (50%)" in caplog.text
+
+
+def test_numbers_of_several_engines_are_told_apart_and_logged_together(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stats = PrometheusStats(PrometheusStats.Options(), "engines", 4096)
+    stats.expect((4, 5))
+    line = LogStats(LogStats.Options(), "m", 4096)
+    line._since_s -= 60
+    with caplog.at_level(logging.INFO, "dovetail.stats"):
+        for engine in (4, 5):
+            stats.step(step(engine=engine, num_running=engine, preemptions=engine - 4))
+        stats.request(msgspec.structs.replace(request_stats(), engine=5))
+        line.step(step(engine=4, num_running=1))
+        line._since_s -= 60
+        line.step(step(engine=5, num_running=5))
+    text = metrics.exposition().decode()
+    for engine, finished in ((4, 0.0), (5, 1.0)):
+        labels = f'engine="{engine}",model_name="engines"'
+        assert f"vllm:num_requests_running{{{labels}}} {engine}.0" in text
+        assert f"vllm:num_preemptions_total{{{labels}}} {engine - 4}.0" in text
+        success = f'vllm:request_success_total{{engine="{engine}",finished_reason="stop",'
+        assert f'{success}model_name="engines"}} {finished}' in text
+    assert "running 6, waiting" in caplog.text
 
 
 def test_the_log_line_is_written_once_per_interval(

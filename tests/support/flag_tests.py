@@ -25,6 +25,33 @@ RANKS = "e2e/test_tensor_parallel.py"
 PLANS = "plugins/test_continuous.py"
 
 FLAG_TESTS: dict[str, tuple[str, ...]] = {
+    "data_parallel_address": (f"{WHOLE}::test_several_engines",),
+    "data_parallel_backend": (f"{WHOLE}::test_several_engines",),
+    "data_parallel_hybrid_lb": (
+        f"{WHOLE}::test_several_engines",
+        "core/config/rules/test_engines.py::test_which_engines_run_here",
+    ),
+    "data_parallel_rank": (
+        f"{WHOLE}::test_several_engines",
+        "core/config/rules/test_engines.py::test_which_engines_run_here",
+    ),
+    "data_parallel_router": (
+        f"{WHOLE}::test_several_engines",
+        "e2e/test_many_engines.py::test_answers_are_those_of_one_engine_and_both_gave_some",
+    ),
+    "data_parallel_rpc_port": (f"{WHOLE}::test_several_engines",),
+    "data_parallel_size": (
+        f"{WHOLE}::test_several_engines",
+        "e2e/test_many_engines.py::test_answers_are_those_of_one_engine_and_both_gave_some",
+    ),
+    "data_parallel_size_local": (
+        f"{WHOLE}::test_several_engines",
+        "core/config/rules/test_engines.py::test_which_engines_run_here",
+    ),
+    "data_parallel_start_rank": (
+        f"{WHOLE}::test_several_engines",
+        "core/config/rules/test_engines.py::test_which_engines_run_here",
+    ),
     "default_chat_template_kwargs": (f"{NEWER}::test_default_chat_template_kwargs",),
     "disable_access_log_for_endpoints": (f"{NEWER}::test_paths_without_a_line",),
     "file_storage": ("core/server/api/test_batches.py::test_a_batch_from_file_to_file",),

@@ -51,6 +51,7 @@ from dovetail.config.rules.device import (
     check_quantization,
     select_platform,
 )
+from dovetail.config.rules.engines import HOST_CORES, engine_numbers, engine_shares
 from dovetail.config.rules.host_memory import HOST_MEMORY, may_sleep, offload_bytes, swap_bytes
 from dovetail.config.rules.log_config import read_log_config
 from dovetail.config.rules.platform import available_bytes, default_threads
@@ -79,8 +80,6 @@ from dovetail.interfaces.spec import (
 )
 
 STEP_TOKENS = "--max-num-batched-tokens"
-HOST_CORES = "host_cores"
-"""The capability of a platform that computes on this machine's processors."""
 
 
 def resolve(config: Config) -> EngineSpec:
@@ -188,8 +187,8 @@ def cache_spec(
         )
         step_tokens = schedule.max_step_tokens
         slack = step_tokens + 2 * block
+        free = available_bytes() // (len(engine_numbers(config)) * rank_spec(config).local_size)
         one = kv_bytes(model, kv_dtype, schedule.max_model_tokens + slack, step_tokens)
-        free = available_bytes() // rank_spec(config).local_size
         memory = cpu_cache_bytes(free, share, schedule.max_rows * one)
     return CacheSpec(
         block_tokens=block,
@@ -289,6 +288,7 @@ def _engine_spec(
     check_executor(executor, run.rank)
     worker = selections.select_worker(config, usual)
     host_bytes = swap_bytes(config, platform, scheduler, worker)
+    numbers = engine_numbers(config)
     return EngineSpec(
         run=run,
         cache=msgspec.structs.replace(cache, host_bytes=host_bytes),
@@ -322,6 +322,10 @@ def _engine_spec(
         socket_dir=config.engine.socket_dir,
         times_steps=bool(config.observability.collect_detailed_traces),
         can_sleep=may_sleep(config, executor, worker),
+        engine=numbers[0],
+        num_engines=len(numbers),
+        shares=engine_shares(config, platform, run.rank.local_size),
+        router=selections.select_router(config) if len(numbers) > 1 else None,
     )
 
 
@@ -337,7 +341,8 @@ def _run_spec(
     model_plugin = selections.select_model(config, model)
     check_division(model, model_plugin, rank)
     processors = chosen_cores(config.device.cpu_cores)
-    of_ranks = rank_processors(config, rank, on_cores=on_cores)
+    is_alone = len(engine_numbers(config)) == 1  # several engines have shares of the processors
+    of_ranks = rank_processors(config, rank, on_cores=on_cores) if is_alone else ()
     threads = default_threads(of_ranks[0] if of_ranks else processors) if on_cores else 0
     offloaded = offload_bytes(config, platform)
     stage, scale = registry.value_of("logprobs_mode", config.model.logprobs_mode)

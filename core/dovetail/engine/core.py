@@ -123,7 +123,9 @@ class EngineCore:
             self.sleep_mode = SleepMode(
                 self._executor, self.cache.forget_all, can_sleep=spec.can_sleep
             )
-            self._counter = StepCounter(self.cache, lambda: self.sleep_mode.level)
+            self._counter = StepCounter(
+                self.cache, lambda: self.sleep_mode.level, engine=spec.engine
+            )
             self._drafting: Drafting | None = None
             if spec.drafting is not None and drafter is not None:
                 self._drafting = Drafting(spec.drafting, drafter, spec.run.model, self._counter)

@@ -17,6 +17,7 @@ class StepCounter:
 
     __slots__ = (
         "_cache",
+        "_engine",
         "_hit_tokens",
         "_queried_tokens",
         "_sleep_level",
@@ -32,8 +33,11 @@ class StepCounter:
         "prompt_tokens",
     )
 
-    def __init__(self, cache: KVAccounting, sleep_level: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self, cache: KVAccounting, sleep_level: Callable[[], int] = lambda: 0, *, engine: int = 0
+    ) -> None:
         self._cache = cache
+        self._engine = engine
         self._sleep_level = sleep_level
         self._queried_tokens = 0
         self._hit_tokens = 0
@@ -94,6 +98,7 @@ class StepCounter:
             device_s=result.forward_s + result.sample_s,
             exposed_s=exposed_s,
             hidden_s=max(0.0, step_s - wait_s - exposed_s),
+            engine=self._engine,
         )
         self._queried_tokens, self._hit_tokens = queried, hit
         self._swaps, self._swapped_in_tokens = cache.num_swaps, cache.num_swapped_in_tokens

@@ -99,5 +99,13 @@ class Platform(Plugin):
         """Return the memory that the device has free now; None where that takes torch to know."""
         return None
 
+    def engine_variables(self, place: int, count: int, num_ranks: int) -> Mapping[str, str]:
+        """Return the environment variables that give one of `count` engines on this machine, the
+        one at this place from 0, a device for each of its ranks. The default: none, they share.
+
+        Raises: ConfigError when there are not so many devices.
+        """
+        return {}
+
     def check(self, spec: EngineSpec) -> None:
         """Raise ConfigError for an engine that this device cannot run. The default: it can."""

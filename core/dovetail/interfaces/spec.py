@@ -207,8 +207,23 @@ class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
     pause_above_requests: int | None = None
 
 
+class EngineShare(msgspec.Struct, frozen=True, kw_only=True):
+    """What one of several engines has for itself: its number, processors (also of each of its
+    ranks) and threads as in RunSpec, and `variables` of its process's environment, by which devices
+    are its own."""
+
+    engine: int
+    processors: tuple[int, ...] = ()
+    rank_processors: tuple[tuple[int, ...], ...] = ()
+    num_threads: int = 0
+    variables: dict[str, str] = {}
+
+
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One engine, resolved: shipped whole to the engine process.
+
+    Several engines of one model differ in `engine`, their number, and in their `shares`, one for
+    each; then `router` chooses among them. What an engine process gets has no shares (`each`).
 
     Requests without a seed get theirs from `request_seed` (None: from chance). A request may name
     the logits processors that `processor_pattern` matches (None: all). An engine in a step longer
@@ -247,6 +262,25 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     checks_invariants: bool = False
     times_steps: bool = False
     can_sleep: bool = False
+    engine: int = 0
+    num_engines: int = 1
+    shares: tuple[EngineShare, ...] = ()
+    variables: dict[str, str] = {}
+    router: Selection | None = None
+
+    def each(self) -> tuple[EngineSpec, ...]:
+        """Return the spec of every engine: this one, or one with each share."""
+        return tuple(self._with(share) for share in self.shares) or (self,)
+
+    def _with(self, share: EngineShare) -> EngineSpec:
+        run = msgspec.structs.replace(
+            self.run, processors=share.processors, rank_processors=share.rank_processors,
+            num_threads=share.num_threads,
+        )  # fmt: skip
+        return msgspec.structs.replace(
+            self, run=run, engine=share.engine, shares=(), variables=share.variables,
+            log_prefix=f"{self.log_prefix}engine {share.engine}: ",
+        )  # fmt: skip
 
     @property
     def has_tokenizer(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -13,7 +13,8 @@ from dovetail.interfaces.sampling_params import SamplingParams
 
 
 class StepStats(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine after one step. Counts since the previous StepStats unless named `num_`.
+    """An engine after one step. Counts since its previous StepStats unless named `num_`; `engine`
+    is its number, where several serve one model.
 
     `prompt_tokens` and `generated_tokens` are what the engine computed, once per completion; what
     clients count is in TokenStats. `finished` counts completions, `faults` those of them that ended
@@ -51,6 +52,7 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     device_s: float = 0.0
     exposed_s: float = 0.0
     hidden_s: float = 0.0
+    engine: int = 0
 
 
 class TokenStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +64,7 @@ class TokenStats(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    engine: int = 0
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +121,7 @@ class RequestStats(msgspec.Struct, frozen=True, kw_only=True):
     forward_s: float = 0.0
     execute_s: float = 0.0
     caller: Caller | None = None
+    engine: int = 0
 
 
 class StatLogger(Plugin):
@@ -132,9 +136,12 @@ class StatLogger(Plugin):
     def __init__(self, options: Any, model_name: str, max_model_tokens: int) -> None:
         """Prepare to receive numbers of one served model."""
 
+    def expect(self, engines: Sequence[int]) -> None:
+        """Prepare for the numbers of these engines; called once, before any come."""
+
     @abstractmethod
     def step(self, stats: StepStats) -> None:
-        """Record the engine's state after a step."""
+        """Record an engine's state after a step."""
 
     @abstractmethod
     def request(self, stats: RequestStats) -> None:

@@ -177,6 +177,9 @@ DISCONNECTS = counter("dovetail:disconnects", "Requests whose client left before
 OPEN_REQUESTS = gauge(
     "dovetail:open_http_requests", "HTTP requests being answered now", merge="livesum"
 )
+ENGINE_UP = gauge(
+    "dovetail:engine_up", "1 while the engine of this number runs, 0 once it has died", ("engine",)
+)
 START_SECONDS = gauge(
     "dovetail:start_phase_seconds", "Seconds that each phase of the start took", ("phase",)
 )

@@ -27,13 +27,18 @@ class StatLoggers:
         """
         name = spec.served_names[0] if spec.served_names else spec.run.model.path
         chosen = [(s, registry.load_selection(s)) for s in spec.stat_loggers]
-        return cls(
-            [
-                registry.make(selection, name, spec.run.max_model_tokens)
-                for selection, plugin in chosen
-                if not is_offline or "offline" in plugin.capabilities
-            ]
-        )
+        loggers: list[StatLogger] = [
+            registry.make(selection, name, spec.run.max_model_tokens)
+            for selection, plugin in chosen
+            if not is_offline or "offline" in plugin.capabilities
+        ]
+        made = cls(loggers)
+        made.expect([one.engine for one in spec.each()])
+        return made
+
+    def expect(self, engines: Sequence[int]) -> None:
+        """Prepare for the numbers of these engines."""
+        self._each(lambda target: target.expect(engines))
 
     def step(self, stats: StepStats) -> None:
         """Record a step."""

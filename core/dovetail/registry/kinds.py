@@ -117,6 +117,8 @@ _TABLE = (
           "--device", default="auto", auto="the device that is there, the highest rank first"),
     _kind("kv_policy", "kv_policy:KVPolicy", "lays the KV cache out and hands out its blocks",
           "--kv-policy", default="paged"),
+    _kind("router", "router:Router", "which of several engines a request goes to",
+          "--data-parallel-router", default="prefix_aware"),
     _kind("executor", "executor:Executor", "calls the workers of every rank",
           "--distributed-executor-backend", default="uni",
           auto="by the number of ranks: uni for one, mp for more"),

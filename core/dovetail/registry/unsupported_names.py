@@ -10,7 +10,7 @@ from dovetail.unsupported import FEATURES, what
 UNSUPPORTED_NAMES: dict[str, dict[str, str]] = {
     "attention_backend": {"MLA": "latent_attention", "XFORMERS": "xformers"},
     "convert": {"classify": "classification", "embed": "embeddings", "reward": "pooling"},
-    "data_parallel_backend": dict.fromkeys(("mp", "ray"), "replicas"),
+    "data_parallel_backend": {"ray": "ray"},
     "platform": {name: name for name in ("hpu", "neuron", "openvino", "rocm", "tpu", "xpu")},
     "drafter": {"draft_model": "draft_model"},
     "executor": {

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dovetail.engine.client.connection import EngineState
 from dovetail.engine.client.input import InputProcessor
 from dovetail.engine.client.outputs import CompletionDelta, RequestMetrics, RequestOutput
 from dovetail.engine.client.stop import TextWatch
@@ -212,6 +213,7 @@ class FakeAsyncEngine:
         self.death_reason: str | None = None
         self.heartbeat_s = 0.0
         self.counts = (0, 0)
+        self.engine_states: list[EngineState] = []
         self.running: set[str] = set()
         self.aborted: list[str] = []
         self.num_resets = 0
@@ -229,6 +231,19 @@ class FakeAsyncEngine:
     def load(self) -> tuple[int, int]:
         """Return (running, waiting) as the test set them."""
         return self.counts
+
+    def states(self) -> list[EngineState]:
+        """Return the one engine's, or what the test set."""
+        running, waiting = self.counts
+        own = EngineState(
+            engine=0,
+            reason=self.death_reason,
+            asleep=self.asleep,
+            running=running,
+            waiting=waiting,
+            heartbeat_age_s=self.heartbeat_s,
+        )
+        return self.engine_states or [own]
 
     def heartbeat_age_s(self) -> float:
         """Return the age the test set."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 import subprocess
+from collections.abc import Mapping
 
 from dovetail.config.rules import platform as machine
-from dovetail.errors import with_fix
+from dovetail.errors import ConfigError, with_fix
 from dovetail.interfaces.platform import AUTO_DTYPE, Platform, PlatformDefaults
 from dovetail.interfaces.plugin import Info
 from dovetail.registry import own
@@ -45,6 +46,20 @@ class CudaPlatform(Platform):
                 log.info("dtype auto: bfloat16 on cuda, although the checkpoint stores float32.")
                 chosen = "bfloat16"
         return chosen, chosen
+
+    def engine_variables(self, place: int, count: int, num_ranks: int) -> Mapping[str, str]:
+        """Return the variable that shows an engine its GPUs. Raises: ConfigError for too few"""
+        devices = machine.cuda_devices()
+        most = len(devices) // num_ranks
+        if count > most:
+            raise ConfigError(
+                f"{count} engines need {'a GPU' if num_ranks == 1 else f'{num_ranks} GPUs'} each, "
+                f"and there are {len(devices)}.",
+                where="--data-parallel-size",
+                fix=f"use at most {most}." if most else "use fewer ranks.",
+            )
+        own = devices[place * num_ranks : (place + 1) * num_ranks]
+        return {machine.VISIBLE_DEVICES: ",".join(own)}
 
     def free_bytes(self) -> int | None:
         """Return nvidia-smi's facts of the first GPU."""

@@ -75,6 +75,7 @@ def line_of(stats: RequestStats, model: str) -> dict[str, Any]:
         "trace_id": _trace_id(stats.caller),
         "path": stats.caller.path if stats.caller is not None else None,
         "model": model,
+        "engine": stats.engine,
         "finish_reasons": stats.finish_reasons or (stats.finish_reason,),
         "error": stats.error or None,
         "n": stats.n,

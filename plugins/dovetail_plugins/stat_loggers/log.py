@@ -21,7 +21,8 @@ class _Options:
 
 
 class LogStats(StatLogger):
-    """Rates are means over the time since the previous line; an idle engine logs nothing."""
+    """Rates are means over the time since the previous line, numbers are of all engines together;
+    idle engines log nothing."""
 
     info = Info(summary="one log line with throughput and queue length every few seconds")
     Options = _Options
@@ -37,11 +38,13 @@ class LogStats(StatLogger):
         self._draft_tokens = 0
         self._accepted_tokens = 0
         self._num_finished = 0
-        self._last: StepStats | None = None
+        self._last: dict[int, StepStats] = {}
+        self._has_news = False
 
     def step(self, stats: StepStats) -> None:
         """Count; write a line when the interval is over."""
-        self._last = stats
+        self._last[stats.engine] = stats
+        self._has_news = True
         self._prompt_tokens += stats.prompt_tokens
         self._generated_tokens += stats.generated_tokens
         self._queried_tokens += stats.prefix_queried_tokens
@@ -59,15 +62,16 @@ class LogStats(StatLogger):
         """Write a line if the interval is over and there is something to say."""
         now_s = time.monotonic()
         seconds = now_s - self._since_s
-        if seconds < self._interval_s or self._last is None:
+        if seconds < self._interval_s or not self._has_news:
             return
-        logger.info("%s", self._line(self._last, seconds))
-        self._since_s, self._last = now_s, None
+        logger.info("%s", self._line(seconds))
+        self._since_s, self._has_news = now_s, False
         self._prompt_tokens = self._generated_tokens = self._num_finished = 0
         self._queried_tokens = self._hit_tokens = self._preemptions = 0
         self._draft_tokens = self._accepted_tokens = 0
 
-    def _line(self, last: StepStats, seconds: float) -> str:
+    def _line(self, seconds: float) -> str:
+        last = self._last.values()
         hit_share = self._hit_tokens / self._queried_tokens if self._queried_tokens else 0.0
         drafts = ""
         if self._draft_tokens:
@@ -76,7 +80,9 @@ class LogStats(StatLogger):
         return (
             f"prompt {self._prompt_tokens / seconds:.1f} tokens/s, "
             f"generated {self._generated_tokens / seconds:.1f} tokens/s, "
-            f"running {last.num_running}, waiting {last.num_waiting}, "
-            f"finished {self._num_finished}, KV cache {last.kv_usage:.1%}, "
+            f"running {sum(one.num_running for one in last)}, "
+            f"waiting {sum(one.num_waiting for one in last)}, "
+            f"finished {self._num_finished}, "
+            f"KV cache {sum(one.kv_usage for one in last) / len(last):.1%}, "
             f"prefix hits {hit_share:.1%}, preemptions {self._preemptions}{drafts}"
         )

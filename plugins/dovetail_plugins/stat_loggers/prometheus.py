@@ -6,7 +6,7 @@ each family is stands in `_families`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ from dovetail_plugins.stat_loggers._families import (
     histograms,
 )
 
-_LABELS = ("model_name",)
+_LABELS = ("model_name", "engine")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,8 @@ class _Options:
 
 
 class PrometheusStats(StatLogger):
-    """All metrics but `lora_requests_info` carry the label model_name."""
+    """All metrics but `lora_requests_info` carry the labels model_name and engine, the number of
+    the engine, where several serve one model."""
 
     info = Info(
         summary="Prometheus metrics under dovetail's and vLLM's names, served at /metrics",
@@ -47,40 +48,81 @@ class PrometheusStats(StatLogger):
 
     def __init__(self, options: Any, model_name: str, max_model_tokens: int) -> None:
         self._name = model_name
-        self._shows_hidden: bool = options.shows_hidden
-        self._gauges = self._each(
+        self._families = _Families(max_model_tokens, shows_hidden=options.shows_hidden)
+        self._engines: dict[int, _EngineMetrics] = {}
+        lora = gauge(
+            _full(LORA), "Always 0: LoRA adapters are not supported", LORA_LABELS, has_alias=True
+        )
+        lora.labels("0", "", "").set(0)
+
+    def expect(self, engines: Sequence[int]) -> None:
+        """Show the zeros of these engines: a rate needs the zero that came before."""
+        for number in engines:
+            self._of(number)
+
+    def _of(self, number: int) -> _EngineMetrics:
+        found = self._engines.get(number)
+        if found is None:
+            found = self._engines[number] = _EngineMetrics(self._families, self._name, number)
+        return found
+
+    def step(self, stats: StepStats) -> None:
+        """Record an engine's state after a step."""
+        self._of(stats.engine).step(stats)
+
+    def tokens(self, stats: TokenStats) -> None:
+        """Record tokens as they reach their requests."""
+        self._of(stats.engine).tokens(stats)
+
+    def request(self, stats: RequestStats) -> None:
+        """Record a finished request; one that failed counts as no success."""
+        self._of(stats.engine).request(stats)
+
+
+class _Families:
+    """The families that are shown, without labels."""
+
+    def __init__(self, max_model_tokens: int, *, shows_hidden: bool) -> None:
+        facts = histograms(max_model_tokens)
+
+        def each(names: Any, make: Callable[[str], Any]) -> dict[str, Any]:
+            return {name: make(name) for name in names if shows_hidden or name not in HIDDEN}
+
+        self.gauges = each(
             GAUGES, lambda name: gauge(_full(name), GAUGES[name], _LABELS, has_alias=_shared(name))
         )
-        self._counters = self._each(
+        self.counters = each(
             COUNTERS,
             lambda name: counter(_full(name), COUNTERS[name], _LABELS, has_alias=_shared(name)),
         )
-        facts = histograms(max_model_tokens)
-        self._histograms = self._each(
+        self.histograms = each(
             facts, lambda name: histogram(_full(name), *facts[name], _LABELS, has_alias=True)
         )
-        self._success = counter(
+        self.success = counter(
             _full(SUCCESS),
             "Requests finished without failure; abort: the client left",
             (*_LABELS, "finished_reason"),
             has_alias=True,
         )
-        for reason in SUCCESS_REASONS:  # a rate needs the zero that came before
-            self._success.labels(model_name, reason)
-        lora = gauge(
-            _full(LORA), "Always 0: LoRA adapters are not supported", LORA_LABELS, has_alias=True
-        )
-        lora.labels("0", "", "").set(0)
+
+
+class _EngineMetrics:
+    """One engine's numbers."""
+
+    def __init__(self, families: _Families, model_name: str, engine: int) -> None:
+        labels = (model_name, str(engine))
+        self._labels = labels
+        self._gauges = {name: one.labels(*labels) for name, one in families.gauges.items()}
+        self._counters = {name: one.labels(*labels) for name, one in families.counters.items()}
+        self._histograms = {name: one.labels(*labels) for name, one in families.histograms.items()}
+        self._success = families.success
+        for reason in SUCCESS_REASONS:
+            self._success.labels(*labels, reason)
         self._num_queried = 0
         self._num_hit = 0
         self._num_drafts = 0
         self._num_draft_tokens = 0
         self._num_accepted = 0
-
-    def _each(self, names: Any, make: Callable[[str], Any]) -> dict[str, Any]:
-        """Return the families that are shown, each with this model's labels."""
-        shown = [name for name in names if self._shows_hidden or name not in HIDDEN]
-        return {name: make(name).labels(self._name) for name in shown}
 
     def step(self, stats: StepStats) -> None:
         """Record the engine's state after a step."""
@@ -119,7 +161,7 @@ class PrometheusStats(StatLogger):
         if stats.finish_reason == "error":
             self._count("faults", 1)
         else:
-            self._success.labels(self._name, stats.finish_reason).inc()
+            self._success.labels(*self._labels, stats.finish_reason).inc()
         self._count("cached_prompt_tokens", stats.cached_tokens)
         self._observe("e2e_request_latency_seconds", stats.e2e_s)
         self._observe("request_queue_time_seconds", stats.queue_s)

@@ -162,7 +162,7 @@ def test_callers_that_left_leave_nothing_behind() -> None:
             await asyncio.gather(caller, return_exceptions=True)
             with pytest.raises(Overloaded, match=r"within 0\.01 s"):
                 await engine.call(Sleep(level=1, waits=True), 0.01)
-            assert len(engine._calls) <= 1  # the ping
+            assert len(engine._connections[0].calls) <= 1  # the ping
             await request
             while not await engine.is_sleeping():  # it was asked to, whoever has left
                 await asyncio.sleep(0.01)
@@ -173,8 +173,7 @@ def test_callers_that_left_leave_nothing_behind() -> None:
 def test_a_client_that_left_is_not_waited_for() -> None:
     async def main() -> None:
         async with running(in_process=False, delay_s=0.02) as first:
-            assert first.address is not None
-            second = await AsyncEngine.attach(first.address, first.spec)
+            second = await AsyncEngine.attach(first.addresses, first.spec)
             request = asyncio.create_task(generate(first, 20))
             await asyncio.sleep(0.1)
             caller = asyncio.create_task(second.sleep(waits=True))
@@ -202,7 +201,7 @@ def test_calls_end_with_the_engine(in_process: bool) -> None:
                 await request
             with pytest.raises(EngineDead):
                 await engine.call(GetSleepStatus())
-            assert len(engine._calls) == 0
+            assert len(engine._connections[0].calls) == 0
 
     run(main())
 

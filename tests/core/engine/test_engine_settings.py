@@ -55,8 +55,9 @@ def test_a_step_that_takes_too_long_ends_the_engine() -> None:
                 await finish(engine, 3)
             assert 0.5 < time.monotonic() - started_s < 2.9
             assert not engine.is_alive
-            assert isinstance(engine._host, EngineProcess)
-            process = psutil.Process(engine._host.pid)
+            (host,) = engine.hosts
+            assert isinstance(host, EngineProcess)
+            process = psutil.Process(host.pid)
         assert not process.is_running()
 
     asyncio.run(main())
@@ -77,15 +78,16 @@ def test_an_idle_engine_and_one_in_many_short_steps_live_on() -> None:
 def test_a_step_is_timed_from_when_work_began() -> None:
     async def main() -> None:
         async with running(spec_with(options={"delay_s": 0.02}, step_timeout_s=5.0)) as engine:
-            engine._heard_s -= 60  # as if it had been idle, and not been asked, for so long
+            # As if it had been idle, and not been asked, for so long.
+            engine._connections[0]._heard_s -= 60
             task = asyncio.create_task(finish(engine, 5))
             while not engine.load()[1]:
                 await asyncio.sleep(0)
             assert engine.heartbeat_age_s() > 59
-            engine._check_step()
+            engine._connections[0].check_step()
             assert engine.is_alive
-            engine._busy_since_s -= 60
-            engine._check_step()
+            engine._connections[0]._busy_since_s -= 60
+            engine._connections[0].check_step()
             assert not engine.is_alive
             with pytest.raises(EngineDead):
                 await task
@@ -186,8 +188,9 @@ def test_the_engine_keeps_to_its_processors(in_process: bool) -> None:
                 affinities = [os.sched_getaffinity(t.id) for t in psutil.Process().threads()]
                 assert {wanted} in affinities
             else:
-                assert isinstance(engine._host, EngineProcess)
-                assert os.sched_getaffinity(engine._host.pid) == {wanted}
+                (host,) = engine.hosts
+                assert isinstance(host, EngineProcess)
+                assert os.sched_getaffinity(host.pid) == {wanted}
         assert os.sched_getaffinity(0) == usable
 
     asyncio.run(main())

@@ -119,7 +119,9 @@ def test_requests_end_and_further_ones_are_refused() -> None:
             with pytest.raises(EngineAsleep) as caught:
                 await generate(engine)
             assert caught.value.status == 503 and "/wake_up" in str(caught.value)
-            engine.asleep = ()  # this process has not heard of it: the engine itself refuses
+            engine._connections[
+                0
+            ].asleep = ()  # this process has not heard of it: the engine itself refuses
             with pytest.raises(EngineAsleep, match="wake_up"):
                 await generate(engine)
             await engine.wake_up()
@@ -157,12 +159,11 @@ def test_it_can_wait_for_requests_and_be_woken_while_it_does() -> None:
 def test_every_api_process_knows() -> None:
     async def main() -> None:
         async with running(spec_with(), in_process=False) as first:
-            assert first.address is not None
-            second = await AsyncEngine.attach(first.address, first.spec)
+            second = await AsyncEngine.attach(first.addresses, first.spec)
             await first.sleep(2)
             await second.is_sleeping()
             assert first.asleep == second.asleep == TAGS
-            third = await AsyncEngine.attach(first.address, first.spec)
+            third = await AsyncEngine.attach(first.addresses, first.spec)
             await third.is_sleeping()
             assert third.asleep == TAGS
             with pytest.raises(RequestError, match="pillow"):

@@ -49,18 +49,7 @@ def _all(feature: str, *names: str) -> dict[str, UnsupportedFlag]:
 
 UNSUPPORTED_FLAGS: dict[str, UnsupportedFlag] = {
     **_all("remote_code", "code_revision", "trust_remote_code"),
-    **_all(
-        "replicas",
-        "data_parallel_address",
-        "data_parallel_backend",
-        "data_parallel_hybrid_lb",
-        "data_parallel_rpc_port",
-        "data_parallel_size",
-        "headless",
-    ),
-    "data_parallel_rank": UnsupportedFlag("replicas", passing=(0,)),
-    "data_parallel_size_local": UnsupportedFlag("replicas", passing=(1,)),
-    "data_parallel_start_rank": UnsupportedFlag("replicas", passing=(0,)),
+    **_all("remote_engines", "headless"),
     **_all("dual_batch", "dbo_decode_token_threshold", "dbo_prefill_token_threshold", "enable_dbo"),
     **_all("expert_parallel", "enable_eplb", "enable_expert_parallel", "expert_placement_strategy"),
     "eplb_config": UnsupportedFlag("expert_parallel", passing_items=_EPLB_DEFAULTS),

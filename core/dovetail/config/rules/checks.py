@@ -15,6 +15,7 @@ from dovetail.config.compat.unsupported_flags import UNSUPPORTED_FLAGS, passes
 from dovetail.config.config import Config, flags
 from dovetail.config.rules import demo
 from dovetail.config.rules.chat_template import template_file
+from dovetail.config.rules.engines import check_engines
 from dovetail.config.rules.selections import NO_CHOICE, TAKEN_OVER
 from dovetail.config.sections.field import Flag
 from dovetail.config.sections.frontend import NO_PARSER
@@ -36,6 +37,7 @@ def checked(config: Config) -> Config:
     check_choices(config)
     check_plugin_options(config)
     check_parsers(config)
+    check_engines(config)
     return dataclasses.replace(config, is_checked=True)
 
 

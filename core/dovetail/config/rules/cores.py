@@ -12,7 +12,7 @@ from collections.abc import Collection
 from itertools import pairwise
 from typing import TypeGuard
 
-from dovetail.config.rules.platform import siblings, usable_processors
+from dovetail.config.rules.platform import core_of, usable_processors
 from dovetail.errors import ConfigError
 
 FLAG = "--cpu-cores"
@@ -69,17 +69,24 @@ def cores_of_ranks(text: str | None, size: int) -> tuple[tuple[int, ...], ...]:
     cores = chosen_cores(text)
     if text is not None and BAR in text:
         return _listed_cores(text, size)
-    physical: dict[str, list[int]] = {}
-    for cpu in cores or sorted(usable_processors()):
-        physical.setdefault(siblings(cpu), []).append(cpu)
-    whole = list(physical.values())
-    if len(whole) < size:
-        return ()
-    bounds = [len(whole) * rank // size for rank in range(size + 1)]
-    return tuple(
-        tuple(sorted(cpu for core in whole[first:end] for cpu in core))
-        for first, end in pairwise(bounds)
-    )
+    parts = divided(cores or usable_processors(), size)
+    return tuple(parts) if all(parts) else ()
+
+
+def divided(processors: Collection[int], count: int) -> list[tuple[int, ...]]:
+    """Return `count` parts of these processors, hardware threads of a core together.
+
+    Neighbours stay together: they share caches and memory. Parts differ by one core at most.
+    """
+    cores: dict[str, list[int]] = {}
+    for processor in sorted(processors):
+        cores.setdefault(core_of(processor), []).append(processor)
+    each = list(cores.values())
+    bounds = [len(each) * part // count for part in range(count + 1)]
+    return [
+        tuple(sorted(number for core in each[first:last] for number in core))
+        for first, last in pairwise(bounds)
+    ]
 
 
 def _listed_cores(text: str, size: int) -> tuple[tuple[int, ...], ...]:

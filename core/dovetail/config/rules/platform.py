@@ -13,12 +13,13 @@ from importlib import util
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 _CPUS = Path("/sys/devices/system/cpu")
 
 
 def no_cuda_reason() -> str | None:
     """Return why no NVIDIA GPU can be used, or None when one seems usable."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+    if os.environ.get(VISIBLE_DEVICES) in ("", "-1"):
         return "CUDA_VISIBLE_DEVICES hides all GPUs"
     nodes = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
     if not any(Path(node).exists() for node in nodes):
@@ -26,6 +27,15 @@ def no_cuda_reason() -> str | None:
     if torch_cuda_version() is None:
         return "the installed torch was built without CUDA"
     return None
+
+
+def cuda_devices() -> list[str]:
+    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    named = os.environ.get(VISIBLE_DEVICES)
+    if named is not None:
+        return [name for name in named.replace(" ", "").split(",") if name]
+    nodes = (re.fullmatch(r"nvidia(\d+)", node.name) for node in Path("/dev").glob("nvidia*"))
+    return [str(number) for number in range(sum(1 for node in nodes if node))]
 
 
 def torch_cuda_version() -> str | None:
@@ -60,7 +70,7 @@ def usable_cores(processors: Iterable[int] = ()) -> int:
 
     `processors` are those it will be kept to, where that is less.
     """
-    cores = {siblings(cpu) for cpu in processors or usable_processors()}
+    cores = {core_of(cpu) for cpu in processors or usable_processors()}
     return max(1, min(len(cores), quota_cores() or len(cores)))
 
 
@@ -76,10 +86,10 @@ def default_threads(processors: Iterable[int] = ()) -> int:
     return usable_cores(processors)
 
 
-def siblings(cpu: int) -> str:
+def core_of(cpu: int) -> str:
     """Return a name of the physical core that a processor belongs to."""
     try:
-        path = _CPUS / f"cpu{cpu}" / "topology" / "threadsiblings_list"
+        path = _CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list"
         return path.read_text(encoding="utf-8").strip()
     except OSError:
         return str(cpu)

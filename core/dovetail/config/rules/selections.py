@@ -303,6 +303,13 @@ def select_kv_policy(config: Config, defaults: PlatformDefaults) -> Selection:
     return select("kv_policy", str(name), where="--kv-policy", options=options)
 
 
+def select_router(config: Config) -> Selection:
+    """Return the router of several engines."""
+    options = config.plugin.options_of("router")
+    name = config.parallel.data_parallel_router
+    return select("router", name, where="--data-parallel-router", options=options)
+
+
 def select_executor(config: Config, defaults: PlatformDefaults, num_ranks: int = 1) -> Selection:
     """Return the executor that is named; else the platform's or the kind's default for one rank,
     and a process for each of several."""

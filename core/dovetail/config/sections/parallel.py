@@ -86,6 +86,11 @@ class ParallelConfig:
         short="-dpb",
         help="how engine replicas are started",
     )
+    data_parallel_router: str = flag(
+        "prefix_aware",
+        kind="router",
+        help="which of several engines a request goes to",
+    )
     data_parallel_hybrid_lb: bool = flag(
         False,
         help="balance requests within each machine; an external load balancer distributes them "

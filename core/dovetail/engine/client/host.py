@@ -10,7 +10,7 @@ import atexit
 import logging
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from dovetail import process
@@ -28,6 +28,9 @@ from dovetail.interfaces.spec import EngineSpec
 logger = logging.getLogger(__name__)
 
 KILL_WAIT_S = 5.0
+# A child whose parent pipe is closed leaves at once; one that is stopped, or keeps the interpreter
+# lock, never would.
+LEAVE_WAIT_S = 1.0
 
 OnExit = Callable[[str], None]
 """Told in words, in any thread, that the engine has ended."""
@@ -55,7 +58,10 @@ class EngineProcess:
         boot = Boot(spec=spec, address=self.address)
         try:
             self._child = process.spawn(
-                "dovetail.engine.ipc.process", boot, leftovers=[str(self._folder)]
+                "dovetail.engine.ipc.process",
+                boot,
+                variables=spec.variables,
+                leftovers=[str(self._folder)],
             )
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -86,7 +92,7 @@ class EngineProcess:
         if self._child.wait(timeout_s) is None:
             logger.info("the engine process is busy after %.1f s; it is ended at once", timeout_s)
         self._tidy()
-        self._child.end(KILL_WAIT_S)
+        self._child.end(LEAVE_WAIT_S)
         atexit.unregister(self._tidy)
         if self._watcher is not None:
             self._watcher.join(timeout_s)
@@ -142,6 +148,21 @@ class EngineThread:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             logger.warning("the engine thread is still in a step after %.1f s", timeout_s)
+
+
+def started(
+    specs: Sequence[EngineSpec], *, in_process: bool
+) -> list[tuple[EngineSpec, EngineHost]]:
+    """Return engines that begin to load, all or none, in processes of their own or in threads."""
+    hosts: list[tuple[EngineSpec, EngineHost]] = []
+    try:
+        for spec in specs:
+            hosts.append((spec, EngineThread(spec) if in_process else EngineProcess(spec)))
+    except BaseException:
+        for _, host in hosts:
+            host.stop(0.0)
+        raise
+    return hosts
 
 
 def say_shutdown(end: ClientEnd) -> None:

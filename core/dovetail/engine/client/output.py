@@ -26,6 +26,9 @@ from dovetail.interfaces.stats import Caller, RequestStats, TokenStats
 from dovetail.interfaces.step import TokenLogprobs
 from dovetail.interfaces.tokenizer import Tokenizer
 
+MEMORY = 1 / 32
+"""The share by which a new prompt changes the mean length of prompts."""
+
 
 class _Child:
     """One of a request's n completions on its way to text."""
@@ -57,6 +60,7 @@ class LiveRequest:
         self.clock = RequestClock(prepared.arrival_s, len(prepared.requests))
         self.num_cached_tokens = 0
         self.has_token = False
+        self.is_pending = True
         self.error = ""
         self._caller = caller
         self.children = [
@@ -77,8 +81,8 @@ class LiveRequest:
         """Return the engine's ids of the completions still running."""
         return tuple(c.request_id for c in self.children if c.finish_reason is None)
 
-    def stats(self) -> RequestStats:
-        """Return the request's numbers, ended now."""
+    def stats(self, engine: int) -> RequestStats:
+        """Return the request's numbers, ended now in the engine of this number."""
         now_s = time.monotonic()
         clock = self.clock
         first_s = clock.first_token_s or now_s
@@ -107,6 +111,7 @@ class LiveRequest:
             forward_s=clock.forward_s,
             execute_s=clock.execute_s,
             caller=self._caller,
+            engine=engine,
         )
 
 
@@ -123,21 +128,32 @@ class Processed:
     stats: list[RequestStats] = field(default_factory=list)
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
+    engine: int = 0
 
     def tokens(self) -> TokenStats | None:
         """Return the tokens that came, or None when none did."""
         if not self.num_generated_tokens:
             return None
         return TokenStats(
-            prompt_tokens=self.num_prompt_tokens, generated_tokens=self.num_generated_tokens
+            prompt_tokens=self.num_prompt_tokens,
+            generated_tokens=self.num_generated_tokens,
+            engine=self.engine,
         )
 
 
 class OutputProcessor:
-    """All requests of one API process that are not finished."""
+    """All requests of one API process that one engine has not finished.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    `pending_tokens` are the prompt tokens of requests that have had no token, `num_unstarted` the
+    completions of those; `mean_prompt_tokens` is the mean length of the last prompts.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, engine: int = 0) -> None:
+        self.pending_tokens = 0
+        self.num_unstarted = 0
+        self.mean_prompt_tokens = 0.0
         self._tokenizer = tokenizer
+        self._engine = engine
         self._live: dict[int, LiveRequest] = {}
         self._owners: dict[str, tuple[LiveRequest, _Child]] = {}
 
@@ -162,7 +178,19 @@ class OutputProcessor:
         self._live[key] = live
         for child in live.children:
             self._owners[child.request_id] = (live, child)
+        num_tokens = len(live.prompt_ids)
+        self.pending_tokens += num_tokens
+        self.num_unstarted += len(live.children)
+        weight = MEMORY if self.mean_prompt_tokens else 1.0
+        self.mean_prompt_tokens += weight * (num_tokens - self.mean_prompt_tokens)
         return live
+
+    def _settle(self, live: LiveRequest) -> None:
+        """Count a request as started or gone. Mutates: self, live"""
+        if live.is_pending:
+            live.is_pending = False
+            self.pending_tokens -= len(live.prompt_ids)
+            self.num_unstarted -= len(live.children)
 
     def unfinished_ids(self, key: int) -> tuple[str, ...]:
         """Return the engine's ids of what a request still has running."""
@@ -179,6 +207,7 @@ class OutputProcessor:
         live = self._live.pop(key, None)
         if live is None:
             return (), None
+        self._settle(live)
         ids = live.unfinished_ids()
         for request_id in ids:
             self._owners.pop(request_id, None)
@@ -186,11 +215,11 @@ class OutputProcessor:
             live.error = error
             for child in live.children:
                 child.finish_reason = child.finish_reason or "error"
-        return ids, live.stats()
+        return ids, live.stats(self._engine)
 
     def process(self, updates: Sequence[RequestUpdate]) -> Processed:
         """Return the results of these updates. A fault of one request touches no other."""
-        processed = Processed()
+        processed = Processed(engine=self._engine)
         for update in updates:
             owner = self._owners.get(update.request_id)
             if owner is None:
@@ -227,7 +256,8 @@ class OutputProcessor:
         processed.outputs.append((live.key, output))
         if output.is_finished:
             self._live.pop(live.key, None)
-            processed.stats.append(live.stats())
+            self._settle(live)
+            processed.stats.append(live.stats(self._engine))
 
     def _count(
         self,
@@ -244,6 +274,7 @@ class OutputProcessor:
         processed.num_generated_tokens += num_tokens
         if not live.has_token:
             live.has_token = True
+            self._settle(live)
             processed.num_prompt_tokens += len(live.prompt_ids)
 
     def _fail(self, live: LiveRequest, error: DovetailError, processed: Processed) -> None:
@@ -254,8 +285,9 @@ class OutputProcessor:
             if self._owners.pop(child.request_id, None) is not None:
                 processed.aborts.append(child.request_id)
         self._live.pop(live.key, None)
+        self._settle(live)
         processed.errors.append((live.key, error))
-        processed.stats.append(live.stats())
+        processed.stats.append(live.stats(self._engine))
 
 
 def _delta_of(live: LiveRequest, child: _Child, update: RequestUpdate) -> CompletionDelta:

@@ -12,7 +12,7 @@ from dovetail.engine.client.input import InputProcessor, PreparedRequest, Prompt
 from dovetail.engine.client.output import OutputProcessor
 from dovetail.engine.client.outputs import RequestOutput
 from dovetail.engine.core import EngineCore
-from dovetail.errors import DovetailError
+from dovetail.errors import ConfigError, DovetailError
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.observability.stats import StatLoggers
@@ -31,11 +31,17 @@ class SyncEngine:
 
     def __init__(self, spec: EngineSpec) -> None:
         """Load everything. Raises: ConfigError"""
+        if spec.num_engines > 1:
+            raise ConfigError(
+                f"one engine runs in the caller's thread, not {spec.num_engines}.",
+                where="--data-parallel-size",
+                fix="use 1 here, or `dovetail serve` and `dovetail run-batch` for several.",
+            )
         self.spec = spec
         self.tokenizer = load_tokenizer(spec)
         self.core = EngineCore(spec)
         self._input = InputProcessor(spec, self.tokenizer)
-        self._output = OutputProcessor(self.tokenizer)
+        self._output = OutputProcessor(self.tokenizer, engine=spec.engine)
         self._stats = StatLoggers.build(spec, is_offline=True)
         self._serials = itertools.count()
 

@@ -40,9 +40,6 @@ from dovetail.version import __version__
 if TYPE_CHECKING:
     from dovetail.engine.client.async_engine import AsyncEngine
 
-STALL_S = 10.0
-"""An engine with work queued that gives no sign of life for so long is reported as stalled."""
-
 SHORT_TEXT_CHARS = 4096
 """Work on texts up to this size is done in the event loop; a thread would cost more."""
 
@@ -269,7 +266,9 @@ def build_server(
         renderer=renderer,
         parsers=parsers,
         admission=Admission(
-            engine, max_running=engine.spec.schedule.max_rows, max_queued=max_queued_requests
+            engine,
+            max_running=engine.spec.schedule.max_rows * engine.spec.num_engines,
+            max_queued=max_queued_requests,
         ),
         fields=FieldReporter(is_strict=frontend.strict_request_fields),
         threads=ThreadPoolExecutor(max_workers=2, thread_name_prefix="text"),

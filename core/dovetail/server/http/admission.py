@@ -15,7 +15,9 @@ RETRY_AFTER_S = 1.0
 class EngineLoad(Protocol):
     """The engine, as far as admission reads it."""
 
-    death_reason: str | None
+    @property
+    def death_reason(self) -> str | None:
+        """Return why nothing can be generated any more."""
 
     @property
     def is_alive(self) -> bool:

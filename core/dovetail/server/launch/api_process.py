@@ -42,7 +42,7 @@ def main() -> int:
 
 async def _serve(boot: ChildBoot) -> int:
     async with opened_apis(build_apis(boot.apis), boot.frontend) as apis:
-        engine = await AsyncEngine.attach(boot.address, boot.spec)
+        engine = await AsyncEngine.attach(boot.addresses, boot.spec, process=boot.process)
         try:
             app = build_app(
                 engine,

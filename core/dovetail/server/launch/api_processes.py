@@ -41,7 +41,8 @@ class ChildBoot(msgspec.Struct, frozen=True, kw_only=True):
     frontend: FrontendConfig
     parsers: ParserChoice
     apis: tuple[Selection, ...] = ()
-    address: str
+    addresses: tuple[str, ...]
+    process: int
     socket_fd: int
     max_queued: int
 
@@ -82,18 +83,18 @@ def _boots(
     override = load_template(config.frontend.chat_template)
     renderer = ChatRenderer(engine.tokenizer.facts(), override=override)
     parsers = choose_parsers(config, renderer.source)
-    assert engine.address is not None
     return [
         ChildBoot(
             spec=spec,
             frontend=config.frontend,
             parsers=parsers,
             apis=apis,
-            address=engine.address,
+            addresses=engine.addresses,
+            process=process,
             socket_fd=sock.fileno(),
             max_queued=max(1, queue // count),
         )
-        for _ in range(count)
+        for process in range(count)
     ]
 
 

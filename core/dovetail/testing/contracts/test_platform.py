@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dovetail import registry
+from dovetail.errors import ConfigError
 from dovetail.interfaces.platform import AUTO_DTYPE, Platform
 from dovetail.interfaces.worker import Worker
 from dovetail.registry import Entry
@@ -83,6 +84,16 @@ class TestPlatform:
         free = platform.free_bytes()
         assert free is not None, "free_bytes() is None, and main memory can be asked"
         assert free > 0, f"free_bytes() is {free}"
+
+    def test_engines_get_a_device_each(self, platform: Platform) -> None:
+        """Several engines have different environments, or none of their own, or are refused."""
+        try:
+            found = [dict(platform.engine_variables(place, 2, 1)) for place in range(2)]
+        except ConfigError as error:
+            assert error.fix, "it is not said how many engines there can be"
+            return
+        assert all(type(text) is str for one in found for pair in one.items() for text in pair)
+        assert found == [{}, {}] or found[0] != found[1]
 
     def test_ops_compute_what_is_defined(self, plugin: Any) -> None:
         """Each of its ops gives, in the op's own cases, what the reference gives."""

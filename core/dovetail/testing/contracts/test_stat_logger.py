@@ -30,10 +30,12 @@ class TestStatLogger:
     kind = "stat_logger"
 
     def test_takes_all_numbers(self, stat_logger: StatLogger) -> None:
-        """Steps, tokens, requests and flushes in any order, extreme counts among them."""
+        """Steps, tokens, requests and flushes in any order, extreme counts among them, of several
+        engines."""
+        stat_logger.expect((0, 1))
         stat_logger.flush()
         stat_logger.step(step_stats())
-        stat_logger.step(step_stats(num_running=0, step_tokens=0))
+        stat_logger.step(step_stats(num_running=0, step_tokens=0, engine=1))
         stat_logger.step(step_stats(step_tokens=2**40, prompt_tokens=2**40, preemptions=10**6))
         stat_logger.tokens(TokenStats(prompt_tokens=2**40, generated_tokens=1))
         for reason in ("stop", "length", "abort", "error"):

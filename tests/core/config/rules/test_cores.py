@@ -35,7 +35,7 @@ def test_only_what_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_threads_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two hardware threads of one core are one thread of the engine's."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(platform, "siblings", lambda cpu: str(cpu // 2))
+    monkeypatch.setattr(platform, "core_of", lambda cpu: str(cpu // 2))
     monkeypatch.setattr(platform, "quota_cores", lambda: None)
     assert platform.default_threads((0, 1, 2)) == 2
     monkeypatch.setenv("OMP_NUM_THREADS", "5")

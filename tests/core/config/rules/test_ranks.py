@@ -78,7 +78,7 @@ class TestCores:
     @pytest.fixture(autouse=True)
     def machine(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cores, "usable_processors", lambda: set(range(8)))
-        monkeypatch.setattr(cores, "siblings", lambda cpu: str(cpu % 4))
+        monkeypatch.setattr(cores, "core_of", lambda cpu: str(cpu % 4))
         monkeypatch.setattr(ranks, "usable_cores", lambda: 4)
 
     def of(self, size: int, text: str | None = None) -> tuple[tuple[int, ...], ...]:

@@ -143,7 +143,11 @@ def test_closing_cancelling_and_aborting_free_everything(in_process: bool) -> No
             assert (await asyncio.wait_for(aborted, 2))[1] == "abort"
             await asyncio.gather(*tasks, return_exceptions=True)
             await settled(engine)
-            assert not engine._mailboxes and not engine._keys and not len(engine._output)
+            assert (
+                not engine._mailboxes
+                and not engine._keys
+                and not len(engine._connections[0].output)
+            )
 
     asyncio.run(main())
 
@@ -210,8 +214,9 @@ def test_a_killed_process_is_noticed_within_a_second() -> None:
         async with running(in_process=False, options={"delay_s": 0.01}) as engine:
             task = asyncio.create_task(whole(engine, max_tokens=200))
             await asyncio.sleep(0.1)
-            assert isinstance(engine._host, EngineProcess)
-            os.kill(engine._host.pid, signal.SIGKILL)
+            (host,) = engine.hosts
+            assert isinstance(host, EngineProcess)
+            os.kill(host.pid, signal.SIGKILL)
             started_s = time.monotonic()
             with pytest.raises(EngineDead, match="signal 9"):
                 await task
@@ -247,11 +252,12 @@ def test_signs_of_life_and_phases() -> None:
                 "create KV cache and warm up",
             ]
             assert engine.heartbeat_age_s() < 1
-            assert isinstance(engine._host, EngineProcess)
-            os.kill(engine._host.pid, signal.SIGSTOP)
+            (host,) = engine.hosts
+            assert isinstance(host, EngineProcess)
+            os.kill(host.pid, signal.SIGSTOP)
             await asyncio.sleep(1.3)
             assert engine.heartbeat_age_s() > 1
-            os.kill(engine._host.pid, signal.SIGCONT)
+            os.kill(host.pid, signal.SIGCONT)
             async with asyncio.timeout(3):
                 while engine.heartbeat_age_s() > 1:
                     await asyncio.sleep(0.02)

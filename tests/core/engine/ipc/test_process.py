@@ -39,7 +39,7 @@ async def main(stage):
         print(host.pid, host.address, flush=True)
         await asyncio.sleep(60)
     engine = await AsyncEngine.start(spec)
-    print(engine._host.pid, engine.address, flush=True)
+    print(engine.hosts[0].pid, engine.addresses[0], flush=True)
     if stage == "busy":
         async for _ in engine.generate("x", SamplingParams(max_tokens=200), "r"):
             pass
@@ -50,8 +50,9 @@ asyncio.run(main(sys.argv[1]))
 
 
 def pid_of(engine: AsyncEngine) -> int:
-    assert isinstance(engine._host, EngineProcess)
-    return engine._host.pid
+    (host,) = engine.hosts
+    assert isinstance(host, EngineProcess)
+    return host.pid
 
 
 async def text_of(engine: AsyncEngine, max_tokens: int = 8, seed: int = 1) -> str:
@@ -87,8 +88,7 @@ def test_no_child_and_no_socket_outlive_a_killed_parent(stage: str, tmp_path: Pa
 def test_shutdown_leaves_nothing() -> None:
     async def main() -> tuple[int, str]:
         engine = await AsyncEngine.start(fake_spec())
-        pid, address = pid_of(engine), engine.address
-        assert address is not None
+        pid, (address,) = pid_of(engine), engine.addresses
         await engine.shutdown()
         await engine.shutdown()
         return pid, address
@@ -198,8 +198,7 @@ def test_several_api_processes_share_an_engine() -> None:
     async def main() -> None:
         spec = fake_spec(options={"delay_s": 0.002})
         engine = await AsyncEngine.start(spec)
-        assert engine.address is not None
-        others = [await AsyncEngine.attach(engine.address, spec) for _ in range(2)]
+        others = [await AsyncEngine.attach(engine.addresses, spec) for _ in range(2)]
         everyone = [engine, *others]
         alone = [await text_of(engine, 20, seed) for seed in range(6)]
         together = await asyncio.gather(
@@ -226,7 +225,7 @@ from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.testing.fake_engine import fake_spec
 
 async def main(address):
-    engine = await AsyncEngine.attach(address, fake_spec())
+    engine = await AsyncEngine.attach([address], fake_spec())
     params = SamplingParams(max_tokens=250)
     streams = [engine.generate("x", params, "r") for _ in range(5)]
     await anext(streams[0])
@@ -246,9 +245,8 @@ def test_an_api_process_that_dies_takes_its_requests_along(tmp_path: Path) -> No
 
     async def main() -> None:
         engine = await AsyncEngine.start(fake_spec(options={"delay_s": 0.02}, max_rows=2))
-        assert engine.address is not None
         with subprocess.Popen(
-            [sys.executable, str(script), engine.address],
+            [sys.executable, str(script), *engine.addresses],
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": str(CORE)},
         ) as other:
@@ -257,7 +255,7 @@ def test_an_api_process_that_dies_takes_its_requests_along(tmp_path: Path) -> No
             assert await loop.run_in_executor(None, other.stdout.readline) == b"running\n"
             other.kill()
         async with asyncio.timeout(2):
-            while engine.load() != (0, 0) or engine._num_steps == 0:
+            while engine.load() != (0, 0) or engine._connections[0].num_steps == 0:
                 await asyncio.sleep(0.01)
         assert len(await text_of(engine)) == 8
         await engine.shutdown()

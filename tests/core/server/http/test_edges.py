@@ -12,6 +12,7 @@ import pytest
 from fastapi import APIRouter, FastAPI
 from starlette.routing import Route
 
+from dovetail.engine.client.connection import EngineState
 from dovetail.errors import RequestError
 from dovetail.server.api.families import BUILT_IN
 from dovetail.server.app import open_route
@@ -478,6 +479,38 @@ def test_health_of_a_dead_and_a_stalled_engine() -> None:
     response = chat(app)
     assert response.status_code == 503
     assert "signal 9" in response.json()["error"]["message"]
+
+
+def test_health_of_several_engines() -> None:
+    app, engine = app_for()
+
+    def state(number: int, **changes: Any) -> EngineState:
+        usual = {"reason": None, "asleep": (), "running": 1, "waiting": 2, "heartbeat_age_s": 0.1}
+        return EngineState(engine=number, **(usual | changes))
+
+    engine.engine_states = [state(4), state(5)]
+    whole = send(app, "GET", "/health")
+    up = {"state": "up", "running": 1, "waiting": 2}
+    assert whole.status_code == 200
+    assert whole.json() == {"status": "ok", "engines": [{"engine": n} | up for n in (4, 5)]}
+    engine.engine_states = [
+        state(0, asleep=("weights",), running=0, waiting=0),
+        state(1, reason="killed by signal 9"),
+        state(2, heartbeat_age_s=60.04),
+        state(3),
+    ]
+    answer = send(app, "GET", "/health")
+    assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
+    told = [{k: v for k, v in one.items() if k in ("state", "reason", "silent_s")}
+            for one in answer.json()["engines"]]  # fmt: skip
+    assert told == [
+        {"state": "asleep"},
+        {"state": "dead", "reason": "killed by signal 9"},
+        {"state": "stalled", "silent_s": 60.0},
+        {"state": "up"},
+    ]
+    engine.die("every engine is gone")
+    assert send(app, "GET", "/health").status_code == 503
 
 
 def test_a_death_in_mid_stream_is_an_error_event() -> None:

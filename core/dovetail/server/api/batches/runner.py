@@ -137,7 +137,9 @@ class BatchRunner:
         good, bad = (_answered(self._storage.content(one)) for one in ids)
         batch.completed, batch.failed = len(good), len(bad)
         done = good | bad
-        gate = asyncio.Semaphore(max(1, server.engine.spec.schedule.max_rows // SHARE))
+        spec = server.engine.spec
+        most = spec.schedule.max_rows * spec.num_engines // SHARE
+        gate = asyncio.Semaphore(max(1, most))
         with (
             self._storage.content(ids[0]).open("ab", buffering=0) as output,
             self._storage.content(ids[1]).open("ab", buffering=0) as errors,

@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
+from dovetail.engine.client.connection import STALL_S, EngineState
 from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.observability import metrics
 from dovetail.server.generate.dependencies import ServerOf
-from dovetail.server.generate.server_state import STALL_S, ServerState
+from dovetail.server.generate.server_state import ServerState
 from dovetail.server.http.errors import problem
 from dovetail.version import __version__
 
@@ -35,8 +36,15 @@ async def ready(server: ServerOf) -> Response:
 
 
 async def health(server: ServerOf) -> Response:
-    """Say whether the engine lives and, with work queued, moves."""
-    return _answer(_dead_reason(server) or _stall_reason(server))
+    """Say whether the engine lives and, with work queued, moves. Of several engines each is told
+    of; while one of them does its work, the server is healthy."""
+    reason = _dead_reason(server) or _stall_reason(server)
+    states = server.engine.states()
+    if len(states) == 1 or reason is not None:
+        return _answer(reason)
+    engines = [_told(state) for state in states]
+    is_whole = all(one["state"] in ("up", "asleep") for one in engines)
+    return JSONResponse({"status": "ok" if is_whole else "degraded", "engines": engines})
 
 
 async def ping(server: ServerOf) -> Response:
@@ -61,6 +69,17 @@ async def load(request: Request, server: ServerOf) -> dict[str, Any]:
 async def show_metrics() -> Response:
     """Return all metrics as Prometheus text."""
     return Response(metrics.exposition(), headers={"content-type": metrics.CONTENT_TYPE})
+
+
+def _told(state: EngineState) -> dict[str, Any]:
+    """Return what /health says of one of several engines."""
+    told = {"engine": state.engine, "state": "up", "running": state.running}
+    told |= {"waiting": state.waiting}
+    if state.reason is not None:
+        return told | {"state": "dead", "reason": state.reason}
+    if state.is_stalled:
+        return told | {"state": "stalled", "silent_s": round(state.heartbeat_age_s, 1)}
+    return told | {"state": "asleep"} if state.asleep else told
 
 
 def _dead_reason(server: ServerState) -> str | None:

@@ -1,0 +1,1 @@
+"""Routers: which of several engines a request goes to."""

@@ -1,0 +1,113 @@
+"""Prefix aware: where the request's prefix is cached, unless that engine is too busy.
+
+Everything is counted in prompt tokens to be computed before the request's first token: what the
+engine has to do already, and the part of the prompt that it has not cached. The least sum wins. So
+a request follows its prefix until that engine is busier by more than the prefix saves; then
+another engine computes the prefix, and has it from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.router import EngineView, RoutedRequest, Router, RouterFacts
+from dovetail_plugins.routers._candidates import MOST, Candidates
+from dovetail_plugins.routers._prefix_index import PrefixIndex
+
+MEMORY = 1 / 64
+"""The share by which a new request changes the mean part of prompts that is not cached."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    running_tokens: float = field(
+        default=128.0,
+        metadata={"help": "prompt tokens that a running request counts as", "ge": 0.0},
+    )
+    chunk_tokens: int = field(
+        default=64,
+        metadata={
+            "help": "length of the pieces that are compared, in tokens",
+            "ge": 1,
+        },
+    )
+    max_chunks: int = field(
+        default=1024,
+        metadata={"help": "chunks of one prompt that are looked at", "ge": 1},
+    )
+    max_index_chunks: int = field(
+        default=1 << 20,
+        metadata={"help": "chunks that are kept for all engines together", "ge": 1},
+    )
+
+
+class PrefixAware(Router):
+    """The engine that computes the request's first token after the fewest prompt tokens."""
+
+    info = Info(
+        summary="where the request's prefix is cached, unless that engine is busier by more than "
+        "the prefix saves"
+    )
+    capabilities = frozenset({"loads", "prefixes"})
+    Options = _Options
+
+    def __init__(self, options: Any, facts: RouterFacts) -> None:
+        self._running_tokens: float = options.running_tokens
+        self._count = facts.num_engines
+        self._candidates = Candidates(facts.process)
+        block = facts.block_tokens
+        self._chunk_tokens = -(-options.chunk_tokens // block) * block
+        share = max(1, options.max_index_chunks // facts.num_engines)
+        capacity = min(facts.cache_tokens // self._chunk_tokens, share)
+        self._index = PrefixIndex(
+            facts.num_engines,
+            chunk_tokens=self._chunk_tokens,
+            capacity=capacity,
+            max_chunks=min(options.max_chunks, capacity),
+        )
+        self._uncached_share = 1.0
+
+    def choose(self, request: RoutedRequest, engines: Sequence[EngineView]) -> int:
+        """Return the engine with the fewest tokens to compute. Mutates: the index"""
+        index, num_tokens = self._index, len(request.prompt_ids)
+        keys = index.keys(request.prompt_ids, request.cache_salt)
+        cached = self._cached(index.found(keys))
+        share, weight = self._uncached_share, self._running_tokens
+        best, least, saved = -1, float("inf"), 0
+        for view in self._compared(engines, cached):
+            hit = cached.get(view.number, 0)
+            cost = view.pending_tokens * share + view.num_running * weight - hit
+            if cost < least:
+                best, least, saved = view.number, cost, hit
+        index.note(best, keys)
+        self._uncached_share += MEMORY * ((num_tokens - saved) / num_tokens - share)
+        return best
+
+    def forget(self, engine: int) -> None:
+        """Take note that this engine has nothing cached any more. Mutates: the index"""
+        self._index.forget(engine)
+
+    def _cached(self, levels: Sequence[tuple[int, int]]) -> dict[int, int]:
+        """Return how many tokens engines have cached: all of few engines, else some of those that
+        have the most."""
+        cached: dict[int, int] = {}
+        for depth, numbers in levels:
+            for number in self._candidates.some_of(numbers):
+                cached[number] = depth * self._chunk_tokens
+            if len(cached) >= MOST:
+                break
+        return cached
+
+    def _compared(
+        self, engines: Sequence[EngineView], cached: Mapping[int, int]
+    ) -> Sequence[EngineView]:
+        """Return the engines to compare: candidates, and those that have some of the prefix."""
+        views = self._candidates.of(engines)
+        if len(views) == len(engines) or not cached:
+            return views
+        if len(engines) == self._count:
+            return (*views, *(engines[number] for number in cached))
+        return (*views, *(engine for engine in engines if engine.number in cached))
