@@ -49,7 +49,8 @@ def _main() -> None:
     if wanted and importlib.util.find_spec("torch"):
         importlib.import_module("torch")
     importlib.import_module("dovetail.registry")
-    at_once, answers = os.cpu_count() or 1, {}
+    at_once = os.cpu_count() or 1
+    answers: dict[str, dict[str, Any]] = {}
     for first in range(0, len(wanted), at_once):
         some = wanted[first : first + at_once]
         children = [_begin_child(*one) for one in some]

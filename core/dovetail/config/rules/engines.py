@@ -127,7 +127,8 @@ def engine_shares(config: Config, platform: Platform, num_ranks: int) -> tuple[E
     if count == 1:
         return ()
     processors = chosen_cores(config.device.cpu_cores)
-    parts, of_ranks = [processors] * count, [()] * count
+    parts = [processors] * count
+    of_ranks: list[tuple[tuple[int, ...], ...]] = [()] * count
     threads = config.device.num_threads or 0
     if HOST_CORES in platform.capabilities:
         usable = _enough_cores(config, processors, count, num_ranks)

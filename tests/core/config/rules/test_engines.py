@@ -133,7 +133,7 @@ def test_a_quota_counts_as_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("machine")
 def test_engines_on_devices_share_the_host_and_have_a_device_each() -> None:
-    shares = engine_shares(config_of(size=8, hybrid_lb=True, start_rank=6), Cards(None))
+    shares = engine_shares(config_of(size=8, hybrid_lb=True, start_rank=6), Cards(None), 1)
     assert [share.engine for share in shares] == [6, 7]
     assert [share.variables for share in shares] == [{"CARD": "0 of 2"}, {"CARD": "1 of 2"}]
     assert [share.processors for share in shares] == [(), ()]
