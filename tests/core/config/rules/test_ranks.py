@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import ClassVar
 
 import pytest
 
@@ -20,13 +21,16 @@ from dovetail.config.rules.ranks import (
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import RankSpec, Selection
 from dovetail.testing.contract import model_spec
+from dovetail.testing.tiny import TinyModel
 
-LLAMA = Selection(
-    kind="model",
-    name="LlamaForCausalLM",
-    target="dovetail.layers.decoder:DecoderForCausalLM",
-)
 WHOLE = Selection(kind="model", name="tiny", target="dovetail.testing.tiny:TinyModel")
+DIVIDED = Selection(kind="model", name="divided", target=f"{__file__}:DividedModel")
+
+
+class DividedModel(TinyModel):
+    """A model that claims to divide."""
+
+    capabilities: ClassVar[frozenset[str]] = frozenset({"tensor_parallel"})
 
 
 def spec_of(**fields: object) -> RankSpec:
@@ -48,11 +52,11 @@ def test_heads_are_divided_or_repeated(
     model = model_spec(num_heads=heads, num_kv_heads=kv_heads)
     rank = spec_of(tensor_parallel_size=size)
     if told is None:
-        check_division(model, LLAMA, rank)
+        check_division(model, DIVIDED, rank)
         assert cached_model(model, rank).num_kv_heads == max(1, kv_heads // size)
         return
     with pytest.raises(ConfigError, match=told) as caught:
-        check_division(model, LLAMA, rank)
+        check_division(model, DIVIDED, rank)
     assert caught.value.where == "--tensor-parallel-size"
     assert caught.value.fix == "use one of 1, 2, 4, 12."
 
