@@ -227,3 +227,6 @@ PREEMPTION_SWAP = Value(
     summary="the KV cache of preempted requests is swapped to host memory and back", value="swap"
 )
 ACCEPTANCE_REJECTION_SAMPLER = Value(summary="rejection sampling", value="rejection_sampler")
+
+# How several engines are started: the choices of --data-parallel-backend. `value` is its name.
+DATA_PARALLEL_MP = Value(summary="each engine in a process of its own on this machine", value="mp")
