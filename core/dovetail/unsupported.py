@@ -62,11 +62,6 @@ FEATURES: dict[str, Unsupported] = {
     "dual_batch": Unsupported(
         "dual batch overlap needs several devices, which are not supported yet"
     ),
-    "launchers": Unsupported(
-        "ranks that a launcher such as torchrun starts are not supported yet",
-        "mp starts one process for each rank",
-    ),
-    "ray": Unsupported("Ray is not supported"),
     "replicas": Unsupported(
         "data parallelism is not supported yet; one engine serves the model",
         "start several servers on their own ports behind a load balancer",

@@ -53,6 +53,7 @@ from dovetail.config.rules.device import (
 )
 from dovetail.config.rules.host_memory import HOST_MEMORY, may_sleep, offload_bytes, swap_bytes
 from dovetail.config.rules.log_config import read_log_config
+from dovetail.config.rules.placement import launched
 from dovetail.config.rules.platform import available_bytes, default_threads
 from dovetail.config.rules.ranks import (
     cached_model,
@@ -309,7 +310,7 @@ def _engine_spec(
         stat_loggers=selections.select_stat_loggers(config),
         hooks=registry.hooks.selections() if registry.hook_entries() else (),
         served_names=served_names(config),
-        request_seed=config.model.seed,
+        request_seed=_request_seed(config),
         max_logprobs=config.model.max_logprobs,
         processor_pattern=_pattern(config.model.logits_processor_pattern),
         default_sampling=_default_sampling(config, model.path),
@@ -457,6 +458,14 @@ def _default_sampling(config: Config, model_path: str) -> dict[str, Any]:
     if source in registry.names("generation_config_source"):
         source = registry.value_of("generation_config_source", source)
     return default_sampling(source, model_path, config.model.override_generation_config)
+
+
+def _request_seed(config: Config) -> int | None:
+    """Return --seed; engines that go in step draw from one number where there is none."""
+    launch = launched(config)
+    if config.model.seed is not None or launch is None:
+        return config.model.seed
+    return launch.seed
 
 
 def _pattern(given: str | None) -> str | None:
