@@ -62,6 +62,10 @@ FEATURES: dict[str, Unsupported] = {
     "dual_batch": Unsupported(
         "dual batch overlap needs several devices, which are not supported yet"
     ),
+    "ray_bundles": Unsupported(
+        "dovetail makes a placement group of its own with a bundle for each rank",
+        "--plugin-options.executor.strategy and .gpus say how",
+    ),
     "replicas": Unsupported(
         "data parallelism is not supported yet; one engine serves the model",
         "start several servers on their own ports behind a load balancer",

@@ -53,7 +53,7 @@ from dovetail.config.rules.device import (
 )
 from dovetail.config.rules.host_memory import HOST_MEMORY, may_sleep, offload_bytes, swap_bytes
 from dovetail.config.rules.log_config import read_log_config
-from dovetail.config.rules.placement import launched
+from dovetail.config.rules.placement import launched, places_ranks
 from dovetail.config.rules.platform import available_bytes, default_threads
 from dovetail.config.rules.ranks import (
     cached_model,
@@ -339,7 +339,8 @@ def _run_spec(
     check_division(model, model_plugin, rank)
     processors = chosen_cores(config.device.cpu_cores)
     of_ranks = rank_processors(config, rank, on_cores=on_cores)
-    threads = default_threads(of_ranks[0] if of_ranks else processors) if on_cores else 0
+    knows_cores = on_cores and not places_ranks(config)
+    threads = default_threads(of_ranks[0] if of_ranks else processors) if knows_cores else 0
     offloaded = offload_bytes(config, platform)
     stage, scale = registry.value_of("logprobs_mode", config.model.logprobs_mode)
     recorded = platform.defaults().recorded_rows

@@ -22,6 +22,7 @@ from dovetail.ranks.wire import LENGTH, framed
 from dovetail.version import __version__
 
 TOKEN_BYTES = 32
+LOOK_PERIOD_S = 0.2
 HELLO_LIMIT_S = 10.0
 """How long somebody at the door has to say who they are."""
 ORDERS, ASIDE = "orders", "aside"
@@ -97,15 +98,23 @@ class Door:
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
-    def admit(self, numbers: set[int], limit_s: float = JOIN_LIMIT_S) -> dict[int, Guest]:
-        """Return these ranks once all have come. Raises: ConfigError for one that may not, and
-        when they do not come in time"""
+    def admit(
+        self,
+        numbers: set[int],
+        limit_s: float = JOIN_LIMIT_S,
+        look: Callable[[], None] = lambda: None,
+    ) -> dict[int, Guest]:
+        """Return these ranks once all have come. `look` is called now and then, and raises when it
+        is in vain to wait.
+
+        Raises: ConfigError for a rank that may not come in, and when they do not come in time
+        """
         waiting: dict[tuple[int, str], tuple[Hello, socket.socket]] = {}
         wanted = {(number, channel) for number in numbers for channel in (ORDERS, ASIDE)}
         deadline_s = time.monotonic() + limit_s
         try:
             while missing := wanted - set(waiting):
-                hello, connection = self._next(deadline_s, {number for number, _ in missing})
+                hello, connection = self._next(deadline_s, {who for who, _ in missing}, look)
                 waiting[hello.rank, hello.channel] = (hello, connection)
         except BaseException:
             for _, connection in waiting.values():
@@ -120,13 +129,18 @@ class Door:
             for number in numbers
         }
 
-    def _next(self, deadline_s: float, missing: set[int]) -> tuple[Hello, socket.socket]:
-        """Return who comes next. Raises: ConfigError"""
+    def _next(
+        self, deadline_s: float, missing: set[int], look: Callable[[], None]
+    ) -> tuple[Hello, socket.socket]:
+        """Return who comes next. Raises: ConfigError, what `look` raises"""
+        self._socket.settimeout(LOOK_PERIOD_S)
         while True:
-            self._socket.settimeout(max(0.01, deadline_s - time.monotonic()))
             try:
                 connection, _ = self._socket.accept()
             except TimeoutError as error:
+                look()
+                if time.monotonic() < deadline_s:
+                    continue
                 raise ConfigError(
                     f"the ranks {', '.join(map(str, sorted(missing)))} did not come to "
                     f"{self.address.host}:{self.address.port} in time.",

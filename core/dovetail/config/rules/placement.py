@@ -21,7 +21,7 @@ def placed(config: Config, rank: RankSpec) -> RankSpec:
     Raises: ConfigError when a launcher has started another number of ranks
     """
     claimed = _capabilities(config)
-    if PLACES_RANKS in claimed:
+    if PLACES_RANKS in claimed and rank.world_size > 1:
         return msgspec.structs.replace(rank, local_size=1)
     if LAUNCHED not in claimed:
         return rank
@@ -36,6 +36,11 @@ def placed(config: Config, rank: RankSpec) -> RankSpec:
     return msgspec.structs.replace(
         rank, rank=launch.rank, local_rank=launch.local_rank, local_size=launch.local_size
     )
+
+
+def places_ranks(config: Config) -> bool:
+    """Return whether the executor chooses the machines of its ranks only when it starts them."""
+    return PLACES_RANKS in _capabilities(config)
 
 
 def launched(config: Config) -> Launch | None:

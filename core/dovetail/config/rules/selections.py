@@ -46,6 +46,8 @@ BITSANDBYTES = "bitsandbytes"
 """A quantization whose name is a load format too."""
 AUTO = "auto"
 PROCESSES = "mp"
+NSIGHT_OPTION = "uses_nsight"
+"""What --ray-workers-use-nsight is among the options of an executor."""
 NO_CHOICE = (None, "", AUTO)
 
 
@@ -312,7 +314,14 @@ def select_executor(config: Config, defaults: PlatformDefaults, num_ranks: int =
         usual = registry.own("executor", PROCESSES)
     name = usual if spec in NO_CHOICE else spec
     options = config.plugin.options_of("executor")
-    return select("executor", str(name), where="--distributed-executor-backend", options=options)
+    asked = {NSIGHT_OPTION: True} if config.parallel.ray_workers_use_nsight else {}
+    with _blaming("executor", asked, "--ray-workers-use-nsight"):
+        return select(
+            "executor",
+            str(name),
+            where="--distributed-executor-backend",
+            options={**options, **asked},
+        )
 
 
 def select_worker(config: Config, defaults: PlatformDefaults) -> Selection:

@@ -1,0 +1,98 @@
+"""RaySession: this process's connection to a Ray cluster, shared by its executors.
+
+The cluster is the one that RAY_ADDRESS or an option names, or one that runs on this machine, or
+one started here, which ends with this process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dovetail.errors import ConfigError
+from dovetail.process import import_paths
+
+FLAG = "--distributed-executor-backend"
+NO_REPORTS = {"RAY_USAGE_STATS_ENABLED": "0"}
+PASSED_ON = ("DOVETAIL_", "GLOO_", "HF_", "NCCL_", "TORCH_")
+"""How the variables begin that ranks on other machines get from this process."""
+
+_lock = threading.Lock()
+_num_users = 0
+_is_ours = False
+
+
+def connect(address: str | None) -> Any:
+    """Return the module ray, connected to a cluster. Each call needs a `disconnect`.
+
+    Raises: ConfigError when the cluster cannot be reached
+    """
+    global _num_users, _is_ours
+    import ray
+
+    with _lock:
+        if not ray.is_initialized():
+            os.environ.update({key: os.environ.get(key, own) for key, own in NO_REPORTS.items()})
+            try:
+                with _kept_signals():
+                    ray.init(
+                        address=address,
+                        include_dashboard=False if address is None else None,
+                        runtime_env={"env_vars": _variables()},
+                        logging_level="warning",
+                    )
+            except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
+                raise _unreachable(address, error) from error
+            _is_ours = True
+        _num_users += 1
+    return ray
+
+
+def disconnect() -> None:
+    """Let go of the cluster; one that was started here ends with the last user."""
+    global _num_users, _is_ours
+    import ray
+
+    with _lock:
+        _num_users -= 1
+        if _num_users == 0 and _is_ours:
+            _is_ours = False
+            with _kept_signals():
+                ray.shutdown()
+
+
+def _unreachable(address: str | None, error: Exception) -> ConfigError:
+    where = address or os.environ.get("RAY_ADDRESS")
+    named = f"the Ray cluster at {where}" if where else "a Ray cluster"
+    reason = str(error).strip().partition("\n")[0]
+    return ConfigError(
+        f"{named} cannot be reached: {reason}",
+        where=FLAG,
+        fix="give the address of a cluster that runs in RAY_ADDRESS, or unset it: then one is "
+        "started here.",
+    )
+
+
+def _variables() -> dict[str, str]:
+    """Return what ranks are to have of this process's environment."""
+    passed = {name: text for name, text in os.environ.items() if name.startswith(PASSED_ON)}
+    return passed | {"PYTHONPATH": os.pathsep.join(import_paths())}
+
+
+@contextmanager
+def _kept_signals() -> Iterator[None]:
+    """Keep this process's ways with signals: Ray would make SIGTERM end it at once."""
+    if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
+        yield
+        return
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
