@@ -164,7 +164,7 @@ class RanksExecutor(Executor):
 
     @abstractmethod
     def _start_ranks(self, run: RunSpec, worker: Selection) -> RankLinks:
-        """Start the ranks of a run (see ranks.layout), which wait for orders. Raises: ConfigError"""
+        """Start the ranks of a run (see ranks.layout); they wait for orders. Raises: ConfigError"""
 
     def _load(self, at_once: int | None) -> None:
         """Let every rank load, `at_once` of them at the same time (None: all)."""

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dovetail.config.rules.launch import FLAG, Launch, launch_of
 from dovetail.errors import ConfigError
 from dovetail.interfaces.communicator import JOIN_LIMIT_S
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.process import Child
 from dovetail.ranks.door import Door, DoorAddress, Guest, Hello, come_in
-from dovetail.ranks.launch import FLAG, Launch, launch_of
 from dovetail.ranks.layout import rank_run
 from dovetail.ranks.links import SocketLinks
 from dovetail.ranks.messages import RankTask

@@ -6,10 +6,10 @@ import msgspec
 
 from dovetail import registry
 from dovetail.config.config import Config
+from dovetail.config.rules.launch import FLAG, Launch, launch_of
 from dovetail.config.rules.selections import NO_CHOICE
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import RankSpec
-from dovetail.ranks.launch import FLAG, Launch, launch_of
 
 LAUNCHED, PLACES_RANKS = "launched_ranks", "places_ranks"
 """Capabilities of an executor."""
