@@ -315,13 +315,17 @@ def select_executor(config: Config, defaults: PlatformDefaults, num_ranks: int =
     name = usual if spec in NO_CHOICE else spec
     options = config.plugin.options_of("executor")
     asked = {NSIGHT_OPTION: True} if config.parallel.ray_workers_use_nsight else {}
-    with _blaming("executor", asked, "--ray-workers-use-nsight"):
-        return select(
-            "executor",
-            str(name),
-            where="--distributed-executor-backend",
-            options={**options, **asked},
-        )
+    where = "--distributed-executor-backend"
+    try:
+        return select("executor", str(name), where=where, options={**options, **asked})
+    except ConfigError as error:
+        if asked and error.where == f"--plugin-options.executor.{NSIGHT_OPTION}":
+            raise ConfigError(
+                f"the executor {name} does not run Ray's workers.",
+                where="--ray-workers-use-nsight",
+                fix=f"use {where} ray, or leave the flag out.",
+            ) from error
+        raise
 
 
 def select_worker(config: Config, defaults: PlatformDefaults) -> Selection:
