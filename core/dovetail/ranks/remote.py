@@ -26,9 +26,20 @@ LOOK_PERIOD_S = 0.25
 class RemoteRankServer(RankServer):
     """Takes the whole process down when it cannot end by itself."""
 
+    def __init__(self, task: RankTask, orders: Wire, aside: Wire) -> None:
+        super().__init__(task, orders, aside)
+        self._done = threading.Event()
+
+    def serve(self) -> int:
+        """Carry out orders until there are no more; return the exit status."""
+        try:
+            return super().serve()
+        finally:
+            self._done.set()
+
     def _on_executor_gone(self) -> None:
-        time.sleep(GONE_WAIT_S)
-        os._exit(EXIT_PARENT_GONE)
+        if not self._done.wait(GONE_WAIT_S):
+            os._exit(EXIT_PARENT_GONE)
 
 
 def serve_remote(task: RankTask, guest: Guest) -> int:

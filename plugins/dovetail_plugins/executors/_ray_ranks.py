@@ -110,7 +110,9 @@ class RayRanks(SocketLinks):
         """Start an actor in each bundle. Mutates: self"""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        environment = {"nsight": NSIGHT} if self._options.uses_nsight else None
+        environment: dict[str, Any] = {"env_vars": session.variables()}
+        if self._options.uses_nsight:
+            environment["nsight"] = NSIGHT
         for bundle in range(self._run.rank.world_size):
             remote = self._ray.remote(RankActor).options(
                 num_cpus=wanted["CPU"],

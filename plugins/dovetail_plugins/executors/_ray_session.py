@@ -43,7 +43,6 @@ def connect(address: str | None) -> Any:
                     ray.init(
                         address=address,
                         include_dashboard=False if address is None else None,
-                        runtime_env={"env_vars": _variables()},
                         logging_level="warning",
                     )
             except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
@@ -78,7 +77,7 @@ def _unreachable(address: str | None, error: Exception) -> ConfigError:
     )
 
 
-def _variables() -> dict[str, str]:
+def variables() -> dict[str, str]:
     """Return what ranks are to have of this process's environment."""
     passed = {name: text for name, text in os.environ.items() if name.startswith(PASSED_ON)}
     return passed | {"PYTHONPATH": os.pathsep.join(import_paths())}
