@@ -27,7 +27,7 @@ ray = pytest.importorskip("ray", reason="ray is not installed: pip install ray")
 # Ray's own processes and sockets are not closed in order when a cluster ends.
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.slow,
+    pytest.mark.machines,
     pytest.mark.timeout(280),
     pytest.mark.filterwarnings("ignore"),
 ]

@@ -1,7 +1,7 @@
 """A script for launchers, and what it imports: an LLM's answers, printed as one line of JSON.
 
-`python ranks_answers.py FLAGS` with the LLM's flags as JSON; with "crooked" among the variables
-rank 1 asks for other requests than rank 0.
+`python ranks_answers.py FLAGS [apart]` with the LLM's flags as JSON. With the word, each rank asks
+for something else at the end, which must not be answered.
 """
 
 from __future__ import annotations
@@ -27,12 +27,17 @@ UNSEEDED = SamplingParams(temperature=1, max_tokens=6, ignore_eos=True)
 PROMPTS = [list(range(3, 22)), list(range(40, 73)), [5, 6, 7], [11, 12, 13, 14] * 6]
 
 
-def answers(flags: dict[str, Any], prompts: list[list[int]] = PROMPTS) -> list[dict[str, Any]]:
-    """Return an LLM's answers: greedy, seeded, guided, and last one that draws its own seed."""
+def answers(flags: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the answers of an LLM with these flags."""
     with LLM(**{**ENGINE, **flags}) as llm:
-        compiled = llm.compile_constraint(Regex("[ab]{3}c[0-9]+"))
-        guided = SamplingParams(temperature=1, seed=3, max_tokens=14, constraint=compiled)
-        results = llm.generate(prompts, [GREEDY, SEEDED, guided, UNSEEDED], use_tqdm=False)
+        return answers_of(llm)
+
+
+def answers_of(llm: LLM) -> list[dict[str, Any]]:
+    """Return an LLM's answers: greedy, seeded, guided, and last one that draws its own seed."""
+    compiled = llm.compile_constraint(Regex("[ab]{3}c[0-9]+"))
+    guided = SamplingParams(temperature=1, seed=3, max_tokens=14, constraint=compiled)
+    results = llm.generate(PROMPTS, [GREEDY, SEEDED, guided, UNSEEDED], use_tqdm=False)
     told = []
     for result in results:
         (output,) = result.outputs
@@ -50,6 +55,7 @@ def read(lines: str) -> list[list[dict[str, Any]]]:
 
 
 if __name__ == "__main__":
-    is_crooked = os.environ.get("CROOKED") == os.environ.get("RANK")
-    asked = [[9, 9, 9], *PROMPTS[1:]] if is_crooked else PROMPTS
-    print(MARK + json.dumps(answers(json.loads(sys.argv[1]), asked)), flush=True)
+    with LLM(**{**ENGINE, **json.loads(sys.argv[1])}) as opened:
+        print(MARK + json.dumps(answers_of(opened)), flush=True)
+        if "apart" in sys.argv:
+            opened.generate([[9, 9, int(os.environ["RANK"])]], GREEDY, use_tqdm=False)
