@@ -66,8 +66,9 @@ def agent(*words: str, port: int, nodes: int = 1, node: int = 0, **env: str) -> 
         try:
             yield process
         finally:
-            for left in [*_below(process.pid), psutil.Process(process.pid)]:
-                left.kill()
+            if process.poll() is None:
+                for left in [*_below(process.pid), process]:
+                    left.kill()
 
 
 def _below(pid: int) -> list[psutil.Process]:
