@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from dovetail.process import import_paths
 
 FLAG = "--distributed-executor-backend"
 NO_REPORTS = {"RAY_USAGE_STATS_ENABLED": "0"}
+CONNECT_LIMIT_S = 10.0
 PASSED_ON = ("DOVETAIL_", "GLOO_", "HF_", "NCCL_", "TORCH_")
 """How the variables begin that ranks on other machines get from this process."""
 
@@ -37,6 +39,7 @@ def connect(address: str | None) -> Any:
 
     with _lock:
         if not ray.is_initialized():
+            _check_address(address or os.environ.get("RAY_ADDRESS"))
             os.environ.update({key: os.environ.get(key, own) for key, own in NO_REPORTS.items()})
             try:
                 with _kept_signals():
@@ -46,7 +49,8 @@ def connect(address: str | None) -> Any:
                         logging_level="warning",
                     )
             except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
-                raise _unreachable(address, error) from error
+                reason = str(error).strip().partition("\n")[0]
+                raise _unreachable(address or os.environ.get("RAY_ADDRESS"), reason) from error
             _is_ours = True
         _num_users += 1
     return ray
@@ -65,10 +69,21 @@ def disconnect() -> None:
                 ray.shutdown()
 
 
-def _unreachable(address: str | None, error: Exception) -> ConfigError:
-    where = address or os.environ.get("RAY_ADDRESS")
-    named = f"the Ray cluster at {where}" if where else "a Ray cluster"
-    reason = str(error).strip().partition("\n")[0]
+def _check_address(address: str | None) -> None:
+    """See that somebody listens: Ray itself would try for minutes. Raises: ConfigError"""
+    if not address or address in ("auto", "local"):
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        raise _unreachable(address, "the address is not HOST:PORT")
+    try:
+        socket.create_connection((host, int(port)), CONNECT_LIMIT_S).close()
+    except (OSError, OverflowError) as error:
+        raise _unreachable(address, str(error)) from error
+
+
+def _unreachable(address: str | None, reason: str) -> ConfigError:
+    named = f"the Ray cluster at {address}" if address else "a Ray cluster"
     return ConfigError(
         f"{named} cannot be reached: {reason}",
         where=FLAG,
