@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -71,21 +70,18 @@ def assert_same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> Non
             assert one == pytest.approx(two, abs=2e-3)
 
 
-def nodes_of(llm: LLM) -> list[int]:
-    """Return the process ids of the ranks."""
+def links_of(llm: LLM) -> Any:
+    """Return the executor's links to its ranks."""
     executor: Any = llm._engine.core._executor
-    pids: list[int] = executor._links.pids
-    return pids
+    return executor._links
 
 
 def test_two_machines_answer_as_one_rank(cluster: Any, model: str, wanted: list[Any]) -> None:
     assert_same(ranks_answers.answers({"model": model, **RAY}), wanted)
     with LLM(model=model, **ranks_answers.ENGINE, **RAY) as llm:
-        import ray.util.state as state
-
-        actors = state.list_actors(address=cluster.address, filters=[("state", "=", "ALIVE")])
-        assert len({actor.node_id for actor in actors}) == 2
-        pids = nodes_of(llm)
+        links = links_of(llm)
+        assert len(set(links.nodes)) == 2
+        pids = links.pids
         psutil.Process(pids[1]).kill()
         with pytest.raises(EngineDead, match=rf"rank 1 \(process {pids[1]} on .*\) ended"):
             for _ in range(50):
@@ -133,10 +129,8 @@ def test_a_cluster_started_here_ends_with_the_engine_also_when_killed(
         below = psutil.Process(process.pid).children(recursive=True)
         assert sum("RankActor" in " ".join(child.cmdline()) for child in below) == 2
         process.send_signal(signal.SIGKILL)
-        started_s = time.monotonic()
-        _, left = psutil.wait_procs(below, timeout=10)
+        _, left = psutil.wait_procs(below, timeout=4)
         assert not left, [" ".join(child.cmdline()) for child in left]
-        assert time.monotonic() - started_s < 10
 
 
 def test_a_cluster_that_is_not_there(

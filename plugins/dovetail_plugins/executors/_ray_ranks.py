@@ -44,6 +44,7 @@ class RayRanks(SocketLinks):
         except BaseException:
             self._end_ranks(0.0)
             raise
+        session.guard()
         guests = [self._guests[number] for number in range(run.rank.world_size)]
         super().__init__([guest.orders for guest in guests], [guest.aside for guest in guests])
 
@@ -51,6 +52,11 @@ class RayRanks(SocketLinks):
     def pids(self) -> list[int]:
         """Return the process id of each rank."""
         return [self._guests[number].hello.process for number in sorted(self._guests)]
+
+    @property
+    def nodes(self) -> list[str]:
+        """Return the Ray node of each rank."""
+        return [place.node for place in self._placed]
 
     def _resources(self) -> dict[str, float]:
         """Return what Ray is to reserve for each rank. Raises: ConfigError when no cluster of this
@@ -157,7 +163,7 @@ class RayRanks(SocketLinks):
             range(len(places)), key=lambda i: (places[i].node != here, places[i].node, i)
         )
         self._actors = [self._actors[i] for i in order]
-        places = [places[i] for i in order]
+        self._placed = places = [places[i] for i in order]
         own = self._ray.util.get_node_ip_address()
         is_local = all(place.address == own for place in places)
         host = LOOPBACK if is_local else own

@@ -17,6 +17,7 @@ from typing import Any
 
 from dovetail.errors import ConfigError
 from dovetail.process import import_paths
+from dovetail_plugins.executors._ray_guard import Guard
 
 FLAG = "--distributed-executor-backend"
 NO_REPORTS = {"RAY_USAGE_STATS_ENABLED": "0"}
@@ -27,6 +28,7 @@ PASSED_ON = ("DOVETAIL_", "GLOO_", "HF_", "NCCL_", "TORCH_")
 _lock = threading.Lock()
 _num_users = 0
 _is_ours = False
+_guard: Guard | None = None
 
 
 def connect(address: str | None) -> Any:
@@ -34,7 +36,7 @@ def connect(address: str | None) -> Any:
 
     Raises: ConfigError when the cluster cannot be reached
     """
-    global _num_users, _is_ours
+    global _num_users, _is_ours, _guard
     import ray
 
     with _lock:
@@ -52,13 +54,21 @@ def connect(address: str | None) -> Any:
                 reason = str(error).strip().partition("\n")[0]
                 raise _unreachable(address or os.environ.get("RAY_ADDRESS"), reason) from error
             _is_ours = True
+            if ray._private.worker._global_node.head:
+                _guard = Guard()
         _num_users += 1
     return ray
 
 
+def guard() -> None:
+    """See that a cluster that was started here ends with this process, however that ends."""
+    if _guard is not None:
+        _guard.watch()
+
+
 def disconnect() -> None:
     """Let go of the cluster; one that was started here ends with the last user."""
-    global _num_users, _is_ours
+    global _num_users, _is_ours, _guard
     import ray
 
     with _lock:
@@ -67,6 +77,9 @@ def disconnect() -> None:
             _is_ours = False
             with _kept_signals():
                 ray.shutdown()
+            if _guard is not None:
+                _guard.close()
+                _guard = None
 
 
 def _check_address(address: str | None) -> None:
