@@ -162,6 +162,7 @@ class Door:
         if not hmac.compare_digest(_read(connection, TOKEN_BYTES), self._token):
             raise EOFError("the token is not this door's")
         hello = msgspec.msgpack.decode(_read_message(connection), type=Hello)
+        refusal: str | None
         if hello.version != __version__:
             refusal = f"{hello.name} runs dovetail {hello.version}, and rank 0 {__version__}."
         else:

@@ -24,7 +24,7 @@ LOOK_PERIOD_S = 0.25
 
 
 class RemoteRankServer(RankServer):
-    """Takes the whole process down when it cannot end by itself."""
+    """Takes the whole process down when a step keeps it from ending."""
 
     def __init__(self, task: RankTask, orders: Wire, aside: Wire) -> None:
         super().__init__(task, orders, aside)

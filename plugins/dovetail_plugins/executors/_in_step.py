@@ -45,7 +45,7 @@ from dovetail.ranks.rank_process import RankServer
 from dovetail.ranks.wire import Wire
 from dovetail_plugins.executors._launched_ranks import come
 
-OrderType = TypeVar("OrderType", bound=msgspec.Struct)
+OrderType = TypeVar("OrderType", bound=Order)
 LEAVE_WAIT_S = 30.0
 """How long an engine that is shut down stays for the first rank's, whose last step may need it."""
 LOOK_PERIOD_S = 0.2

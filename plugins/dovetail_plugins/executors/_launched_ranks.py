@@ -81,7 +81,7 @@ class LaunchedRanks(SocketLinks):
             return difference(run, hello)
 
         with Door(host=launch.host, is_local=launch.is_one_machine, check=check) as door:
-            store.set(key, msgspec.msgpack.encode(_reachable(door.address, launch)))
+            store.set(key, msgspec.json.encode(_reachable(door.address, launch)).decode())
             connection = self._spawn_first(run, worker, address=_meeting(launch, key))
             try:
                 self._guests = door.admit(others)
@@ -189,7 +189,7 @@ def _door_address(launch: Launch, key: str) -> DoorAddress:
             where=FLAG,
             fix="see rank 0's log lines; every rank must start as many engines, in one order.",
         ) from error
-    return msgspec.msgpack.decode(store.get(key), type=DoorAddress)
+    return msgspec.json.decode(store.get(key), type=DoorAddress)
 
 
 @cache
