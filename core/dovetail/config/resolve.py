@@ -54,6 +54,7 @@ from dovetail.config.rules.device import (
 from dovetail.config.rules.engines import HOST_CORES, engine_numbers, engine_shares
 from dovetail.config.rules.host_memory import HOST_MEMORY, may_sleep, offload_bytes, swap_bytes
 from dovetail.config.rules.log_config import read_log_config
+from dovetail.config.rules.placement import launched, places_ranks
 from dovetail.config.rules.platform import available_bytes, default_threads
 from dovetail.config.rules.ranks import (
     cached_model,
@@ -309,7 +310,7 @@ def _engine_spec(
         stat_loggers=selections.select_stat_loggers(config),
         hooks=registry.hooks.selections() if registry.hook_entries() else (),
         served_names=served_names(config),
-        request_seed=config.model.seed,
+        request_seed=_request_seed(config),
         max_logprobs=config.model.max_logprobs,
         processor_pattern=_pattern(config.model.logits_processor_pattern),
         default_sampling=_default_sampling(config, model.path),
@@ -343,7 +344,8 @@ def _run_spec(
     processors = chosen_cores(config.device.cpu_cores)
     is_alone = len(engine_numbers(config)) == 1  # several engines have shares of the processors
     of_ranks = rank_processors(config, rank, on_cores=on_cores) if is_alone else ()
-    threads = default_threads(of_ranks[0] if of_ranks else processors) if on_cores else 0
+    knows_cores = on_cores and not places_ranks(config)
+    threads = default_threads(of_ranks[0] if of_ranks else processors) if knows_cores else 0
     offloaded = offload_bytes(config, platform)
     stage, scale = registry.value_of("logprobs_mode", config.model.logprobs_mode)
     recorded = platform.defaults().recorded_rows
@@ -462,6 +464,14 @@ def _default_sampling(config: Config, model_path: str) -> dict[str, Any]:
     if source in registry.names("generation_config_source"):
         source = registry.value_of("generation_config_source", source)
     return default_sampling(source, model_path, config.model.override_generation_config)
+
+
+def _request_seed(config: Config) -> int | None:
+    """Return --seed; engines that go in step draw from one number where there is none."""
+    launch = launched(config)
+    if config.model.seed is not None or launch is None:
+        return config.model.seed
+    return launch.seed
 
 
 def _pattern(given: str | None) -> str | None:

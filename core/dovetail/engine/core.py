@@ -113,7 +113,7 @@ class EngineCore:
         try:
             watch.lap("load model")
             kv_policy: KVPolicy = registry.make(spec.kv_policy)
-            self.layout = _plan_layout(spec, self._executor, kv_policy)
+            self.layout = self._executor.agreed(_plan_layout(spec, self._executor, kv_policy))
             self._executor.allocate(self.layout)
             watch.lap("create KV cache and warm up")
             self.cache = kv_policy.accounting(self.layout, spec.cache, os.urandom(32))

@@ -39,9 +39,9 @@ class CommunicatorQuery:
 class Membership:
     """One rank's place in a group: `rank` of `size`, on a torch device.
 
-    The ranks of all groups meet at `address`, a URL: file:///path or tcp://host:port. `group`
-    tells groups at one address apart. `is_host` is true for exactly one rank of all who meet there:
-    it opens the port.
+    The ranks of all groups meet at `address`, a URL: file:///path or tcp://host:port; what follows
+    a # tells apart engines that meet at one address, and `group` their groups. `is_host` is true
+    for at most one rank of all who meet there: it opens the port, unless that is open already.
     """
 
     rank: int

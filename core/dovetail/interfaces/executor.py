@@ -27,6 +27,9 @@ class Executor(Plugin):
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
         "async_steps": "submit returns before the step has run",
+        "launched_ranks": "a launcher such as torchrun has started the ranks, each as a process "
+        "with the same flags",
+        "places_ranks": "chooses the machines of its ranks when it starts them",
         "several_ranks": "runs more than one rank",
         "sleep": "supports sleep mode: its workers release and restore their memory",
     }
@@ -46,6 +49,11 @@ class Executor(Plugin):
     @abstractmethod
     def allocate(self, layout: KVLayout) -> None:
         """Create the KV cache on every rank and warm up. Raises: ConfigError when it cannot."""
+
+    def agreed(self, layout: KVLayout) -> KVLayout:
+        """Return the layout that `allocate` is to get: where several engines make the same calls,
+        that of the first. The default: this engine's own."""
+        return layout
 
     @abstractmethod
     def submit(self, plan: StepPlan) -> PendingStep:
@@ -73,6 +81,12 @@ class Executor(Plugin):
         Raises: RequestError, ConfigError. The default: this executor does not pass that on.
         """
         raise RequestError("this executor does not support sleep mode.")
+
+    @classmethod
+    def follow(cls, run: RunSpec, worker: Selection) -> int:
+        """Be a rank that an engine in another process drives, without one here, until it ends;
+        return the exit status. For executors with launched_ranks. Raises: ConfigError"""
+        raise NotImplementedError(f"{cls.__name__} starts its ranks itself")
 
     @abstractmethod
     def shutdown(self) -> None:

@@ -44,8 +44,16 @@ _joined: dict[str, Communicator] = {}
 """The groups that this process has joined, by what they divide."""
 
 
-def join(rank: RankSpec, *, communicator: Selection, address: str, device: str = "cpu") -> None:
-    """Make this process one of `rank.world_size`, which all meet at `address` (see Membership).
+def join(
+    rank: RankSpec,
+    *,
+    communicator: Selection,
+    address: str,
+    device: str = "cpu",
+    is_open: bool = False,
+) -> None:
+    """Make this process one of `rank.world_size`, which all meet at `address` (see Membership);
+    where that is not open without them, the first rank opens it.
 
     Does nothing for a single rank. Blocks until all ranks have joined. Raises: ConfigError
     """
@@ -55,7 +63,7 @@ def join(rank: RankSpec, *, communicator: Selection, address: str, device: str =
             size=rank.tensor_size,
             group=f"{TENSOR}-{rank.rank // rank.tensor_size}",
             address=address,
-            is_host=rank.rank == 0,
+            is_host=rank.rank == 0 and not is_open,
             device=device,
         )
         _joined[TENSOR] = registry.make(communicator, member)

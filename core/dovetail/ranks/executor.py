@@ -24,7 +24,6 @@ from dovetail.interfaces.executor import Executor
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.structured_output import CompiledConstraint
-from dovetail.ranks.layout import rank_runs
 from dovetail.ranks.messages import (
     Allocate,
     Answer,
@@ -153,7 +152,7 @@ class RanksExecutor(Executor):
         self._death: str | None = None
         self._died = threading.Event()
         self._callbacks: list[Callable[[str], None]] = []
-        self._links = self._start_ranks(rank_runs(run), worker)
+        self._links = self._start_ranks(run, worker)
         try:
             self._links.watch(self)
             self._ask(Start(), Done)
@@ -163,8 +162,8 @@ class RanksExecutor(Executor):
             raise
 
     @abstractmethod
-    def _start_ranks(self, runs: Sequence[RunSpec], worker: Selection) -> RankLinks:
-        """Start a rank for each RunSpec; each waits for orders. Raises: ConfigError"""
+    def _start_ranks(self, run: RunSpec, worker: Selection) -> RankLinks:
+        """Start the ranks of a run (see ranks.layout); they wait for orders. Raises: ConfigError"""
 
     def _load(self, at_once: int | None) -> None:
         """Let every rank load, `at_once` of them at the same time (None: all)."""

@@ -1,4 +1,4 @@
-"""Which rank is where: the RunSpec of every rank of a run, for ranks on this machine."""
+"""Which rank is where: the RunSpec of every rank of a run."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ from dovetail.interfaces.spec import RankSpec, RunSpec
 
 
 def rank_runs(run: RunSpec) -> list[RunSpec]:
-    """Return each rank's own RunSpec. `run.rank` says how many there are."""
-    return [_rank_run(run, number) for number in range(run.rank.world_size)]
+    """Return each rank's own RunSpec, for ranks on this machine. `run.rank` says how many there
+    are."""
+    size = run.rank.world_size
+    return [rank_run(run, number, local_rank=number, local_size=size) for number in range(size)]
 
 
-def _rank_run(run: RunSpec, number: int) -> RunSpec:
+def rank_run(run: RunSpec, number: int, *, local_rank: int, local_size: int) -> RunSpec:
+    """Return one rank's own RunSpec, where it is the `local_rank`-th of its machine."""
     size, tensor_size = run.rank.world_size, run.rank.tensor_size
     rank = RankSpec(
         rank=number,
         world_size=size,
         tensor_rank=number % tensor_size,
         tensor_size=tensor_size,
-        local_rank=number,
-        local_size=size,
+        local_rank=local_rank,
+        local_size=local_size,
     )
-    processors = run.rank_processors[number] if run.rank_processors else run.processors
+    processors = run.rank_processors[local_rank] if run.rank_processors else run.processors
     return msgspec.structs.replace(
         run,
         rank=rank,

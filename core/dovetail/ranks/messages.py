@@ -16,14 +16,20 @@ from dovetail.interfaces.structured_output import CompiledConstraint
 from dovetail.observability.logging import LogSettings
 
 
-class RankBoot(msgspec.Struct, frozen=True, kw_only=True):
-    """The boot message of a rank: `run` is its own. The ranks meet at `address`; `orders` is the
-    number of the socket by which orders come. `log` says how to log (None: not at
-    all)."""
+class RankTask(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank is to be: `run` is its own. The ranks meet at `address`, which is open without
+    them where `is_open`."""
 
     run: RunSpec
     worker: Selection
     address: str
+    is_open: bool = False
+
+
+class RankBoot(RankTask, frozen=True, kw_only=True):
+    """The boot message of a rank's process. `orders` is the number of the socket by which orders
+    come; `log` says how to log (None: not at all)."""
+
     orders: int
     log: LogSettings | None
 

@@ -26,6 +26,7 @@ from dovetail.engine.affinity import keep_to
 from dovetail.engine.faults import fault_of
 from dovetail.errors import DovetailError, RequestError
 from dovetail.interfaces.executor import PendingStep
+from dovetail.interfaces.step import StepResult
 from dovetail.interfaces.worker import Worker
 from dovetail.ranks import messages
 from dovetail.ranks.messages import (
@@ -43,6 +44,7 @@ from dovetail.ranks.messages import (
     Prepare,
     Prepared,
     RankBoot,
+    RankTask,
     Sleep,
     Start,
     Step,
@@ -79,9 +81,9 @@ def main() -> int:
 class RankServer:
     """One worker, driven by the orders that come over a wire."""
 
-    def __init__(self, boot: RankBoot, orders: Wire, aside: Wire) -> None:
-        self._boot = boot
-        self._number = boot.run.rank.rank
+    def __init__(self, task: RankTask, orders: Wire, aside: Wire) -> None:
+        self._task = task
+        self._number = task.run.rank.rank
         self._orders = orders
         self._aside = aside
         self._aside_lock = threading.Lock()
@@ -144,7 +146,9 @@ class RankServer:
 
     def _send_oldest(self) -> None:
         """Wait for the oldest step; the first rank tells its result."""
-        result = self._begun.popleft().result()
+        self._tell_result(self._begun.popleft().result())
+
+    def _tell_result(self, result: StepResult) -> None:
         if self._number == 0:
             self._send(Stepped(result))
 
@@ -176,22 +180,23 @@ class RankServer:
 
     def _start(self) -> None:
         """Build the worker, which takes its device, and join the other ranks."""
-        boot = self._boot
-        plugin = registry.load_selection(boot.worker)
-        self._is_ahead = boot.run.async_steps and "overlapped_steps" in plugin.capabilities
-        self._worker = plugin(registry.build_options(boot.worker), boot.run)
-        if boot.run.rank.tensor_size > 1:
+        task, run = self._task, self._task.run
+        plugin = registry.load_selection(task.worker)
+        self._is_ahead = run.async_steps and "overlapped_steps" in plugin.capabilities
+        self._worker = plugin(registry.build_options(task.worker), run)
+        if run.rank.tensor_size > 1:
             from dovetail.parallel.groups import join
 
-            assert boot.run.communicator is not None, "several ranks need a communicator"
-            device = boot.run.device
+            assert run.communicator is not None, "several ranks need a communicator"
+            device = run.device
             if device != "cpu":
-                device = f"{device}:{boot.run.rank.local_rank}"
+                device = f"{device}:{run.rank.local_rank}"
             join(
-                boot.run.rank,
-                communicator=boot.run.communicator,
-                address=boot.address,
+                run.rank,
+                communicator=run.communicator,
+                address=task.address,
                 device=device,
+                is_open=task.is_open,
             )
 
     def _serve_aside(self) -> None:
@@ -203,6 +208,11 @@ class RankServer:
                     loader.submit(self._prepare, decoder.decode(self._aside.receive()))
             except (EOFError, OSError):
                 loader.shutdown(wait=False, cancel_futures=True)
+                self._on_executor_gone()
+
+    def _on_executor_gone(self) -> None:
+        """Called beside the steps when the executor is gone. A process that `spawn` started ends by
+        its parent pipe."""
 
     def _prepare(self, order: Prepare) -> None:
         try:
@@ -224,10 +234,19 @@ class RankServer:
         reason = (
             error.what if isinstance(error, DovetailError) else f"{type(error).__name__}: {error}"
         )
+        self.say(f"rank {self._number} failed: {reason}")
+
+    def say(self, reason: str) -> None:
+        """Tell the executor why this rank ends. Any thread may call this."""
         try:
-            self._tell(LastWords(time.monotonic(), f"rank {self._number} failed: {reason}"))
+            self._tell(LastWords(time.monotonic(), reason))
         except OSError:
             logger.debug("nobody hears this rank's last words")
+
+    def leave(self) -> None:
+        """Make `serve` end after what it is at. Any thread may call this."""
+        self._orders.shut_down()
+        self._aside.shut_down()
 
     def _shut_down(self) -> None:
         if self._worker is not None:

@@ -13,10 +13,6 @@ UNSUPPORTED_NAMES: dict[str, dict[str, str]] = {
     "data_parallel_backend": {"ray": "ray"},
     "platform": {name: name for name in ("hpu", "neuron", "openvino", "rocm", "tpu", "xpu")},
     "drafter": {"draft_model": "draft_model"},
-    "executor": {
-        "external_launcher": "launchers",
-        "ray": "ray",
-    },
     "expert_placement": dict.fromkeys(("linear", "round_robin"), "expert_parallel"),
     "kv_cache_dtype": {"fp8_inc": "hpu"},
     "lora_dtype": dict.fromkeys(("auto", "bfloat16", "float16", "float32"), "lora"),

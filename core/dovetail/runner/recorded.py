@@ -82,16 +82,17 @@ class RecordedForward:
         return program.run() if count in self._proven else self._prove(program, count)
 
     def _prove(self, program: Program, count: int) -> torch.Tensor | None:
-        """Return the program's output for its first new inputs, if it equals the model's."""
+        """Return the model's output for the program's first new inputs; check that the program's is
+        the same. The model's own run is the last: what it writes into the KV cache stays."""
+        output = program.run().clone()
         token_ids, positions = self._inputs(count)
-        wanted = self._forward(token_ids, positions, self._layouts(count)).clone()
-        output = program.run()
-        if not torch.equal(output.nan_to_num(), wanted.nan_to_num()):
+        wanted = self._forward(token_ids, positions, self._layouts(count))
+        if torch.equal(output.nan_to_num(), wanted.nan_to_num()):
+            self._proven.add(count)
+        else:
             self._reason = "a repeated step differed from the model's own"
             log.warning("steps are not recorded: %s", self._reason)
-            return wanted
-        self._proven.add(count)
-        return output
+        return wanted
 
     def _fill(self, inputs: StepInputs, count: int) -> None:
         """Write a step's inputs where the programs read them. Mutates: self"""

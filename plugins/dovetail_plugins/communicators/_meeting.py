@@ -21,7 +21,8 @@ def meet(member: Membership) -> dist.Store:
 
     try:
         base = _store(member.address, member.is_host, member.join_limit_s)
-        store = dist.PrefixStore(member.group, base)
+        engine = urlsplit(member.address).fragment
+        store = dist.PrefixStore(f"{engine}/{member.group}", base)
         store.set(f"rank {member.rank}", "here")
         all_ranks = [f"rank {rank}" for rank in range(member.size)]
         store.wait(all_ranks, timedelta(seconds=member.join_limit_s))

@@ -6,8 +6,10 @@ Source: torch.distributed.ProcessGroupGloo.
 from __future__ import annotations
 
 import os
+import socket
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, urlsplit
 
 from dovetail.interfaces.communicator import CommunicatorQuery, Membership
 from dovetail.interfaces.plugin import Info
@@ -51,4 +53,16 @@ def _device(member: Membership) -> Any:
         return dist.ProcessGroupGloo.create_device(interface=interface.split(",")[0])
     if member.address.startswith(("file:", f"tcp://{LOOPBACK}:")):
         return dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)
-    return dist.ProcessGroupGloo.create_default_device()
+    return dist.ProcessGroupGloo.create_device(hostname=_address_toward(urlsplit(member.address)))
+
+
+def _address_toward(meeting: SplitResult) -> str:
+    """Return this machine's address on the network of the meeting place. Nothing is sent."""
+    assert meeting.hostname is not None, "ranks that do not meet in a file meet at a host"
+    family, kind, protocol, _, there = socket.getaddrinfo(
+        meeting.hostname, meeting.port, type=socket.SOCK_DGRAM
+    )[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(there)
+        own: str = probe.getsockname()[0]
+        return own

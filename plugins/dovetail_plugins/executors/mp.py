@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.ranks.executor import RankLinks, RanksExecutor
+from dovetail.ranks.layout import rank_runs
 from dovetail_plugins.executors._local_ranks import LocalRanks
 
 
@@ -15,5 +14,5 @@ class MpExecutor(RanksExecutor):
 
     info = Info(summary="one process per rank, on this machine")
 
-    def _start_ranks(self, runs: Sequence[RunSpec], worker: Selection) -> RankLinks:
-        return LocalRanks(runs, worker)
+    def _start_ranks(self, run: RunSpec, worker: Selection) -> RankLinks:
+        return LocalRanks(rank_runs(run), worker)

@@ -114,7 +114,7 @@ _STEPS = (
 )
 _S3 = ReadBy("loaders from S3, which are not supported")
 _HUB = "the hub's client, huggingface_hub"
-_RAY = UnsupportedVariable("ray")
+_RAY = NoEffect("plans and results go over dovetail's own sockets between Ray's actors")
 _KERNELS = UnsupportedVariable("kernel_choice")
 _TPU = UnsupportedVariable("tpu")
 _OPENVINO = UnsupportedVariable("openvino")
@@ -206,8 +206,8 @@ FOREIGN: dict[str, Row] = {
     "VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS": _OPENVINO,
     "VLLM_OPENVINO_KVCACHE_SPACE": _OPENVINO,
     "VLLM_PP_LAYER_PARTITION": UnsupportedVariable("pipeline_parallel"),
-    "VLLM_RAY_BUNDLE_INDICES": _RAY,
-    "VLLM_RAY_PER_WORKER_GPUS": _RAY,
+    "VLLM_RAY_BUNDLE_INDICES": UnsupportedVariable("ray_bundles"),
+    "VLLM_RAY_PER_WORKER_GPUS": UnsupportedVariable("ray_bundles", passing=("", "1", "1.0")),
     "VLLM_ROCM_FP8_PADDING": UnsupportedVariable("rocm"),
     "VLLM_TEST_FORCE_FP8_MARLIN": _KERNELS,
     "VLLM_TORCH_PROFILER_DIR": UnsupportedVariable("profiling"),

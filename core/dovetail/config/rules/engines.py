@@ -12,6 +12,7 @@ from collections.abc import Collection
 
 from dovetail.config.config import Config
 from dovetail.config.rules.cores import chosen_cores, divided
+from dovetail.config.rules.placement import launched
 from dovetail.config.rules.platform import default_threads, usable_cores, usable_processors
 from dovetail.config.sections.parallel import ParallelConfig
 from dovetail.errors import ConfigError
@@ -52,6 +53,12 @@ def check_engines(config: Config) -> None:
             f"each of {len(numbers)} engines needs its own process.",
             where="--disable-frontend-multiprocessing",
             fix=f"leave it out, or use {SIZE} 1.",
+        )
+    if len(numbers) > 1 and launched(config) is not None:
+        raise ConfigError(
+            f"a launcher starts the ranks of one engine, not of {len(numbers)}.",
+            where="--distributed-executor-backend",
+            fix=f"use mp or ray, or one launch for each engine with {RANK}.",
         )
     for flag in ("data_parallel_address", "data_parallel_rpc_port"):
         if config.value(flag) is not None:

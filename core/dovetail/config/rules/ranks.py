@@ -10,6 +10,7 @@ from dovetail import registry
 from dovetail.config.config import Config
 from dovetail.config.rules.cores import BAR, UNBOUND, cores_of_ranks, word_of
 from dovetail.config.rules.cores import FLAG as CORES
+from dovetail.config.rules.placement import placed
 from dovetail.config.rules.platform import usable_cores
 from dovetail.config.rules.selections import select
 from dovetail.errors import ConfigError
@@ -25,9 +26,9 @@ SEVERAL_RANKS, DIVISIBLE = "several_ranks", "tensor_parallel"
 
 
 def rank_spec(config: Config) -> RankSpec:
-    """Return the first rank, which says how many there are."""
+    """Return the first rank, which says how many there are; under a launcher this process's own."""
     size = config.parallel.tensor_parallel_size
-    return RankSpec(world_size=size, tensor_size=size, local_size=size)
+    return placed(config, RankSpec(world_size=size, tensor_size=size, local_size=size))
 
 
 def check_division(model: ModelSpec, plugin: Selection, rank: RankSpec) -> None:
@@ -98,7 +99,7 @@ def select_communicator(config: Config, platform: Platform, rank: RankSpec) -> S
         return None
     query = CommunicatorQuery(
         device=platform.torch_type or platform.device_type,
-        is_one_machine=True,
+        is_one_machine=rank.local_size == rank.world_size,
         wants_vendor=config.parallel.disable_custom_all_reduce,
     )
     options = config.plugin.options_of("communicator")

@@ -46,6 +46,8 @@ BITSANDBYTES = "bitsandbytes"
 """A quantization whose name is a load format too."""
 AUTO = "auto"
 PROCESSES = "mp"
+NSIGHT_OPTION = "uses_nsight"
+"""What --ray-workers-use-nsight is among the options of an executor."""
 NO_CHOICE = (None, "", AUTO)
 
 
@@ -319,7 +321,18 @@ def select_executor(config: Config, defaults: PlatformDefaults, num_ranks: int =
         usual = registry.own("executor", PROCESSES)
     name = usual if spec in NO_CHOICE else spec
     options = config.plugin.options_of("executor")
-    return select("executor", str(name), where="--distributed-executor-backend", options=options)
+    asked = {NSIGHT_OPTION: True} if config.parallel.ray_workers_use_nsight else {}
+    where = "--distributed-executor-backend"
+    try:
+        return select("executor", str(name), where=where, options={**options, **asked})
+    except ConfigError as error:
+        if asked and error.where == f"--plugin-options.executor.{NSIGHT_OPTION}":
+            raise ConfigError(
+                f"the executor {name} does not run Ray's workers.",
+                where="--ray-workers-use-nsight",
+                fix=f"use {where} ray, or leave the flag out.",
+            ) from error
+        raise
 
 
 def select_worker(config: Config, defaults: PlatformDefaults) -> Selection:

@@ -94,10 +94,16 @@ def test_numbers_that_do_not_fit_are_refused(fields: dict[str, Any], text: str) 
     assert text in str(caught.value)
 
 
-def test_several_engines_need_processes_and_no_address(caplog: pytest.LogCaptureFixture) -> None:
+def test_several_engines_need_processes_and_no_address(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fields = {"data_parallel_size": 2, "disable_frontend_multiprocessing": True}
     with pytest.raises(ConfigError, match="each of 2 engines needs its own process"):
         check_engines(Config.from_fields(fields))
+    monkeypatch.setattr(engines, "launched", lambda config: True)
+    with pytest.raises(ConfigError, match="a launcher starts the ranks of one engine, not of 2"):
+        check_engines(config_of(size=2))
+    monkeypatch.undo()
     with caplog.at_level(logging.INFO, "dovetail.config"):
         check_engines(config_of(size=2, address="10.0.0.1", rpc_port=13345))
     assert "--data-parallel-address has no effect" in caplog.text

@@ -1,0 +1,46 @@
+"""What a command does in a process that a launcher started as a later rank: it serves the first."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from dovetail.config.config import Config
+
+
+def followed(config: Config) -> int | None:
+    """Be a rank of the engine in the first rank's process until that ends; return the exit status.
+
+    Returns None at once in the first rank's process, and where no launcher is used; under a
+    launcher that process stops with it. Raises: ConfigError
+    """
+    from dovetail.config.rules.placement import launched
+
+    launch = launched(config)
+    if launch is None:
+        return None
+    if launch.rank == 0:
+        from dovetail.ranks.remote import on_launcher_gone
+
+        on_launcher_gone(lambda: os.kill(os.getpid(), signal.SIGTERM))
+        return None
+    return _follow(config)
+
+
+def _follow(config: Config) -> int:
+    from dovetail import registry
+    from dovetail.config.resolve import resolve
+    from dovetail.config.rules.log_config import read_log_config
+    from dovetail.interfaces.executor import Executor
+    from dovetail.observability.logging import configure
+
+    observability = config.observability
+    configure(
+        registry.value_of("log_level", observability.log_level),
+        config=read_log_config(observability.log_config_file),
+        prefix=observability.log_prefix,
+        is_wanted=observability.configure_logging,
+    )
+    spec = resolve(config)
+    executor: type[Executor] = registry.load_selection(spec.executor)
+    return executor.follow(spec.run, spec.worker)

@@ -1,0 +1,214 @@
+"""LaunchedRanks: the ranks that a launcher has started, as the first one's executor sees them.
+
+They find one another by torch's store at the launcher's address. The first rank runs in a process
+below the engine's; each other one comes to a door, whose address and token stand in the store.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from functools import cache
+from itertools import count, zip_longest
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dovetail.config.rules.launch import FLAG, Launch, launch_of
+from dovetail.errors import ConfigError
+from dovetail.interfaces.communicator import JOIN_LIMIT_S
+from dovetail.interfaces.spec import RunSpec, Selection
+from dovetail.process import Child
+from dovetail.ranks.door import Door, DoorAddress, Guest, Hello, come_in
+from dovetail.ranks.layout import rank_run
+from dovetail.ranks.links import SocketLinks
+from dovetail.ranks.messages import RankTask
+from dovetail_plugins.executors._local_ranks import (
+    channel_of,
+    end_children,
+    how_child_ended,
+    spawn_rank,
+)
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+_OF_ONE_RANK = frozenset(
+    {"rank", "processors", "rank_processors", "num_threads", "shows_progress", "load_options"}
+)
+"""Fields of a RunSpec that may differ between ranks."""
+_numbers = count()
+"""How many engines this process has had; every rank makes them in the same order."""
+
+
+class LaunchedRanks(SocketLinks):
+    """The links of the first rank's executor."""
+
+    def __init__(self, run: RunSpec, worker: Selection) -> None:
+        self._children: list[Child] = []
+        self._guests: dict[int, Guest] = {}
+        others = set(range(1, run.rank.world_size))
+        orders: list[socket.socket] = []
+        try:
+            if others:
+                orders.append(self._gather(run, worker, others))
+            else:
+                orders.append(self._spawn_first(run, worker, address=""))
+        except BaseException:
+            for connection in orders:
+                connection.close()
+            self._end_ranks(0.0)
+            raise
+        guests = [self._guests[number] for number in sorted(others)]
+        super().__init__(
+            [*orders, *(guest.orders for guest in guests)],
+            [channel_of(self._children[0]), *(guest.aside for guest in guests)],
+        )
+
+    @property
+    def has_engines(self) -> bool:
+        """Return whether engines of other processes make the same calls as this one."""
+        return any(guest.hello.has_engine for guest in self._guests.values())
+
+    def _gather(self, run: RunSpec, worker: Selection, others: set[int]) -> socket.socket:
+        """Start the first rank and let the others come in. Raises: ConfigError. Mutates: self"""
+        launch = launch_of()
+        key, store = _engine_key(launch), _store(launch, is_first=True)
+
+        def check(hello: Hello) -> str | None:
+            return difference(run, hello)
+
+        with Door(host=launch.host, is_local=launch.is_one_machine, check=check) as door:
+            store.set(key, msgspec.json.encode(_reachable(door.address, launch)).decode())
+            connection = self._spawn_first(run, worker, address=_meeting(launch, key))
+            try:
+                self._guests = door.admit(others)
+            except BaseException:
+                connection.close()
+                raise
+        return connection
+
+    def _spawn_first(self, run: RunSpec, worker: Selection, *, address: str) -> socket.socket:
+        """Start the first rank. Mutates: self"""
+        own = _own_run(run)
+        child, connection = spawn_rank(own, worker, address, is_open=True)
+        self._children.append(child)
+        return connection
+
+    def _how_it_ended(self, number: int) -> str:
+        if number == 0:
+            return how_child_ended(0, self._children[0])
+        return f"{self._guests[number].hello.name} ended, or lost its connection."
+
+    def _end_ranks(self, grace_s: float) -> None:
+        end_children(self._children, grace_s)
+        for guest in self._guests.values():
+            guest.close()
+
+
+def come(run: RunSpec, worker: Selection, *, has_engine: bool) -> tuple[RankTask, Guest]:
+    """Bring this process to the first rank's executor; return what it is to be, and the way there.
+
+    Raises: ConfigError when it cannot be reached, or was started with other flags
+    """
+    launch = launch_of()
+    key = _engine_key(launch)
+    address = _door_address(launch, key)
+    hello = Hello(
+        rank=launch.rank,
+        channel="",
+        process=os.getpid(),
+        host=socket.gethostname(),
+        run=msgspec.msgpack.encode(run),
+        has_engine=has_engine,
+    )
+    guest = come_in(address, hello)
+    task = RankTask(run=_own_run(run), worker=worker, address=_meeting(launch, key), is_open=True)
+    return task, guest
+
+
+def difference(run: RunSpec, hello: Hello) -> str | None:
+    """Return in what another rank's run differs from this one's, or None."""
+    ours, theirs = msgspec.to_builtins(run), msgspec.msgpack.decode(hello.run)
+    for place, mine, other in _differences(ours, theirs):
+        if place.partition(".")[0] not in _OF_ONE_RANK and not place.endswith("path"):
+            return (
+                f"{hello.name} was started with other flags: {place} is {other!r} there and "
+                f"{mine!r} at rank 0."
+            )
+    return None
+
+
+def _differences(ours: Any, theirs: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield each place where two values of builtin types differ, and both."""
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        for key in {**ours, **theirs}:
+            below = f"{place}.{key}" if place else str(key)
+            yield from _differences(ours.get(key), theirs.get(key), below)
+    elif isinstance(ours, list | tuple) and isinstance(theirs, list | tuple):
+        for number, (mine, other) in enumerate(zip_longest(ours, theirs)):
+            yield from _differences(mine, other, f"{place}.{number}")
+    elif ours != theirs:
+        yield place, ours, theirs
+
+
+def _own_run(run: RunSpec) -> RunSpec:
+    """Return the RunSpec of this process's rank."""
+    rank = run.rank
+    return rank_run(run, rank.rank, local_rank=rank.local_rank, local_size=rank.local_size)
+
+
+def _engine_key(launch: Launch) -> str:
+    """Return what tells this engine apart from others at one store; the same on every rank."""
+    return f"dovetail-{launch.attempt}-{next(_numbers)}"
+
+
+def _meeting(launch: Launch, key: str) -> str:
+    """Return the address where the ranks' communicators meet (see Membership)."""
+    host = f"[{launch.host}]" if ":" in launch.host else launch.host
+    return f"tcp://{host}:{launch.port}#{launch.run_id}-{key}"
+
+
+def _reachable(address: DoorAddress, launch: Launch) -> DoorAddress:
+    """Return the door's address as the others reach it."""
+    if launch.is_one_machine:
+        return msgspec.structs.replace(address, host="127.0.0.1")
+    return address
+
+
+def _door_address(launch: Launch, key: str) -> DoorAddress:
+    """Wait until the first rank has opened its door. Raises: ConfigError"""
+    store = _store(launch, is_first=False)
+    try:
+        store.wait([key], timedelta(seconds=JOIN_LIMIT_S))
+    except RuntimeError as error:
+        raise ConfigError(
+            f"rank 0 did not start its engine within {JOIN_LIMIT_S:.0f} s of rank {launch.rank}.",
+            where=FLAG,
+            fix="see rank 0's log lines; every rank must start as many engines, in one order.",
+        ) from error
+    return msgspec.json.decode(store.get(key), type=DoorAddress)
+
+
+@cache
+def _store(launch: Launch, *, is_first: bool) -> dist.Store:
+    """Return the store at the launcher's address. Raises: ConfigError"""
+    import torch.distributed as dist
+
+    opens = is_first and not launch.has_store
+    limit = timedelta(seconds=JOIN_LIMIT_S)
+    try:
+        return dist.TCPStore(
+            launch.host, launch.port, is_master=opens, timeout=limit, wait_for_workers=False
+        )
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        how = "open" if opens else "reach"
+        raise ConfigError(
+            f"rank {launch.rank} cannot {how} the launcher's store at "
+            f"{launch.host}:{launch.port}: {reason}",
+            where="the variables MASTER_ADDR and MASTER_PORT",
+            fix="give another --master-port, and check that every machine reaches the address.",
+        ) from error

@@ -1,0 +1,67 @@
+"""RankActor: a Ray actor whose process is one rank.
+
+Ray places it, starts it and ends it; orders and answers go over sockets to the executor's door.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import msgspec
+
+from dovetail.observability.logging import LogSettings
+from dovetail.ranks.door import DoorAddress, Hello, come_in
+from dovetail.ranks.messages import RankTask
+from dovetail.ranks.remote import serve_remote
+from dovetail.version import __version__
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an actor is: its Ray node, that machine's address, and the GPUs it was given."""
+
+    node: str
+    address: str
+    gpus: tuple[str, ...]
+    version: str
+
+
+class ActorBoot(msgspec.Struct, frozen=True, kw_only=True):
+    """What an actor is to be. `gpus` are those of all ranks on its machine: they reach one another
+    only if each sees all."""
+
+    task: RankTask
+    door: DoorAddress
+    gpus: tuple[str, ...]
+    log: LogSettings | None
+
+
+class RankActor:
+    """Says where it is, then is the rank of its boot message until the executor ends."""
+
+    def place(self) -> bytes:
+        """Return this actor's Place, encoded."""
+        import ray
+
+        context = ray.get_runtime_context()
+        gpus = context.get_accelerator_ids().get("GPU", [])
+        place = Place(
+            node=context.get_node_id(),
+            address=ray.util.get_node_ip_address(),
+            gpus=tuple(map(str, gpus)),
+            version=__version__,
+        )
+        return msgspec.msgpack.encode(place)
+
+    def serve(self, boot: bytes) -> int:
+        """Be a rank; return its exit status."""
+        told = msgspec.msgpack.decode(boot, type=ActorBoot)
+        if told.gpus:
+            os.environ[VISIBLE] = ",".join(told.gpus)
+        if told.log is not None:
+            told.log.apply()
+        rank = told.task.run.rank.rank
+        hello = Hello(rank=rank, channel="", process=os.getpid(), host=socket.gethostname())
+        return serve_remote(told.task, come_in(told.door, hello))

@@ -1,0 +1,119 @@
+"""ExternalLauncherExecutor: ranks that a launcher such as torchrun has started.
+
+The first rank's process has the engine that serves; the others are ranks that it drives. Offline,
+where every process makes an LLM, each has an engine of its own, and all of them go in step.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import replace
+from typing import Any
+
+from dovetail.interfaces.executor import Executor, PendingStep
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.spec import RunSpec, Selection
+from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan
+from dovetail.interfaces.structured_output import CompiledConstraint
+from dovetail.observability.logging import settings
+from dovetail.ranks.executor import RankLinks, RanksExecutor
+from dovetail.ranks.remote import on_launcher_gone, serve_remote
+from dovetail_plugins.executors._in_step import InStep
+from dovetail_plugins.executors._launched_ranks import LaunchedRanks, come
+
+
+class ExternalLauncherExecutor(Executor):
+    """What this process's rank asks for: the first drives all, the others follow."""
+
+    info = Info(summary="ranks that a launcher such as torchrun starts", requires=("torch",))
+    capabilities = RanksExecutor.capabilities | {"launched_ranks"}
+
+    def __init__(self, options: Any, run: RunSpec, worker: Selection) -> None:
+        self.options = options
+        part = InStep if run.rank.rank else FirstRank
+        self._part: Executor = part(options, run, worker)
+
+    @classmethod
+    def follow(cls, run: RunSpec, worker: Selection) -> int:
+        """Be a rank that the first rank's engine drives; return the exit status.
+
+        Raises: ConfigError
+        """
+        on_launcher_gone(_leave)
+        task, guest = come(run, worker, has_engine=False)
+        # From here on the first rank says when to end: requests may still be under way.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        known = settings()
+        if known is not None:
+            replace(known, prefix=f"{known.prefix}[rank {run.rank.rank}] ").apply()
+        return serve_remote(task, guest)
+
+    def kv_layers(self) -> Sequence[KVLayer]:
+        """Return what the model's attention layers cache, in layer order."""
+        return self._part.kv_layers()
+
+    def free_bytes(self) -> int:
+        """Return the bytes that the KV cache may take."""
+        return self._part.free_bytes()
+
+    def agreed(self, layout: KVLayout) -> KVLayout:
+        """Return the layout that the first rank's engine has chosen."""
+        return self._part.agreed(layout)
+
+    def allocate(self, layout: KVLayout) -> None:
+        """Create the KV cache and warm up. Raises: ConfigError when it cannot."""
+        self._part.allocate(layout)
+
+    def submit(self, plan: StepPlan) -> PendingStep:
+        """Hand a step to every rank, or see it come from the first one."""
+        return self._part.submit(plan)
+
+    def prepare(self, compiled: CompiledConstraint) -> Future[None]:
+        """Load a constraint on every rank. The future raises RequestError."""
+        return self._part.prepare(compiled)
+
+    def sleep(self, level: int) -> None:
+        """Let every rank give its memory back. Raises: RequestError"""
+        self._part.sleep(level)
+
+    def wake_up(self, tags: Sequence[str]) -> None:
+        """Let every rank take its memory again. Raises: RequestError, ConfigError"""
+        self._part.wake_up(tags)
+
+    def check(self) -> None:
+        """Raise EngineDead when a rank is gone, or after shutdown."""
+        self._part.check()
+
+    def on_death(self, callback: Callable[[str], None]) -> None:
+        """Ask to be told, from any thread, when a rank ends on its own."""
+        self._part.on_death(callback)
+
+    def shutdown(self) -> None:
+        """End all ranks, or leave once the first one has. May be called twice."""
+        self._part.shutdown()
+
+
+class FirstRank(RanksExecutor):
+    """Drives all ranks, from the first one's process."""
+
+    info = ExternalLauncherExecutor.info
+
+    def _start_ranks(self, run: RunSpec, worker: Selection) -> RankLinks:
+        self._launched = LaunchedRanks(run, worker)
+        return self._launched
+
+    def prepare(self, compiled: CompiledConstraint) -> Future[None]:
+        """Load a constraint on every rank. Where other engines go in step with this one it is
+        loaded on return: all of them must queue its request at once."""
+        done = super().prepare(compiled)
+        if self._launched.has_engines:
+            wait([done])
+        return done
+
+
+def _leave() -> None:
+    """End this process: the launcher that started it is gone."""
+    signal.raise_signal(signal.SIGKILL)
