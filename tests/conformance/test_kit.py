@@ -50,6 +50,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("api", f"{APIS}:CrashingApi", "a_body_that_is_not_json_is_a_client_error"),
     ("api", f"{APIS}:MuteApi", "errors_say_what_is_wrong[404]"),
     ("dtype", f"{PLAIN}:ALIEN", "keeps_its_interface"),
+    ("expert_placement", f"{PLAIN}:CROWDED", "each_expert_is_on_one_rank[8-2]"),
     ("hash_algorithm", f"{PLAIN}:COLLIDING", "hashes_tell_blocks_apart"),
     ("rope_type", f"{TORCH}:LONG", "frequencies_fit_a_head"),
     ("platform", f"{PLAIN}:BoastfulPlatform", "defaults_keep_the_limits"),

@@ -51,6 +51,7 @@ from dovetail.config.rules.device import (
     check_quantization,
     select_platform,
 )
+from dovetail.config.rules.experts import expert_placement
 from dovetail.config.rules.host_memory import HOST_MEMORY, may_sleep, offload_bytes, swap_bytes
 from dovetail.config.rules.log_config import read_log_config
 from dovetail.config.rules.platform import available_bytes, default_threads
@@ -336,6 +337,7 @@ def _run_spec(
     rank, on_cores = rank_spec(config), HOST_CORES in platform.capabilities
     model_plugin = selections.select_model(config, model)
     check_division(model, model_plugin, rank)
+    load_format = selections.select_load_format(config, model.path)
     processors = chosen_cores(config.device.cpu_cores)
     of_ranks = rank_processors(config, rank, on_cores=on_cores)
     threads = default_threads(of_ranks[0] if of_ranks else processors) if on_cores else 0
@@ -354,7 +356,7 @@ def _run_spec(
         max_model_tokens=schedule.max_model_tokens,
         seed=config.model.seed or 0,
         model_plugin=model_plugin,
-        load_format=selections.select_load_format(config, model.path),
+        load_format=load_format,
         quantization=selections.select_quantization(config, model),
         attention=_attention(config, model, kv_dtype, cache.block_tokens, platform),
         logits_processors=selections.select_logits_processors(config),
@@ -362,6 +364,7 @@ def _run_spec(
         processors=processors,
         rank=rank,
         rank_processors=of_ranks,
+        expert_placement=expert_placement(config, model, rank, load_format),
         communicator=select_communicator(config, platform, rank),
         thread_spin_us=config.device.thread_spin_us,
         logprobs_stage=stage,

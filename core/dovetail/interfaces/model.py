@@ -37,7 +37,9 @@ class RowView(Protocol):
 class BuildContext:
     """What a model's constructor may use. `quant` gives every linear layer its weights;
     `max_tokens` is the longest row that will be served (None: all the checkpoint allows);
-    without `uses_fused_ops` layers run the framework's own operators where they have a choice."""
+    without `uses_fused_ops` layers run the framework's own operators where they have a choice.
+    `expert_placement` is the "module:function" of an `interfaces.expert_placement.ExpertPlacement`
+    that says which rank holds which experts ("": each holds a part of every expert)."""
 
     model: ModelSpec
     quant: QuantMethod
@@ -45,6 +47,7 @@ class BuildContext:
     rank: RankSpec = field(default_factory=RankSpec)
     max_tokens: int | None = None
     uses_fused_ops: bool = True
+    expert_placement: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

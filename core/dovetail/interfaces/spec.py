@@ -114,7 +114,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     floats (none: the checkpoint's own scales do); with `kv_steps` they are measured at the start:
     the largest key and value become that much in the cache. Blocks with `offload_bytes` of weights
     stay in host memory; then the run is eager. Several ranks exchange tensors by `communicator`;
-    `rank_processors` are the processors of each (none: those of the engine). `device` is the
+    `rank_processors` are the processors of each (none: those of the engine), and
+    `expert_placement` says which holds which experts (see BuildContext). `device` is the
     platform's device_type, `ops` its implementations of ops, each as "module:attribute" (see
     interfaces.platform).
     """
@@ -154,6 +155,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     ops: dict[str, str] = {}
     communicator: Selection | None = None
     rank_processors: tuple[tuple[int, ...], ...] = ()
+    expert_placement: str = ""
 
 
 class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):

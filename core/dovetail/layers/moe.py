@@ -2,7 +2,9 @@
 
 On a GPU one fused kernel does it all, without a word to the host. Elsewhere, and for matrices that
 cannot lie behind each other there, tokens are sorted by expert and every expert multiplies its own
-tokens once. Experts are divided over ranks along F. Shape letters: X experts, A picked per token.
+tokens once. Ranks hold a part of F of every expert, or all of F of experts of their own; either
+way each has all tokens, and their outputs are summed. Shape letters: X experts, of which this rank
+holds H, A picked per token.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from dovetail.layers.placement import (
     stored_parameter,
 )
 from dovetail.parallel.collectives import all_reduce
-from dovetail.parallel.groups import tensor_group
+from dovetail.parallel.experts import held_experts
+from dovetail.parallel.groups import ALONE, tensor_group
 from dovetail_kernels import moe
 from dovetail_kernels.gemm.gpu import GpuPacked, stack_floats
 from dovetail_kernels.gemm.matrix import Matrix, multiply_groups, stacked
@@ -48,12 +51,14 @@ def route(
 
 
 class Experts(WeightHolder):
-    """All experts' gate, up and down matrices.
+    """The gate, up and down matrices of the experts that this rank holds, those of `held`.
 
-    Shapes: gate_up_proj [X, 2F, E], down_proj [X, E, F], F of this rank. A checkpoint may hold
+    Shapes: gate_up_proj [H, 2F, E], down_proj [H, E, F], F of this rank. A checkpoint may hold
     them per expert ("3.gate_proj.weight" under this layer) or whole ("gate_up_proj"). Once loaded
     they become what the quantization method multiplies, and the parameters go.
     """
+
+    slots: torch.Tensor | None
 
     def __init__(
         self, context: BuildContext, name: str, *, num_experts: int, size: int, inner: int, act: str
@@ -62,6 +67,11 @@ class Experts(WeightHolder):
         group = tensor_group(context.rank)
         self.name = name
         self.num_experts = num_experts
+        self.held = tuple(range(num_experts))
+        if context.expert_placement and group.size > 1:
+            self.held = held_experts(context.expert_placement, num_experts, group)
+            group = ALONE  # each of them is whole
+        self.register_buffer("slots", self._held_slots(context.device), persistent=False)
         self.gate = gate(act)
         self.gate_up = tuple(even_part(n, inner, group, f"{name}.{n}") for n in ("gate", "up"))
         self.down = (Part(name="down", full=size, local=size, start=0),)
@@ -85,13 +95,21 @@ class Experts(WeightHolder):
         self._kernel = fused_kernel(moe.OP, context) if known else None
         self._opaque = Opaque(self._multiply_picked)
 
+    def _held_slots(self, device: str) -> torch.Tensor | None:
+        """Return where each expert's matrices lie here, -1 for those of others; None where all lie
+        in order. Shapes: [X] int64"""
+        if len(self.held) == self.num_experts:
+            return None
+        slots = [self.held.index(e) if e in self.held else -1 for e in range(self.num_experts)]
+        return torch.tensor(slots, device=device)
+
     def _register(self, leaf: str) -> None:
-        """Make the empty parameters of one of the two matrices, all experts' together."""
+        """Make the empty parameters of one of the two matrices, those of all held experts."""
         spec = self.specs[leaf]
         for stored in self.methods[leaf].stored(spec):
             name = leaf if stored.name == "weight" else f"{leaf}_{stored.name}"
             self._stored[name] = (leaf, stored.name)
-            parameter = stored_parameter(stored, spec, experts=self.num_experts)
+            parameter = stored_parameter(stored, spec, experts=len(self.held))
             self.register_parameter(name, parameter)
 
     def finish(self) -> None:
@@ -101,8 +119,8 @@ class Experts(WeightHolder):
             data = {word: self.get_parameter(name).data for word, name in names.items()}
             method = self.methods[leaf]
             made = [
-                method.matrix({word: values[expert] for word, values in data.items()}, spec)
-                for expert in range(self.num_experts)
+                method.matrix({word: values[slot] for word, values in data.items()}, spec)
+                for slot in range(len(self.held))
             ]
             kept = [m for m in made if m is not None]
             if not kept:
@@ -112,9 +130,9 @@ class Experts(WeightHolder):
                 delattr(self, name)
         self._fuse()
         for leaf, matrices in self._matrices.items():
-            for expert, matrix in enumerate(matrices):
+            for slot, matrix in enumerate(matrices):
                 for name, tensor in matrix.tensors().items():
-                    self.register_buffer(f"{leaf}_{expert}_{name}", tensor, persistent=False)
+                    self.register_buffer(f"{leaf}_{slot}_{name}", tensor, persistent=False)
 
     def _fuse(self) -> None:
         """Lay each expert's matrices behind each other for the fused kernel, plain ones where they
@@ -150,13 +168,17 @@ class Experts(WeightHolder):
     def _multiply_picked(
         self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
     ) -> torch.Tensor:
+        if self.slots is not None:
+            experts = self.slots[experts]
         if self._kernel is not None:
             first, second = self._packed["gate_up_proj"], self._packed["down_proj"]
             return self._kernel(x, first, second, weights, experts, self.gate.name)
         picked = experts.flatten()
-        order = picked.argsort(stable=True)
+        absent, *counts = torch.bincount(picked + 1, minlength=len(self.held) + 1).tolist()
+        order = picked.argsort(stable=True)[absent:]
+        if not len(order):
+            return torch.zeros_like(x)
         tokens = order // experts.shape[1]
-        counts = torch.bincount(picked, minlength=self.num_experts).tolist()
         inner = self._multiply("gate_up_proj", x[tokens], counts)
         outputs = self._multiply("down_proj", inner, counts)
         outputs = outputs * weights.flatten()[order].unsqueeze(-1).to(x.dtype)
@@ -184,7 +206,7 @@ class Experts(WeightHolder):
         if len(words) == 1 and part is None and words[0] in self._stored:
             return [
                 placement
-                for expert in range(self.num_experts)
+                for expert in self.held
                 for placement in self._place(words[0], expert, None, is_whole=True)
             ]
         if len(words) != 3 or not words[0].isdecimal() or int(words[0]) >= self.num_experts:
@@ -192,6 +214,8 @@ class Experts(WeightHolder):
         name = words[1] if words[2] == "weight" else f"{words[1]}_{words[2]}"
         if name not in self._stored:
             return None
+        if int(words[0]) not in self.held:
+            return []
         return self._place(name, int(words[0]), part, is_whole=False) or None
 
     def _place(
@@ -199,7 +223,7 @@ class Experts(WeightHolder):
     ) -> list[Placement]:
         """Return the placements of one expert's tensor, cut out of all experts' if `is_whole`."""
         parameter = self.get_parameter(name)
-        own = nn.Parameter(parameter.data[expert], requires_grad=False)
+        own = nn.Parameter(parameter.data[self.held.index(expert)], requires_grad=False)
         vars(own).update(vars(parameter))
         is_down = self._stored[name][0] == "down_proj"
         parts = self.down if is_down else self.gate_up
@@ -217,10 +241,10 @@ class Experts(WeightHolder):
         ]
 
     def pieces(self, leaf: str) -> set[str]:
-        """Return one piece per expert and matrix."""
+        """Return one piece per held expert and matrix."""
         parts = self.down if self._stored[leaf][0] == "down_proj" else self.gate_up
         held = held_parts(self.get_parameter(leaf), parts)
-        return {f"{expert}.{p.name}" for expert in range(self.num_experts) for p in held}
+        return {f"{expert}.{p.name}" for expert in self.held for p in held}
 
 
 def _behind_experts(cuts: tuple[Cut, ...], expert: int, num_experts: int) -> tuple[Cut, ...]:

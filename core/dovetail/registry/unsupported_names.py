@@ -17,7 +17,6 @@ UNSUPPORTED_NAMES: dict[str, dict[str, str]] = {
         "external_launcher": "launchers",
         "ray": "ray",
     },
-    "expert_placement": dict.fromkeys(("linear", "round_robin"), "expert_parallel"),
     "kv_cache_dtype": {"fp8_inc": "hpu"},
     "lora_dtype": dict.fromkeys(("auto", "bfloat16", "float16", "float32"), "lora"),
     "mamba_cache_dtype": dict.fromkeys(("auto", "float32"), "mamba_layers"),

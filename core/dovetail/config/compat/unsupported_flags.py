@@ -62,8 +62,8 @@ UNSUPPORTED_FLAGS: dict[str, UnsupportedFlag] = {
     "data_parallel_size_local": UnsupportedFlag("replicas", passing=(1,)),
     "data_parallel_start_rank": UnsupportedFlag("replicas", passing=(0,)),
     **_all("dual_batch", "dbo_decode_token_threshold", "dbo_prefill_token_threshold", "enable_dbo"),
-    **_all("expert_parallel", "enable_eplb", "enable_expert_parallel", "expert_placement_strategy"),
-    "eplb_config": UnsupportedFlag("expert_parallel", passing_items=_EPLB_DEFAULTS),
+    **_all("expert_balance", "enable_eplb"),
+    "eplb_config": UnsupportedFlag("expert_balance", passing_items=_EPLB_DEFAULTS),
     **_all(
         "lora",
         "default_mm_loras",

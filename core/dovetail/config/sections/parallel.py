@@ -94,11 +94,13 @@ class ParallelConfig:
     headless: bool = flag(False, help="run only this machine's engines, without an HTTP server")
     enable_expert_parallel: bool = flag(
         False,
-        help="place whole experts on each device instead of dividing every expert (expert "
-        "parallelism)",
+        help="place whole experts on each tensor-parallel device instead of a part of every expert "
+        "(expert parallelism)",
     )
     expert_placement_strategy: str = flag(
-        "linear", kind="expert_placement", help="which device holds which experts"
+        "linear",
+        kind="expert_placement",
+        help="which device holds which experts, with --enable-expert-parallel",
     )
     enable_eplb: bool = flag(False, help="move experts between devices as their load changes")
     eplb_config: Mapping[str, Any] = flag(
