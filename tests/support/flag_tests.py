@@ -189,6 +189,11 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         "plugins/load_formats/test_ahead.py::test_as_many_threads_and_files_as_asked_for",
     ),
     "max_num_seqs": (SPEC, f"{PLANS}::test_simulation"),
+    "enable_expert_parallel": (f"{RANKS}::test_two_ranks_answer_as_one",),
+    "expert_placement_strategy": (
+        "core/config/rules/test_experts.py::test_whole_experts_are_placed",
+        f"{RANKS}::test_two_ranks_answer_as_one",
+    ),
     "tensor_parallel_size": (f"{RANKS}::test_two_ranks_answer_as_one",),
     "middleware": (
         "core/server/http/test_user_middleware.py::test_classes_and_functions_see_every_answer",

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from dovetail.config.checkpoint.dtypes import BYTES
 from dovetail.config.checkpoint.experts import experts_of

@@ -109,7 +109,8 @@ def run(
 def sort(experts: torch.Tensor, rows: int, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the pair in every row, and the expert of every block of rows (-1 for none).
 
-    Pairs of the expert -1 are in no row. Shapes: experts [T, A] -> [blocks * rows] int32, T * A where no pair is; [blocks] int32
+    Pairs of the expert -1 are in no row.
+    Shapes: experts [T, A] -> [blocks * rows] int32, T * A where no pair is; [blocks] int32
     """
     pairs, device = experts.numel(), experts.device
     blocks = pairs // rows + min(pairs, num_experts)

@@ -19,8 +19,8 @@ from dovetail.registry import Entry
 from dovetail.testing.contract import model_spec, requires, without
 from dovetail.testing.harness import PagedModel
 from dovetail.testing.plugin import OPTION, chosen
-from dovetail.testing.ranks import TOKENS as RANK_TOKENS
 from dovetail.testing.ranks import ODD_AND_EVEN, RankModel, divided_logits
+from dovetail.testing.ranks import TOKENS as RANK_TOKENS
 from dovetail.testing.tiny import PlainWeights
 from dovetail.testing.tiny_models import FAMILIES, VOCAB_SIZE, write_tiny_checkpoint
 
