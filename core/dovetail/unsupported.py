@@ -58,7 +58,6 @@ FEATURES: dict[str, Unsupported] = {
     "xpu": Unsupported("Intel XPUs are not supported", _BY_PACKAGE),
     "pipeline_parallel": Unsupported("pipeline parallelism is not supported yet"),
     "context_parallel": Unsupported("dividing a request's KV cache over devices is not supported"),
-    "expert_balance": Unsupported("experts do not move between devices yet"),
     "dual_batch": Unsupported(
         "dual batch overlap needs several devices, which are not supported yet"
     ),

@@ -62,7 +62,8 @@ def assert_same(ours: list[GenerationResult], wanted: list[GenerationResult]) ->
         assert bool(mine.prompt_logprobs) == bool(theirs.prompt_logprobs)
 
 
-OF_RANKS = {"communicator", "enable_expert_parallel", "expert_placement_strategy"}
+OF_RANKS = {"communicator", "enable_expert_parallel", "expert_placement_strategy",
+            "enable_eplb", "eplb_config"}  # fmt: skip
 """Flags of a case that one rank does without."""
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     # One KV head for two ranks, a preempting cache and drafts, in recorded steps.
@@ -93,7 +94,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"head_dim": 16},
         {"kv_cache_dtype": "int8", "max_parallel_loading_workers": 1},
     ),
-    # Whole experts in 8 bits on each rank; their inner size does not divide by two.
+    # Whole experts in 8 bits on each rank, which move; their inner size does not divide by two.
     "own experts": (
         "Qwen2MoeForCausalLM",
         {"moe_intermediate_size": 15},
@@ -101,6 +102,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "quantization": "experts_int8",
             "enable_expert_parallel": True,
             "expert_placement_strategy": "round_robin",
+            "enable_eplb": True,
+            "eplb_config": {"step_interval": 4, "window_size": 6, "num_redundant_experts": 2},
         },
     ),
     "quantized": (
@@ -126,7 +129,7 @@ def test_two_ranks_answer_as_one(case: str, tmp_path: Path) -> None:
         (["-tp", "8", "--num-threads", "1"], "8 ranks need a core each, and this process may use"),
         (["-tp", "2", "--distributed-executor-backend", "uni"], "executor uni runs one rank"),
         (["-tp", "2", "--cpu-cores", "0-1|1"], "1 is in several ranks' lists"),
-        (["-tp", "2", "--enable-eplb"], "experts do not move between devices yet"),
+        (["-tp", "2", "--enable-eplb"], "only whole experts move between ranks"),
         (["-tp", "1", "--cpu-cores", "0|1"], "2 lists of CPUs for 1 rank"),
         (["-tp", "2", "--communicator", "nccl"], "nccl"),
     ],

@@ -189,6 +189,15 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         "plugins/load_formats/test_ahead.py::test_as_many_threads_and_files_as_asked_for",
     ),
     "max_num_seqs": (SPEC, f"{PLANS}::test_simulation"),
+    "enable_eplb": (
+        "core/runner/test_expert_balancer.py::test_flags_reach_the_spec",
+        "core/runner/test_expert_balancer.py::test_experts_move_and_answers_stay",
+        f"{RANKS}::test_two_ranks_answer_as_one",
+    ),
+    "eplb_config": (
+        "core/runner/test_expert_balancer.py::test_flags_reach_the_spec",
+        "core/runner/test_expert_balancer.py::test_experts_move_and_answers_stay",
+    ),
     "enable_expert_parallel": (f"{RANKS}::test_two_ranks_answer_as_one",),
     "expert_placement_strategy": (
         "core/config/rules/test_experts.py::test_whole_experts_are_placed",

@@ -51,7 +51,7 @@ from dovetail.config.rules.device import (
     check_quantization,
     select_platform,
 )
-from dovetail.config.rules.experts import expert_placement
+from dovetail.config.rules.experts import expert_settings
 from dovetail.config.rules.host_memory import HOST_MEMORY, may_sleep, offload_bytes, swap_bytes
 from dovetail.config.rules.log_config import read_log_config
 from dovetail.config.rules.platform import available_bytes, default_threads
@@ -338,6 +338,7 @@ def _run_spec(
     model_plugin = selections.select_model(config, model)
     check_division(model, model_plugin, rank)
     load_format = selections.select_load_format(config, model.path)
+    placement, balance = expert_settings(config, model, rank, load_format)
     processors = chosen_cores(config.device.cpu_cores)
     of_ranks = rank_processors(config, rank, on_cores=on_cores)
     threads = default_threads(of_ranks[0] if of_ranks else processors) if on_cores else 0
@@ -364,7 +365,8 @@ def _run_spec(
         processors=processors,
         rank=rank,
         rank_processors=of_ranks,
-        expert_placement=expert_placement(config, model, rank, load_format),
+        expert_placement=placement,
+        expert_balance=balance,
         communicator=select_communicator(config, platform, rank),
         thread_spin_us=config.device.thread_spin_us,
         logprobs_stage=stage,

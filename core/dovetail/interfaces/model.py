@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.quantization import QuantMethod
-from dovetail.interfaces.spec import ModelSpec, RankSpec
+from dovetail.interfaces.spec import ExpertBalanceSpec, ModelSpec, RankSpec
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,8 @@ class BuildContext:
     `max_tokens` is the longest row that will be served (None: all the checkpoint allows);
     without `uses_fused_ops` layers run the framework's own operators where they have a choice.
     `expert_placement` is the "module:function" of an `interfaces.expert_placement.ExpertPlacement`
-    that says which rank holds which experts ("": each holds a part of every expert)."""
+    that says which rank holds which experts ("": each holds a part of every expert), and
+    `expert_balance` how they move between steps (None: they stay)."""
 
     model: ModelSpec
     quant: QuantMethod
@@ -48,6 +49,7 @@ class BuildContext:
     max_tokens: int | None = None
     uses_fused_ops: bool = True
     expert_placement: str = ""
+    expert_balance: ExpertBalanceSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,7 @@ def test_experts_of_other_ranks_add_nothing() -> None:
     }
     ranks = [RankSpec(rank=r, world_size=2, tensor_rank=r, tensor_size=2) for r in (0, 1)]
     whole, *parts = (loaded(stored, rank) for rank in (RankSpec(), *ranks))
-    assert [part.held for part in parts] == [(1, 3), (0, 2)]
+    assert [part.loaded for part in parts] == [(1, 3), (0, 2)]
     assert all(part.down_proj.shape == (2, 8, 6) for part in parts)
     x = torch.randn(3, 8, generator=generator)
     for picked in ([[0, 1], [2, 0], [3, 1]], [[0, 2], [2, 0], [0, 2]]):

@@ -35,14 +35,6 @@ class UnsupportedFlag:
         return remedy(self.feature, "leave the flag out")
 
 
-_EPLB_DEFAULTS = (
-    ("log_balancedness", False),
-    ("num_redundant_experts", 0),
-    ("step_interval", 3000),
-    ("window_size", 1000),
-)
-
-
 def _all(feature: str, *names: str) -> dict[str, UnsupportedFlag]:
     return dict.fromkeys(names, UnsupportedFlag(feature))
 
@@ -62,8 +54,6 @@ UNSUPPORTED_FLAGS: dict[str, UnsupportedFlag] = {
     "data_parallel_size_local": UnsupportedFlag("replicas", passing=(1,)),
     "data_parallel_start_rank": UnsupportedFlag("replicas", passing=(0,)),
     **_all("dual_batch", "dbo_decode_token_threshold", "dbo_prefill_token_threshold", "enable_dbo"),
-    **_all("expert_balance", "enable_eplb"),
-    "eplb_config": UnsupportedFlag("expert_balance", passing_items=_EPLB_DEFAULTS),
     **_all(
         "lora",
         "default_mm_loras",

@@ -7,11 +7,11 @@ import logging
 import pytest
 
 from dovetail.config.config import Config
-from dovetail.config.rules.experts import expert_placement
+from dovetail.config.rules.experts import expert_settings
 from dovetail.config.rules.ranks import rank_spec
 from dovetail.errors import BrokenPlugin, ConfigError
 from dovetail.interfaces.spec import Selection
-from dovetail.parallel.experts import held_experts
+from dovetail.parallel.experts import placed_experts
 from dovetail.parallel.groups import Group
 from dovetail.testing.contract import model_spec
 
@@ -32,7 +32,7 @@ def placed(source: Selection = FILES, *, is_mixture: bool = True, **fields: obje
     """Return where experts go with these fields of the config."""
     config = Config.from_fields(fields)
     model = model_spec(hf_config=MIXTURE if is_mixture else {})
-    return expert_placement(config, model, rank_spec(config), source)
+    return expert_settings(config, model, rank_spec(config), source)[0]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_whole_experts_are_placed(strategy: str, held: list[tuple[int, ...]]) ->
     placement = placed(
         tensor_parallel_size=3, enable_expert_parallel=True, expert_placement_strategy=strategy
     )
-    assert [held_experts(placement, 12, Group(rank=rank, size=3)) for rank in (0, 2)] == held
+    assert placed_experts(placement, 12, 0, Group(size=3))[::2] == tuple(held)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,7 @@ def test_whole_experts_are_placed(strategy: str, held: list[tuple[int, ...]]) ->
             "the model has no experts",
         ),
         ({"expert_placement_strategy": "round_robin"}, "it needs --enable-expert-parallel"),
+        ({"eplb_config": {"window_size": 3}}, "it needs --enable-eplb"),
         ({"tensor_parallel_size": 2}, ""),
     ],
 )
@@ -86,7 +87,7 @@ def everywhere(num_experts: int, num_ranks: int) -> list[range]:
 
 def test_a_placement_that_leaves_experts_out_is_told() -> None:
     with pytest.raises(BrokenPlugin, match="each of 2 ranks 2 of 4 experts"):
-        held_experts(f"{__name__}:everywhere", 4, Group(size=2))
+        placed_experts(f"{__name__}:everywhere", 4, 0, Group(size=2))
     with pytest.raises(ConfigError, match=r"experts \(5\) cannot be divided evenly over 2") as told:
-        held_experts("dovetail_plugins.values.expert_placements:linear", 5, Group(size=2))
+        placed_experts("dovetail_plugins.values.expert_placements:linear", 5, 0, Group(size=2))
     assert told.value.where == "--enable-expert-parallel"
