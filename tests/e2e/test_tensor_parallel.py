@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 import time
@@ -154,12 +155,13 @@ def start() -> ServerProcess:
 
 
 def test_a_server_with_experts_on_two_ranks_answers(tmp_path: Path) -> None:
-    """Mixtral through HTTP: the tokens of one rank's engine."""
+    """Mixtral through HTTP: the tokens of one rank's engine, while experts move."""
     path = write_tiny_checkpoint(tmp_path / "model", "MixtralForCausalLM", intermediate_size=33)
     with LLM(model=str(path), **ENGINE) as llm:
         wanted = llm.generate(PROMPTS[:2], GREEDY, use_tqdm=False)
     words = ["--model", str(path), "--served-model-name", "m", "--dtype", "float32"]
-    flags = ["-tp", "2", "--enable-expert-parallel", "--max-model-len", "64"]
+    flags = ["-tp", "2", "--enable-expert-parallel", "--max-model-len", "64", "--enable-eplb"]
+    flags += ["--eplb-config", '{"step_interval": 4, "log_balancedness": true}']
     body = {"model": "m", "prompt": PROMPTS[:2], "max_tokens": 14, "temperature": 0}
     body |= {"ignore_eos": True, "return_token_ids": True}
     env = {"OMP_NUM_THREADS": "1"}
@@ -169,6 +171,7 @@ def test_a_server_with_experts_on_two_ranks_answers(tmp_path: Path) -> None:
         assert [choice["token_ids"] for choice in answer["choices"]] == [
             list(one.outputs[0].token_ids) for one in wanted
         ]
+        assert any(re.search(r"experts: balance .* after [1-9]\d* moves", x) for x in server.lines)
 
 
 def ranks_of(server: ServerProcess) -> list[psutil.Process]:

@@ -76,8 +76,8 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 class ExpertBalanceSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How experts move between ranks: every `interval_steps` steps, by how often each was picked in
-    the last `window_steps`. A layer has room for `num_redundant` copies of experts. `is_logged`: the
-    log says how even the ranks' loads were.
+    the last `window_steps`. A layer has room for `num_redundant` copies of experts. `is_logged`:
+    the log says how even the ranks' loads were.
     """
 
     window_steps: int = 1000

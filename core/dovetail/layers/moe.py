@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.activation import gate, gated
 from dovetail.layers.expert_slots import ExpertSlots
@@ -245,19 +244,9 @@ class Experts(WeightHolder):
         """Return all that is kept of the expert in a slot, where it lies. After loading."""
         return [tensor for _, tensor in self._slot_items(slot)]
 
-    def slot_layout(self) -> str:
-        """Return a text that is equal for layers between whose slots experts can be copied.
-
-        Raises: ConfigError where one layer's slots differ.
-        """
-        told = {self._layout_of(slot) for slot in range(len(self.loaded))}
-        if len(told) > 1:
-            raise ConfigError(
-                f"the experts of {self.name} are stored in different ways, so they cannot move.",
-                where="--enable-eplb",
-                fix="leave the flag out, or use another quantization.",
-            )
-        return told.pop()
+    def slot_layouts(self) -> set[str]:
+        """Return texts that are equal for slots between which experts can be copied."""
+        return {self._layout_of(slot) for slot in range(len(self.loaded))}
 
     def _slot_items(self, slot: int) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the names and tensors of a slot. A table of stacked experts is for all of them."""

@@ -79,6 +79,8 @@ class DeviceWorker(Worker):
                 where="--gpu-memory-utilization",
                 fix="raise it, or use a smaller model or context.",
             )
+        if self.runner.expert_balancer is not None:
+            self.runner.expert_balancer.check()
         self.runner.allocate(layout)
         self.runner.warm_up()
         self._sleep = self._new_sleep(layout)

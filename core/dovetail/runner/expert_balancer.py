@@ -22,6 +22,9 @@ from dovetail.parallel.experts import Held, balanced, balancedness
 
 log = logging.getLogger(__name__)
 
+MIXED = -1
+"""In place of a layout's checksum: a rank has several layouts in one layer."""
+
 
 def expert_balancer(module: nn.Module, spec: ExpertBalanceSpec | None) -> ExpertBalancer | None:
     """Return the balancer of a model's experts; None where none may move. Raises: ConfigError"""
@@ -33,7 +36,7 @@ def expert_balancer(module: nn.Module, spec: ExpertBalanceSpec | None) -> Expert
 
 
 class ExpertBalancer:
-    """Call `before_step` before each step, on all ranks.
+    """Call `check` once, then `before_step` before each step, on all ranks.
 
     Loads are those of the last `window_steps` steps: the counts are noted that many steps before
     they are needed.
@@ -44,7 +47,6 @@ class ExpertBalancer:
         self._spec = spec
         self._num_steps = 0
         self._noted: deque[tuple[int, torch.Tensor]] = deque()
-        self._is_checked = False
 
     @torch.inference_mode()
     def before_step(self) -> None:
@@ -68,23 +70,19 @@ class ExpertBalancer:
             self._noted.popleft()
         loads = self._counts() - self._noted[0][1]
         group = self._group()
-        if not self._is_checked:
-            self._check_alike(group)
         told = group.broadcast(loads.contiguous(), 0).tolist()
-        before = [self._balance(told), 0.0]
+        before = self._balance(told)
         moved = sum(
             self._move(layer, balanced(own, _held(layer)), group)
             for layer, own in zip(self._layers, told, strict=True)
         )
-        before[1] = self._balance(told)
-        level = logging.INFO if self._spec.is_logged and group.rank == 0 else logging.DEBUG
         log.log(
-            level,
-            "experts: balance %.2f over the last %d steps; with %d of them moved it were %.2f",
-            before[0],
+            logging.INFO if self._spec.is_logged and group.rank == 0 else logging.DEBUG,
+            "experts: balance %.2f over the last %d steps, %.2f by the same loads after %d moves",
+            before,
             step - first,
+            self._balance(told),
             moved,
-            before[1],
         )
 
     def _balance(self, loads: Sequence[Sequence[int]]) -> float:
@@ -97,17 +95,19 @@ class ExpertBalancer:
         assert slots is not None
         return slots.group.joined()
 
-    def _check_alike(self, group: Communicator) -> None:
-        """Raise ConfigError unless all slots of a layer are stored alike, on all ranks."""
-        told = [crc32(layer.slot_layout().encode()) for layer in self._layers]
+    def check(self) -> None:
+        """Raise ConfigError unless all slots of a layer are stored alike. All ranks call it."""
+        group = self._group()
+        found = [layer.slot_layouts() for layer in self._layers]
+        told = [crc32(texts.pop().encode()) if len(texts) == 1 else MIXED for texts in found]
         mine = torch.tensor(told, device=group.device)
-        if not bool((group.all_gather(mine) == mine).all()):
+        others = group.all_gather(mine)
+        if bool((others == MIXED).any() | (others != mine).any()):
             raise ConfigError(
-                "experts are stored in different ways on different ranks, so they cannot move.",
+                "experts of one layer are stored in different ways, so they cannot move.",
                 where="--enable-eplb",
                 fix="leave the flag out, or use another quantization.",
             )
-        self._is_checked = True
 
     def _move(self, layer: Experts, wanted: Held, group: Communicator) -> int:
         """Bring each expert to its new slots; return how many moved. Mutates: layer"""

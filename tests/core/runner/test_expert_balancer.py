@@ -178,6 +178,7 @@ def test_experts_move_and_answers_stay(
     generator = torch.Generator().manual_seed(1)
     helds, bounds = [], (0, 2, 2, 4)
     with ThreadPoolExecutor(2) as pool, caplog.at_level(logging.INFO):
+        list(pool.map(ExpertBalancer.check, balancers))
         for step in range(13):
             list(pool.map(ExpertBalancer.before_step, balancers))
             assert parts[0].slots is not None and parts[1].slots is not None
@@ -196,6 +197,33 @@ def test_experts_move_and_answers_stay(
     assert len(set(helds)) >= 3, "they move again when others are busy"
     assert all(len(set(part)) > 1 for part in helds[-1])
     assert len([r for r in caplog.records if "experts: balance" in r.message]) == 4
+
+
+def test_experts_that_are_stored_in_different_ways_are_told_at_the_start() -> None:
+    """Within one rank, and between two."""
+    spec = ExpertBalanceSpec()
+    layers = [
+        ranks_of("int4", {"group": group}, spec)[1 + rank] for rank, group in enumerate((16, 8))
+    ]
+    threads = Threads(2)
+    for layer, member in zip(layers, threads.ranks, strict=True):
+        assert layer.slots is not None
+        layer.slots.group = replace(layer.slots.group, communicator=member)  # type: ignore[arg-type]
+    balancers = [ExpertBalancer([layer], spec) for layer in layers]
+    assert_told(balancers)
+    mixed = [*layers[0]._matrices["down_proj"][:-1], layers[1]._matrices["down_proj"][0]]
+    layers[1]._matrices = {**layers[0]._matrices, "down_proj": mixed}
+    assert_told(balancers)
+    layers[1]._matrices = layers[0]._matrices
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(ExpertBalancer.check, balancers))
+
+
+def assert_told(balancers: Sequence[ExpertBalancer]) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        for told in [pool.submit(one.check) for one in balancers]:
+            with pytest.raises(ConfigError, match="experts of one layer are stored in different"):
+                told.result()
 
 
 def test_layers_that_hold_parts_do_not_move() -> None:
