@@ -31,7 +31,7 @@ def placed_experts(placement: str, num_experts: int, num_redundant: int, group: 
     if not is_even or sorted(chain(*divided)) != list(range(num_slots)):
         raise BrokenPlugin(
             f"{placement} does not give each of {group.size} ranks {each} of {num_slots} "
-            "experts of its own.",
+            "experts, and every expert to one rank.",
             where="--expert-placement-strategy",
             fix="use linear, or mend the plugin.",
         )

@@ -16,7 +16,7 @@ from torch import nn
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.communicator import Communicator
-from dovetail.interfaces.spec import ExpertBalanceSpec
+from dovetail.interfaces.spec import ExpertBalanceSpec, RunSpec
 from dovetail.layers.moe import Experts
 from dovetail.parallel.experts import Held, balanced, balancedness
 
@@ -26,13 +26,20 @@ MIXED = -1
 """In place of a layout's checksum: a rank has several layouts in one layer."""
 
 
-def expert_balancer(module: nn.Module, spec: ExpertBalanceSpec | None) -> ExpertBalancer | None:
-    """Return the balancer of a model's experts; None where none may move. Raises: ConfigError"""
-    if spec is None:
+def expert_balancer(module: nn.Module, run: RunSpec) -> ExpertBalancer | None:
+    """Return the balancer of a model's experts; None where none may move.
+
+    A model that does not place whole experts, though the run asks for it, is told of in the log.
+    """
+    if not run.expert_placement:
         return None
     layers = [layer for layer in module.modules() if isinstance(layer, Experts)]
-    moving = [layer for layer in layers if layer.slots is not None]
-    return ExpertBalancer(moving, spec) if moving else None
+    placed = [layer for layer in layers if layer.slots is not None]
+    if not placed and run.rank.rank == 0:
+        name = run.model_plugin.name
+        log.warning("--enable-expert-parallel has no effect: %s has no layers for it", name)
+    spec = run.expert_balance
+    return ExpertBalancer(placed, spec) if placed and spec is not None else None
 
 
 class ExpertBalancer:

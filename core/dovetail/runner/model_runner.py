@@ -100,7 +100,7 @@ class ModelRunner:
         self._compiled: CompiledForward | None = None
         if self.run.compiles and "needs_host_rows" not in self._model.capabilities:
             self._compiled = CompiledForward(self._model.forward, self._calls)
-        self.expert_balancer = expert_balancer(loaded.module, self.run.expert_balance)
+        self.expert_balancer = expert_balancer(loaded.module, self.run)
         self._attention = attention_layers(loaded.module)
         if self.run.kv_steps is None:
             given = self.run.kv_scales

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace as replaced
 from torch import nn
 
 from dovetail import registry
@@ -28,6 +29,7 @@ from dovetail.layers.weights import load_weights
 from dovetail.parallel.experts import balanced, balancedness, rank_loads
 from dovetail.runner.expert_balancer import ExpertBalancer, expert_balancer
 from dovetail.testing.contract import model_spec
+from dovetail.testing.tiny import tiny_run
 
 LINEAR = "dovetail_plugins.values.expert_placements:linear"
 SIZE, INNER, NUM_EXPERTS = 32, 32, 6
@@ -226,9 +228,12 @@ def assert_told(balancers: Sequence[ExpertBalancer]) -> None:
                 told.result()
 
 
-def test_layers_that_hold_parts_do_not_move() -> None:
+def test_layers_that_hold_parts_do_not_move(caplog: pytest.LogCaptureFixture) -> None:
     spec = ExpertBalanceSpec()
     whole, part, _ = ranks_of("none", {}, spec)
-    assert expert_balancer(whole, spec) is None
-    assert expert_balancer(part, None) is None
-    assert isinstance(expert_balancer(part, spec), ExpertBalancer)
+    run = replaced(tiny_run(), expert_placement=LINEAR, expert_balance=spec)
+    assert expert_balancer(whole, run) is None
+    assert "has no layers for it" in caplog.text
+    assert expert_balancer(part, replaced(run, expert_balance=None)) is None
+    assert expert_balancer(part, tiny_run()) is None
+    assert isinstance(expert_balancer(part, run), ExpertBalancer)

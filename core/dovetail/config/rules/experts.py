@@ -38,6 +38,12 @@ def expert_settings(
             where=MOVING,
             fix=f"add {FLAG}, or leave the flag out.",
         )
+    if section.enable_eplb and config.cache.cpu_offload_gb:
+        raise ConfigError(
+            "experts that are copied from host memory in each step do not move between ranks.",
+            where=MOVING,
+            fix="leave out this flag, or --cpu-offload-gb.",
+        )
     num_experts = experts_of(model.hf_config)[0]
     _tell_idle(config, num_experts, rank)
     if not section.enable_expert_parallel or not num_experts or rank.tensor_size == 1:
