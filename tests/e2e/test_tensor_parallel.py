@@ -161,7 +161,7 @@ def test_a_server_with_experts_on_two_ranks_answers(tmp_path: Path) -> None:
         wanted = llm.generate(PROMPTS[:2], GREEDY, use_tqdm=False)
     words = ["--model", str(path), "--served-model-name", "m", "--dtype", "float32"]
     flags = ["-tp", "2", "--enable-expert-parallel", "--max-model-len", "64", "--enable-eplb"]
-    flags += ["--eplb-config", '{"step_interval": 4, "log_balancedness": true}']
+    flags += ["--eplb-config", '{"step_interval": 2, "log_balancedness": true}']
     body = {"model": "m", "prompt": PROMPTS[:2], "max_tokens": 14, "temperature": 0}
     body |= {"ignore_eos": True, "return_token_ids": True}
     env = {"OMP_NUM_THREADS": "1"}
