@@ -75,9 +75,9 @@ RANKS = """
 
 Every method of the table can divide its layers over ranks, with the same answers as one rank:
 `tests/plugins/quantization/test_two_ranks.py` compares each method layer by layer, including fused
-layers and experts, and also whole models in two processes. The flag `--tensor-parallel-size` is
-refused until workers of several ranks are supported; until then this section is for plugins and
-scripts that build the model themselves.
+layers and experts, and also whole models in two processes. With `--enable-expert-parallel` a rank
+holds whole experts: then their scales are those of one rank, and what is said below of divided
+layers is not about them.
 
 - Stored layers with float activations: equal up to the order of float32 sums.
 - Activations rounded to 8 bits: a rank rounds the inputs it has, so equal within that rounding.

@@ -58,13 +58,16 @@ FEATURES: dict[str, Unsupported] = {
     "xpu": Unsupported("Intel XPUs are not supported", _BY_PACKAGE),
     "pipeline_parallel": Unsupported("pipeline parallelism is not supported yet"),
     "context_parallel": Unsupported("dividing a request's KV cache over devices is not supported"),
-    "expert_parallel": Unsupported("expert parallelism is not supported yet"),
     "dual_batch": Unsupported(
         "dual batch overlap needs several devices, which are not supported yet"
     ),
     "ray_bundles": Unsupported(
         "dovetail makes a placement group of its own with a bundle for each rank",
         "--plugin-options.executor.strategy and .gpus say how",
+    ),
+    "ray_engines": Unsupported(
+        "engines that Ray starts are not supported yet",
+        "use mp; --distributed-executor-backend ray is for the ranks of one engine",
     ),
     "remote_engines": Unsupported(
         "engines on other machines behind one server are not supported yet",

@@ -62,6 +62,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("router", f"{ROUTERS}:SaltlessRouter", "a_salt_is_another_prefix"),
     ("router", f"{ROUTERS}:RememberingRouter", "a_forgotten_prefix_is_not_followed"),
     ("dtype", f"{PLAIN}:ALIEN", "keeps_its_interface"),
+    ("expert_placement", f"{PLAIN}:CROWDED", "each_expert_is_on_one_rank[8-2]"),
     ("hash_algorithm", f"{PLAIN}:COLLIDING", "hashes_tell_blocks_apart"),
     ("rope_type", f"{TORCH}:LONG", "frequencies_fit_a_head"),
     ("platform", f"{PLAIN}:BoastfulPlatform", "defaults_keep_the_limits"),

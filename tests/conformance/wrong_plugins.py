@@ -433,6 +433,14 @@ class ForgetlessDrafter(RightDrafter):
 
 ALIEN = Value(summary="a type that nobody computes in", value="posit16")
 COLLIDING = Value(summary="looks at four bytes", value=f"{__file__}:FEW")
+CROWDED = Value(summary="gives the last rank nothing to do", value=f"{__file__}:crowded")
+
+
+def crowded(num_experts: int, num_ranks: int) -> list[range]:
+    """Return all experts for the first rank."""
+    return [range(num_experts), *[range(0)] * (num_ranks - 1)]
+
+
 FEW = BlockHash(digest=lambda key, data: hashlib.sha256(key + data[:8]).digest())
 
 

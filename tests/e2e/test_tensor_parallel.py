@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 import time
@@ -62,6 +63,9 @@ def assert_same(ours: list[GenerationResult], wanted: list[GenerationResult]) ->
         assert bool(mine.prompt_logprobs) == bool(theirs.prompt_logprobs)
 
 
+OF_RANKS = {"communicator", "enable_expert_parallel", "expert_placement_strategy",
+            "enable_eplb", "eplb_config"}  # fmt: skip
+"""Flags of a case that one rank does without."""
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     # One KV head for two ranks, a preempting cache and drafts, in recorded steps.
     "crowded": (
@@ -91,6 +95,18 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"head_dim": 16},
         {"kv_cache_dtype": "int8", "max_parallel_loading_workers": 1},
     ),
+    # Whole experts in 8 bits on each rank, which move; their inner size does not divide by two.
+    "own experts": (
+        "Qwen2MoeForCausalLM",
+        {"moe_intermediate_size": 15},
+        {
+            "quantization": "experts_int8",
+            "enable_expert_parallel": True,
+            "expert_placement_strategy": "round_robin",
+            "enable_eplb": True,
+            "eplb_config": {"step_interval": 4, "window_size": 6, "num_redundant_experts": 2},
+        },
+    ),
     "quantized": (
         "LlamaForCausalLM",
         {"hidden_size": 128, "intermediate_size": 256},
@@ -103,7 +119,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 def test_two_ranks_answer_as_one(case: str, tmp_path: Path) -> None:
     name, config, flags = CASES[case]
     path = write_tiny_checkpoint(tmp_path / "model", name, **config)
-    alone = {key: value for key, value in flags.items() if key != "communicator"}
+    alone = {key: value for key, value in flags.items() if key not in OF_RANKS}
     assert_same(answers(path, tensor_parallel_size=2, **flags), answers(path, **alone))
 
 
@@ -114,6 +130,7 @@ def test_two_ranks_answer_as_one(case: str, tmp_path: Path) -> None:
         (["-tp", "8", "--num-threads", "1"], "8 ranks need a core each, and this process may use"),
         (["-tp", "2", "--distributed-executor-backend", "uni"], "executor uni runs one rank"),
         (["-tp", "2", "--cpu-cores", "0-1|1"], "1 is in several ranks' lists"),
+        (["-tp", "2", "--enable-eplb"], "only whole experts move between ranks"),
         (["-tp", "1", "--cpu-cores", "0|1"], "2 lists of CPUs for 1 rank"),
         (["-tp", "2", "--communicator", "nccl"], "nccl"),
     ],
@@ -135,6 +152,26 @@ def start() -> ServerProcess:
     """Return a server with two ranks of the demo model; a step may take two seconds."""
     args = ("--port", "0", "--tensor-parallel-size", "2", "--engine-step-timeout", "2")
     return ServerProcess(*args, env={"OMP_NUM_THREADS": "1"}).wait_ready()
+
+
+def test_a_server_with_experts_on_two_ranks_answers(tmp_path: Path) -> None:
+    """Mixtral through HTTP: the tokens of one rank's engine, while experts move."""
+    path = write_tiny_checkpoint(tmp_path / "model", "MixtralForCausalLM", intermediate_size=33)
+    with LLM(model=str(path), **ENGINE) as llm:
+        wanted = llm.generate(PROMPTS[:2], GREEDY, use_tqdm=False)
+    words = ["--model", str(path), "--served-model-name", "m", "--dtype", "float32"]
+    flags = ["-tp", "2", "--enable-expert-parallel", "--max-model-len", "64", "--enable-eplb"]
+    flags += ["--eplb-config", '{"step_interval": 2, "log_balancedness": true}']
+    body = {"model": "m", "prompt": PROMPTS[:2], "max_tokens": 14, "temperature": 0}
+    body |= {"ignore_eos": True, "return_token_ids": True}
+    env = {"OMP_NUM_THREADS": "1"}
+    with ServerProcess("--port", "0", *words, *flags, env=env).wait_ready() as server:
+        with server.client() as client:
+            answer = client.post("/v1/completions", json=body).raise_for_status().json()
+        assert [choice["token_ids"] for choice in answer["choices"]] == [
+            list(one.outputs[0].token_ids) for one in wanted
+        ]
+        assert any(re.search(r"experts: balance .* after [1-9]\d* moves", x) for x in server.lines)
 
 
 def ranks_of(server: ServerProcess) -> list[psutil.Process]:

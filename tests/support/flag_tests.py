@@ -217,6 +217,20 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     ),
     "ray_workers_use_nsight": ("core/config/rules/test_placement.py::test_ray_workers_use_nsight",),
     "max_num_seqs": (SPEC, f"{PLANS}::test_simulation"),
+    "enable_eplb": (
+        "core/runner/test_expert_balancer.py::test_flags_reach_the_spec",
+        "core/runner/test_expert_balancer.py::test_experts_move_and_answers_stay",
+        f"{RANKS}::test_two_ranks_answer_as_one",
+    ),
+    "eplb_config": (
+        "core/runner/test_expert_balancer.py::test_flags_reach_the_spec",
+        "core/runner/test_expert_balancer.py::test_experts_move_and_answers_stay",
+    ),
+    "enable_expert_parallel": (f"{RANKS}::test_two_ranks_answer_as_one",),
+    "expert_placement_strategy": (
+        "core/config/rules/test_experts.py::test_whole_experts_are_placed",
+        f"{RANKS}::test_two_ranks_answer_as_one",
+    ),
     "tensor_parallel_size": (f"{RANKS}::test_two_ranks_answer_as_one",),
     "middleware": (
         "core/server/http/test_user_middleware.py::test_classes_and_functions_see_every_answer",

@@ -52,6 +52,7 @@ from dovetail.config.rules.device import (
     select_platform,
 )
 from dovetail.config.rules.engines import HOST_CORES, engine_numbers, engine_shares
+from dovetail.config.rules.experts import expert_settings
 from dovetail.config.rules.host_memory import HOST_MEMORY, may_sleep, offload_bytes, swap_bytes
 from dovetail.config.rules.log_config import read_log_config
 from dovetail.config.rules.placement import launched, places_ranks
@@ -341,6 +342,8 @@ def _run_spec(
     rank, on_cores = rank_spec(config), HOST_CORES in platform.capabilities
     model_plugin = selections.select_model(config, model)
     check_division(model, model_plugin, rank)
+    load_format = selections.select_load_format(config, model.path)
+    placement, balance = expert_settings(config, model, rank, load_format)
     processors = chosen_cores(config.device.cpu_cores)
     is_alone = len(engine_numbers(config)) == 1  # several engines have shares of the processors
     of_ranks = rank_processors(config, rank, on_cores=on_cores) if is_alone else ()
@@ -361,7 +364,7 @@ def _run_spec(
         max_model_tokens=schedule.max_model_tokens,
         seed=config.model.seed or 0,
         model_plugin=model_plugin,
-        load_format=selections.select_load_format(config, model.path),
+        load_format=load_format,
         quantization=selections.select_quantization(config, model),
         attention=_attention(config, model, kv_dtype, cache.block_tokens, platform),
         logits_processors=selections.select_logits_processors(config),
@@ -369,6 +372,8 @@ def _run_spec(
         processors=processors,
         rank=rank,
         rank_processors=of_ranks,
+        expert_placement=placement,
+        expert_balance=balance,
         communicator=select_communicator(config, platform, rank),
         thread_spin_us=config.device.thread_spin_us,
         logprobs_stage=stage,

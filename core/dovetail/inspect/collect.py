@@ -16,6 +16,7 @@ import msgspec
 from dovetail import registry
 from dovetail.config.checkpoint.context_length import checkpoint_tokens, window_tokens
 from dovetail.config.checkpoint.dtypes import chosen_dtypes
+from dovetail.config.checkpoint.experts import experts_of
 from dovetail.config.checkpoint.generation import default_sampling
 from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.config.checkpoint.model_path import Hub, find_model
@@ -31,7 +32,7 @@ from dovetail.inspect.facts import Inspected, ModelFacts, TextFacts, WeightFile
 from dovetail.inspect.how import How
 from dovetail.inspect.layers import layers_of
 from dovetail.inspect.trial import refusal
-from dovetail.inspect.weights import experts_of, groups_of
+from dovetail.inspect.weights import groups_of
 from dovetail.interfaces.headers import TensorHeader
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.interfaces.platform import AUTO_DTYPE, Platform

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from dovetail.config.checkpoint.dtypes import BYTES
+from dovetail.config.checkpoint.experts import experts_of
 from dovetail.inspect.activations import NOT_TOLD, of_layer
 from dovetail.inspect.facts import Group
 from dovetail.inspect.how import How
@@ -31,12 +31,10 @@ log = logging.getLogger(__name__)
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 HEAD_NAME = "lm_head"
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _FUSED_AS = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
     **dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), "gate_up_proj"),
 }
-_PICKED = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k_experts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,15 +54,6 @@ class _Weighed:
     row_bytes: int = 0
     shared_bytes: int = 0
     activations: str = ""
-
-
-def experts_of(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Return how many experts there are and how many work on a token, zeros without any."""
-    found = [
-        next((int(config[key]) for key in keys if isinstance(config.get(key), int)), 0)
-        for keys in (_EXPERTS, _PICKED)
-    ]
-    return (found[0], found[1]) if all(found) else (0, 0)
 
 
 def groups_of(layers: Iterable[StoredLayer], how: How) -> tuple[Group, ...]:

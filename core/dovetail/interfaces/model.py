@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.quantization import QuantMethod
-from dovetail.interfaces.spec import ModelSpec, RankSpec
+from dovetail.interfaces.spec import ExpertBalanceSpec, ModelSpec, RankSpec
 
 if TYPE_CHECKING:
     import torch
@@ -36,8 +36,11 @@ class RowView(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildContext:
     """The arguments of a model's constructor. `quant` gives every linear layer its weights;
-    `max_tokens` is the longest row that will be served (None: all the checkpoint allows); without
-    `uses_fused_ops` layers run the framework's own operators where they have a choice."""
+    `max_tokens` is the longest row that will be served (None: all the checkpoint allows);
+    without `uses_fused_ops` layers run the framework's own operators where they have a choice.
+    `expert_placement` is the "module:function" of an `interfaces.expert_placement.ExpertPlacement`
+    that says which rank holds which experts ("": each holds a part of every expert), and
+    `expert_balance` how they move between steps (None: they stay)."""
 
     model: ModelSpec
     quant: QuantMethod
@@ -45,6 +48,8 @@ class BuildContext:
     rank: RankSpec = field(default_factory=RankSpec)
     max_tokens: int | None = None
     uses_fused_ops: bool = True
+    expert_placement: str = ""
+    expert_balance: ExpertBalanceSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

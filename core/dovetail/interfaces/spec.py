@@ -74,6 +74,18 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     local_size: int = 1
 
 
+class ExpertBalanceSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """How experts move between ranks: every `interval_steps` steps, by how often each was picked in
+    the last `window_steps`. A layer has room for `num_redundant` copies of experts. `is_logged`:
+    the log says how even the ranks' loads were.
+    """
+
+    window_steps: int = 1000
+    interval_steps: int = 3000
+    num_redundant: int = 0
+    is_logged: bool = False
+
+
 class StructuredOutputSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How answers are constrained: the backends that requests may use, and the limits of compiling.
 
@@ -114,7 +126,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     floats (none: the checkpoint's own scales do); with `kv_steps` they are measured at the start:
     the largest key and value become that much in the cache. Blocks with `offload_bytes` of weights
     stay in host memory; then the run is eager. Several ranks exchange tensors by `communicator`;
-    `rank_processors` are the processors of each (none: those of the engine). `device` is the
+    `rank_processors` are the processors of each (none: those of the engine), and
+    `expert_placement` says which holds which experts, `expert_balance` how these move (see
+    BuildContext). `device` is the
     platform's device_type, `ops` its implementations of ops, each as "module:attribute" (see
     interfaces.platform).
     """
@@ -154,6 +168,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     ops: dict[str, str] = {}
     communicator: Selection | None = None
     rank_processors: tuple[tuple[int, ...], ...] = ()
+    expert_placement: str = ""
+    expert_balance: ExpertBalanceSpec | None = None
 
 
 class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,12 +2,16 @@
 
 On a GPU one fused kernel does it all, without a word to the host. Elsewhere, and for matrices that
 cannot lie behind each other there, tokens are sorted by expert and every expert multiplies its own
-tokens once. Experts are divided over ranks along F. Shape letters: X experts, A picked per token.
+tokens once. Ranks hold a part of F of every expert, or all of F of experts of their own; either
+way each has all tokens, and their outputs are summed. Shape letters: X experts, of which this rank
+holds H, A picked per token.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +19,7 @@ from torch import nn
 
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.activation import gate, gated
+from dovetail.layers.expert_slots import ExpertSlots
 from dovetail.layers.linear import ReplicatedLinear, even_part, linear_spec
 from dovetail.layers.native import fused_kernel
 from dovetail.layers.opaque import Opaque
@@ -28,7 +33,7 @@ from dovetail.layers.placement import (
     stored_parameter,
 )
 from dovetail.parallel.collectives import all_reduce
-from dovetail.parallel.groups import tensor_group
+from dovetail.parallel.groups import ALONE, tensor_group
 from dovetail_kernels import moe
 from dovetail_kernels.gemm.gpu import GpuPacked, stack_floats
 from dovetail_kernels.gemm.matrix import Matrix, multiply_groups, stacked
@@ -48,9 +53,10 @@ def route(
 
 
 class Experts(WeightHolder):
-    """All experts' gate, up and down matrices.
+    """The gate, up and down matrices of the experts that this rank holds; `slots` says which they
+    are now, None: all. `loaded` are those of which it holds matrices when they are loaded.
 
-    Shapes: gate_up_proj [X, 2F, E], down_proj [X, E, F], F of this rank. A checkpoint may hold
+    Shapes: gate_up_proj [H, 2F, E], down_proj [H, E, F], F of this rank. A checkpoint may hold
     them per expert ("3.gate_proj.weight" under this layer) or whole ("gate_up_proj"). Once loaded
     they become what the quantization method multiplies, and the parameters go.
     """
@@ -62,6 +68,12 @@ class Experts(WeightHolder):
         group = tensor_group(context.rank)
         self.name = name
         self.num_experts = num_experts
+        self.slots: ExpertSlots | None = None
+        self.loaded = tuple(range(num_experts))
+        if context.expert_placement and group.size > 1:
+            self.slots = ExpertSlots(context, num_experts, group)
+            self.loaded = self.slots.own
+            group = ALONE  # each of them is whole
         self.gate = gate(act)
         self.gate_up = tuple(even_part(n, inner, group, f"{name}.{n}") for n in ("gate", "up"))
         self.down = (Part(name="down", full=size, local=size, start=0),)
@@ -86,12 +98,12 @@ class Experts(WeightHolder):
         self._opaque = Opaque(self._multiply_picked)
 
     def _register(self, leaf: str) -> None:
-        """Make the empty parameters of one of the two matrices, all experts' together."""
+        """Make the empty parameters of one of the two matrices, those of all held experts."""
         spec = self.specs[leaf]
         for stored in self.methods[leaf].stored(spec):
             name = leaf if stored.name == "weight" else f"{leaf}_{stored.name}"
             self._stored[name] = (leaf, stored.name)
-            parameter = stored_parameter(stored, spec, experts=self.num_experts)
+            parameter = stored_parameter(stored, spec, experts=len(self.loaded))
             self.register_parameter(name, parameter)
 
     def finish(self) -> None:
@@ -101,8 +113,8 @@ class Experts(WeightHolder):
             data = {word: self.get_parameter(name).data for word, name in names.items()}
             method = self.methods[leaf]
             made = [
-                method.matrix({word: values[expert] for word, values in data.items()}, spec)
-                for expert in range(self.num_experts)
+                method.matrix({word: values[slot] for word, values in data.items()}, spec)
+                for slot in range(len(self.loaded))
             ]
             kept = [m for m in made if m is not None]
             if not kept:
@@ -112,9 +124,9 @@ class Experts(WeightHolder):
                 delattr(self, name)
         self._fuse()
         for leaf, matrices in self._matrices.items():
-            for expert, matrix in enumerate(matrices):
+            for slot, matrix in enumerate(matrices):
                 for name, tensor in matrix.tensors().items():
-                    self.register_buffer(f"{leaf}_{expert}_{name}", tensor, persistent=False)
+                    self.register_buffer(f"{leaf}_{slot}_{name}", tensor, persistent=False)
 
     def _fuse(self) -> None:
         """Lay each expert's matrices behind each other for the fused kernel, plain ones where they
@@ -150,13 +162,17 @@ class Experts(WeightHolder):
     def _multiply_picked(
         self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
     ) -> torch.Tensor:
+        if self.slots is not None:
+            experts = self.slots(experts)
         if self._kernel is not None:
             first, second = self._packed["gate_up_proj"], self._packed["down_proj"]
             return self._kernel(x, first, second, weights, experts, self.gate.name)
         picked = experts.flatten()
-        order = picked.argsort(stable=True)
+        absent, *counts = torch.bincount(picked + 1, minlength=len(self.loaded) + 1).tolist()
+        order = picked.argsort(stable=True)[absent:]
+        if not len(order):
+            return torch.zeros_like(x)
         tokens = order // experts.shape[1]
-        counts = torch.bincount(picked, minlength=self.num_experts).tolist()
         inner = self._multiply("gate_up_proj", x[tokens], counts)
         outputs = self._multiply("down_proj", inner, counts)
         outputs = outputs * weights.flatten()[order].unsqueeze(-1).to(x.dtype)
@@ -184,22 +200,24 @@ class Experts(WeightHolder):
         if len(words) == 1 and part is None and words[0] in self._stored:
             return [
                 placement
-                for expert in range(self.num_experts)
-                for placement in self._place(words[0], expert, None, is_whole=True)
+                for slot in range(len(self.loaded))
+                for placement in self._place(words[0], slot, None, is_whole=True)
             ]
         if len(words) != 3 or not words[0].isdecimal() or int(words[0]) >= self.num_experts:
             return None
         name = words[1] if words[2] == "weight" else f"{words[1]}_{words[2]}"
         if name not in self._stored:
             return None
-        return self._place(name, int(words[0]), part, is_whole=False) or None
+        slots = [slot for slot, expert in enumerate(self.loaded) if expert == int(words[0])]
+        placed = [self._place(name, slot, part, is_whole=False) for slot in slots]
+        return list(chain(*placed)) if all(placed) else None
 
     def _place(
-        self, name: str, expert: int, wanted: str | None, *, is_whole: bool
+        self, name: str, slot: int, wanted: str | None, *, is_whole: bool
     ) -> list[Placement]:
-        """Return the placements of one expert's tensor, cut out of all experts' if `is_whole`."""
+        """Return the placements of one slot's tensor, cut out of all experts' if `is_whole`."""
         parameter = self.get_parameter(name)
-        own = nn.Parameter(parameter.data[expert], requires_grad=False)
+        own = nn.Parameter(parameter.data[slot], requires_grad=False)
         vars(own).update(vars(parameter))
         is_down = self._stored[name][0] == "down_proj"
         parts = self.down if is_down else self.gate_up
@@ -207,9 +225,9 @@ class Experts(WeightHolder):
         return [
             replace(
                 placement,
-                piece=f"{expert}.{placement.piece}",
+                piece=f"{slot}.{placement.piece}",
                 target=placement.target.unsqueeze(0) if is_whole else placement.target,
-                cuts=_behind_experts(placement.cuts, expert, self.num_experts)
+                cuts=_behind_experts(placement.cuts, self.loaded[slot], self.num_experts)
                 if is_whole
                 else placement.cuts,
             )
@@ -217,10 +235,37 @@ class Experts(WeightHolder):
         ]
 
     def pieces(self, leaf: str) -> set[str]:
-        """Return one piece per expert and matrix."""
+        """Return one piece per slot and matrix."""
         parts = self.down if self._stored[leaf][0] == "down_proj" else self.gate_up
         held = held_parts(self.get_parameter(leaf), parts)
-        return {f"{expert}.{p.name}" for expert in range(self.num_experts) for p in held}
+        return {f"{slot}.{p.name}" for slot in range(len(self.loaded)) for p in held}
+
+    def slot_tensors(self, slot: int) -> list[torch.Tensor]:
+        """Return all that is kept of the expert in a slot, where it lies. After loading."""
+        return [tensor for _, tensor in self._slot_items(slot)]
+
+    def slot_layouts(self) -> set[str]:
+        """Return texts that are equal for slots between which experts can be copied."""
+        return {self._layout_of(slot) for slot in range(len(self.loaded))}
+
+    def _slot_items(self, slot: int) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the names and tensors of a slot. A table of stacked experts is for all of them."""
+        for leaf in self.specs:
+            if leaf in self._matrices:
+                kept = self._matrices[leaf][slot].tensors()
+            elif leaf in self._packed:
+                stack = self._packed[leaf].tensors()
+                kept = {name: t[slot] for name, t in stack.items() if name != "table"}
+            else:
+                kept = {"weight": self.get_parameter(leaf).data[slot]}
+            yield from ((f"{leaf}.{name}", kept[name]) for name in sorted(kept))
+
+    def _layout_of(self, slot: int) -> str:
+        """Return a text of what a slot's tensors are, and of what is not in tensors."""
+        told = [f"{name} {list(t.shape)} {t.dtype}" for name, t in self._slot_items(slot)]
+        told += [f"{leaf} {own[slot].layout}" for leaf, own in self._matrices.items()]
+        told += [f"{leaf} {stack.layout}" for leaf, stack in self._packed.items()]
+        return "; ".join(told)
 
 
 def _behind_experts(cuts: tuple[Cut, ...], expert: int, num_experts: int) -> tuple[Cut, ...]:

@@ -23,12 +23,13 @@ class Group:
     size: int = 1
     communicator: Communicator | None = None
 
-    def share(self, count: int, what: str) -> int:
-        """Return this rank's part of `count` equal things. Raises: ConfigError if uneven."""
+    def share(self, count: int, what: str, where: str = "--tensor-parallel-size") -> int:
+        """Return this rank's part of `count` equal things; `where` is the flag that divides them.
+        Raises: ConfigError if uneven."""
         if count % self.size:
             raise ConfigError(
                 f"{what} ({count}) cannot be divided evenly over {self.size} ranks.",
-                where="--tensor-parallel-size",
+                where=where,
                 fix=f"use a number of ranks that divides {count}.",
             )
         return count // self.size

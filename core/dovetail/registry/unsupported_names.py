@@ -10,10 +10,9 @@ from dovetail.unsupported import FEATURES, what
 UNSUPPORTED_NAMES: dict[str, dict[str, str]] = {
     "attention_backend": {"MLA": "latent_attention", "XFORMERS": "xformers"},
     "convert": {"classify": "classification", "embed": "embeddings", "reward": "pooling"},
-    "data_parallel_backend": {"ray": "ray"},
+    "data_parallel_backend": {"ray": "ray_engines"},
     "platform": {name: name for name in ("hpu", "neuron", "openvino", "rocm", "tpu", "xpu")},
     "drafter": {"draft_model": "draft_model"},
-    "expert_placement": dict.fromkeys(("linear", "round_robin"), "expert_parallel"),
     "kv_cache_dtype": {"fp8_inc": "hpu"},
     "lora_dtype": dict.fromkeys(("auto", "bfloat16", "float16", "float32"), "lora"),
     "mamba_cache_dtype": dict.fromkeys(("auto", "float32"), "mamba_layers"),

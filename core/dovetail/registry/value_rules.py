@@ -61,6 +61,7 @@ VALUE_RULES: dict[str, ValueRule] = {
     "dtype": _one_of(None, *_COMPUTED),
     "kv_cache_dtype": _one_of(None, *_CACHED),
     "hash_algorithm": _target("a BlockHash"),
+    "expert_placement": _target("an ExpertPlacement"),
     "config_format": _target("what reads it", also=(None,)),
     "model_impl": ValueRule(
         words='None, "dovetail", or the name of a model plugin that runs other classes',

@@ -79,17 +79,26 @@ class DeviceWorker(Worker):
                 where="--gpu-memory-utilization",
                 fix="raise it, or use a smaller model or context.",
             )
+        if self.runner.expert_balancer is not None:
+            self.runner.expert_balancer.check()
         self.runner.allocate(layout)
         self.runner.warm_up()
         self._sleep = self._new_sleep(layout)
 
     def step(self, plan: StepPlan) -> StepResult:
         """Run one step."""
+        self._balance_experts()
         return self.runner.step(plan)
 
     def begin(self, plan: StepPlan) -> PendingStep:
         """Hand a step to the device."""
+        self._balance_experts()
         return self.runner.begin(plan)
+
+    def _balance_experts(self) -> None:
+        """Move experts between ranks if it is time to, which it is for all ranks at one step."""
+        if self.runner.expert_balancer is not None:
+            self.runner.expert_balancer.before_step()
 
     def prepare(self, compiled: CompiledConstraint) -> None:
         """Load a constraint before a row needs it. Raises: RequestError"""

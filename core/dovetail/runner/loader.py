@@ -160,6 +160,8 @@ def build_model(run: RunSpec, device: torch.device, quant: QuantMethod) -> nn.Mo
         rank=run.rank,
         max_tokens=run.max_model_tokens,
         uses_fused_ops=run.uses_fused_ops,
+        expert_placement=run.expert_placement,
+        expert_balance=run.expert_balance,
     )
     try:
         with default_dtype(dtype_of(run.model.dtype)), device:

@@ -38,6 +38,7 @@ from dovetail.runner import measure, verify, warm_up
 from dovetail.runner.batch import Batch, StepInputs
 from dovetail.runner.compiled import CompiledForward, ModelForward
 from dovetail.runner.device import DeviceCalls, calls_of
+from dovetail.runner.expert_balancer import expert_balancer
 from dovetail.runner.graphs import GraphManager
 from dovetail.runner.host_blocks import HostBlockStorage
 from dovetail.runner.kv_alloc import allocate_kv, group_of_layers
@@ -99,6 +100,7 @@ class ModelRunner:
         self._compiled: CompiledForward | None = None
         if self.run.compiles and "needs_host_rows" not in self._model.capabilities:
             self._compiled = CompiledForward(self._model.forward, self._calls)
+        self.expert_balancer = expert_balancer(loaded.module, self.run)
         self._attention = attention_layers(loaded.module)
         if self.run.kv_steps is None:
             given = self.run.kv_scales

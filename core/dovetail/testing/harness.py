@@ -191,6 +191,7 @@ def build_model(
     quantization: str = "none",
     rank: RankSpec | None = None,
     max_tokens: int | None = None,
+    expert_placement: str = "",
 ) -> nn.Module:
     """Return a model with empty parameters on the CPU."""
     context = BuildContext(
@@ -199,6 +200,7 @@ def build_model(
         device="cpu",
         rank=rank or RankSpec(),
         max_tokens=max_tokens,
+        expert_placement=expert_placement,
     )
     name = model_name or model.architecture
     built = load_plugin(Model, "model", name, context)  # type: ignore[type-abstract]
@@ -214,12 +216,18 @@ def load_model(
     overrides: Mapping[str, Any] | None = None,
     rank: RankSpec | None = None,
     max_tokens: int | None = None,
+    expert_placement: str = "",
 ) -> nn.Module:
     """Return the model of a checkpoint folder with its weights in place, quantized as stored."""
     spec = load_model_facts(path, dtype=dtype, overrides=overrides)
     name = stored_quantization(spec) or "none"
     module = build_model(
-        spec, model_name=model_name, quantization=name, rank=rank, max_tokens=max_tokens
+        spec,
+        model_name=model_name,
+        quantization=name,
+        rank=rank,
+        max_tokens=max_tokens,
+        expert_placement=expert_placement,
     )
     quant = exact_method(name, spec)
     reader = load_plugin(LoadFormat, "load_format", load_format)  # type: ignore[type-abstract]

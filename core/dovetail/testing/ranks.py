@@ -1,7 +1,7 @@
 """Two ranks on this machine: what a divided model answers, for the clause that it equals the whole.
 
 Each rank is a child process whose boot message is a RankBoot; rank 0 writes the logits of TOKENS to
-a file, one list entry (or an error text) for each checkpoint.
+a file, one list entry (or an error text) for each model.
 """
 
 from __future__ import annotations
@@ -24,17 +24,34 @@ TIMEOUT_S = 240
 TOKENS = [(11 * i * i + 5 * i) % 300 for i in range(13)]
 
 
-class RankBoot(msgspec.Struct, frozen=True, kw_only=True):
-    """The boot message of a rank: [(checkpoint, model name), ...], where to meet, what to write."""
+def odd_and_even(num_experts: int, num_ranks: int) -> list[range]:
+    """Return experts dealt out to the ranks, the last rank's first: an ExpertPlacement."""
+    return [range(rank, num_experts, num_ranks) for rank in reversed(range(num_ranks))]
 
-    models: tuple[tuple[str, str], ...]
+
+ODD_AND_EVEN = f"{odd_and_even.__module__}:{odd_and_even.__name__}"
+
+
+class RankModel(msgspec.Struct, frozen=True):
+    """A checkpoint, the model plugin that runs it, and which rank holds which experts ("": each
+    holds a part of every expert)."""
+
+    path: str
+    name: str
+    expert_placement: str = ""
+
+
+class RankBoot(msgspec.Struct, frozen=True, kw_only=True):
+    """The boot message of a rank: what to run, where to meet, what to write."""
+
+    models: tuple[RankModel, ...]
     rank: int
     address: str
     out: str
 
 
-def divided_logits(models: Sequence[tuple[str, str]], folder: Path) -> list[torch.Tensor | str]:
-    """Return, for each (checkpoint, model name), logits [T, V] of two ranks, or the error."""
+def divided_logits(models: Sequence[RankModel], folder: Path) -> list[torch.Tensor | str]:
+    """Return, for each model, logits [T, V] of two ranks, or the error."""
     out, log = folder / "logits.pt", folder / "ranks.log"
     boots = [
         RankBoot(models=tuple(models), rank=rank, address=f"file://{folder}/meeting", out=str(out))
@@ -70,16 +87,19 @@ def main() -> int:
     number = boot.rank
     rank = RankSpec(rank=number, world_size=NUM_RANKS, tensor_rank=number, tensor_size=NUM_RANKS)
     join(rank, communicator=registry.choose("communicator", "gloo"), address=boot.address)
-    answers = [_answer(folder, name, rank) for folder, name in boot.models]
+    answers = [_answer(model, rank) for model in boot.models]
     if number == 0:
         torch.save(answers, boot.out)
     leave()
     return 0
 
 
-def _answer(folder: str, name: str, rank: RankSpec) -> torch.Tensor | str:
+def _answer(asked: RankModel, rank: RankSpec) -> torch.Tensor | str:
     try:
-        model = PagedModel(load_model(folder, model_name=name, rank=rank))
+        placement = asked.expert_placement
+        model = PagedModel(
+            load_model(asked.path, model_name=asked.name, rank=rank, expert_placement=placement)
+        )
         return model.forward([(0, TOKENS)])[0].clone()
     except Exception as error:
         return f"{type(error).__name__}: {error}"

@@ -115,6 +115,12 @@ class GpuPacked:
         """Return the bytes that this weight takes."""
         return sum(t.nbytes for t in self.tensors().values())
 
+    @property
+    def layout(self) -> str:
+        """Return a text of what `tensors` do not tell, and of the table (see Matrix)."""
+        rest = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name not in KEPT]
+        return f"{rest} {None if self.table is None else self.table.tolist()}"
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors that are kept, by name."""
         kept = {name: getattr(self, name) for name in KEPT}

@@ -119,6 +119,17 @@ class Matrix:
         return reference(x, self._weight, bias, residual, activation, self._is_gated)
 
     @property
+    def layout(self) -> str:
+        """Return a text of what `tensors` do not tell: equal ones can be copied over each other,
+        if their shapes and types are equal too. One with inputs in an order of its own has none."""
+        if self._order is not None:
+            return f"inputs in the order {self._order.tolist()}"
+        if self._packed is not None:
+            return self._packed.layout
+        assert self._weight is not None
+        return f"{self._weight.format} in groups of {self._weight.group}"
+
+    @property
     def packed(self) -> Packed | GpuPacked | None:
         """Return the packed form, or None where there is none that takes inputs as they come."""
         return self._packed if self._order is None else None

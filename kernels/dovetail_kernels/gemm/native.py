@@ -263,6 +263,13 @@ class Packed:
         """Return the kind of a weight: those of one kind can be multiplied in one call."""
         return self.format, self.rounds_activations
 
+    @property
+    def layout(self) -> str:
+        """Return a text of what `tensors` do not tell (see Matrix)."""
+        args = self._args
+        numbers = (args.group, args.rounded_inputs, args.scale_format, args.step_format)
+        return f"{self.kind} {self.in_size} {self.out_size} {numbers} {args.run_shift}"
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors that are kept, by name. Points of int8 are a type's own: one table for
         all of its weights."""

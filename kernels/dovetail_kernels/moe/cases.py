@@ -1,4 +1,5 @@
-"""Cases of moe: formats of the experts' matrices, one token and many, experts that nobody picks."""
+"""Cases of moe: formats of the experts' matrices, one token and many, experts that nobody picks,
+and experts that other ranks hold."""
 
 from __future__ import annotations
 
@@ -51,22 +52,33 @@ def _halves(tokens: tuple[int, ...]) -> list[Case]:
 
 
 def _shapes() -> list[Case]:
-    """Return one picked expert, all picked, more than fit a block, and none for most experts."""
+    """Return one picked expert, all picked, more than fit a block, and none for most experts; and
+    some of these where other ranks hold two experts."""
     shapes = ((7, 40, 24, 3, 1), (5, 40, 24, 4, 4), (90, 40, 24, 2, 1), (2, 40, 24, 33, 3))
-    return [_case("float32", *shape, torch.float32) for shape in shapes]
+    absent = [_case("float32", *shape, torch.float32, absent=2) for shape in shapes[:3]]
+    return [_case("float32", *shape, torch.float32) for shape in shapes] + absent
 
 
 def _case(
-    format: str, tokens: int, size: int, inner: int, experts: int, picked: int, dtype: torch.dtype
+    format: str,
+    tokens: int,
+    size: int,
+    inner: int,
+    experts: int,
+    picked: int,
+    dtype: torch.dtype,
+    *,
+    absent: int = 0,
 ) -> Case:
     used = min(experts, tokens * picked)
     weight_bytes = int(used * 3 * size * inner * BYTES.get(format, 2.0))
     is_half = dtype != torch.float32
     bound = ROUNDED_ERROR if rounds_to_int8(format) else 2e-2 if is_half else 3e-5
     return Case(
-        name=f"{format}_T{tokens}_E{size}_F{inner}_X{experts}_A{picked}",
+        name=f"{format}_T{tokens}_E{size}_F{inner}_X{experts}_A{picked}"
+        + (f"_{absent}_absent" if absent else ""),
         dtype=dtype,
-        build=_builder(format, tokens, size, inner, experts, picked, dtype),
+        build=_builder(format, tokens, size, inner, experts, picked, absent, dtype),
         moved_bytes=weight_bytes + 2 * tokens * size * dtype.itemsize,
         flops=6 * tokens * picked * size * inner,
         rtol=bound,
@@ -75,12 +87,20 @@ def _case(
 
 
 def _builder(
-    format: str, tokens: int, size: int, inner: int, experts: int, picked: int, dtype: torch.dtype
+    format: str,
+    tokens: int,
+    size: int,
+    inner: int,
+    experts: int,
+    picked: int,
+    absent: int,
+    dtype: torch.dtype,
 ) -> Callable[[torch.device], Arguments]:
     def build(device: torch.device) -> Arguments:
         random = torch.Generator().manual_seed(tokens)
-        scores = torch.rand(tokens, experts, generator=random)
+        scores = torch.rand(tokens, experts + absent, generator=random)
         weights, ids = scores.topk(picked, dim=-1)
+        ids = torch.where(ids < experts, ids, -1)
         first = [make_weight(format, 2 * inner, size) for _ in range(experts)]
         second = [make_weight(format, size, inner) for _ in range(experts)]
         return {

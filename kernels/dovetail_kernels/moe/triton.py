@@ -1,8 +1,9 @@
 """moe in Triton: pairs sorted by expert, two grouped products, a weighted sum.
 
-A pair is a token and one of its experts. Sorting is three small kernels: how many pairs an expert
-has, where its blocks of rows begin, and the pair of every row. How many blocks there are at most
-follows from the shapes, so that nothing waits for the device; blocks of no expert end at once.
+A pair is a token and one of its experts; one whose expert is -1 takes no part. Sorting is three
+small kernels: how many pairs an expert has, where its blocks of rows begin, and the pair of every
+row. How many blocks there are at most follows from the shapes, so that nothing waits for the
+device; blocks of no expert end at once.
 Which row a pair gets is not settled, and no number depends on it: rows are summed each for itself.
 
 Floor: the matrices of the experts that are picked once, and for every pair F values written and
@@ -25,9 +26,8 @@ BLOCK = 512
 @triton.jit
 def _count(experts, counts, pairs, WIDTH: tl.constexpr):
     pair = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-    inside = pair < pairs
-    expert = tl.load(experts + pair, mask=inside, other=0)
-    tl.atomic_add(counts + expert, 1, mask=inside)
+    expert = tl.load(experts + pair, mask=pair < pairs, other=-1)
+    tl.atomic_add(counts + expert, 1, mask=expert >= 0)
 
 
 @triton.jit
@@ -51,22 +51,23 @@ def _plan(
 @triton.jit
 def _place(experts, cursor, pair_of, pairs, WIDTH: tl.constexpr):
     pair = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-    inside = pair < pairs
-    expert = tl.load(experts + pair, mask=inside, other=0)
-    row = tl.atomic_add(cursor + expert, 1, mask=inside)
-    tl.store(pair_of + row, pair, mask=inside)
+    expert = tl.load(experts + pair, mask=pair < pairs, other=-1)
+    row = tl.atomic_add(cursor + expert, 1, mask=expert >= 0)
+    tl.store(pair_of + row, pair, mask=expert >= 0)
 
 
 @triton.jit
-def _add_up(parts, out, size, PICKED: tl.constexpr, WIDTH: tl.constexpr):
-    """Add what a token's experts gave, in their order. Shapes: parts [T, A, E], out [T, E]"""
+def _add_up(parts, experts, out, size, PICKED: tl.constexpr, WIDTH: tl.constexpr):
+    """Add what a token's experts gave, in their order. Shapes: parts [T, A, E], experts [T, A],
+    out [T, E]"""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = column < size
     total = tl.zeros((WIDTH,), dtype=tl.float32)
     for place in tl.static_range(PICKED):
-        at = parts + (token * PICKED + place) * size + column
-        total += tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        pair = token * PICKED + place
+        is_there = inside & (tl.load(experts + pair) >= 0)
+        total += tl.load(parts + pair * size + column, mask=is_there, other=0.0).to(tl.float32)
     tl.store(out + token * size + column, total.to(out.dtype.element_ty), mask=inside)
 
 
@@ -100,7 +101,7 @@ def run(
     parts = down.multiply_sorted(inner, second, plans[1])
     width = min(1024, triton.next_power_of_2(down.out_size))
     _add_up[(tokens, triton.cdiv(down.out_size, width))](
-        parts, out, down.out_size, PICKED=picked, WIDTH=width, num_warps=4
+        parts, experts.contiguous(), out, down.out_size, PICKED=picked, WIDTH=width, num_warps=4
     )
     return out
 
@@ -108,6 +109,7 @@ def run(
 def sort(experts: torch.Tensor, rows: int, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the pair in every row, and the expert of every block of rows (-1 for none).
 
+    Pairs of the expert -1 are in no row.
     Shapes: experts [T, A] -> [blocks * rows] int32, T * A where no pair is; [blocks] int32
     """
     pairs, device = experts.numel(), experts.device

@@ -22,7 +22,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.quantization import LinearSpec
 from dovetail.testing.contract import model_spec
 from dovetail.testing.harness import PagedModel, load_model
-from dovetail.testing.ranks import TOKENS, divided_logits
+from dovetail.testing.ranks import TOKENS, RankModel, divided_logits
 from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint, write_tiny_tokenizer
 from dovetail_kernels.gemm.weight import quantize_int8
 from dovetail_plugins.quantization import bitsandbytes, deepspeedfp, qqq
@@ -403,12 +403,12 @@ def test_two_ranks_equal_one(qwen: Path, tmp_path: Path) -> None:
     names = ("aqlm", "bitsandbytes_fp4", "bitsandbytes_int8", "bitsandbytes_nf4", "hqq_3", "hqq_4",
              "hqq_4_axis_0", "modelopt_fp8", "modelopt_nvfp4", "torchao_float8", "torchao_int4",
              "torchao_int8")  # fmt: skip
-    models = [(str(DATA / name), "LlamaForCausalLM") for name in names]
+    models = [RankModel(str(DATA / name), "LlamaForCausalLM") for name in names]
     for name in ("static", "fbgemm"):
         stored(qwen, tmp_path / name, *FP8[name])
-        models.append((str(tmp_path / name), "Qwen3ForCausalLM"))
-    for (folder, _), found in zip(models, divided_logits(models, tmp_path), strict=True):
-        whole = PagedModel(load_model(folder)).forward([(0, TOKENS)])[0]
+        models.append(RankModel(str(tmp_path / name), "Qwen3ForCausalLM"))
+    for model, found in zip(models, divided_logits(models, tmp_path), strict=True):
+        whole = PagedModel(load_model(model.path)).forward([(0, TOKENS)])[0]
         assert isinstance(found, torch.Tensor), found
         torch.testing.assert_close(found, whole, rtol=1e-4, atol=1e-4 * float(whole.abs().max()))
 

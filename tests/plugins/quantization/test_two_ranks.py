@@ -28,6 +28,7 @@ from dovetail.layers.linear import GatedLinear, QKVParallelLinear, RowParallelLi
 from dovetail.layers.moe import Experts
 from dovetail.layers.weights import load_weights
 from dovetail.testing.contract import model_spec
+from dovetail.testing.ranks import ODD_AND_EVEN
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "compressed_tensors"
 RANKS = [RankSpec(rank=r, world_size=2, tensor_rank=r, tensor_size=2) for r in (0, 1)]
@@ -164,9 +165,11 @@ def made(case: Case) -> Any:
     return cls(cls.Options(**{**FLOAT, **case.options}), spec)
 
 
-def layers(case: Case, rank: RankSpec, names: Iterable[str]) -> nn.ModuleDict:
-    """Return one rank's empty layers, those of these names."""
-    context = BuildContext(model=model_spec(), quant=made(case), device="cpu", rank=rank)
+def layers(case: Case, rank: RankSpec, names: Iterable[str], apart: str = "") -> nn.ModuleDict:
+    """Return one rank's empty layers, those of these names. `apart` places whole experts."""
+    context = BuildContext(
+        model=model_spec(), quant=made(case), device="cpu", rank=rank, expert_placement=apart
+    )
     return nn.ModuleDict({name: layer(case.size, context, name) for name in names})
 
 
@@ -230,10 +233,14 @@ def gguf_rows(name: str, shape: torch.Size) -> torch.Tensor:
 
 
 def outputs(
-    case: Case, tensors: Mapping[str, torch.Tensor], rank: RankSpec, inputs: RankSpec
+    case: Case,
+    tensors: Mapping[str, torch.Tensor],
+    rank: RankSpec,
+    inputs: RankSpec,
+    apart: str = "",
 ) -> Iterator[tuple[str, list[torch.Tensor]]]:
     """Return what a rank's layers make of the inputs of a rank: parts to join, or one to sum."""
-    here = layers(case, rank, layers_of(tensors))
+    here = layers(case, rank, layers_of(tensors), apart)
     quant = made(case)
     load_weights(here, WeightMap(fused=FUSED), tensors.items(), rank, quant.ignored)
     generator = torch.Generator().manual_seed(8)
@@ -289,6 +296,21 @@ def test_every_method_has_a_case() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks_are_the_whole(name: str) -> None:
     check(CASES[name], random_tensors(CASES[name]))
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.has_experts])
+def test_ranks_with_experts_of_their_own_are_the_whole(name: str) -> None:
+    """Each rank holds one of two experts, the first rank the second one."""
+    case = CASES[name]
+    every = random_tensors(case).items()
+    tensors = {key: tensor for key, tensor in every if key.startswith("experts.")}
+    for rank in RANKS:
+        here = layers(case, rank, ["experts"], ODD_AND_EVEN)
+        assert {parameter.shape[0] for parameter in here.parameters()} == {1}
+    wanted = dict(outputs(case, tensors, RankSpec(), RankSpec()))["experts"]
+    parts = [dict(outputs(case, tensors, rank, rank, ODD_AND_EVEN)) for rank in RANKS]
+    assert distance("experts", parts, wanted) <= EXACT
+    assert not torch.allclose(parts[0]["experts"][0], parts[1]["experts"][0])
 
 
 def compressed(name: str) -> tuple[Case, Tensors]:

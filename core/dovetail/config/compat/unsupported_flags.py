@@ -35,14 +35,6 @@ class UnsupportedFlag:
         return remedy(self.feature, "leave the flag out")
 
 
-_EPLB_DEFAULTS = (
-    ("log_balancedness", False),
-    ("num_redundant_experts", 0),
-    ("step_interval", 3000),
-    ("window_size", 1000),
-)
-
-
 def _all(feature: str, *names: str) -> dict[str, UnsupportedFlag]:
     return dict.fromkeys(names, UnsupportedFlag(feature))
 
@@ -51,8 +43,6 @@ UNSUPPORTED_FLAGS: dict[str, UnsupportedFlag] = {
     **_all("remote_code", "code_revision", "trust_remote_code"),
     **_all("remote_engines", "headless"),
     **_all("dual_batch", "dbo_decode_token_threshold", "dbo_prefill_token_threshold", "enable_dbo"),
-    **_all("expert_parallel", "enable_eplb", "enable_expert_parallel", "expert_placement_strategy"),
-    "eplb_config": UnsupportedFlag("expert_parallel", passing_items=_EPLB_DEFAULTS),
     **_all(
         "lora",
         "default_mm_loras",

@@ -99,17 +99,23 @@ class ParallelConfig:
     headless: bool = flag(False, help="run only this machine's engines, without an HTTP server")
     enable_expert_parallel: bool = flag(
         False,
-        help="place whole experts on each device instead of dividing every expert (expert "
-        "parallelism)",
+        help="place whole experts on each tensor-parallel device instead of a part of every expert "
+        "(expert parallelism)",
     )
     expert_placement_strategy: str = flag(
-        "linear", kind="expert_placement", help="which device holds which experts"
+        "linear",
+        kind="expert_placement",
+        help="which device holds which experts, with --enable-expert-parallel",
     )
-    enable_eplb: bool = flag(False, help="move experts between devices as their load changes")
+    enable_eplb: bool = flag(
+        False,
+        help="move experts between devices as their load changes, with --enable-expert-parallel",
+    )
     eplb_config: Mapping[str, Any] = flag(
         {},
-        help="how experts are moved: window_size, step_interval, num_redundant_experts, "
-        "log_balancedness",
+        help="how experts move: every step_interval (3000) steps by how often each was picked in "
+        "the last window_size (1000); num_redundant_experts (0) more places for copies; "
+        "log_balancedness logs how even the loads were",
     )
     enable_dbo: bool = flag(
         False,

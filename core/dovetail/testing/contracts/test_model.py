@@ -13,13 +13,14 @@ import pytest
 import torch
 from torch import nn
 
+from dovetail.config.checkpoint.experts import experts_of
 from dovetail.interfaces.model import BuildContext, Model
 from dovetail.registry import Entry
 from dovetail.testing.contract import model_spec, requires, without
 from dovetail.testing.harness import PagedModel
 from dovetail.testing.plugin import OPTION, chosen
+from dovetail.testing.ranks import ODD_AND_EVEN, RankModel, divided_logits
 from dovetail.testing.ranks import TOKENS as RANK_TOKENS
-from dovetail.testing.ranks import divided_logits
 from dovetail.testing.tiny import PlainWeights
 from dovetail.testing.tiny_models import FAMILIES, VOCAB_SIZE, write_tiny_checkpoint
 
@@ -63,27 +64,35 @@ def reference_logits(folder: Path) -> list[torch.Tensor]:
 def two_ranks(
     request: pytest.FixtureRequest, checkpoints: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Any:
-    """Return a function from an entry to its (folder, logits of two ranks). All entries are run
-    by one pair of processes."""
+    """Return a function from an entry, and a placement of experts, to its (folder, logits of two
+    ranks). All are run by one pair of processes."""
     found = chosen(tuple(request.config.getoption(OPTION)))
     mine = [entry for entry in found if entry.kind == "model" and entry.name != BACKED]
-    models = {
-        entry.name: str(checkpoints(architecture_of(entry))[0])
+    models = [
+        RankModel(str(checkpoints(architecture_of(entry))[0]), entry.name, placement)
         for entry in mine
         if architecture_of(entry) in FAMILIES
-    }
-    answers: dict[str, Any] = {}
+        for placement in (("", ODD_AND_EVEN) if has_experts(entry) else ("",))
+    ]
+    answers: dict[tuple[str, str], Any] = {}
 
-    def of(entry: Entry) -> tuple[str, Any]:
-        if entry.name not in models:
+    def of(entry: Entry, placement: str = "") -> tuple[str, Any]:
+        asked = {(model.name, model.expert_placement): model for model in models}
+        if (entry.name, placement) not in asked:
             pytest.skip(f"the kit cannot write a checkpoint of {entry.name}")
         if not answers:
-            asked = [(folder, name) for name, folder in models.items()]
-            logits = divided_logits(asked, tmp_path_factory.mktemp("ranks"))
-            answers.update(zip(models, logits, strict=True))
-        return models[entry.name], answers[entry.name]
+            logits = divided_logits(models, tmp_path_factory.mktemp("ranks"))
+            answers.update(zip(asked, logits, strict=True))
+        key = (entry.name, placement)
+        return asked[key].path, answers[key]
 
     return of
+
+
+def has_experts(entry: Entry) -> bool:
+    """Return whether the kit's checkpoint of an entry is a mixture of experts."""
+    settings = FAMILIES.get(architecture_of(entry), ("", {}))[1]
+    return experts_of(settings)[0] > 0
 
 
 @pytest.fixture
@@ -157,6 +166,18 @@ class TestModel:
     def test_two_ranks_equal_one(self, entry: Entry, plugin: Any, two_ranks: Any) -> None:
         """Divided over two processes, the model gives the logits of one."""
         folder, divided = two_ranks(entry)
+        assert isinstance(divided, torch.Tensor), divided
+        whole = PagedModel.load(folder, model_name=entry.name).forward([(0, RANK_TOKENS)])[0]
+        assert_close(divided, whole)
+
+    @requires("tensor_parallel")
+    def test_two_ranks_with_experts_of_their_own_equal_one(
+        self, entry: Entry, plugin: Any, two_ranks: Any
+    ) -> None:
+        """With whole experts on each of two processes, a mixture gives the logits of one."""
+        if not has_experts(entry):
+            pytest.skip(f"{entry.name} has no experts")
+        folder, divided = two_ranks(entry, ODD_AND_EVEN)
         assert isinstance(divided, torch.Tensor), divided
         whole = PagedModel.load(folder, model_name=entry.name).forward([(0, RANK_TOKENS)])[0]
         assert_close(divided, whole)

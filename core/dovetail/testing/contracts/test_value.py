@@ -7,6 +7,8 @@ import pytest
 
 from dovetail.interfaces.block_hash import BlockHash
 from dovetail.interfaces.plugin import Value
+from dovetail.parallel.experts import placed_experts
+from dovetail.parallel.groups import Group
 from dovetail.registry import Entry
 from dovetail.registry.files import import_target
 from dovetail.registry.kinds import KINDS
@@ -55,6 +57,19 @@ class HashContract(ValueContract):
         assert made.digest(b"one", texts[0]) in found, "one block has two hashes"
 
 
+class ExpertPlacementContract(ValueContract):
+    """Clauses of placements of experts."""
+
+    @pytest.mark.parametrize(("experts", "ranks"), [(1, 1), (8, 1), (8, 2), (60, 4), (256, 64)])
+    def test_each_expert_is_on_one_rank(self, plugin: Value, experts: int, ranks: int) -> None:
+        """Every rank gets as many experts, and every expert is on one rank, twice the same."""
+        placement = import_target(plugin.value)
+        group = Group(size=ranks)
+        held = placed_experts(plugin.value, experts, 0, group)
+        assert held == placed_experts(plugin.value, experts, 0, group), "it differs the second time"
+        assert len(placement(experts, ranks)) == ranks
+
+
 class RopeContract(ValueContract):
     """Clauses of rules of rotary embeddings."""
 
@@ -79,7 +94,11 @@ class RopeContract(ValueContract):
         assert scale > 0, f"the factor is {scale}"
 
 
-_OWN_CLAUSES = {"hash_algorithm": HashContract, "rope_type": RopeContract}
+_OWN_CLAUSES = {
+    "expert_placement": ExpertPlacementContract,
+    "hash_algorithm": HashContract,
+    "rope_type": RopeContract,
+}
 for _kind in (kind for kind in KINDS.values() if kind.is_value):
     _name = f"Test_{_kind.name}"
     _base = _OWN_CLAUSES.get(_kind.name, ValueContract)

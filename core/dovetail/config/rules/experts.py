@@ -1,0 +1,112 @@
+"""Experts over ranks: whole experts on each, or a part of every expert; and whether they move."""
+
+from __future__ import annotations
+
+import logging
+
+from dovetail import registry
+from dovetail.config.checkpoint.experts import experts_of
+from dovetail.config.config import Config
+from dovetail.errors import ConfigError
+from dovetail.interfaces.spec import ExpertBalanceSpec, ModelSpec, RankSpec, Selection
+from dovetail.registry.options import convert
+
+log = logging.getLogger(__name__)
+
+FLAG, STRATEGY = "--enable-expert-parallel", "--expert-placement-strategy"
+MOVING, SETTINGS = "--enable-eplb", "--eplb-config"
+_KEYS = {
+    "window_size": ("window_steps", 1),
+    "step_interval": ("interval_steps", 1),
+    "num_redundant_experts": ("num_redundant", 0),
+}
+"""Keys of --eplb-config that are counts -> the field of ExpertBalanceSpec, and the least."""
+
+
+def expert_settings(
+    config: Config, model: ModelSpec, rank: RankSpec, source: Selection
+) -> tuple[str, ExpertBalanceSpec | None]:
+    """Return the "module:function" that says which rank holds which experts ("" where a rank holds
+    a part of every expert, or nothing is divided), and how experts move (None: not at all).
+
+    `source` is the load format. Raises: ConfigError where the experts cannot be divided
+    """
+    section = config.parallel
+    if section.enable_eplb and not section.enable_expert_parallel:
+        raise ConfigError(
+            "only whole experts move between ranks.",
+            where=MOVING,
+            fix=f"add {FLAG}, or leave the flag out.",
+        )
+    if section.enable_eplb and config.cache.cpu_offload_gb:
+        raise ConfigError(
+            "experts that are copied from host memory in each step do not move between ranks.",
+            where=MOVING,
+            fix="leave out this flag, or --cpu-offload-gb.",
+        )
+    num_experts = experts_of(model.hf_config)[0]
+    _tell_idle(config, num_experts, rank)
+    if not section.enable_expert_parallel or not num_experts or rank.tensor_size == 1:
+        return "", None
+    balance = _balance(config) if section.enable_eplb else None
+    _check_division(num_experts, balance.num_redundant if balance else 0, rank.tensor_size)
+    if "divided" in registry.load_selection(source).capabilities:
+        raise ConfigError(
+            f"the files of load format {source.name} hold a part of every expert for each rank.",
+            where=FLAG,
+            fix="leave the flag out, or load the checkpoint that they were made from.",
+        )
+    return registry.value_of("expert_placement", section.expert_placement_strategy), balance
+
+
+def _tell_idle(config: Config, num_experts: int, rank: RankSpec) -> None:
+    """Log flags that have no effect, and why."""
+    section = config.parallel
+    if section.enable_expert_parallel:
+        if not num_experts:
+            log.warning("%s has no effect: the model has no experts", FLAG)
+        elif rank.tensor_size == 1:
+            log.warning("%s has no effect: one rank holds all experts", FLAG)
+    elif config.is_given("expert_placement_strategy"):
+        log.warning("%s has no effect: it needs %s", STRATEGY, FLAG)
+    if section.eplb_config and not section.enable_eplb:
+        log.warning("%s has no effect: it needs %s", SETTINGS, MOVING)
+
+
+def _check_division(num_experts: int, num_redundant: int, size: int) -> None:
+    """Raise ConfigError unless each rank gets as many experts, copies included."""
+    missing = -(num_experts + num_redundant) % size
+    if not missing:
+        return
+    if num_redundant:
+        raise ConfigError(
+            f"{num_experts} experts and {num_redundant} copies cannot be divided evenly over "
+            f"{size} ranks.",
+            where=f"{SETTINGS}.num_redundant_experts",
+            fix=f"use {num_redundant + missing}.",
+        )
+    sizes = [str(n) for n in range(1, num_experts + 1) if num_experts % n == 0]
+    raise ConfigError(
+        f"{num_experts} experts cannot be divided evenly over {size} ranks.",
+        where=FLAG,
+        fix=f"use one of {', '.join(sizes)} ranks, or leave the flag out.",
+    )
+
+
+def _balance(config: Config) -> ExpertBalanceSpec:
+    """Return --eplb-config as a spec. Raises: ConfigError for keys and values that cannot be"""
+    fields = {}
+    for word, value in config.parallel.eplb_config.items():
+        key, where = word.replace("-", "_"), f"{SETTINGS}.{word}"
+        if key == "log_balancedness":
+            fields["is_logged"] = convert(value, bool, where)
+            continue
+        if key not in _KEYS:
+            known = ", ".join([*_KEYS, "log_balancedness"])
+            raise ConfigError(f'"{word}" is not a setting.', where=where, fix=f"use {known}.")
+        name, least = _KEYS[key]
+        fields[name] = convert(value, int, where)
+        if fields[name] < least:
+            fix = f"give at least {least}."
+            raise ConfigError(f"{fields[name]} is out of range.", where=where, fix=fix)
+    return ExpertBalanceSpec(**fields)

@@ -1,0 +1,100 @@
+"""Which rank holds which experts, where whole experts are on each rank, and how to balance them.
+
+The ranks of a tensor group have the same tokens, so nothing is sent to an expert: each rank adds
+what its own experts make of all tokens, and the sum over the ranks is the layer's output.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import chain
+
+from dovetail.errors import BrokenPlugin
+from dovetail.parallel.groups import Group
+from dovetail.registry.files import import_target
+
+Held = tuple[tuple[int, ...], ...]
+"""[rank][slot] -> expert. A slot is the place of one expert's matrices; each rank has as many."""
+
+
+def placed_experts(placement: str, num_experts: int, num_redundant: int, group: Group) -> Held:
+    """Return the experts in each rank's slots by the "module:function" of an ExpertPlacement.
+
+    There are `num_redundant` more slots than experts: the first experts have copies there.
+    Raises: ConfigError where slots cannot be divided, BrokenPlugin
+    """
+    num_slots = num_experts + num_redundant
+    each = group.share(num_slots, "experts", "--enable-expert-parallel")
+    divided = [tuple(part) for part in import_target(placement)(num_slots, group.size)]
+    is_even = len(divided) == group.size and {*map(len, divided)} == {each}
+    if not is_even or sorted(chain(*divided)) != list(range(num_slots)):
+        raise BrokenPlugin(
+            f"{placement} does not give each of {group.size} ranks {each} of {num_slots} "
+            "experts, and every expert to one rank.",
+            where="--expert-placement-strategy",
+            fix="use linear, or mend the plugin.",
+        )
+    return tuple(tuple(slot % num_experts for slot in part) for part in divided)
+
+
+def rank_loads(loads: Sequence[int], held: Held) -> list[float]:
+    """Return the load of each rank. Copies of an expert have equal shares of its load."""
+    copies = Counter(chain(*held))
+    return [sum(loads[expert] / copies[expert] for expert in experts) for experts in held]
+
+
+def balancedness(loads: Sequence[int], held: Held) -> float:
+    """Return the mean load of ranks, of the busiest one's: 1 is even."""
+    found = rank_loads(loads, held)
+    return sum(found) / len(found) / max(found) if any(found) else 1.0
+
+
+def balanced(loads: Sequence[int], held: Held) -> Held:
+    """Return where experts should lie for these loads; `held` itself if that is no better.
+
+    Greedy, as the report on DeepSeek-V3 (2024, section 3.4) describes it: the experts with the
+    largest load for each copy get the redundant slots, and copies go, the largest share first, to
+    the least loaded rank. Experts that stay on a rank stay in their slots.
+    """
+    num_slots = len(held) * len(held[0])
+    copies = [1] * len(loads)
+    for _ in range(num_slots - len(loads)):
+        candidates = [e for e, count in enumerate(copies) if count < len(held)] or range(len(loads))
+        copies[max(candidates, key=lambda e: (loads[e] / copies[e], -e))] += 1
+    shares = [(loads[e] / count, e) for e, count in enumerate(copies) for _ in range(count)]
+    packed = _pack(sorted(shares, key=lambda share: (-share[0], share[1])), len(held))
+    found = _settled(packed, held)
+    return found if max(rank_loads(loads, found)) < max(rank_loads(loads, held)) else held
+
+
+def _pack(shares: Sequence[tuple[float, int]], num_ranks: int) -> list[list[int]]:
+    """Return each rank's experts: as many on each, copies of one on different ranks if they can."""
+    each = len(shares) // num_ranks
+    ranks: list[list[int]] = [[] for _ in range(num_ranks)]
+    totals = [0.0] * num_ranks
+    for share, expert in shares:
+        free = [rank for rank, experts in enumerate(ranks) if len(experts) < each]
+        apart = [rank for rank in free if expert not in ranks[rank]]
+        chosen = min(apart or free, key=lambda rank: (totals[rank], rank))
+        ranks[chosen].append(expert)
+        totals[chosen] += share
+    return ranks
+
+
+def _settled(packed: Sequence[Sequence[int]], held: Held) -> Held:
+    """Return the packed ranks in the order, and their experts in the slots, that move the least."""
+    left = {number: Counter(experts) for number, experts in enumerate(packed)}
+    found = []
+    for experts in held:
+        number = max(left, key=lambda n: ((left[n] & Counter(experts)).total(), -n))
+        coming = left.pop(number)
+        stays = []
+        for expert in experts:
+            stays.append(coming[expert] > 0)
+            coming[expert] -= stays[-1]
+        rest = (+coming).elements()
+        found.append(
+            tuple(e if is_kept else next(rest) for e, is_kept in zip(experts, stays, strict=True))
+        )
+    return tuple(found)
