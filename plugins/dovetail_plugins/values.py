@@ -230,3 +230,13 @@ ACCEPTANCE_REJECTION_SAMPLER = Value(summary="rejection sampling", value="reject
 
 # How several engines are started: the choices of --data-parallel-backend. `value` is its name.
 DATA_PARALLEL_MP = Value(summary="each engine in a process of its own on this machine", value="mp")
+
+# Which rank holds which experts: the choices of --expert-placement-strategy.
+# `value` is the "module:function" of an ExpertPlacement (`dovetail.interfaces.expert_placement`).
+EXPERTS_LINEAR = Value(
+    summary="consecutive experts on each rank", value="dovetail_plugins.expert_placements:linear"
+)
+EXPERTS_ROUND_ROBIN = Value(
+    summary="experts dealt out to the ranks in turn, so that neighbors are on different ranks",
+    value="dovetail_plugins.expert_placements:round_robin",
+)

@@ -89,7 +89,7 @@ def test_a_placement_that_leaves_experts_out_is_told() -> None:
     with pytest.raises(BrokenPlugin, match="each of 2 ranks 2 of 4 experts, and"):
         placed_experts(f"{__name__}:everywhere", 4, 0, Group(size=2))
     with pytest.raises(ConfigError, match=r"experts \(5\) cannot be divided evenly over 2") as told:
-        placed_experts("dovetail_plugins.values.expert_placements:linear", 5, 0, Group(size=2))
+        placed_experts("dovetail_plugins.expert_placements:linear", 5, 0, Group(size=2))
     assert told.value.where == "--enable-expert-parallel"
 
 
