@@ -31,6 +31,8 @@ from dovetail.runner.expert_balancer import ExpertBalancer, expert_balancer
 from dovetail.testing.contract import model_spec
 from dovetail.testing.tiny import tiny_run
 
+pytest.importorskip("dovetail_plugins")
+
 LINEAR = "dovetail_plugins.expert_placements:linear"
 SIZE, INNER, NUM_EXPERTS = 32, 32, 6
 FUSED = {f"{name}_proj": ("gate_up_proj", name) for name in ("gate", "up")}

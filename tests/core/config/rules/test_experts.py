@@ -15,6 +15,8 @@ from dovetail.parallel.experts import placed_experts
 from dovetail.parallel.groups import Group
 from dovetail.testing.contract import model_spec
 
+pytest.importorskip("dovetail_plugins")
+
 FILES = Selection(
     kind="load_format",
     name="safetensors",

@@ -12,8 +12,8 @@ from dovetail.config.rules.ranks import rank_spec
 from dovetail.config.rules.selections import select_executor
 from dovetail.errors import ConfigError, PluginError
 from dovetail.interfaces.platform import PlatformDefaults
-from dovetail_plugins.executors import ray_actors
 
+ray_actors = pytest.importorskip("dovetail_plugins.executors.ray_actors")
 RAY = "dovetail_plugins.executors.ray_actors:RayExecutor"
 LAUNCHED = "dovetail_plugins.executors.external_launcher:ExternalLauncherExecutor"
 VARIABLES = {
