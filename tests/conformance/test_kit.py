@@ -230,6 +230,7 @@ def test_every_kind_has_clauses_and_every_word_is_asked(kind: str) -> None:
 
 
 UNASKED = {
+    "executor": {"launched_ranks", "places_ranks"},  # who starts ranks: a kit has no launcher
     "platform": {"host_cores"},  # a claim about who computes: resolve gives it threads
     "tool_parser": {"parallel_calls"},  # every sample with several calls asks it
     "model": {"needs_host_rows"},  # a claim about how it reads its input; runners act on it

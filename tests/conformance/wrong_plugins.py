@@ -482,7 +482,7 @@ class OddPlatform(RightPlatform):
 class StingyPlatform(RightPlatform):
     """Gives all engines the same device."""
 
-    def engine_variables(self, place: int, count: int) -> Mapping[str, str]:
+    def engine_variables(self, place: int, count: int, num_ranks: int) -> Mapping[str, str]:
         """Return the first device."""
         return {"DEVICE": "0"}
 

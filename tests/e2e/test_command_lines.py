@@ -81,7 +81,7 @@ LINES: dict[str, Line] = {
     ),
     "000: two devices": Line(
         words="MODEL -tp 2 --distributed-executor-backend mp",
-        fails="--tensor-parallel-size: tensor parallelism is not supported yet.",
+        gives={"tensor_parallel_size": 2, "distributed_executor_backend": "mp"},
     ),
     "002: a file": Line(
         words="--config FILE --max-num-seqs=9",
@@ -157,7 +157,10 @@ LINES: dict[str, Line] = {
     ),
     "003: experts": Line(
         words="MODEL --enable-expert-parallel --num-redundant-experts 32 --eplb-window-size 9",
-        fails="--enable-expert-parallel: expert parallelism is not supported yet.",
+        gives={
+            "enable_expert_parallel": True,
+            "eplb_config": {"num_redundant_experts": 32, "window_size": 9},
+        },
     ),
     "003: a slip of the pen": Line(
         words="MODEL --tensor-paralel-size 2",

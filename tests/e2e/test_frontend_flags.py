@@ -125,9 +125,10 @@ def test_a_stream_is_not_held_back_by_middleware(unix: ServerProcess) -> None:
 
 
 def num_finished(client: httpx.Client, reason: str) -> float:
-    name = f'dovetail:request_success_total{{finished_reason="{reason}"'
+    name, label = "dovetail:request_success_total{", f'finished_reason="{reason}"'
     lines = client.get("/metrics").text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+    found = [line for line in lines if line.startswith(name) and label in line]
+    return sum(float(line.split()[-1]) for line in found)
 
 
 def test_a_client_that_leaves_through_middleware_ends_its_request(unix: ServerProcess) -> None:

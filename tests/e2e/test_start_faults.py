@@ -328,8 +328,8 @@ FAULTS: dict[str, Fault] = {
         fix=r"name a \.jinja file",
     ),
     "several devices": Fault(
-        args=flags("--tensor-parallel-size", "2"),
-        cause="--tensor-parallel-size: .*not supported",
+        args=flags("--pipeline-parallel-size", "2"),
+        cause="--pipeline-parallel-size: .*not supported",
         fix="leave the flag out",
     ),
     "code of the checkpoint": Fault(
