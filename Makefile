@@ -14,7 +14,8 @@ ISA_TESTS := $(addprefix tests/, kernels/test_gemm_native.py kernels/test_gemm_r
   kernels/test_ops.py::test_reference_passes_its_cases kernels/test_program.py kernels/test_sample.py \
   kernels/test_small_ops_native.py core/layers core/sampling/test_draw.py core/sampling/test_filters.py \
   core/sampling/test_kernels.py core/sampling/test_logprobs.py core/sampling/test_penalties.py \
-  core/sampling/test_sampler.py plugins/quantization plugins/gguf plugins/models \
+  core/sampling/test_sampler.py plugins/quantization plugins/gguf/test_types.py \
+  plugins/gguf/test_models.py plugins/gguf/test_through_the_engine.py plugins/models/test_against_transformers.py \
   plugins/attention/test_native_cpu.py plugins/attention/test_triton_paged.py::test_scenes[bits] \
   plugins/load_formats/test_tensorizer.py core/inspect/test_memory_estimates.py plugins/test_torch_sdpa.py \
   plugins/test_concurrent_equals_alone.py e2e/test_native_equals_torch.py e2e/test_recorded_steps.py)
@@ -35,7 +36,7 @@ test: $(VENV)/.test lint
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests -n $(WORKERS) --dist loadfile --durations 25 --skip-noted $(VENV)/passed \
 	|| { echo 'What failed beside other tests runs once more, alone:'; \
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests --last-failed --last-failed-no-failures none; }
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/dovetail plugins check
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTEST_ADDOPTS='-n $(WORKERS) --dist loadfile' $(BIN)/dovetail plugins check
 
 # What one runs while working: core, the promises about the source, one whole server; under three
 # minutes on two cores. Without lint (`make lint`).
