@@ -96,9 +96,10 @@ def _in_child(cache: ConstraintCache, probe: FirstTokenProbe, job: Job) -> Compi
     """Return the result of a child, or that it was killed or ended early."""
     limit_s = cache.spec.compile_limit_s
     reader, writer = os.pipe()
-    pid = os.fork()
+    own_pid, pid = os.getpid(), os.fork()
     if pid == 0:
-        _child(cache, probe, job, writer)
+        os.close(reader)  # else a result could wait for ever for this process to read it
+        _child(cache, probe, job, writer, own_pid)
     os.close(writer)
     try:
         data = _received(reader, time.monotonic() + WALL_FACTOR * limit_s)
@@ -119,10 +120,14 @@ def _in_child(cache: ConstraintCache, probe: FirstTokenProbe, job: Job) -> Compi
         return CompileResult(fault=what, is_too_complex=True)
 
 
-def _child(cache: ConstraintCache, probe: FirstTokenProbe, job: Job, writer: int) -> NoReturn:
+def _child(
+    cache: ConstraintCache, probe: FirstTokenProbe, job: Job, writer: int, parent_pid: int
+) -> NoReturn:
     """Compile, write the result and exit, whatever happens."""
     try:
         process.kill_with_parent()
+        if os.getppid() != parent_pid:  # it ended before it could be the signal's cause
+            os._exit(0)
         os.nice(10)  # running streams come first
         _limit(cache.spec.compile_memory_bytes, cache.spec.compile_limit_s)
         with os.fdopen(writer, "wb") as stream:
