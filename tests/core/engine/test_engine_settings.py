@@ -78,11 +78,11 @@ def test_an_idle_engine_and_one_in_many_short_steps_live_on() -> None:
 def test_a_step_is_timed_from_when_work_began() -> None:
     async def main() -> None:
         async with running(spec_with(options={"delay_s": 0.02}, step_timeout_s=5.0)) as engine:
-            # As if it had been idle, and not been asked, for so long.
-            engine._connections[0]._heard_s -= 60
             task = asyncio.create_task(finish(engine, 5))
             while not engine.load()[1]:
                 await asyncio.sleep(0)
+            # As if it had been idle, and not been asked, for so long. Nothing is heard meanwhile.
+            engine._connections[0]._heard_s -= 60
             assert engine.heartbeat_age_s() > 59
             engine._connections[0].check_step()
             assert engine.is_alive
