@@ -50,7 +50,7 @@ class ChildChannel:
 
     async def send(self, message: msgspec.Struct, data: bytes = b"") -> None:
         """Send a message and the bytes that follow it. Raises: OSError when the process ends"""
-        self._writer.write(framed(message))
+        self._writer.write(framed(msgspec.msgpack.encode(message)))
         rest = memoryview(data)
         while rest:
             self._writer.write(rest[:SLICE_BYTES])

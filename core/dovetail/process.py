@@ -152,13 +152,12 @@ def _message(boot: Any, leftovers: Sequence[str], channel: int | None = None) ->
         channel=channel,
         boot=_encoded(boot),
     )
-    return framed(envelope)
+    return framed(msgspec.msgpack.encode(envelope))
 
 
-def framed(message: msgspec.Struct) -> bytes:
-    """Return a message as it travels to and from children: 8 bytes of length, then msgpack."""
-    data = msgspec.msgpack.encode(message)
-    return LENGTH.pack(len(data)) + data
+def framed(payload: bytes) -> bytes:
+    """Return a message as it travels between processes: 8 bytes of length, then the message."""
+    return LENGTH.pack(len(payload)) + payload
 
 
 def _encoded(boot: Any) -> bytes:

@@ -38,17 +38,30 @@ class Terminal:
 
     def until(self, words: str) -> str:
         """Return what is shown up to `words`, taken away from `text`."""
-        deadline_s = time.monotonic() + LIMIT_S
-        while words not in self.text:
-            assert time.monotonic() < deadline_s, self.text
-            if select.select([self._near], [], [], 0.2)[0]:
-                with contextlib.suppress(OSError):  # how Linux says that nobody holds it any more
-                    self.text += os.read(self._near, 65536).decode("utf-8", "replace")
+        assert self._shows(words, LIMIT_S), self.text
         shown, _, self.text = self.text.partition(words)
         return shown
 
+    def _shows(self, words: str, limit_s: float) -> bool:
+        """Read until `words` are there or the time is over."""
+        deadline_s = time.monotonic() + limit_s
+        while words not in self.text and time.monotonic() < deadline_s:
+            if select.select([self._near], [], [], 0.2)[0]:
+                with contextlib.suppress(OSError):  # how Linux says that nobody holds it any more
+                    self.text += os.read(self._near, 65536).decode("utf-8", "replace")
+        return words in self.text
+
     def type(self, text: str) -> None:
         os.write(self._near, text.encode())
+
+    def interrupt(self, words: str) -> None:
+        """Press Ctrl-C as a person does, again when nothing comes: CPython's input() looks for
+        signals before it waits for a key, and sees one that comes in between at the next."""
+        for _ in range(int(LIMIT_S)):
+            self.type("\x03")
+            if self._shows(words, 1.0):
+                return
+        raise AssertionError(f"{words!r} was never shown, only {self.text!r}")
 
     def close(self) -> None:
         for child in tree(self.process):
@@ -95,8 +108,7 @@ def test_a_conversation(tmp_path: Path) -> None:
         terminal.type(f"{QUESTION}\n")
         terminal.until("Paris")
         terminal.until("> ")
-        terminal.type("\x03")
-        terminal.until("Ctrl-D leaves.")
+        terminal.interrupt("Ctrl-D leaves.")
         terminal.type(f"{QUESTION}\n")
         terminal.until("Paris")
         terminal.until("> ")

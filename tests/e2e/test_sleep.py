@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -92,11 +93,13 @@ def test_enable_sleep_mode(folder: Path, level: int, async_scheduling: bool) -> 
         fill_cache(llm)
         weights, cache = spans(runner.weights()), spans(runner._caches.values())
         weights_mib, awake_mib = resident_mib(weights), process_mib()
+        tensors = [weakref.ref(tensor) for tensor in runner._caches.values()]
         assert weights_mib > 45
         assert resident_mib(cache) > 0.95 * KV_MIB
         llm.sleep(level)
         assert llm.is_sleeping
         assert goes(weights, 0.05 * weights_mib)
+        assert not any(tensor() is not None for tensor in tensors)
         assert goes(cache, 0.05 * KV_MIB)
         assert process_mib() < awake_mib - 0.75 * (weights_mib + KV_MIB)
         with pytest.raises(EngineAsleep, match=r"LLM\.wake_up"):

@@ -220,7 +220,7 @@ async def _serve(job: Job, spec: EngineSpec, timer: StartupTimer) -> int:
             parsers = build_parsers(choice, engine.tokenizer)
             # The queue is never full: no more lines are taken up than it has room for.
             app = build_app(engine, job.frontend, apis, parsers=parsers, renderer=renderer)
-            max_open = spec.schedule.max_rows * spec.num_engines + max_queued(job.config, spec)
+            max_open = spec.total_rows + max_queued(job.config, spec)
             progress = Progress(job.found, is_bar=is_terminal())
             async with _metrics(app, job.metrics_socket):
                 with progress:

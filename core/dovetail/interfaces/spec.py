@@ -284,6 +284,11 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     variables: dict[str, str] = {}
     router: Selection | None = None
 
+    @property
+    def total_rows(self) -> int:
+        """Return how many requests all engines run at once."""
+        return self.schedule.max_rows * self.num_engines
+
     def each(self) -> tuple[EngineSpec, ...]:
         """Return the spec of every engine: this one, or one with each share."""
         return tuple(self._with(share) for share in self.shares) or (self,)

@@ -18,7 +18,7 @@ import msgspec
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.communicator import JOIN_LIMIT_S
-from dovetail.ranks.wire import LENGTH, framed
+from dovetail.process import LENGTH, framed
 from dovetail.version import __version__
 
 TOKEN_BYTES = 32
@@ -69,6 +69,11 @@ class Guest:
     hello: Hello
     orders: socket.socket
     aside: socket.socket
+
+    @property
+    def ending(self) -> str:
+        """Return what is known of the end of a rank that is not this process's child."""
+        return f"{self.hello.name} ended, or lost its connection."
 
     def close(self) -> None:
         """Close both connections."""

@@ -134,13 +134,42 @@ class _Preparing:
         self.left = set(range(num_ranks))
 
 
-class RanksExecutor(Executor):
+class MortalExecutor(Executor):
+    """An executor whose ranks may end on their own. A subclass sets `_death` to the reason, once,
+    and `_is_over` at shutdown."""
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+        self._death: str | None = None
+        self._is_over = False
+        self._callbacks: list[Callable[[str], None]] = []
+
+    def check(self) -> None:
+        """Raise EngineDead when a rank is gone, or after shutdown."""
+        if self._death is not None:
+            raise EngineDead(self._death)
+        if self._is_over:
+            raise EngineDead("the executor has been shut down.")
+
+    def on_death(self, callback: Callable[[str], None]) -> None:
+        """Ask to be told, from any thread, when a rank ends on its own."""
+        self._callbacks.append(callback)
+        if self._death is not None:
+            callback(self._death)
+
+    def _tell_death(self, reason: str) -> None:
+        """Call whoever has asked to be told."""
+        for callback in self._callbacks:
+            callback(reason)
+
+
+class RanksExecutor(MortalExecutor):
     """Drives `run.rank.world_size` ranks. A rank that ends ends all."""
 
     capabilities = frozenset({"async_steps", "several_ranks", "sleep"})
 
     def __init__(self, options: Any, run: RunSpec, worker: Selection) -> None:
-        self.options = options
+        super().__init__(options)
         self._num_ranks = run.rank.world_size
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
@@ -148,10 +177,7 @@ class RanksExecutor(Executor):
         self._preparing: dict[int, _Preparing] = {}
         self._numbers = count()
         self._lock = threading.Lock()
-        self._is_over = False
-        self._death: str | None = None
         self._died = threading.Event()
-        self._callbacks: list[Callable[[str], None]] = []
         self._links = self._start_ranks(run, worker)
         try:
             self._links.watch(self)
@@ -244,19 +270,6 @@ class RanksExecutor(Executor):
         """End the executor because of the rank that ended first. Called by the links' thread."""
         self._die(first_loss(losses).reason)
 
-    def check(self) -> None:
-        """Raise EngineDead when a rank is gone, or after shutdown."""
-        if self._death is not None:
-            raise EngineDead(self._death)
-        if self._is_over:
-            raise EngineDead("the executor has been shut down.")
-
-    def on_death(self, callback: Callable[[str], None]) -> None:
-        """Ask to be told, from any thread, when a rank ends on its own."""
-        self._callbacks.append(callback)
-        if self._death is not None:
-            callback(self._death)
-
     def shutdown(self) -> None:
         """End all ranks. May be called twice."""
         self._is_over = True
@@ -312,8 +325,7 @@ class RanksExecutor(Executor):
                 return
             self._death = reason
         self._fail_preparing(reason)
-        for callback in self._callbacks:
-            callback(reason)
+        self._tell_death(reason)
         self._died.set()
         self._links.shut_down()
 

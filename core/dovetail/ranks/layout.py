@@ -1,10 +1,13 @@
-"""Which rank is where: the RunSpec of every rank of a run."""
+"""Which rank is where: the RunSpec of every rank of a run, and how each logs."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import msgspec
 
 from dovetail.interfaces.spec import RankSpec, RunSpec
+from dovetail.observability.logging import LogSettings, settings
 
 
 def rank_runs(run: RunSpec) -> list[RunSpec]:
@@ -33,3 +36,10 @@ def rank_run(run: RunSpec, number: int, *, local_rank: int, local_size: int) -> 
         rank_processors=(),
         shows_progress=run.shows_progress and number == 0,
     )
+
+
+def rank_log(number: int) -> LogSettings | None:
+    """Return how this process logs, with the rank's number before each line; None where it has set
+    up no log."""
+    known = settings()
+    return None if known is None else replace(known, prefix=f"{known.prefix}[rank {number}] ")

@@ -1,4 +1,4 @@
-"""Wire: messages over a connected socket, each behind its length.
+"""Wire: messages over a connected socket, each framed (`process.framed`).
 
 `Wire` is a rank's end and blocks. `Wires` are an executor's ends: while it waits to send to one
 rank it reads what any of them sends, so that neither side ever waits for the other to read.
@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
-import struct
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
 
-LENGTH = struct.Struct("<Q")
+from dovetail.process import LENGTH, framed
+
 READ_BYTES = 1 << 18
 
 
@@ -75,11 +75,6 @@ class Wire:
     def close(self) -> None:
         """Close the connection. May be called twice."""
         self.connection.close()
-
-
-def framed(payload: bytes) -> bytes:
-    """Return a message as it travels."""
-    return LENGTH.pack(len(payload)) + payload
 
 
 class Wires:

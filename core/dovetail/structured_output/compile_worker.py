@@ -58,7 +58,7 @@ class CompileResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def _write(stream: BinaryIO, message: CompileResult) -> None:
     """Write one result."""
-    stream.write(process.framed(message))
+    stream.write(process.framed(msgspec.msgpack.encode(message)))
     stream.flush()
 
 

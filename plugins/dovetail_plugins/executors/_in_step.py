@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from typing import Any, NoReturn, TypeVar
 
@@ -21,10 +21,10 @@ import msgspec
 from dovetail.engine.affinity import keep_to
 from dovetail.engine.faults import error_of
 from dovetail.errors import DovetailError, EngineDead
-from dovetail.interfaces.executor import Executor
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.structured_output import CompiledConstraint
+from dovetail.ranks.executor import MortalExecutor
 from dovetail.ranks.messages import (
     Allocate,
     Answer,
@@ -127,15 +127,12 @@ class _InStepPending:
         return result
 
 
-class InStep(Executor):
+class InStep(MortalExecutor):
     """Follows the first rank's executor. One thread here is the rank."""
 
     def __init__(self, options: Any, run: RunSpec, worker: Selection) -> None:
-        self.options = options
+        super().__init__(options)
         self._number = run.rank.rank
-        self._death: str | None = None
-        self._is_over = False
-        self._callbacks: list[Callable[[str], None]] = []
         self._encoder = msgspec.msgpack.Encoder()
         self._allocated: _Taken | None = None
         task, self._guest = come(run, worker, has_engine=True)
@@ -196,19 +193,6 @@ class InStep(Executor):
         else:
             done.set_exception(error_of(message.fault))
         return done
-
-    def check(self) -> None:
-        """Raise EngineDead when the first rank is gone, or after shutdown."""
-        if self._death is not None:
-            raise EngineDead(self._death)
-        if self._is_over:
-            raise EngineDead("the executor has been shut down.")
-
-    def on_death(self, callback: Callable[[str], None]) -> None:
-        """Ask to be told, from any thread, when the first rank's engine ends."""
-        self._callbacks.append(callback)
-        if self._death is not None:
-            callback(self._death)
 
     def shutdown(self) -> None:
         """Leave once the first rank's engine has ended. May be called twice."""
@@ -280,8 +264,7 @@ class InStep(Executor):
         if self._death is not None:
             return
         self._death = reason
-        for callback in self._callbacks:
-            callback(reason)
+        self._tell_death(reason)
 
     def _close(self, wait_s: float) -> None:
         """Leave, after the first rank's engine has ended or `wait_s`. Mutates: self"""

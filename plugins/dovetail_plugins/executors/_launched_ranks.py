@@ -100,7 +100,7 @@ class LaunchedRanks(SocketLinks):
     def _how_it_ended(self, number: int) -> str:
         if number == 0:
             return how_child_ended(0, self._children[0])
-        return f"{self._guests[number].hello.name} ended, or lost its connection."
+        return self._guests[number].ending
 
     def _end_ranks(self, grace_s: float) -> None:
         end_children(self._children, grace_s)

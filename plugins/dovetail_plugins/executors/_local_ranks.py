@@ -10,11 +10,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from dovetail.interfaces.spec import RunSpec, Selection
-from dovetail.observability.logging import LogSettings, settings
 from dovetail.process import Child, spawn
+from dovetail.ranks.layout import rank_log
 from dovetail.ranks.links import SocketLinks
 from dovetail.ranks.messages import RankBoot
 
@@ -98,7 +97,7 @@ def spawn_rank(
             address=address,
             is_open=is_open,
             orders=theirs.fileno(),
-            log=log_settings(run),
+            log=rank_log(run.rank.rank),
         )
         try:
             child = spawn(MODULE, boot, pass_fds=[theirs.fileno(), *shared], has_channel=True)
@@ -134,11 +133,3 @@ def channel_of(child: Child) -> socket.socket:
     """Return the socket to a rank's process by which things are said aside."""
     assert child.channel is not None, "ranks are spawned with a channel"
     return child.channel
-
-
-def log_settings(run: RunSpec) -> LogSettings | None:
-    """Return how this process logs, with the rank's number before each line."""
-    known = settings()
-    if known is None:
-        return None
-    return replace(known, prefix=f"{known.prefix}[rank {run.rank.rank}] ")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import RunSpec, Selection
-from dovetail.observability.logging import settings
 from dovetail.ranks.door import Door, Guest
-from dovetail.ranks.layout import rank_run
+from dovetail.ranks.layout import rank_log, rank_run
 from dovetail.ranks.links import SocketLinks
 from dovetail.ranks.messages import RankTask
 from dovetail.version import __version__
@@ -179,7 +177,7 @@ class RayRanks(SocketLinks):
                     ),
                     door=door.address,
                     gpus=_gpus_beside(places, number),
-                    log=_log_settings(number),
+                    log=rank_log(number),
                 )
                 payload = msgspec.msgpack.encode(boot)
                 self._ends.append(self._actors[number].serve.remote(payload))
@@ -218,7 +216,7 @@ class RayRanks(SocketLinks):
         )
 
     def _how_it_ended(self, number: int) -> str:
-        return f"{self._guests[number].hello.name} ended, or lost its connection."
+        return self._guests[number].ending
 
     def _end_ranks(self, grace_s: float) -> None:
         """End actors, placement group and connection. May be called twice. Mutates: self"""
@@ -257,8 +255,3 @@ def _gpus_beside(places: Sequence[Place], number: int) -> tuple[str, ...]:
 def _reason(error: Exception) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[-1].strip() if lines else type(error).__name__
-
-
-def _log_settings(number: int) -> Any:
-    known = settings()
-    return None if known is None else replace(known, prefix=f"{known.prefix}[rank {number}] ")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import replace
 from typing import Any
 
 from dovetail.interfaces.executor import Executor, PendingStep
@@ -17,8 +16,8 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan
 from dovetail.interfaces.structured_output import CompiledConstraint
-from dovetail.observability.logging import settings
 from dovetail.ranks.executor import RankLinks, RanksExecutor
+from dovetail.ranks.layout import rank_log
 from dovetail.ranks.remote import on_launcher_gone, serve_remote
 from dovetail_plugins.executors._in_step import InStep
 from dovetail_plugins.executors._launched_ranks import LaunchedRanks, come
@@ -46,9 +45,9 @@ class ExternalLauncherExecutor(Executor):
         # From here on the first rank says when to end: requests may still be under way.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        known = settings()
-        if known is not None:
-            replace(known, prefix=f"{known.prefix}[rank {run.rank.rank}] ").apply()
+        log = rank_log(run.rank.rank)
+        if log is not None:
+            log.apply()
         return serve_remote(task, guest)
 
     def kv_layers(self) -> Sequence[KVLayer]:

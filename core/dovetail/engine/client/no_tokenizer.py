@@ -30,7 +30,7 @@ class NoFacts:
 
 
 class SilentStream:
-    """The text of tokens where there is no tokenizer: none."""
+    """The text stream of a server without a tokenizer: always empty."""
 
     __slots__ = ()
 

@@ -137,7 +137,7 @@ def _answer(outgoing: BinaryIO, reader: TextReader, job: Job, data: bytes) -> No
     except RequestError as error:
         fault = Fault(what=error.what, where=error.where, fix=error.fix, code=error.code)
         result, payload = TextResult(fault=fault), b""
-    outgoing.write(process.framed(result))
+    outgoing.write(process.framed(msgspec.msgpack.encode(result)))
     outgoing.write(payload)
     outgoing.flush()
 

@@ -267,7 +267,7 @@ def build_server(
         parsers=parsers,
         admission=Admission(
             engine,
-            max_running=engine.spec.schedule.max_rows * engine.spec.num_engines,
+            max_running=engine.spec.total_rows,
             max_queued=max_queued_requests,
         ),
         fields=FieldReporter(is_strict=frontend.strict_request_fields),

@@ -26,8 +26,7 @@ logger = logging.getLogger("dovetail.server")
 
 def max_queued(config: Config, spec: EngineSpec) -> int:
     """Return how many requests may wait: four times the engines' rows if no flag says."""
-    rows = spec.schedule.max_rows * spec.num_engines
-    return config.scheduler.max_num_queued_reqs or 4 * rows
+    return config.scheduler.max_num_queued_reqs or 4 * spec.total_rows
 
 
 def chosen_apis(config: Config) -> tuple[Selection, ...]:

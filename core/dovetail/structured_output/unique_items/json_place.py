@@ -66,11 +66,6 @@ class Place(NamedTuple):
     text: bytes = b""
     name: bytes = b""
 
-    @property
-    def is_root_scalar(self) -> bool:
-        """Return whether this is a number or a word by itself, which may end anywhere."""
-        return self.mode is Mode.SCALAR and not self.levels
-
     def lists(self) -> list[tuple[Level, bytes]]:
         """Return the open lists of different items, each with what its item has so far."""
         if not self.is_kept:

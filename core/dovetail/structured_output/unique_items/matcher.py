@@ -118,16 +118,20 @@ class UniqueMatcher:
 
     def _doubtful(self, readings: Readings, mask: np.ndarray) -> list[int]:
         """Return the allowed tokens that may complete an item twice, or lead to where one must."""
-        index, size = self._index, len(self._index.texts)
-        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[:size].astype(bool)
-        doubtful = np.zeros(size, dtype=bool)
+        index, allowed = self._index, self._allowed(mask)
+        doubtful = np.zeros(len(allowed), dtype=bool)
         for place in _places(readings):
             doubtful |= index.spans
             if any(level.items is not None for level in place.levels):
                 doubtful |= self._ends(place)
                 doubtful[list(self._on_the_way(place))] = True
-        found: list[int] = np.flatnonzero(bits & doubtful).tolist()
+        found: list[int] = np.flatnonzero(allowed & doubtful).tolist()
         return found
+
+    def _allowed(self, mask: np.ndarray) -> np.ndarray:
+        """Return the tokens whose bits are set. Shapes: [ceil(V / 32)] uint32 -> [V] bool"""
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+        return bits[: len(self._index.texts)].astype(bool)
 
     def _ends(self, place: Place) -> np.ndarray:
         """Return the tokens that may end an item at a place. Shapes: [V] bool"""
@@ -185,7 +189,7 @@ class UniqueMatcher:
         mask = np.zeros(-(-len(self._index.texts) // 32), dtype=np.uint32)
         self._inner.fill(mask)
         narrow: list[tuple[int, Readings]] = []
-        for found in np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")):
+        for found in np.flatnonzero(self._allowed(mask)):
             token_id = int(found)  # one by one: the first nearly always leads away
             try:
                 behind = self._behind(readings, token_id)

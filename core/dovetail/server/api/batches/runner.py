@@ -137,9 +137,7 @@ class BatchRunner:
         good, bad = (_answered(self._storage.content(one)) for one in ids)
         batch.completed, batch.failed = len(good), len(bad)
         done = good | bad
-        spec = server.engine.spec
-        most = spec.schedule.max_rows * spec.num_engines // SHARE
-        gate = asyncio.Semaphore(max(1, most))
+        gate = asyncio.Semaphore(max(1, server.engine.spec.total_rows // SHARE))
         with (
             self._storage.content(ids[0]).open("ab", buffering=0) as output,
             self._storage.content(ids[1]).open("ab", buffering=0) as errors,
