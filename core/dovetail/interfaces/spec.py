@@ -285,6 +285,11 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     router: Selection | None = None
 
     @property
+    def model_names(self) -> tuple[str, ...]:
+        """Return the names that requests may call the model by, the main one first."""
+        return self.served_names or (self.run.model.path,)
+
+    @property
     def total_rows(self) -> int:
         """Return how many requests all engines run at once."""
         return self.schedule.max_rows * self.num_engines

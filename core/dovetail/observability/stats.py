@@ -25,7 +25,7 @@ class StatLoggers:
 
         Raises: PluginError
         """
-        name = spec.served_names[0] if spec.served_names else spec.run.model.path
+        name = spec.model_names[0]
         chosen = [(s, registry.load_selection(s)) for s in spec.stat_loggers]
         loggers: list[StatLogger] = [
             registry.make(selection, name, spec.run.max_model_tokens)

@@ -10,7 +10,7 @@ from support.serving import app_for
 
 MAP = Path(__file__).parents[3] / "docs" / "map.md"
 STOP = re.compile(r"^\d+\. `core/dovetail/server/([\w/.]+)`: `(\w+)`", re.MULTILINE)
-MAX_STOPS, MAX_CONTAINERS, MAX_NAMES = 15, 7, 47
+MAX_STOPS, MAX_CONTAINERS, MAX_NAMES = 15, 7, 45
 
 
 def way() -> Tracer:

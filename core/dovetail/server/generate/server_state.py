@@ -83,22 +83,17 @@ class ServerState:
         """Return the tasks that the model can do. The engine generates text."""
         return frozenset({GENERATE})
 
-    @property
-    def names(self) -> Sequence[str]:
-        """Return the served model names, the main one first."""
-        return self.engine.spec.served_names or (self.engine.spec.run.model.path,)
-
     def model_name(self, requested: str | None) -> str:
         """Return the name to answer with. Raises: NotFound"""
+        names = self.engine.spec.model_names
         if not requested:
-            return self.names[0]
-        if requested in self.names:
+            return names[0]
+        if requested in names:
             return requested
-        served = ", ".join(self.names)
         raise NotFound(
             f'the model "{requested[:256]}" is not served here.',
             where="model",
-            fix=f"use one of: {served}.",
+            fix=f"use one of: {', '.join(names)}.",
             code="model_not_found",
         )
 
@@ -216,31 +211,20 @@ class ServerState:
         """
         verify_text(PROMPT, text)
         context = self.engine.spec.run.max_model_tokens
-        most = None if takes_any_length else context
-        keep = kept(truncates_to, context)
+        encode = partial(
+            encoded,
+            self.engine.tokenizer,
+            text,
+            add_special_tokens=add_special_tokens,
+            most=None if takes_any_length else context,
+            keep=kept(truncates_to, context),
+            keeps_start=keeps_start,
+            plain=plain,
+        )
         process = self.engine.text_process
         if process is not None and len(text) > LONG_TEXT_CHARS:
-            return await process.encode(
-                text,
-                add_special_tokens=add_special_tokens,
-                most=most,
-                keep=keep,
-                keeps_start=keeps_start,
-                plain=plain,
-            )
-        tokenizer = self.engine.tokenizer
-        return await self.run(
-            lambda: encoded(
-                tokenizer,
-                text,
-                add_special_tokens=add_special_tokens,
-                most=most,
-                keep=keep,
-                keeps_start=keeps_start,
-                plain=plain,
-            ),
-            len(text),
-        )
+            return await process.encode(text, **encode.keywords)
+        return await self.run(encode, len(text))
 
 
 def text_size(body: ChatRequest) -> int:

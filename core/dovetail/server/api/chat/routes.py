@@ -41,15 +41,17 @@ async def create_chat_completion(body: ChatRequest, request: Request, server: Se
 
 def _response_options(server: ServerState, body: ChatRequest) -> ChatResponseOptions:
     """Return the options of the response. Raises: RequestError"""
+    continues = body.continue_final_message or not body.add_generation_prompt
+    role = body.messages[-1].role if continues else server.frontend.response_role
     return ChatResponseOptions(
-        role=_role(server, body),
+        role=role,
         num_top_logprobs=num_top_logprobs(body),
         shows_token_ids=body.return_token_ids,
         shows_reasoning=body.include_reasoning,
         shows_cached=server.frontend.enable_prompt_tokens_details,
         shows_prompt_logprobs=body.prompt_logprobs is not None,
         reasoning_names=reasoning_names(server.frontend.reasoning_field),
-        echo=_echo(server, body),
+        echo=_echo(body, role),
         stream_usage=stream_usage(server, body.stream, body.stream_options),
         shows_timings=server.frontend.enable_per_request_metrics,
     )
@@ -62,16 +64,10 @@ def num_top_logprobs(body: ChatRequest) -> int | None:
     return len(body.logprob_token_ids or ()) or body.top_logprobs or 0
 
 
-def _role(server: ServerState, body: ChatRequest) -> str:
-    if body.continue_final_message or not body.add_generation_prompt:
-        return body.messages[-1].role
-    return server.frontend.response_role
-
-
-def _echo(server: ServerState, body: ChatRequest) -> str:
+def _echo(body: ChatRequest, role: str) -> str:
     """Return the final message's text when it is to be repeated before the answer."""
     final = body.messages[-1]
-    if not body.echo or final.role != _role(server, body) or not isinstance(final.content, str):
+    if not body.echo or final.role != role or not isinstance(final.content, str):
         return ""
     return final.content
 

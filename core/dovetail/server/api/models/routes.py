@@ -12,7 +12,7 @@ from dovetail.server.generate.server_state import ServerState
 
 async def list_models(server: ServerOf) -> ModelList:
     """Return every served name."""
-    return ModelList(data=[_card(server, name) for name in server.names])
+    return ModelList(data=[_card(server, name) for name in server.engine.spec.model_names])
 
 
 async def show_model(model_id: str, server: ServerOf) -> ModelCard:
@@ -26,7 +26,7 @@ def _card(server: ServerState, name: str) -> ModelCard:
     return ModelCard(
         id=name,
         created=server.created_s,
-        root=server.names[0],
+        root=server.engine.spec.model_names[0],
         max_model_len=server.engine.spec.run.max_model_tokens,
     )
 
