@@ -67,31 +67,33 @@ class PrefixIndex:
 
     def note(self, engine: int, keys: Sequence[int]) -> None:
         """Take note that a prompt with these keys goes to an engine. Mutates: self"""
-        held, engines, sizes, bit = self._held[engine], self._engines, self._sizes, 1 << engine
-        new_tokens = 0
+        held, engines, bit = self._held[engine], self._engines, 1 << engine
+        new_tokens, count = 0, min(len(keys), self._most_keys)
         # The first keys last: they are used by more prompts, and useless without them.
-        for number in range(min(len(keys), self._most_keys) - 1, -1, -1):
-            key = keys[number]
+        for key, size in zip(keys[count - 1 :: -1], self._sizes[count - 1 :: -1], strict=False):
             if key in held:
                 held.move_to_end(key)
             else:
-                held[key] = size = sizes[number]
+                held[key] = size
                 new_tokens += size
                 engines[key] = engines.get(key, 0) | bit
         self._held_tokens[engine] += new_tokens
-        while self._held_tokens[engine] > self._cache_tokens or len(held) > self._most_keys:
-            self._drop_oldest(engine)
+        self._shrink(engine, self._most_keys, self._cache_tokens)
 
     def forget(self, engine: int) -> None:
         """Drop what an engine has. Mutates: self"""
-        while self._held[engine]:
-            self._drop_oldest(engine)
+        self._shrink(engine, 0, 0)
 
-    def _drop_oldest(self, engine: int) -> None:
-        key, size = self._held[engine].popitem(last=False)
-        self._held_tokens[engine] -= size
-        left = self._engines[key] & ~(1 << engine)
-        if left:
-            self._engines[key] = left
-        else:
-            del self._engines[key]
+    def _shrink(self, engine: int, most_keys: int, most_tokens: int) -> None:
+        """Drop what an engine used least recently until it is within bounds. Mutates: self"""
+        held, engines, bit = self._held[engine], self._engines, 1 << engine
+        tokens = self._held_tokens[engine]
+        while tokens > most_tokens or len(held) > most_keys:
+            key, size = held.popitem(last=False)
+            tokens -= size
+            left = engines[key] ^ bit
+            if left:
+                engines[key] = left
+            else:
+                del engines[key]
+        self._held_tokens[engine] = tokens

@@ -41,7 +41,7 @@ class _Options:
         metadata={"help": "tokens of one prompt that are looked at", "ge": 1},
     )
     max_index_chunks: int = field(
-        default=1 << 20,
+        default=1 << 19,
         metadata={"help": "chunks that are kept for all engines together", "ge": 1},
     )
 
