@@ -2,11 +2,14 @@
 
 The routers are the real plugins. An engine is a model: requests wait in line, a step computes a
 budget of prompt tokens and one token of every running request, a prefix cache of bounded blocks
-forgets the least recently used. The load has the statistics of published traces (`LOADS`); the
-traces themselves are not needed. Run with PYTHONPATH=core:plugins:kernels from the root:
+forgets the least recently used. With `--scheduler` it has dovetail's own scheduler and block
+accounting, and only the time of a step is a model. The load has the statistics of published traces
+(`LOADS`); the traces themselves are not needed. Run with PYTHONPATH=core:plugins:kernels from the
+root:
 
-    python benchmarks/routers.py --engines 1000 --requests 1000000 --rates 1.6
-    python benchmarks/routers.py --decisions
+    python -m benchmarks.routers --engines 1000 --requests 1000000 --loads conversation
+    python -m benchmarks.routers --engines 8 --requests 4000 --scheduler
+    python -m benchmarks.routers --decisions
 """
 
 from __future__ import annotations
@@ -15,18 +18,20 @@ import argparse
 import heapq
 import itertools
 import math
+import statistics
 import time
-from collections import OrderedDict, deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from random import Random
 
+from benchmarks.engine_model import BLOCK, Hardware, Job, Model
+from benchmarks.scheduled_model import ScheduledModel
 from dovetail import registry
 from dovetail.interfaces.router import RoutedRequest, Router, RouterFacts
 
 ROUTERS = ("round_robin", "least_loaded", "prefix_aware")
-BLOCK = 512
-"""Tokens of a block in the model; prompts are whole blocks, as in Mooncake's published traces."""
+NUM_LOOKS = 1000
 LOOKED_BLOCKS = 1_000_000
 """Of so many blocks it is found out which an unbounded cache would have."""
 
@@ -52,10 +57,24 @@ class Load:
 
 
 _SOURCE = (
-    "Mooncake's trace of an hour: 7,590 prompt tokens and 182 answer tokens on average, half of "
-    "the blocks found again in an unbounded cache (Qin et al., 2024, arXiv 2407.00079, 4.2)"
+    "Mooncake's first trace of an hour: 7,590 prompt tokens and 182 answer tokens on average, half "
+    "of the blocks found again in an unbounded cache (Qin et al., 2024, arXiv 2407.00079, 4.2)"
+)
+_TRACES = (
+    "mean lengths of prompts and answers and the share of blocks that an unbounded cache has, from "
+    "the traces of Qin et al., FAST 2025 (Mooncake), appendix: "
 )
 LOADS = {
+    "conversation": Load(
+        turns=1.65, num_systems=1, system_tokens=512, new_tokens=8100.0, sigma=1.1,
+        answer_tokens=343.0, pause_s=60.0,
+        source=_TRACES + "conversation: 12,035 and 343 tokens, 40 %",
+    ),
+    "tools": Load(
+        turns=1.15, num_systems=64, system_tokens=4608, new_tokens=3900.0, sigma=1.2,
+        answer_tokens=182.0, pause_s=60.0,
+        source=_TRACES + "tools and agents: 8,596 and 182 tokens, 59 %",
+    ),
     "mooncake": Load(
         turns=1.6, num_systems=64, system_tokens=1536, new_tokens=4250.0, sigma=1.2,
         answer_tokens=182.0, pause_s=60.0, source=_SOURCE,
@@ -65,152 +84,6 @@ LOADS = {
         answer_tokens=182.0, pause_s=1.0, source="the same lengths without a common prefix",
     ),
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hardware:
-    """An engine's times and memory: about one large GPU with a model of 8 billion parameters."""
-
-    prefill_tokens_s: float = 16_000.0
-    step_s: float = 0.012
-    row_s: float = 0.00006
-    budget_tokens: int = 8192
-    max_rows: int = 256
-    cache_tokens: int = 400_000
-
-
-@dataclass(slots=True)
-class Job:
-    """A request under way. `blocks` are its prompt's keys, `left` prompt tokens to compute."""
-
-    arrived_s: float
-    blocks: tuple[int, ...]
-    num_answer: int
-    left: int = 0
-
-
-class Model:
-    """An engine: what a router sees of it, and what it does. A router's token is a block here.
-
-    A step computes at most `budget_tokens` of prompts; steps without any are taken together until a
-    request ends or another comes.
-    """
-
-    def __init__(self, number: int, hardware: Hardware) -> None:
-        self.number = number
-        self.pending_tokens = 0
-        self.hit_blocks = 0
-        self.asked_blocks = 0
-        self.version = 0
-        self._hardware = hardware
-        self._most_blocks = hardware.cache_tokens // BLOCK
-        self._held_blocks = 0
-        self._steps = 0
-        self._began_s = self._step_s = 0.0
-        self._planned = 0
-        self._waiting: deque[Job] = deque()
-        self._filling: list[Job] = []
-        self._drawing: list[tuple[int, int, Job]] = []
-        self._cache: OrderedDict[int, None] = OrderedDict()
-
-    @property
-    def num_running(self) -> int:
-        """Return the requests that are in steps."""
-        return len(self._filling) + len(self._drawing)
-
-    @property
-    def num_waiting(self) -> int:
-        """Return the requests in line."""
-        return len(self._waiting)
-
-    @property
-    def kv_usage(self) -> float:
-        """Return the share of the cache that requests hold."""
-        return min(1.0, self._held_blocks / self._most_blocks)
-
-    def add(self, job: Job, now_s: float) -> float | None:
-        """Queue a request; return when the next thing happens, None when that is known already."""
-        self._waiting.append(job)
-        self.pending_tokens += len(job.blocks)
-        if not self._planned:
-            return self._plan(now_s)
-        done = max(1, math.ceil((now_s - self._began_s) / self._step_s))
-        if done >= self._planned:
-            return None
-        self._planned = done
-        self.version += 1
-        return self._began_s + done * self._step_s
-
-    def go_on(self, now_s: float, first: list[float]) -> float | None:
-        """Record the planned steps; return when the next thing happens, None for never."""
-        self._steps += self._planned
-        for job in self._filling:
-            if not job.left:
-                first.append(now_s - job.arrived_s)
-                self.pending_tokens -= len(job.blocks)
-                self._keep(job.blocks)
-                heapq.heappush(self._drawing, (self._steps + job.num_answer - 1, id(job), job))
-        self._filling = [job for job in self._filling if job.left]
-        while self._drawing and self._drawing[0][0] <= self._steps:
-            job = heapq.heappop(self._drawing)[2]
-            self._held_blocks -= _held(job)
-            self._keep(job.blocks)
-        return self._plan(now_s)
-
-    def _plan(self, now_s: float) -> float | None:
-        budget = self._hardware.budget_tokens
-        filled = 0
-        for job in self._filling:
-            filled += self._fill(job, budget - filled)
-        while self._waiting and filled < budget and self._admits(self._waiting[0]):
-            job = self._waiting.popleft()
-            self._begin(job)
-            filled += self._fill(job, budget - filled)
-        if not self._filling and not self._drawing:
-            self._planned = 0
-            return None
-        hardware = self._hardware
-        self._step_s = hardware.step_s + len(self._drawing) * hardware.row_s
-        self._step_s += filled / hardware.prefill_tokens_s
-        self._began_s = now_s
-        self._planned = 1 if self._filling else max(1, self._drawing[0][0] - self._steps)
-        self.version += 1
-        return now_s + self._planned * self._step_s
-
-    @staticmethod
-    def _fill(job: Job, budget: int) -> int:
-        take = min(job.left, budget)
-        job.left -= take
-        return take
-
-    def _admits(self, job: Job) -> bool:
-        fits = self._held_blocks + _held(job) <= self._most_blocks
-        return (fits or not self.num_running) and self.num_running < self._hardware.max_rows
-
-    def _begin(self, job: Job) -> None:
-        hit = 0
-        for key in job.blocks[:-1]:  # the last token is always computed
-            if key not in self._cache:
-                break
-            hit += 1
-        job.left = (len(job.blocks) - hit) * BLOCK
-        self.hit_blocks += hit
-        self.asked_blocks += len(job.blocks)
-        self._held_blocks += _held(job)
-        self._filling.append(job)
-
-    def _keep(self, blocks: tuple[int, ...]) -> None:
-        """Have a prompt's blocks cached, the first ones last to be forgotten."""
-        cache = self._cache
-        for key in reversed(blocks):
-            cache[key] = None
-            cache.move_to_end(key)
-        while len(cache) > self._most_blocks:
-            cache.popitem(last=False)
-
-
-def _held(job: Job) -> int:
-    return len(job.blocks) + job.num_answer // BLOCK + 1
 
 
 def arrivals(load: Load, rate: float, count: int, random: Random) -> Iterator[Job]:
@@ -245,25 +118,56 @@ def _keys(random: Random, tokens: float) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a router made of a load. Times in seconds."""
+    """What a router made of a load. Times in seconds.
+
+    `imbalance` is the standard deviation of the tokens that wait in engines over their mean, and
+    `busiest` the busy time of the busiest engine over the mean.
+    """
 
     possible_share: float
     hit_share: float
+    mean_s: float
     p50_s: float
     p99_s: float
+    imbalance: float
+    busiest: float
     decide_us: float
+    num_first: int
+
+
+@dataclass(slots=True)
+class Looks:
+    """What is looked at while a simulation runs."""
+
+    first_s: list[float] = field(default_factory=list)
+    spreads: list[float] = field(default_factory=list)
+    seen: set[int] = field(default_factory=set)
+    num_seen: int = 0
+    num_looked: int = 0
+
+    def at_prompt(self, blocks: Sequence[int]) -> None:
+        """Count which blocks an unbounded cache would have."""
+        if self.num_looked < LOOKED_BLOCKS:
+            self.num_looked += len(blocks)
+            self.num_seen += sum(key in self.seen for key in blocks)
+            self.seen.update(blocks)
+
+    def at_engines(self, engines: Sequence[Model]) -> None:
+        """Note how unequal their lines are."""
+        waiting = [engine.pending_tokens for engine in engines]
+        mean = statistics.fmean(waiting)
+        if mean:
+            self.spreads.append(statistics.pstdev(waiting, mean) / mean)
 
 
 def simulate(
-    router: Router, load: Load, hardware: Hardware, num_engines: int, rate: float, count: int
+    router: Router, load: Load, engines: Sequence[Model], rate: float, count: int
 ) -> Result:
     """Return what becomes of `count` requests at `rate` a second."""
-    engines = [Model(number, hardware) for number in range(num_engines)]
     events: list[tuple[float, int, int]] = []
-    first: list[float] = []
-    seen: set[int] = set()
-    num_seen = num_looked = 0
-    decide_s = now_s = 0.0
+    looks = Looks()
+    decide_s = 0.0
+    period = max(1, count // NUM_LOOKS)
 
     def note(engine: Model, at_s: float | None) -> None:
         if at_s is not None:
@@ -274,28 +178,35 @@ def simulate(
             at_s, number, version = heapq.heappop(events)
             engine = engines[number]
             if version == engine.version:
-                note(engine, engine.go_on(at_s, first))
+                note(engine, engine.go_on(at_s, looks.first_s))
 
-    for job in arrivals(load, rate, count, Random(1)):
-        now_s = job.arrived_s
-        run_until(now_s)
+    for serial, job in enumerate(arrivals(load, rate, count, Random(1))):
+        run_until(job.arrived_s)
+        if serial % period == 0:
+            looks.at_engines(engines)
         started_s = time.perf_counter()
         number = router.choose(RoutedRequest(job.blocks), engines)
         decide_s += time.perf_counter() - started_s
-        note(engines[number], engines[number].add(job, now_s))
-        if num_looked < LOOKED_BLOCKS:
-            num_looked += len(job.blocks)
-            num_seen += sum(key in seen for key in job.blocks)
-            seen.update(job.blocks)
+        note(engines[number], engines[number].add(job, job.arrived_s))
+        looks.at_prompt(job.blocks)
     run_until(math.inf)
-    first.sort()
-    num_asked = sum(engine.asked_blocks for engine in engines)
+    return _result(engines, looks, decide_s / count)
+
+
+def _result(engines: Sequence[Model], looks: Looks, decide_s: float) -> Result:
+    first_s = sorted(looks.first_s)
+    busy = [engine.busy_s for engine in engines]
     return Result(
-        possible_share=num_seen / num_looked,
-        hit_share=sum(engine.hit_blocks for engine in engines) / num_asked,
-        p50_s=first[len(first) // 2],
-        p99_s=first[len(first) * 99 // 100],
-        decide_us=decide_s / count * 1e6,
+        possible_share=looks.num_seen / looks.num_looked,
+        hit_share=sum(engine.hit_blocks for engine in engines)
+        / sum(engine.asked_blocks for engine in engines),
+        mean_s=statistics.fmean(first_s),
+        p50_s=first_s[len(first_s) // 2],
+        p99_s=first_s[len(first_s) * 99 // 100],
+        imbalance=statistics.fmean(looks.spreads) if looks.spreads else 0.0,
+        busiest=max(busy) / statistics.fmean(busy),
+        decide_us=decide_s * 1e6,
+        num_first=len(first_s),
     )
 
 
@@ -315,52 +226,68 @@ def made(name: str, num_engines: int, *, cache_tokens: int, block_tokens: int = 
     return router
 
 
-def compare(num_engines: int, count: int, names: list[str], rates: list[float]) -> None:
+def compare(
+    num_engines: int,
+    count: int,
+    names: list[str],
+    rates: list[float],
+    routers: list[str],
+    make: Callable[[int, Hardware], Model],
+) -> None:
     """Print a row for every load, rate (requests a second for each engine) and router."""
     hardware = Hardware()
-    print("| load | engines | rate | router | possible hits | hits | first token p50, p99 s | us |")
-    print("|---|---|---|---|---|---|---|---|")
-    for name, rate, router_name in itertools.product(names, rates, ROUTERS):
+    print(
+        "| load | engines | rate | router | possible hits | hits | first token mean, p50, p99 s "
+        "| imbalance | busiest | us |\n|---|---|---|---|---|---|---|---|---|---|"
+    )
+    for name, rate, router_name in itertools.product(names, rates, routers):
         router = made(router_name, num_engines, cache_tokens=hardware.cache_tokens)
-        got = simulate(router, LOADS[name], hardware, num_engines, rate * num_engines, count)
+        engines = [make(number, hardware) for number in range(num_engines)]
+        got = simulate(router, LOADS[name], engines, rate * num_engines, count)
         print(
             f"| {name} | {num_engines} | {rate:g} | `{router_name}` | {got.possible_share:.1%} "
-            f"| {got.hit_share:.1%} | {got.p50_s:.2f}, {got.p99_s:.2f} | {got.decide_us:.0f} |",
+            f"| {got.hit_share:.1%} | {got.mean_s:.2f}, {got.p50_s:.2f}, {got.p99_s:.2f} "
+            f"| {got.imbalance:.2f} | {got.busiest:.2f} | {got.decide_us:.0f} |",
             flush=True,
         )
 
 
-def decisions() -> None:
-    """Print decisions a second over real prompts, half of each shared with others."""
-    print("| engines | prompt tokens | " + " | ".join(ROUTERS) + " |")
-    print("|---|---|---|---|---|")
+def decisions(routers: list[str]) -> None:
+    """Print decisions a second over prompts as a tokenizer makes them: half of each shared with
+    others, nothing shared, and seen before."""
+    print("| engines | prompt tokens | prompts | " + " | ".join(routers) + " |")
+    print("|---|---|---|" + "---|" * len(routers))
     random = Random(0)
-    for num_engines in (8, 1000):
-        for num_tokens in (256, 1024, 8192):
-            half = num_tokens // 2
-            shared = [_ids(random, half) for _ in range(64)]
-            prompts = [
-                RoutedRequest(random.choice(shared) + _ids(random, half)) for _ in range(2000)
-            ]
-            engines = [Model(number, Hardware()) for number in range(num_engines)]
-            rates = [_rate(name, num_engines, prompts, engines) for name in ROUTERS]
+    for num_tokens, num_engines in itertools.product((256, 2048, 8192, 65536), (2, 16, 1000)):
+        count = max(40, min(1000, 2_000_000 // num_tokens))
+        half = num_tokens // 2
+        shared = [_ids(random, half) for _ in range(16)]
+        prompts = {
+            "half shared": [random.choice(shared) + _ids(random, half) for _ in range(count)],
+            "nothing shared": [_ids(random, num_tokens) for _ in range(count)],
+            "seen before": [_ids(random, num_tokens) for _ in range(8)] * (count // 8),
+        }
+        for what, ids in prompts.items():
+            rates = [_rate(name, num_engines, ids) for name in routers]
             cells = " | ".join(f"{rate:,.0f}" for rate in rates)
-            print(f"| {num_engines} | {num_tokens} | {cells} |", flush=True)
+            print(f"| {num_engines} | {num_tokens} | {what} | {cells} |", flush=True)
 
 
-def _rate(name: str, num_engines: int, prompts: list[RoutedRequest], engines: list[Model]) -> float:
+def _rate(name: str, num_engines: int, prompts: list[array[int]]) -> float:
+    """Return decisions a second; the first quarter warms up."""
     router = made(name, num_engines, cache_tokens=400_000, block_tokens=16)
-    best = 0.0
-    for _ in range(3):
+    engines = [Model(number, Hardware()) for number in range(num_engines)]
+    taken_s = []
+    for ids in prompts:
+        request = RoutedRequest(tuple(ids))  # new objects, as a tokenizer makes them
         started_s = time.perf_counter()
-        for prompt in prompts:
-            router.choose(prompt, engines)
-        best = max(best, len(prompts) / (time.perf_counter() - started_s))
-    return best
+        router.choose(request, engines)
+        taken_s.append(time.perf_counter() - started_s)
+    return 1 / statistics.fmean(taken_s[len(taken_s) // 4 :])
 
 
-def _ids(random: Random, count: int) -> tuple[int, ...]:
-    return tuple(random.randrange(150_000) for _ in range(count))
+def _ids(random: Random, count: int) -> array[int]:
+    return array("I", (random.randrange(150_000) for _ in range(count)))
 
 
 def main() -> None:
@@ -372,12 +299,17 @@ def main() -> None:
     parser.add_argument(
         "--rates", type=float, nargs="+", default=[1.2, 1.6], help="for each engine"
     )
+    parser.add_argument("--routers", nargs="+", choices=ROUTERS, default=list(ROUTERS))
+    parser.add_argument(
+        "--scheduler", action="store_true", help="engines with dovetail's scheduler; slow"
+    )
     parser.add_argument("--decisions", action="store_true", help="measure the routers alone")
     args = parser.parse_args()
     if args.decisions:
-        decisions()
-    else:
-        compare(args.engines, args.requests, args.loads, args.rates)
+        decisions(args.routers)
+        return
+    make: Callable[[int, Hardware], Model] = ScheduledModel if args.scheduler else Model
+    compare(args.engines, args.requests, args.loads, args.rates, args.routers, make)
 
 
 if __name__ == "__main__":

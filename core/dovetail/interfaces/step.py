@@ -4,6 +4,8 @@ The engine says which rows compute which tokens and where their KV blocks lie; t
 with drawn tokens. Both are msgspec structs, so a worker may live in another process or machine.
 A row is permanent: a request keeps its number from admission until it leaves or is preempted, and
 the runner keeps the row's tokens, so a plan never has to carry a token that the runner itself drew.
+Parts of rows hold numbers and texts alone, never themselves: the garbage collector need not look at
+them (`gc=False`), of which there are many in every step.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class NewRow(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
 
 
-class RowStep(msgspec.Struct, frozen=True, kw_only=True, array_like=True, omit_defaults=True):
+class RowStep(
+    msgspec.Struct, frozen=True, kw_only=True, array_like=True, omit_defaults=True, gc=False
+):
     """One row's part in a step.
 
     Computes the tokens at positions `start .. start + num_tokens - 1`. When `samples` is true the
@@ -87,7 +91,9 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: tuple[float, ...] = ()
 
 
-class RowResult(msgspec.Struct, frozen=True, kw_only=True, array_like=True, omit_defaults=True):
+class RowResult(
+    msgspec.Struct, frozen=True, kw_only=True, array_like=True, omit_defaults=True, gc=False
+):
     """The result of one row of the plan. Exactly one RowResult per RowStep, in the same order.
 
     `token_ids` holds the drawn tokens: none while a prompt is still being computed, one, or with

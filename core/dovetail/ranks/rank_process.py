@@ -26,6 +26,7 @@ from dovetail.engine.affinity import keep_to
 from dovetail.engine.faults import fault_of
 from dovetail.errors import DovetailError, RequestError
 from dovetail.interfaces.executor import PendingStep
+from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import StepResult
 from dovetail.interfaces.worker import Worker
 from dovetail.ranks import messages
@@ -51,7 +52,7 @@ from dovetail.ranks.messages import (
     Stepped,
     WakeUp,
 )
-from dovetail.ranks.wire import Wire
+from dovetail.ranks.wire import WakefulWire, Wire
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,14 @@ SWITCH_S = 5e-4
 """How long a thread beside the steps, one that loads constraints, keeps the interpreter at most."""
 NEXT_STEP_WAIT_S = 1e-3
 """With steps ahead: how long the next step is waited for before the last result is read."""
+AWAKE_S = 5e-4
+"""How long an idle rank is awake for the next order: an engine plans a step in less."""
+
+
+def orders_wire(connection: socket.socket, run: RunSpec) -> Wire:
+    """Return a rank's end of the connection by which orders come. Who wants no idle thread to wait
+    awake (`--thread-spin-us 0`) gets none."""
+    return WakefulWire(connection, AWAKE_S if run.thread_spin_us else 0.0)
 
 
 def main() -> int:
@@ -73,7 +82,7 @@ def main() -> int:
     connection = socket.socket(fileno=boot.orders)
     connection.set_inheritable(False)
     aside = Wire(process.open_channel())
-    status = RankServer(boot, Wire(connection), aside).serve()
+    status = RankServer(boot, orders_wire(connection, boot.run), aside).serve()
     logging.shutdown()
     os._exit(status)  # nothing is left to do, and taking an interpreter with torch down is slow
 

@@ -15,7 +15,7 @@ from dovetail.engine.affinity import keep_to
 from dovetail.process import EXIT_PARENT_GONE
 from dovetail.ranks.door import Guest
 from dovetail.ranks.messages import RankTask
-from dovetail.ranks.rank_process import SWITCH_S, RankServer
+from dovetail.ranks.rank_process import SWITCH_S, RankServer, orders_wire
 from dovetail.ranks.wire import Wire
 
 GONE_WAIT_S = 1.0
@@ -46,8 +46,9 @@ def serve_remote(task: RankTask, guest: Guest) -> int:
     """Be the rank of a task until the executor ends; return the exit status."""
     sys.setswitchinterval(SWITCH_S)
     keep_to(task.run.processors)
+    orders = orders_wire(guest.orders, task.run)
     try:
-        return RemoteRankServer(task, Wire(guest.orders), Wire(guest.aside)).serve()
+        return RemoteRankServer(task, orders, Wire(guest.aside)).serve()
     finally:
         guest.orders.close()  # the other one ends with the process, whose end it tells
 

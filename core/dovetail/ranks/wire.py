@@ -1,12 +1,14 @@
 """Wire: messages over a connected socket, each framed (`process.framed`).
 
-`Wire` is a rank's end and blocks. `Wires` are an executor's ends: while it waits to send to one
-rank it reads what any of them sends, so that neither side ever waits for the other to read.
+`Wire` is a rank's end and blocks; `WakefulWire` is one whose reader is still awake when the next
+message comes soon. `Wires` are an executor's ends: while it waits to send to one rank it reads what
+any of them sends, so that neither side ever waits for the other to read.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import selectors
 import socket
 import time
@@ -52,8 +54,11 @@ class Wire:
 
     def read(self) -> None:
         """Read what is there, at least a byte. Raises: EOFError when the other end is gone"""
+        self._read()
+
+    def _read(self, flags: int = 0) -> None:
         try:
-            count = self.connection.recv_into(self._chunk)
+            count = self.connection.recv_into(self._chunk, 0, flags)
         except ConnectionResetError:
             count = 0
         if not count:
@@ -75,6 +80,38 @@ class Wire:
     def close(self) -> None:
         """Close the connection. May be called twice."""
         self.connection.close()
+
+
+class WakefulWire(Wire):
+    """A wire whose reader stays awake for at most `most_s` before it sleeps.
+
+    Waking a process takes longer than what it is woken for. Whoever else can run on the core does:
+    every look at the connection yields it. A wait that was awake in vain halves the next ones, and
+    one that was over within `most_s` restores them, so a wire on which little comes costs nothing.
+    """
+
+    def __init__(self, connection: socket.socket, most_s: float) -> None:
+        super().__init__(connection)
+        self._most_s = self._awake_s = most_s
+
+    def read(self) -> None:
+        """Read what is there, at least a byte. Raises: EOFError when the other end is gone"""
+        started_s = time.perf_counter()
+        if not self._read_awake(started_s + self._awake_s):
+            self._read()
+        is_soon = time.perf_counter() < started_s + self._most_s
+        self._awake_s = self._most_s if is_soon else self._awake_s / 2
+
+    def _read_awake(self, until_s: float) -> bool:
+        """Return whether something came by then. Raises: EOFError"""
+        while time.perf_counter() < until_s:
+            try:
+                self._read(socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                os.sched_yield()
+            else:
+                return True
+        return False
 
 
 class Wires:

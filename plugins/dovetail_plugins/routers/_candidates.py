@@ -25,10 +25,15 @@ class Candidates:
 
     def of(self, engines: Sequence[EngineView]) -> Sequence[EngineView]:
         """Return at most MOST engines, of few all. The first of them changes from call to call, so
-        that engines between which nothing decides take turns."""
+        that engines between which nothing decides take turns.
+
+        Of many those that lie a random distance apart, from a random one on.
+        """
         count = len(engines)
         if count > MOST:
-            return self._random.sample(engines, MOST)
+            draw = self._random.random
+            first, apart = int(draw() * count), 1 + int(draw() * (count - 1))
+            return [engines[(first + turn * apart) % count] for turn in range(MOST)]
         self._turn = turn = (self._turn + 1) % count
         return (*engines[turn:], *engines[:turn])
 

@@ -1,88 +1,99 @@
 """PrefixIndex: which engines probably have which prefixes cached. Knows no loads.
 
-A prompt is cut into chunks of a few blocks. The key of a chunk covers everything before it too, as
-a block's hash does, so the engines that have a prefix are found by looking its chunks up in order.
-For each engine the index keeps the keys of what was sent there last, as many as the engine's cache
-holds tokens, and forgets the least recently used first, as the engine does. It is never told what
-an engine really has: a wrong guess, and two chunks of one 64-bit key, cost a prefill and no more.
+A prefix has a key (`_prefix_keys`) at each of some lengths, the same for all prompts, so the
+engines that have a prefix are found by looking the keys up in order. For each engine the index
+keeps the keys of what was sent there last, as many as the engine's cache holds tokens, and forgets
+the least recently used first, as the engine does. It is never told what an engine really has: a
+wrong guess, and two prefixes of one key, cost a prefill and no more.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 
 class PrefixIndex:
-    """At most `capacity` chunks of `chunk_tokens` tokens for each of the engines."""
+    """For each engine at most `most_keys` keys and `cache_tokens` tokens.
 
-    __slots__ = ("_capacity", "_chunk_tokens", "_engines", "_held", "_max_chunks")
+    `ends[i]` is how many tokens the i-th key of a prompt covers.
+    """
+
+    __slots__ = (
+        "_cache_tokens",
+        "_ends",
+        "_engines",
+        "_held",
+        "_held_tokens",
+        "_most_keys",
+        "_sizes",
+    )
 
     def __init__(
-        self, num_engines: int, *, chunk_tokens: int, capacity: int, max_chunks: int
+        self, num_engines: int, *, ends: Sequence[int], cache_tokens: int, most_keys: int
     ) -> None:
-        self._chunk_tokens = chunk_tokens
-        self._capacity = capacity
-        self._max_chunks = max_chunks
+        self._ends = ends
+        self._sizes = [end - start for start, end in zip((0, *ends), ends, strict=False)]
+        self._cache_tokens = cache_tokens
+        self._most_keys = most_keys
         self._engines: dict[int, int] = {}
-        """Chunk -> the engines that have it, as bits."""
-        self._held: list[dict[int, None]] = [{} for _ in range(num_engines)]
-        """For each engine its chunks, the least recently used first."""
+        """Key -> the engines that have its prefix, as bits."""
+        self._held: list[OrderedDict[int, int]] = [OrderedDict() for _ in range(num_engines)]
+        """For each engine its keys and the tokens of their last chunks, the least recently used
+        first."""
+        self._held_tokens = [0] * num_engines
 
     def __len__(self) -> int:
         return sum(map(len, self._held))
 
-    def keys(self, prompt_ids: Sequence[int], salt: str) -> list[int]:
-        """Return the keys of a prompt's whole chunks, of a long prompt those of its beginning.
-
-        The last token always has to be computed, so it belongs to none.
-        """
-        size, key = self._chunk_tokens, hash(salt)
-        most = min((len(prompt_ids) - 1) // size, self._max_chunks)
-        ids = tuple(prompt_ids[: most * size])
-        keys = []
-        for start in range(0, most * size, size):
-            key = hash((key, ids[start : start + size]))
-            keys.append(key)
-        return keys
-
     def found(self, keys: Sequence[int]) -> list[tuple[int, int]]:
-        """Return (how many of the first keys, engines as bits that have no more), longest first."""
+        """Return (tokens, engines as bits that have so many and no more), longest first."""
         levels: list[tuple[int, int]] = []
-        last, get = -1, self._engines.get
-        for depth, key in enumerate(keys):
+        last, tokens, get = -1, 0, self._engines.get
+        for key, end in zip(keys, self._ends, strict=False):
             having = get(key, 0) & last
             if having != last:
-                if depth:
-                    levels.append((depth, last & ~having))
+                if tokens:
+                    levels.append((tokens, last & ~having))
                 last = having
                 if not having:
                     break
+            tokens = end
         else:
             if keys:
-                levels.append((len(keys), last))
+                levels.append((tokens, last))
         levels.reverse()
         return levels
 
     def note(self, engine: int, keys: Sequence[int]) -> None:
         """Take note that a prompt with these keys goes to an engine. Mutates: self"""
         held, engines, bit = self._held[engine], self._engines, 1 << engine
-        # The first chunks last: they are used by more prompts, and useless without them.
-        for key in reversed(keys[: self._capacity]):
-            if held.pop(key, bit) is bit:
+        new_tokens, count = 0, min(len(keys), self._most_keys)
+        # The first keys last: they are used by more prompts, and useless without them.
+        for key, size in zip(keys[count - 1 :: -1], self._sizes[count - 1 :: -1], strict=False):
+            if key in held:
+                held.move_to_end(key)
+            else:
+                held[key] = size
+                new_tokens += size
                 engines[key] = engines.get(key, 0) | bit
-            held[key] = None
-        while len(held) > self._capacity:
-            self._drop(engine, next(iter(held)))
+        self._held_tokens[engine] += new_tokens
+        self._shrink(engine, self._most_keys, self._cache_tokens)
 
     def forget(self, engine: int) -> None:
         """Drop what an engine has. Mutates: self"""
-        for key in tuple(self._held[engine]):
-            self._drop(engine, key)
+        self._shrink(engine, 0, 0)
 
-    def _drop(self, engine: int, key: int) -> None:
-        del self._held[engine][key]
-        left = self._engines[key] & ~(1 << engine)
-        if left:
-            self._engines[key] = left
-        else:
-            del self._engines[key]
+    def _shrink(self, engine: int, most_keys: int, most_tokens: int) -> None:
+        """Drop what an engine used least recently until it is within bounds. Mutates: self"""
+        held, engines, bit = self._held[engine], self._engines, 1 << engine
+        tokens = self._held_tokens[engine]
+        while tokens > most_tokens or len(held) > most_keys:
+            key, size = held.popitem(last=False)
+            tokens -= size
+            left = engines[key] ^ bit
+            if left:
+                engines[key] = left
+            else:
+                del engines[key]
+        self._held_tokens[engine] = tokens

@@ -16,6 +16,7 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.router import EngineView, RoutedRequest, Router, RouterFacts
 from dovetail_plugins.routers._candidates import MOST, Candidates
 from dovetail_plugins.routers._prefix_index import PrefixIndex
+from dovetail_plugins.routers._prefix_keys import PrefixKeys
 
 MEMORY = 1 / 64
 """The share by which a new request changes the mean part of prompts that is not cached."""
@@ -30,16 +31,17 @@ class _Options:
     chunk_tokens: int = field(
         default=64,
         metadata={
-            "help": "length of the pieces that are compared, in tokens",
+            "help": "length of the pieces that are compared, in tokens; after the first 16, "
+            "an eighth of what lies before them or less",
             "ge": 1,
         },
     )
-    max_chunks: int = field(
-        default=1024,
-        metadata={"help": "chunks of one prompt that are looked at", "ge": 1},
+    max_prompt_tokens: int = field(
+        default=65536,
+        metadata={"help": "tokens of one prompt that are looked at", "ge": 1},
     )
     max_index_chunks: int = field(
-        default=1 << 20,
+        default=1 << 19,
         metadata={"help": "chunks that are kept for all engines together", "ge": 1},
     )
 
@@ -59,21 +61,21 @@ class PrefixAware(Router):
         self._count = facts.num_engines
         self._candidates = Candidates(facts.process)
         block = facts.block_tokens
-        self._chunk_tokens = -(-options.chunk_tokens // block) * block
-        share = max(1, options.max_index_chunks // facts.num_engines)
-        capacity = min(facts.cache_tokens // self._chunk_tokens, share)
+        chunk = -(-options.chunk_tokens // block) * block
+        most_tokens = min(options.max_prompt_tokens, facts.cache_tokens)
+        self._keys = PrefixKeys(chunk_tokens=chunk, most_tokens=most_tokens)
         self._index = PrefixIndex(
             facts.num_engines,
-            chunk_tokens=self._chunk_tokens,
-            capacity=capacity,
-            max_chunks=min(options.max_chunks, capacity),
+            ends=self._keys.ends,
+            cache_tokens=facts.cache_tokens,
+            most_keys=max(1, options.max_index_chunks // facts.num_engines),
         )
         self._uncached_share = 1.0
 
     def choose(self, request: RoutedRequest, engines: Sequence[EngineView]) -> int:
         """Return the engine with the fewest tokens to compute. Mutates: the index"""
         index, num_tokens = self._index, len(request.prompt_ids)
-        keys = index.keys(request.prompt_ids, request.cache_salt)
+        keys = self._keys.of(request.prompt_ids, request.cache_salt)
         cached = self._cached(index.found(keys))
         share, weight = self._uncached_share, self._running_tokens
         best, least, saved = -1, float("inf"), 0
@@ -94,9 +96,9 @@ class PrefixAware(Router):
         """Return how many tokens engines have cached: all of few engines, else some of those that
         have the most."""
         cached: dict[int, int] = {}
-        for depth, numbers in levels:
+        for tokens, numbers in levels:
             for number in self._candidates.some_of(numbers):
-                cached[number] = depth * self._chunk_tokens
+                cached[number] = tokens
             if len(cached) >= MOST:
                 break
         return cached

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dovetail.ranks.wire import Wire, Wires
+from dovetail.ranks.wire import WakefulWire, Wire, Wires
 
 LARGE = bytes(range(256)) * 16384  # more than a socket holds
 
@@ -77,3 +78,61 @@ def test_an_end_that_is_gone_is_told(ends: tuple[Wires, list[Wire]]) -> None:
         ranks[0].receive()
     with pytest.raises(OSError, match="pipe"):
         wires.send(b"x")
+
+
+AWAKE_S = 0.02
+
+
+@pytest.fixture
+def wakeful() -> Iterator[tuple[Wire, WakefulWire]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield Wire(ours), WakefulWire(theirs, AWAKE_S)
+
+
+def waited(ends: tuple[Wire, WakefulWire], wait_s: float) -> float:
+    """Return how long a reader was at its processor while it waited for a message."""
+    sender, reader = ends
+    timer = threading.Timer(wait_s, sender.send, [b"late"])
+    timer.start()
+    started_s = time.thread_time()
+    assert reader.receive() == b"late"
+    timer.join()
+    return time.thread_time() - started_s
+
+
+def test_a_reader_that_waits_in_vain_sleeps_sooner_every_time(
+    wakeful: tuple[Wire, WakefulWire],
+) -> None:
+    waits = 8
+    busy_s = sum(waited(wakeful, 2 * AWAKE_S) for _ in range(waits))
+    assert busy_s < 2.5 * AWAKE_S  # 1 + 1/2 + 1/4 ... of it, of 16 that were waited
+
+
+def test_a_reader_is_awake_again_once_messages_come_soon(
+    wakeful: tuple[Wire, WakefulWire], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[None] = []
+    monkeypatch.setattr(os, "sched_yield", lambda: looks.append(None))
+    sender, reader = wakeful
+    for _ in range(12):
+        waited(wakeful, 1.5 * AWAKE_S)
+    looks.clear()
+    waited(wakeful, 1.5 * AWAKE_S)
+    assert len(looks) < 10, "it sleeps at once"
+    sender.send(b"at once")
+    assert reader.receive() == b"at once"
+    looks.clear()
+    waited(wakeful, 1.5 * AWAKE_S)
+    assert len(looks) > 10, "it stays awake"
+
+
+def test_a_reader_that_is_awake_hears_of_the_end(wakeful: tuple[Wire, WakefulWire]) -> None:
+    sender, reader = wakeful
+    sender.send(LARGE[:100_000])
+    assert reader.receive() == LARGE[:100_000]
+    timer = threading.Timer(AWAKE_S / 4, sender.shut_down)
+    timer.start()
+    with pytest.raises(EOFError):
+        reader.receive()
+    timer.join()
