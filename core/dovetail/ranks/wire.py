@@ -82,6 +82,11 @@ class Wire:
         self.connection.close()
 
 
+def _yield_core() -> None:
+    """Let another thread run that waits for this core, if there is one."""
+    os.sched_yield() if hasattr(os, "sched_yield") else time.sleep(0)  # macOS has only the latter
+
+
 class WakefulWire(Wire):
     """A wire whose reader stays awake for at most `most_s` before it sleeps.
 
@@ -108,7 +113,7 @@ class WakefulWire(Wire):
             try:
                 self._read(socket.MSG_DONTWAIT)
             except BlockingIOError:
-                os.sched_yield()
+                _yield_core()
             else:
                 return True
         return False
