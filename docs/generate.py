@@ -45,15 +45,21 @@ def _kind_section(kind: dict[str, Any]) -> str:
         f"## {kind['kind']}\n",
         f"{_sentence(kind['summary'])} Flag: {flags}. Entry-point group: `{kind['group']}`. "
         f"Default: {_default(kind['default'])}.\n",
-        "| name | what | capabilities |",
-        "|---|---|---|",
     ]
     built_in = [e for e in kind["entries"] if e["distribution"] == "dovetail-llm"]
     rows = [
-        f"| `{e['name']}` | {e.get('summary', '')} | {', '.join(e.get('capabilities', ()))} |"
+        f"| `{e['name']}` | {_cell(e.get('summary', ''))} | {', '.join(e.get('capabilities', ()))} |"
         for e in built_in
     ]
-    return "\n".join([*head, *rows, ""])
+    if not rows:
+        return "\n".join([*head, "No plugin of this kind comes with dovetail.\n"])
+    table = ["| name | what | capabilities |", "|---|---|---|", *rows]
+    return "\n".join([*head, *table, ""])
+
+
+def _cell(text: str) -> str:
+    """Return a plain text as it is written in a table: no tag, no end of a cell."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
 
 
 def _default(name: str | None) -> str:
