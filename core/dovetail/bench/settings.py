@@ -213,7 +213,7 @@ class PictureFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedFlags:
-    "The server whose start is told."
+    "The server whose start is shown."
 
     base_url: str = flag("http://127.0.0.1:8000", metavar="URL", help="address of the server")
     api_key: str | None = flag(
