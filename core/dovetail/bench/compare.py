@@ -64,9 +64,9 @@ def run(args: argparse.Namespace) -> int:
         check_plot(flags.plot)
     sides = [[read_result(name) for name in text.split(",")] for text in (args.a, args.b)]
     check_kinds(sides)
-    rows = list(compare(*sides))
+    rows = list(compare(sides[0], sides[1]))
     names = [label_of(side) for side in sides]
-    print("\n".join([*table(rows, names), *notes(*sides, rows)]))
+    print("\n".join([*table(rows, names), *notes(sides[0], sides[1], rows)]))
     if flags.output_json:
         figures = [{field: getattr(row, field) for field in Compared.__slots__} for row in rows]
         text = json.dumps({"a": args.a, "b": args.b, "figures": figures}, indent=1)
@@ -103,17 +103,25 @@ def check_kinds(sides: Sequence[Sequence[Result]]) -> None:
 def compare(a: Sequence[Result], b: Sequence[Result]) -> Iterator[Compared]:
     """Return every figure that all runs have."""
     for name in RATES:
-        values = [[result["results"].get(name) for result in side] for side in (a, b)]
-        if all(value for side in values for value in side):
-            yield _compared(name, *values)
+        figures_a, figures_b = _each(a, name), _each(b, name)
+        if all(figures_a) and all(figures_b):
+            yield _compared(name, figures_a, figures_b)
     for time in _times(a[0]["results"]):
-        summaries = [[result["results"].get(time) or {} for result in side] for side in (a, b)]
-        named = set.intersection(*(set(one) for side in summaries for one in side))
         for word in a[0]["results"][time]:
-            values = [[one.get(word) for one in side] for side in summaries]
-            if word in named - {"std", "min", "max"} and all(v for side in values for v in side):
+            if word in ("std", "min", "max"):
+                continue
+            figures_a, figures_b = _each(a, time, word), _each(b, time, word)
+            if all(figures_a) and all(figures_b):
                 spread = _drawn_spread(a, b, time, word) if len(a) == len(b) == 1 else None
-                yield _compared(f"{word} {time}", *values, spread=spread)
+                yield _compared(f"{word} {time}", figures_a, figures_b, spread)
+
+
+def _each(side: Sequence[Result], name: str, word: str | None = None) -> list[float]:
+    """Return a figure of every run, or one word of a summary; 0 where a run has none."""
+    found = [result["results"].get(name) for result in side]
+    if word is not None:
+        found = [(summary or {}).get(word) for summary in found]
+    return [float(value or 0) for value in found]
 
 
 def _times(results: Mapping[str, Any]) -> list[str]:
