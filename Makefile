@@ -23,7 +23,7 @@ ISA_TESTS := $(addprefix tests/, kernels/test_gemm_native.py kernels/test_gemm_r
 # Whole servers and engines that `make test-quick` tries beside core.
 QUICK_TESTS := tests/e2e/test_server_life.py::test_streamed_and_whole_answers_are_the_same
 
-.PHONY: serve test test-quick test-isa test-gpu test-machines test-real sweep lint docs bench clean
+.PHONY: serve test test-quick test-isa test-gpu test-machines test-real sweep lint docs docs-site bench clean
 
 serve: $(VENV)/.serve
 	@echo 'When it is ready, ask it something:'
@@ -101,6 +101,12 @@ lint: $(VENV)/.test
 docs: $(VENV)/.test
 	$(BIN)/python docs/generate.py
 
+# The pages as a site that can be read from the disk: build/site/index.html. A link or an anchor
+# that leads nowhere fails, and so does a page that would load anything from elsewhere.
+docs-site: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict -f docs/site/mkdocs.yml
+	@echo "open $(CURDIR)/build/site/index.html"
+
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -110,7 +116,13 @@ $(VENV)/.serve: $(BIN)/python pyproject.toml
 
 $(VENV)/.test: $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet -e '.[test,lint]'
-	@touch $@ $(VENV)/.serve
+	@touch $@ $(VENV)/.serve $(VENV)/.docs
+
+# Without dovetail itself, which the site does not need.
+$(VENV)/.docs: $(BIN)/python pyproject.toml
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > $(VENV)/docs.txt
+	$(BIN)/python -m pip install --quiet -r $(VENV)/docs.txt
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -45,15 +45,22 @@ def _kind_section(kind: dict[str, Any]) -> str:
         f"## {kind['kind']}\n",
         f"{_sentence(kind['summary'])} Flag: {flags}. Entry-point group: `{kind['group']}`. "
         f"Default: {_default(kind['default'])}.\n",
-        "| name | what | capabilities |",
-        "|---|---|---|",
     ]
     built_in = [e for e in kind["entries"] if e["distribution"] == "dovetail-llm"]
     rows = [
-        f"| `{e['name']}` | {e.get('summary', '')} | {', '.join(e.get('capabilities', ()))} |"
+        f"| `{e['name']}` | {_cell(e.get('summary', ''))} "
+        f"| {', '.join(e.get('capabilities', ()))} |"
         for e in built_in
     ]
-    return "\n".join([*head, *rows, ""])
+    if not rows:
+        return "\n".join([*head, "No plugin of this kind comes with dovetail.\n"])
+    table = ["| name | what | capabilities |", "|---|---|---|", *rows]
+    return "\n".join([*head, *table, ""])
+
+
+def _cell(text: str) -> str:
+    """Return a plain text as it is written in a table: no tag, no end of a cell."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
 
 
 def _default(name: str | None) -> str:
@@ -436,6 +443,8 @@ def _enforced(backend: Any, word: str, keywords: list[str]) -> str:
 def pages() -> dict[str, str]:
     """Return file name -> text of every generated page."""
     from architectures_page import architectures_page
+    from migration_pages import vllm_page
+    from ollama_page import ollama_page
     from quantization_page import quantization_page
 
     from dovetail.config.report.docs import flags_page, variables_page
@@ -452,6 +461,8 @@ def pages() -> dict[str, str]:
         "http.md": http_page(),
         "metrics.md": metrics_page(),
         "errors.md": errors_page(),
+        "from_vllm.md": vllm_page(NOTE),
+        "from_ollama.md": ollama_page(NOTE),
     }
 
 

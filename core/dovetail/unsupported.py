@@ -74,6 +74,9 @@ FEATURES: dict[str, Unsupported] = {
         "start a server on each machine with --data-parallel-hybrid-lb and "
         "--data-parallel-start-rank, behind a load balancer",
     ),
+    "elastic_engines": Unsupported(
+        "the number of engines cannot be changed while a server runs", "start it again"
+    ),
     "kv_transfer": Unsupported("KV cache transfer between engines is not supported yet"),
     "worker_methods": Unsupported(
         "extending the worker class is not supported",

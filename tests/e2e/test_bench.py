@@ -66,6 +66,9 @@ def test_serve_completions(
     assert result["machine"]["logical_cores"] >= 1
     assert result["server"]["model"] == "dovetail-demo"
     assert "requests that succeeded                                6" in capsys.readouterr().out
+    file = str(tmp_path / "result.json")
+    assert main(["bench", "compare", file, file]) == 0
+    assert "mean itl ms" in capsys.readouterr().out
 
 
 def test_serve_chat_at_a_rate(server: ServerProcess, tmp_path: Path) -> None:
@@ -100,6 +103,23 @@ def test_a_wrong_key_is_explained(
 ) -> None:
     assert load(server, tmp_path, "--api-key", "wrong")[0] == 1
     assert "--api-key" in capsys.readouterr().err
+
+
+def test_the_start_of_a_server_is_told(
+    server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "start.json"
+    words = ["startup", "--base-url", server.url, "--api-key", "k", "--output-json", str(file)]
+    assert main(["bench", *words]) == 0
+    phases = {one["name"]: one for one in json.loads(file.read_text())["phases"]}
+    assert list(phases)[:3] == ["imports", "config", "engine"]
+    ends = {name: one["began_s"] + one["duration_s"] for name, one in phases.items()}
+    engine = {name: one for name, one in phases.items() if name.startswith("engine: ")}
+    assert len(engine) > 1
+    assert max(ends[name] for name in engine) == pytest.approx(ends["engine"], abs=1e-3)
+    assert min(one["began_s"] for one in engine.values()) >= phases["engine"]["began_s"]
+    assert max(ends, key=lambda name: ends[name]) == "application"
+    assert f"ready {ends['application']:.2f} s after" in capsys.readouterr().out
 
 
 def test_latency(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         result["iterations"] = iterations
     write_result(report, result, config.model.model or "demo")
     if report.plot:
-        from dovetail.bench.plot import draw_distributions
+        from dovetail.observability.plot import draw_distributions
 
         series = {f"{name} (ms)": values_ms(iterations, name) for name in TIMES}
         draw_distributions(report.plot, report.label or "latency", series)

@@ -26,18 +26,21 @@ def check_report(flags: ReportFlags) -> None:
     """Check before the run that its result can be kept. Raises: ConfigError"""
     pairs_of(flags.metadata)
     if flags.plot:
-        from dovetail.bench.plot import check_plot
+        from dovetail.observability.plot import check_plot
 
         check_plot(flags.plot)
-    for where, name in (("--output-json", flags.output_json), ("--plot", flags.plot)):
-        if name and not Path(name).expanduser().parent.is_dir():
-            raise ConfigError(
-                f"there is no folder for {name}.", where=where, fix="create it first."
-            )
+    check_target(flags.output_json)
     if flags.save_result and not Path(flags.result_dir).expanduser().is_dir():
         raise ConfigError(
             f"there is no folder {flags.result_dir}.", where="--result-dir", fix="create it first."
         )
+
+
+def check_target(name: str | None) -> None:
+    """Check before the run that its result can be written there. Raises: ConfigError"""
+    if name and not Path(name).expanduser().parent.is_dir():
+        what = f"there is no folder for {name}."
+        raise ConfigError(what, where="--output-json", fix="create it first.")
 
 
 def pairs_of(words: Sequence[str]) -> dict[str, str]:

@@ -8,7 +8,6 @@ from typing import Any, Self
 
 from dovetail.bench import metrics
 from dovetail.bench.answers import Answer, read_answer
-from dovetail.bench.plot import draw_distributions
 from dovetail.bench.report import (
     check_report,
     number,
@@ -20,6 +19,7 @@ from dovetail.bench.report import (
 )
 from dovetail.bench.settings import MetricFlags, ReportFlags
 from dovetail.bench.stats import parsed_percentiles
+from dovetail.observability.plot import draw_distributions
 
 MAX_SHOWN_ERRORS = 10
 

@@ -203,6 +203,24 @@ class LatencyFlags:
     num_iters: int = flag(10, ge=1, help="number of measured batches")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureFlags:
+    "What is written beside the table."
+
+    output_json: str | None = flag(None, metavar="FILE", help="write the figures as JSON")
+    plot: str | None = flag(None, metavar="FILE.png", help='draw them; needs the extra "plot"')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedFlags:
+    "The server whose start is shown."
+
+    base_url: str = flag("http://127.0.0.1:8000", metavar="URL", help="address of the server")
+    api_key: str | None = flag(
+        None, secret=True, default_note="$OPENAI_API_KEY", help="key for the server"
+    )
+
+
 SERVE_GROUPS: tuple[type[object], ...] = (
     DatasetFlags,
     TargetFlags,
@@ -212,9 +230,13 @@ SERVE_GROUPS: tuple[type[object], ...] = (
 )
 LATENCY_GROUPS: tuple[type[object], ...] = (LatencyFlags, ReportFlags)
 THROUGHPUT_GROUPS: tuple[type[object], ...] = (DatasetFlags, ReportFlags)
+COMPARE_GROUPS: tuple[type[object], ...] = (PictureFlags,)
+STARTUP_GROUPS: tuple[type[object], ...] = (StartedFlags, PictureFlags)
 GROUPS_BY_COMMAND: Mapping[str, tuple[type[object], ...]] = {
     "serve": SERVE_GROUPS,
     "latency": LATENCY_GROUPS,
     "throughput": THROUGHPUT_GROUPS,
+    "compare": COMPARE_GROUPS,
+    "startup": STARTUP_GROUPS,
 }
 """What each measurement adds; latency and throughput take the engine's flags too."""

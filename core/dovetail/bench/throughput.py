@@ -143,7 +143,7 @@ def _detail(answer: Any) -> dict[str, Any]:
 
 
 def _draw(report: ReportFlags, answers: Sequence[Any]) -> None:
-    from dovetail.bench.plot import draw_distributions
+    from dovetail.observability.plot import draw_distributions
 
     times = [_e2e_ms(answer) for answer in answers if answer.error is None]
     draw_distributions(

@@ -1,4 +1,4 @@
-"""`dovetail bench`: one measurement each of a batch, of an engine, of a running server."""
+"""`dovetail bench`: measurements of a batch, an engine, a running server; results compared."""
 
 from __future__ import annotations
 
@@ -8,5 +8,7 @@ PARTS = {
     "latency": "dovetail.bench.latency",
     "throughput": "dovetail.bench.throughput",
     "serve": "dovetail.bench.serve",
+    "compare": "dovetail.bench.compare",
+    "startup": "dovetail.bench.startup",
 }
 """Subcommand -> the module that is it."""

@@ -7,7 +7,16 @@ import json
 
 HELP = "show what a checkpoint holds, the memory it takes and what would run it"
 COMMON = frozenset(
-    {"json", "dtype", "quantization", "kv_cache_dtype", "max_model_len", "load_format", "device"}
+    {
+        "json",
+        "plot",
+        "dtype",
+        "quantization",
+        "kv_cache_dtype",
+        "max_model_len",
+        "load_format",
+        "device",
+    }
 )
 
 
@@ -16,6 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from dovetail.cli.serve import add_arguments as add_serve_arguments
 
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--plot", metavar="FILE.png", help='draw the memory by part; needs the extra "plot"'
+    )
     add_serve_arguments(parser)
 
 
@@ -26,6 +38,13 @@ def run(args: argparse.Namespace) -> int:
     from dovetail.inspect.facts import as_json
     from dovetail.inspect.render import render
 
+    if args.plot:
+        from dovetail.inspect.picture import draw_memory
+        from dovetail.observability.plot import check_plot
+
+        check_plot(args.plot)
     facts = inspect(parse_config(args))
+    if args.plot:
+        draw_memory(args.plot, facts)
     print(json.dumps(as_json(facts), indent=2, ensure_ascii=False) if args.json else render(facts))
     return 0

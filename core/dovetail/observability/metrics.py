@@ -183,3 +183,8 @@ ENGINE_UP = gauge(
 START_SECONDS = gauge(
     "dovetail:start_phase_seconds", "Seconds that each phase of the start took", ("phase",)
 )
+START_BEGAN_SECONDS = gauge(
+    "dovetail:start_phase_began_seconds",
+    "Seconds from the creation of the process to the beginning of each phase of the start",
+    ("phase",),
+)

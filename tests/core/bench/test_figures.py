@@ -12,12 +12,12 @@ import pytest
 from dovetail.bench.answers import Answer
 from dovetail.bench.arrival import arrival_times_s
 from dovetail.bench.metrics import checked_names, details, figures, parsed_goodput
-from dovetail.bench.plot import draw_distributions
 from dovetail.bench.report import number, pairs_of, settings_of, table
 from dovetail.bench.settings import ReportFlags, TargetFlags
 from dovetail.bench.stats import parsed_percentiles, peak_overlap, percentile, summary
 from dovetail.errors import ConfigError
 from dovetail.interfaces.bench_dataset import BenchPrompt
+from dovetail.observability.plot import draw_distributions
 
 
 def test_percentiles_are_linear_between_neighbours() -> None:

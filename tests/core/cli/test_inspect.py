@@ -295,3 +295,26 @@ def test_tensors_that_do_not_fit_their_method_are_no_fault(
     (group,) = told["groups"]
     assert group["parameters"] > 0
     assert any("no tensor of a head" in text for text in told["warnings"])
+
+
+def test_a_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = big_checkpoint(tmp_path / "model", 2)
+    target = tmp_path / "memory.png"
+    drawn: list[dict[str, float]] = []
+    monkeypatch.setattr("dovetail.observability.plot.check_plot", lambda path: None)
+    monkeypatch.setattr(
+        "dovetail.inspect.picture.draw_parts",
+        lambda path, title, parts, unit, limit: drawn.append({"limit": limit, **parts}),
+    )
+    told = found(capsys, path, "--plot", target)
+    (parts,) = drawn
+    assert parts.pop("limit") > 0
+    whole = sum(group["kept_bytes"] for group in told["groups"]) + told["memory"]["tables_bytes"]
+    whole += told["memory"]["cache_bytes"] or 0
+    unit = 2**30 if whole >= 2**30 else 2**20
+    assert sum(parts.values()) * unit == pytest.approx(whole)
+    assert any(name.startswith("attention: ") for name in parts)
+    monkeypatch.undo()
+    assert main(["inspect", str(path), "--plot", str(tmp_path / "memory.jpg")]) == 2

@@ -27,6 +27,12 @@ UNSUPPORTED_ROUTES = {
     "/v1/audio/translations": "transcription",
     "/v1/load_lora_adapter": "lora",
     "/v1/unload_lora_adapter": "lora",
+    "/reset_mm_cache": "media",
+    "/start_profile": "profiling",
+    "/stop_profile": "profiling",
+    "/collective_rpc": "worker_methods",
+    "/scale_elastic_ep": "elastic_engines",
+    "/is_scaling_elastic_ep": "elastic_engines",
 }
 """Path -> the feature it waits for."""
 

@@ -67,8 +67,7 @@ async def _start_engine(config: Config, spec: EngineSpec, timer: StartupTimer) -
     prepares = not in_process and config.frontend.api_server_count == 1
     with timer.time("engine"):
         engine = await AsyncEngine.start(spec, in_process=in_process, prepares=prepares)
-    for phase in engine.phases:
-        timer.durations_s[f"engine: {phase.name}"] = phase.duration_s
+    timer.note_parts("engine", ((phase.name, phase.duration_s) for phase in engine.phases))
     return engine
 
 
@@ -78,6 +77,7 @@ def tell_ready(config: Config, spec: EngineSpec, sock: socket.socket, timer: Sta
 
     for name, duration_s in timer.durations_s.items():
         metrics.START_SECONDS.labels(name).set(duration_s)
+        metrics.START_BEGAN_SECONDS.labels(name).set(timer.began_s[name])
     names = ", ".join(spec.served_names)
     logger.info("serving %s", names)
     url = url_of(sock, has_tls=config.frontend.ssl_certfile is not None)

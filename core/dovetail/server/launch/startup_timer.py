@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -15,11 +15,12 @@ logger = logging.getLogger("dovetail.server")
 
 
 class StartupTimer:
-    """Times of the start in order. Seconds."""
+    """Times of the start, in seconds: how long each phase took, and when it began, from exec."""
 
     def __init__(self) -> None:
         self._began_s = time.monotonic() - _process_age_s()
         self.durations_s: dict[str, float] = {"imports": self.total_s()}
+        self.began_s: dict[str, float] = {"imports": 0.0}
 
     @contextlib.contextmanager
     def time(self, name: str) -> Iterator[None]:
@@ -29,9 +30,21 @@ class StartupTimer:
         self.note(name, time.monotonic() - start_s)
 
     def note(self, name: str, duration_s: float) -> None:
-        """Record a phase. Mutates: self"""
+        """Record a phase that has just ended. Mutates: self"""
         self.durations_s[name] = duration_s
+        self.began_s[name] = self.total_s() - duration_s
         logger.info("start: %s took %.2f s", name, duration_s)
+
+    def note_parts(self, name: str, parts: Iterable[tuple[str, float]]) -> None:
+        """Record the parts of a recorded phase, one after another up to its end. What came before
+        the first of them is not theirs: a process had to start. Mutates: self"""
+        told = list(parts)
+        at_s = self.began_s[name] + self.durations_s[name]
+        for part, duration_s in reversed(told):
+            at_s -= duration_s
+            self.began_s[f"{name}: {part}"] = at_s
+        for part, duration_s in told:
+            self.durations_s[f"{name}: {part}"] = duration_s
 
     def total_s(self) -> float:
         """Return the seconds since the process was created."""

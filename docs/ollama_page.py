@@ -1,0 +1,224 @@
+"""The page for those who come from Ollama: commands, paths, options, Modelfiles and variables.
+
+The names stand in tests/reference/ollama.json. Where dovetail has the same name, the row says so by
+itself; else `INSTEAD` says what takes its place, and every name of ours in it is looked up, so that
+the page cannot name what is not there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from migration_pages import REFERENCE, our_routes, route_words, table
+
+HEAD = """\
+# Coming from Ollama
+
+{note}
+
+A dovetail server serves one model, in its original precision or quantized, to many clients at once.
+It reads checkpoints of the Hugging Face hub, folders of safetensors, and GGUF files as they are.
+
+| in Ollama | here |
+|---|---|
+| `ollama run MODEL` | `dovetail run MODEL`: serves and chats in one terminal |
+| `ollama serve`, then any model by request | `dovetail serve MODEL`, one server for each model |
+| a name such as `qwen3:0.6b` | an id of the hub (`Qwen/Qwen3-0.6B`), a folder or a GGUF file |
+| the tag says the quantization (`q4_K_M`) | the GGUF file's own, or `--quantization int4` |
+| a Modelfile | flags, or a YAML file: `dovetail serve --config settings.yaml` |
+| port 11434 | port 8000; `--port 11434` for clients that cannot be told |
+| 4096 tokens of context unless told | as many as model and memory allow; `--max-model-len` |
+
+1. `dovetail inspect MODEL` (or `FILE.gguf`) says what the model takes here and what would run it.
+2. `dovetail serve MODEL` and, for clients, `http://127.0.0.1:8000/v1` as the address of the OpenAI
+   API. The other paths are below.
+3. [Serve a GGUF file](../how_to/serve_a_gguf_file.md) if you have one already.
+"""
+
+OWN_NAME = re.compile(r"`([^`]+)`")
+INSTEAD: dict[str, dict[str, str]] = {
+    "commands": {
+        "serve": "`dovetail serve MODEL`, for the one model that is named",
+        "run": "`dovetail run MODEL`",
+        "pull": "not needed: `dovetail serve` fetches a model of the hub when it starts",
+        "list": "not here: models are what is in the hub's cache and your folders",
+        "ps": "`/v1/models` says what a server serves, `/load` how busy it is",
+        "show": "`dovetail inspect MODEL`",
+        "stop": "end the server: Ctrl-C or SIGTERM; what runs is finished first",
+        "rm": "not here: remove it from the hub's cache",
+        "cp": "another name for the same model: `--served-model-name`",
+        "create": "settings: a YAML file for `--config`; weights: `dovetail quantize` and "
+        "`dovetail convert`",
+        "push": "not here: models are published with the hub's own tools",
+        "signin": "not here: a token for gated models is given with `--hf-token`",
+        "signout": "not here: a token for gated models is given with `--hf-token`",
+    },
+    "paths": {
+        "/api/generate": "`/v1/completions`",
+        "/api/chat": "`/v1/chat/completions`",
+        "/api/tags": "`/v1/models`",
+        "/api/ps": "`/v1/models` and `/load`",
+        "/api/show": "`dovetail inspect`, on the command line",
+        "/api/version": "`/version`",
+        "/api/pull": "absent: a server's model is named when it starts",
+        "/api/delete": "absent: no client can remove files",
+        "/api/copy": "absent: `--served-model-name` gives several names",
+        "/api/create": "absent: a server's model is named when it starts",
+        "/api/push": "absent: models are published with the hub's own tools",
+        "/api/blobs/:digest": "absent: no client can upload weights",
+        "/api/embed": "absent: {embeddings}",
+        "/api/embeddings": "absent: {embeddings}",
+        "/v1/embeddings": "absent: {embeddings}",
+        "/v1/models/{model}": "the same",
+    },
+    "options": {
+        "num_predict": "`max_tokens`",
+        "num_ctx": "for all requests, when the server starts: `--max-model-len`",
+        "repeat_penalty": "`repetition_penalty`, over all tokens",
+        "repeat_last_n": "absent: penalties count all tokens",
+        "typical_p": "absent: {other_samplers}",
+        "tfs_z": "absent: {other_samplers}",
+        "mirostat": "absent: {other_samplers}",
+        "mirostat_eta": "absent: {other_samplers}",
+        "mirostat_tau": "absent: {other_samplers}",
+        "num_keep": "absent: a prompt that is too long is refused; `truncate_prompt_tokens` "
+        "keeps its end",
+        "penalize_newline": "`logit_bias`, for any token",
+        "num_batch": "for all requests: `--max-num-batched-tokens`",
+        "num_gpu": "the whole model is on the device, or `--cpu-offload-gb` of it in host memory",
+        "main_gpu": "for all requests: `CUDA_VISIBLE_DEVICES`",
+        "num_thread": "for all requests: `--num-threads`",
+        "use_mmap": "for all requests: `--safetensors-load-strategy`",
+        "use_mlock": "absent: weights are in memory of their own, not in mapped files",
+        "numa": "for all requests: `--cpu-cores` and `--pin-threads`",
+        "low_vram": "for all requests: `--gpu-memory-utilization`",
+    },
+    "instructions": {
+        "FROM": "the MODEL of `dovetail serve`",
+        "PARAMETER": "defaults of requests: `--override-generation-config`; the rest as above",
+        "TEMPLATE": "`--chat-template`, a Jinja file; the checkpoint's own is the default",
+        "SYSTEM": "a message of the system in the request, or in the template",
+        "ADAPTER": "absent: {lora}",
+        "LICENSE": "absent: it stays in the checkpoint's folder",
+        "MESSAGE": "messages of the request",
+    },
+    "variables": {
+        "OLLAMA_HOST": "`--host` and `--port`",
+        "OLLAMA_MODELS": "`--download-dir`, or the hub's own `HF_HOME`",
+        "OLLAMA_CONTEXT_LENGTH": "`--max-model-len`",
+        "OLLAMA_NUM_PARALLEL": "`--max-num-seqs`: requests share each step, they have no slots",
+        "OLLAMA_MAX_QUEUE": "`--max-num-queued-reqs`",
+        "OLLAMA_MAX_LOADED_MODELS": "absent: one server for each model",
+        "OLLAMA_KEEP_ALIVE": "absent: a server keeps its model until it ends, or until `/sleep`",
+        "OLLAMA_KV_CACHE_TYPE": "`--kv-cache-dtype`",
+        "OLLAMA_FLASH_ATTENTION": "`--attention-backend`; the best one that runs is the default",
+        "OLLAMA_GPU_OVERHEAD": "`--gpu-memory-utilization`",
+        "OLLAMA_SCHED_SPREAD": "`--tensor-parallel-size`",
+        "OLLAMA_LLM_LIBRARY": "`DOVETAIL_CPU_ISA`, or `--device`",
+        "OLLAMA_LOAD_TIMEOUT": "absent: loading takes as long as it takes; `/ready` says when",
+        "OLLAMA_ORIGINS": "`--allowed-origins`",
+        "OLLAMA_DEBUG": "`--log-level`",
+        "OLLAMA_NOHISTORY": "absent: `dovetail chat` keeps no history on disk",
+        "OLLAMA_NOPRUNE": "absent: nothing is pruned",
+        "OLLAMA_MULTIUSER_CACHE": "absent: the prefix cache is shared by all requests, or divided "
+        "by `cache_salt`",
+    },
+}
+"""What takes the place of a name of Ollama's that dovetail does not have itself; in braces, a
+feature of `dovetail.unsupported`."""
+FOREIGN_NAMES = {"HF_HOME", "CUDA_VISIBLE_DEVICES"}
+"""Variables that libraries read."""
+
+
+def ollama_page(note: str) -> str:
+    """Return the page for those who come from Ollama. Raises: ValueError for a name of ours that
+    does not exist"""
+    names: dict[str, list[str]] = json.loads((REFERENCE / "ollama.json").read_text("utf-8"))
+    parts = [
+        HEAD.format(note=note),
+        "## Commands\n",
+        table(["`ollama ...`", "here"], _rows("commands", names["commands"], _same_command)),
+        "## Paths\n",
+        table(["path", "here"], _rows("paths", names["paths"], _same_path)),
+        "## Options of a request\n",
+        "In the APIs of OpenAI and Anthropic an option is a field of the request itself.\n",
+        table(["`options`", "here"], _rows("options", names["options"], _same_option)),
+        "## Instructions of a Modelfile\n",
+        table(["instruction", "here"], _rows("instructions", names["instructions"])),
+        "## Variables\n",
+        table(["variable", "here"], _rows("variables", names["variables"])),
+    ]
+    return "\n".join(parts)
+
+
+def _rows(topic: str, names: list[str], same: Any = lambda name: "") -> list[tuple[str, str]]:
+    return [(f"`{name}`", same(name) or _instead(topic, name)) for name in names]
+
+
+def _instead(topic: str, name: str) -> str:
+    """Return what takes the place of a name, all of ours in it found. Raises: ValueError"""
+    from dovetail.unsupported import FEATURES
+
+    text = INSTEAD[topic][name].format_map({key: row.what for key, row in FEATURES.items()})
+    unknown = [word for word in OWN_NAME.findall(text) if not _exists(word)]
+    if unknown:
+        raise ValueError(f"the row of {name} names {unknown[0]}, which does not exist.")
+    return text
+
+
+def _same_command(name: str) -> str:
+    from dovetail.cli.main import COMMANDS
+
+    is_told = f"`dovetail {name}" in INSTEAD["commands"][name]
+    return f"`dovetail {name}`" if name in COMMANDS and not is_told else ""
+
+
+def _same_path(path: str) -> str:
+    route = our_routes().get(path)
+    return route_words(path, route) if route else ""
+
+
+def _same_option(name: str) -> str:
+    """Return where an option is a field of the same name: in requests, and in `options`."""
+    places = []
+    if name in _fields_of("/v1/chat/completions"):
+        places.append("the same")
+    else:
+        places.append(_instead("options", name))
+    if name in _options_of("/api/chat"):
+        places.append("with `/api/chat` and `/api/generate` in `options`, as ever")
+    return "; ".join(places)
+
+
+def _fields_of(path: str) -> dict[str, Any]:
+    fields: dict[str, Any] = our_routes()[path].body.model_json_schema()["properties"]
+    return fields
+
+
+def _options_of(path: str) -> dict[str, Any]:
+    """Return the declared options of Ollama's own request; nothing where there is no such path."""
+    route = our_routes().get(path)
+    if route is None:
+        return {}
+    schema = route.body.model_json_schema()
+    words = json.dumps(schema["properties"]["options"])
+    (reference,) = re.findall(r'"#/\$defs/(\w+)"', words)
+    fields: dict[str, Any] = schema["$defs"][reference]["properties"]
+    return fields
+
+
+def _exists(word: str) -> bool:
+    """Return whether a name that a row gives is one of ours."""
+    from dovetail.cli.main import COMMANDS
+    from dovetail.config.config import flags
+    from dovetail.config.parse.environment import OWN
+
+    if word.startswith("dovetail "):
+        return word.split()[1] in COMMANDS
+    if word.startswith("/"):
+        return word in our_routes()
+    if word.startswith("--"):
+        return word in {s for flag in flags().values() for s in flag.spellings} | {"--config"}
+    return word in _fields_of("/v1/chat/completions") or word in {*OWN, *FOREIGN_NAMES}
