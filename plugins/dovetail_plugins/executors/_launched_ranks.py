@@ -36,7 +36,10 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 _OF_ONE_RANK = frozenset(
-    {"rank", "processors", "rank_processors", "num_threads", "shows_progress", "load_options"}
+    {
+        *("rank.rank", "rank.tensor_rank", "rank.local_rank", "rank.local_size", "rank.stage"),
+        *("processors", "rank_processors", "num_threads", "shows_progress", "load_options"),
+    }
 )
 """Fields of a RunSpec that may differ between ranks."""
 _numbers = count()
@@ -133,7 +136,8 @@ def difference(run: RunSpec, hello: Hello) -> str | None:
     """Return in what another rank's run differs from this one's, or None."""
     ours, theirs = msgspec.to_builtins(run), msgspec.msgpack.decode(hello.run)
     for place, mine, other in _differences(ours, theirs):
-        if place.partition(".")[0] not in _OF_ONE_RANK and not place.endswith("path"):
+        may_differ = place in _OF_ONE_RANK or place.partition(".")[0] in _OF_ONE_RANK
+        if not may_differ and not place.endswith("path"):
             return (
                 f"{hello.name} was started with other flags: {place} is {other!r} there and "
                 f"{mine!r} at rank 0."
