@@ -87,8 +87,8 @@ class ModelRunner:
         use_ops(run.ops)
         self._backend: AttentionBackend = registry.make(run.attention)
         self._stage = StageLink(run, device)
-        has_constraints = run.structured_output is not None and self._stage.is_last
-        self.constraints = ConstraintCache(run.structured_output) if has_constraints else None
+        constrained = run.structured_output if self._stage.is_last else None
+        self.constraints = None if constrained is None else ConstraintCache(constrained)
         self._masks: ConstraintProcessor | None = None
 
     def load(self) -> None:
