@@ -3,9 +3,10 @@ model brings.
 
 The two sides of every comparison run in turn, so that a busy machine slows both. Bars: a plan of 32
 rows handed to two ranks and its result back, 80 us over what the step takes; two ranks with a core
-each, 0.9 of the speed of one rank with two threads.
+each, 0.9 of the speed of one rank with two threads; two stages of a pipeline with a core each, 0.9
+of it with two requests and more.
 
-    PYTHONPATH=core:plugins:kernels python benchmarks/ranks.py [handing | dividing]
+    PYTHONPATH=core:plugins:kernels python benchmarks/ranks.py [handing | dividing | stages]
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from dovetail import LLM, SamplingParams
 from dovetail.interfaces.plugin import Info
@@ -57,6 +59,10 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": 1,
     "bos_token_id": 0,
 }
+
+
+SPLIT = "7,5"
+"""Layers of the two stages: the head, of the last one, weighs as much as two layers."""
 
 
 class PlainWorker(Worker):
@@ -145,23 +151,57 @@ def measure_handing(step_us: int, count: int = 1000) -> None:
 def measure_dividing(rounds: int) -> None:
     """Print the speed of two ranks with a thread each over that of one with two threads."""
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(SHAPE), encoding="utf-8")
-        flags: dict[str, Any] = {
-            "model": folder,
-            "load_format": "dummy",
-            "skip_tokenizer_init": True,
-            "max_model_len": 1024,
-            "max_num_seqs": 16,
-            "use_tqdm_on_load": False,
-            "disable_log_stats": True,
-            "enable_prefix_caching": False,
-        }
+        flags = flags_of(folder)
         with (
             LLM(**flags, num_threads=2) as one,
             LLM(**flags, tensor_parallel_size=2, num_threads=1) as two,
         ):
             for rows, prompt, new in ((1, 8, 48), (8, 8, 32), (1, 512, 1), (8, 128, 16)):
                 compare(one, two, rounds, rows, prompt, new)
+
+
+def flags_of(folder: str) -> dict[str, Any]:
+    """Return the flags of an engine with a model of random weights. Mutates: the folder"""
+    Path(folder, "config.json").write_text(json.dumps(SHAPE), encoding="utf-8")
+    return {
+        "model": folder,
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "max_model_len": 1024,
+        "max_num_seqs": 16,
+        "use_tqdm_on_load": False,
+        "disable_log_stats": True,
+        "enable_prefix_caching": False,
+    }
+
+
+def measure_stages(rounds: int) -> None:
+    """Print the speed of two stages with a thread each over that of one rank with two threads, and
+    how long each stage waits."""
+    with tempfile.TemporaryDirectory() as folder:
+        flags = flags_of(folder)
+        with LLM(**flags, num_threads=2) as one:
+            before = set(psutil.Process().children())
+            stages = {"pipeline_parallel_size": 2, "pipeline_layer_split": SPLIT}
+            with LLM(**flags, **stages, num_threads=1) as two:
+                ranks = sorted(set(psutil.Process().children()) - before, key=lambda c: c.pid)
+                for rows in (1, 2, 4, 8):
+                    compare(one, two, rounds, rows, 8, 48)
+                    print(f"  {waiting(two, ranks, rows)}")
+                compare(one, two, rounds, 8, 256, 1)
+                compare(one, two, rounds, 1, 768, 1)
+
+
+def waiting(llm: LLM, ranks: Sequence[psutil.Process], rows: int) -> str:
+    """Return in words which share of the time each stage does not compute: its processor time is
+    counted, and a stage that waits sleeps."""
+    params = SamplingParams(temperature=0, max_tokens=96, ignore_eos=True, detokenize=False)
+    prompts = [[7 + row] * 8 for row in range(rows)]
+    begun = [sum(rank.cpu_times()[:2]) for rank in ranks]
+    taken_s = seconds_of(llm, prompts, params)
+    busy = [sum(r.cpu_times()[:2]) - was for r, was in zip(ranks, begun, strict=True)]
+    shares = ", ".join(f"{max(0.0, 1 - one / taken_s):.0%}" for one in busy)
+    return f"{rows} requests: the stages wait {shares} of the time"
 
 
 def compare(one: LLM, two: LLM, rounds: int, rows: int, prompt: int, new: int) -> None:
@@ -192,7 +232,7 @@ def seconds_of(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> fl
 def main() -> None:
     """Measure what was named, or everything."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="?", choices=["handing", "dividing"])
+    parser.add_argument("what", nargs="?", choices=["handing", "dividing", "stages"])
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     if args.what in (None, "handing"):
@@ -200,6 +240,8 @@ def main() -> None:
             measure_handing(step_us)
     if args.what in (None, "dividing"):
         measure_dividing(args.rounds)
+    if args.what in (None, "stages"):
+        measure_stages(args.rounds)
 
 
 if __name__ == "__main__":

@@ -37,11 +37,13 @@ if TYPE_CHECKING:
 
 _OF_ONE_RANK = frozenset(
     {
-        *("rank.rank", "rank.tensor_rank", "rank.local_rank", "rank.local_size", "rank.stage"),
+        *("rank.rank", "rank.world_size", "rank.tensor_rank", "rank.stage"),
+        *("rank.local_rank", "rank.local_size"),
         *("processors", "rank_processors", "num_threads", "shows_progress", "load_options"),
     }
 )
-"""Fields of a RunSpec that may differ between ranks."""
+"""Fields of a RunSpec that may differ between ranks; the launcher's own number of them is compared
+elsewhere."""
 _numbers = count()
 """How many engines this process has had; every rank makes them in the same order."""
 

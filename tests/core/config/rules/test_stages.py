@@ -14,7 +14,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import RankSpec, Selection
 from dovetail.testing.contract import model_spec
 
-WHOLE = Selection(kind="model", name="tiny", target="dovetail.testing.tiny:TinyModel")
+WHOLE = Selection(kind="model", name="replay", target="dovetail.testing.models:ReplayModel")
 
 
 def divided(num_layers: int, **fields: Any) -> RankSpec:
@@ -65,7 +65,7 @@ def test_what_cannot_be_is_told(fields: dict[str, Any], told: str, fix: str) -> 
 def test_plugins_that_know_no_stages_are_told() -> None:
     two = divided(2, pipeline_parallel_size=2)
     check_model(WHOLE, RankSpec())
-    with pytest.raises(ConfigError, match="tiny cannot be divided into stages"):
+    with pytest.raises(ConfigError, match="replay cannot be divided into stages"):
         check_model(WHOLE, two)
     pytest.importorskip("dovetail_plugins")
     mp, uni = (registry.choose("executor", name) for name in ("mp", "uni"))
@@ -80,7 +80,7 @@ def test_plugins_that_know_no_stages_are_told() -> None:
     [
         ({}, 3, 0),
         ({"layer_types": ["sliding_attention"] * 3 + ["full_attention"] * 2}, 5, 3),
-        ({"sliding_window_pattern": 2}, 4, 2),
+        ({"sliding_window_pattern": 2}, 3, 2),
     ],
 )
 def test_a_cache_has_room_for_the_most_layers_of_each_kind(
