@@ -129,6 +129,7 @@ class TinyModel(nn.Module, Model):
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the final hidden states. Shapes: [T] -> [T, E]"""
         rates = torch.arange(1, HIDDEN + 1, device=positions.device) / HIDDEN
+        x: torch.Tensor
         if self.stage.is_first:
             dtype = self.embed.weight.dtype
             x = self.embed(token_ids) + torch.sin(positions.unsqueeze(1) * rates).to(dtype)
