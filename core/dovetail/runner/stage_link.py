@@ -69,7 +69,9 @@ class UnseenDraws:
 
     def learn(self, result: StepResult) -> None:
         """Write what was drawn into the rows that are still the same. Mutates: self, rows"""
-        expected = self._steps.pop(result.step_id)
+        expected = self._steps.pop(result.step_id, None)
+        if expected is None:  # a step without rows draws nothing
+            return
         alive = set(expected.rows[self._batch.is_alive(expected)].tolist())
         for row in result.rows:
             if row.row in alive and row.token_ids:

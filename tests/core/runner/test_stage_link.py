@@ -96,8 +96,7 @@ class Stages:
         """Run a step on both; the first learns of the tokens."""
         assert self.first.step(plan).rows == ()
         result = self.last.step(plan)
-        if plan.rows:
-            self.first.learn(result)
+        self.first.learn(result)
         return result
 
 
