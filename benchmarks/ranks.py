@@ -3,8 +3,8 @@ model brings.
 
 The two sides of every comparison run in turn, so that a busy machine slows both. Bars: a plan of 32
 rows handed to two ranks and its result back, 80 us over what the step takes; two ranks with a core
-each, 0.9 of the speed of one rank with two threads. Stages of a pipeline are compared without a bar:
-each reads its weights once for every plan, so small batches cost what they cost.
+each, 0.9 of the speed of one rank with two threads. Stages of a pipeline are compared without a
+bar: each reads its weights once for every plan, so small batches cost what they cost.
 
     PYTHONPATH=core:plugins:kernels python benchmarks/ranks.py [handing | dividing | stages]
 """
@@ -16,26 +16,31 @@ import json
 import statistics
 import tempfile
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
+import torch
 
-from dovetail import LLM, SamplingParams
+from dovetail import LLM, SamplingParams, registry
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import RankSpec, RunSpec, Selection
 from dovetail.interfaces.step import (
     KVLayer,
     KVLayout,
+    NewRow,
     RowResult,
     RowStep,
     StepPlan,
     StepResult,
 )
 from dovetail.interfaces.worker import Worker
-from dovetail.testing.tiny import tiny_run
+from dovetail.parallel.groups import stage_after, stage_before
+from dovetail.testing.stage_worker import StageWorker
+from dovetail.testing.tiny import tiny_layout, tiny_run
 from dovetail_plugins.executors.mp import MpExecutor
 from dovetail_plugins.executors.uni import UniExecutor
 
@@ -61,6 +66,7 @@ SHAPE: dict[str, Any] = {
 }
 
 
+SLEEP_S = 0.01
 SPLIT = "7,5"
 """Layers of the two stages: the head, of the last one, weighs as much as two layers."""
 
@@ -95,6 +101,65 @@ class PlainWorker(Worker):
             pass
         took_s = time.perf_counter() - started_s
         return StepResult(step_id=plan.step_id, rows=rows, forward_s=took_s)
+
+
+class SleepyStage(StageWorker):
+    """A stage that sleeps instead of computing, so that a busy machine does not disturb it."""
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Sleep between what comes and what goes."""
+        if self._rank.stage:
+            stage_before().receive(torch.zeros(16, 1024))
+        time.sleep(SLEEP_S)
+        result = super().step(plan)
+        if not self._rank.is_last_stage:
+            stage_after().send(torch.ones(16, 1024))
+        return result
+
+
+def measure_sleeping(count: int = 60) -> None:
+    """Print how long a plan takes two stages that sleep, by the number of plans under way."""
+    rank = RankSpec(world_size=2, num_stages=2, stage_layers=(1, 1), local_size=2)
+    communicator = registry.choose("communicator", "shared_memory")
+    run = msgspec.structs.replace(tiny_run(), rank=rank, communicator=communicator)
+    target = f"{Path(__file__).resolve()}:SleepyStage"
+    executor = MpExecutor(None, run, Selection(kind="worker", name="sleepy", target=target))
+    try:
+        layout = tiny_layout(list(executor.kv_layers()))
+        executor.allocate(layout)
+        for depth in (1, 2):
+            plans = [sleepy_plan(layout, depth, number) for number in range(count)]
+            pending, started_s = deque[Any](), time.perf_counter()
+            for plan in plans:
+                pending.append(executor.submit(plan))
+                if len(pending) >= depth:
+                    pending.popleft().result()
+            while pending:
+                pending.popleft().result()
+            each_ms = (time.perf_counter() - started_s) / count * 1e3
+            wait = 1 - SLEEP_S * 1e3 / each_ms
+            print(f"{depth} plans under way: {each_ms:.1f} ms a plan, a stage waits {wait:.0%}")
+    finally:
+        executor.shutdown()
+
+
+def sleepy_plan(layout: KVLayout, depth: int, number: int) -> StepPlan:
+    """Return the step of one of `depth` rows whose turn it is."""
+    blocks, row = ((),) * len(layout.groups), 2 * depth + number % depth
+    new = NewRow(
+        row=row,
+        request_id=str(row),
+        token_ids=(5,),
+        num_prompt_tokens=1,
+        num_computed_tokens=0,
+        blocks=blocks,
+        sampling=SamplingParams(),
+        seed=0,
+    )
+    step = RowStep(row=row, start=number // depth, num_tokens=1, samples=True, new_blocks=blocks)
+    return StepPlan(
+        step_id=1000 * depth + number, rows=(step,), new_rows=(new,) if number < depth else ()
+    )
 
 
 WORKER = Selection(kind="worker", name="plain", target=f"{Path(__file__).resolve()}:PlainWorker")
@@ -250,6 +315,7 @@ def main() -> None:
     if args.what in (None, "dividing"):
         measure_dividing(args.rounds)
     if args.what in (None, "stages"):
+        measure_sleeping()
         measure_stages(args.rounds)
 
 
