@@ -3,9 +3,11 @@ model brings.
 
 The two sides of every comparison run in turn, so that a busy machine slows both. Bars: a plan of 32
 rows handed to two ranks and its result back, 80 us over what the step takes; two ranks with a core
-each, 0.9 of the speed of one rank with two threads. An idle engine's ranks use no processor.
+each, 0.9 of the speed of one rank with two threads. An idle engine's ranks use no processor. Stages
+of a pipeline are compared without a bar: each reads its weights once for every plan, so small
+batches cost what they cost.
 
-    PYTHONPATH=core:plugins:kernels python benchmarks/ranks.py [handing | dividing]
+    PYTHONPATH=core:plugins:kernels python benchmarks/ranks.py [handing | dividing | stages]
 """
 
 from __future__ import annotations
@@ -15,25 +17,31 @@ import json
 import statistics
 import tempfile
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
+import torch
 
-from dovetail import LLM, SamplingParams
+from dovetail import LLM, SamplingParams, registry
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import RankSpec, RunSpec, Selection
 from dovetail.interfaces.step import (
     KVLayer,
     KVLayout,
+    NewRow,
     RowResult,
     RowStep,
     StepPlan,
     StepResult,
 )
 from dovetail.interfaces.worker import Worker
-from dovetail.testing.tiny import tiny_run
+from dovetail.parallel.groups import stage_after, stage_before
+from dovetail.testing.stage_worker import StageWorker
+from dovetail.testing.tiny import tiny_layout, tiny_run
 from dovetail_plugins.executors.mp import MpExecutor
 from dovetail_plugins.executors.uni import UniExecutor
 
@@ -62,6 +70,11 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": 1,
     "bos_token_id": 0,
 }
+
+
+SLEEP_S = 0.01
+SPLIT = "7,5"
+"""Layers of the two stages: the head, of the last one, weighs as much as two layers."""
 
 
 class PlainWorker(Worker):
@@ -94,6 +107,65 @@ class PlainWorker(Worker):
             pass
         took_s = time.perf_counter() - started_s
         return StepResult(step_id=plan.step_id, rows=rows, forward_s=took_s)
+
+
+class SleepyStage(StageWorker):
+    """A stage that sleeps instead of computing, so that a busy machine does not disturb it."""
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Sleep between what comes and what goes."""
+        if self._rank.stage:
+            stage_before().receive(torch.zeros(16, 1024))
+        time.sleep(SLEEP_S)
+        result = super().step(plan)
+        if not self._rank.is_last_stage:
+            stage_after().send(torch.ones(16, 1024))
+        return result
+
+
+def measure_sleeping(count: int = 60) -> None:
+    """Print how long a plan takes two stages that sleep, by the number of plans under way."""
+    rank = RankSpec(world_size=2, num_stages=2, stage_layers=(1, 1), local_size=2)
+    communicator = registry.choose("communicator", "shared_memory")
+    run = msgspec.structs.replace(tiny_run(), rank=rank, communicator=communicator)
+    target = f"{Path(__file__).resolve()}:SleepyStage"
+    executor = MpExecutor(None, run, Selection(kind="worker", name="sleepy", target=target))
+    try:
+        layout = tiny_layout(list(executor.kv_layers()))
+        executor.allocate(layout)
+        for depth in (1, 2):
+            plans = [sleepy_plan(layout, depth, number) for number in range(count)]
+            pending, started_s = deque[Any](), time.perf_counter()
+            for plan in plans:
+                pending.append(executor.submit(plan))
+                if len(pending) >= depth:
+                    pending.popleft().result()
+            while pending:
+                pending.popleft().result()
+            each_ms = (time.perf_counter() - started_s) / count * 1e3
+            wait = 1 - SLEEP_S * 1e3 / each_ms
+            print(f"{depth} plans under way: {each_ms:.1f} ms a plan, a stage waits {wait:.0%}")
+    finally:
+        executor.shutdown()
+
+
+def sleepy_plan(layout: KVLayout, depth: int, number: int) -> StepPlan:
+    """Return the step of one of `depth` rows whose turn it is."""
+    blocks, row = ((),) * len(layout.groups), 2 * depth + number % depth
+    new = NewRow(
+        row=row,
+        request_id=str(row),
+        token_ids=(5,),
+        num_prompt_tokens=1,
+        num_computed_tokens=0,
+        blocks=blocks,
+        sampling=SamplingParams(),
+        seed=0,
+    )
+    step = RowStep(row=row, start=number // depth, num_tokens=1, samples=True, new_blocks=blocks)
+    return StepPlan(
+        step_id=1000 * depth + number, rows=(step,), new_rows=(new,) if number < depth else ()
+    )
 
 
 WORKER = Selection(kind="worker", name="plain", target=f"{Path(__file__).resolve()}:PlainWorker")
@@ -177,17 +249,7 @@ def quartiles_us(taken_s: list[float]) -> str:
 def measure_dividing(rounds: int) -> None:
     """Print the speed of two ranks with a thread each over that of one with two threads."""
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(SHAPE), encoding="utf-8")
-        flags: dict[str, Any] = {
-            "model": folder,
-            "load_format": "dummy",
-            "skip_tokenizer_init": True,
-            "max_model_len": 1024,
-            "max_num_seqs": 16,
-            "use_tqdm_on_load": False,
-            "disable_log_stats": True,
-            "enable_prefix_caching": False,
-        }
+        flags = flags_of(folder)
         with (
             LLM(**flags, num_threads=2) as one,
             LLM(**flags, tensor_parallel_size=2, num_threads=1) as two,
@@ -196,7 +258,60 @@ def measure_dividing(rounds: int) -> None:
                 compare(one, two, rounds, rows, prompt, new)
 
 
-def compare(one: LLM, two: LLM, rounds: int, rows: int, prompt: int, new: int) -> None:
+def flags_of(folder: str) -> dict[str, Any]:
+    """Return the flags of an engine with a model of random weights. Mutates: the folder"""
+    Path(folder, "config.json").write_text(json.dumps(SHAPE), encoding="utf-8")
+    return {
+        "model": folder,
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "max_model_len": 1024,
+        "max_num_seqs": 16,
+        "use_tqdm_on_load": False,
+        "disable_log_stats": True,
+        "enable_prefix_caching": False,
+    }
+
+
+def measure_stages(rounds: int) -> None:
+    """Print the speed of two stages with a thread each over that of one rank with two threads, and
+    how long each stage waits."""
+    with tempfile.TemporaryDirectory() as folder:
+        flags = flags_of(folder)
+        with LLM(**flags, num_threads=2) as one:
+            before = set(psutil.Process().children())
+            stages = {"pipeline_parallel_size": 2, "pipeline_layer_split": SPLIT}
+            with LLM(**flags, **stages, num_threads=1) as two:
+                ranks = sorted(set(psutil.Process().children()) - before, key=lambda c: c.pid)
+                for rows in (1, 2, 4, 8):
+                    compare(one, two, rounds, rows, 8, 48, bar=None)
+                    print(f"  {waiting(two, ranks, rows)}")
+                compare(one, two, rounds, 8, 256, 1, bar=None)
+                compare(one, two, rounds, 1, 768, 1, bar=None)
+
+
+def waiting(llm: LLM, ranks: Sequence[psutil.Process], rows: int) -> str:
+    """Return in words which share of the time each stage does not compute: its processor time is
+    counted, and a stage that waits sleeps."""
+    params = SamplingParams(temperature=0, max_tokens=96, ignore_eos=True, detokenize=False)
+    prompts = [[7 + row] * 8 for row in range(rows)]
+    begun = [sum(rank.cpu_times()[:2]) for rank in ranks]
+    taken_s = seconds_of(llm, prompts, params)
+    busy = [sum(r.cpu_times()[:2]) - was for r, was in zip(ranks, begun, strict=True)]
+    shares = ", ".join(f"{max(0.0, 1 - one / taken_s):.0%}" for one in busy)
+    return f"{rows} requests: the stages wait {shares} of the time"
+
+
+def compare(
+    one: LLM,
+    two: LLM,
+    rounds: int,
+    rows: int,
+    prompt: int,
+    new: int,
+    *,
+    bar: float | None = BAR_RATIO,
+) -> None:
     """Print one line: the ratios of all rounds."""
     params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True, detokenize=False)
     prompts = [[7 + (11 * row + place) % 900 for place in range(prompt)] for row in range(rows)]
@@ -207,10 +322,10 @@ def compare(one: LLM, two: LLM, rounds: int, rows: int, prompt: int, new: int) -
             ratios.append(seconds[0] / seconds[1])
             whole.append(rows * new / seconds[0])
     low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
-    word = "met" if middle >= BAR_RATIO else "MISSED"
+    word = "" if bar is None else f"; bar {bar}: {'met' if middle >= bar else 'MISSED'}"
     print(
         f"{rows} x {prompt} + {new} tokens: one rank {statistics.median(whole):7.1f} tokens/s, two "
-        f"ranks {middle:.2f} of it ({low:.2f} to {high:.2f}); bar {BAR_RATIO}: {word}"
+        f"ranks {middle:.2f} of it ({low:.2f} to {high:.2f}){word}"
     )
 
 
@@ -224,7 +339,7 @@ def seconds_of(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> fl
 def main() -> None:
     """Measure what was named, or everything."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="?", choices=["handing", "dividing"])
+    parser.add_argument("what", nargs="?", choices=["handing", "dividing", "stages"])
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     if args.what in (None, "handing"):
@@ -232,6 +347,9 @@ def main() -> None:
             measure_handing(step_us)
     if args.what in (None, "dividing"):
         measure_dividing(args.rounds)
+    if args.what in (None, "stages"):
+        measure_sleeping()
+        measure_stages(args.rounds)
 
 
 if __name__ == "__main__":

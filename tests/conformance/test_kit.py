@@ -24,6 +24,7 @@ HERE = Path(__file__).parent
 PLAIN, TORCH = HERE / "wrong_plugins.py", HERE / "wrong_torch_plugins.py"
 APIS = HERE / "wrong_apis.py"
 ROUTERS = HERE / "wrong_routers.py"
+STAGES = HERE / "wrong_stages.py"
 
 POLICY = "scheduling_policy"
 WRONG: list[tuple[str, str, str]] = [
@@ -137,6 +138,10 @@ WRONG: list[tuple[str, str, str]] = [
     ("model", f"{TORCH}:Qwen3ForCausalLM", "equals_transformers"),
     ("model", f"{TORCH}:LlamaForCausalLM", "batch_and_chunks"),
     ("tokenizer", f"{TORCH}:HastyTokenizer", "stream_gives_whole_characters"),
+    ("executor", f"{STAGES}:SecretiveExecutor", "stages_learn_what_the_last_one_draws"),
+    ("communicator", f"{STAGES}:TwistingCommunicator", "sends_to_the_other_of_two"),
+    ("scheduler", f"{STAGES}:PatientScheduler", "keeps_the_stages_of_a_pipeline_busy[windows0]"),
+    ("model", f"{STAGES}:Phi3ForCausalLM", "stages_equal_the_whole"),
 ]
 RIGHT = [
     (POLICY, f"{PLAIN}:RightPolicy"),
@@ -231,6 +236,7 @@ def test_every_kind_has_clauses_and_every_word_is_asked(kind: str) -> None:
 
 UNASKED = {
     "executor": {"launched_ranks", "places_ranks"},  # who starts ranks: a kit has no launcher
+    "worker": {"stages"},  # a stage needs others in their own processes: whole engines show it
     "platform": {"host_cores"},  # a claim about who computes: resolve gives it threads
     "tool_parser": {"parallel_calls"},  # every sample with several calls asks it
     "model": {"needs_host_rows"},  # a claim about how it reads its input; runners act on it

@@ -111,6 +111,18 @@ def test_two_agents_as_on_two_machines(model: str) -> None:
 
 
 @pytest.mark.machines
+def test_two_stages_go_in_step(model: str) -> None:
+    """The engine of the first stage hears from the last one what it did not draw itself."""
+    words = asked(model, tensor_parallel_size=1, pipeline_parallel_size=2)
+    with agent(SCRIPT, words, port=free_port()) as process:
+        text, _ = process.communicate(timeout=100)
+    told = ranks_answers.read(text)
+    assert process.returncode == 0 and len(told) == 2, text
+    assert told[0] == told[1]
+    assert_same(told[0][:3], ranks_answers.answers({"model": model})[:3])
+
+
+@pytest.mark.machines
 def test_other_flags_on_another_rank_are_told(model: str) -> None:
     port = free_port()
     with ExitStack() as stack:

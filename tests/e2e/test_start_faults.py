@@ -327,10 +327,10 @@ FAULTS: dict[str, Fault] = {
         cause=r"/no/such\.jinja",
         fix=r"name a \.jinja file",
     ),
-    "several devices": Fault(
-        args=flags("--pipeline-parallel-size", "2"),
-        cause="--pipeline-parallel-size: .*not supported",
-        fix="leave the flag out",
+    "more stages than layers": Fault(
+        args=flags("--pipeline-parallel-size", "64"),
+        cause=r"--pipeline-parallel-size: \d+ layers cannot be divided over 64 stages",
+        fix=r"use at most \d+",
     ),
     "code of the checkpoint": Fault(
         args=flags("--trust-remote-code"),

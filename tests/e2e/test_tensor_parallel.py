@@ -64,8 +64,10 @@ def assert_same(ours: list[GenerationResult], wanted: list[GenerationResult]) ->
 
 
 OF_RANKS = {"communicator", "enable_expert_parallel", "expert_placement_strategy",
-            "enable_eplb", "eplb_config"}  # fmt: skip
+            "enable_eplb", "eplb_config", "tensor_parallel_size", "pipeline_parallel_size",
+            "pipeline_layer_split", "cpu_cores", "num_threads"}  # fmt: skip
 """Flags of a case that one rank does without."""
+STAGES: dict[str, Any] = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     # One KV head for two ranks, a preempting cache and drafts, in recorded steps.
     "crowded": (
@@ -112,6 +114,39 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"hidden_size": 128, "intermediate_size": 256},
         {"quantization": "int4", "kv_cache_dtype": "bfloat16"},
     ),
+    # Three layers over two stages; a preempting cache, drafts and recorded steps.
+    "stages, crowded": (
+        "Qwen3ForCausalLM",
+        {"num_key_value_heads": 1, "num_hidden_layers": 3, "tie_word_embeddings": True},
+        {
+            **STAGES,
+            "num_gpu_blocks_override": 9,
+            "block_size": 16,
+            "plugin_options": {"scheduler": {"growth_blocks": 0}},
+            "speculative_config": {"method": "ngram", "num_speculative_tokens": 3},
+        },
+    ),
+    # The windows are all on the first stage, and the full layer on the second.
+    "stages, windows": (
+        "Gemma3ForCausalLM",
+        {},
+        {**STAGES, "kv_cache_dtype": "int8", "communicator": "gloo", "async_scheduling": True},
+    ),
+    "stages of two ranks": (
+        "GPT2LMHeadModel",
+        {"n_layer": 3},
+        {
+            "tensor_parallel_size": 2,
+            "pipeline_parallel_size": 2,
+            "pipeline_layer_split": "1,2",
+            "cpu_cores": "nobind",
+            "num_threads": 1,
+            "num_gpu_blocks_override": 14,
+            "block_size": 8,
+            "swap_space": 0.01,
+            "plugin_options": {"scheduler": {"growth_blocks": 0}},
+        },
+    ),
 }
 
 
@@ -120,7 +155,20 @@ def test_two_ranks_answer_as_one(case: str, tmp_path: Path) -> None:
     name, config, flags = CASES[case]
     path = write_tiny_checkpoint(tmp_path / "model", name, **config)
     alone = {key: value for key, value in flags.items() if key not in OF_RANKS}
-    assert_same(answers(path, tensor_parallel_size=2, **flags), answers(path, **alone))
+    divided = {"tensor_parallel_size": 2, **flags}
+    assert_same(answers(path, **divided), answers(path, **alone))
+
+
+def test_stages_sleep_and_wake_up(tmp_path: Path) -> None:
+    """A request after the sleep of two stages gets the answer of before, with its weights read
+    again."""
+    path = write_tiny_checkpoint(tmp_path / "model", "LlamaForCausalLM")
+    with LLM(model=str(path), enable_sleep_mode=True, **STAGES, **ENGINE) as llm:
+        before = llm.generate(PROMPTS[:3], GREEDY, use_tqdm=False)
+        for level in (1, 2):
+            llm.sleep(level)
+            llm.wake_up()
+            assert_same(llm.generate(PROMPTS[:3], GREEDY, use_tqdm=False), before)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +176,9 @@ def test_two_ranks_answer_as_one(case: str, tmp_path: Path) -> None:
     [
         (["--tensor-parallel-size", "3"], "8 attention heads cannot be divided evenly over 3"),
         (["-tp", "8", "--num-threads", "1"], "8 ranks need a core each, and this process may use"),
+        (["-tp", "2", "-pp", "2"], "2 (--tensor-parallel-size times --pipeline-parallel-size)"),
+        (["-pp", "4"], "--pipeline-parallel-size: 4 ranks need a core each"),
+        (["-pp", "2", "--model-impl", "transformers"], "transformers cannot be divided into"),
         (["-tp", "2", "--distributed-executor-backend", "uni"], "executor uni runs one rank"),
         (["-tp", "2", "--cpu-cores", "0-1|1"], "1 is in several ranks' lists"),
         (["-tp", "2", "--enable-eplb"], "only whole experts move between ranks"),

@@ -42,6 +42,7 @@ def test_what_belongs_to_one_machine_may_differ(changes: dict[str, Any]) -> None
             "model.dtype is 'float16' there and",
         ),
         ({"graph_sizes": (1, 2, 77)}, "graph_sizes.2 is 77 there and None at rank 0"),
+        ({"rank": RankSpec(rank=1, world_size=2, num_stages=2)}, "rank.num_stages is 2 there and"),
     ],
 )
 def test_flags_may_not_differ(changes: dict[str, Any], told: str) -> None:

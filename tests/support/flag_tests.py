@@ -22,6 +22,7 @@ FRONTEND_WHOLE = "e2e/test_frontend_flags.py"
 LIFE = "e2e/test_server_life.py"
 NEWER = "core/server/test_newer_flags.py"
 RANKS = "e2e/test_tensor_parallel.py"
+STAGES = "core/config/rules/test_stages.py"
 PLANS = "plugins/test_continuous.py"
 
 FLAG_TESTS: dict[str, tuple[str, ...]] = {
@@ -232,6 +233,8 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         f"{RANKS}::test_two_ranks_answer_as_one",
     ),
     "tensor_parallel_size": (f"{RANKS}::test_two_ranks_answer_as_one",),
+    "pipeline_parallel_size": (f"{RANKS}::test_two_ranks_answer_as_one",),
+    "pipeline_layer_split": (f"{STAGES}::test_a_split_is_read",),
     "middleware": (
         "core/server/http/test_user_middleware.py::test_classes_and_functions_see_every_answer",
     ),

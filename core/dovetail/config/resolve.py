@@ -34,7 +34,7 @@ from dovetail.config.checkpoint.model_path import (
 from dovetail.config.checkpoint.rope import rope_rules, with_rope
 from dovetail.config.checkpoint.weights_check import check_weights, has_weights, no_weights
 from dovetail.config.config import Config
-from dovetail.config.rules import selections
+from dovetail.config.rules import selections, stages
 from dovetail.config.rules.cache_size import (
     Room,
     cpu_cache_bytes,
@@ -96,7 +96,7 @@ def resolve(config: Config) -> EngineSpec:
     requested = registry.value_of("kv_cache_dtype", config.cache.kv_cache_dtype)
     kv_dtype = requested or platform.defaults().kv_dtype or model.weight_dtype
     check_dtypes(platform, kept=model.weight_dtype, kv_dtype=kv_dtype)
-    rank = rank_spec(config)
+    rank = stages.staged(rank_spec(config), config, model)
     cached = cached_model(model, rank)
     if config.scheduler.disable_hybrid_kv_cache_manager:
         cached = without_window(cached)
@@ -145,6 +145,7 @@ def schedule_spec(config: Config, model: ModelSpec, platform: Platform) -> Sched
         max_partial=_max_partial(scheduler),
         max_long_partial=scheduler.max_long_partial_prefills,
         long_prompt_tokens=scheduler.long_prefill_token_threshold or step_tokens,
+        num_stages=config.parallel.pipeline_parallel_size,
     )
 
 
@@ -289,6 +290,7 @@ def _engine_spec(
     executor = selections.select_executor(config, usual, run.rank.world_size)
     check_executor(executor, run.rank)
     worker = selections.select_worker(config, usual)
+    stages.check_parts(run.rank, scheduler, executor, worker)
     host_bytes = swap_bytes(config, platform, scheduler, worker)
     numbers = engine_numbers(config)
     return EngineSpec(
@@ -339,9 +341,11 @@ def _run_spec(
     kv_dtype: str,
     platform: Platform,
 ) -> RunSpec:
-    rank, on_cores = rank_spec(config), HOST_CORES in platform.capabilities
+    rank = stages.staged(rank_spec(config), config, model)
+    on_cores = HOST_CORES in platform.capabilities
     model_plugin = selections.select_model(config, model)
     check_division(model, model_plugin, rank)
+    stages.check_model(model_plugin, rank)
     load_format = selections.select_load_format(config, model.path)
     placement, balance = expert_settings(config, model, rank, load_format)
     processors = chosen_cores(config.device.cpu_cores)
@@ -384,7 +388,7 @@ def _run_spec(
         uses_fused_ops=making.uses_fused_ops,
         compiles=making.compiles and offloaded == 0 and rank.world_size == 1,
         memory_share=config.cache.gpu_memory_utilization,
-        async_steps=schedule.async_steps,
+        async_steps=schedule.chains_steps,
         shows_progress=config.load.use_tqdm_on_load,
         load_options=_load_options(config),
         kv_scales=kv_scales(config, model, kv_dtype),

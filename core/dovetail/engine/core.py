@@ -132,7 +132,7 @@ class EngineCore:
         except BaseException:
             self._executor.shutdown()
             raise
-        self._depth = 2 if spec.schedule.async_steps else 1
+        self._depth = spec.schedule.plans_in_flight
         self._pending_steps: deque[_PendingStep] = deque()
         self._live: dict[str, _Live] = {}
         self._preparing: dict[str, tuple[EngineRequest, Future[None]]] = {}
@@ -420,7 +420,7 @@ def _plan_layout(spec: EngineSpec, executor: Executor, policy: KVPolicy) -> KVLa
         host_bytes=cache.host_bytes,
     )
     layout = policy.plan(layers, room)
-    step_tokens = schedule.max_step_tokens * (2 if schedule.async_steps else 1)
+    step_tokens = schedule.max_step_tokens * schedule.plans_in_flight
     kv_groups.verify_fits(layout, schedule.max_model_tokens, step_tokens)
     return layout
 

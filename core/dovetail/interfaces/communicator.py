@@ -97,6 +97,18 @@ class Communicator(Plugin):
         parts = [whole.chunk(self.size)[self.rank] for whole in self.all_gather(x)]
         return torch.cat(parts)
 
+    def send(self, x: torch.Tensor) -> None:
+        """Give x to the other rank of a group of two, which calls `receive`; x may be written to
+        on return. The default broadcasts it, and so waits for the other rank."""
+        self.broadcast(x, self.rank)
+
+    def receive(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the other rank of a group of two sends, in x itself where it is contiguous.
+
+        x has the shape and dtype of what is sent. Mutates: x
+        """
+        return self.broadcast(x, 1 - self.rank)
+
     def barrier(self) -> None:
         """Return once all ranks have called it. The default sums a number."""
         import torch

@@ -31,6 +31,7 @@ class Executor(Plugin):
         "with the same flags",
         "places_ranks": "chooses the machines of its ranks when it starts them",
         "several_ranks": "runs more than one rank",
+        "stages": "drives the stages of a pipeline: tells their workers what the last one drew",
         "sleep": "supports sleep mode: its workers release and restore their memory",
     }
 

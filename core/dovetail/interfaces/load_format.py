@@ -25,6 +25,8 @@ class Checkpoint:
     `shapes` holds the wanted name -> (shape, dtype name) pairs; only formats that invent
     weights (dummy) use it. `ignore_patterns` are glob patterns of files to leave out.
     `num_workers` threads may read ahead (None: the format's own number). `rank` is the reader's.
+    `is_skipped` says of a tensor's name whether the reader has no use for it; a format that can
+    leaves such tensors unread, others may yield them all the same.
     """
 
     path: str
@@ -36,6 +38,7 @@ class Checkpoint:
     progress: Progress | None = None
     num_workers: int | None = None
     rank: RankSpec = field(default_factory=RankSpec)
+    is_skipped: Callable[[str], bool] | None = None
 
 
 class LoadFormat(Plugin):
@@ -59,7 +62,8 @@ class LoadFormat(Plugin):
 
     @abstractmethod
     def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield every (name, tensor) of the checkpoint once, in any order.
+        """Yield every (name, tensor) of the checkpoint once, in any order; skipped ones may be
+        left out.
 
         Raises: ConfigError naming the file that is missing, short or malformed.
         """

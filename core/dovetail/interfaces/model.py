@@ -82,6 +82,7 @@ class Model(Plugin):
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
         "tensor_parallel": "layers may be divided over ranks",
+        "pipeline_parallel": "ranks may hold some of the layers each (see layers.stages)",
         "needs_host_rows": "reads the step's rows on the host, so steps are neither captured "
         "nor started ahead (test models)",
         "no_weights": "needs no checkpoint tensors (test models)",

@@ -128,7 +128,9 @@ class Scheduler(Plugin):
     no block is used by two requests unless it is a shared full prefix block; each unfinished
     request is either waiting or running; while a request can run, a plan is not empty; a
     finished request owns no row and no block. `plan` may be called again before `update` of the
-    previous plan when `spec.async_steps` is set, at most one plan ahead.
+    previous plan when `spec.async_steps` is set, at most one plan ahead. With several stages of a
+    pipeline (`spec.num_stages`) there may be `spec.plans_in_flight` plans without a result; a
+    request whose token is not known yet is in none of those that follow.
     """
 
     interface_version: ClassVar[int] = 1
@@ -136,6 +138,7 @@ class Scheduler(Plugin):
         "chunked_prefill": "splits a prompt over several steps when the budget is short",
         "preemption": "frees a running request's blocks and recomputes it later",
         "async_steps": "can plan a step before the previous result is known",
+        "pipeline": "keeps the stages of a pipeline busy with plans of different requests",
         "priority": "honours the scheduling policy's order",
         "drafts": "plans a request's draft_ids for verification",
         "swap": "keeps the KV cache of preempted requests in host blocks",

@@ -64,7 +64,12 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Where one worker stands: among all ranks, among those that divide layers with it, and among
-    those of its machine. All zeros and ones when a single rank runs."""
+    those of its machine. All zeros and ones when a single rank runs.
+
+    The model's layers are divided over `num_stages` stages of `tensor_size` consecutive ranks each
+    (pipeline parallelism); `stage_layers` is the number of layers of each stage (none: all in
+    one).
+    """
 
     rank: int = 0
     world_size: int = 1
@@ -72,6 +77,31 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     tensor_size: int = 1
     local_rank: int = 0
     local_size: int = 1
+    stage: int = 0
+    num_stages: int = 1
+    stage_layers: tuple[int, ...] = ()
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Return whether token ids become hidden states here."""
+        return self.stage == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Return whether tokens are drawn here."""
+        return self.stage == self.num_stages - 1
+
+    @property
+    def first_of_last_stage(self) -> int:
+        """Return the number of the rank that tells the steps' results."""
+        return (self.num_stages - 1) * self.tensor_size
+
+    def layers(self, num_layers: int) -> range:
+        """Return the numbers of this rank's layers, of a model that has so many."""
+        if not self.stage_layers:
+            return range(num_layers)
+        first = sum(self.stage_layers[: self.stage])
+        return range(first, first + self.stage_layers[self.stage])
 
 
 class ExpertBalanceSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,7 +227,8 @@ class ScheduleSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `long_prefill_tokens` is the most prompt tokens of one request in a step (0: no such limit).
     `max_partial` prompts may be computed in parts at the same time, `max_long_partial` of those
-    with more than `long_prompt_tokens` (None: no limit).
+    with more than `long_prompt_tokens` (None: no limit). With `async_steps` one plan more is made
+    ahead of the results, and with a pipeline of `num_stages` as many as there are stages.
     """
 
     max_rows: int
@@ -209,6 +240,18 @@ class ScheduleSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_partial: int | None = None
     max_long_partial: int | None = None
     long_prompt_tokens: int = 0
+    num_stages: int = 1
+
+    @property
+    def plans_in_flight(self) -> int:
+        """Return how many plans may be under way at once."""
+        return self.num_stages + self.async_steps
+
+    @property
+    def chains_steps(self) -> bool:
+        """Return whether a request may be in the next plan before the token that it drew in the
+        last one is known. Not in a pipeline: its first stage does not draw."""
+        return self.async_steps and self.num_stages == 1
 
 
 class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ class Worker(Plugin):
 
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
+        "stages": "may be a stage of a pipeline (RankSpec.num_stages)",
         "overlapped_steps": "begin returns before the step has run, and the next step may start "
         "before this one's result is read",
         "sleep": "supports sleep mode: releases and restores its memory between steps",
@@ -62,6 +63,14 @@ class Worker(Plugin):
         done: Future[StepResult] = Future()
         done.set_result(self.step(plan))
         return done
+
+    def learn(self, result: StepResult) -> None:
+        """Take over the tokens that the last stage of a pipeline drew in a step that this worker
+        has begun. Called for workers of other stages, before the next step that needs them.
+
+        The default: this worker is on the last stage.
+        """
+        raise NotImplementedError(f"{type(self).__name__} knows no pipeline stages")
 
     def prepare(self, compiled: CompiledConstraint) -> None:
         """Load a constraint before a row needs it. May be called by another thread, during a step.

@@ -36,6 +36,7 @@ from dovetail.layers.linear import GatedLinear, QKVParallelLinear, RowParallelLi
 from dovetail.layers.logits import LogitsHead
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.rotary import HeadRotary, Rope, Rotary, rope_settings
+from dovetail.layers.stages import Stage
 
 HEAD = "lm_head"
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -204,7 +205,7 @@ class DecoderLayer(nn.Module):
 
 
 class DecoderModel(nn.Module):
-    """Embedding, layers and the last norm."""
+    """Embedding, layers and the last norm, as far as they belong to this rank's stage."""
 
     def __init__(
         self,
@@ -215,17 +216,19 @@ class DecoderModel(nn.Module):
     ) -> None:
         super().__init__()
         model = context.model
-        self.embed_tokens = VocabParallelEmbedding(
-            context,
-            model.vocab_size,
-            model.hidden_size,
-            head=HEAD if config.is_tied else None,
-            factor=config.embedding_scale,
+        self.stage = stage = Stage(context)
+        self.embed_tokens = stage.table(
+            lambda: VocabParallelEmbedding(
+                context,
+                model.vocab_size,
+                model.hidden_size,
+                head=HEAD if config.is_tied else None,
+                factor=config.embedding_scale,
+            ),
+            is_tied=config.is_tied,
         )
-        self.layers = nn.ModuleList(
-            layer_class(context, f"{name}.layers.{i}", config, i) for i in range(model.num_layers)
-        )
-        self.norm = config.norm(context, model.hidden_size, eps=config.norm_eps)
+        self.layers = stage.layers(lambda i: layer_class(context, f"{name}.layers.{i}", config, i))
+        self.norm = stage.last(lambda: config.norm(context, model.hidden_size, eps=config.norm_eps))
         self.rotaries = self.build_rotaries(context, set(config.layer_types))
 
     def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
@@ -239,7 +242,8 @@ class DecoderModel(nn.Module):
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Shapes: token_ids, positions [T] -> [T, E]"""
-        x = self.embed(token_ids, positions)
+        stage = self.stage
+        x = self.embed(token_ids, positions) if stage.is_first else stage.received(token_ids)
         ropes = {name: rotary(positions) for name, rotary in self.rotaries.items()}
         for layer in self.layers:
             x = layer(x, ropes)
@@ -249,7 +253,7 @@ class DecoderModel(nn.Module):
 class DecoderForCausalLM(nn.Module, Model):
     """A decoder with a head on it: what the model plugins of these families derive from."""
 
-    capabilities: ClassVar[frozenset[str]] = frozenset({"tensor_parallel"})
+    capabilities: ClassVar[frozenset[str]] = frozenset({"tensor_parallel", "pipeline_parallel"})
     model_class: ClassVar[type[DecoderModel]] = DecoderModel
     layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
 
@@ -259,13 +263,15 @@ class DecoderForCausalLM(nn.Module, Model):
         config = self.decoder_config(model)
         self.is_tied = config.is_tied
         self.model = self.model_class(context, "model", config, self.layer_class)
-        self.lm_head = LogitsHead(
-            context,
-            HEAD,
-            model.vocab_size,
-            model.hidden_size,
-            tied=self.model.embed_tokens if config.is_tied else None,
-            soft_cap=config.final_logit_softcap,
+        self.lm_head = self.model.stage.last(
+            lambda: LogitsHead(
+                context,
+                HEAD,
+                model.vocab_size,
+                model.hidden_size,
+                tied=self.model.embed_tokens if config.is_tied else None,
+                soft_cap=config.final_logit_softcap,
+            )
         )
 
     @classmethod

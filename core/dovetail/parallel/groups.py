@@ -12,7 +12,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.communicator import Communicator, Membership
 from dovetail.interfaces.spec import RankSpec, Selection
 
-TENSOR = "tensor"
+TENSOR, BEFORE, AFTER = "tensor", "stage before", "stage after"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,16 +58,29 @@ def join(
 
     Does nothing for a single rank. Blocks until all ranks have joined. Raises: ConfigError
     """
-    if rank.tensor_size > 1:
+    for name, (number, size, group) in _groups_of(rank).items():
         member = Membership(
-            rank=rank.tensor_rank,
-            size=rank.tensor_size,
-            group=f"{TENSOR}-{rank.rank // rank.tensor_size}",
+            rank=number,
+            size=size,
+            group=group,
             address=address,
-            is_host=rank.rank == 0 and not is_open,
+            is_host=rank.rank == 0 and not is_open and not _joined,
             device=device,
         )
-        _joined[TENSOR] = registry.make(communicator, member)
+        _joined[name] = registry.make(communicator, member)
+
+
+def _groups_of(rank: RankSpec) -> dict[str, tuple[int, int, str]]:
+    """Return this rank's groups: its number in each, the group's size and name. Stages join one
+    after the other, so that nobody waits in a circle."""
+    stage, found = rank.stage, {}
+    if rank.tensor_size > 1:
+        found[TENSOR] = (rank.tensor_rank, rank.tensor_size, f"{TENSOR}-{stage}")
+    if not rank.is_first_stage:
+        found[BEFORE] = (1, 2, f"stages-{stage - 1}-{stage}-{rank.tensor_rank}")
+    if not rank.is_last_stage:
+        found[AFTER] = (0, 2, f"stages-{stage}-{stage + 1}-{rank.tensor_rank}")
+    return found
 
 
 def tensor_group(rank: RankSpec) -> Group:
@@ -78,6 +91,16 @@ def tensor_group(rank: RankSpec) -> Group:
     if rank.tensor_size == 1:
         return ALONE
     return Group(rank=rank.tensor_rank, size=rank.tensor_size, communicator=_joined.get(TENSOR))
+
+
+def stage_before() -> Communicator:
+    """Return the group of two with the rank that sends hidden states to this one."""
+    return _joined[BEFORE]
+
+
+def stage_after() -> Communicator:
+    """Return the group of two with the rank that this one sends hidden states to."""
+    return _joined[AFTER]
 
 
 def leave() -> None:

@@ -28,6 +28,7 @@ from dovetail.ranks.messages import (
     Allocate,
     Answer,
     Done,
+    Drawn,
     Failed,
     FreeBytes,
     GetFreeBytes,
@@ -43,6 +44,7 @@ from dovetail.ranks.messages import (
     Stepped,
     WakeUp,
 )
+from dovetail.ranks.stage_caches import StageCaches
 
 AnswerType = TypeVar("AnswerType", Done, KVLayers, FreeBytes)
 FAULT_WAIT_S = 5.0
@@ -166,16 +168,18 @@ class MortalExecutor(Executor):
 class RanksExecutor(MortalExecutor):
     """Drives `run.rank.world_size` ranks. A rank that ends ends all."""
 
-    capabilities = frozenset({"async_steps", "several_ranks", "sleep"})
+    capabilities = frozenset({"async_steps", "several_ranks", "sleep", "stages"})
 
     def __init__(self, options: Any, run: RunSpec, worker: Selection) -> None:
         super().__init__(options)
-        self._num_ranks = run.rank.world_size
+        self._numbers = range(run.rank.world_size)
+        self._teller = run.rank.first_of_last_stage
+        self._stages = StageCaches(run.rank.num_stages, run.rank.tensor_size)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
         self._steps: deque[_PendingStep] = deque()
         self._preparing: dict[int, _Preparing] = {}
-        self._numbers = count()
+        self._constraint_numbers = count()
         self._lock = threading.Lock()
         self._died = threading.Event()
         self._links = self._start_ranks(run, worker)
@@ -193,13 +197,15 @@ class RanksExecutor(MortalExecutor):
 
     def _load(self, at_once: int | None) -> None:
         """Let every rank load, `at_once` of them at the same time (None: all)."""
-        numbers, size = range(self._num_ranks), at_once or self._num_ranks
-        for first in range(0, self._num_ranks, size):
-            self._ask(Load(), Done, numbers[first : first + size])
+        size = at_once or len(self._numbers)
+        for first in self._numbers[::size]:
+            self._ask(Load(), Done, self._numbers[first : first + size])
 
     def kv_layers(self) -> Sequence[KVLayer]:
-        """Return what the model's attention layers cache: the same on every rank."""
-        return self._ask(GetKVLayers(), KVLayers)[0].layers
+        """Return what the model's attention layers cache: the same on every rank of a stage, and as
+        much as the stage with the most."""
+        answers = self._ask(GetKVLayers(), KVLayers)
+        return self._stages.common_layers([answer.layers for answer in answers])
 
     def free_bytes(self) -> int:
         """Return the bytes that the KV cache may take on the fullest rank."""
@@ -207,7 +213,9 @@ class RanksExecutor(MortalExecutor):
 
     def allocate(self, layout: KVLayout) -> None:
         """Create the KV cache on every rank and warm up. Raises: ConfigError when it cannot."""
-        self._ask(Allocate(layout), Done)
+        layouts, size = self._stages.own_layouts(layout), self._stages.tensor_size
+        orders = [Allocate(layouts[number // size % len(layouts)]) for number in self._numbers]
+        self._ask(orders, Done)
 
     def sleep(self, level: int) -> None:
         """Let every rank give its memory back. Raises: RequestError"""
@@ -233,16 +241,27 @@ class RanksExecutor(MortalExecutor):
         self.check()
         assert self._steps, "no step is under way"
         try:
-            answer = self._decoder.decode(self._links.receive(0))
+            answer = self._decoder.decode(self._links.receive(self._teller))
         except (OSError, EOFError) as error:
             raise self._dead() from error
         assert isinstance(answer, Stepped), "a rank answered a step with something else"
         self._steps.popleft().settle(answer.result)
+        self._pass_on(answer.result)
+
+    def _pass_on(self, result: StepResult) -> None:
+        """Tell the ranks of other stages than the last what was drawn. Raises: EngineDead"""
+        if not self._teller:
+            return
+        try:
+            self._links.send_to(range(self._teller), self._encoder.encode(Drawn(result)))
+        except (OSError, EOFError) as error:
+            raise self._dead() from error
 
     def prepare(self, compiled: CompiledConstraint) -> Future[None]:
         """Load a constraint on every rank, during the steps. The future raises RequestError."""
         self.check()
-        preparing, number = _Preparing(self._num_ranks), next(self._numbers)
+        preparing = _Preparing(len(self._numbers))
+        number = next(self._constraint_numbers)
         with self._lock:
             self._preparing[number] = preparing
         try:
@@ -277,15 +296,23 @@ class RanksExecutor(MortalExecutor):
         self._fail_preparing("the executor has been shut down.")
 
     def _ask(
-        self, order: Order, answer_type: type[AnswerType], numbers: Collection[int] | None = None
+        self,
+        order: Order | Sequence[Order],
+        answer_type: type[AnswerType],
+        numbers: Collection[int] | None = None,
     ) -> list[AnswerType]:
-        """Return the answers of all ranks, or of these. Raises: what the first to refuse says"""
+        """Return the answers of all ranks, or of these, to one order or to each rank's own.
+
+        Raises: what the first to refuse says
+        """
         self.check()
         while self._steps:
             self.read_oldest()
-        asked = range(self._num_ranks) if numbers is None else numbers
+        asked = self._numbers if numbers is None else numbers
+        orders = order if isinstance(order, Sequence) else [order] * len(asked)
         try:
-            self._links.send_to(asked, self._encoder.encode(order))
+            for number, one in zip(asked, orders, strict=True):
+                self._links.send_to((number,), self._encoder.encode(one))
             answers = self._gather(asked)
         except (OSError, EOFError) as error:
             raise self._dead() from error

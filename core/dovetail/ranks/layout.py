@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import msgspec
 
-from dovetail.interfaces.spec import RankSpec, RunSpec
+from dovetail.interfaces.spec import RunSpec
 from dovetail.observability.logging import LogSettings, settings
 
 
@@ -19,14 +19,14 @@ def rank_runs(run: RunSpec) -> list[RunSpec]:
 
 def rank_run(run: RunSpec, number: int, *, local_rank: int, local_size: int) -> RunSpec:
     """Return one rank's own RunSpec, where it is the `local_rank`-th of its machine."""
-    size, tensor_size = run.rank.world_size, run.rank.tensor_size
-    rank = RankSpec(
+    tensor_size = run.rank.tensor_size
+    rank = msgspec.structs.replace(
+        run.rank,
         rank=number,
-        world_size=size,
         tensor_rank=number % tensor_size,
-        tensor_size=tensor_size,
         local_rank=local_rank,
         local_size=local_size,
+        stage=number // tensor_size % run.rank.num_stages,
     )
     processors = run.rank_processors[local_rank] if run.rank_processors else run.processors
     return msgspec.structs.replace(

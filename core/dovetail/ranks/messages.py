@@ -62,6 +62,12 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     plan: StepPlan
 
 
+class Drawn(msgspec.Struct, frozen=True, tag="drawn"):
+    """Know what the last stage of a pipeline drew in a step. There is no answer."""
+
+    result: StepResult
+
+
 class Sleep(msgspec.Struct, frozen=True, tag="sleep"):
     """Give memory back."""
 
@@ -74,7 +80,7 @@ class WakeUp(msgspec.Struct, frozen=True, tag="wake_up"):
     tags: tuple[str, ...]
 
 
-Order = Start | Load | GetKVLayers | GetFreeBytes | Allocate | Step | Sleep | WakeUp
+Order = Start | Load | GetKVLayers | GetFreeBytes | Allocate | Step | Drawn | Sleep | WakeUp
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):

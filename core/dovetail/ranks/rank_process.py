@@ -34,6 +34,7 @@ from dovetail.ranks.messages import (
     Allocate,
     Answer,
     Done,
+    Drawn,
     Failed,
     FreeBytes,
     GetFreeBytes,
@@ -93,6 +94,7 @@ class RankServer:
     def __init__(self, task: RankTask, orders: Wire, aside: Wire) -> None:
         self._task = task
         self._number = task.run.rank.rank
+        self._tells_results = self._number == task.run.rank.first_of_last_stage
         self._orders = orders
         self._aside = aside
         self._aside_lock = threading.Lock()
@@ -146,6 +148,9 @@ class RankServer:
             return
         while self._begun:
             self._send_oldest()
+        if isinstance(order, Drawn):
+            self.worker.learn(order.result)
+            return
         answer: Answer
         try:
             answer = self._answer(order)
@@ -154,11 +159,11 @@ class RankServer:
         self._send(answer)
 
     def _send_oldest(self) -> None:
-        """Wait for the oldest step; the first rank tells its result."""
+        """Wait for the oldest step; the first rank of the last stage tells its result."""
         self._tell_result(self._begun.popleft().result())
 
     def _tell_result(self, result: StepResult) -> None:
-        if self._number == 0:
+        if self._tells_results:
             self._send(Stepped(result))
 
     def _send(self, answer: Answer) -> None:
@@ -181,7 +186,7 @@ class RankServer:
                 self.worker.sleep(level)
             case WakeUp(tags):
                 self.worker.wake_up(tags)
-            case Step():
+            case Step() | Drawn():
                 raise AssertionError("steps are carried out elsewhere")
             case _:
                 assert_never(order)
@@ -193,7 +198,7 @@ class RankServer:
         plugin = registry.load_selection(task.worker)
         self._is_ahead = run.async_steps and "overlapped_steps" in plugin.capabilities
         self._worker = plugin(registry.build_options(task.worker), run)
-        if run.rank.tensor_size > 1:
+        if run.rank.tensor_size > 1 or run.rank.num_stages > 1:
             from dovetail.parallel.groups import join
 
             assert run.communicator is not None, "several ranks need a communicator"

@@ -116,6 +116,10 @@ class Batch:
         self.append(rows, np.full(len(rows), UNKNOWN))
         return Expected(rows=rows, positions=positions, epochs=self._epochs[rows])
 
+    def awaiting(self, rows: np.ndarray) -> Expected:
+        """Return what `expect` does, without making room yet. Shapes: [S]"""
+        return Expected(rows=rows, positions=self.lengths[rows], epochs=self._epochs[rows])
+
     def fill(self, expected: Expected, token_ids: Sequence[int]) -> None:
         """Write tokens that were expected, not those of rows that have ended. Mutates: self"""
         is_live = self.is_alive(expected)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class DeviceWorker(Worker):
     """One ModelRunner on one device, driven by one thread."""
 
-    capabilities = frozenset({"sleep", "swap"})
+    capabilities = frozenset({"sleep", "stages", "swap"})
 
     def __init__(self, options: Any, run: RunSpec) -> None:
         self.options = options
@@ -100,8 +100,14 @@ class DeviceWorker(Worker):
         if self.runner.expert_balancer is not None:
             self.runner.expert_balancer.before_step()
 
+    def learn(self, result: StepResult) -> None:
+        """Take over the tokens that the last stage drew in a step begun here."""
+        self.runner.learn(result)
+
     def prepare(self, compiled: CompiledConstraint) -> None:
         """Load a constraint before a row needs it. Raises: RequestError"""
+        if not self.run.rank.is_last_stage:
+            return
         if self.runner.constraints is None:
             raise RequestError("structured output is switched off here.")
         self.runner.constraints.prepare(compiled)

@@ -35,7 +35,7 @@ def expert_balancer(module: nn.Module, run: RunSpec) -> ExpertBalancer | None:
         return None
     layers = [layer for layer in module.modules() if isinstance(layer, Experts)]
     placed = [layer for layer in layers if layer.slots is not None]
-    if not placed and run.rank.rank == 0:
+    if not placed and run.rank.world_size == run.rank.tensor_size and run.rank.rank == 0:
         name = run.model_plugin.name
         log.warning("--enable-expert-parallel has no effect: %s has no layers for it", name)
     spec = run.expert_balance

@@ -11,7 +11,7 @@ import logging
 import platform
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +25,13 @@ from dovetail import registry
 from dovetail.config.checkpoint.quant_files import MALFORMED, build_method
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat, Progress
-from dovetail.interfaces.model import BuildContext, Model
+from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.quantization import QuantMethod
 from dovetail.interfaces.spec import RankSpec, RunSpec
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.kv_scales import divert
 from dovetail.layers.placement import WeightHolder
+from dovetail.layers.stages import is_elsewhere
 from dovetail.layers.weights import (
     Finish,
     checkpoint_shapes,
@@ -70,7 +71,8 @@ def load_model(run: RunSpec, device: torch.device) -> LoadedModel:
     quant = build_method(run.quantization, run.model)
     offload = None
     if run.offload_bytes:
-        offload = Offload(run.offload_bytes, run.model.num_layers, device)
+        layers = run.rank.layers(run.model.num_layers)
+        offload = Offload(run.offload_bytes, len(layers), device, first=layers.start)
     with offload.building() if offload is not None else nullcontext():
         model = build_model(run, device, quant)
     built_s = time.perf_counter()
@@ -202,13 +204,22 @@ def _fill(
     shapes = None
     if "random_weights" in load_format.capabilities:
         shapes = checkpoint_shapes(module, weight_map)
-    with reading(run, device, shapes) as checkpoint:
+    is_divided = "divided" in load_format.capabilities
+    is_skipped = None if is_divided or run.rank.num_stages == 1 else _skip(module, weight_map)
+    with reading(run, device, shapes, is_skipped) as checkpoint:
         tensors = load_format.tensors(checkpoint)
-        if "divided" in load_format.capabilities:
+        if is_skipped is not None:
+            tensors = ((name, tensor) for name, tensor in tensors if not is_skipped(name))
+        if is_divided:
             diverted = divert(module, weight_map, tensors)
             load_parameters(module, diverted, run.rank, finish=finish)
         else:
             fill(module, tensors, quant, run.rank, repacks=repacks, finish=finish)
+
+
+def _skip(module: nn.Module, weight_map: WeightMap) -> Callable[[str], bool]:
+    """Return what says of a tensor's name whether only other stages need it."""
+    return lambda name: is_elsewhere(module, weight_map, name)
 
 
 def fill(
@@ -231,7 +242,10 @@ def fill(
 
 @contextmanager
 def reading(
-    run: RunSpec, device: torch.device, shapes: Mapping[str, tuple[tuple[int, ...], str]] | None
+    run: RunSpec,
+    device: torch.device,
+    shapes: Mapping[str, tuple[tuple[int, ...], str]] | None,
+    is_skipped: Callable[[str], bool] | None = None,
 ) -> Iterator[Checkpoint]:
     """Give the checkpoint as load formats see it, a progress bar over it while it is read."""
     with _progress(run.shows_progress) as progress:
@@ -245,6 +259,7 @@ def reading(
             progress=progress,
             num_workers=run.load_options.get("workers"),
             rank=run.rank,
+            is_skipped=is_skipped,
         )
 
 

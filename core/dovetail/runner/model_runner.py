@@ -49,6 +49,7 @@ from dovetail.runner.pending_steps import PendingStep, PendingSteps
 from dovetail.runner.prompt_logprobs import PromptLogprobs
 from dovetail.runner.recorded import RecordedForward
 from dovetail.runner.results import verified_results
+from dovetail.runner.stage_link import StageLink, UnseenDraws
 from dovetail.runner.step_reader import BegunStep, StepReader
 from dovetail.runner.tensors import DeviceTensors, HostTensors
 from dovetail.runner.timing_passes import timing_passes
@@ -85,7 +86,9 @@ class ModelRunner:
         self._graphs: GraphManager | None = None
         use_ops(run.ops)
         self._backend: AttentionBackend = registry.make(run.attention)
-        self.constraints = ConstraintCache(run.structured_output) if run.structured_output else None
+        self._stage = StageLink(run, device)
+        constrained = run.structured_output if self._stage.is_last else None
+        self.constraints = None if constrained is None else ConstraintCache(constrained)
         self._masks: ConstraintProcessor | None = None
 
     def load(self) -> None:
@@ -98,6 +101,7 @@ class ModelRunner:
             self.constraints.start()
         loaded = load_model(self.run, self.device)
         self._model = loaded.model
+        self._stage.attach(loaded.module)
         self._compiled: CompiledForward | None = None
         if self.run.compiles and "needs_host_rows" not in self._model.capabilities:
             self._compiled = CompiledForward(self._model.forward, self._calls)
@@ -105,12 +109,16 @@ class ModelRunner:
         self._attention = attention_layers(loaded.module)
         if self.run.kv_steps is None:
             given = self.run.kv_scales
-            own = given[self.run.rank.tensor_rank] if given else ()
+            rank, num_layers = self.run.rank, self.run.model.num_layers
+            own = [given[rank.tensor_rank][i] for i in rank.layers(num_layers)] if given else ()
             set_scales(self._attention, self.run.kv_dtype, own)
         self._layers = [a.kv_layer(self.run.kv_dtype) for a in self._attention]
 
     def _logits_processors(self) -> dict[str, LogitsProcessor]:
-        """Return the chosen processors, without a row. Raises: BrokenPlugin"""
+        """Return the chosen processors, without a row; none where nothing is drawn. Raises:
+        BrokenPlugin"""
+        if not self._stage.is_last:
+            return {}
         size = self.run.model.vocab_size
         return {s.name: registry.make(s, size) for s in self.run.logits_processors}
 
@@ -154,6 +162,7 @@ class ModelRunner:
         forcing = None if run.async_steps else self._masks  # steps ahead count on one token
         self._reader = StepReader(self._batch, self._sampler, forcing)
         self._prompt_logprobs = PromptLogprobs(tells_logits=tells_logits)
+        self._unseen = UnseenDraws(self._batch)
 
     def _recorder(self) -> RecordedForward | None:
         """Return the recorder that runs small steps as one call, where the run allows it."""
@@ -199,7 +208,8 @@ class ModelRunner:
             measure.decide_scales(self._attention, run.kv_steps, self.step, layout, run)
         for plan in warm_up.first_steps(layout, num_tokens, is_compiling=self._calls.runs_ahead):
             self.step(plan)
-        if self._calls.runs_ahead:
+            self._unseen.make_up(plan.step_id)
+        if self._calls.runs_ahead and self._stage.is_last:
             self._warm_up_sampler()
         self._reader.forget_last()
         if self._compiled is not None:
@@ -287,15 +297,18 @@ class ModelRunner:
 
     def _begin(self, plan: StepPlan) -> BegunStep:
         """Queue the step's work. Mutates: rows, KV cache, sampling state"""
-        begun = self._calls.mark()
         inputs = self._batch.gather(plan)
         if self._masks is not None:
             self._masks.begin(inputs.rows[inputs.samples].tolist())
         sampling = np.flatnonzero(inputs.samples)
+        self._stage.receive(len(inputs.token_ids))
+        begun = self._calls.mark()
         computed = self._forward(inputs, sampling)
         step = BegunStep(
             step_id=plan.step_id, inputs=inputs, begun=begun, computed=self._calls.mark()
         )
+        if not self._stage.is_last:
+            return self._hand_on(step, computed)
         step.prompt = self._prompt_logprobs.begin(
             self._batch, inputs, computed.hidden, self._model.logits
         )
@@ -307,18 +320,31 @@ class ModelRunner:
         step.ended = self._calls.mark()
         return step
 
+    def _hand_on(self, step: BegunStep, computed: _Computed) -> BegunStep:
+        """Let the next stage go on with a step; there is nothing to draw here. Mutates: step"""
+        self._stage.send(computed.hidden)
+        self._unseen.begin(step.step_id, step.inputs)
+        step.rows, step.ended = (), self._calls.mark()
+        return step
+
+    def learn(self, result: StepResult) -> None:
+        """Take over what the last stage drew in a step begun here. Mutates: rows"""
+        self._unseen.learn(result)
+
     def _update_rows(self, plan: StepPlan) -> None:
         """Free rows, then fill the new ones. Mutates: self"""
         for row in plan.freed_rows:
             self._batch.free_row(row)
-            self._sampler.remove_row(row)
-            self._prompt_logprobs.remove_row(row)
+            if self._stage.is_last:
+                self._sampler.remove_row(row)
+                self._prompt_logprobs.remove_row(row)
         for new in plan.new_rows:
             self._batch.add_row(new)
-            self._prompt_logprobs.add_row(new)
-            self._sampler.add_row(self._row_tokens(new), new.seed)
+            if self._stage.is_last:
+                self._prompt_logprobs.add_row(new)
+                self._sampler.add_row(self._row_tokens(new), new.seed)
             foreign = self._batch.sanitize_row(new.row, self.run.model.vocab_size)
-            if foreign is not None:
+            if foreign is not None and self._stage.is_last:
                 self._sampler.mark_failed(new.row, f"token id {foreign} is outside the vocabulary")
 
     def _row_tokens(self, new: NewRow) -> RowTokens:

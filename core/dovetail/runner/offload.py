@@ -116,11 +116,14 @@ class Visitor:
 
 class Offload:
     """The part of one model that stays in host memory: blocks of `max_bytes` together, or one
-    more."""
+    more. The model has `num_blocks`, numbered from `first` on."""
 
-    def __init__(self, max_bytes: int, num_blocks: int, device: torch.device) -> None:
+    def __init__(
+        self, max_bytes: int, num_blocks: int, device: torch.device, *, first: int = 0
+    ) -> None:
         self._max_bytes = max_bytes
         self._num_blocks = num_blocks
+        self._first = first
         self._device = device
         self._first_bytes = 0
         self._chosen: frozenset[int] | None = None
@@ -157,7 +160,7 @@ class Offload:
         number = _block_number(module)
         if number is None or parameter is None:
             return
-        if number == 0:
+        if number == self._first:
             self._first_bytes += parameter.nbytes
             return
         if self._chosen is None:
@@ -173,7 +176,8 @@ class Offload:
         count = min(wanted, others)
         if count < wanted:
             log.info("%s: all %d blocks but the first stay in host memory", FLAG, others)
-        return frozenset(1 + (2 * i + 1) * others // (2 * count) for i in range(count))
+        second = self._first + 1
+        return frozenset(second + (2 * i + 1) * others // (2 * count) for i in range(count))
 
     def finish(self, holder: WeightHolder) -> None:
         """Let a filled layer repack its weights on the device, then leave them in host memory.

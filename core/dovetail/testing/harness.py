@@ -7,7 +7,7 @@ Blocks are handed out in a scattered order so that a layout mistake shows.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
@@ -27,6 +27,7 @@ from dovetail.interfaces.spec import ModelSpec, RankSpec
 from dovetail.layers.attention import attention_layers
 from dovetail.layers.context import ForwardContext, use_context
 from dovetail.layers.rounding import FLOAT, ActivationOptions
+from dovetail.layers.stages import stage_of
 from dovetail.layers.weights import load_weights
 from dovetail.testing.reference import ReferenceAttention
 
@@ -97,6 +98,13 @@ class PagedModel:
 
         Rows come into being when first named; each pair's tokens follow those before.
         """
+        hidden = self.hidden(batch)
+        logits = cast(Model, self.module).logits(hidden)
+        return list(torch.split(logits, [len(tokens) for _, tokens in batch]))
+
+    @torch.inference_mode()
+    def hidden(self, batch: Sequence[tuple[int, Sequence[int]]]) -> torch.Tensor:
+        """Return what the model makes of all given tokens. Shapes: [tokens, E]"""
         rows = [self._extend(number, tokens) for number, tokens in batch]
         layout = self._layout(rows)
         token_ids = torch.tensor([t for row in rows for t in row.token_ids[row.start :]])
@@ -109,9 +117,7 @@ class PagedModel:
             rows=rows,
         )
         with use_context(context):
-            model = cast(Model, self.module)
-            logits = model.logits(model.forward(token_ids, positions))
-        return list(torch.split(logits, [row.num_tokens for row in rows]))
+            return cast(Model, self.module).forward(token_ids, positions)
 
     def share(self, source: int, row: int, num_tokens: int) -> None:
         """Start `row` with the first `num_tokens` (full blocks) of another: a prefix hit."""
@@ -164,6 +170,37 @@ class PagedModel:
             max_query_tokens=max(row.num_tokens for row in rows),
             max_seq_tokens=max(lengths),
         )
+
+
+class StagedModel:
+    """The stages of a pipeline in one process. `loaded` makes the module of each RankSpec;
+    `stage_layers` are the numbers of layers."""
+
+    def __init__(
+        self, loaded: Callable[[RankSpec], nn.Module], stage_layers: Sequence[int]
+    ) -> None:
+        size = len(stage_layers)
+        ranks = [
+            RankSpec(
+                rank=number,
+                world_size=size,
+                stage=number,
+                num_stages=size,
+                stage_layers=tuple(stage_layers),
+            )
+            for number in range(size)
+        ]
+        self.stages = [PagedModel(loaded(rank)) for rank in ranks]
+
+    @torch.inference_mode()
+    def forward(self, batch: Sequence[tuple[int, Sequence[int]]]) -> list[torch.Tensor]:
+        """Return the logits of all given tokens (see PagedModel.forward)."""
+        *others, last = self.stages
+        for number, stage in enumerate(others):
+            following = stage_of(self.stages[number + 1].module)
+            assert following is not None, "the model has no Stage"
+            following.inbox = stage.hidden(batch)
+        return last.forward(batch)
 
 
 def load_plugin(interface: type[P], kind: str, spec: str | None, *args: Any) -> P:

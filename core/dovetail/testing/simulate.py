@@ -58,6 +58,7 @@ class SimSettings:
     max_long_partial: int | None = None
     long_prompt_tokens: int = 0
     async_steps: bool = False
+    num_stages: int = 1
     block_tokens: int = 4
     num_blocks: int = 40
     num_host_blocks: int = 0
@@ -83,6 +84,7 @@ class SimSettings:
             max_partial=self.max_partial,
             max_long_partial=self.max_long_partial,
             long_prompt_tokens=self.long_prompt_tokens,
+            num_stages=self.num_stages,
         )
 
     def cache(self) -> CacheSpec:
@@ -127,6 +129,7 @@ class SimReport:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     max_idle_steps: int = 0
+    max_plans_in_flight: int = 0
     finished: Counter[str] = field(default_factory=Counter)
 
 
@@ -191,7 +194,8 @@ class Simulation:
             self._abort_some()
             has_rows = self._plan()
             self._abort_some()
-            self._deliver(num_late=1 if has_rows and self.settings.async_steps else 0)
+            num_late = self.settings.schedule().plans_in_flight - 1
+            self._deliver(num_late=num_late if has_rows else 0)
             self._check_state()
         except BrokenPromise:
             raise
@@ -275,6 +279,8 @@ class Simulation:
         plan = self.scheduler.plan()
         if plan.rows:
             self._pending_steps.append((plan, self._runner.run(plan)))
+            num_plans = len(self._pending_steps)
+            self.report.max_plans_in_flight = max(self.report.max_plans_in_flight, num_plans)
         elif was_idle:
             self._promise(not self._live, "nothing is planned though requests could run")
         is_bare = bool(plan.rows) or not (plan.new_rows or plan.freed_rows)
@@ -287,6 +293,9 @@ class Simulation:
             request_id = by_row[step.row].request_id
             self._note_served(request_id)
             self._note_computed(request_id, step)
+            is_known = by_row[step.row].num_inflight - step.samples == 0
+            text = f"{request_id} is in a plan before its token is known"
+            self._promise(is_known or self.settings.num_stages == 1, text)
             is_offered = offered[request_id][: len(step.drafts)] == step.drafts
             self._promise(is_offered, f"{request_id} has drafts that nobody proposed")
         return bool(plan.rows)

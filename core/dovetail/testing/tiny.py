@@ -23,6 +23,7 @@ from dovetail.interfaces.step import KVGroup, KVLayer, KVLayout
 from dovetail.layers.attention import Attention
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.placement import mark_axes
+from dovetail.layers.stages import Stage
 
 HERE = "dovetail.testing.tiny"
 REFERENCE_ATTENTION = Selection(
@@ -105,10 +106,11 @@ class TinyModel(nn.Module, Model):
     """Two layers of made-up weights; config.json key `window` makes the second one slide."""
 
     info = Info(summary="test model: a tiny transformer with made-up weights")
-    capabilities = frozenset({"no_weights"})
+    capabilities = frozenset({"no_weights", "pipeline_parallel"})
 
     def __init__(self, options: Any, context: BuildContext) -> None:
         nn.Module.__init__(self)
+        self.stage = Stage(context)
         window = context.model.hf_config.get("window")
         self.embed = nn.Embedding(VOCAB, HIDDEN)
         self.blocks = nn.ModuleList([_Block("a", None), _Block("b", window)])
@@ -117,6 +119,8 @@ class TinyModel(nn.Module, Model):
         for parameter in self.parameters():
             noise = torch.randn(parameter.shape, generator=generator, device="cpu")
             parameter.data.copy_(noise * 0.3)
+        # Made up for all layers, so that those of any stage are the same.
+        self.blocks = self.stage.layers(self.blocks.__getitem__)
 
     def weight_map(self) -> WeightMap:
         """Return an empty map."""
@@ -125,9 +129,12 @@ class TinyModel(nn.Module, Model):
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the final hidden states. Shapes: [T] -> [T, E]"""
         rates = torch.arange(1, HIDDEN + 1, device=positions.device) / HIDDEN
-        x: torch.Tensor = self.embed(token_ids) + torch.sin(positions.unsqueeze(1) * rates).to(
-            self.embed.weight.dtype
-        )
+        x: torch.Tensor
+        if self.stage.is_first:
+            dtype = self.embed.weight.dtype
+            x = self.embed(token_ids) + torch.sin(positions.unsqueeze(1) * rates).to(dtype)
+        else:
+            x = self.stage.received(token_ids)
         for block in self.blocks:
             x = block(x)
         return x

@@ -6,7 +6,7 @@ the same bits at every run. A rank that has ended, is stopped or makes another c
 ends theirs with a RankError that names it.
 
 Shapes: all_reduce, broadcast x -> x; all_gather x -> [R, *x.shape]; reduce_scatter [R, ...] ->
-[...]; all_to_all R pieces [T_r, ...] -> R pieces [T_q, ...]
+[...]; all_to_all R pieces [T_r, ...] -> R pieces [T_q, ...]; send, receive x -> x of two ranks
 """
 
 from dovetail_kernels.collective.meeting import RankError

@@ -102,11 +102,23 @@ def check_case(ranks: SharedMemoryRanks, case: GroupCase) -> list[str]:
         pieces = case.pieces(size)
         wanted_pieces = reference.all_to_all(pieces, rank)
         found["all_to_all"] = ranks.all_to_all(pieces[rank]), wanted_pieces
+    if size == 2:
+        found["send"] = _passed(ranks, xs), [xs[0], xs[1], xs[1]]
     return [
         f"{call} {case.name}"
         for call, (ours, wanted) in found.items()
         if not all(_is_same(a, b) for a, b in zip(ours, wanted, strict=True))
     ]
+
+
+def _passed(ranks: SharedMemoryRanks, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return what comes to a rank when rank 0 sends once and rank 1 twice; its own otherwise."""
+    found = []
+    for sender, x in ((0, xs[0]), (1, xs[1]), (1, xs[1])):
+        if ranks.rank == sender:
+            ranks.send(x)
+        found.append(x if ranks.rank == sender else ranks.receive(torch.empty_like(x)))
+    return found
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -14,7 +14,7 @@ using namespace dt::DT_ISA;
 namespace {
 
 enum Dtype { kFloat32, kBfloat16, kFloat16 };
-enum Call { kAllReduce = 1, kReduceScatter, kAllGather, kBroadcast, kAllToAll };
+enum Call { kAllReduce = 1, kReduceScatter, kAllGather, kBroadcast, kAllToAll, kSend };
 
 constexpr int64_t kTaskBytes = 1 << 16;  // so many are worth a task of their own
 
@@ -238,6 +238,44 @@ DT_KERNEL(broadcast, CollectiveArgs) {
     if (state.rank != root) copy(x + chunk * most, slot_of(state, root, number), bytes(chunk));
   };
   return !in_chunks<2>(state, tag_of(kBroadcast, root, count), chunks_of(count, most), put, no_turn, take);
+}
+
+// x [count] goes to the other rank of two. It need not be there yet: up to two chunks wait for it in
+// the slots. A publication of the receiver says that it has taken the chunk of that number.
+DT_KERNEL(send_to_other, CollectiveArgs) {
+  RanksState& state = *args.ranks;
+  const char* x = static_cast<const char*>(args.x);
+  const int64_t count = args.count, most = state.slot_bytes;
+  if (has_broken(state)) return 1;
+  for (int64_t chunk = 0; chunk < chunks_of(count, most); ++chunk) {
+    const uint32_t number = state.published + 1;
+    if (!wait_for(state, 1 - state.rank, number - 2)) return 1;
+    copy(slot_of(state, state.rank, number), x + chunk * most, least(most, count - chunk * most));
+    publish(state, tag_of(kSend, 0, count));
+  }
+  return 0;
+}
+
+// x [count] becomes what the other rank of two sends.
+DT_KERNEL(receive_from_other, CollectiveArgs) {
+  RanksState& state = *args.ranks;
+  char* x = static_cast<char*>(args.x);
+  const int64_t count = args.count, most = state.slot_bytes, other = 1 - state.rank;
+  const uint64_t tag = tag_of(kSend, 0, count);
+  if (has_broken(state)) return 1;
+  for (int64_t chunk = 0; chunk < chunks_of(count, most); ++chunk) {
+    const uint32_t number = state.published + 1;
+    if (!wait_for(state, other, number)) return 1;
+    const uint64_t sent = segment(state).lines[other].tags[number % kSlots];
+    if (sent != tag) {
+      state.own_tag = tag, state.other_tag = sent;
+      fail(state, kDiffers, other);
+      return 1;
+    }
+    copy(x + chunk * most, slot_of(state, other, number), least(most, count - chunk * most));
+    publish(state, tag);
+  }
+  return 0;
 }
 
 // See AllToAllArgs. A slot holds as many bytes for each rank as it has room for.

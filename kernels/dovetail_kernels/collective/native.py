@@ -27,7 +27,14 @@ DEFAULT_SPIN_US = 50
 ONE_SHOT_BYTES = 1 << 15
 """Larger tensors are added up part by part; see cpu.cpp."""
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-CALLS = {1: "all_reduce", 2: "reduce_scatter", 3: "all_gather", 4: "broadcast", 5: "all_to_all"}
+CALLS = {
+    1: "all_reduce",
+    2: "reduce_scatter",
+    3: "all_gather",
+    4: "broadcast",
+    5: "all_to_all",
+    6: "send",
+}
 LATE, GONE, LEFT, DIFFERS = 1, 2, 3, 4
 _pointer, _int64, _int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
@@ -141,7 +148,10 @@ class SharedMemoryRanks:
         self._args = CollectiveArgs(ranks=state)
         self._reference = ctypes.byref(self._args)
         self._all_to_all_args = AllToAllArgs(ranks=state)
-        names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+        names = (
+            *("all_reduce", "reduce_scatter", "all_gather", "broadcast"),
+            *("send_to_other", "receive_from_other"),
+        )
         self._kernels = {name: native.kernel(name, CollectiveArgs, self._fault) for name in names}
         self._leave = native.kernel("leave_ranks", RanksState)
         self._all_to_all = native.kernel("all_to_all", AllToAllArgs, self._fault)
@@ -234,6 +244,24 @@ class SharedMemoryRanks:
         args.received_bytes = ctypes.addressof(back_bytes)
         args.largest = largest
         self._run(self._all_to_all, ctypes.byref(args))
+
+    def send(self, x: torch.Tensor) -> None:
+        """Give x, of any dtype, to the other rank of a group of two, which calls `receive`.
+
+        Two chunks, of a quarter of the capacity each, are not waited for.
+        """
+        self._call_other("send_to_other", _flat(x))
+
+    def receive(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the other rank of a group of two sends: of x's shape and dtype. Mutates: x"""
+        flat = _flat(x)
+        self._call_other("receive_from_other", flat)
+        return x if flat is x else x.copy_(flat)
+
+    def _call_other(self, name: str, flat: torch.Tensor) -> None:
+        if self.size != 2:
+            raise ValueError(f"there is no one other rank among {self.size}")
+        self._call(name, flat, None, flat.nbytes, 0)
 
     def barrier(self) -> None:
         """Return when all ranks have come here."""

@@ -58,6 +58,16 @@ class ProcessGroupCommunicator(Communicator):
         self._group.alltoall_base(out, x.contiguous(), [], []).wait()
         return out
 
+    def send(self, x: torch.Tensor) -> None:
+        """Give x to the other rank of two."""
+        self._group.send([x.contiguous()], 1 - self.rank, 0).wait()
+
+    def receive(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the other rank of two sends. Mutates: x"""
+        whole = x.contiguous()
+        self._group.recv([whole], 1 - self.rank, 0).wait()
+        return whole
+
     def close(self) -> None:
         """Leave the group. May be called twice."""
         self._group = None

@@ -16,6 +16,7 @@ from dovetail.interfaces.plugin import Info
 from dovetail_plugins.communicators._process_group import ProcessGroupCommunicator
 
 if TYPE_CHECKING:
+    import torch
     import torch.distributed as dist
 
 LOOPBACK = "127.0.0.1"
@@ -33,6 +34,21 @@ class GlooCommunicator(ProcessGroupCommunicator):
         if not isinstance(query, CommunicatorQuery) or query.device == "cpu":
             return []
         return [f"exchanges tensors of CPUs, not of {query.device}"]
+
+    _sending: tuple[Any, Any] | None = None
+    """What is on its way, and the copy that is read meanwhile."""
+
+    def send(self, x: torch.Tensor) -> None:
+        """Give x to the other rank of two; only what was sent before is waited for."""
+        if self._sending is not None:
+            self._sending[0].wait()
+        copied = x.contiguous() if not x.is_contiguous() else x.clone()
+        self._sending = self._group.send([copied], 1 - self.rank, 0), copied
+
+    def close(self) -> None:
+        """Leave the group. May be called twice."""
+        self._sending = None
+        super().close()
 
     def _open(self, store: dist.Store, member: Membership) -> Any:
         import torch.distributed as dist

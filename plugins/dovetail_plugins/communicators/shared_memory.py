@@ -97,6 +97,14 @@ class SharedMemoryCommunicator(Communicator):
 
         return torch.cat(self._ranks.all_to_all(x.chunk(self.size)))
 
+    def send(self, x: torch.Tensor) -> None:
+        """Give x to the other rank of two."""
+        self._ranks.send(x)
+
+    def receive(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the other rank of two sends. Mutates: x"""
+        return self._ranks.receive(x)
+
     def barrier(self) -> None:
         """Return once all ranks have called it."""
         self._ranks.barrier()

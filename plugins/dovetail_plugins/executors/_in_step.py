@@ -28,6 +28,7 @@ from dovetail.ranks.executor import MortalExecutor
 from dovetail.ranks.messages import (
     Allocate,
     Answer,
+    Drawn,
     FreeBytes,
     GetFreeBytes,
     GetKVLayers,
@@ -77,6 +78,10 @@ class _TellingServer(RankServer):
         self._steps: deque[_Taken] = deque()
 
     def _carry_out(self, order: Order) -> None:
+        if isinstance(order, Drawn):  # what the rank's own engine waits for
+            super()._carry_out(order)
+            self._steps.popleft().outcome.set_result(order.result)
+            return
         taken = _Taken(order)
         if isinstance(order, Step):
             self._steps.append(taken)
@@ -97,7 +102,8 @@ class _TellingServer(RankServer):
 
     def _tell_result(self, result: StepResult) -> None:
         super()._tell_result(result)
-        self._steps.popleft().outcome.set_result(result)
+        if self._task.run.rank.is_last_stage:
+            self._steps.popleft().outcome.set_result(result)
 
     def _tell(self, message: AsideMessage) -> None:
         super()._tell(message)

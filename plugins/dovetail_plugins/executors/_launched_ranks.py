@@ -36,9 +36,14 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 _OF_ONE_RANK = frozenset(
-    {"rank", "processors", "rank_processors", "num_threads", "shows_progress", "load_options"}
+    {
+        *("rank.rank", "rank.world_size", "rank.tensor_rank", "rank.stage"),
+        *("rank.local_rank", "rank.local_size"),
+        *("processors", "rank_processors", "num_threads", "shows_progress", "load_options"),
+    }
 )
-"""Fields of a RunSpec that may differ between ranks."""
+"""Fields of a RunSpec that may differ between ranks; the launcher's own number of them is compared
+elsewhere."""
 _numbers = count()
 """How many engines this process has had; every rank makes them in the same order."""
 
@@ -133,7 +138,8 @@ def difference(run: RunSpec, hello: Hello) -> str | None:
     """Return in what another rank's run differs from this one's, or None."""
     ours, theirs = msgspec.to_builtins(run), msgspec.msgpack.decode(hello.run)
     for place, mine, other in _differences(ours, theirs):
-        if place.partition(".")[0] not in _OF_ONE_RANK and not place.endswith("path"):
+        may_differ = place in _OF_ONE_RANK or place.partition(".")[0] in _OF_ONE_RANK
+        if not may_differ and not place.endswith("path"):
             return (
                 f"{hello.name} was started with other flags: {place} is {other!r} there and "
                 f"{mine!r} at rank 0."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,9 +27,16 @@ class Reach(Protocol):
         """Begin to read the files from `index` on, as many as there are threads."""
 
 
+Spans = Mapping[Path, Sequence[tuple[int, int]]]
+"""The parts of files that are wanted: (first byte, bytes)."""
+
+
 @contextmanager
-def reading_ahead(files: Sequence[Path], num_threads: int | None) -> Iterator[Reach]:
-    """Give a Reach over `files`; leaving the block ends its threads within one chunk."""
+def reading_ahead(
+    files: Sequence[Path], num_threads: int | None, wanted: Spans | None = None
+) -> Iterator[Reach]:
+    """Give a Reach over `files`, of which all or those parts are wanted; leaving the block ends its
+    threads within one chunk."""
     count = num_threads or DEFAULT_THREADS
     stop = threading.Event()
     with ThreadPoolExecutor(count, thread_name_prefix="read-ahead") as pool:
@@ -41,8 +48,11 @@ def reading_ahead(files: Sequence[Path], num_threads: int | None) -> Iterator[Re
             while num_begun < min(index + count, len(files)):
                 path = next(begun)
                 num_begun += 1
-                for start in range(0, path.stat().st_size, SPAN_BYTES):
-                    pool.submit(read_span, path, start, SPAN_BYTES, stop)
+                parts = [(0, path.stat().st_size)] if wanted is None else wanted[path]
+                for first, num_bytes in parts:
+                    for start in range(first, first + num_bytes, SPAN_BYTES):
+                        size = min(SPAN_BYTES, first + num_bytes - start)
+                        pool.submit(read_span, path, start, size, stop)
 
         try:
             yield reach

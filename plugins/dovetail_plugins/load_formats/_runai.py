@@ -16,7 +16,7 @@ import torch
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail_plugins.load_formats._files import ByteCount
-from dovetail_plugins.load_formats._shards import checked_headers
+from dovetail_plugins.load_formats._shards import checked_headers, wanted_headers
 
 CONCURRENCY = "RUNAI_STREAMER_CONCURRENCY"
 MEMORY_LIMIT = "RUNAI_STREAMER_MEMORY_LIMIT"
@@ -26,7 +26,8 @@ def stream(
     files: Sequence[Path], checkpoint: Checkpoint, concurrency: int | None, limit_bytes: int | None
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every tensor of the files. Raises: ConfigError for bad files, or when reading fails."""
-    headers = checked_headers(files)
+    headers = wanted_headers(checked_headers(files), checkpoint)
+    files = [header.path for header in headers]
     count = ByteCount(checkpoint.progress, sum(h.data_bytes for h in headers))
     threads = concurrency or checkpoint.num_workers
     wanted = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +47,12 @@ def read_header(path: Path) -> Header:
     return Header(path=path, extents=extents)
 
 
+def without(header: Header, is_skipped: Callable[[str], bool]) -> Header:
+    """Return the header without the tensors of some names."""
+    kept = tuple(extent for extent in header.extents if not is_skipped(extent.name))
+    return Header(path=header.path, extents=kept)
+
+
 def lazy_tensors(header: Header) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of a mapped file; their bytes are read when they are copied.
 
@@ -61,24 +67,29 @@ def lazy_tensors(header: Header) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def eager_tensors(header: Header) -> Iterator[tuple[str, torch.Tensor]]:
-    """Read the whole file at once, then yield its tensors. For slow or remote disks.
+    """Read the file from its first to its last tensor at once, then yield them. For slow or remote
+    disks.
 
     Raises: ConfigError when the file has become shorter since its header was read.
     """
-    content = bytearray(header.path.stat().st_size)
+    first = min((e.start for e in header.extents), default=0)
+    content = bytearray(max((e.end for e in header.extents), default=0) - first)
     with header.path.open("rb") as file:
-        if file.readinto(content) < max((e.end for e in header.extents), default=0):
+        file.seek(first)
+        if file.readinto(content) < len(content):
             raise malformed(header.path, "it was cut while it was read")
     for extent in header.extents:
-        yield extent.name, _view(content, extent)
+        yield extent.name, _view(content, extent, first)
 
 
-def _view(content: bytearray, extent: Extent) -> torch.Tensor:
-    """Return the tensor in the file's bytes, copied only where it is not aligned."""
+def _view(content: bytearray, extent: Extent, first: int) -> torch.Tensor:
+    """Return the tensor in the file's bytes from `first` on, copied only where it is not
+    aligned."""
     num_bytes = extent.end - extent.start
     if num_bytes == 0:
         return torch.empty(extent.shape, dtype=extent.dtype)
-    raw = torch.frombuffer(content, dtype=torch.uint8, offset=extent.start, count=num_bytes)
+    start = extent.start - first
+    raw = torch.frombuffer(content, dtype=torch.uint8, offset=start, count=num_bytes)
     if raw.data_ptr() % extent.dtype.itemsize:
         raw = raw.clone()
     return raw.view(extent.dtype).view(extent.shape)

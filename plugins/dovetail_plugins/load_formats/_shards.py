@@ -22,10 +22,14 @@ READERS: dict[str, FileReader] = {"lazy": single.lazy_tensors, "eager": single.e
 
 
 def read_shards(files: Sequence[Path], checkpoint: Checkpoint, read: FileReader) -> Tensors:
-    """Yield every tensor of the files once. Raises: ConfigError before the first if any is bad."""
-    headers = checked_headers(files)
+    """Yield every tensor of the files once, but for skipped ones, whose bytes are not read.
+
+    Raises: ConfigError before the first if any file is bad.
+    """
+    headers = wanted_headers(checked_headers(files), checkpoint)
     count = ByteCount(checkpoint.progress, sum(h.data_bytes for h in headers))
-    with reading_ahead(files, checkpoint.num_workers) as reach:
+    wanted = {header.path: spans(header) for header in headers}
+    with reading_ahead(list(wanted), checkpoint.num_workers, wanted) as reach:
         for index, header in enumerate(headers):
             reach(index)
             for name, tensor in read(header):
@@ -38,6 +42,26 @@ def checked_headers(files: Sequence[Path]) -> list[single.Header]:
     headers = [single.read_header(path) for path in files]
     check_distinct(headers)
     return headers
+
+
+def wanted_headers(headers: Sequence[single.Header], checkpoint: Checkpoint) -> list[single.Header]:
+    """Return the headers without the tensors that are skipped, and those that are not empty."""
+    if checkpoint.is_skipped is None:
+        return [*headers]
+    kept = [single.without(header, checkpoint.is_skipped) for header in headers]
+    return [header for header in kept if header.extents]
+
+
+def spans(header: single.Header) -> list[tuple[int, int]]:
+    """Return where the header's tensors lie in its file: (first byte, bytes), without gaps."""
+    merged: list[tuple[int, int]] = []
+    for extent in sorted(header.extents, key=lambda e: e.start):
+        first, num_bytes = merged[-1] if merged else (extent.start, 0)
+        if merged and extent.start <= first + num_bytes:
+            merged[-1] = (first, max(num_bytes, extent.end - first))
+        else:
+            merged.append((extent.start, extent.end - extent.start))
+    return merged
 
 
 def check_distinct(headers: Sequence[single.Header]) -> None:

@@ -60,7 +60,9 @@ class Mistral(LoadFormat):
         path = Path(checkpoint.path) / PARAMS
         params = read_json(path)
         _check_heads(params, path)
-        rearrange = rearranger(params)
+        rearrange, is_skipped = rearranger(params), checkpoint.is_skipped
+        if is_skipped is not None:
+            checkpoint = replace(checkpoint, is_skipped=lambda name: is_skipped(name_of(name)))
         for name, tensor in read_shards(files, checkpoint, READERS[self.options.reading]):
             _check_rows(name, tensor, params, path)
             renamed = name_of(name)

@@ -103,6 +103,12 @@ def rank_files(checkpoint: Checkpoint, pattern: str) -> list[Path]:
         checkpoint, [file for parts in files.values() for file in parts.values()], pattern
     )
     rank = checkpoint.rank
+    if rank.num_stages > 1:
+        raise ConfigError(
+            "the files hold a part of every layer for each rank, and stages hold whole layers.",
+            where="--pipeline-parallel-size",
+            fix="use --tensor-parallel-size, or the checkpoint that they were made from.",
+        )
     parts = files.get(rank.rank, {})
     written = _ranks_written(files, parts)
     if written != rank.world_size:

@@ -7,7 +7,7 @@ where there are several. Layout: see _tensorizer_file. Writing needs the package
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,18 +85,22 @@ class Tensorizer(LoadFormat):
     def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every tensor once. All indices are checked before the first."""
         from dovetail_plugins.load_formats._ahead import reading_ahead
-        from dovetail_plugins.load_formats._shards import check_distinct
+        from dovetail_plugins.load_formats._shards import check_distinct, spans, wanted_headers
         from dovetail_plugins.load_formats._tensorizer_file import read_index, read_tensors
 
         uri = self.options.tensorizer_uri
         files = weight_files(checkpoint, index=NO_INDEX, patterns=(uri,) if uri else PATTERNS)
         check_nonempty(checkpoint, files, uri or "*.tensors file")
-        indices = [read_index(path) for path in files]
-        check_distinct([index.header for index in indices])
-        count = ByteCount(checkpoint.progress, sum(i.header.data_bytes for i in indices))
-        with reading_ahead(files, self.options.num_readers or checkpoint.num_workers) as reach:
-            for place, index in enumerate(indices):
+        found = {path: read_index(path) for path in files}
+        check_distinct([index.header for index in found.values()])
+        headers = wanted_headers([index.header for index in found.values()], checkpoint)
+        wanted = {header.path: spans(header) for header in headers}
+        count = ByteCount(checkpoint.progress, sum(h.data_bytes for h in headers))
+        num_threads = self.options.num_readers or checkpoint.num_workers
+        with reading_ahead(list(wanted), num_threads, wanted) as reach:
+            for place, header in enumerate(headers):
                 reach(place)
+                index = replace(found[header.path], header=header)
                 for name, tensor in read_tensors(index, verifies=self.options.verify_hash):
                     yield name, tensor
                     count.add(tensor.nbytes)

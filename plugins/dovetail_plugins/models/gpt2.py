@@ -20,6 +20,7 @@ from dovetail.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from dovetail.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from dovetail.layers.logits import LogitsHead
 from dovetail.layers.norm import LayerNorm
+from dovetail.layers.stages import Stage
 
 
 class GPT2Attention(nn.Module):
@@ -104,18 +105,23 @@ class GPT2Model(nn.Module):
         size = model.hidden_size
         num_positions = int(config.get("n_positions") or model.max_position_tokens)
         is_tied = bool(config.get("tie_word_embeddings", True))
-        self.wte = VocabParallelEmbedding(
-            context, model.vocab_size, size, head="lm_head" if is_tied else None
+        self.stage = stage = Stage(context)
+        head = "lm_head" if is_tied else None
+        self.wte = stage.table(
+            lambda: VocabParallelEmbedding(context, model.vocab_size, size, head=head),
+            is_tied=is_tied,
         )
-        self.wpe = PositionEmbedding(context, num_positions, size)
-        self.h = nn.ModuleList(
-            GPT2Layer(context, f"{name}.h.{i}", i) for i in range(model.num_layers)
-        )
-        self.ln_f = LayerNorm(context, size, eps=float(config.get("layer_norm_epsilon", 1e-5)))
+        self.wpe = stage.first(lambda: PositionEmbedding(context, num_positions, size))
+        self.h = stage.layers(lambda i: GPT2Layer(context, f"{name}.h.{i}", i))
+        eps = float(config.get("layer_norm_epsilon", 1e-5))
+        self.ln_f = stage.last(lambda: LayerNorm(context, size, eps=eps))
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Shapes: token_ids, positions [T] -> [T, E]"""
-        x = self.wte(token_ids) + self.wpe(positions)
+        if self.stage.is_first:
+            x = self.wte(token_ids) + self.wpe(positions)
+        else:
+            x = self.stage.received(token_ids)
         for layer in self.h:
             x = layer(x)
         return self.ln_f(x)
@@ -125,19 +131,21 @@ class GPT2LMHeadModel(nn.Module, Model):
     """GPT-2 with its tied head."""
 
     info = Info(summary="GPT-2", source="https://github.com/openai/gpt-2")
-    capabilities = frozenset({"tensor_parallel"})
+    capabilities = frozenset({"tensor_parallel", "pipeline_parallel"})
 
     def __init__(self, options: Any, context: BuildContext) -> None:
         super().__init__()
         model = context.model
         self.is_tied = bool(model.hf_config.get("tie_word_embeddings", True))
         self.transformer = GPT2Model(context, "transformer")
-        self.lm_head = LogitsHead(
-            context,
-            "lm_head",
-            model.vocab_size,
-            model.hidden_size,
-            tied=self.transformer.wte if self.is_tied else None,
+        self.lm_head = self.transformer.stage.last(
+            lambda: LogitsHead(
+                context,
+                "lm_head",
+                model.vocab_size,
+                model.hidden_size,
+                tied=self.transformer.wte if self.is_tied else None,
+            )
         )
 
     def weight_map(self) -> WeightMap:

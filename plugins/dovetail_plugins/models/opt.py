@@ -24,6 +24,7 @@ from dovetail.layers.linear import (
 )
 from dovetail.layers.logits import LogitsHead
 from dovetail.layers.norm import LayerNorm
+from dovetail.layers.stages import Stage
 
 POSITION_OFFSET = 2
 EPS = 1e-5
@@ -107,33 +108,46 @@ class OPTModel(nn.Module):
         size = model.hidden_size
         narrow = int(config.get("word_embed_proj_dim") or size)
         is_tied = bool(config.get("tie_word_embeddings", True))
-        self.embed_tokens = VocabParallelEmbedding(
-            context, model.vocab_size, narrow, head="lm_head" if is_tied else None
+        self.stage = stage = Stage(context)
+        head = "lm_head" if is_tied else None
+        self.embed_tokens = stage.table(
+            lambda: VocabParallelEmbedding(context, model.vocab_size, narrow, head=head),
+            is_tied=is_tied,
         )
-        self.embed_positions = PositionEmbedding(
-            context, int(config["max_position_embeddings"]), size, offset=POSITION_OFFSET
+        num_positions = int(config["max_position_embeddings"])
+        self.embed_positions = stage.first(
+            lambda: PositionEmbedding(context, num_positions, size, offset=POSITION_OFFSET)
         )
         is_projected = narrow != size
         self.project_in = (
-            ReplicatedLinear(context, f"{name}.project_in", narrow, size) if is_projected else None
+            stage.first(lambda: ReplicatedLinear(context, f"{name}.project_in", narrow, size))
+            if is_projected
+            else None
         )
         self.project_out = (
-            ReplicatedLinear(context, f"{name}.project_out", size, narrow) if is_projected else None
+            stage.last(lambda: ReplicatedLinear(context, f"{name}.project_out", size, narrow))
+            if is_projected
+            else None
         )
-        self.layers = nn.ModuleList(
-            OPTLayer(context, f"{name}.layers.{i}") for i in range(model.num_layers)
-        )
+        self.layers = stage.layers(lambda i: OPTLayer(context, f"{name}.layers.{i}"))
         norms_last = config.get("do_layer_norm_before", True) and not config.get(
             "_remove_final_layer_norm", False
         )
-        self.final_layer_norm = LayerNorm(context, size, eps=EPS) if norms_last else None
+        self.final_layer_norm = (
+            stage.last(lambda: LayerNorm(context, size, eps=EPS)) if norms_last else None
+        )
 
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Shapes: token_ids, positions [T] -> [T, E of the head]"""
+    def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the input of the first layer. Shapes: token_ids, positions [T] -> [T, E]"""
         x = self.embed_tokens(token_ids)
         if self.project_in is not None:
             x = self.project_in(x)
-        x = x + self.embed_positions(positions)
+        return x + self.embed_positions(positions)
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Shapes: token_ids, positions [T] -> [T, E of the head]"""
+        stage = self.stage
+        x = self.embed(token_ids, positions) if stage.is_first else stage.received(token_ids)
         for layer in self.layers:
             x = layer(x)
         if self.final_layer_norm is not None:
@@ -145,7 +159,7 @@ class OPTForCausalLM(nn.Module, Model):
     """OPT with its tied head."""
 
     info = Info(summary="OPT", source="https://arxiv.org/abs/2205.01068")
-    capabilities = frozenset({"tensor_parallel"})
+    capabilities = frozenset({"tensor_parallel", "pipeline_parallel"})
 
     def __init__(self, options: Any, context: BuildContext) -> None:
         super().__init__()
@@ -153,12 +167,14 @@ class OPTForCausalLM(nn.Module, Model):
         narrow = int(model.hf_config.get("word_embed_proj_dim") or model.hidden_size)
         self.is_tied = bool(model.hf_config.get("tie_word_embeddings", True))
         self.model = OPTModel(context, "model.decoder")
-        self.lm_head = LogitsHead(
-            context,
-            "lm_head",
-            model.vocab_size,
-            narrow,
-            tied=self.model.embed_tokens if self.is_tied else None,
+        self.lm_head = self.model.stage.last(
+            lambda: LogitsHead(
+                context,
+                "lm_head",
+                model.vocab_size,
+                narrow,
+                tied=self.model.embed_tokens if self.is_tied else None,
+            )
         )
 
     def weight_map(self) -> WeightMap:

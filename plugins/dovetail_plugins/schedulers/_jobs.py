@@ -31,15 +31,29 @@ class Job:
 class Tally:
     """A plan in the making: the budget left, and what has been given away."""
 
-    __slots__ = ("has_preempted", "jobs", "new_rows", "rows", "swapped_in", "tokens_left")
+    __slots__ = (
+        "has_preempted",
+        "jobs",
+        "max_rows",
+        "new_rows",
+        "rows",
+        "swapped_in",
+        "tokens_left",
+    )
 
-    def __init__(self, tokens_left: int) -> None:
+    def __init__(self, tokens_left: int, max_rows: int) -> None:
         self.tokens_left = tokens_left
+        self.max_rows = max_rows
         self.has_preempted = False
         self.rows: list[RowStep] = []
         self.new_rows: list[NewRow] = []
         self.swapped_in: list[tuple[int, int]] = []
         self.jobs: list[tuple[Job, int]] = []
+
+    @property
+    def has_room(self) -> bool:
+        """Return whether another row may compute something."""
+        return self.tokens_left > 0 and len(self.rows) < self.max_rows
 
     def take(
         self, job: Job, num_tokens: int, new_blocks: Blocks, drafts: tuple[int, ...] = ()

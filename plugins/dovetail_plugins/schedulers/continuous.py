@@ -58,7 +58,10 @@ class ContinuousScheduler(Scheduler):
         source="https://www.usenix.org/conference/osdi22/presentation/yu",
     )
     capabilities = frozenset(
-        {"chunked_prefill", "preemption", "async_steps", "priority", "drafts", "swap"}
+        {
+            *("chunked_prefill", "preemption", "async_steps", "priority", "drafts", "swap"),
+            "pipeline",
+        }
     )
     Options = ContinuousOptions
 
@@ -83,7 +86,7 @@ class ContinuousScheduler(Scheduler):
         self._blocked: tuple[Job, int] | None = None
         self._num_arrived = 0
         self._num_planned = 0
-        self._uncommitted_tokens = spec.max_step_tokens * (2 if spec.async_steps else 1)
+        self._uncommitted_tokens = spec.max_step_tokens * spec.plans_in_flight
         self._blocks_per_row = cache.blocks_for(1, 1)
         self._no_blocks: Blocks = ((),) * self._blocks_per_row
         self._capacity_tokens = self._find_capacity()
@@ -145,17 +148,25 @@ class ContinuousScheduler(Scheduler):
 
     def plan(self) -> StepPlan:
         """Return the next step; without rows when nothing can run now."""
-        tally = Tally(self._spec.max_step_tokens)
+        tally = Tally(self._spec.max_step_tokens, self._rows_per_plan())
         self._continue_running(tally)
         if not tally.has_preempted:
             self._admit_waiting(tally)
         return self._seal(tally)
 
+    def _rows_per_plan(self) -> int:
+        """Return how many rows a plan has at most: in a pipeline an even share of the requests,
+        since only different ones keep all of its stages busy."""
+        if self._spec.num_stages == 1:
+            return self._spec.max_rows
+        num_requests = len(self._running) + min(len(self._waiting), len(self._free_rows))
+        return max(1, -(-num_requests // self._spec.plans_in_flight))
+
     def _continue_running(self, tally: Tally) -> None:
         """Give running jobs their next tokens, smallest key first."""
         running = self._running
         index = 0
-        while index < len(running) and tally.tokens_left > 0:
+        while index < len(running) and tally.has_room:
             job = running[index]
             index += 1
             num_tokens = self._next_tokens(job, tally.tokens_left, len(running) - index)
@@ -174,9 +185,12 @@ class ContinuousScheduler(Scheduler):
     def _next_tokens(self, job: Job, tokens_left: int, num_behind: int) -> int:
         """Return how many tokens a running job computes now, drafts aside.
 
-        While drafts are under way it is none: nobody knows yet how far they take the job.
+        While drafts are under way it is none: nobody knows yet how far they take the job. Nor is it
+        any while a token is that only the last stage of a pipeline will know.
         """
         request = job.request
+        if request.num_inflight > 0 and not self._spec.chains_steps:
+            return 0
         num_known = request.num_tokens + request.num_inflight
         if num_known >= job.max_tokens:
             return 0  # what is under way ends it
@@ -261,7 +275,7 @@ class ContinuousScheduler(Scheduler):
         """Start waiting jobs in strict order until one does not fit; long ones wait their turn."""
         turns = Turns(self._spec, (job.request for job in self._running))
         index = 0
-        while index < len(self._waiting) and self._free_rows and tally.tokens_left > 0:
+        while index < len(self._waiting) and self._free_rows and tally.has_room:
             if turns.must_wait(self._waiting[index].request):
                 index += 1
             elif not self._admit(index, tally, turns):

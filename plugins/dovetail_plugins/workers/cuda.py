@@ -54,10 +54,11 @@ class CudaWorker(DeviceWorker):
 
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if self.run.rank.local_rank >= count:
+            is_stage = self.run.rank.tensor_size == 1 and self.run.rank.num_stages > 1
             raise ConfigError(
                 f"rank {self.run.rank.local_rank} needs its own GPU, but torch sees only {count}",
-                where="--tensor-parallel-size",
-                fix="use fewer ranks, or check CUDA_VISIBLE_DEVICES.",
+                where="--pipeline-parallel-size" if is_stage else "--tensor-parallel-size",
+                fix=f"use at most {max(1, count)} ranks, or check CUDA_VISIBLE_DEVICES.",
             )
         device = torch.device("cuda", self.run.rank.local_rank)
         torch.cuda.set_device(device)

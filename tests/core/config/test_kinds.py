@@ -61,6 +61,7 @@ def test_text_flags_without_a_kind_are_free_text() -> None:
         "logits_processor_pattern",
         "model",
         "otlp_traces_endpoint",
+        "pipeline_layer_split",
         "quantization_param_path",
         "response_role",
         "revision",

@@ -271,7 +271,7 @@ FAULTS: list[tuple[Any, list[str], str]] = [
     (nothing, ["--block-size", "48"], "registered: 1, 8, 16"),
     (nothing, ["--device", "cuda"], "--device cpu"),
     (nothing, ["--trust-remote-code"], "never runs code"),
-    (nothing, ["--pipeline-parallel-size", "2"], "not supported"),
+    (nothing, ["--pipeline-parallel-size", "64"], "cannot be divided over 64 stages"),
     (nothing, ["--enable-auto-tool-choice", "--tool-call-parser", "none"], "--tool-call-parser"),
     (nothing, ["--max-num-seqs", "9", "--max-num-batched-tokens", "8"], "at most 8"),
     (

@@ -26,12 +26,16 @@ from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.spec import RankSpec
 from dovetail.layers.linear import GatedLinear, QKVParallelLinear, RowParallelLinear
 from dovetail.layers.moe import Experts
+from dovetail.layers.stages import Stage
 from dovetail.layers.weights import load_weights
 from dovetail.testing.contract import model_spec
 from dovetail.testing.ranks import ODD_AND_EVEN
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "compressed_tensors"
 RANKS = [RankSpec(rank=r, world_size=2, tensor_rank=r, tensor_size=2) for r in (0, 1)]
+STAGES = [
+    RankSpec(rank=r, world_size=2, stage=r, num_stages=2, stage_layers=(1, 1)) for r in (0, 1)
+]
 FUSED = {
     **{f"{n}_proj": ("qkv_proj", n) for n in "qkv"},
     **{f"{n}_proj": ("gate_up_proj", n) for n in ("gate", "up")},
@@ -296,6 +300,34 @@ def test_every_method_has_a_case() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks_are_the_whole(name: str) -> None:
     check(CASES[name], random_tensors(CASES[name]))
+
+
+class Blocks(nn.Module):
+    """Two blocks of a case's layers, as far as a stage has them."""
+
+    def __init__(self, case: Case, rank: RankSpec) -> None:
+        super().__init__()
+        context = BuildContext(
+            model=model_spec(num_layers=2), quant=made(case), device="cpu", rank=rank
+        )
+        self.blocks = Stage(context).layers(lambda _: layers(case, rank, names_of(case)))
+
+
+def test_each_stage_holds_its_block_as_stored() -> None:
+    """In whatever format a checkpoint is, a stage fills its own layers and passes by the others."""
+    for name, case in CASES.items():
+        quant, one = made(case), random_tensors(case)
+        stored = {f"blocks.{i}.{key}": tensor for i in range(2) for key, tensor in one.items()}
+        filled = []
+        for rank in (RankSpec(), *STAGES):
+            here, fused = Blocks(case, rank), WeightMap(fused=FUSED)
+            load_weights(here, fused, stored.items(), rank, quant.ignored, repacks=False)
+            filled.append(dict(here.named_parameters()))
+        whole, *parts = filled
+        assert whole.keys() == parts[0].keys() | parts[1].keys(), name
+        assert parts[0] and not parts[0].keys() & parts[1].keys(), name
+        for part in parts:
+            assert all(torch.equal(value, whole[key]) for key, value in part.items()), name
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.has_experts])

@@ -147,6 +147,7 @@ FOREIGN: dict[str, Row] = {
         "dovetail's registry where DOVETAIL_PLUGINS is not set: names of plugins or packages that "
         "may be used, by comma; empty: built-in ones alone"
     ),
+    "VLLM_PP_LAYER_PARTITION": _field("pipeline_layer_split"),
     "VLLM_RPC_BASE_PATH": _field("socket_dir"),
     "VLLM_RPC_TIMEOUT": Setting(
         "--engine-reply-timeout", _seconds("engine_reply_timeout", per_second=1000)
@@ -205,7 +206,6 @@ FOREIGN: dict[str, Row] = {
     "VLLM_OPENVINO_DEVICE": _OPENVINO,
     "VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS": _OPENVINO,
     "VLLM_OPENVINO_KVCACHE_SPACE": _OPENVINO,
-    "VLLM_PP_LAYER_PARTITION": UnsupportedVariable("pipeline_parallel"),
     "VLLM_RAY_BUNDLE_INDICES": UnsupportedVariable("ray_bundles"),
     "VLLM_RAY_PER_WORKER_GPUS": UnsupportedVariable("ray_bundles", passing=("", "1", "1.0")),
     "VLLM_ROCM_FP8_PADDING": UnsupportedVariable("rocm"),

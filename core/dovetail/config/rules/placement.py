@@ -31,7 +31,8 @@ def placed(config: Config, rank: RankSpec) -> RankSpec:
             f"the launcher started {launch.size} ranks, and the flags divide the model over "
             f"{rank.world_size}.",
             where="--tensor-parallel-size",
-            fix=f"use {launch.size}, or start {rank.world_size} processes.",
+            fix=f"use {launch.size} (with --pipeline-parallel-size: their product), or start "
+            f"{rank.world_size} processes.",
         )
     return msgspec.structs.replace(
         rank, rank=launch.rank, local_rank=launch.local_rank, local_size=launch.local_size

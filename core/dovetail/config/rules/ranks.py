@@ -13,6 +13,8 @@ from dovetail.config.rules.cores import FLAG as CORES
 from dovetail.config.rules.placement import placed
 from dovetail.config.rules.platform import usable_cores
 from dovetail.config.rules.selections import select
+from dovetail.config.rules.stages import FLAG as PIPELINE
+from dovetail.config.rules.stages import largest_stage
 from dovetail.errors import ConfigError
 from dovetail.interfaces.communicator import CommunicatorQuery
 from dovetail.interfaces.platform import Platform
@@ -27,8 +29,11 @@ SEVERAL_RANKS, DIVISIBLE = "several_ranks", "tensor_parallel"
 
 def rank_spec(config: Config) -> RankSpec:
     """Return the first rank, which says how many there are; under a launcher this process's own."""
-    size = config.parallel.tensor_parallel_size
-    return placed(config, RankSpec(world_size=size, tensor_size=size, local_size=size))
+    parallel = config.parallel
+    tensor_size, num_stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    size = tensor_size * num_stages
+    alone = RankSpec(tensor_size=tensor_size, num_stages=num_stages)
+    return placed(config, msgspec.structs.replace(alone, world_size=size, local_size=size))
 
 
 def check_division(model: ModelSpec, plugin: Selection, rank: RankSpec) -> None:
@@ -70,7 +75,7 @@ def _listed(numbers: list[int]) -> str:
 def cached_model(model: ModelSpec, rank: RankSpec) -> ModelSpec:
     """Return the model as one rank's KV cache sees it. A KV head may be on several ranks."""
     heads = max(1, model.num_kv_heads // rank.tensor_size)
-    return msgspec.structs.replace(model, num_kv_heads=heads)
+    return msgspec.structs.replace(largest_stage(model, rank), num_kv_heads=heads)
 
 
 def rank_processors(
@@ -85,10 +90,12 @@ def rank_processors(
         return ()
     found = cores_of_ranks(text, rank.local_size)
     if not found and word_of(text) != UNBOUND and usable_cores() < rank.local_size:
+        both = f" ({TENSOR} times {PIPELINE})"
+        product = both if rank.tensor_size > 1 and rank.num_stages > 1 else ""
         raise ConfigError(
             f"{rank.local_size} ranks need a core each, and this process may use {usable_cores()}.",
-            where=TENSOR,
-            fix=f"use at most {usable_cores()}, or {CORES} nobind.",
+            where=PIPELINE if rank.tensor_size == 1 else TENSOR,
+            fix=f"use at most {usable_cores()}{product}, or {CORES} nobind.",
         )
     return found
 

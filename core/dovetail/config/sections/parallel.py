@@ -46,6 +46,12 @@ class ParallelConfig:
         short="-pp",
         help="number of pipeline stages: devices that each hold a part of the layers",
     )
+    pipeline_layer_split: str | None = flag(
+        None,
+        metavar="N,N",
+        help="number of layers of each pipeline stage, by comma",
+        default_note="as even as can be",
+    )
     decode_context_parallel_size: int = flag(
         1,
         ge=1,

@@ -150,6 +150,33 @@ class TestCommunicator:
         for rank, answer in enumerate(answers):
             assert torch.equal(answer, torch.cat([parts[rank] for parts in given]))
 
+    def test_sends_to_the_other_of_two(self, ranks: Ranks) -> None:
+        """Tensors of any size go from one rank to the other in order, in both directions, and what
+        was sent may be written to; they do not mix with calls of both."""
+        if ranks.size < 2:
+            pytest.skip("there is a device for one rank only")
+
+        def work(one: Communicator, rank: int) -> list[torch.Tensor]:
+            found = []
+            for number, shape in enumerate((*SIZES, (4, 4))):
+                x = made_up(rank + number, shape).to(one.device)
+                if rank == number % 2:
+                    one.send(x.t())
+                    x.zero_()
+                else:
+                    found.append(one.receive(x.t().contiguous()).cpu())
+                found.append(one.all_reduce(torch.ones(2, device=one.device)).cpu())
+            return found
+
+        sent: list[list[torch.Tensor]] = [[], []]
+        for number, shape in enumerate((*SIZES, (4, 4))):
+            sent[1 - number % 2].append(made_up(number % 2 + number, shape).t())
+        for rank, answers in enumerate(ranks.run(work)):
+            sums = [answer for answer in answers if answer.shape == (2,)]
+            assert len(sums) == len(SIZES) + 1 and all(float(x.sum()) == 4.0 for x in sums)
+            others = [answer for answer in answers if answer.shape != (2,)]
+            assert all(torch.equal(*pair) for pair in zip(others, sent[rank], strict=True))
+
     def test_keeps_the_order(self, ranks: Ranks) -> None:
         """Many calls of changing kinds and sizes do not mix."""
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from dovetail import registry
 from dovetail.errors import ConfigError, EngineDead, RequestError
 from dovetail.interfaces.executor import Executor
 from dovetail.interfaces.sampling_params import SamplingParams
@@ -24,6 +25,7 @@ WORKER = Selection(kind="worker", name="tiny", target="dovetail.testing.tiny_wor
 SLEEPING = Selection(
     kind="worker", name="sleeping", target="dovetail.testing.tiny_worker:SleepingWorker"
 )
+STAGED = Selection(kind="worker", name="stage", target="dovetail.testing.stage_worker:StageWorker")
 REPLAY = "dovetail.testing.models:ReplayModel"
 DEADLINE_S = 10.0
 REQUESTS = (
@@ -140,6 +142,28 @@ class TestExecutor:
             made.sleep(2)
             made.wake_up(("weights", "kv_cache"))
             assert len(run(made)) == len(REQUESTS)
+        finally:
+            made.shutdown()
+
+    @requires("stages")
+    def test_stages_learn_what_the_last_one_draws(self, plugin: Any) -> None:
+        """Three stages have one account of blocks; the last one answers, and the others know its
+        tokens before the next step of a row."""
+        if "launched_ranks" in plugin.capabilities:
+            pytest.skip("a launcher starts its ranks")
+        rank = RankSpec(world_size=3, num_stages=3, stage_layers=(1, 1, 1), local_size=3)
+        communicator = registry.choose("communicator", "gloo")
+        run_spec = msgspec.structs.replace(tiny_run(), rank=rank, communicator=communicator)
+        made = plugin(default_options(plugin), run_spec, STAGED)
+        try:
+            layers = list(made.kv_layers())
+            assert len(layers) == 3, "two with a window, and one without"
+            made.allocate(tiny_layout(layers))
+            ask = DriveRequest(request_id="a", prompt_ids=(5, 6, 7))
+            plans = Driver(tiny_layout(layers)).plans([ask])
+            drawn = [row.token_ids for plan in plans for row in made.submit(plan).result().rows]
+            assert drawn == [(length,) for length in range(3, 9)]
+            made.free_bytes()  # every stage has done its steps, or has ended in one
         finally:
             made.shutdown()
 

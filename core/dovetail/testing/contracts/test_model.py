@@ -17,7 +17,7 @@ from dovetail.config.checkpoint.experts import experts_of
 from dovetail.interfaces.model import BuildContext, Model
 from dovetail.registry import Entry
 from dovetail.testing.contract import model_spec, requires, without
-from dovetail.testing.harness import PagedModel
+from dovetail.testing.harness import PagedModel, StagedModel, load_model
 from dovetail.testing.plugin import OPTION, chosen
 from dovetail.testing.ranks import ODD_AND_EVEN, RankModel, divided_logits
 from dovetail.testing.ranks import TOKENS as RANK_TOKENS
@@ -169,6 +169,26 @@ class TestModel:
         assert isinstance(divided, torch.Tensor), divided
         whole = PagedModel.load(folder, model_name=entry.name).forward([(0, RANK_TOKENS)])[0]
         assert_close(divided, whole)
+
+    @requires("pipeline_parallel")
+    def test_stages_equal_the_whole(self, entry: Entry, plugin: Any, checkpoints: Any) -> None:
+        """Stages that hold some of the layers each give the logits of the whole model, in a prompt
+        and after it; none holds anything of another's layers."""
+        architecture = architecture_of(entry)
+        if architecture not in FAMILIES:
+            pytest.skip(f"the kit cannot write a checkpoint of {architecture}")
+        folder, _ = checkpoints(architecture)
+        whole = PagedModel.load(folder, model_name=entry.name)
+        num_layers = len(whole.layers)
+        staged = StagedModel(
+            lambda rank: load_model(folder, model_name=entry.name, rank=rank),
+            (num_layers - 1, 1),
+        )
+        names = [{layer.name for layer in stage.layers} for stage in staged.stages]
+        assert [len(one) for one in names] == [num_layers - 1, 1]
+        assert set.union(*names) == {layer.name for layer in whole.layers}
+        for tokens in (TOKENS[0][:7], TOKENS[0][7:8], TOKENS[0][8:]):
+            assert_close(staged.forward([(0, tokens)])[0], whole.forward([(0, tokens)])[0])
 
     @requires("tensor_parallel")
     def test_two_ranks_with_experts_of_their_own_equal_one(

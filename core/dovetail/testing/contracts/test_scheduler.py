@@ -127,6 +127,18 @@ class TestScheduler:
         settings = replace(ROOMY, async_steps=True, windows=(None, 9, 6), num_blocks=120)
         run(plugin, replace(settings, max_step_tokens=128, uses_chunked_prefill=chunked))
 
+    @requires("pipeline")
+    @pytest.mark.parametrize("windows", [(None,), (None, 9, 6)])
+    def test_keeps_the_stages_of_a_pipeline_busy(
+        self, plugin: Any, windows: tuple[int | None, ...]
+    ) -> None:
+        """As many plans are under way as there are stages, of requests whose tokens are known."""
+        is_drafting = "drafts" in plugin.capabilities
+        settings = replace(TIGHT, num_stages=3, draft_rate=0.5 if is_drafting else 0.0)
+        if len(windows) > 1:
+            settings = replace(settings, windows=windows, num_blocks=120, max_step_tokens=128)
+        assert run(plugin, settings).max_plans_in_flight == 3
+
     @requires("drafts")
     @pytest.mark.parametrize("async_steps", [False, True])
     def test_drafts_change_no_token(self, plugin: Any, async_steps: bool) -> None:

@@ -189,6 +189,7 @@ SAMPLES: dict[str, tuple[str, str, Any]] = {
     ),
     "VLLM_MM_INPUT_CACHE_GIB": ("0", "mm_processor_cache_gb", 0.0),
     "VLLM_NO_DEPRECATION_WARNING": ("1", "show_notes", False),
+    "VLLM_PP_LAYER_PARTITION": ("10,12", "pipeline_layer_split", "10,12"),
     "VLLM_RPC_BASE_PATH": ("/run", "socket_dir", "/run"),
     "VLLM_RPC_TIMEOUT": ("2500", "engine_reply_timeout", 2.5),
     "VLLM_SERVER_DEV_MODE": ("1", "enable_dev_endpoints", True),

@@ -1,0 +1,104 @@
+"""Stage: which parts of a model a rank builds where the layers are divided over a pipeline.
+
+A model asks its Stage for each of its parts: token tables for the first stage, layers for the
+stage that has their numbers, the last norm and the head for the last stage. What belongs to others
+is an Elsewhere, which has no weights, lets the checkpoint's pass, and returns its input, so a
+model's `forward` is written once:
+
+    x = self.embed(token_ids) if self.stage.is_first else self.stage.received(token_ids)
+    for layer in self.layers:
+        x = layer(x)
+    return self.norm(x)
+
+The hidden states between two layers are all that goes from stage to stage.
+Source: Huang et al., GPipe, 2019; Narayanan et al., PipeDream, 2019.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+import torch
+from torch import nn
+
+from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.layers.placement import Placement, WeightHolder
+from dovetail.layers.weights import map_name
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class Elsewhere(WeightHolder):
+    """Stands for a part that another stage holds."""
+
+    def forward(self, x: torch.Tensor, *others: object) -> torch.Tensor:
+        """Return x."""
+        return x
+
+    def place(self, leaf: str, part: str | None) -> list[Placement]:
+        """Return no placement: whatever the checkpoint has for it is not needed here."""
+        return []
+
+    def pieces(self, leaf: str) -> set[str]:
+        """Return nothing: there is no parameter."""
+        return set()
+
+
+class Stage(nn.Module):
+    """This rank's part of the layers; without a pipeline all of them. `inbox` is where the hidden
+    states that come from the stage before lie. Shapes: inbox [tokens of the largest step, E]"""
+
+    def __init__(self, context: BuildContext) -> None:
+        super().__init__()
+        rank = context.rank
+        self.is_first, self.is_last = rank.is_first_stage, rank.is_last_stage
+        self.numbers = rank.layers(context.model.num_layers)
+        self._num_layers = context.model.num_layers
+        self.inbox: torch.Tensor | None = None
+
+    def layers(self, make: Callable[[int], nn.Module]) -> nn.ModuleList:
+        """Return all layers: this stage's made by their number, Elsewhere for the others."""
+        numbers = range(self._num_layers)
+        return nn.ModuleList(make(i) if i in self.numbers else Elsewhere() for i in numbers)
+
+    def first(self, make: Callable[[], M]) -> M:
+        """Return a part that only the first stage has, as a table of positions."""
+        return _made(make, self.is_first)
+
+    def last(self, make: Callable[[], M]) -> M:
+        """Return a part that only the last stage has, as the head and the norm before it."""
+        return _made(make, self.is_last)
+
+    def table(self, make: Callable[[], M], *, is_tied: bool) -> M:
+        """Return the token table, which the last stage has too where the head is tied to it."""
+        return _made(make, self.is_first or (is_tied and self.is_last))
+
+    def received(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return the hidden states of a step's tokens, as the stage before has left them.
+        Shapes: token_ids [T] -> [T, E]"""
+        assert self.inbox is not None, "nothing has been received: the runner sets the inbox"
+        return self.inbox[: len(token_ids)]
+
+
+def _made(make: Callable[[], M], is_here: bool) -> M:
+    """Return the part, or what stands for it and is called as it would be."""
+    return make() if is_here else cast(M, Elsewhere())
+
+
+def stage_of(module: nn.Module) -> Stage | None:
+    """Return the stage that a model was built with, None for models that do not know stages."""
+    return next((one for one in module.modules() if isinstance(one, Stage)), None)
+
+
+def is_elsewhere(module: nn.Module, weight_map: WeightMap, name: str) -> bool:
+    """Return whether a checkpoint's tensor belongs only to what other stages hold."""
+    target = map_name(weight_map, name)
+    if target is None:
+        return False
+    owner: nn.Module | None = module
+    for word in target.path.split("."):
+        if owner is None or isinstance(owner, Elsewhere):
+            break
+        owner = owner._modules.get(word)
+    return isinstance(owner, Elsewhere)

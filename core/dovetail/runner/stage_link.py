@@ -1,0 +1,84 @@
+"""StageLink: one rank's connections to the stages of a pipeline before and after it.
+
+The hidden states of a step come before the forward pass and go on after it, so the pass itself can
+be recorded or captured. Tokens are drawn on the last stage; the others learn of them by UnseenDraws
+before the next step of a row.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from dovetail.errors import BrokenPlugin
+from dovetail.interfaces.spec import RunSpec
+from dovetail.interfaces.step import StepResult
+from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.stages import stage_of
+from dovetail.parallel.groups import stage_after, stage_before
+from dovetail.runner.batch import Batch, Expected, StepInputs
+
+
+class StageLink:
+    """Without a pipeline nothing comes and nothing goes."""
+
+    def __init__(self, run: RunSpec, device: torch.device) -> None:
+        self._rank = run.rank
+        self.is_last = run.rank.is_last_stage
+        self._plugin = run.model_plugin
+        self._inbox: torch.Tensor | None = None
+        if not run.rank.is_first_stage:
+            num_tokens = max(run.max_step_tokens, *(run.graph_sizes or (0,)))
+            dtype = dtype_of(run.model.dtype)
+            shape = (num_tokens, run.model.hidden_size)
+            self._inbox = torch.zeros(shape, dtype=dtype, device=device)
+
+    def attach(self, module: nn.Module) -> None:
+        """Let a model read what comes. Raises: BrokenPlugin for one that has no Stage"""
+        if self._rank.num_stages == 1:
+            return
+        stage = stage_of(module)
+        if stage is None:
+            raise BrokenPlugin(
+                f"the model plugin {self._plugin.name} claims pipeline_parallel and has no Stage.",
+                where="--pipeline-parallel-size",
+                fix="use 1, or mend the plugin (see dovetail.layers.stages).",
+            )
+        stage.inbox = self._inbox
+
+    def receive(self, num_tokens: int) -> None:
+        """Wait for the hidden states of a step's tokens. Mutates: the inbox"""
+        if self._inbox is not None:
+            stage_before().receive(self._inbox[:num_tokens])
+
+    def send(self, hidden: torch.Tensor) -> None:
+        """Hand the hidden states of a step on. Shapes: hidden [T, E]"""
+        stage_after().send(hidden)
+
+
+class UnseenDraws:
+    """The steps of this stage whose tokens another one draws."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._steps: dict[int, Expected] = {}
+
+    def begin(self, step_id: int, inputs: StepInputs) -> None:
+        """Note which rows draw in a step. Mutates: self"""
+        self._steps[step_id] = self._batch.awaiting(inputs.rows[inputs.samples])
+
+    def learn(self, result: StepResult) -> None:
+        """Write what was drawn into the rows that are still the same. Mutates: self, rows"""
+        expected = self._steps.pop(result.step_id, None)
+        if expected is None:  # a step without rows draws nothing
+            return
+        alive = set(expected.rows[self._batch.is_alive(expected)].tolist())
+        for row in result.rows:
+            if row.row in alive and row.token_ids:
+                self._batch.extend(row.row, row.token_ids)
+
+    def make_up(self, step_id: int) -> None:
+        """Take 0 for the tokens of a step that nobody asked for. Mutates: self, rows"""
+        expected = self._steps.pop(step_id, None)
+        for row in () if expected is None else expected.rows.tolist():
+            self._batch.extend(row, (0,))
