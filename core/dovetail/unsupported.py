@@ -75,10 +75,6 @@ FEATURES: dict[str, Unsupported] = {
         "--data-parallel-start-rank, behind a load balancer",
     ),
     "kv_transfer": Unsupported("KV cache transfer between engines is not supported yet"),
-    "worker_methods": Unsupported(
-        "extending the worker class is not supported",
-        "write a worker plugin and name it with --worker-cls",
-    ),
     # How steps are computed.
     "attention_dtype": Unsupported("attention in another type than --dtype is not supported"),
     "xformers": Unsupported("dovetail has its own kernels; use auto"),

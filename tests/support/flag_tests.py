@@ -331,5 +331,6 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         "core/server/launch/test_logs.py::test_uvicorns_level",
     ),
     "worker_cls": (f"{WHOLE}::test_worker_and_executor_by_path",),
+    "worker_extension_cls": (f"{WHOLE}::test_methods_are_added_to_the_worker",),
 }
 """Honoured flag -> places."""

@@ -67,6 +67,7 @@ from dovetail.config.rules.ranks import (
 )
 from dovetail.config.rules.speculation import draft_spec
 from dovetail.config.rules.structured_output import structured_output_spec
+from dovetail.config.rules.worker_extension import worker_extension
 from dovetail.config.sections.scheduler import SchedulerConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionQuery
@@ -374,6 +375,7 @@ def _run_spec(
         rank_processors=of_ranks,
         expert_placement=placement,
         expert_balance=balance,
+        worker_extension=worker_extension(config),
         communicator=select_communicator(config, platform, rank),
         thread_spin_us=config.device.thread_spin_us,
         logprobs_stage=stage,

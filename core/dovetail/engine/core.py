@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -26,7 +27,7 @@ from dovetail.engine.sleep_mode import SleepMode
 from dovetail.engine.step_stats import StepCounter
 from dovetail.errors import RequestError
 from dovetail.interfaces.drafter import Drafter
-from dovetail.interfaces.executor import Executor, PendingStep
+from dovetail.interfaces.executor import Executor, PendingStep, WorkerCall
 from dovetail.interfaces.kv_policy import KVPolicy, KVRoom
 from dovetail.interfaces.scheduler import Scheduler
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
@@ -247,6 +248,11 @@ class EngineCore:
     def reset_prefix_cache(self) -> None:
         """Make no cached prefix findable any more; requests under way keep what they have."""
         self.cache.forget_all()
+
+    def collective_rpc(self, call: WorkerCall) -> list[Any]:
+        """Have the workers of all ranks run a method, after the steps under way; return what they
+        answer. Raises: RequestError"""
+        return self._executor.collective_rpc(call)
 
     def check_idle(self) -> None:
         """Check what must hold when no request lives. Raises: AssertionError."""

@@ -24,6 +24,7 @@ from dovetail.engine.messages import (
     AnyOperation,
     AnyResult,
     Call,
+    CallWorkers,
     Dead,
     EngineRequest,
     EngineStatus,
@@ -44,6 +45,7 @@ from dovetail.engine.messages import (
     ToEngine,
     Updates,
     WakeUp,
+    WorkerAnswers,
 )
 from dovetail.errors import ConfigError, DovetailError, EngineDead, RequestError
 from dovetail.interfaces.spec import EngineSpec
@@ -265,6 +267,8 @@ class EngineLoop:
                 self._core.sleep_mode.wake_up(tags)
             case GetSleepStatus():
                 return SleepStatus(self._core.sleep_mode.asleep)
+            case CallWorkers(call):
+                return WorkerAnswers(self._core.collective_rpc(call))
             case _:
                 assert_never(operation)
         return None

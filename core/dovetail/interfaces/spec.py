@@ -128,9 +128,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     stay in host memory; then the run is eager. Several ranks exchange tensors by `communicator`;
     `rank_processors` are the processors of each (none: those of the engine), and
     `expert_placement` says which holds which experts, `expert_balance` how these move (see
-    BuildContext). `device` is the
-    platform's device_type, `ops` its implementations of ops, each as "module:attribute" (see
-    interfaces.platform).
+    BuildContext). The methods of the class `worker_extension`, "module:Class", are added to the
+    worker's. `device` is the platform's device_type, `ops` its implementations of ops, each as
+    "module:attribute" (see interfaces.platform).
     """
 
     model: ModelSpec
@@ -170,6 +170,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     rank_processors: tuple[tuple[int, ...], ...] = ()
     expert_placement: str = ""
     expert_balance: ExpertBalanceSpec | None = None
+    worker_extension: str = ""
 
 
 class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,7 +38,10 @@ class ParallelConfig:
     )
     worker_cls: str = flag("auto", kind="worker", help="worker that runs the model on one device")
     worker_extension_cls: str | None = flag(
-        None, metavar="CLASS", help="class whose methods are added to the worker"
+        None,
+        metavar="CLASS",
+        help="class whose methods are added to every rank's worker, for collective_rpc: "
+        "package.module.Class or file.py:Class",
     )
     pipeline_parallel_size: int = flag(
         1,

@@ -25,6 +25,7 @@ from dovetail.engine.client.stop import TextWatch
 from dovetail.engine.client.text_process import TextProcess
 from dovetail.engine.ipc.transport import ClientEnd, ZmqClientEnd
 from dovetail.engine.messages import (
+    CallWorkers,
     GetSleepStatus,
     Operation,
     Phase,
@@ -34,6 +35,7 @@ from dovetail.engine.messages import (
 )
 from dovetail.engine.sleep_mode import asleep_error
 from dovetail.errors import EngineDead, Overloaded
+from dovetail.interfaces.executor import WorkerCall
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.stats import RequestStats, StepStats
@@ -53,6 +55,8 @@ STOP_WAIT_S = 5.0
 # An engine that is still loading hears nothing; the pipe from its parent is closed after this time.
 ABANDON_WAIT_S = 0.3
 ATTACH_LIMIT_S = 60.0
+# How much longer than its workers an engine may take for an answer, which names those that hang.
+ANSWER_WAIT_S = 1.0
 # Longer prompts are tokenized in a thread, so that other requests' streams keep flowing.
 INLINE_PROMPT_CHARS = 2048
 
@@ -361,6 +365,16 @@ class AsyncEngine:
     async def is_sleeping(self) -> bool:
         """Return whether any of an engine sleeps. Raises: EngineDead"""
         return any(status.asleep for status in await self.call_each(GetSleepStatus()))
+
+    async def collective_rpc(self, call: WorkerCall) -> list[Any]:
+        """Have the workers of all ranks of all engines run a method; return their answers, engine
+        by engine in one list.
+
+        Raises: RequestError naming a rank, or without an answer in time; EngineDead
+        """
+        limit_s = None if call.timeout_s is None else call.timeout_s + ANSWER_WAIT_S
+        found = await self.call_each(CallWorkers(call), limit_s)
+        return [answer for engine in found for answer in engine.answers]
 
     def _forget_prefixes(self) -> None:
         for connection in self._connections:
