@@ -193,12 +193,13 @@ class EngineLoop:
                 self._tell_sleep()
             else:
                 self._idle()
+        self._core.leave()
 
     def _poll_timeout_s(self) -> float:
         """Return how long to wait for messages while there is nothing else to do."""
         if self._core.has_work:
             return STALL_WAIT_S if self._is_stalled else 0.0
-        return STALL_WAIT_S if self._pending_calls else IDLE_WAKE_S
+        return STALL_WAIT_S if self._pending_calls else self._core.idle_wake_s
 
     def _idle(self) -> None:
         """Look after the executor; check the books once the engine has been idle for a while."""

@@ -64,7 +64,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Where one worker stands: among all ranks, among those that divide layers with it, and among
-    those of its machine. All zeros and ones when a single rank runs."""
+    those of its machine. All zeros and ones when a single rank runs. `data_rank` is its engine's
+    place among the `data_size` engines over which experts are divided."""
 
     rank: int = 0
     world_size: int = 1
@@ -72,6 +73,18 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     tensor_size: int = 1
     local_rank: int = 0
     local_size: int = 1
+    data_rank: int = 0
+    data_size: int = 1
+
+    @property
+    def expert_rank(self) -> int:
+        """Return the place among all ranks over which experts are divided."""
+        return self.data_rank * self.tensor_size + self.tensor_rank
+
+    @property
+    def expert_size(self) -> int:
+        """Return over how many ranks experts are divided, where they are."""
+        return self.data_size * self.tensor_size
 
 
 class ExpertBalanceSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,8 +142,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     `rank_processors` are the processors of each (none: those of the engine), and
     `expert_placement` says which holds which experts, `expert_balance` how these move (see
     BuildContext). The methods of the class `worker_extension`, "module:Class", are added to the
-    worker's. `device` is the platform's device_type, `ops` its implementations of ops, each as
-    "module:attribute" (see interfaces.platform).
+    worker's. Engines over which experts are divided exchange tokens by `all2all`, and meet in the
+    folder `engines_folder`. `device` is the platform's device_type, `ops` its implementations of
+    ops, each as "module:attribute" (see interfaces.platform).
     """
 
     model: ModelSpec
@@ -171,6 +185,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     expert_placement: str = ""
     expert_balance: ExpertBalanceSpec | None = None
     worker_extension: str = ""
+    all2all: Selection | None = None
+    engines_folder: str = ""
 
 
 class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -292,12 +308,20 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def each(self) -> tuple[EngineSpec, ...]:
         """Return the spec of every engine: this one, or one with each share."""
-        return tuple(self._with(share) for share in self.shares) or (self,)
+        return tuple(self._with(share, place) for place, share in enumerate(self.shares)) or (self,)
 
-    def _with(self, share: EngineShare) -> EngineSpec:
+    @property
+    def shares_experts(self) -> bool:
+        """Return whether each engine holds experts that the others need."""
+        return self.run.rank.data_size > 1
+
+    def _with(self, share: EngineShare, place: int) -> EngineSpec:
+        rank = self.run.rank
+        if self.shares_experts:
+            rank = msgspec.structs.replace(rank, data_rank=place)
         run = msgspec.structs.replace(
             self.run, processors=share.processors, rank_processors=share.rank_processors,
-            num_threads=share.num_threads,
+            num_threads=share.num_threads, rank=rank,
         )  # fmt: skip
         return msgspec.structs.replace(
             self, run=run, engine=share.engine, shares=(), variables=share.variables,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import msgspec
 
-from dovetail.interfaces.spec import RankSpec, RunSpec
+from dovetail.interfaces.spec import RunSpec
 from dovetail.observability.logging import LogSettings, settings
 
 
@@ -20,7 +20,8 @@ def rank_runs(run: RunSpec) -> list[RunSpec]:
 def rank_run(run: RunSpec, number: int, *, local_rank: int, local_size: int) -> RunSpec:
     """Return one rank's own RunSpec, where it is the `local_rank`-th of its machine."""
     size, tensor_size = run.rank.world_size, run.rank.tensor_size
-    rank = RankSpec(
+    rank = msgspec.structs.replace(
+        run.rank,
         rank=number,
         world_size=size,
         tensor_rank=number % tensor_size,

@@ -210,6 +210,10 @@ class RankServer:
                 device=device,
                 is_open=task.is_open,
             )
+        if run.rank.data_size > 1:
+            from dovetail.parallel import engines
+
+            engines.join(run)
 
     def _serve_aside(self) -> None:
         """Load constraints, one after the other, beside the steps."""

@@ -206,7 +206,7 @@ class FakeExecutor(Executor):
             raise RequestError("rank 1: fail raised ValueError: no luck.", status=500)
         if call.method == "nap":
             time.sleep(*call.args)
-        return [{"rank": rank, "args": call.args, **call.kwargs} for rank in range(2)]
+        return [{"rank": rank, "args": [*call.args], **call.kwargs} for rank in range(2)]
 
     def _note_sleep(self, name: str, *args: object) -> None:
         if self._options.sleep_fault == name:

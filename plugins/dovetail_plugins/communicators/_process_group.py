@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dovetail.interfaces.communicator import Communicator, Membership
@@ -56,6 +57,18 @@ class ProcessGroupCommunicator(Communicator):
         """Return what the ranks had for this one. Shapes: x [size * N, ..] -> [size * N, ..]"""
         out = x.new_empty(x.shape)
         self._group.alltoall_base(out, x.contiguous(), [], []).wait()
+        return out
+
+    def all_to_all_rows(self, x: torch.Tensor, counts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Return the rows that the ranks had for this one.
+
+        Shapes: x [rows sent, ..] -> [received, ..]
+        """
+        received = [row[self.rank] for row in counts]
+        out = x.new_empty((sum(received), *x.shape[1:]))
+        if any(map(any, counts)):
+            sent = list(counts[self.rank])
+            self._group.alltoall_base(out, x.contiguous(), received, sent).wait()
         return out
 
     def close(self) -> None:

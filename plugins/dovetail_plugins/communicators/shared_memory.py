@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +97,15 @@ class SharedMemoryCommunicator(Communicator):
         import torch
 
         return torch.cat(self._ranks.all_to_all(x.chunk(self.size)))
+
+    def all_to_all_rows(self, x: torch.Tensor, counts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Return the rows that the ranks had for this one.
+
+        Shapes: x [rows sent, ..] -> [received, ..]
+        """
+        import torch
+
+        return torch.cat(self._ranks.all_to_all(x.split(list(counts[self.rank])), counts))
 
     def barrier(self) -> None:
         """Return once all ranks have called it."""

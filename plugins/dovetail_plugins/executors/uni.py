@@ -23,6 +23,7 @@ from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.structured_output import CompiledConstraint
 from dovetail.interfaces.worker import Worker
+from dovetail.parallel import engines, groups
 from dovetail.ranks.worker_calls import call_worker, make_worker, too_late
 
 T = TypeVar("T")
@@ -45,11 +46,13 @@ class UniExecutor(Executor):
         self._loader = ThreadPoolExecutor(
             1, thread_name_prefix="dovetail-constraints", initializer=_step_back
         )
+        self._shares_experts = run.rank.data_size > 1
         self._death: str | None = None
         self._callbacks: list[Callable[[str], None]] = []
         self._worker: Worker | None = None
         try:
             self._worker = self._call(lambda: make_worker(worker, run))
+            self._call(lambda: engines.join(run))
             self._call(self.worker.load)
         except BaseException:
             self.shutdown()
@@ -143,11 +146,13 @@ class UniExecutor(Executor):
         caller, self._caller = self._caller, None
         if caller is not None:
             caller.stop(None)
-        if thread is None:
-            if worker is not None:
-                worker.shutdown()
-            return
-        thread.stop(worker.shutdown if worker is not None else None)
+        last = worker.shutdown if worker is not None else None
+        if thread is not None:
+            thread.stop(last)
+        elif last is not None:
+            last()
+        if self._shares_experts:
+            groups.leave()
 
     def _step(self, worker: Worker, plan: StepPlan) -> StepResult:
         """Run one step. Raises: EngineDead when the worker raised. Mutates: self"""

@@ -102,8 +102,13 @@ class ParallelConfig:
     headless: bool = flag(False, help="run only this machine's engines, without an HTTP server")
     enable_expert_parallel: bool = flag(
         False,
-        help="place whole experts on each tensor-parallel device instead of a part of every expert "
-        "(expert parallelism)",
+        help="place whole experts on each device of all engines of this server instead of a part "
+        "of every expert (expert parallelism)",
+    )
+    all2all_backend: str = flag(
+        "allgather_reducescatter",
+        kind="all2all",
+        help="how engines exchange tokens with --enable-expert-parallel",
     )
     expert_placement_strategy: str = flag(
         "linear",

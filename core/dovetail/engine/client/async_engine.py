@@ -55,6 +55,8 @@ STOP_WAIT_S = 5.0
 # An engine that is still loading hears nothing; the pipe from its parent is closed after this time.
 ABANDON_WAIT_S = 0.3
 ATTACH_LIMIT_S = 60.0
+# One of several engines that share experts, and so end together, may still say why it ended.
+SHARERS_WAIT_S = 0.3
 # How much longer than its workers an engine may take for an answer, which names those that hang.
 ANSWER_WAIT_S = 1.0
 # Longer prompts are tokenized in a thread, so that other requests' streams keep flowing.
@@ -367,10 +369,8 @@ class AsyncEngine:
         return any(status.asleep for status in await self.call_each(GetSleepStatus()))
 
     async def collective_rpc(self, call: WorkerCall) -> list[Any]:
-        """Have the workers of all ranks of all engines run a method; return their answers, engine
-        by engine in one list.
-
-        Raises: RequestError naming a rank, or without an answer in time; EngineDead
+        """Have the workers of all ranks run a method; return the answers, engine by engine in one
+        list. Raises: RequestError naming a rank, or without an answer in time; EngineDead
         """
         limit_s = None if call.timeout_s is None else call.timeout_s + ANSWER_WAIT_S
         found = await self.call_each(CallWorkers(call), limit_s)
@@ -424,6 +424,8 @@ class AsyncEngine:
         reason = connection.death_reason or "unknown cause"
         self._end_all(connection, EngineDead(reason))
         self._routing.forget(connection)
+        if self.spec.shares_experts:
+            self._loop.call_later(SHARERS_WAIT_S, self._end_sharers, connection)
         if connection.host is not None:
             _note_up(connection.spec, 0)
             # Its last numbers, so that nobody sees it run for ever.
@@ -433,6 +435,11 @@ class AsyncEngine:
             if self._living():  # one that hangs still has its memory
                 self._tidying.append(self._loop.create_task(closed(connection.host, 0.0)))
         hooks.tell(hooks.engine_stopped, {"reason": reason}, using=self._hooks)
+
+    def _end_sharers(self, dead: EngineConnection) -> None:
+        """End the engines that need the experts of one that has died."""
+        for connection in self._living():
+            connection.die(f"{dead.name}, whose experts it needs, has ended: {dead.death_reason}")
 
     async def _tick(self) -> None:
         """Look after the steps that engines are in, and let stat loggers write now and then."""

@@ -183,7 +183,7 @@ class TestExecutor:
             (WorkerCall(method="shutdown"), 'rank 0: there is no method "shutdown"'),
             (WorkerCall(method="_runner"), 'rank 0: there is no method "_runner"'),
         ],
-        ids=lambda value: value.method if isinstance(value, WorkerCall) else "",
+        ids=["raises", "answers_what_cannot_be_sent", "unknown", "of_its_life", "private"],
     )
     def test_a_call_that_fails_ends_nothing(
         self, executor: Executor, call: WorkerCall, reason: str
