@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import torch
 
 Compute = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor"], "torch.Tensor"]
-"""Takes x [N, E], weights [N, A] and slots [N, A], -1 for what is not computed here. Returns [N, E]:
-the weighted sum of what the experts in those slots make of each token. Takes no tokens, too."""
+"""Takes x [N, E], weights [N, A] and slots [N, A], -1 for what is not computed here; returns the
+weighted sum of what the experts in those slots make of each token, [N, E]. N may be 0."""
 
 
 class All2All(Plugin):
