@@ -46,7 +46,7 @@ IDLE_WAKE_TOGETHER_S = 0.002
 LEAVE_LIMIT_S = 2.0
 """How long an engine that ends steps along with others that share its experts."""
 
-STEP_ALONG = -1
+STEP_ALONG = -2
 """The number of steps without requests."""
 
 Report = Callable[[str, float], None]
