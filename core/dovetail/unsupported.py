@@ -75,6 +75,10 @@ FEATURES: dict[str, Unsupported] = {
         "--data-parallel-start-rank, behind a load balancer",
     ),
     "kv_transfer": Unsupported("KV cache transfer between engines is not supported yet"),
+    "all2all_libraries": Unsupported(
+        "this way to exchange tokens between engines is not supported",
+        "use allgather_reducescatter or all_to_all",
+    ),
     # How steps are computed.
     "attention_dtype": Unsupported("attention in another type than --dtype is not supported"),
     "xformers": Unsupported("dovetail has its own kernels; use auto"),

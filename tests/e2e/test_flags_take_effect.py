@@ -437,13 +437,13 @@ class Counting:
     runner: Any
     num_calls: int
 
-    def weights(self, name: str, *, scale: float = 1.0) -> float:
-        """Return the sum of a parameter."""
-        return scale * float(self.runner.model.get_parameter(name).sum())
+    def weights(self, place: int, *, scale: float = 1.0) -> float:
+        """Return the bytes of a tensor."""
+        return scale * float(self.runner.weights()[place].nbytes)
 
 
-def hidden_size(model: Any) -> int:
-    return int(next(model.parameters()).shape[-1])
+def name_of(model: Any) -> str:
+    return type(model).__name__
 
 
 def shown(worker: Any, text: str) -> str:
@@ -454,14 +454,13 @@ def test_methods_are_added_to_the_worker(folder: Path) -> None:
     """--worker-extension-cls: LLM.collective_rpc reaches them, and functions of modules."""
     with open_llm(folder, worker_extension_cls=f"{__file__}:Counting") as llm:
         before = tokens(llm, GREEDY)
-        name = next(n for n, _ in llm._engine.core._executor.worker.runner.model.named_parameters())
-        (total,) = llm.collective_rpc("weights", args=(name,))
-        (double,) = llm.collective_rpc("weights", 5.0, (name,), {"scale": 2.0})
+        (total,) = llm.collective_rpc("weights", args=(0,))
+        (double,) = llm.collective_rpc("weights", 5.0, (0,), {"scale": 2.0})
         assert double == 2 * total != 0
         assert llm.collective_rpc(shown, args=("a",)) == ["CpuWorker a"]
-        assert llm.apply_model(hidden_size) == [llm.spec.run.model.hidden_size]
-        with pytest.raises(RequestError, match="rank 0: weights raised AttributeError"):
-            llm.collective_rpc("weights", args=("no.such",))
+        assert llm.apply_model(name_of) == [llm.spec.run.model_plugin.name]
+        with pytest.raises(RequestError, match="rank 0: weights raised IndexError"):
+            llm.collective_rpc("weights", args=(10**9,))
         with pytest.raises(RequestError, match=r"use one of: .*weights"):
             llm.collective_rpc("weight")
         assert tokens(llm, GREEDY) == before

@@ -52,10 +52,10 @@ def layer_of(rank: RankSpec, balance: ExpertBalanceSpec | None = None) -> Expert
 def asked(
     seed: int, num_tokens: int, busy: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return tokens, and their picks, of which the busiest experts are those from `busy` on."""
+    """Return tokens, and their picks: `busy` and the next on its rank before all others."""
     generator = torch.Generator().manual_seed(seed)
     likely = torch.rand(num_tokens, NUM_EXPERTS, generator=generator)
-    likely[:, busy : busy + 2] += 1
+    likely[:, [busy, busy + 2]] += 1
     return (
         torch.randn(num_tokens, SIZE, generator=generator),
         torch.rand(num_tokens, PICKED, generator=generator),
@@ -132,13 +132,13 @@ def test_experts_move_between_engines_by_the_loads_of_all(backend: str) -> None:
                 balancers[engine].before_step()
                 if engine == 0:
                     helds.append(slots.held)
-                # The second engine alone has tokens, and picks neighbors more often.
+                # The second engine has the most tokens, which pick two experts of one rank.
                 num_tokens = 12 * engine if step % 4 else 3
                 slots.exchange.begin_step(num_tokens)
                 if not num_tokens:
                     layers[engine].help_others(torch.zeros(0, SIZE))
                     continue
-                one = asked(10 * step + engine, num_tokens, busy=2 * (step // 4))
+                one = asked(10 * step + engine, num_tokens, busy=step // 4)
                 torch.testing.assert_close(layers[engine](*one), whole(*one), rtol=1e-5, atol=1e-5)
 
         ranks.run(work)

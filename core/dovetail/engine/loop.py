@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from dovetail.engine.core import EngineCore, StepOutput
+from dovetail.engine.core import IDLE_WAKE_S, EngineCore, StepOutput
 from dovetail.engine.faults import fault_of
 from dovetail.engine.ipc.transport import EngineEnd
 from dovetail.engine.messages import (
@@ -54,7 +54,6 @@ from dovetail.interfaces.stats import StepStats
 logger = logging.getLogger(__name__)
 
 HELLO_LIMIT_S = 30.0
-IDLE_WAKE_S = 0.5
 STALL_WAIT_S = 0.005
 CHECK_AFTER_S = 1.0
 # Clients without news of their own get the engine's numbers this often.

@@ -111,7 +111,7 @@ class Communicator(Plugin):
         if not largest:
             return x[:0]
         padded = x.new_zeros((size * largest, *x.shape[1:]))
-        for rank, part in enumerate(x.split(list(sent))):
+        for rank, part in enumerate(x.split_with_sizes(list(sent))):
             padded[rank * largest : rank * largest + len(part)] = part
         parts = self.all_to_all(padded).chunk(size)
         return torch.cat([part[:count] for part, count in zip(parts, received, strict=True)])

@@ -55,7 +55,7 @@ def _extension(target: str) -> type:
         raise ConfigError(
             "is not a class.", where=f"{FLAG} {target}", fix="name a class with methods to call."
         )
-    if found.__init__ is not object.__init__:
+    if any("__init__" in vars(kind) for kind in found.__mro__[:-1]):
         raise ConfigError(
             "its __init__ would never run: the worker is made by its own.",
             where=f"{FLAG} {target}",

@@ -53,10 +53,10 @@ class ThreadCommunicator(Communicator):
 
     def all_to_all_rows(self, x: torch.Tensor, counts: Sequence[Sequence[int]]) -> torch.Tensor:
         """Return the rows that the ranks had for this one."""
-        parts = x.split(list(counts[self.rank]))
+        parts = x.split_with_sizes(list(counts[self.rank]))
         self.num_bytes += sum(p.nbytes for r, p in enumerate(parts) if r != self.rank)
         pairs = zip(self._exchange(x), counts, strict=True)
-        return torch.cat([whole.split(list(row))[self.rank] for whole, row in pairs])
+        return torch.cat([whole.split_with_sizes(list(row))[self.rank] for whole, row in pairs])
 
     def _exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
         """Return what every thread has given."""

@@ -166,7 +166,7 @@ class TestCommunicator:
                 return one.all_to_all_rows(rows[rank].to(one.device), counts).cpu()
 
             for rank, answer in enumerate(ranks.run(work)):
-                parts = [rows[other].split(counts[other])[rank] for other in range(size)]
+                parts = [rows[other].split_with_sizes(counts[other])[rank] for other in range(size)]
                 assert torch.equal(answer, torch.cat(parts))
 
     def test_keeps_the_order(self, ranks: Ranks) -> None:
