@@ -218,7 +218,7 @@ class SharedMemoryRanks:
         if lengths is None:
             lengths = self.all_gather(torch.tensor(own, device=first.device)).tolist()
         elif list(lengths[self.rank]) != own:
-            raise ValueError(f"the pieces have {own} rows, and {list(lengths[self.rank])} are told")
+            raise ValueError(f"the pieces have {own} rows, not {list(lengths[self.rank])}")
         received = [
             first.new_empty((lengths[rank][self.rank], *first.shape[1:]))
             for rank in range(self.size)
