@@ -458,7 +458,8 @@ def test_methods_are_added_to_the_worker(folder: Path) -> None:
         (double,) = llm.collective_rpc("weights", 5.0, (0,), {"scale": 2.0})
         assert double == 2 * total != 0
         assert llm.collective_rpc(shown, args=("a",)) == ["CpuWorker a"]
-        assert llm.apply_model(name_of) == [llm.spec.run.model_plugin.name]
+        model = llm._engine.core._executor.worker.runner.model
+        assert llm.apply_model(name_of) == [type(model).__name__]
         with pytest.raises(RequestError, match="rank 0: weights raised IndexError"):
             llm.collective_rpc("weights", args=(10**9,))
         with pytest.raises(RequestError, match=r"use one of: .*weights"):
