@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
@@ -25,6 +25,7 @@ from dovetail.interfaces.constraint import Constraint
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.structured_output import CompiledConstraint
+from dovetail.ranks.worker_calls import APPLY_MODEL, function_name, worker_call
 from dovetail.structured_output.cache import (
     ConstraintCache,
     compile_in_process,
@@ -262,6 +263,28 @@ class LLM(AbstractContextManager["LLM"]):
     def is_sleeping(self) -> bool:
         """Return whether weights or KV cache are asleep."""
         return bool(self._engine.core.sleep_mode.asleep)
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Have the worker of every rank run a method; return their answers in the ranks' order.
+
+        Arguments and answers are what JSON has, and bytes. A function of a module is called with
+        the worker first; the ranks import it by its name. Raises: RequestError naming a rank that
+        failed, or those that have not answered within `timeout` seconds
+        """
+        return self._engine.core.collective_rpc(worker_call(method, timeout, args, kwargs))
+
+    def apply_model(self, function: Callable[[Any], Any]) -> list[Any]:
+        """Have every rank call a function of a module with its model; return their answers.
+
+        Raises: RequestError
+        """
+        return self.collective_rpc(APPLY_MODEL, args=(function_name(function),))
 
     def close(self) -> None:
         """Release the model's memory. May be called twice."""

@@ -77,9 +77,9 @@ FEATURES: dict[str, Unsupported] = {
         "the number of engines cannot be changed while a server runs", "start it again"
     ),
     "kv_transfer": Unsupported("KV cache transfer between engines is not supported yet"),
-    "worker_methods": Unsupported(
-        "extending the worker class is not supported",
-        "write a worker plugin and name it with --worker-cls",
+    "all2all_libraries": Unsupported(
+        "this way to exchange tokens between engines is not supported",
+        "use allgather_reducescatter or all_to_all",
     ),
     # How steps are computed.
     "attention_dtype": Unsupported("attention in another type than --dtype is not supported"),

@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
 PLAIN, TORCH = HERE / "wrong_plugins.py", HERE / "wrong_torch_plugins.py"
 APIS = HERE / "wrong_apis.py"
-ROUTERS = HERE / "wrong_routers.py"
+ROUTERS, EXECUTORS = HERE / "wrong_routers.py", HERE / "wrong_executors.py"
+EXCHANGES = HERE / "wrong_exchanges.py"
 STAGES = HERE / "wrong_stages.py"
 
 POLICY = "scheduling_policy"
@@ -131,6 +132,12 @@ WRONG: list[tuple[str, str, str]] = [
     ("worker", f"{TORCH}:SleepyWorker", "sleeps_and_wakes_up"),
     ("executor", f"{TORCH}:QuietExecutor", "a_crash_is_told[False]"),
     ("executor", f"{TORCH}:LeakyExecutor", "shutdown_twice"),
+    ("executor", f"{EXECUTORS}:ForgetfulExecutor", "methods_are_called[False]"),
+    ("executor", f"{EXECUTORS}:PatientExecutor", "a_call_ends_in_time[False]"),
+    ("executor", f"{EXECUTORS}:FragileExecutor", "a_call_that_fails_ends_nothing[raises]"),
+    ("all2all", f"{EXCHANGES}:SelfishExchange", "equals_one_rank[(4, 4)]"),
+    ("all2all", f"{EXCHANGES}:EvenExchange", "ranks_may_have_different_tokens[(0, 5)]"),
+    ("all2all", f"{EXCHANGES}:WideningExchange", "keeps_the_type"),
     ("communicator", f"{TORCH}:CopyingCommunicator", "sums[dtype0]"),
     ("communicator", f"{TORCH}:OwnFirstCommunicator", "gathers_in_rank_order"),
     ("communicator", f"{TORCH}:EagerCommunicator", "a_barrier_waits"),

@@ -431,6 +431,44 @@ def test_worker_and_executor_by_path(folder: Path) -> None:
         spec_of(folder, distributed_executor_backend="no.such:Executor")
 
 
+class Counting:
+    """Methods that see the worker they are added to."""
+
+    runner: Any
+    num_calls: int
+
+    def weights(self, place: int, *, scale: float = 1.0) -> float:
+        """Return the bytes of a tensor."""
+        return scale * float(self.runner.weights()[place].nbytes)
+
+
+def name_of(model: Any) -> str:
+    return type(model).__name__
+
+
+def shown(worker: Any, text: str) -> str:
+    return f"{type(worker).__name__} {text}"
+
+
+def test_methods_are_added_to_the_worker(folder: Path) -> None:
+    """--worker-extension-cls: LLM.collective_rpc reaches them, and functions of modules."""
+    with open_llm(folder, worker_extension_cls=f"{__file__}:Counting") as llm:
+        before = tokens(llm, GREEDY)
+        (total,) = llm.collective_rpc("weights", args=(0,))
+        (double,) = llm.collective_rpc("weights", 5.0, (0,), {"scale": 2.0})
+        assert double == 2 * total != 0
+        assert llm.collective_rpc(shown, args=("a",)) == ["CpuWorker a"]
+        model = llm._engine.core._executor.worker.runner.model
+        assert llm.apply_model(name_of) == [type(model).__name__]
+        with pytest.raises(RequestError, match="rank 0: weights raised IndexError"):
+            llm.collective_rpc("weights", args=(10**9,))
+        with pytest.raises(RequestError, match=r"use one of: .*weights"):
+            llm.collective_rpc("weight")
+        assert tokens(llm, GREEDY) == before
+    with pytest.raises(ConfigError, match="--worker-extension-cls"):
+        open_llm(folder, worker_extension_cls="no.such.Class")
+
+
 @pytest.mark.parametrize("name", ["cpu", "cuda"])
 def test_device(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dovetail.config.rules.platform.no_cuda_reason", lambda: None)

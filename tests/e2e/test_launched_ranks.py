@@ -88,10 +88,12 @@ def assert_same(ours: list[Any], wanted: list[Any]) -> None:
 
 
 def test_two_ranks_go_in_step_and_answer_as_one(model: str) -> None:
-    with agent(SCRIPT, asked(model), "apart", port=free_port()) as process:
+    flags = asked(model, worker_extension_cls=f"{SCRIPT}:Methods")
+    with agent(SCRIPT, flags, "apart", port=free_port()) as process:
         text, _ = process.communicate(timeout=100)
     told = ranks_answers.read(text)
     assert len(told) == 2, text
+    assert sorted(ranks_answers.read(text, ranks_answers.CALLED)) == [[0, 1], [1]], text
     assert told[0] == told[1]
     assert process.returncode != 0 and "rank 1 is out of step" in text, text
     assert_same(told[0][:3], ranks_answers.answers({"model": model})[:3])

@@ -73,6 +73,10 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "allowed_hosts": ("core/server/http/test_local_only.py::test_hosts",),
     "allowed_methods": (f"{FRONTEND}::test_cross_origin_rules",),
     "allowed_origins": (f"{EDGES}::test_cross_origin_calls",),
+    "all2all_backend": (
+        "e2e/test_experts_over_engines.py::test_answers_are_those_of_one_engine",
+        "core/config/rules/test_experts.py::test_an_exchange_of_one_engine_has_no_effect",
+    ),
     "api": (
         "core/server/api/test_families.py::test_api_names_a_family",
         "e2e/test_added_endpoint.py::test_the_tutorial",
@@ -334,5 +338,6 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         "core/server/launch/test_logs.py::test_uvicorns_level",
     ),
     "worker_cls": (f"{WHOLE}::test_worker_and_executor_by_path",),
+    "worker_extension_cls": (f"{WHOLE}::test_methods_are_added_to_the_worker",),
 }
 """Honoured flag -> places."""

@@ -20,11 +20,22 @@ ENGINE: dict[str, Any] = {
     "dtype": "float32",
     "use_tqdm_on_load": False,
 }
-MARK = "answers: "
+MARK, CALLED = "answers: ", "called: "
 GREEDY = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True, logprobs=4)
 SEEDED = SamplingParams(temperature=1, seed=7, max_tokens=14, ignore_eos=True, logprobs=4)
 UNSEEDED = SamplingParams(temperature=1, max_tokens=6, ignore_eos=True)
 PROMPTS = [list(range(3, 22)), list(range(40, 73)), [5, 6, 7], [11, 12, 13, 14] * 6]
+
+
+class Methods:
+    """What is added to each rank's worker."""
+
+    run: Any
+
+    def place(self) -> int:
+        """Return the rank."""
+        number: int = self.run.rank.rank
+        return number
 
 
 def answers(flags: dict[str, Any]) -> list[dict[str, Any]]:
@@ -48,14 +59,16 @@ def answers_of(llm: LLM) -> list[dict[str, Any]]:
     return told
 
 
-def read(lines: str) -> list[list[dict[str, Any]]]:
+def read(lines: str, mark: str = MARK) -> list[list[Any]]:
     """Return the answers of each process among what they have printed."""
-    found = [line.partition(MARK)[2] for line in lines.splitlines() if MARK in line]
+    found = [line.partition(mark)[2] for line in lines.splitlines() if mark in line]
     return [json.loads(text) for text in found]
 
 
 if __name__ == "__main__":
     with LLM(**{**ENGINE, **json.loads(sys.argv[1])}) as opened:
         print(MARK + json.dumps(answers_of(opened)), flush=True)
+        if opened.spec.run.worker_extension:
+            print(CALLED + json.dumps(opened.collective_rpc("place", 20.0)), flush=True)
         if "apart" in sys.argv:
             opened.generate([[9, 9, int(os.environ["RANK"])]], GREEDY, use_tqdm=False)

@@ -52,7 +52,7 @@ from dovetail.config.rules.device import (
     select_platform,
 )
 from dovetail.config.rules.engines import HOST_CORES, engine_numbers, engine_shares
-from dovetail.config.rules.experts import expert_settings
+from dovetail.config.rules.experts import expert_settings, over_engines, select_all2all
 from dovetail.config.rules.host_memory import HOST_MEMORY, may_sleep, offload_bytes, swap_bytes
 from dovetail.config.rules.log_config import read_log_config
 from dovetail.config.rules.placement import launched, places_ranks
@@ -67,6 +67,7 @@ from dovetail.config.rules.ranks import (
 )
 from dovetail.config.rules.speculation import draft_spec
 from dovetail.config.rules.structured_output import structured_output_spec
+from dovetail.config.rules.worker_extension import worker_extension
 from dovetail.config.sections.scheduler import SchedulerConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionQuery
@@ -347,6 +348,7 @@ def _run_spec(
     check_division(model, model_plugin, rank)
     stages.check_model(model_plugin, rank)
     load_format = selections.select_load_format(config, model.path)
+    rank = over_engines(config, model, rank)
     placement, balance = expert_settings(config, model, rank, load_format)
     processors = chosen_cores(config.device.cpu_cores)
     is_alone = len(engine_numbers(config)) == 1  # several engines have shares of the processors
@@ -378,15 +380,17 @@ def _run_spec(
         rank_processors=of_ranks,
         expert_placement=placement,
         expert_balance=balance,
+        worker_extension=worker_extension(config),
         communicator=select_communicator(config, platform, rank),
+        all2all=select_all2all(config, rank),
         thread_spin_us=config.device.thread_spin_us,
         logprobs_stage=stage,
         logprobs_scale=scale,
         pins_threads=config.device.pin_threads,
-        is_eager=making.is_eager or offloaded > 0,
+        is_eager=making.is_eager or offloaded > 0 or rank.data_size > 1,
         graph_sizes=making.graph_sizes,
         uses_fused_ops=making.uses_fused_ops,
-        compiles=making.compiles and offloaded == 0 and rank.world_size == 1,
+        compiles=making.compiles and offloaded == 0 and rank.world_size * rank.data_size == 1,
         memory_share=config.cache.gpu_memory_utilization,
         async_steps=schedule.chains_steps,
         shows_progress=config.load.use_tqdm_on_load,

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -24,9 +26,10 @@ from dovetail.engine.messages import EngineRequest, RequestUpdate, Timings
 from dovetail.engine.request import Request
 from dovetail.engine.sleep_mode import SleepMode
 from dovetail.engine.step_stats import StepCounter
-from dovetail.errors import RequestError
+from dovetail.engine.steps_together import StepsTogether
+from dovetail.errors import EngineDead, RequestError
 from dovetail.interfaces.drafter import Drafter
-from dovetail.interfaces.executor import Executor, PendingStep
+from dovetail.interfaces.executor import Executor, PendingStep, WorkerCall
 from dovetail.interfaces.kv_policy import KVPolicy, KVRoom
 from dovetail.interfaces.scheduler import Scheduler
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
@@ -38,6 +41,13 @@ logger = logging.getLogger(__name__)
 
 # A scheduler that plans nothing though requests wait and nothing runs has this long to think.
 STALL_LIMIT_S = 10.0
+IDLE_WAKE_S = 0.5
+IDLE_WAKE_TOGETHER_S = 0.002
+LEAVE_LIMIT_S = 2.0
+"""How long an engine that ends steps along with others that share its experts."""
+
+STEP_ALONG = -2
+"""The number of steps without requests."""
 
 Report = Callable[[str, float], None]
 """Told the name and the seconds of each part of the start-up."""
@@ -106,6 +116,7 @@ class EngineCore:
         self.num_steps = 0
         keep_to(spec.run.processors)
         watch = _Watch(report)
+        self._together = _steps_together(spec)
         # What needs no weights is made first: a wrong option need not wait for them.
         policy: SchedulingPolicy = registry.make(spec.policy)
         drafter = _build_drafter(spec)
@@ -142,8 +153,14 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Return whether a step has anything to do or to tell."""
-        return bool(self._live or self._pending_steps or self._updates or self._preparing)
+        """Return whether a step has anything to do or to tell, or other engines need one."""
+        own = self._live or self._pending_steps or self._updates or self._preparing
+        return bool(own) or (self._together is not None and self._together.is_behind)
+
+    @property
+    def idle_wake_s(self) -> float:
+        """Return how long the engine may look away while there is no work."""
+        return IDLE_WAKE_S if self._together is None else IDLE_WAKE_TOGETHER_S
 
     def counts(self) -> tuple[int, int]:
         """Return (running, waiting)."""
@@ -228,6 +245,9 @@ class EngineCore:
             if len(self._pending_steps) < self._depth:
                 return StepOutput(updates=self._take_updates())
         if not self._pending_steps:
+            if self._together is not None and self._together.is_behind:
+                self._step_along()
+                return StepOutput(updates=self._take_updates())
             return self._stalled()
         step = self._pending_steps.popleft()
         plan, result = step.plan, step.result()
@@ -248,6 +268,11 @@ class EngineCore:
         """Make no cached prefix findable any more; requests under way keep what they have."""
         self.cache.forget_all()
 
+    def collective_rpc(self, call: WorkerCall) -> list[Any]:
+        """Have the workers of all ranks run a method, after the steps under way; return what they
+        answer. Raises: RequestError"""
+        return self._executor.collective_rpc(call)
+
     def check_idle(self) -> None:
         """Check what must hold when no request lives. Raises: AssertionError."""
         if not self.has_work:
@@ -263,10 +288,37 @@ class EngineCore:
         """Register a callback, called from any thread, for a worker that dies unexpectedly."""
         self._executor.on_death(callback)
 
+    def _step_along(self) -> None:
+        """Run a step without requests, which another engine's tokens need. Raises: EngineDead"""
+        assert self._together is not None
+        self._together.begin()
+        self._executor.submit(StepPlan(step_id=STEP_ALONG, rows=())).result()
+
+    def leave(self) -> None:
+        """Before an orderly end: step along until the other engines end too, or for a while; one of
+        them may be in a step that needs this one's experts."""
+        together = self._together
+        if together is None:
+            return
+        together.leave()
+        deadline_s = time.monotonic() + LEAVE_LIMIT_S
+        try:
+            while self._pending_steps:
+                self._pending_steps.popleft().result()
+            while not together.is_over and time.monotonic() < deadline_s:
+                if together.is_behind:
+                    self._step_along()
+                else:
+                    time.sleep(IDLE_WAKE_TOGETHER_S)
+        except EngineDead as error:
+            logger.debug("this engine ends with another: %s", error)
+
     def shutdown(self) -> None:
         """End the workers and release the memory. May be called twice."""
         self._pending_steps.clear()
         self._executor.shutdown()
+        if self._together is not None:
+            self._together.close()
 
     def _submit(self, plan: StepPlan, now_s: float) -> None:
         """Hand a step over, and note which requests take a row by it. Mutates: self"""
@@ -277,6 +329,8 @@ class EngineCore:
             else:
                 live.scheduled_s = now_s
         participants = self._participants(plan) if self.spec.times_steps else ()
+        if self._together is not None:
+            self._together.begin()
         self._pending_steps.append(
             _PendingStep(plan, participants, self._executor, is_busy=self._is_busy)
         )
@@ -346,6 +400,14 @@ class EngineCore:
         for live in list(self._live.values()):
             live.request.finish("error", fault)
             self.abort((live.request.request_id,))
+
+
+def _steps_together(spec: EngineSpec) -> StepsTogether | None:
+    """Return what keeps this engine in step with those that share its experts, if any do."""
+    if not spec.shares_experts:
+        return None
+    rank = spec.run.rank
+    return StepsTogether(Path(spec.run.engines_folder), rank.data_rank, rank.data_size)
 
 
 class _Watch:

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from dovetail.engine.core import EngineCore, StepOutput
+from dovetail.engine.core import IDLE_WAKE_S, EngineCore, StepOutput
 from dovetail.engine.faults import fault_of
 from dovetail.engine.ipc.transport import EngineEnd
 from dovetail.engine.messages import (
@@ -24,6 +24,7 @@ from dovetail.engine.messages import (
     AnyOperation,
     AnyResult,
     Call,
+    CallWorkers,
     Dead,
     EngineRequest,
     EngineStatus,
@@ -44,6 +45,7 @@ from dovetail.engine.messages import (
     ToEngine,
     Updates,
     WakeUp,
+    WorkerAnswers,
 )
 from dovetail.errors import ConfigError, DovetailError, EngineDead, RequestError
 from dovetail.interfaces.spec import EngineSpec
@@ -52,7 +54,6 @@ from dovetail.interfaces.stats import StepStats
 logger = logging.getLogger(__name__)
 
 HELLO_LIMIT_S = 30.0
-IDLE_WAKE_S = 0.5
 STALL_WAIT_S = 0.005
 CHECK_AFTER_S = 1.0
 # Clients without news of their own get the engine's numbers this often.
@@ -191,12 +192,13 @@ class EngineLoop:
                 self._tell_sleep()
             else:
                 self._idle()
+        self._core.leave()
 
     def _poll_timeout_s(self) -> float:
         """Return how long to wait for messages while there is nothing else to do."""
         if self._core.has_work:
             return STALL_WAIT_S if self._is_stalled else 0.0
-        return STALL_WAIT_S if self._pending_calls else IDLE_WAKE_S
+        return STALL_WAIT_S if self._pending_calls else self._core.idle_wake_s
 
     def _idle(self) -> None:
         """Look after the executor; check the books once the engine has been idle for a while."""
@@ -265,6 +267,8 @@ class EngineLoop:
                 self._core.sleep_mode.wake_up(tags)
             case GetSleepStatus():
                 return SleepStatus(self._core.sleep_mode.asleep)
+            case CallWorkers(call):
+                return WorkerAnswers(self._core.collective_rpc(call))
             case _:
                 assert_never(operation)
         return None

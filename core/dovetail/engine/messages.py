@@ -6,10 +6,11 @@ Encoded as msgpack; the tag says which message it is. Generation is a stream (`A
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from dovetail.interfaces.executor import WorkerCall
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.stats import StepStats
@@ -112,6 +113,12 @@ class SleepStatus(msgspec.Struct, frozen=True, tag="sleep_status"):
     asleep: tuple[str, ...] = ()
 
 
+class WorkerAnswers(msgspec.Struct, frozen=True, tag="worker_answers"):
+    """What a method of the workers has returned, in the order of the ranks."""
+
+    answers: list[Any]
+
+
 class Ping(Operation[EngineStatus], frozen=True, tag="ping"):
     """Give a sign of life."""
 
@@ -138,8 +145,14 @@ class GetSleepStatus(Operation[SleepStatus], frozen=True, tag="get_sleep_status"
     """Ask for the sleep status."""
 
 
-AnyOperation = Ping | ResetPrefixCache | Sleep | WakeUp | GetSleepStatus
-AnyResult = EngineStatus | SleepStatus | None
+class CallWorkers(Operation[WorkerAnswers], frozen=True, tag="call_workers"):
+    """Have the workers of all ranks run a method between two steps."""
+
+    call: WorkerCall
+
+
+AnyOperation = Ping | ResetPrefixCache | Sleep | WakeUp | GetSleepStatus | CallWorkers
+AnyResult = EngineStatus | SleepStatus | WorkerAnswers | None
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

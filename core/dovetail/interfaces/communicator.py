@@ -8,6 +8,7 @@ ranks compute from them must stay the same.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -108,6 +109,24 @@ class Communicator(Plugin):
         x has the shape and dtype of what is sent. Mutates: x
         """
         return self.broadcast(x, 1 - self.rank)
+
+    def all_to_all_rows(self, x: torch.Tensor, counts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Return the rows that the ranks had for this one, in rank order; x has those for rank 0
+        first. `counts[i][j]` rows go from rank i to rank j: the same table on every rank.
+
+        The default sends parts as large as the largest. Shapes: x [rows sent, ..] -> [received, ..]
+        """
+        import torch
+
+        size, largest = self.size, max(map(max, counts))
+        sent, received = counts[self.rank], [row[self.rank] for row in counts]
+        if not largest:
+            return x[:0]
+        padded = x.new_zeros((size * largest, *x.shape[1:]))
+        for rank, part in enumerate(x.split_with_sizes(list(sent))):
+            padded[rank * largest : rank * largest + len(part)] = part
+        parts = self.all_to_all(padded).chunk(size)
+        return torch.cat([part[:count] for part, count in zip(parts, received, strict=True)])
 
     def barrier(self) -> None:
         """Return once all ranks have called it. The default sums a number."""

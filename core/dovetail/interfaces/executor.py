@@ -7,11 +7,27 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, ClassVar, Protocol
 
+import msgspec
+
 from dovetail.errors import RequestError
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.structured_output import CompiledConstraint
+
+
+class WorkerCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A method of the workers to call, by its name, or a function by "module:function", which gets
+    the worker as its first argument.
+
+    Arguments and answers are what JSON has, and bytes. A caller waits for `timeout_s` (None: as
+    long as it takes).
+    """
+
+    method: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    timeout_s: float | None = None
 
 
 class PendingStep(Protocol):
@@ -27,6 +43,7 @@ class Executor(Plugin):
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
         "async_steps": "submit returns before the step has run",
+        "collective_rpc": "calls methods of the workers of all ranks by name",
         "launched_ranks": "a launcher such as torchrun has started the ranks, each as a process "
         "with the same flags",
         "places_ranks": "chooses the machines of its ranks when it starts them",
@@ -82,6 +99,15 @@ class Executor(Plugin):
         Raises: RequestError, ConfigError. The default: this executor does not pass that on.
         """
         raise RequestError("this executor does not support sleep mode.")
+
+    def collective_rpc(self, call: WorkerCall) -> list[Any]:
+        """Have every rank's worker run a method between two steps; return their answers in the
+        order of the ranks.
+
+        Raises: RequestError naming a rank that failed, or those that gave no answer in time; the
+        executor goes on. The default: this executor does not support that.
+        """
+        raise RequestError("this executor does not call methods of its workers.")
 
     @classmethod
     def follow(cls, run: RunSpec, worker: Selection) -> int:

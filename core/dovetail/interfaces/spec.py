@@ -68,7 +68,8 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     The model's layers are divided over `num_stages` stages of `tensor_size` consecutive ranks each
     (pipeline parallelism); `stage_layers` is the number of layers of each stage (none: all in
-    one).
+    one). `data_rank` is its engine's place among the `data_size` engines over which experts are
+    divided.
     """
 
     rank: int = 0
@@ -80,6 +81,8 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     stage: int = 0
     num_stages: int = 1
     stage_layers: tuple[int, ...] = ()
+    data_rank: int = 0
+    data_size: int = 1
 
     @property
     def is_first_stage(self) -> bool:
@@ -102,6 +105,16 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
             return range(num_layers)
         first = sum(self.stage_layers[: self.stage])
         return range(first, first + self.stage_layers[self.stage])
+
+    @property
+    def expert_rank(self) -> int:
+        """Return the place among all ranks over which experts are divided."""
+        return self.data_rank * self.tensor_size + self.tensor_rank
+
+    @property
+    def expert_size(self) -> int:
+        """Return over how many ranks experts are divided, where they are."""
+        return self.data_size * self.tensor_size
 
 
 class ExpertBalanceSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,9 +171,10 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     stay in host memory; then the run is eager. Several ranks exchange tensors by `communicator`;
     `rank_processors` are the processors of each (none: those of the engine), and
     `expert_placement` says which holds which experts, `expert_balance` how these move (see
-    BuildContext). `device` is the
-    platform's device_type, `ops` its implementations of ops, each as "module:attribute" (see
-    interfaces.platform).
+    BuildContext). The methods of the class `worker_extension`, "module:Class", are added to the
+    worker's. Engines over which experts are divided exchange tokens by `all2all`, and meet in the
+    folder `engines_folder`. `device` is the platform's device_type, `ops` its implementations of
+    ops, each as "module:attribute" (see interfaces.platform).
     """
 
     model: ModelSpec
@@ -200,6 +214,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     rank_processors: tuple[tuple[int, ...], ...] = ()
     expert_placement: str = ""
     expert_balance: ExpertBalanceSpec | None = None
+    worker_extension: str = ""
+    all2all: Selection | None = None
+    engines_folder: str = ""
 
 
 class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -339,12 +356,20 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def each(self) -> tuple[EngineSpec, ...]:
         """Return the spec of every engine: this one, or one with each share."""
-        return tuple(self._with(share) for share in self.shares) or (self,)
+        return tuple(self._with(share, place) for place, share in enumerate(self.shares)) or (self,)
 
-    def _with(self, share: EngineShare) -> EngineSpec:
+    @property
+    def shares_experts(self) -> bool:
+        """Return whether each engine holds experts that the others need."""
+        return self.run.rank.data_size > 1
+
+    def _with(self, share: EngineShare, place: int) -> EngineSpec:
+        rank = self.run.rank
+        if self.shares_experts:
+            rank = msgspec.structs.replace(rank, data_rank=place)
         run = msgspec.structs.replace(
             self.run, processors=share.processors, rank_processors=share.rank_processors,
-            num_threads=share.num_threads,
+            num_threads=share.num_threads, rank=rank,
         )  # fmt: skip
         return msgspec.structs.replace(
             self, run=run, engine=share.engine, shares=(), variables=share.variables,

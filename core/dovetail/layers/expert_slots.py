@@ -1,7 +1,9 @@
 """ExpertSlots: which experts lie where, over all ranks that hold whole experts.
 
 A slot is the place of one expert's matrices on a rank. There may be more slots than experts: then
-some experts have copies, which take turns by a token's place in the step.
+some experts have copies, which take turns by a token's place in the step. Ranks in the same place
+of several engines are a column, within which tokens travel; the ranks of one engine, which have the
+same tokens, are in different columns.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ import torch
 from torch import nn
 
 from dovetail.interfaces.model import BuildContext
+from dovetail.parallel.engines import exchange
 from dovetail.parallel.experts import Held, placed_experts
-from dovetail.parallel.groups import Group
+from dovetail.parallel.groups import data_group, expert_group
 
 TURNS = 12
 """Tokens after which copies of an expert take the same turns again: 1, 2, 3, 4, 6 and 12 copies get
@@ -19,7 +22,7 @@ equal shares, others nearly."""
 
 
 class ExpertSlots(nn.Module):
-    """`held[rank][slot]` is an expert; `counts` are how often each expert was picked so far.
+    """`held[rank][slot]` is an expert; `counts` are how often this rank's tokens picked each.
 
     Shapes: table [X] or, where there may be copies, [X, TURNS] int64; counts [X] int64
     """
@@ -27,13 +30,15 @@ class ExpertSlots(nn.Module):
     table: torch.Tensor
     counts: torch.Tensor | None
 
-    def __init__(self, context: BuildContext, num_experts: int, group: Group) -> None:
+    def __init__(self, context: BuildContext, num_experts: int) -> None:
         super().__init__()
         balance = context.expert_balance
         extra = balance.num_redundant if balance is not None else 0
         self.num_experts = num_experts
-        self.group = group
-        self.held = placed_experts(context.expert_placement, num_experts, extra, group)
+        self.group = expert_group(context.rank)
+        self.column = data_group(context.rank)
+        self.exchange = exchange()
+        self.held = placed_experts(context.expert_placement, num_experts, extra, self.group)
         device = context.device
         shape = (num_experts, TURNS) if extra else (num_experts,)
         self.register_buffer(
@@ -52,9 +57,12 @@ class ExpertSlots(nn.Module):
         """Say which experts the slots hold from now on. Mutates: self"""
         self.held = held
         places: list[list[int]] = [[] for _ in range(self.num_experts)]
+        width = len(held) // self.column.size  # ranks of an engine
         for rank, experts in enumerate(held):
+            engine, number = divmod(rank, width)
+            is_near = number == self.group.rank % width
             for slot, expert in enumerate(experts):
-                places[expert].append(slot if rank == self.group.rank else -1)
+                places[expert].append(engine * len(experts) + slot if is_near else -1)
         if self.table.dim() == 1:
             rows: list[int] | list[list[int]] = [slots[0] for slots in places]
         else:
@@ -62,7 +70,8 @@ class ExpertSlots(nn.Module):
         self.table.copy_(torch.tensor(rows))
 
     def forward(self, experts: torch.Tensor) -> torch.Tensor:
-        """Return this rank's slots of picked experts, -1 for those that others compute.
+        """Return the places in the column of picked experts (see All2All.exchange), which are this
+        rank's slots where it is alone there; -1 for those that other columns compute.
 
         Shapes: [T, A] int64 -> [T, A] int64. Mutates: counts
         """

@@ -3,8 +3,8 @@
 On a GPU one fused kernel does it all, without a word to the host. Elsewhere, and for matrices that
 cannot lie behind each other there, tokens are sorted by expert and every expert multiplies its own
 tokens once. Ranks hold a part of F of every expert, or all of F of experts of their own; either
-way each has all tokens, and their outputs are summed. Shape letters: X experts, of which this rank
-holds H, A picked per token.
+way each has all tokens of its engine, and their outputs are summed. Engines that share their
+experts exchange tokens. Shape letters: X experts, of which this rank holds H, A picked per token.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dovetail.layers.placement import (
     stored_parameter,
 )
 from dovetail.parallel.collectives import all_reduce
-from dovetail.parallel.groups import ALONE, tensor_group
+from dovetail.parallel.groups import ALONE, expert_group, tensor_group
 from dovetail_kernels import moe
 from dovetail_kernels.gemm.gpu import GpuPacked, stack_floats
 from dovetail_kernels.gemm.matrix import Matrix, multiply_groups, stacked
@@ -70,8 +70,9 @@ class Experts(WeightHolder):
         self.num_experts = num_experts
         self.slots: ExpertSlots | None = None
         self.loaded = tuple(range(num_experts))
-        if context.expert_placement and group.size > 1:
-            self.slots = ExpertSlots(context, num_experts, group)
+        self.num_picked: int | None = None
+        if context.expert_placement and expert_group(context.rank).size > 1:
+            self.slots = ExpertSlots(context, num_experts)
             self.loaded = self.slots.own
             group = ALONE  # each of them is whole
         self.gate = gate(act)
@@ -162,8 +163,32 @@ class Experts(WeightHolder):
     def _multiply_picked(
         self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
     ) -> torch.Tensor:
-        if self.slots is not None:
-            experts = self.slots(experts)
+        self.num_picked = experts.shape[1]
+        if self.slots is None:
+            return self._multiply_slots(x, weights, experts)
+        places = self.slots(experts)
+        if self.slots.column.size == 1:
+            return self._multiply_slots(x, weights, places)
+        assert self.slots.exchange is not None, "the engines have not joined"
+        return self.slots.exchange.exchange(
+            x, weights, places, len(self.loaded), self._multiply_slots
+        )
+
+    def help_others(self, x: torch.Tensor) -> None:
+        """Take part in the others' exchange, without tokens of this rank. Shapes: x [0, E]"""
+        if self.slots is None or self.slots.column.size == 1:
+            return
+        assert self.num_picked is not None, "a rank helps others once it has run a step itself"
+        weights = x.new_zeros((0, self.num_picked), dtype=torch.float32)
+        self._multiply_picked(x, weights, torch.zeros_like(weights, dtype=torch.int64))
+
+    def _multiply_slots(
+        self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the weighted sums of what the experts in these slots make of each token; those in
+        slot -1 are not here. Shapes: as `forward`"""
+        if not len(x):
+            return torch.zeros_like(x)
         if self._kernel is not None:
             first, second = self._packed["gate_up_proj"], self._packed["down_proj"]
             return self._kernel(x, first, second, weights, experts, self.gate.name)

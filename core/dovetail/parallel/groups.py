@@ -12,7 +12,8 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.communicator import Communicator, Membership
 from dovetail.interfaces.spec import RankSpec, Selection
 
-TENSOR, BEFORE, AFTER = "tensor", "stage before", "stage after"
+TENSOR, DATA, EXPERTS = "tensor", "data", "experts"
+BEFORE, AFTER = "stage before", "stage after"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +102,38 @@ def stage_before() -> Communicator:
 def stage_after() -> Communicator:
     """Return the group of two with the rank that this one sends hidden states to."""
     return _joined[AFTER]
+
+
+def join_engines(
+    rank: RankSpec, *, communicator: Selection, address: str, device: str = "cpu"
+) -> None:
+    """Make this process one of the ranks over which experts are divided, which are those of several
+    engines and meet at `address`. Does nothing for one engine. Raises: ConfigError
+    """
+    if rank.data_size > 1:
+        column = f"{DATA}-{rank.tensor_rank}"
+        made = {DATA: (rank.data_rank, rank.data_size, column)}
+        if rank.tensor_size > 1:
+            made[EXPERTS] = (rank.expert_rank, rank.expert_size, EXPERTS)
+        for word, (place, size, group) in made.items():
+            member = Membership(rank=place, size=size, group=group, address=address, device=device)
+            _joined[word] = registry.make(communicator, member)
+
+
+def data_group(rank: RankSpec) -> Group:
+    """Return the ranks in the same place of all engines over which experts are divided."""
+    if rank.data_size == 1:
+        return ALONE
+    return Group(rank=rank.data_rank, size=rank.data_size, communicator=_joined.get(DATA))
+
+
+def expert_group(rank: RankSpec) -> Group:
+    """Return all ranks over which experts are divided, engine by engine."""
+    if rank.data_size == 1:
+        return tensor_group(rank)
+    if rank.tensor_size == 1:
+        return data_group(rank)
+    return Group(rank=rank.expert_rank, size=rank.expert_size, communicator=_joined.get(EXPERTS))
 
 
 def leave() -> None:

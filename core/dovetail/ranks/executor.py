@@ -20,13 +20,15 @@ import msgspec
 
 from dovetail.engine.faults import error_of
 from dovetail.errors import EngineDead
-from dovetail.interfaces.executor import Executor
+from dovetail.interfaces.executor import Executor, WorkerCall
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.structured_output import CompiledConstraint
 from dovetail.ranks.messages import (
     Allocate,
     Answer,
+    Called,
+    CallMethod,
     Done,
     Drawn,
     Failed,
@@ -45,6 +47,7 @@ from dovetail.ranks.messages import (
     WakeUp,
 )
 from dovetail.ranks.stage_caches import StageCaches
+from dovetail.ranks.worker_calls import answers_of
 
 AnswerType = TypeVar("AnswerType", Done, KVLayers, FreeBytes)
 FAULT_WAIT_S = 5.0
@@ -168,7 +171,7 @@ class MortalExecutor(Executor):
 class RanksExecutor(MortalExecutor):
     """Drives `run.rank.world_size` ranks. A rank that ends ends all."""
 
-    capabilities = frozenset({"async_steps", "several_ranks", "sleep", "stages"})
+    capabilities = frozenset({"async_steps", "collective_rpc", "several_ranks", "sleep", "stages"})
 
     def __init__(self, options: Any, run: RunSpec, worker: Selection) -> None:
         super().__init__(options)
@@ -179,7 +182,7 @@ class RanksExecutor(MortalExecutor):
         self._decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
         self._steps: deque[_PendingStep] = deque()
         self._preparing: dict[int, _Preparing] = {}
-        self._constraint_numbers = count()
+        self._constraint_numbers, self._call_numbers = count(), count()
         self._lock = threading.Lock()
         self._died = threading.Event()
         self._links = self._start_ranks(run, worker)
@@ -241,7 +244,8 @@ class RanksExecutor(MortalExecutor):
         self.check()
         assert self._steps, "no step is under way"
         try:
-            answer = self._decoder.decode(self._links.receive(self._teller))
+            while isinstance(answer := self._receive(self._teller), Called):
+                continue  # too late: its caller has been answered
         except (OSError, EOFError) as error:
             raise self._dead() from error
         assert isinstance(answer, Stepped), "a rank answered a step with something else"
@@ -256,6 +260,40 @@ class RanksExecutor(MortalExecutor):
             self._links.send_to(range(self._teller), self._encoder.encode(Drawn(result)))
         except (OSError, EOFError) as error:
             raise self._dead() from error
+
+    def collective_rpc(self, call: WorkerCall) -> list[Any]:
+        """Have every rank's worker run a method; return their answers. Raises: RequestError"""
+        self.check()
+        while self._steps:
+            self.read_oldest()
+        number = next(self._call_numbers)
+        try:
+            self._links.send(self._encoder.encode(CallMethod(number, call)))
+            called = self._gather_called(number, call.timeout_s)
+        except (OSError, EOFError) as error:
+            raise self._dead() from error
+        return answers_of(call, called, len(self._numbers))
+
+    def _gather_called(self, number: int, timeout_s: float | None) -> dict[int, Called]:
+        """Return what ranks have answered to a call in time: all, unless one has failed or the time
+        is over. Answers to earlier calls, which came too late, are dropped."""
+        called: dict[int, Called] = {}
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        left = set(self._numbers)
+        while left and (rank := self._links.receive_any(left, deadline_s)) is not None:
+            answer = self._receive(rank)
+            if not isinstance(answer, Called) or answer.number != number:
+                continue
+            called[rank] = answer
+            left.discard(rank)
+            if answer.fault is not None:
+                end_s = time.monotonic() + FAULT_WAIT_S
+                deadline_s = end_s if deadline_s is None else min(deadline_s, end_s)
+        return called
+
+    def _receive(self, number: int) -> Answer:
+        """Return a rank's next answer. Raises: OSError, EOFError when a rank is gone"""
+        return self._decoder.decode(self._links.receive(number))
 
     def prepare(self, compiled: CompiledConstraint) -> Future[None]:
         """Load a constraint on every rank, during the steps. The future raises RequestError."""
@@ -331,8 +369,11 @@ class RanksExecutor(MortalExecutor):
             if number is None:  # they wait for the one that refused: nothing can follow this
                 self._die(f"ranks {sorted(left)} did not answer an order that another refused.")
                 break
+            answer = self._receive(number)
+            if isinstance(answer, Called):
+                continue  # too late: its caller has been answered
             left.discard(number)
-            answers[number] = answer = self._decoder.decode(self._links.receive(number))
+            answers[number] = answer
             if isinstance(answer, Failed) and refusal is None:
                 refusal, deadline_s = answer, time.monotonic() + FAULT_WAIT_S
         if refusal is not None:

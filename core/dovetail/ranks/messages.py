@@ -7,9 +7,12 @@ constraints to load, and a rank's last words.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from dovetail.engine.messages import Fault
+from dovetail.interfaces.executor import WorkerCall
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.structured_output import CompiledConstraint
@@ -80,7 +83,25 @@ class WakeUp(msgspec.Struct, frozen=True, tag="wake_up"):
     tags: tuple[str, ...]
 
 
-Order = Start | Load | GetKVLayers | GetFreeBytes | Allocate | Step | Drawn | Sleep | WakeUp
+class CallMethod(msgspec.Struct, frozen=True, tag="call_method"):
+    """Call a method of the worker. `number` tells calls apart: an answer may come too late."""
+
+    number: int
+    call: WorkerCall
+
+
+Order = (
+    Start
+    | Load
+    | GetKVLayers
+    | GetFreeBytes
+    | Allocate
+    | Step
+    | Drawn
+    | Sleep
+    | WakeUp
+    | CallMethod
+)
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
@@ -111,7 +132,15 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     fault: Fault
 
 
-Answer = Done | KVLayers | FreeBytes | Stepped | Failed
+class Called(msgspec.Struct, frozen=True, tag="called", omit_defaults=True):
+    """What a method has returned, or why it did not."""
+
+    number: int
+    result: Any = None
+    fault: Fault | None = None
+
+
+Answer = Done | KVLayers | FreeBytes | Stepped | Failed | Called
 
 
 class Prepare(msgspec.Struct, frozen=True, tag="prepare"):

@@ -25,7 +25,7 @@ from dovetail import process, registry
 from dovetail.engine.affinity import keep_to
 from dovetail.engine.faults import fault_of
 from dovetail.errors import DovetailError, RequestError
-from dovetail.interfaces.executor import PendingStep
+from dovetail.interfaces.executor import PendingStep, WorkerCall
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import StepResult
 from dovetail.interfaces.worker import Worker
@@ -33,6 +33,8 @@ from dovetail.ranks import messages
 from dovetail.ranks.messages import (
     Allocate,
     Answer,
+    Called,
+    CallMethod,
     Done,
     Drawn,
     Failed,
@@ -54,6 +56,7 @@ from dovetail.ranks.messages import (
     WakeUp,
 )
 from dovetail.ranks.wire import WakefulWire, Wire
+from dovetail.ranks.worker_calls import call_worker, make_worker
 
 logger = logging.getLogger(__name__)
 
@@ -186,18 +189,27 @@ class RankServer:
                 self.worker.sleep(level)
             case WakeUp(tags):
                 self.worker.wake_up(tags)
+            case CallMethod(number, call):
+                return self._call_method(number, call)
             case Step() | Drawn():
                 raise AssertionError("steps are carried out elsewhere")
             case _:
                 assert_never(order)
         return Done()
 
+    def _call_method(self, number: int, call: WorkerCall) -> Called:
+        """Return what comes of a call; a fault of the method ends nothing else."""
+        try:
+            return Called(number, call_worker(self.worker, call, self._number))
+        except RequestError as error:
+            return Called(number, fault=fault_of(error))
+
     def _start(self) -> None:
         """Build the worker, which takes its device, and join the other ranks."""
         task, run = self._task, self._task.run
         plugin = registry.load_selection(task.worker)
         self._is_ahead = run.async_steps and "overlapped_steps" in plugin.capabilities
-        self._worker = plugin(registry.build_options(task.worker), run)
+        self._worker = make_worker(task.worker, run)
         if run.rank.tensor_size > 1 or run.rank.num_stages > 1:
             from dovetail.parallel.groups import join
 
@@ -212,6 +224,10 @@ class RankServer:
                 device=device,
                 is_open=task.is_open,
             )
+        if run.rank.data_size > 1:
+            from dovetail.parallel import engines
+
+            engines.join(run)
 
     def _serve_aside(self) -> None:
         """Load constraints, one after the other, beside the steps."""

@@ -8,6 +8,13 @@ from __future__ import annotations
 from dovetail.unsupported import FEATURES, what
 
 UNSUPPORTED_NAMES: dict[str, dict[str, str]] = {
+    "all2all": dict.fromkeys(
+        (
+            *("deepep_high_throughput", "deepep_low_latency", "flashinfer_all2allv"),
+            *("naive", "pplx"),
+        ),
+        "all2all_libraries",
+    ),
     "attention_backend": {"MLA": "latent_attention", "XFORMERS": "xformers"},
     "convert": {"classify": "classification", "embed": "embeddings", "reward": "pooling"},
     "data_parallel_backend": {"ray": "ray_engines"},

@@ -1,7 +1,8 @@
 """ExpertBalancer: moves experts between ranks, between steps, so that ranks have even loads.
 
-Every rank runs the same balancer at the same steps, and what it decides from is the first rank's
-counts, so all decide alike. Matrices are overwritten where they lie: what was captured stays valid.
+Every rank runs the same balancer at the same steps, and what it decides from are the counts of all
+engines, as the first rank has them, so all decide alike. Matrices are overwritten where they lie:
+what was captured stays valid.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def expert_balancer(module: nn.Module, run: RunSpec) -> ExpertBalancer | None:
         return None
     layers = [layer for layer in module.modules() if isinstance(layer, Experts)]
     placed = [layer for layer in layers if layer.slots is not None]
-    if not placed and run.rank.world_size == run.rank.tensor_size and run.rank.rank == 0:
+    if not placed and run.rank.num_stages == 1 and run.rank.expert_rank == 0:
         name = run.model_plugin.name
         log.warning("--enable-expert-parallel has no effect: %s has no layers for it", name)
     spec = run.expert_balance
@@ -76,6 +77,10 @@ class ExpertBalancer:
         while len(self._noted) > 1 and self._noted[1][0] <= first:
             self._noted.popleft()
         loads = self._counts() - self._noted[0][1]
+        slots = self._layers[0].slots
+        assert slots is not None
+        if slots.column.size > 1:
+            loads = slots.column.joined().all_reduce(loads.contiguous())
         group = self._group()
         told = group.broadcast(loads.contiguous(), 0).tolist()
         before = self._balance(told)

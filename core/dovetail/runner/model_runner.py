@@ -19,7 +19,7 @@ from torch import nn
 from dovetail import registry
 from dovetail.interfaces.attention import AttentionBackend, BatchLayout
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
-from dovetail.interfaces.model import RowView
+from dovetail.interfaces.model import Model, RowView
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import (
     KVLayer,
@@ -33,7 +33,9 @@ from dovetail.layers.attention import attention_layers
 from dovetail.layers.context import ForwardContext, use_context
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.kv_scales import set_scales
+from dovetail.layers.moe import Experts
 from dovetail.layers.native import use_ops
+from dovetail.parallel.engines import exchange
 from dovetail.runner import measure, verify, warm_up
 from dovetail.runner.batch import Batch, StepInputs
 from dovetail.runner.compiled import CompiledForward, ModelForward
@@ -106,6 +108,8 @@ class ModelRunner:
         if self.run.compiles and "needs_host_rows" not in self._model.capabilities:
             self._compiled = CompiledForward(self._model.forward, self._calls)
         self.expert_balancer = expert_balancer(loaded.module, self.run)
+        self._experts = [m for m in loaded.module.modules() if isinstance(m, Experts)]
+        self._exchange = exchange() if self.run.rank.data_size > 1 else None
         self._attention = attention_layers(loaded.module)
         if self.run.kv_steps is None:
             given = self.run.kv_scales
@@ -121,6 +125,11 @@ class ModelRunner:
             return {}
         size = self.run.model.vocab_size
         return {s.name: registry.make(s, size) for s in self.run.logits_processors}
+
+    @property
+    def model(self) -> Model:
+        """Return the model, a torch module. After load."""
+        return self._model
 
     def weights(self) -> list[torch.Tensor]:
         """Return all that the model keeps in memory."""
@@ -281,9 +290,20 @@ class ModelRunner:
         if self._pending_steps and self._must_know(plan):
             self._pending_steps.resolve_all_but(0)
         if not plan.rows:
+            self._help_others()
             return self._pending_steps.start(lambda: StepResult(step_id=plan.step_id, rows=()))
         step = self._begin(plan)
         return self._pending_steps.start(lambda: self._reader.read(step))
+
+    def _help_others(self) -> None:
+        """Compute what engines that share experts with this one need, in a step without tokens."""
+        if self._exchange is None:
+            return
+        self._exchange.begin_step(0)
+        model = self.run.model
+        none = torch.zeros(0, model.hidden_size, dtype=dtype_of(model.dtype), device=self.device)
+        for layer in self._experts:
+            layer.help_others(none)
 
     def _must_know(self, plan: StepPlan) -> bool:
         """Return whether the host must know all tokens before the step: one of its rows has a
@@ -397,6 +417,8 @@ class ModelRunner:
         rows: Sequence[RowView] = (),
     ) -> torch.Tensor:
         """Run a forward pass on a step. Shapes: token_ids, positions [T] -> [T, E]"""
+        if self._exchange is not None:
+            self._exchange.begin_step(len(token_ids))
         prepared = [self._backend.prepare(layout) for layout in layouts]
         context = ForwardContext(
             backend=self._backend,

@@ -17,6 +17,7 @@ from dovetail.engine.client.outputs import CompletionDelta, RequestMetrics, Requ
 from dovetail.engine.client.stop import TextWatch
 from dovetail.engine.kv import prefix_hash
 from dovetail.errors import EngineDead
+from dovetail.interfaces.executor import WorkerCall
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import (
@@ -218,6 +219,8 @@ class FakeAsyncEngine:
         self.aborted: list[str] = []
         self.num_resets = 0
         self.reset_fault: Exception | None = None
+        self.call_fault: Exception | None = None
+        self.worker_calls: list[WorkerCall] = []
         self.asleep: tuple[str, ...] = ()
         self.sleep_calls: list[tuple[object, ...]] = []
         self.constraint_compiler = None
@@ -272,6 +275,13 @@ class FakeAsyncEngine:
     async def is_sleeping(self) -> bool:
         """Return whether anything sleeps."""
         return bool(self.asleep)
+
+    async def collective_rpc(self, call: WorkerCall) -> list[Any]:
+        """Note the wish; each of two ranks answers with it. Raises: what the test set."""
+        if self.call_fault is not None:
+            raise self.call_fault
+        self.worker_calls.append(call)
+        return [{"rank": rank, "method": call.method} for rank in range(2)]
 
     async def abort(self, request_id: str) -> None:
         """Note an abort."""

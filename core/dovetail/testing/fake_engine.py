@@ -16,7 +16,7 @@ from typing import Any
 
 from dovetail.engine.kv import prefix_hash
 from dovetail.errors import ConfigError, EngineDead, RequestError
-from dovetail.interfaces.executor import Executor, PendingStep
+from dovetail.interfaces.executor import Executor, PendingStep, WorkerCall
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import (
     CacheSpec,
@@ -166,7 +166,7 @@ class FakeExecutor(Executor):
     """
 
     info = Info(summary="test executor: plain Python, no model")
-    capabilities = frozenset({"async_steps", "sleep"})
+    capabilities = frozenset({"async_steps", "collective_rpc", "sleep"})
     Options = FakeOptions
 
     def __init__(self, options: FakeOptions, run: RunSpec, worker: Selection) -> None:
@@ -199,6 +199,14 @@ class FakeExecutor(Executor):
     def wake_up(self, tags: Sequence[str]) -> None:
         """Note the call, or raise."""
         self._note_sleep("wake_up", *tags)
+
+    def collective_rpc(self, call: WorkerCall) -> list[Any]:
+        """Answer for two ranks with the arguments; "fail" raises, "nap" takes its time."""
+        if call.method == "fail":
+            raise RequestError("rank 1: fail raised ValueError: no luck.", status=500)
+        if call.method == "nap":
+            time.sleep(*call.args)
+        return [{"rank": rank, "args": [*call.args], **call.kwargs} for rank in range(2)]
 
     def _note_sleep(self, name: str, *args: object) -> None:
         if self._options.sleep_fault == name:

@@ -158,6 +158,7 @@ def tiny_run(
     block_tokens: int = 4,
     vocab_size: int = VOCAB,
     async_steps: bool = False,
+    worker_extension: str = "",
 ) -> RunSpec:
     """Return a RunSpec of a test model; `model` is a class here or "module:Class"."""
     target = model if ":" in model else f"{HERE}:{model}"
@@ -191,6 +192,7 @@ def tiny_run(
         logits_processors=logits_processors,
         num_threads=1,
         async_steps=async_steps,
+        worker_extension=worker_extension,
         shows_progress=False,
     )
 

@@ -1,7 +1,9 @@
-"""TinyWorker: a ModelRunner on the CPU and nothing else, for tests of executors."""
+"""TinyWorker: a ModelRunner on the CPU and nothing else, for tests of executors; and methods that
+are added to it."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +24,7 @@ class TinyWorker(Worker):
 
     def __init__(self, options: Any, run: RunSpec) -> None:
         self.options = options
+        self.rank = run.rank.rank
         self._runner = ModelRunner(run, torch.device("cpu"))
 
     def load(self) -> None:
@@ -68,3 +71,34 @@ class SleepingWorker(TinyWorker):
     def wake_up(self, tags: Sequence[str]) -> None:
         """Wake up what is named."""
         self._asleep -= set(tags)
+
+
+class TinyMethods:
+    """Methods for a tiny worker, to be called on every rank."""
+
+    rank: int
+
+    def place(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return the rank and what was given."""
+        return {"rank": self.rank, "args": args, **kwargs}
+
+    def nap(self, seconds: float) -> None:
+        """Take time."""
+        time.sleep(seconds)
+
+    def fail(self, rank: int) -> None:
+        """Raise on one rank. Raises: ValueError"""
+        if rank == self.rank:
+            raise ValueError("no luck")
+
+    def lost(self) -> object:
+        """Return what cannot be sent."""
+        return object()
+
+
+class HidingMethods(TinyMethods):
+    """Methods of which the worker has one already."""
+
+    def free_bytes(self) -> int:
+        """Return nothing of use."""
+        return 0

@@ -208,8 +208,11 @@ class SharedMemoryRanks:
         self._call("broadcast", flat, None, flat.nbytes, root)
         return x if flat is x or self.rank == root else x.copy_(flat)
 
-    def all_to_all(self, pieces: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return what the ranks have for this one; pieces[r] goes to rank r.
+    def all_to_all(
+        self, pieces: Sequence[torch.Tensor], lengths: Sequence[Sequence[int]] | None = None
+    ) -> list[torch.Tensor]:
+        """Return what the ranks have for this one; pieces[r] goes to rank r. `lengths[i][j]` is the
+        first size of the piece from rank i to rank j, where every rank knows them all already.
 
         Shapes: pieces R x [T_r, ...], their first sizes may differ -> R x [T_q, ...]
         """
@@ -221,8 +224,11 @@ class SharedMemoryRanks:
             p.dim() == 0 or p.shape[1:] != first.shape[1:] or p.dtype != first.dtype for p in flats
         ):
             raise ValueError("the pieces must have one dtype and, but for the first, one size")
-        own = torch.tensor([p.shape[0] for p in flats], device=first.device)
-        lengths = self.all_gather(own).tolist()
+        own = [p.shape[0] for p in flats]
+        if lengths is None:
+            lengths = self.all_gather(torch.tensor(own, device=first.device)).tolist()
+        elif list(lengths[self.rank]) != own:
+            raise ValueError(f"the pieces have {own} rows, not {list(lengths[self.rank])}")
         received = [
             first.new_empty((lengths[rank][self.rank], *first.shape[1:]))
             for rank in range(self.size)

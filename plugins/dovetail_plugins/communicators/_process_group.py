@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dovetail.interfaces.communicator import Communicator, Membership
@@ -67,6 +68,18 @@ class ProcessGroupCommunicator(Communicator):
         whole = x.contiguous()
         self._group.recv([whole], 1 - self.rank, 0).wait()
         return whole
+
+    def all_to_all_rows(self, x: torch.Tensor, counts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Return the rows that the ranks had for this one.
+
+        Shapes: x [rows sent, ..] -> [received, ..]
+        """
+        received = [row[self.rank] for row in counts]
+        out = x.new_empty((sum(received), *x.shape[1:]))
+        if any(map(any, counts)):
+            sent = list(counts[self.rank])
+            self._group.alltoall_base(out, x.contiguous(), received, sent).wait()
+        return out
 
     def close(self) -> None:
         """Leave the group. May be called twice."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +105,15 @@ class SharedMemoryCommunicator(Communicator):
     def receive(self, x: torch.Tensor) -> torch.Tensor:
         """Return what the other rank of two sends. Mutates: x"""
         return self._ranks.receive(x)
+
+    def all_to_all_rows(self, x: torch.Tensor, counts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Return the rows that the ranks had for this one.
+
+        Shapes: x [rows sent, ..] -> [received, ..]
+        """
+        import torch
+
+        return torch.cat(self._ranks.all_to_all(x.split(list(counts[self.rank])), counts))
 
     def barrier(self) -> None:
         """Return once all ranks have called it."""

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
+from itertools import count
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -21,6 +22,7 @@ import msgspec
 from dovetail.engine.affinity import keep_to
 from dovetail.engine.faults import error_of
 from dovetail.errors import DovetailError, EngineDead
+from dovetail.interfaces.executor import WorkerCall
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.structured_output import CompiledConstraint
@@ -28,6 +30,8 @@ from dovetail.ranks.executor import MortalExecutor
 from dovetail.ranks.messages import (
     Allocate,
     Answer,
+    Called,
+    CallMethod,
     Drawn,
     FreeBytes,
     GetFreeBytes,
@@ -44,6 +48,7 @@ from dovetail.ranks.messages import (
 from dovetail.ranks.messages import Aside as AsideMessage
 from dovetail.ranks.rank_process import RankServer
 from dovetail.ranks.wire import Wire
+from dovetail.ranks.worker_calls import answers_of, too_late
 from dovetail_plugins.executors._launched_ranks import come
 
 OrderType = TypeVar("OrderType", bound=Order)
@@ -141,6 +146,7 @@ class InStep(MortalExecutor):
         self._number = run.rank.rank
         self._encoder = msgspec.msgpack.Encoder()
         self._allocated: _Taken | None = None
+        self._call_numbers = count()
         task, self._guest = come(run, worker, has_engine=True)
         orders = Wire(self._guest.orders)
         self._server = _TellingServer(task, orders, Wire(self._guest.aside))
@@ -185,6 +191,19 @@ class InStep(MortalExecutor):
     def wake_up(self, tags: Sequence[str]) -> None:
         """Take memory again. Raises: RequestError, ConfigError"""
         self._do(WakeUp, WakeUp(tuple(tags)))
+
+    def collective_rpc(self, call: WorkerCall) -> list[Any]:
+        """Wait until the first rank's engine makes the same call; return what came of it here.
+
+        Raises: RequestError
+        """
+        taken = self._take(CallMethod, CallMethod(next(self._call_numbers), call))
+        if call.timeout_s is not None:
+            wait([taken.outcome], call.timeout_s)
+            if not taken.outcome.done():
+                raise too_late(call, [self._number])
+        called: Called = self.wait_for(taken)
+        return answers_of(call, {0: called}, 1)
 
     def submit(self, plan: StepPlan) -> _InStepPending:
         """Wait until the first rank's engine has planned the same step."""

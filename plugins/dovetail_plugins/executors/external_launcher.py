@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
-from dovetail.interfaces.executor import Executor, PendingStep
+from dovetail.interfaces.executor import Executor, PendingStep, WorkerCall
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan
@@ -81,6 +81,11 @@ class ExternalLauncherExecutor(Executor):
     def wake_up(self, tags: Sequence[str]) -> None:
         """Let every rank take its memory again. Raises: RequestError, ConfigError"""
         self._part.wake_up(tags)
+
+    def collective_rpc(self, call: WorkerCall) -> list[Any]:
+        """Have every rank's worker run a method; return the answers that this process hears of:
+        all in the first rank's, in the others that of their own rank. Raises: RequestError"""
+        return self._part.collective_rpc(call)
 
     def check(self) -> None:
         """Raise EngineDead when a rank is gone, or after shutdown."""

@@ -12,17 +12,19 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar, cast
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, TypeVar
 
 from dovetail import registry
 from dovetail.errors import EngineDead
-from dovetail.interfaces.executor import Executor, PendingStep
+from dovetail.interfaces.executor import Executor, PendingStep, WorkerCall
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.structured_output import CompiledConstraint
 from dovetail.interfaces.worker import Worker
+from dovetail.parallel import engines, groups
+from dovetail.ranks.worker_calls import call_worker, make_worker, too_late
 
 T = TypeVar("T")
 STOP_WAIT_S = 5.0
@@ -33,20 +35,24 @@ class UniExecutor(Executor):
     """Runs one worker here. A step that raises ends the executor: its rows' state is unknown."""
 
     info = Info(summary="one worker in the engine process")
-    capabilities = frozenset({"async_steps", "sleep"})
+    capabilities = frozenset({"async_steps", "collective_rpc", "sleep"})
 
     def __init__(self, options: Any, run: RunSpec, worker: Selection) -> None:
         self.options = options
         is_ahead = "overlapped_steps" in registry.load_selection(worker).capabilities
         self._thread = _WorkThread() if run.async_steps and not is_ahead else None
+        self._caller: _WorkThread | None = None
+        self._late: Future[Any] | None = None
         self._loader = ThreadPoolExecutor(
             1, thread_name_prefix="dovetail-constraints", initializer=_step_back
         )
+        self._shares_experts = run.rank.data_size > 1
         self._death: str | None = None
         self._callbacks: list[Callable[[str], None]] = []
         self._worker: Worker | None = None
         try:
-            self._worker = self._call(lambda: _build_worker(run, worker))
+            self._worker = self._call(lambda: make_worker(worker, run))
+            self._call(lambda: engines.join(run))
             self._call(self.worker.load)
         except BaseException:
             self.shutdown()
@@ -78,6 +84,7 @@ class UniExecutor(Executor):
         worker = self.worker
         if self._thread is not None:
             return self._thread.submit(lambda: self._step(worker, plan))
+        self._wait_late()
         return _PendingStep(self, plan.step_id, self._guarded(plan.step_id, worker.begin, plan))
 
     def sleep(self, level: int) -> None:
@@ -89,6 +96,34 @@ class UniExecutor(Executor):
         """Let the worker take its memory again. Raises: RequestError, ConfigError"""
         worker = self.worker
         self._call(lambda: worker.wake_up(tags))
+
+    def collective_rpc(self, call: WorkerCall) -> list[Any]:
+        """Have the worker run a method; return its answer in a list. Raises: RequestError"""
+        self.check()
+        worker = self.worker
+
+        def work() -> Any:
+            return call_worker(worker, call, 0)
+
+        if call.timeout_s is None:
+            return [self._call(work)]
+        self._wait_late()
+        if self._thread is None and self._caller is None:
+            self._caller = _WorkThread()
+        thread = self._thread or self._caller
+        assert thread is not None
+        pending = thread.submit(work)
+        try:
+            return [pending.result(call.timeout_s)]
+        except TimeoutError:
+            self._late = pending
+            raise too_late(call, [0]) from None
+
+    def _wait_late(self) -> None:
+        """Wait for a call whose caller did not: no two threads use the worker. Mutates: self"""
+        late, self._late = self._late, None
+        if late is not None:
+            wait([late])
 
     def prepare(self, compiled: CompiledConstraint) -> Future[None]:
         """Load a constraint on another thread."""
@@ -108,11 +143,16 @@ class UniExecutor(Executor):
         self._loader.shutdown(wait=False, cancel_futures=True)
         worker, self._worker = self._worker, None
         thread, self._thread = self._thread, None
-        if thread is None:
-            if worker is not None:
-                worker.shutdown()
-            return
-        thread.stop(worker.shutdown if worker is not None else None)
+        caller, self._caller = self._caller, None
+        if caller is not None:
+            caller.stop(None)
+        last = worker.shutdown if worker is not None else None
+        if thread is not None:
+            thread.stop(last)
+        elif last is not None:
+            last()
+        if self._shares_experts:
+            groups.leave()
 
     def _step(self, worker: Worker, plan: StepPlan) -> StepResult:
         """Run one step. Raises: EngineDead when the worker raised. Mutates: self"""
@@ -131,6 +171,7 @@ class UniExecutor(Executor):
 
     def _call(self, function: Callable[[], T]) -> T:
         """Run in the thread that makes the torch calls, and wait."""
+        self._wait_late()
         return function() if self._thread is None else self._thread.submit(function).result()
 
 
@@ -138,11 +179,6 @@ def _step_back() -> None:
     """Let steps have the cores before this thread. Linux alone has priorities of threads."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-
-
-def _build_worker(run: RunSpec, worker: Selection) -> Worker:
-    plugin = cast(type[Worker], registry.load_selection(worker))
-    return plugin(registry.build_options(worker), run)
 
 
 class _PendingStep:

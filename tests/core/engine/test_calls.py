@@ -14,12 +14,14 @@ import pytest
 
 from dovetail import errors
 from dovetail.engine import loop
+from dovetail.engine.client import async_engine
 from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.engine.faults import error_of, fault_of
 from dovetail.engine.loop import EngineLoop
 from dovetail.engine.messages import (
     AnyOperation,
     Call,
+    CallWorkers,
     FromEngine,
     GetSleepStatus,
     Operation,
@@ -39,6 +41,7 @@ from dovetail.errors import (
     Overloaded,
     RequestError,
 )
+from dovetail.interfaces.executor import WorkerCall
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.testing.fake_engine import fake_spec
 
@@ -50,6 +53,7 @@ OPERATIONS: dict[type, Operation[Any]] = {
         Sleep(level=2, waits=True),
         WakeUp(("weights",)),
         GetSleepStatus(),
+        CallWorkers(WorkerCall(method="m", args=(1, [b"2"]), kwargs={"a": None}, timeout_s=3.0)),
     )
 }
 
@@ -147,6 +151,37 @@ def test_calls_are_done_in_order() -> None:
             assert isinstance(outcomes[0], RequestError) and outcomes[0].status == 409
             assert outcomes[1:] == [SleepStatus(), None, SleepStatus()]
             assert engine.asleep == ()
+
+    run(main())
+
+
+def test_methods_of_workers_are_called_between_the_steps_of_requests() -> None:
+    async def main() -> None:
+        async with running(delay_s=0.01) as engine:
+            request = asyncio.create_task(generate(engine, 20))
+            await asyncio.sleep(0.05)
+            call = WorkerCall(method="m", args=(1,), kwargs={"more": [2]}, timeout_s=5.0)
+            expected = [{"rank": rank, "args": [1], "more": [2]} for rank in range(2)]
+            assert await engine.collective_rpc(call) == expected
+            with pytest.raises(RequestError, match="rank 1: fail raised") as caught:
+                await engine.collective_rpc(WorkerCall(method="fail"))
+            assert caught.value.status == 500
+            assert not request.done()
+            await request
+
+    run(main())
+
+
+def test_an_engine_that_hangs_in_a_method_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(async_engine, "ANSWER_WAIT_S", 0.05)
+
+    async def main() -> None:
+        async with running() as engine:
+            with pytest.raises(Overloaded, match="no answer within"):
+                await engine.collective_rpc(WorkerCall(method="nap", args=(0.3,), timeout_s=0.05))
+            assert len(await engine.collective_rpc(WorkerCall(method="m"))) == 2
 
     run(main())
 

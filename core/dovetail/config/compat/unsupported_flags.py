@@ -82,7 +82,6 @@ UNSUPPORTED_FLAGS: dict[str, UnsupportedFlag] = {
     **_all("shared_kv_layers", "kv_sharing_fast_prefill"),
     **_all("attention_dtype", "override_attention_dtype"),
     **_all("pooling", "pooler_config"),
-    **_all("worker_methods", "worker_extension_cls"),
 }
 
 

@@ -2,7 +2,8 @@
 machine.
 
 An engine's number is its data-parallel rank. Engines of a model that is whole in each of them never
-talk to each other, so those of other machines need not be known here.
+talk to each other, so those of other machines need not be known here; experts are divided over the
+engines of this machine (`rules.experts`).
 """
 
 from __future__ import annotations

@@ -1,12 +1,18 @@
-"""Experts over ranks: whole experts on each, or a part of every expert; and whether they move."""
+"""Experts over ranks: whole experts on each, or a part of every expert; whether they are divided
+over engines too, and whether they move."""
 
 from __future__ import annotations
 
 import logging
 
+import msgspec
+
 from dovetail import registry
 from dovetail.config.checkpoint.experts import experts_of
 from dovetail.config.config import Config
+from dovetail.config.rules.engines import engine_numbers
+from dovetail.config.rules.placement import places_ranks
+from dovetail.config.rules.selections import select
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import ExpertBalanceSpec, ModelSpec, RankSpec, Selection
 from dovetail.registry.options import convert
@@ -14,6 +20,7 @@ from dovetail.registry.options import convert
 log = logging.getLogger(__name__)
 
 FLAG, STRATEGY = "--enable-expert-parallel", "--expert-placement-strategy"
+EXCHANGE = "--all2all-backend"
 MOVING, SETTINGS = "--enable-eplb", "--eplb-config"
 _KEYS = {
     "window_size": ("window_steps", 1),
@@ -21,6 +28,41 @@ _KEYS = {
     "num_redundant_experts": ("num_redundant", 0),
 }
 """Keys of --eplb-config that are counts -> the field of ExpertBalanceSpec, and the least."""
+
+
+def over_engines(config: Config, model: ModelSpec, rank: RankSpec) -> RankSpec:
+    """Return the rank with the number of engines over which experts are divided: all that this
+    server runs, where whole experts are on each rank. Raises: ConfigError"""
+    num_engines = len(engine_numbers(config))
+    if not config.parallel.enable_expert_parallel or not experts_of(model.hf_config)[0]:
+        return rank
+    if num_engines == 1:
+        return rank
+    if config.model.enable_sleep_mode:
+        raise ConfigError(
+            f"an engine cannot sleep while {num_engines - 1} others need its experts.",
+            where="--enable-sleep-mode",
+            fix=f"leave it out, or {FLAG}, or use one engine.",
+        )
+    if places_ranks(config):
+        raise ConfigError(
+            "engines share experts on one machine only, and this executor may use others.",
+            where="--distributed-executor-backend",
+            fix=f"use mp, or leave {FLAG} out.",
+        )
+    return msgspec.structs.replace(rank, data_size=num_engines)
+
+
+def select_all2all(config: Config, rank: RankSpec) -> Selection | None:
+    """Return how engines exchange tokens; None where no two share experts. Raises: PluginError"""
+    if rank.data_size == 1:
+        if config.is_given("all2all_backend"):
+            why = "the ranks of one engine have the same tokens"
+            log.warning("%s has no effect: %s", EXCHANGE, why)
+        return None
+    options = config.plugin.options_of("all2all")
+    name = config.parallel.all2all_backend
+    return select("all2all", name, options=options, where=EXCHANGE)
 
 
 def expert_settings(
@@ -46,10 +88,10 @@ def expert_settings(
         )
     num_experts = experts_of(model.hf_config)[0]
     _tell_idle(config, num_experts, rank)
-    if not section.enable_expert_parallel or not num_experts or rank.tensor_size == 1:
+    if not section.enable_expert_parallel or not num_experts or rank.expert_size == 1:
         return "", None
     balance = _balance(config) if section.enable_eplb else None
-    _check_division(num_experts, balance.num_redundant if balance else 0, rank.tensor_size)
+    _check_division(num_experts, balance.num_redundant if balance else 0, rank.expert_size)
     if "divided" in registry.load_selection(source).capabilities:
         raise ConfigError(
             f"the files of load format {source.name} hold a part of every expert for each rank.",
@@ -65,7 +107,7 @@ def _tell_idle(config: Config, num_experts: int, rank: RankSpec) -> None:
     if section.enable_expert_parallel:
         if not num_experts:
             log.warning("%s has no effect: the model has no experts", FLAG)
-        elif rank.tensor_size == 1:
+        elif rank.expert_size == 1:
             log.warning("%s has no effect: one rank holds all experts", FLAG)
     elif config.is_given("expert_placement_strategy"):
         log.warning("%s has no effect: it needs %s", STRATEGY, FLAG)

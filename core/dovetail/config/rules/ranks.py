@@ -101,8 +101,8 @@ def rank_processors(
 
 
 def select_communicator(config: Config, platform: Platform, rank: RankSpec) -> Selection | None:
-    """Return how the ranks exchange tensors; None for one rank. Raises: PluginError"""
-    if rank.world_size == 1:
+    """Return how the ranks exchange tensors; None for one alone. Raises: PluginError"""
+    if rank.world_size * rank.data_size == 1:
         return None
     query = CommunicatorQuery(
         device=platform.torch_type or platform.device_type,

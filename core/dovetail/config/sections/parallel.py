@@ -38,7 +38,10 @@ class ParallelConfig:
     )
     worker_cls: str = flag("auto", kind="worker", help="worker that runs the model on one device")
     worker_extension_cls: str | None = flag(
-        None, metavar="CLASS", help="class whose methods are added to the worker"
+        None,
+        metavar="CLASS",
+        help="class whose methods are added to every rank's worker, for collective_rpc: "
+        "package.module.Class or file.py:Class",
     )
     pipeline_parallel_size: int = flag(
         1,
@@ -105,8 +108,13 @@ class ParallelConfig:
     headless: bool = flag(False, help="run only this machine's engines, without an HTTP server")
     enable_expert_parallel: bool = flag(
         False,
-        help="place whole experts on each tensor-parallel device instead of a part of every expert "
-        "(expert parallelism)",
+        help="place whole experts on each device of all engines of this server instead of a part "
+        "of every expert (expert parallelism)",
+    )
+    all2all_backend: str = flag(
+        "allgather_reducescatter",
+        kind="all2all",
+        help="how engines exchange tokens with --enable-expert-parallel",
     )
     expert_placement_strategy: str = flag(
         "linear",

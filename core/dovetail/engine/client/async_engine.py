@@ -25,6 +25,7 @@ from dovetail.engine.client.stop import TextWatch
 from dovetail.engine.client.text_process import TextProcess
 from dovetail.engine.ipc.transport import ClientEnd, ZmqClientEnd
 from dovetail.engine.messages import (
+    CallWorkers,
     GetSleepStatus,
     Operation,
     Phase,
@@ -34,6 +35,7 @@ from dovetail.engine.messages import (
 )
 from dovetail.engine.sleep_mode import asleep_error
 from dovetail.errors import EngineDead, Overloaded
+from dovetail.interfaces.executor import WorkerCall
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.stats import RequestStats, StepStats
@@ -53,6 +55,10 @@ STOP_WAIT_S = 5.0
 # An engine that is still loading hears nothing; the pipe from its parent is closed after this time.
 ABANDON_WAIT_S = 0.3
 ATTACH_LIMIT_S = 60.0
+# One of several engines that share experts, and so end together, may still say why it ended.
+SHARERS_WAIT_S = 0.3
+# How much longer than its workers an engine may take for an answer, which names those that hang.
+ANSWER_WAIT_S = 1.0
 # Longer prompts are tokenized in a thread, so that other requests' streams keep flowing.
 INLINE_PROMPT_CHARS = 2048
 
@@ -362,6 +368,14 @@ class AsyncEngine:
         """Return whether any of an engine sleeps. Raises: EngineDead"""
         return any(status.asleep for status in await self.call_each(GetSleepStatus()))
 
+    async def collective_rpc(self, call: WorkerCall) -> list[Any]:
+        """Have the workers of all ranks run a method; return the answers, engine by engine in one
+        list. Raises: RequestError naming a rank, or without an answer in time; EngineDead
+        """
+        limit_s = None if call.timeout_s is None else call.timeout_s + ANSWER_WAIT_S
+        found = await self.call_each(CallWorkers(call), limit_s)
+        return [answer for engine in found for answer in engine.answers]
+
     def _forget_prefixes(self) -> None:
         for connection in self._connections:
             self._routing.forget(connection)
@@ -410,6 +424,8 @@ class AsyncEngine:
         reason = connection.death_reason or "unknown cause"
         self._end_all(connection, EngineDead(reason))
         self._routing.forget(connection)
+        if self.spec.shares_experts:
+            self._loop.call_later(SHARERS_WAIT_S, self._end_sharers, connection)
         if connection.host is not None:
             _note_up(connection.spec, 0)
             # Its last numbers, so that nobody sees it run for ever.
@@ -419,6 +435,11 @@ class AsyncEngine:
             if self._living():  # one that hangs still has its memory
                 self._tidying.append(self._loop.create_task(closed(connection.host, 0.0)))
         hooks.tell(hooks.engine_stopped, {"reason": reason}, using=self._hooks)
+
+    def _end_sharers(self, dead: EngineConnection) -> None:
+        """End the engines that need the experts of one that has died."""
+        for connection in self._living():
+            connection.die(f"{dead.name}, whose experts it needs, has ended: {dead.death_reason}")
 
     async def _tick(self) -> None:
         """Look after the steps that engines are in, and let stat loggers write now and then."""

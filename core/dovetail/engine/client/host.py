@@ -13,7 +13,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import msgspec
+
 from dovetail import process
+from dovetail.engine import steps_together
 from dovetail.engine.ipc.transport import (
     ClientEnd,
     MemoryLink,
@@ -55,16 +58,19 @@ class EngineProcess:
     def __init__(self, spec: EngineSpec) -> None:
         self._folder = make_socket_folder(spec.socket_dir)
         self.address: str | None = address_in(self._folder)
+        self._leftovers = [str(self._folder)]
+        if spec.shares_experts:
+            self._leftovers.append(spec.run.engines_folder)
         boot = Boot(spec=spec, address=self.address)
         try:
             self._child = process.spawn(
                 "dovetail.engine.ipc.process",
                 boot,
                 variables=spec.variables,
-                leftovers=[str(self._folder)],
+                leftovers=self._leftovers,
             )
         except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._remove_leftovers()
             raise
         atexit.register(self._tidy)
         self.end: ClientEnd = ZmqClientEnd(self.address)
@@ -100,7 +106,11 @@ class EngineProcess:
     def _tidy(self) -> None:
         """Close the parent pipe, which ends the child at once, and remove the socket."""
         self._child.close_parent_pipe()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
+        for folder in self._leftovers:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _how_it_ended(status: int) -> str:
@@ -155,6 +165,7 @@ def started(
 ) -> list[tuple[EngineSpec, EngineHost]]:
     """Return engines that begin to load, all or none, in processes of their own or in threads."""
     hosts: list[tuple[EngineSpec, EngineHost]] = []
+    specs = _meeting(specs)
     try:
         for spec in specs:
             hosts.append((spec, EngineThread(spec) if in_process else EngineProcess(spec)))
@@ -163,6 +174,21 @@ def started(
             host.stop(0.0)
         raise
     return hosts
+
+
+def _meeting(specs: Sequence[EngineSpec]) -> Sequence[EngineSpec]:
+    """Return the specs with a new folder in which engines that share experts meet; they end
+    together, and each removes it."""
+    if not specs[0].shares_experts:
+        return specs
+    folder = make_socket_folder(specs[0].socket_dir)
+    steps_together.create(folder, len(specs))
+    return [
+        msgspec.structs.replace(
+            spec, run=msgspec.structs.replace(spec.run, engines_folder=str(folder))
+        )
+        for spec in specs
+    ]
 
 
 def say_shutdown(end: ClientEnd) -> None:

@@ -177,6 +177,25 @@ class TestCommunicator:
             others = [answer for answer in answers if answer.shape != (2,)]
             assert all(torch.equal(*pair) for pair in zip(others, sent[rank], strict=True))
 
+    def test_exchanges_rows(self, ranks: Ranks) -> None:
+        """all_to_all_rows brings as many rows from each rank to each as a table says."""
+        size = ranks.size
+        for factor in (1, 0, 3):
+            counts = [[factor * ((3 * i + j) % 4) for j in range(size)] for i in range(size)]
+            rows = [made_up(rank, (sum(counts[rank]), 5)) for rank in range(size)]
+
+            def work(
+                one: Communicator,
+                rank: int,
+                counts: list[list[int]] = counts,
+                rows: list[torch.Tensor] = rows,
+            ) -> torch.Tensor:
+                return one.all_to_all_rows(rows[rank].to(one.device), counts).cpu()
+
+            for rank, answer in enumerate(ranks.run(work)):
+                parts = [rows[other].split_with_sizes(counts[other])[rank] for other in range(size)]
+                assert torch.equal(answer, torch.cat(parts))
+
     def test_keeps_the_order(self, ranks: Ranks) -> None:
         """Many calls of changing kinds and sizes do not mix."""
 

@@ -13,7 +13,7 @@ import pytest
 
 from dovetail import registry
 from dovetail.errors import ConfigError, EngineDead, RequestError
-from dovetail.interfaces.executor import Executor
+from dovetail.interfaces.executor import Executor, WorkerCall
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import RankSpec, Selection
 from dovetail.interfaces.step import StepPlan
@@ -26,6 +26,7 @@ SLEEPING = Selection(
     kind="worker", name="sleeping", target="dovetail.testing.tiny_worker:SleepingWorker"
 )
 STAGED = Selection(kind="worker", name="stage", target="dovetail.testing.stage_worker:StageWorker")
+METHODS = "dovetail.testing.tiny_worker:TinyMethods"
 REPLAY = "dovetail.testing.models:ReplayModel"
 DEADLINE_S = 10.0
 REQUESTS = (
@@ -62,6 +63,18 @@ def crashing(plugin: Any, **changes: Any) -> Executor:
     return started(plugin, model=REPLAY, hf_config=config, **changes)
 
 
+def check_calls_of_two(executor: Executor) -> None:
+    """Check that two ranks are called: answers in their order, faults and late ranks by number."""
+    answers = executor.collective_rpc(WorkerCall(method="place", args=("a",)))
+    assert answers == [{"rank": rank, "args": ["a"]} for rank in range(2)]
+    with pytest.raises(RequestError, match="rank 1: fail raised ValueError: no luck"):
+        executor.collective_rpc(WorkerCall(method="fail", args=(1,)))
+    with pytest.raises(RequestError, match="on rank 0, 1"):
+        executor.collective_rpc(WorkerCall(method="nap", args=(0.3,), timeout_s=0.05))
+    answers = executor.collective_rpc(WorkerCall(method="place"))
+    assert [answer["rank"] for answer in answers] == [0, 1]
+
+
 class Shared:
     """Executors that clauses share, for starting one may take seconds: with and without steps
     ahead."""
@@ -72,7 +85,9 @@ class Shared:
     def get(self, plugin: Any, *, async_steps: bool = False) -> Executor:
         """Return an executor ready to step, whose worker can sleep."""
         if async_steps not in self._made:
-            self._made[async_steps] = started(plugin, worker=SLEEPING, async_steps=async_steps)
+            self._made[async_steps] = started(
+                plugin, worker=SLEEPING, async_steps=async_steps, worker_extension=METHODS
+            )
         return self._made[async_steps]
 
     def close(self) -> None:
@@ -134,7 +149,9 @@ class TestExecutor:
         """Two ranks get every order: the answers are those of one, and all of them end."""
         if "launched_ranks" in plugin.capabilities:
             pytest.skip("a launcher starts its ranks")
-        run_spec = msgspec.structs.replace(tiny_run(), rank=RankSpec(world_size=2))
+        run_spec = msgspec.structs.replace(
+            tiny_run(worker_extension=METHODS), rank=RankSpec(world_size=2)
+        )
         made = plugin(default_options(plugin), run_spec, SLEEPING)
         made.allocate(tiny_layout(list(made.kv_layers())))
         try:
@@ -142,6 +159,9 @@ class TestExecutor:
             made.sleep(2)
             made.wake_up(("weights", "kv_cache"))
             assert len(run(made)) == len(REQUESTS)
+            if "collective_rpc" in plugin.capabilities:
+                check_calls_of_two(made)
+                assert run(made, ahead=1) == run(executor)
         finally:
             made.shutdown()
 
@@ -166,6 +186,59 @@ class TestExecutor:
             made.free_bytes()  # every stage has done its steps, or has ended in one
         finally:
             made.shutdown()
+
+    @requires("collective_rpc")
+    @pytest.mark.parametrize("async_steps", [False, True])
+    def test_methods_are_called(self, plugin: Any, shared: Shared, async_steps: bool) -> None:
+        """A method gets its arguments, and its answer comes back; steps go on."""
+        made = shared.get(plugin, async_steps=async_steps)
+        call = WorkerCall(method="place", args=(1, "b", [None]), kwargs={"more": {"c": b"d"}})
+        (answer,) = made.collective_rpc(call)
+        assert answer == {"rank": 0, "args": [1, "b", [None]], "more": {"c": b"d"}}
+        assert len(run(made, ahead=int(async_steps))) == len(REQUESTS)
+
+    @requires("collective_rpc")
+    @pytest.mark.parametrize(
+        ("call", "reason"),
+        [
+            (WorkerCall(method="fail", args=(0,)), "rank 0: fail raised ValueError: no luck"),
+            (WorkerCall(method="lost"), "rank 0: the answer of lost cannot be sent"),
+            (WorkerCall(method="place2"), 'rank 0: there is no method "place2"'),
+            (WorkerCall(method="shutdown"), 'rank 0: there is no method "shutdown"'),
+            (WorkerCall(method="_runner"), 'rank 0: there is no method "_runner"'),
+        ],
+        ids=["raises", "answers_what_cannot_be_sent", "unknown", "of_its_life", "private"],
+    )
+    def test_a_call_that_fails_ends_nothing(
+        self, executor: Executor, call: WorkerCall, reason: str
+    ) -> None:
+        """A method that raises, or is not there, is a RequestError that names the rank."""
+        with pytest.raises(RequestError, match=reason):
+            executor.collective_rpc(call)
+        executor.check()
+        assert len(run(executor)) == len(REQUESTS)
+
+    @requires("collective_rpc")
+    @pytest.mark.parametrize("async_steps", [False, True])
+    def test_a_call_ends_in_time(self, plugin: Any, shared: Shared, async_steps: bool) -> None:
+        """A caller waits no longer than it says; what was late disturbs nothing."""
+        made = shared.get(plugin, async_steps=async_steps)
+        start_s = time.perf_counter()
+        with pytest.raises(RequestError, match="rank 0") as caught:
+            made.collective_rpc(WorkerCall(method="nap", args=(0.4,), timeout_s=0.05))
+        assert time.perf_counter() - start_s < 0.3 and caught.value.status == 504
+        (answer,) = made.collective_rpc(WorkerCall(method="place", timeout_s=DEADLINE_S))
+        assert answer["rank"] == 0
+        assert len(run(made, ahead=int(async_steps))) == len(REQUESTS)
+
+    @requires("collective_rpc")
+    def test_added_methods_hide_none(self, plugin: Any) -> None:
+        """An extension with a method of the worker is refused by name; nothing is left running."""
+        before = threading.active_count()
+        target = "dovetail.testing.tiny_worker:HidingMethods"
+        with pytest.raises(ConfigError, match="TinyWorker has free_bytes already"):
+            plugin(default_options(plugin), tiny_run(worker_extension=target), WORKER)
+        assert threading.active_count() <= before
 
     @requires("async_steps")
     def test_one_ahead_equals_in_turn(

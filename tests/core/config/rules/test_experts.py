@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from dovetail.config.config import Config
-from dovetail.config.rules.experts import expert_settings
+from dovetail.config.rules.experts import expert_settings, over_engines, select_all2all
 from dovetail.config.rules.ranks import rank_spec
 from dovetail.errors import BrokenPlugin, ConfigError
 from dovetail.interfaces.spec import Selection
@@ -34,7 +34,8 @@ def placed(source: Selection = FILES, *, is_mixture: bool = True, **fields: obje
     """Return where experts go with these fields of the config."""
     config = Config.from_fields(fields)
     model = model_spec(hf_config=MIXTURE if is_mixture else {})
-    return expert_settings(config, model, rank_spec(config), source)[0]
+    rank = over_engines(config, model, rank_spec(config))
+    return expert_settings(config, model, rank, source)[0]
 
 
 @pytest.mark.parametrize(
@@ -99,3 +100,46 @@ def test_weights_in_host_memory_do_not_move() -> None:
     fields = {"enable_expert_parallel": True, "enable_eplb": True, "cpu_offload_gb": 1}
     with pytest.raises(ConfigError, match="copied from host memory"):
         placed(tensor_parallel_size=2, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "size"),
+    [
+        ({"enable_expert_parallel": True}, 3),
+        ({}, 1),
+        ({"enable_expert_parallel": True, "data_parallel_rank": 1}, 1),
+        ({"enable_expert_parallel": True, "is_mixture": False}, 1),
+    ],
+)
+def test_experts_are_divided_over_the_engines_of_a_server(
+    fields: dict[str, object], size: int
+) -> None:
+    is_mixture = bool(fields.pop("is_mixture", True))
+    config = Config.from_fields({"data_parallel_size": 3, "tensor_parallel_size": 2, **fields})
+    model = model_spec(hf_config=MIXTURE if is_mixture else {})
+    rank = over_engines(config, model, rank_spec(config))
+    assert (rank.data_size, rank.expert_size) == (size, 2 * size)
+    chosen = select_all2all(config, rank)
+    assert (chosen.name if chosen else None) == ("allgather_reducescatter" if size > 1 else None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"enable_sleep_mode": True}, "cannot sleep while 4 others need its experts"),
+        ({"data_parallel_size": 5}, "12 experts cannot be divided evenly over 5 ranks"),
+    ],
+)
+def test_engines_that_cannot_share_experts_are_refused(
+    fields: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        placed(**{"data_parallel_size": 5, "enable_expert_parallel": True, **fields})
+
+
+def test_an_exchange_of_one_engine_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
+    fields = {"tensor_parallel_size": 2, "all2all_backend": "all_to_all"}
+    config = Config.from_fields({**fields, "enable_expert_parallel": True})
+    with caplog.at_level(logging.WARNING):
+        assert select_all2all(config, rank_spec(config)) is None
+    assert "--all2all-backend has no effect" in caplog.text

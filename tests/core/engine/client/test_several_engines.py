@@ -21,6 +21,7 @@ from dovetail.engine.client.host import EngineProcess
 from dovetail.engine.ipc.transport import MemoryLink
 from dovetail.engine.messages import Updates
 from dovetail.errors import ConfigError, EngineAsleep, EngineDead, RequestFault
+from dovetail.interfaces.executor import WorkerCall
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.router import EngineView, RoutedRequest, Router, RouterFacts
 from dovetail.interfaces.sampling_params import SamplingParams
@@ -106,6 +107,15 @@ async def running(
 
 def router_of(engine: AsyncEngine) -> Any:
     return engine._routing._router
+
+
+def test_answers_of_the_workers_of_all_engines_are_one_list() -> None:
+    async def main() -> None:
+        async with running() as engine:
+            answers = await engine.collective_rpc(WorkerCall(method="m"))
+            assert [answer["rank"] for answer in answers] == [0, 1, 0, 1]
+
+    asyncio.run(main())
 
 
 def ledger_of(engine: AsyncEngine) -> Any:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from dovetail.errors import EngineDead, Overloaded
+from dovetail.errors import EngineDead, Overloaded, RequestError
+from dovetail.interfaces.executor import WorkerCall
 from dovetail.testing.fake_async_engine import FakeAsyncEngine, fake_spec
 from support.serving import app_for, send
 
@@ -30,6 +33,37 @@ def test_a_reset_reaches_the_engine_and_its_faults_the_client() -> None:
         answer = send(app, "POST", "/reset_prefix_cache")
         assert answer.status_code == 503
         assert fault.what in answer.json()["error"]["message"]
+
+
+def test_a_method_of_the_workers_is_called() -> None:
+    without, _ = app_for()
+    body: dict[str, Any] = {"method": "weights", "args": [1], "kwargs": {"a": "b"}, "timeout": 2}
+    assert send(without, "POST", "/collective_rpc", body).status_code == 404
+    app, engine = app_for(enable_dev_endpoints=True, api_key=("k",))
+    assert send(app, "POST", "/collective_rpc", body).status_code == 401
+    app, engine = app_for(enable_dev_endpoints=True)
+    answer = send(app, "POST", "/collective_rpc", {**body, "other": 1})
+    assert answer.json() == {"results": [{"rank": r, "method": "weights"} for r in range(2)]}
+    assert answer.headers["x-dovetail-ignored-fields"] == "other"
+    asked = WorkerCall(method="weights", args=(1,), kwargs={"a": "b"}, timeout_s=2.0)
+    assert engine.worker_calls == [asked]
+    engine.call_fault = RequestError("rank 1: weights raised ValueError: no luck.", status=500)
+    answer = send(app, "POST", "/collective_rpc", body)
+    assert answer.status_code == 500
+    assert "rank 1: weights raised ValueError" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"method": "os:system"}, {"method": "_secret"}, {"method": None}, {"timeout": 0}, {"args": 1}],
+    ids=str,
+)
+def test_a_call_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
+    """Functions are not called by a name that a client sends."""
+    app, engine = app_for(enable_dev_endpoints=True)
+    answer = send(app, "POST", "/collective_rpc", {"method": "weights", **change})
+    assert answer.status_code in (400, 422)
+    assert engine.worker_calls == []
 
 
 def test_server_info_tells_settings_and_no_secret() -> None:

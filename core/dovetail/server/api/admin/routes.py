@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
+from dovetail.server.api.admin.collective_rpc import collective_rpc
 from dovetail.server.api.admin.prefix_cache import reset_prefix_cache
 from dovetail.server.api.admin.server_info import server_info
 from dovetail.server.api.admin.sleep import is_sleeping, sleep, wake_up
@@ -23,5 +24,6 @@ class AdminApi(Api):
         Route(method="GET", path="/server_info", endpoint=server_info, flag=FLAG),
         Route(method="POST", path="/sleep", endpoint=sleep, flag=FLAG),
         Route(method="POST", path="/wake_up", endpoint=wake_up, flag=FLAG),
+        Route(method="POST", path="/collective_rpc", endpoint=collective_rpc, flag=FLAG),
         Route(method="GET", path="/is_sleeping", endpoint=is_sleeping, flag=FLAG),
     )

@@ -1,0 +1,33 @@
+"""Engines that share their experts: how a rank joins those of the others, and what it exchanges by.
+
+Each process is one rank, and has one exchange for all its layers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dovetail import registry
+from dovetail.interfaces.all2all import All2All
+from dovetail.interfaces.spec import RunSpec
+from dovetail.parallel.groups import data_group, join_engines
+
+MEETING = "meeting"
+_opened: list[All2All] = []
+
+
+def join(run: RunSpec) -> None:
+    """Join the ranks of the other engines that share experts with this one's; does nothing where
+    none do. Blocks until all have joined. Raises: ConfigError. Mutates: this process's groups"""
+    if run.rank.data_size == 1:
+        return
+    assert run.communicator is not None and run.all2all is not None, "resolved with the ranks"
+    address = f"{(Path(run.engines_folder) / MEETING).as_uri()}#engines"
+    device = run.device if run.device == "cpu" else f"{run.device}:{run.rank.local_rank}"
+    join_engines(run.rank, communicator=run.communicator, address=address, device=device)
+    _opened[:] = [registry.make(run.all2all, data_group(run.rank).joined())]
+
+
+def exchange() -> All2All | None:
+    """Return what the layers of this process exchange tokens by, if they do."""
+    return _opened[0] if _opened else None

@@ -1,0 +1,1 @@
+"""Exchanges of tokens between engines that share their experts."""

@@ -1,0 +1,96 @@
+"""`dovetail serve -dp 2 --enable-expert-parallel`: two engines, each with half of the experts."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from dovetail import LLM
+from dovetail.config.rules.platform import usable_cores
+from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.testing.tiny_models import write_tiny_checkpoint
+from support.server_process import ServerProcess
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(usable_cores() < 2, reason="two engines need two cores"),
+]
+PROMPTS = [list(range(3, 22)), list(range(40, 63)), [5, 6, 7], list(range(3, 30)), [9]]
+LENGTHS = [14, 3, 20, 8, 1]
+BALANCE = '{"step_interval": 5, "num_redundant_experts": 2, "log_balancedness": true}'
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("m") / "model", "Qwen2MoeForCausalLM")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(
+        "--port", "0", "--model", str(folder), "--served-model-name", "m", "--dtype", "float32",
+        "--max-model-len", "64", "--max-num-batched-tokens", "16", "-dp", "2",
+        "--enable-expert-parallel", "--enable-eplb", "--eplb-config", BALANCE,
+        "--all2all-backend", "all_to_all", "--data-parallel-router", "round_robin",
+        env={"OMP_NUM_THREADS": "1"},
+    ) as server:  # fmt: skip
+        yield server.wait_ready()
+
+
+def engines_of(server: ServerProcess) -> list[psutil.Process]:
+    found = server.descendants()
+    return [child for child in found if "dovetail.engine.ipc.process" in child.cmdline()]
+
+
+def body_of(number: int, **fields: Any) -> dict[str, Any]:
+    body = {"model": "m", "prompt": PROMPTS[number], "max_tokens": LENGTHS[number]}
+    return body | {"temperature": 0, "ignore_eos": True, "return_token_ids": True} | fields
+
+
+def test_answers_are_those_of_one_engine(server: ServerProcess, folder: Path) -> None:
+    """Alone, while the other engine has nothing to do, and side by side; experts move meanwhile."""
+    with LLM(str(folder), dtype="float32", max_model_len=64, use_tqdm_on_load=False) as llm:
+        params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in LENGTHS]
+        results = llm.generate(PROMPTS, params, use_tqdm=False)
+    wanted = [list(result.outputs[0].token_ids) for result in results]
+
+    async def one(client: httpx.AsyncClient, number: int) -> list[int]:
+        answer = await client.post("/v1/completions", json=body_of(number))
+        found: list[int] = answer.raise_for_status().json()["choices"][0]["token_ids"]
+        return found
+
+    async def main() -> None:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+            for number, tokens in enumerate(wanted):
+                assert await one(client, number) == tokens
+            for _ in range(2):
+                numbers = [number for number in range(len(wanted)) for _ in range(2)]
+                found = await asyncio.gather(*(one(client, number) for number in numbers))
+                assert found == [wanted[number] for number in numbers]
+
+    asyncio.run(main())
+    assert any(re.search(r"experts: balance .* after [1-9]\d* moves", x) for x in server.lines)
+
+
+def test_an_engine_that_ends_ends_both_and_health_says_so(server: ServerProcess) -> None:
+    victim, other = engines_of(server)
+    started_s = time.monotonic()
+    victim.kill()
+    with server.client() as client:
+        while (answer := client.get("/health")).status_code != 503:
+            assert time.monotonic() < started_s + 3
+            time.sleep(0.02)
+        message = answer.json()["error"]["message"]
+    assert re.search(r"engine \d: the engine process was killed by signal 9\.", message)
+    assert re.search(r"engine \d: engine \d, whose experts it needs, has ended", message)
+    assert server.wait(20) != 0
+    assert server.orphans(5.0) == [] and not other.is_running()
