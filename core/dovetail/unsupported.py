@@ -69,11 +69,6 @@ FEATURES: dict[str, Unsupported] = {
         "engines that Ray starts are not supported yet",
         "use mp; --distributed-executor-backend ray is for the ranks of one engine",
     ),
-    "remote_engines": Unsupported(
-        "engines on other machines behind one server are not supported yet",
-        "start a server on each machine with --data-parallel-hybrid-lb and "
-        "--data-parallel-start-rank, behind a load balancer",
-    ),
     "kv_transfer": Unsupported("KV cache transfer between engines is not supported yet"),
     "worker_methods": Unsupported(
         "extending the worker class is not supported",

@@ -23,7 +23,8 @@ from dovetail.engine.client.outputs import RequestOutput
 from dovetail.engine.client.routing import Routing
 from dovetail.engine.client.stop import TextWatch
 from dovetail.engine.client.text_process import TextProcess
-from dovetail.engine.ipc.transport import ClientEnd, ZmqClientEnd
+from dovetail.engine.ipc.socket_ends import client_end
+from dovetail.engine.ipc.transport import ClientEnd
 from dovetail.engine.messages import (
     GetSleepStatus,
     Operation,
@@ -68,7 +69,9 @@ class AsyncEngine:
         self._loop = asyncio.get_running_loop()
         listener = Listener(outputs=self._deliver, step=self._note_step, death=self._note_death)
         self._connections = [
-            EngineConnection(number, own, end, host, listener)
+            EngineConnection(
+                number, own, end, host, listener, is_elsewhere=own.engine in spec.elsewhere
+            )
             for number, (own, end, host) in enumerate(ends)
         ]
         self._input: InputProcessor
@@ -94,14 +97,20 @@ class AsyncEngine:
 
     @classmethod
     async def start(
-        cls, spec: EngineSpec, *, in_process: bool = False, prepares: bool = False
+        cls,
+        spec: EngineSpec,
+        *,
+        in_process: bool = False,
+        prepares: bool = False,
+        elsewhere: Sequence[EngineHost] = (),
     ) -> AsyncEngine:
-        """Return running engines, in child processes or one in a thread of this process.
+        """Return running engines, in child processes or one in a thread of this process, and behind
+        them those of `spec.elsewhere`, which have begun to start.
 
         `prepares`: what compiles constraints is started meanwhile, before a request needs it.
         Raises: ConfigError as an engine raised it; EngineDead when one ended while starting.
         """
-        hosts = started(spec.each(), in_process=in_process)
+        hosts = started(spec, elsewhere, in_process=in_process)
         engine = cls(spec, [(own, host.end, host) for own, host in hosts])
         for connection, (_, host) in zip(engine._connections, hosts, strict=True):
             host.watch(connection.note_exit)
@@ -129,8 +138,8 @@ class AsyncEngine:
 
         Raises: EngineDead when one does not answer.
         """
-        ends = [ZmqClientEnd(address) for address in addresses]
-        engine = cls(spec, [(own, end, None) for own, end in zip(spec.each(), ends, strict=True)])
+        ends = [client_end(address) for address in addresses]
+        engine = cls(spec, [(own, end, None) for own, end in zip(spec.every(), ends, strict=True)])
         try:
             async with asyncio.timeout(ATTACH_LIMIT_S):
                 await engine._connect(process)
@@ -166,10 +175,16 @@ class AsyncEngine:
         """Return the engines that this process has started."""
         return [c.host for c in self._connections if c.host is not None]
 
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """Return where further API processes can attach; none for an engine in a thread."""
-        return tuple(host.address for host in self.hosts if host.address is not None)
+    def addresses_for(self, process: int) -> tuple[str, ...]:
+        """Return where a further API process of this number, from 0, can attach; none for an engine
+        in a thread."""
+        found = [host.address_for(process) for host in self.hosts]
+        return tuple(address for address in found if address is not None)
+
+    def hand_over(self) -> None:
+        """Leave to further API processes what was theirs, once all have started."""
+        for host in self.hosts:
+            host.hand_over()
 
     @property
     def name(self) -> str:

@@ -17,6 +17,7 @@ from dovetail.config.config import Config
 from dovetail.config.rules.chat_template import load_template
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.client.async_engine import AsyncEngine
+from dovetail.engine.ipc.socket_ends import descriptor_of
 from dovetail.errors import DovetailError
 from dovetail.interfaces.spec import EngineSpec, Selection
 from dovetail.process import Child, spawn
@@ -64,6 +65,7 @@ async def run(
         try:
             for boot in _boots(config, spec, apis, sock, engine):
                 children.append(_spawn(boot, sock))
+            engine.hand_over()
             await _wait_started(children)
             tell_ready(config, spec, sock, timer)
             return await _watch(children, engine, stop, config.frontend.shutdown_timeout)
@@ -89,7 +91,7 @@ def _boots(
             frontend=config.frontend,
             parsers=parsers,
             apis=apis,
-            addresses=engine.addresses,
+            addresses=engine.addresses_for(process),
             process=process,
             socket_fd=sock.fileno(),
             max_queued=max(1, queue // count),
@@ -99,11 +101,12 @@ def _boots(
 
 
 def _spawn(boot: ChildBoot, sock: socket.socket) -> Child:
+    inherited = [descriptor_of(address) for address in boot.addresses]
     return spawn(
         "dovetail.server.launch.api_process",
         boot,
         stdout=None,  # where a log configuration may send lines to
-        pass_fds=[sock.fileno()],
+        pass_fds=[sock.fileno(), *(number for number in inherited if number is not None)],
         has_channel=True,
         has_own_group=True,
     )
