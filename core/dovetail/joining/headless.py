@@ -34,8 +34,6 @@ from dovetail.observability.logging import configure
 logger = logging.getLogger("dovetail.server")
 
 EXIT_STOPPED = 143
-STOP_WAIT_S = 1.0
-"""How long an engine has to end by itself after a signal to this process."""
 
 
 class Lost(msgspec.Struct, frozen=True):
@@ -79,7 +77,10 @@ def run(config: Config) -> int:
             logger.warning("stopped while joining, by %s", signal.Signals(stopped.number).name)
             return EXIT_STOPPED
     logger.info("joined the server at %s; waiting until all engines have", meeting.name)
-    return _Engines(arrived, meeting).run()
+    engines = HeadlessEngines(arrived, meeting)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda got, _: engines.stop(got))
+    return engines.run()
 
 
 class _StoppedEarly(BaseException):
@@ -105,7 +106,7 @@ def _stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-class _Engines:
+class HeadlessEngines:
     """This process's engines. Threads tell what happens; one place, `run`, does what follows."""
 
     def __init__(self, arrived: list[Arrived], meeting: Meeting) -> None:
@@ -113,12 +114,9 @@ class _Engines:
         self._events: Events = queue.SimpleQueue()
         self._engines = [_Engine(number, one, self._events) for number, one in enumerate(arrived)]
         self._status = 0
-        self._is_stopped = False
 
     def run(self) -> int:
         """Serve until every engine has ended; return the exit status."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda got, _: self._events.put((0, Stop(got))))
         try:
             while any(not engine.is_over for engine in self._engines):
                 number, event = self._events.get()
@@ -127,6 +125,10 @@ class _Engines:
             for engine in self._engines:
                 engine.close()
         return self._status
+
+    def stop(self, number: int) -> None:
+        """Have `run` end all engines, because of a signal. A handler may call this."""
+        self._events.put((0, Stop(number)))
 
     def _take(self, engine: _Engine, event: Event) -> None:
         if engine.is_over and not isinstance(event, Stop):
@@ -158,11 +160,10 @@ class _Engines:
         engine.leave(0.0)
 
     def _stop(self, number: int) -> None:
-        """End all engines; at once when asked a second time."""
+        """End all engines at once: the server lets others take new requests."""
         logger.warning("stopping, by %s", signal.Signals(number).name)
         for engine in self._engines:
-            engine.leave(0.0 if self._is_stopped else STOP_WAIT_S)
-        self._is_stopped = True
+            engine.leave(0.0)
 
 
 class _Engine:

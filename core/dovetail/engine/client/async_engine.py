@@ -14,7 +14,14 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, TypeVar
 
-from dovetail.engine.client.connection import EngineConnection, EngineState, Listener
+from dovetail.engine.client.connection import (
+    EngineConnection,
+    EngineState,
+    Listener,
+    common_death,
+    note_up,
+    slowest_phases,
+)
 from dovetail.engine.client.host import EngineHost, closed, started
 from dovetail.engine.client.input import InputProcessor, PreparedRequest, Prompt, load_tokenizer
 from dovetail.engine.client.mailbox import Mailbox
@@ -126,7 +133,7 @@ class AsyncEngine:
             await asyncio.gather(*(closed(host, ABANDON_WAIT_S) for _, host in hosts))
             raise
         for own, _ in hosts:
-            _note_up(own, 1)
+            note_up(own, 1)
             hooks.tell(hooks.engine_started, {"spec": own}, using=engine._hooks)
         return engine
 
@@ -194,22 +201,12 @@ class AsyncEngine:
     @property
     def phases(self) -> list[Phase]:
         """Return the parts of the start, of several engines each part where it took longest."""
-        slowest: dict[str, Phase] = {}
-        for phase in itertools.chain.from_iterable(c.phases for c in self._connections):
-            known = slowest.get(phase.name)
-            if known is None or known.duration_s < phase.duration_s:
-                slowest[phase.name] = phase
-        return list(slowest.values())
+        return slowest_phases(self._connections)
 
     @property
     def death_reason(self) -> str | None:
         """Return why there is no engine any more; None while one lives."""
-        reasons = {c.spec.engine: c.death_reason for c in self._connections}
-        if None in reasons.values():
-            return None
-        if len(reasons) == 1:
-            return next(iter(reasons.values()))
-        return " ".join(f"engine {number}: {reason}" for number, reason in reasons.items())
+        return common_death(self._connections)
 
     @property
     def is_alive(self) -> bool:
@@ -263,6 +260,17 @@ class AsyncEngine:
             raise asleep_error()
         key = next(self._serials)
         prepared = await self._prepare(prompt, params, request_id, key, priority, cache_salt)
+        async for output in self._outputs(key, prepared, watch):
+            yield output
+
+    def stream(self, prepared: PreparedRequest) -> AsyncGenerator[RequestOutput, None]:
+        """Return the outputs of a request that the caller has prepared, as `generate` does."""
+        return self._outputs(next(self._serials), prepared, None)
+
+    async def _outputs(
+        self, key: int, prepared: PreparedRequest, watch: Callable[[], TextWatch] | None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Send a request and yield its outputs until it is finished."""
         self._verify_open()
         mailbox = self._submit(key, prepared, watch)
         try:
@@ -272,7 +280,7 @@ class AsyncEngine:
                 if output.is_finished:
                     return
         finally:
-            self._forget(key, request_id)
+            self._forget(key, prepared.request_id)
 
     async def _prepare(
         self, prompt: Prompt, params: SamplingParams, request_id: str, key: int,
@@ -426,7 +434,7 @@ class AsyncEngine:
         self._end_all(connection, EngineDead(reason))
         self._routing.forget(connection)
         if connection.host is not None:
-            _note_up(connection.spec, 0)
+            note_up(connection.spec, 0)
             # Its last numbers, so that nobody sees it run for ever.
             self._stats.step(
                 StepStats(num_running=0, num_waiting=0, kv_usage=0.0, engine=connection.spec.engine)
@@ -485,9 +493,3 @@ class AsyncEngine:
         await self._loop.run_in_executor(None, self._stats.close)
         for _ in stopped:
             hooks.tell(hooks.engine_stopped, {"reason": None}, using=self._hooks)
-
-
-def _note_up(spec: EngineSpec, value: int) -> None:
-    from dovetail.observability import metrics  # how numbers are kept is decided at its import
-
-    metrics.ENGINE_UP.labels(str(spec.engine)).set(value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dovetail.engine.client.calls import Calls
@@ -326,3 +326,30 @@ class EngineConnection:
             self.num_steps = status.num_steps
             self._note_counts(status.num_running, status.num_waiting)
             await asyncio.sleep(PING_PERIOD_S)
+
+
+def slowest_phases(connections: Sequence[EngineConnection]) -> list[Phase]:
+    """Return the parts of the start, of several engines each part where it took longest."""
+    slowest: dict[str, Phase] = {}
+    for phase in (phase for connection in connections for phase in connection.phases):
+        known = slowest.get(phase.name)
+        if known is None or known.duration_s < phase.duration_s:
+            slowest[phase.name] = phase
+    return list(slowest.values())
+
+
+def common_death(connections: Sequence[EngineConnection]) -> str | None:
+    """Return why all engines are dead; None while one lives."""
+    reasons = {c.spec.engine: c.death_reason for c in connections}
+    if None in reasons.values():
+        return None
+    if len(reasons) == 1:
+        return next(iter(reasons.values()))
+    return " ".join(f"engine {number}: {reason}" for number, reason in reasons.items())
+
+
+def note_up(spec: EngineSpec, value: int) -> None:
+    """Let the metrics say whether an engine lives: 1 or 0."""
+    from dovetail.observability import metrics  # how numbers are kept is decided at its import
+
+    metrics.ENGINE_UP.labels(str(spec.engine)).set(value)
