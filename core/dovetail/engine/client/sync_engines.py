@@ -56,10 +56,10 @@ class _LoopThread:
 
     def close(self) -> None:
         """End the loop and its thread."""
+        self.do(self._loop.shutdown_asyncgens())
+        self.do(self._loop.shutdown_default_executor())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
 
 
