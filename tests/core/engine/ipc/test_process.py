@@ -264,5 +264,5 @@ def test_an_api_process_that_dies_takes_its_requests_along(tmp_path: Path) -> No
 
 
 def test_a_boot_message_is_pure_data() -> None:
-    boot = Boot(spec=fake_spec(options={"script": "ü"}), address="ipc:///x")
+    boot = Boot(spec=fake_spec(options={"script": "ü"}), addresses=("ipc:///x",))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(boot), type=Boot) == boot
