@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
+from dovetail.config.rules.joining import check_serves
 from dovetail.engine.client.input import PreparedRequest, Prompt
 from dovetail.engine.client.outputs import GenerationResult
 from dovetail.engine.client.request_collector import RequestCollector
@@ -48,6 +49,7 @@ class LLM(AbstractContextManager["LLM"]):
         fields = flags if model is None else {"model": model, **flags}
         config = Config.from_fields(fields)
         config.tell(sys.stderr)
+        check_serves(config)
         self._frontend = config.frontend
         self._engine: Any = _opened(resolve(config))
         self._constraint_cache: ConstraintCache | None = None

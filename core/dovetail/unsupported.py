@@ -67,7 +67,8 @@ FEATURES: dict[str, Unsupported] = {
     ),
     "ray_engines": Unsupported(
         "engines that Ray starts are not supported yet",
-        "use mp; --distributed-executor-backend ray is for the ranks of one engine",
+        "start --headless on each machine; --distributed-executor-backend ray is for the ranks of "
+        "one engine",
     ),
     "kv_transfer": Unsupported("KV cache transfer between engines is not supported yet"),
     "worker_methods": Unsupported(

@@ -17,6 +17,7 @@ import msgspec
 import psutil
 import pytest
 
+from dovetail.config.config import flags as config_flags
 from dovetail.config.rules.joining import Meeting
 from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.engine.client.clock import ClockLead
@@ -29,6 +30,7 @@ from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineShare, EngineSpec, Selection
 from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats
 from dovetail.joining.arrival import arrive
+from dovetail.joining.comparison import COMPARED
 from dovetail.joining.headless import HeadlessEngines
 from dovetail.joining.messages import Hello, Welcome
 from dovetail.joining.reception import Reception
@@ -316,6 +318,46 @@ def test_waiting_has_an_end_and_says_who_came(meeting: Meeting) -> None:
     nowhere = Meeting(host="192.0.2.1", port=1, limit_s=1, secret=SECRET)
     with pytest.raises(ConfigError, match=r"--data-parallel-address: cannot listen at 192.0.2.1:1"):
         Reception(spec, nowhere, num_processes=0)
+
+
+OWN = {
+    "run": {
+        "device", "block_tokens", "max_rows", "max_step_tokens", "max_model_tokens", "attention",
+        "rank", "num_threads", "thread_spin_us", "pins_threads", "processors", "is_eager",
+        "async_steps", "graph_sizes", "uses_fused_ops", "compiles", "memory_share",
+        "shows_progress", "load_options", "offload_bytes", "ops", "communicator",
+        "rank_processors", "expert_placement", "expert_balance",
+    },
+    "cache": {
+        "num_blocks", "memory_bytes", "memory_share", "hash_algorithm", "host_bytes",
+        "keeps_windows",
+    },
+    "schedule": {
+        "max_step_tokens", "uses_chunked_prefill", "long_prefill_tokens", "async_steps",
+        "max_partial", "max_long_partial", "long_prompt_tokens",
+    },
+    "": {
+        "scheduler", "executor", "worker", "tokenizer", "tokenizer_path", "platform",
+        "stat_loggers", "hooks", "served_names", "request_seed", "max_logprobs",
+        "processor_pattern", "default_sampling", "log_level", "log_config", "log_prefix",
+        "sets_up_log", "step_timeout_s", "reply_timeout_s", "socket_dir", "checks_invariants",
+        "engine", "shares", "elsewhere", "variables", "router",
+    },
+}  # fmt: skip
+"""What machines may differ in: it concerns one of them alone, or is told elsewhere in the spec."""
+
+
+def test_every_fact_of_an_engine_is_compared_or_its_machines_own() -> None:
+    spec = spec_of()
+    for part, own in OWN.items():
+        facts = getattr(spec, part) if part else spec
+        named = {name.partition(".")[0] if not part else name.partition(".")[2] for name in COMPARED
+                 if not part or name.startswith(f"{part}.")}  # fmt: skip
+        compared = {name.partition(".")[0] for name in named}
+        fields = set(facts.__struct_fields__)
+        assert fields - compared == own, part
+    flags = {flag.spelling for flag in config_flags().values()}
+    assert set(COMPARED.values()) - {""} <= flags
 
 
 def test_a_server_takes_what_follows_from_the_device_from_the_first_engine(

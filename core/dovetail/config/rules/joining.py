@@ -78,6 +78,16 @@ def check_joining(config: Config, *, joins: bool) -> None:
             log.info("%s has no effect: no engine of another machine is to come.", spelling)
 
 
+def check_serves(config: Config) -> None:
+    """Raise ConfigError for --headless where a command answers requests itself."""
+    if config.parallel.headless:
+        raise ConfigError(
+            "engines without a server are for `dovetail serve`.",
+            where=HEADLESS,
+            fix="leave it out.",
+        )
+
+
 def _check_headless(config: Config) -> None:
     """Raise ConfigError for flags that mean a server."""
     parallel, frontend = config.parallel, config.frontend

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from dovetail.config.config import Config
+from dovetail.config.rules.joining import check_serves, meeting_of
 from dovetail.interfaces.spec import EngineSpec, Selection
 from dovetail.server.launch.sockets import url_of
 from dovetail.server.launch.startup_timer import StartupTimer
@@ -50,6 +51,7 @@ async def starting_engine(
     """Give the engine's start, under way while the block prepares what the engine is not needed
     for. The engine ends with the block, started or not. Raises (the task): as AsyncEngine.start
     """
+    check_serves(config)
     with contextlib.ExitStack() as stack:
         reception = _reception(config, spec)
         if reception is not None:
@@ -69,7 +71,6 @@ def _reception(config: Config, spec: EngineSpec) -> Reception | None:
     """Return where engines of other machines come to, if any are to. Raises: ConfigError"""
     if not spec.elsewhere:
         return None
-    from dovetail.config.rules.joining import meeting_of
     from dovetail.joining.reception import Reception
 
     count = config.frontend.api_server_count
