@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import time
@@ -25,7 +26,12 @@ from dovetail.process import Child, spawn
 from dovetail.server.api.families import build_apis, opened_apis
 from dovetail.server.generate.parsers import ParserChoice, choose_parsers
 from dovetail.server.generate.template.chat import ChatRenderer
-from dovetail.server.launch.engine_start import max_queued, starting_engine, tell_ready
+from dovetail.server.launch.engine_start import (
+    METRICS_VARIABLE,
+    max_queued,
+    starting_engine,
+    tell_ready,
+)
 from dovetail.server.launch.startup_timer import StartupTimer
 
 logger = logging.getLogger("dovetail.server")
@@ -112,6 +118,7 @@ def _spawn(boot: ChildBoot, sock: socket.socket) -> Child:
         boot,
         stdout=None,  # where a log configuration may send lines to
         pass_fds=[sock.fileno(), *(number for number in inherited if number is not None)],
+        leftovers=[os.environ[METRICS_VARIABLE]],
         has_channel=True,
         has_own_group=True,
     )

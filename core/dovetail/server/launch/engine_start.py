@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dovetail.server")
 
+METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+"""The folder in which the metrics of several API processes meet."""
+
 
 def max_queued(config: Config, spec: EngineSpec) -> int:
     """Return how many requests may wait: four times the engines' rows if no flag says."""
