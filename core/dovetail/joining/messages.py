@@ -45,7 +45,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
 
 class Leave(msgspec.Struct, frozen=True, tag="leave"):
-    """End the engine, by force after so many seconds; at once where the server has given it up."""
+    """End the engine, by force after `grace_s`; that is 0 where the server has given it up."""
 
     grace_s: float
 

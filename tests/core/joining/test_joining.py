@@ -17,8 +17,9 @@ import msgspec
 import psutil
 import pytest
 
+from dovetail.config.config import Config
 from dovetail.config.config import flags as config_flags
-from dovetail.config.rules.joining import Meeting
+from dovetail.config.rules.joining import Meeting, meeting_of
 from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.engine.client.clock import ClockLead
 from dovetail.engine.ipc.socket_ends import DESCRIPTOR, descriptor_of
@@ -95,7 +96,17 @@ def far(spec: EngineSpec, *numbers: int, **changes: Any) -> tuple[EngineSpec, ..
 def meeting() -> Meeting:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    return Meeting(host="127.0.0.1", port=port, limit_s=LIMIT_S, secret=SECRET)
+    return meeting_at(port, data_parallel_join_timeout=LIMIT_S)
+
+
+def meeting_at(port: int, **flags: Any) -> Meeting:
+    """Return where the machines meet, as flags say it."""
+    usual = {
+        "data_parallel_address": "127.0.0.1",
+        "data_parallel_rpc_port": port,
+        "data_parallel_secret": SECRET.decode(),
+    }
+    return meeting_of(Config.from_fields(usual | flags))
 
 
 class Machine(threading.Thread):
@@ -289,7 +300,7 @@ def test_who_does_not_belong_is_told_and_the_server_waits_on(
         with monkeypatch.context() as patch:
             patch.setattr("dovetail.joining.arrival.Hello", _old_hello)
             assert "runs dovetail 0.0.1, and the server" in refused(meeting, far(spec, 1))
-        wrong = Meeting(host=meeting.host, port=meeting.port, limit_s=1, secret=b"another")
+        wrong = meeting_at(meeting.port, data_parallel_secret="not the same text")
         assert "has another secret" in refused(wrong, far(spec, 1))
         (first,) = arrive(meeting, far(spec, 1))
         stack.callback(first.close)
@@ -304,7 +315,7 @@ def _old_hello(**fields: Any) -> Hello:
 
 def test_waiting_has_an_end_and_says_who_came(meeting: Meeting) -> None:
     spec = spec_of(1, 2)
-    short = Meeting(host=meeting.host, port=meeting.port, limit_s=0.3, secret=SECRET)
+    short = meeting_at(meeting.port, data_parallel_join_timeout=0.3)
     assert "no server listened at 127.0.0.1:" in refused(short, far(spec, 1))
     with Reception(spec, short, num_processes=1) as reception:
         (first,) = arrive(short, far(spec, 1))
@@ -315,7 +326,7 @@ def test_waiting_has_an_end_and_says_who_came(meeting: Meeting) -> None:
             reception.wait()
         (again,) = arrive(short, far(spec, 1))  # one that has gone may come again
         again.close()
-    nowhere = Meeting(host="192.0.2.1", port=1, limit_s=1, secret=SECRET)
+    nowhere = meeting_at(1, data_parallel_address="192.0.2.1")
     with pytest.raises(ConfigError, match=r"--data-parallel-address: cannot listen at 192.0.2.1:1"):
         Reception(spec, nowhere, num_processes=0)
 

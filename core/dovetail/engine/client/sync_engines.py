@@ -1,7 +1,7 @@
-"""SyncEngines: several engines in processes of their own, behind the calls of a SyncEngine.
+"""SyncEngines: several engines, each in its own process, behind the calls of a SyncEngine.
 
-An event loop in a thread of its own drives them, so that it works wherever a caller's thread has a
-loop already, as in notebooks. For offline use.
+An event loop in its own thread drives them, so that it works wherever a caller's thread has a loop
+already, as in notebooks. For offline use.
 """
 
 from __future__ import annotations
