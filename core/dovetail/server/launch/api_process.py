@@ -47,26 +47,20 @@ async def _serve(boot: ChildBoot) -> int:
         channel = stack.enter_context(process.open_channel())
         apis = await stack.enter_async_context(opened_apis(build_apis(boot.apis), boot.frontend))
         engine = await AsyncEngine.attach(boot.addresses, boot.spec, process=boot.process)
-        try:
-            app = build_app(
-                engine,
-                boot.frontend,
-                apis,
-                parsers=build_parsers(boot.parsers, engine.tokenizer),
-                max_queued_requests=boot.max_queued,
-            )
-            sock = socket.socket(fileno=boot.socket_fd)
-            life = ServerLifecycle(app, engine, boot.frontend)
-            beating: list[asyncio.Task[None]] = []
-            try:
-                return await life.run(
-                    sock, lambda: beating.append(asyncio.create_task(_beat(channel)))
-                )
-            finally:
-                for task in beating:
-                    task.cancel()
-        finally:
-            await engine.shutdown()
+        stack.push_async_callback(engine.shutdown)
+        app = build_app(
+            engine,
+            boot.frontend,
+            apis,
+            parsers=build_parsers(boot.parsers, engine.tokenizer),
+            max_queued_requests=boot.max_queued,
+        )
+        sock = socket.socket(fileno=boot.socket_fd)
+
+        def begin() -> None:
+            stack.callback(asyncio.create_task(_beat(channel)).cancel)
+
+        return await ServerLifecycle(app, engine, boot.frontend).run(sock, begin)
 
 
 async def _beat(channel: socket.socket) -> None:
