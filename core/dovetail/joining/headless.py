@@ -28,7 +28,7 @@ from dovetail.engine.ipc.socket_ends import DESCRIPTOR
 from dovetail.engine.messages import Boot
 from dovetail.handshake import receive_message, send_message
 from dovetail.joining.arrival import Arrived, arrive
-from dovetail.joining.messages import Ended, FromServer, Leave, Start
+from dovetail.joining.messages import Ended, Leave, Order, Start
 from dovetail.observability.logging import configure
 
 logger = logging.getLogger("dovetail.server")
@@ -192,7 +192,7 @@ class _Engine:
         """Tell what the server says, to the connection's end."""
         try:
             while True:
-                self._tell(receive_message(self._arrived.control, FromServer))
+                self._tell(receive_message(self._arrived.control, Order).order)
         except (OSError, EOFError, msgspec.MsgspecError):
             self._tell(Lost())
 

@@ -56,4 +56,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     reason: str
 
 
-FromServer = Start | Leave
+class Order(msgspec.Struct, frozen=True):
+    """What the server says on the first connection."""
+
+    order: Start | Leave

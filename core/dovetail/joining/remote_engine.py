@@ -17,7 +17,7 @@ from dovetail.engine.client.host import KILL_WAIT_S, OnExit
 from dovetail.engine.ipc.socket_ends import DESCRIPTOR, SocketClientEnd
 from dovetail.engine.ipc.transport import ClientEnd
 from dovetail.handshake import receive_message, send_message
-from dovetail.joining.messages import Ended, Hello, Leave, Start
+from dovetail.joining.messages import Ended, Hello, Leave, Order, Start
 
 
 class RemoteEngine:
@@ -31,7 +31,7 @@ class RemoteEngine:
         self._watcher: threading.Thread | None = None
         self._has_ended = threading.Event()
         with contextlib.suppress(OSError):  # whoever watches hears of it
-            send_message(self._control, Start())
+            send_message(self._control, Order(Start()))
 
     def address_for(self, process: int) -> str:
         """Return how an API process of this number, from 0, reaches the engine."""
@@ -61,7 +61,7 @@ class RemoteEngine:
         self.end.close()
         self.hand_over()
         with contextlib.suppress(OSError):  # it is gone, or this was called before
-            send_message(self._control, Leave(timeout_s))
+            send_message(self._control, Order(Leave(timeout_s)))
         if self._watcher is not None:
             self._has_ended.wait(timeout_s)
         with contextlib.suppress(OSError):
