@@ -143,6 +143,8 @@ class HeadlessEngines:
                 engine.leave(grace_s)
             case Lost():
                 self._lose(engine)
+            case Exit(0) if not engine.is_leaving:
+                engine.exit_status = 0  # told to end: Leave follows, or the server is gone
             case Exit(status):
                 if not engine.is_leaving:
                     self._status = 1
@@ -173,6 +175,7 @@ class _Engine:
         self.number = arrived.spec.engine
         self.is_over = False
         self.is_leaving = False
+        self.exit_status: int | None = None
         self._place = place
         self._arrived = arrived
         self._events = events
@@ -222,6 +225,8 @@ class _Engine:
         self.is_leaving = True
         if self._child is None:
             self.is_over = True
+        elif self.exit_status is not None:
+            self.end(self.exit_status)
         else:
             self._in_thread(self._end, self._child, grace_s)
 
