@@ -1,6 +1,7 @@
-"""LLM: a model in this process, for scripts and notebooks. Flags by name, prompts in, texts out.
+"""LLM: a model for scripts and notebooks. Flags by name, prompts in, texts out.
 
-Needs neither a server nor fastapi. Knows of engines only through SyncEngine.
+Needs neither a server nor fastapi. Knows of engines only through SyncEngine, one in this thread,
+and SyncEngines, several in processes of their own, which look alike.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from tqdm import tqdm
 
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
+from dovetail.config.rules.joining import check_serves
 from dovetail.engine.client.input import PreparedRequest, Prompt
 from dovetail.engine.client.outputs import GenerationResult
 from dovetail.engine.client.request_collector import RequestCollector
 from dovetail.engine.client.sync_engine import SyncEngine
+from dovetail.engine.client.sync_engines import SyncEngines
 from dovetail.errors import RequestError
 from dovetail.interfaces.constraint import Constraint
 from dovetail.interfaces.sampling_params import SamplingParams
@@ -47,8 +50,9 @@ class LLM(AbstractContextManager["LLM"]):
         fields = flags if model is None else {"model": model, **flags}
         config = Config.from_fields(fields)
         config.tell(sys.stderr)
+        check_serves(config)
         self._frontend = config.frontend
-        self._engine = SyncEngine(resolve(config))
+        self._engine: Any = _opened(resolve(config))
         self._constraint_cache: ConstraintCache | None = None
 
     @classmethod
@@ -56,7 +60,7 @@ class LLM(AbstractContextManager["LLM"]):
         """Return an LLM for an engine that is resolved already."""
         llm = cls.__new__(cls)
         llm._frontend = Config().frontend
-        llm._engine = SyncEngine(spec)
+        llm._engine = _opened(spec)
         llm._constraint_cache = None
         return llm
 
@@ -249,20 +253,19 @@ class LLM(AbstractContextManager["LLM"]):
         Level 1 keeps the weights in host memory (on a CPU: in a temporary file), level 2 reads them
         from the checkpoint again when it wakes up. Raises: RequestError
         """
-        self._engine.settle()
-        self._engine.core.sleep_mode.sleep(level)
+        self._engine.sleep(level)
 
     def wake_up(self, tags: Sequence[str] = ()) -> None:
         """Take the memory of "weights", "kv_cache" (none named: both) again.
 
         Raises: RequestError
         """
-        self._engine.core.sleep_mode.wake_up(tags)
+        self._engine.wake_up(tags)
 
     @property
     def is_sleeping(self) -> bool:
         """Return whether weights or KV cache are asleep."""
-        return bool(self._engine.core.sleep_mode.asleep)
+        return self._engine.is_sleeping
 
     def collective_rpc(
         self,
@@ -297,6 +300,11 @@ class LLM(AbstractContextManager["LLM"]):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _opened(spec: EngineSpec) -> SyncEngine | SyncEngines:
+    """Return the engine in this thread, or several in their processes. Raises: ConfigError"""
+    return SyncEngines(spec) if spec.num_engines > 1 or spec.elsewhere else SyncEngine(spec)
 
 
 class _Progress:

@@ -66,12 +66,8 @@ FEATURES: dict[str, Unsupported] = {
     ),
     "ray_engines": Unsupported(
         "engines that Ray starts are not supported yet",
-        "use mp; --distributed-executor-backend ray is for the ranks of one engine",
-    ),
-    "remote_engines": Unsupported(
-        "engines on other machines behind one server are not supported yet",
-        "start a server on each machine with --data-parallel-hybrid-lb and "
-        "--data-parallel-start-rank, behind a load balancer",
+        "start --headless on each machine; --distributed-executor-backend ray is for the ranks of "
+        "one engine",
     ),
     "elastic_engines": Unsupported(
         "the number of engines cannot be changed while a server runs", "start it again"

@@ -197,8 +197,10 @@ LINES: dict[str, Line] = {
         },
     ),
     "001: replicas without a server": Line(
-        words="MODEL --data-parallel-size 2 --headless",
-        fails="--headless: engines on other machines behind one server are not supported yet.",
+        words="MODEL --data-parallel-size 2 --headless --data-parallel-start-rank 1 "
+        "--data-parallel-address 10.99.48.128 --data-parallel-rpc-port 13345",
+        fails="--data-parallel-secret: a secret that the server and engines of other machines "
+        "prove to each other is needed.",
     ),
     "001: replicas behind one server": Line(
         words="MODEL -dp 2 -dpl 2 -dpb mp -dpa 10.0.0.1 -dpp 13345 --api-server-count 2",

@@ -525,7 +525,7 @@ def test_settings_of_the_engine_reach_it(folder: Path, monkeypatch: pytest.Monke
 
 def test_several_engines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """--data-parallel-size, -size-local, -backend, -router, -hybrid-lb, -start-rank, -rank, and
-    -address and -rpc-port, which change nothing."""
+    -address and -rpc-port, which change nothing where all engines are here."""
     monkeypatch.setattr("dovetail.config.rules.engines.usable_cores", lambda processors=(): 2)
     spec = spec_of(
         folder, data_parallel_size=2, data_parallel_size_local=2, data_parallel_backend="mp",

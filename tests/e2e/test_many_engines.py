@@ -57,14 +57,21 @@ def finished_by_engine(client: httpx.Client) -> dict[str, float]:
     return counts
 
 
-def test_answers_are_those_of_one_engine_and_both_gave_some(server: ServerProcess) -> None:
-    wanted = {}
-    with LLM(enforce_eager=True) as llm:
+def offline_answers(**flags: Any) -> dict[tuple[str, bool], list[str]]:
+    """Return an LLM's answers to each prompt, greedy ones and seeded ones."""
+    found = {}
+    with LLM(enforce_eager=True, **flags) as llm:
         for fields in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 7, "n": 2}):
             params = SamplingParams(max_tokens=8, **fields)  # type: ignore[arg-type]
             results = llm.generate(list(PROMPTS), params, use_tqdm=False)
             for prompt, result in zip(PROMPTS, results, strict=True):
-                wanted[prompt, "n" in fields] = [one.text for one in result.outputs]
+                found[prompt, "n" in fields] = [one.text for one in result.outputs]
+    return found
+
+
+def test_answers_are_those_of_one_engine_and_both_gave_some(server: ServerProcess) -> None:
+    wanted = offline_answers()
+    assert offline_answers(data_parallel_size=2) == wanted
     with server.client() as client:
         for (prompt, is_seeded), texts in wanted.items():
             fields = {"temperature": 1.0, "seed": 7, "n": 2} if is_seeded else {}

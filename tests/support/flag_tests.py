@@ -25,8 +25,10 @@ RANKS = "e2e/test_tensor_parallel.py"
 STAGES = "core/config/rules/test_stages.py"
 PLANS = "plugins/test_continuous.py"
 
+MACHINES = "e2e/test_several_machines.py::test_both_machines_answer_as_one_engine"
+
 FLAG_TESTS: dict[str, tuple[str, ...]] = {
-    "data_parallel_address": (f"{WHOLE}::test_several_engines",),
+    "data_parallel_address": (f"{WHOLE}::test_several_engines", MACHINES),
     "data_parallel_backend": (f"{WHOLE}::test_several_engines",),
     "data_parallel_hybrid_lb": (
         f"{WHOLE}::test_several_engines",
@@ -40,7 +42,14 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         f"{WHOLE}::test_several_engines",
         "e2e/test_many_engines.py::test_answers_are_those_of_one_engine_and_both_gave_some",
     ),
-    "data_parallel_rpc_port": (f"{WHOLE}::test_several_engines",),
+    "data_parallel_join_timeout": (
+        "core/joining/test_joining.py::test_waiting_has_an_end_and_says_who_came",
+    ),
+    "data_parallel_rpc_port": (f"{WHOLE}::test_several_engines", MACHINES),
+    "data_parallel_secret": (
+        "core/joining/test_joining.py::test_who_does_not_belong_is_told_and_the_server_waits_on",
+    ),
+    "headless": (MACHINES,),
     "data_parallel_size": (
         f"{WHOLE}::test_several_engines",
         "e2e/test_many_engines.py::test_answers_are_those_of_one_engine_and_both_gave_some",

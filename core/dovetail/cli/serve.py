@@ -47,6 +47,10 @@ def run(args: argparse.Namespace) -> int:
     status = followed(config)
     if status is not None:
         return status
+    if config.parallel.headless:
+        from dovetail.joining.headless import run as run_headless
+
+        return run_headless(config)
     # the HTTP stack, once the flags are right
     from dovetail.server.launch.serve import run as launch
 

@@ -51,7 +51,7 @@ from dovetail.config.rules.device import (
     check_quantization,
     select_platform,
 )
-from dovetail.config.rules.engines import HOST_CORES, engine_numbers, engine_shares
+from dovetail.config.rules.engines import HOST_CORES, engine_numbers, with_engines
 from dovetail.config.rules.experts import expert_settings, over_engines, select_all2all
 from dovetail.config.rules.host_memory import HOST_MEMORY, may_sleep, offload_bytes, swap_bytes
 from dovetail.config.rules.log_config import read_log_config
@@ -104,7 +104,7 @@ def resolve(config: Config) -> EngineSpec:
     cache = cache_spec(config, cached, schedule, kv_dtype, platform)
     schedule = _fit_schedule(config, cached, schedule, cache, kv_dtype)
     spec = _engine_spec(config, model, schedule, cache, kv_dtype, platform)
-    spec = msgspec.structs.replace(spec, platform=chosen)
+    spec = msgspec.structs.replace(with_engines(spec, config, platform), platform=chosen)
     platform.check(spec)
     if registry.hook_entries():
         registry.hooks.tell(registry.hooks.config_resolved, {"spec": spec})
@@ -191,7 +191,8 @@ def cache_spec(
         )
         step_tokens = schedule.max_step_tokens
         slack = step_tokens + 2 * block
-        free = available_bytes() // (len(engine_numbers(config)) * rank_spec(config).local_size)
+        count = max(1, len(engine_numbers(config)))
+        free = available_bytes() // (count * rank_spec(config).local_size)
         one = kv_bytes(model, kv_dtype, schedule.max_model_tokens + slack, step_tokens)
         memory = cpu_cache_bytes(free, share, schedule.max_rows * one)
     return CacheSpec(
@@ -239,7 +240,7 @@ def _find_model(config: Config) -> Path:
         config.model.model,
         revision=config.model.revision,
         hub=_hub(config),
-        needs_weights=config.load.load_format != "dummy",
+        needs_weights=config.load.load_format != "dummy" and bool(engine_numbers(config)),
     )
 
 
@@ -293,7 +294,6 @@ def _engine_spec(
     worker = selections.select_worker(config, usual)
     stages.check_parts(run.rank, scheduler, executor, worker)
     host_bytes = swap_bytes(config, platform, scheduler, worker)
-    numbers = engine_numbers(config)
     return EngineSpec(
         run=run,
         cache=msgspec.structs.replace(cache, host_bytes=host_bytes),
@@ -327,10 +327,6 @@ def _engine_spec(
         socket_dir=config.engine.socket_dir,
         times_steps=bool(config.observability.collect_detailed_traces),
         can_sleep=may_sleep(config, executor, worker),
-        engine=numbers[0],
-        num_engines=len(numbers),
-        shares=engine_shares(config, platform, run.rank.local_size),
-        router=selections.select_router(config) if len(numbers) > 1 else None,
     )
 
 
@@ -436,7 +432,7 @@ def _check_checkpoint(config: Config, run: RunSpec) -> None:
     """Look at the weight files. A load format says itself whether it reads files that are unknown
     here; test models without weights are loaded to say so."""
     reader = registry.load_selection(run.load_format)
-    if "random_weights" in reader.capabilities:
+    if "random_weights" in reader.capabilities or not engine_numbers(config):
         return
     if has_weights(run.model.path):
         check_weights(run.model.path, config.load.ignore_patterns)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import socket
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -295,14 +296,20 @@ class EngineLoop:
     def _status(self) -> EngineStatus:
         num_running, num_waiting = self._core.counts()
         return EngineStatus(
-            num_steps=self._core.num_steps, num_running=num_running, num_waiting=num_waiting
+            num_steps=self._core.num_steps,
+            num_running=num_running,
+            num_waiting=num_waiting,
+            now_s=time.monotonic(),
         )
 
     def _greet(self, client: bytes) -> None:
         self._clients.setdefault(client, _Client())
         layout = self._core.layout
         ready = Ready(
-            num_blocks=layout.num_blocks, block_tokens=layout.block_tokens, pid=os.getpid()
+            num_blocks=layout.num_blocks,
+            block_tokens=layout.block_tokens,
+            pid=os.getpid(),
+            machine=socket.gethostname(),
         )
         self._send(client, ready)
         if self._core.sleep_mode.asleep:

@@ -23,7 +23,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """One generation, checked and tokenized. `sampling.n` is 1: fan-out has happened.
 
     `request_id` is unique in the engine, whatever ids clients chose. `arrival_s` is read from
-    the monotonic clock, which all processes of one machine share.
+    the API process's monotonic clock, which all processes of one machine share: an engine elsewhere
+    can only compare such times.
     """
 
     request_id: str
@@ -36,7 +37,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Timings(msgspec.Struct, frozen=True, array_like=True):
-    """When a request first took a row, and when this update was made. Monotonic seconds.
+    """When a request first took a row, and when this update was made. Seconds of the engine's
+    monotonic clock.
 
     `forward_s` and `execute_s` add up, over the request's steps so far, the model's time and the
     time from handing a step over to its result; 0 unless the EngineSpec asks for them.
@@ -69,10 +71,14 @@ class RequestUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Boot(msgspec.Struct, frozen=True, kw_only=True):
-    """The boot message of an engine process."""
+    """The boot message of an engine process: where it meets its clients (see `ipc.socket_ends`).
+
+    One address is that of a socket to be opened for all of them; descriptors of open connections
+    are one for each, that of the process which owns the engine first.
+    """
 
     spec: EngineSpec
-    address: str
+    addresses: tuple[str, ...]
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -100,11 +106,13 @@ class Operation(msgspec.Struct, Generic[Result], frozen=True):
 
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True, tag="engine_status"):
-    """A sign of life. `num_steps` moves while there is work."""
+    """A sign of life. `num_steps` moves while there is work; `now_s` is what the engine's monotonic
+    clock says."""
 
     num_steps: int
     num_running: int
     num_waiting: int
+    now_s: float = 0.0
 
 
 class SleepStatus(msgspec.Struct, frozen=True, tag="sleep_status"):
@@ -201,11 +209,13 @@ class Phase(msgspec.Struct, frozen=True, tag="phase"):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """The engine takes requests. `num_blocks` KV blocks of `block_tokens` tokens."""
+    """The engine takes requests. `num_blocks` KV blocks of `block_tokens` tokens; it is process
+    `pid` on the host `machine`."""
 
     num_blocks: int
     block_tokens: int
     pid: int
+    machine: str = ""
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag="failed"):

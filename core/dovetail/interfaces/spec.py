@@ -300,6 +300,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     Several engines of one model differ in `engine`, their number, and in their `shares`, one for
     each; then `router` chooses among them. What an engine process gets has no shares (`each`).
+    `num_engines` are behind one server, among them those of the numbers `elsewhere`, which other
+    machines run.
 
     Requests without a seed get theirs from `request_seed` (None: from chance). A request may name
     the logits processors that `processor_pattern` matches (None: all). An engine in a step longer
@@ -341,6 +343,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     engine: int = 0
     num_engines: int = 1
     shares: tuple[EngineShare, ...] = ()
+    elsewhere: tuple[int, ...] = ()
     variables: dict[str, str] = {}
     router: Selection | None = None
 
@@ -355,8 +358,19 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.schedule.max_rows * self.num_engines
 
     def each(self) -> tuple[EngineSpec, ...]:
-        """Return the spec of every engine: this one, or one with each share."""
+        """Return the spec of every engine of this machine: this one, or one with each share."""
+        if len(self.elsewhere) == self.num_engines:
+            return ()
         return tuple(self._with(share, place) for place, share in enumerate(self.shares)) or (self,)
+
+    def every(self) -> tuple[EngineSpec, ...]:
+        """Return the spec of every engine behind the server, those of other machines last. What
+        these do with their machines is known there alone."""
+        others = (
+            msgspec.structs.replace(self, engine=number, shares=(), elsewhere=())
+            for number in self.elsewhere
+        )
+        return (*self.each(), *others)
 
     @property
     def shares_experts(self) -> bool:
@@ -372,7 +386,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
             num_threads=share.num_threads, rank=rank,
         )  # fmt: skip
         return msgspec.structs.replace(
-            self, run=run, engine=share.engine, shares=(), variables=share.variables,
+            self, run=run, engine=share.engine, shares=(), elsewhere=(), variables=share.variables,
             log_prefix=f"{self.log_prefix}engine {share.engine}: ",
         )  # fmt: skip
 

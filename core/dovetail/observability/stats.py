@@ -33,7 +33,7 @@ class StatLoggers:
             if not is_offline or "offline" in plugin.capabilities
         ]
         made = cls(loggers)
-        made.expect([one.engine for one in spec.each()])
+        made.expect([one.engine for one in spec.every()])
         return made
 
     def expect(self, engines: Sequence[int]) -> None:

@@ -1,13 +1,11 @@
 """Door: where ranks in other processes, on any machine, come to their executor over TCP.
 
-A rank opens two connections (see `ranks.links`). Each begins with the door's secret token, whose
-length is fixed, so that nothing of a stranger's is read; then comes a Hello, and a Welcome back.
+A rank opens two connections (see `ranks.links`). On each the door's secret is proved (`handshake`);
+then comes a Hello, and a Welcome back.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hmac
 import secrets
 import socket
 import time
@@ -17,17 +15,20 @@ from dataclasses import dataclass
 import msgspec
 
 from dovetail.errors import ConfigError
+from dovetail.handshake import (
+    HELLO_LIMIT_S,
+    challenge,
+    make_lasting,
+    receive_message,
+    respond,
+    send_message,
+)
 from dovetail.interfaces.communicator import JOIN_LIMIT_S
-from dovetail.process import LENGTH, framed
 from dovetail.version import __version__
 
 TOKEN_BYTES = 32
 LOOK_PERIOD_S = 0.2
-HELLO_LIMIT_S = 10.0
-"""How long somebody at the door has to say who they are."""
 ORDERS, ASIDE = "orders", "aside"
-KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
-"""A machine that is gone without a word is noticed after 5 + 2 * 3 seconds."""
 
 
 class DoorAddress(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,18 +165,17 @@ class Door:
         """Return who stands there. Raises: ConfigError for a rank of another version,
         OSError, EOFError, MsgspecError for a stranger"""
         connection.settimeout(HELLO_LIMIT_S)
-        if not hmac.compare_digest(_read(connection, TOKEN_BYTES), self._token):
-            raise EOFError("the token is not this door's")
-        hello = msgspec.msgpack.decode(_read_message(connection), type=Hello)
+        challenge(connection, self._token)
+        hello = receive_message(connection, Hello)
         refusal: str | None
         if hello.version != __version__:
             refusal = f"{hello.name} runs dovetail {hello.version}, and rank 0 {__version__}."
         else:
             refusal = self._check(hello)
-        connection.sendall(framed(msgspec.msgpack.encode(Welcome(refusal=refusal))))
+        send_message(connection, Welcome(refusal=refusal))
         if refusal is not None:
             raise _refused(refusal)
-        _make_lasting(connection)
+        make_lasting(connection)
         return hello
 
 
@@ -199,12 +199,13 @@ def _open(address: DoorAddress, hello: Hello) -> socket.socket:
     except OSError as error:
         raise _unreachable(address, hello, error) from error
     try:
-        connection.sendall(address.token + framed(msgspec.msgpack.encode(hello)))
-        connection.settimeout(JOIN_LIMIT_S)
-        answer = msgspec.msgpack.decode(_read_message(connection), type=Welcome)
+        connection.settimeout(JOIN_LIMIT_S)  # the door takes one after another
+        respond(connection, address.token)
+        send_message(connection, hello)
+        answer = receive_message(connection, Welcome)
         if answer.refusal is not None:
             raise _refused(answer.refusal)
-        _make_lasting(connection)
+        make_lasting(connection)
     except (OSError, EOFError) as error:
         connection.close()
         raise _unreachable(address, hello, error) from error
@@ -233,29 +234,3 @@ def _listening(is_local: bool) -> socket.socket:
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", 0))
-
-
-def _make_lasting(connection: socket.socket) -> None:
-    """Let calls block, small messages leave at once, and a dead machine be noticed."""
-    connection.settimeout(None)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in KEEP_ALIVE.items():
-        with contextlib.suppress(AttributeError, OSError):  # other systems name them otherwise
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def _read_message(connection: socket.socket) -> bytes:
-    """Return one message, and read nothing behind it. Raises: OSError, EOFError"""
-    (length,) = LENGTH.unpack(_read(connection, LENGTH.size))
-    return _read(connection, length)
-
-
-def _read(connection: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        part = connection.recv(size - len(data))
-        if not part:
-            raise EOFError("the connection ended")
-        data += part
-    return bytes(data)

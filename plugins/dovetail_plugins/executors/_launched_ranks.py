@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from functools import cache
-from itertools import count, zip_longest
-from typing import TYPE_CHECKING, Any
+from itertools import count
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,6 +19,7 @@ from dovetail.config.rules.launch import FLAG, Launch, launch_of
 from dovetail.errors import ConfigError
 from dovetail.interfaces.communicator import JOIN_LIMIT_S
 from dovetail.interfaces.spec import RunSpec, Selection
+from dovetail.joining.comparison import differences
 from dovetail.process import Child
 from dovetail.ranks.door import Door, DoorAddress, Guest, Hello, come_in
 from dovetail.ranks.layout import rank_run
@@ -137,7 +137,7 @@ def come(run: RunSpec, worker: Selection, *, has_engine: bool) -> tuple[RankTask
 def difference(run: RunSpec, hello: Hello) -> str | None:
     """Return in what another rank's run differs from this one's, or None."""
     ours, theirs = msgspec.to_builtins(run), msgspec.msgpack.decode(hello.run)
-    for place, mine, other in _differences(ours, theirs):
+    for place, mine, other in differences(ours, theirs):
         may_differ = place in _OF_ONE_RANK or place.partition(".")[0] in _OF_ONE_RANK
         if not may_differ and not place.endswith("path"):
             return (
@@ -145,19 +145,6 @@ def difference(run: RunSpec, hello: Hello) -> str | None:
                 f"{mine!r} at rank 0."
             )
     return None
-
-
-def _differences(ours: Any, theirs: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield each place where two values of builtin types differ, and both."""
-    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
-        for key in {**ours, **theirs}:
-            below = f"{place}.{key}" if place else str(key)
-            yield from _differences(ours.get(key), theirs.get(key), below)
-    elif isinstance(ours, list | tuple) and isinstance(theirs, list | tuple):
-        for number, (mine, other) in enumerate(zip_longest(ours, theirs)):
-            yield from _differences(mine, other, f"{place}.{number}")
-    elif ours != theirs:
-        yield place, ours, theirs
 
 
 def _own_run(run: RunSpec) -> RunSpec:

@@ -208,7 +208,7 @@ def test_callers_that_left_leave_nothing_behind() -> None:
 def test_a_client_that_left_is_not_waited_for() -> None:
     async def main() -> None:
         async with running(in_process=False, delay_s=0.02) as first:
-            second = await AsyncEngine.attach(first.addresses, first.spec)
+            second = await AsyncEngine.attach(first.addresses_for(0), first.spec)
             request = asyncio.create_task(generate(first, 20))
             await asyncio.sleep(0.1)
             caller = asyncio.create_task(second.sleep(waits=True))

@@ -159,11 +159,11 @@ def test_it_can_wait_for_requests_and_be_woken_while_it_does() -> None:
 def test_every_api_process_knows() -> None:
     async def main() -> None:
         async with running(spec_with(), in_process=False) as first:
-            second = await AsyncEngine.attach(first.addresses, first.spec)
+            second = await AsyncEngine.attach(first.addresses_for(0), first.spec)
             await first.sleep(2)
             await second.is_sleeping()
             assert first.asleep == second.asleep == TAGS
-            third = await AsyncEngine.attach(first.addresses, first.spec)
+            third = await AsyncEngine.attach(first.addresses_for(0), first.spec)
             await third.is_sleeping()
             assert third.asleep == TAGS
             with pytest.raises(RequestError, match="pillow"):

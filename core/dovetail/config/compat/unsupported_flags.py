@@ -41,7 +41,6 @@ def _all(feature: str, *names: str) -> dict[str, UnsupportedFlag]:
 
 UNSUPPORTED_FLAGS: dict[str, UnsupportedFlag] = {
     **_all("remote_code", "code_revision", "trust_remote_code"),
-    **_all("remote_engines", "headless"),
     **_all("dual_batch", "dbo_decode_token_threshold", "dbo_prefill_token_threshold", "enable_dbo"),
     **_all(
         "lora",

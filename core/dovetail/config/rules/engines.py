@@ -2,26 +2,27 @@
 machine.
 
 An engine's number is its data-parallel rank. Engines of a model that is whole in each of them never
-talk to each other, so those of other machines need not be known here; experts are divided over the
-engines of this machine (`rules.experts`).
+talk to each other; those of other machines may stand behind this server (`joining`). Experts are
+divided over the engines of one machine (`rules.experts`).
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection
 
+import msgspec
+
 from dovetail.config.config import Config
-from dovetail.config.rules.cores import chosen_cores, divided
+from dovetail.config.rules.cores import BAR, UNBOUND, chosen_cores, cores_of_ranks, divided, word_of
+from dovetail.config.rules.cores import FLAG as CORES
+from dovetail.config.rules.joining import HEADLESS, check_joining
 from dovetail.config.rules.placement import launched
 from dovetail.config.rules.platform import default_threads, usable_cores, usable_processors
+from dovetail.config.rules.selections import select_router
 from dovetail.config.sections.parallel import ParallelConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.platform import Platform
-from dovetail.interfaces.spec import EngineShare
-from dovetail.unsupported import remedy, sentence
-
-log = logging.getLogger(__name__)
+from dovetail.interfaces.spec import EngineShare, EngineSpec
 
 SIZE = "--data-parallel-size"
 LOCAL = "--data-parallel-size-local"
@@ -33,38 +34,62 @@ HOST_CORES = "host_cores"
 
 
 def engine_numbers(config: Config) -> range:
-    """Return the numbers of the engines that this server runs. Raises: ConfigError
+    """Return the numbers of the engines that run on this machine. Raises: ConfigError
 
-    All of them; with a rank that one alone, behind a balancer of the user's; with the hybrid
-    balancing those from the start rank on, as many as the local size says.
+    All of them, or as many of the first as the local size says; with a rank that one alone, behind
+    a balancer of the user's; with the hybrid balancing, and headless, those from the start rank on.
     """
     parallel = config.parallel
     if parallel.data_parallel_rank is not None:
         return _one_rank(parallel, parallel.data_parallel_rank)
-    if parallel.data_parallel_hybrid_lb:
+    if parallel.data_parallel_hybrid_lb or parallel.headless:
         return _machine_of_several(parallel)
-    return _all_here(parallel)
+    return _first_ones(parallel)
+
+
+def engines_elsewhere(config: Config) -> range:
+    """Return the numbers of the engines that other machines run behind this server."""
+    parallel = config.parallel
+    is_apart = parallel.data_parallel_rank is not None or parallel.data_parallel_hybrid_lb
+    if is_apart or parallel.headless:
+        return range(0)
+    return range(len(_first_ones(parallel)), parallel.data_parallel_size)
+
+
+def with_engines(spec: EngineSpec, config: Config, platform: Platform) -> EngineSpec:
+    """Return the spec with the engines behind its server, or behind the one that a headless process
+    joins. Raises: ConfigError"""
+    numbers, others = engine_numbers(config), engines_elsewhere(config)
+    count = len(numbers) + len(others)
+    if config.parallel.headless:
+        count = config.parallel.data_parallel_size
+    return msgspec.structs.replace(
+        spec,
+        engine=numbers[0] if numbers else 0,
+        num_engines=count,
+        shares=engine_shares(config, platform, spec.run.rank.local_size),
+        elsewhere=tuple(others),
+        router=select_router(config) if count > 1 else None,
+    )
 
 
 def check_engines(config: Config) -> None:
     """Raise ConfigError for numbers of engines that do not fit together. Logs flags of no use."""
-    numbers = engine_numbers(config)
-    if len(numbers) > 1 and config.frontend.disable_frontend_multiprocessing:
+    numbers, others = engine_numbers(config), engines_elsewhere(config)
+    count = len(numbers) + len(others)
+    if (count > 1 or others) and config.frontend.disable_frontend_multiprocessing:
         raise ConfigError(
-            f"each of {len(numbers)} engines needs its own process.",
+            f"each of {count} engines needs its own process.",
             where="--disable-frontend-multiprocessing",
             fix=f"leave it out, or use {SIZE} 1.",
         )
-    if len(numbers) > 1 and launched(config) is not None:
+    if (count > 1 or others or config.parallel.headless) and launched(config) is not None:
         raise ConfigError(
-            f"a launcher starts the ranks of one engine, not of {len(numbers)}.",
+            f"a launcher starts the ranks of one engine, not of {count}.",
             where="--distributed-executor-backend",
             fix=f"use mp or ray, or one launch for each engine with {RANK}.",
         )
-    for flag in ("data_parallel_address", "data_parallel_rpc_port"):
-        if config.value(flag) is not None:
-            spelling = "--" + flag.replace("_", "-")
-            log.info("%s has no effect: the engines have nothing to tell each other.", spelling)
+    check_joining(config, joins=bool(others))
 
 
 def _one_rank(parallel: ParallelConfig, rank: int) -> range:
@@ -103,25 +128,20 @@ def _machine_of_several(parallel: ParallelConfig) -> range:
     return range(first, first + count)
 
 
-def _all_here(parallel: ParallelConfig) -> range:
+def _first_ones(parallel: ParallelConfig) -> range:
     size, local = parallel.data_parallel_size, parallel.data_parallel_size_local
     if parallel.data_parallel_start_rank:
         raise ConfigError(
             "it says where this machine's engines begin, which is of use only with "
-            f"{HYBRID}: otherwise all engines are here.",
+            f"{HYBRID} and {HEADLESS}: otherwise they begin at 0.",
             where=START,
-            fix=f"leave it out, or add {HYBRID}.",
+            fix=f"leave it out, or add {HYBRID} or {HEADLESS}.",
         )
     if local is not None and local > size:
         raise ConfigError(
             f"{local} engines are more than {SIZE} {size}.", where=LOCAL, fix=f"use {size}."
         )
-    if local is not None and local < size:
-        feature = "remote_engines"
-        raise ConfigError(
-            sentence(feature), where=LOCAL, fix=remedy(feature, f"use {size}, or leave it out")
-        )
-    return range(size)
+    return range(size if local is None else local)
 
 
 def engine_shares(config: Config, platform: Platform, num_ranks: int) -> tuple[EngineShare, ...]:
@@ -132,17 +152,14 @@ def engine_shares(config: Config, platform: Platform, num_ranks: int) -> tuple[E
     """
     numbers = engine_numbers(config)
     count = len(numbers)
-    if count == 1:
+    if count <= 1:
         return ()
-    processors = chosen_cores(config.device.cpu_cores)
-    parts = [processors] * count
+    parts = [chosen_cores(config.device.cpu_cores)] * count
     of_ranks: list[tuple[tuple[int, ...], ...]] = [()] * count
     threads = config.device.num_threads or 0
     if HOST_CORES in platform.capabilities:
-        usable = _enough_cores(config, processors, count, num_ranks)
-        parts = divided(processors or usable_processors(), count)
-        if num_ranks > 1:
-            of_ranks = [tuple(divided(part, num_ranks)) for part in parts]
+        usable = _enough_cores(config, parts[0], count, num_ranks)
+        parts, of_ranks = _divided_cores(config, count, num_ranks)
         each = of_ranks[0][0] if of_ranks[0] else parts[0]
         threads = threads or min(default_threads(each), max(1, usable // (count * num_ranks)))
     return tuple(
@@ -157,15 +174,34 @@ def engine_shares(config: Config, platform: Platform, num_ranks: int) -> tuple[E
     )
 
 
+def _divided_cores(
+    config: Config, count: int, num_ranks: int
+) -> tuple[list[tuple[int, ...]], list[tuple[tuple[int, ...], ...]]]:
+    """Return the processors of each engine, and of each of its ranks where there are several: as
+    listed, else whole cores divided evenly; none where they are not to be bound."""
+    text = config.device.cpu_cores
+    if word_of(text) == UNBOUND:
+        return [()] * count, [()] * count
+    if BAR in (text or ""):
+        lists = cores_of_ranks(text, count * num_ranks)
+        groups = [lists[i * num_ranks : (i + 1) * num_ranks] for i in range(count)]
+        parts = [tuple(sorted(sum(group, ()))) for group in groups]
+    else:
+        parts = divided(chosen_cores(text) or usable_processors(), count)
+        groups = [tuple(divided(part, num_ranks)) for part in parts]
+    return parts, groups if num_ranks > 1 else [()] * count
+
+
 def _enough_cores(config: Config, processors: Collection[int], count: int, num_ranks: int) -> int:
-    """Return how many cores may be used. Raises: ConfigError unless each rank has one."""
+    """Return how many cores may be used. Raises: ConfigError unless each rank has one, or none is
+    to be bound to cores."""
     usable = usable_cores(processors)
-    if count * num_ranks > usable:
+    if word_of(config.device.cpu_cores) != UNBOUND and count * num_ranks > usable:
         needs = "a core each" if num_ranks == 1 else f"{num_ranks} cores each, one for each rank"
         most = usable // num_ranks
         raise ConfigError(
             f"{count} engines need {needs}, and this process may use {usable}.",
             where=SIZE if config.parallel.data_parallel_size_local is None else LOCAL,
-            fix=f"use at most {most}." if most else "use fewer ranks.",
+            fix=f"use at most {most}, or {CORES} {UNBOUND}." if most else "use fewer ranks.",
         )
     return usable

@@ -10,7 +10,7 @@ import msgspec
 from dovetail import registry
 from dovetail.config.checkpoint.experts import experts_of
 from dovetail.config.config import Config
-from dovetail.config.rules.engines import engine_numbers
+from dovetail.config.rules.engines import engine_numbers, engines_elsewhere
 from dovetail.config.rules.placement import places_ranks
 from dovetail.config.rules.selections import select
 from dovetail.errors import ConfigError
@@ -42,6 +42,18 @@ def over_engines(config: Config, model: ModelSpec, rank: RankSpec) -> RankSpec:
         raise ConfigError(
             f"an engine cannot sleep while {num_engines - 1} others need its experts.",
             where="--enable-sleep-mode",
+            fix=f"leave it out, or {FLAG}, or use one engine.",
+        )
+    if engines_elsewhere(config) or config.parallel.headless:
+        raise ConfigError(
+            "engines of several machines cannot share experts.",
+            where=FLAG,
+            fix="leave it out, so that each engine has all experts, or use one machine.",
+        )
+    if rank.num_stages > 1:
+        raise ConfigError(
+            "the stages of several engines cannot share experts.",
+            where="--pipeline-parallel-size",
             fix=f"leave it out, or {FLAG}, or use one engine.",
         )
     if places_ranks(config):

@@ -24,8 +24,8 @@ class DeviceConfig:
         metavar="LIST",
         aliases=("--cpu-omp-threads-bind",),
         help="CPUs that the engine may run on, such as 0-3,8; without --num-threads it uses one "
-        "thread for each of their cores. Several ranks divide them, or have one list each, as in "
-        "0-3|4-7; nobind lets every rank run on all of them",
+        "thread for each of their cores. Several ranks and engines divide them, or have one list "
+        "each, as in 0-3|4-7; nobind lets each run on all of them",
         default_note="all that this process may use",
     )
     thread_spin_us: int = flag(

@@ -80,14 +80,28 @@ class ParallelConfig:
         None,
         short="-dpa",
         metavar="HOST",
-        help="address of the machine that coordinates the data-parallel engines",
+        help="address of the machine whose server the engines of all machines stand behind",
     )
     data_parallel_rpc_port: int | None = flag(
         None,
         ge=1,
         le=65535,
         short="-dpp",
-        help="port for communication between data-parallel engines",
+        help="port at which engines of other machines come to the server",
+        default_note="29550",
+    )
+    data_parallel_secret: str | None = flag(
+        None,
+        secret=True,
+        metavar="TEXT",
+        help="what engines of other machines and their server prove to each other; better given as "
+        "the variable DOVETAIL_DATA_PARALLEL_SECRET",
+    )
+    data_parallel_join_timeout: float = flag(
+        600.0,
+        ge=0.1,
+        unit="seconds",
+        help="how long a server waits for the engines of other machines, and they for it",
     )
     data_parallel_backend: str = flag(
         "mp",

@@ -14,7 +14,14 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, TypeVar
 
-from dovetail.engine.client.connection import EngineConnection, EngineState, Listener
+from dovetail.engine.client.connection import (
+    EngineConnection,
+    EngineState,
+    Listener,
+    common_death,
+    note_up,
+    slowest_phases,
+)
 from dovetail.engine.client.host import EngineHost, closed, started
 from dovetail.engine.client.input import InputProcessor, PreparedRequest, Prompt, load_tokenizer
 from dovetail.engine.client.mailbox import Mailbox
@@ -23,7 +30,8 @@ from dovetail.engine.client.outputs import RequestOutput
 from dovetail.engine.client.routing import Routing
 from dovetail.engine.client.stop import TextWatch
 from dovetail.engine.client.text_process import TextProcess
-from dovetail.engine.ipc.transport import ClientEnd, ZmqClientEnd
+from dovetail.engine.ipc.socket_ends import client_end
+from dovetail.engine.ipc.transport import ClientEnd
 from dovetail.engine.messages import (
     CallWorkers,
     GetSleepStatus,
@@ -74,7 +82,9 @@ class AsyncEngine:
         self._loop = asyncio.get_running_loop()
         listener = Listener(outputs=self._deliver, step=self._note_step, death=self._note_death)
         self._connections = [
-            EngineConnection(number, own, end, host, listener)
+            EngineConnection(
+                number, own, end, host, listener, is_elsewhere=own.engine in spec.elsewhere
+            )
             for number, (own, end, host) in enumerate(ends)
         ]
         self._input: InputProcessor
@@ -100,14 +110,20 @@ class AsyncEngine:
 
     @classmethod
     async def start(
-        cls, spec: EngineSpec, *, in_process: bool = False, prepares: bool = False
+        cls,
+        spec: EngineSpec,
+        *,
+        in_process: bool = False,
+        prepares: bool = False,
+        elsewhere: Sequence[EngineHost] = (),
     ) -> AsyncEngine:
-        """Return running engines, in child processes or one in a thread of this process.
+        """Return running engines, in child processes or one in a thread of this process, and behind
+        them those of `spec.elsewhere`, which have begun to start.
 
         `prepares`: what compiles constraints is started meanwhile, before a request needs it.
         Raises: ConfigError as an engine raised it; EngineDead when one ended while starting.
         """
-        hosts = started(spec.each(), in_process=in_process)
+        hosts = started(spec, elsewhere, in_process=in_process)
         engine = cls(spec, [(own, host.end, host) for own, host in hosts])
         for connection, (_, host) in zip(engine._connections, hosts, strict=True):
             host.watch(connection.note_exit)
@@ -123,7 +139,7 @@ class AsyncEngine:
             await asyncio.gather(*(closed(host, ABANDON_WAIT_S) for _, host in hosts))
             raise
         for own, _ in hosts:
-            _note_up(own, 1)
+            note_up(own, 1)
             hooks.tell(hooks.engine_started, {"spec": own}, using=engine._hooks)
         return engine
 
@@ -135,8 +151,8 @@ class AsyncEngine:
 
         Raises: EngineDead when one does not answer.
         """
-        ends = [ZmqClientEnd(address) for address in addresses]
-        engine = cls(spec, [(own, end, None) for own, end in zip(spec.each(), ends, strict=True)])
+        ends = [client_end(address) for address in addresses]
+        engine = cls(spec, [(own, end, None) for own, end in zip(spec.every(), ends, strict=True)])
         try:
             async with asyncio.timeout(ATTACH_LIMIT_S):
                 await engine._connect(process)
@@ -172,10 +188,16 @@ class AsyncEngine:
         """Return the engines that this process has started."""
         return [c.host for c in self._connections if c.host is not None]
 
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """Return where further API processes can attach; none for an engine in a thread."""
-        return tuple(host.address for host in self.hosts if host.address is not None)
+    def addresses_for(self, process: int) -> tuple[str, ...]:
+        """Return where a further API process of this number, from 0, can attach; none for an engine
+        in a thread."""
+        found = [host.address_for(process) for host in self.hosts]
+        return tuple(address for address in found if address is not None)
+
+    def hand_over(self) -> None:
+        """Leave to further API processes what was theirs, once all have started."""
+        for host in self.hosts:
+            host.hand_over()
 
     @property
     def name(self) -> str:
@@ -185,22 +207,12 @@ class AsyncEngine:
     @property
     def phases(self) -> list[Phase]:
         """Return the parts of the start, of several engines each part where it took longest."""
-        slowest: dict[str, Phase] = {}
-        for phase in itertools.chain.from_iterable(c.phases for c in self._connections):
-            known = slowest.get(phase.name)
-            if known is None or known.duration_s < phase.duration_s:
-                slowest[phase.name] = phase
-        return list(slowest.values())
+        return slowest_phases(self._connections)
 
     @property
     def death_reason(self) -> str | None:
         """Return why there is no engine any more; None while one lives."""
-        reasons = {c.spec.engine: c.death_reason for c in self._connections}
-        if None in reasons.values():
-            return None
-        if len(reasons) == 1:
-            return next(iter(reasons.values()))
-        return " ".join(f"engine {number}: {reason}" for number, reason in reasons.items())
+        return common_death(self._connections)
 
     @property
     def is_alive(self) -> bool:
@@ -254,6 +266,17 @@ class AsyncEngine:
             raise asleep_error()
         key = next(self._serials)
         prepared = await self._prepare(prompt, params, request_id, key, priority, cache_salt)
+        async for output in self._outputs(key, prepared, watch):
+            yield output
+
+    def stream(self, prepared: PreparedRequest) -> AsyncGenerator[RequestOutput, None]:
+        """Return the outputs of a request that the caller has prepared, as `generate` does."""
+        return self._outputs(next(self._serials), prepared, None)
+
+    async def _outputs(
+        self, key: int, prepared: PreparedRequest, watch: Callable[[], TextWatch] | None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Send a request and yield its outputs until it is finished."""
         self._verify_open()
         mailbox = self._submit(key, prepared, watch)
         try:
@@ -263,7 +286,7 @@ class AsyncEngine:
                 if output.is_finished:
                     return
         finally:
-            self._forget(key, request_id)
+            self._forget(key, prepared.request_id)
 
     async def _prepare(
         self, prompt: Prompt, params: SamplingParams, request_id: str, key: int,
@@ -427,7 +450,7 @@ class AsyncEngine:
         if self.spec.shares_experts:
             self._loop.call_later(SHARERS_WAIT_S, self._end_sharers, connection)
         if connection.host is not None:
-            _note_up(connection.spec, 0)
+            note_up(connection.spec, 0)
             # Its last numbers, so that nobody sees it run for ever.
             self._stats.step(
                 StepStats(num_running=0, num_waiting=0, kv_usage=0.0, engine=connection.spec.engine)
@@ -491,9 +514,3 @@ class AsyncEngine:
         await self._loop.run_in_executor(None, self._stats.close)
         for _ in stopped:
             hooks.tell(hooks.engine_stopped, {"reason": None}, using=self._hooks)
-
-
-def _note_up(spec: EngineSpec, value: int) -> None:
-    from dovetail.observability import metrics  # how numbers are kept is decided at its import
-
-    metrics.ENGINE_UP.labels(str(spec.engine)).set(value)

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dovetail.engine.client.calls import Calls
+from dovetail.engine.client.clock import ClockLead
 from dovetail.engine.client.host import EngineHost
 from dovetail.engine.client.output import OutputProcessor, Processed
 from dovetail.engine.faults import error_of
@@ -59,7 +60,8 @@ class Listener:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
-    """How one of the engines is. `engine` is its number, `reason` why it died (None: it lives)."""
+    """How one of the engines is. `engine` is its number, `reason` why it died (None: it lives),
+    `machine` the host on which it runs where that is another one."""
 
     engine: int
     reason: str | None
@@ -67,6 +69,7 @@ class EngineState:
     running: int
     waiting: int
     heartbeat_age_s: float
+    machine: str = ""
 
     @property
     def is_stalled(self) -> bool:
@@ -76,7 +79,8 @@ class EngineState:
 
 class EngineConnection:
     """The connection to the engine of `spec`. `number` is its place among the engines, from 0;
-    `host` is None where another process started it."""
+    `host` is None where another process started it. One that `is_elsewhere`, on another machine,
+    has another clock."""
 
     def __init__(
         self,
@@ -85,6 +89,8 @@ class EngineConnection:
         end: ClientEnd,
         host: EngineHost | None,
         listener: Listener,
+        *,
+        is_elsewhere: bool = False,
     ) -> None:
         self.number = number
         self.spec = spec
@@ -96,6 +102,9 @@ class EngineConnection:
         self.num_blocks = 0
         self.num_steps = 0
         self.kv_usage = 0.0
+        self._machine = ""
+        self._is_elsewhere = is_elsewhere
+        self._lead = ClockLead()
         self._listener = listener
         self._output: OutputProcessor | None = None
         self._loop = asyncio.get_running_loop()
@@ -145,7 +154,9 @@ class EngineConnection:
 
     async def wait_ready(self) -> None:
         """Wait until the engine takes requests. Raises: what it failed to start for; EngineDead"""
-        self.num_blocks = (await self._ready).num_blocks
+        ready = await self._ready
+        self.num_blocks = ready.num_blocks
+        self._machine = ready.machine if self._is_elsewhere else ""
         self._ping_task = self._loop.create_task(self._ping())
 
     def verify_started(self) -> None:
@@ -157,6 +168,7 @@ class EngineConnection:
         """Return how the engine is."""
         return EngineState(
             engine=self.spec.engine,
+            machine=self._machine,
             reason=self.death_reason,
             asleep=self.asleep,
             running=self.num_running,
@@ -303,11 +315,41 @@ class EngineConnection:
     async def _ping(self) -> None:
         """Ask for a sign of life, again and again; an engine in a long step answers after it."""
         while self.is_alive:
+            asked_s = time.monotonic()
             try:
                 status = await self._calls.call(Ping())
             except EngineDead as error:
                 self.die(error.what)
                 return
+            if self._is_elsewhere:
+                self.output.clock_lead_s = self._lead.note(asked_s, status.now_s, time.monotonic())
             self.num_steps = status.num_steps
             self._note_counts(status.num_running, status.num_waiting)
             await asyncio.sleep(PING_PERIOD_S)
+
+
+def slowest_phases(connections: Sequence[EngineConnection]) -> list[Phase]:
+    """Return the parts of the start, of several engines each part where it took longest."""
+    slowest: dict[str, Phase] = {}
+    for phase in (phase for connection in connections for phase in connection.phases):
+        known = slowest.get(phase.name)
+        if known is None or known.duration_s < phase.duration_s:
+            slowest[phase.name] = phase
+    return list(slowest.values())
+
+
+def common_death(connections: Sequence[EngineConnection]) -> str | None:
+    """Return why all engines are dead; None while one lives."""
+    reasons = {c.spec.engine: c.death_reason for c in connections}
+    if None in reasons.values():
+        return None
+    if len(reasons) == 1:
+        return next(iter(reasons.values()))
+    return " ".join(f"engine {number}: {reason}" for number, reason in reasons.items())
+
+
+def note_up(spec: EngineSpec, value: int) -> None:
+    """Let the metrics say whether an engine lives: 1 or 0."""
+    from dovetail.observability import metrics  # how numbers are kept is decided at its import
+
+    metrics.ENGINE_UP.labels(str(spec.engine)).set(value)

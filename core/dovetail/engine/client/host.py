@@ -43,7 +43,13 @@ class EngineHost(Protocol):
     """Where the engine runs. `end` is this process's end of the transport."""
 
     end: ClientEnd
-    address: str | None
+
+    def address_for(self, process: int) -> str | None:
+        """Return how a further API process of this number, from 0, reaches the engine; None where
+        none can."""
+
+    def hand_over(self) -> None:
+        """Leave to further API processes what was theirs, once all have started."""
 
     def watch(self, on_exit: OnExit) -> None:
         """Register a callback for the end of the engine."""
@@ -57,11 +63,11 @@ class EngineProcess:
 
     def __init__(self, spec: EngineSpec) -> None:
         self._folder = make_socket_folder(spec.socket_dir)
-        self.address: str | None = address_in(self._folder)
+        self.address = address_in(self._folder)
         self._leftovers = [str(self._folder)]
         if spec.shares_experts:
             self._leftovers.append(spec.run.engines_folder)
-        boot = Boot(spec=spec, address=self.address)
+        boot = Boot(spec=spec, addresses=(self.address,))
         try:
             self._child = process.spawn(
                 "dovetail.engine.ipc.process",
@@ -81,13 +87,20 @@ class EngineProcess:
         """Return the child's process id."""
         return self._child.pid
 
+    def address_for(self, process: int) -> str:
+        """Return the address of the engine's socket, which takes any number of processes."""
+        return self.address
+
+    def hand_over(self) -> None:
+        """Nothing belongs to one API process alone."""
+
     def watch(self, on_exit: OnExit) -> None:
         """Ask to be told when the engine ends."""
 
         def wait() -> None:
             status = self._child.wait()
             assert status is not None
-            on_exit(_how_it_ended(status))
+            on_exit(how_it_ended(status))
 
         self._watcher = threading.Thread(target=wait, name="engine-watcher", daemon=True)
         self._watcher.start()
@@ -113,7 +126,8 @@ class EngineProcess:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _how_it_ended(status: int) -> str:
+def how_it_ended(status: int) -> str:
+    """Return the end of an engine process in words."""
     if status < 0:
         return f"the engine process was killed by signal {-status}."
     return f"the engine process ended with status {status}."
@@ -121,8 +135,6 @@ def _how_it_ended(status: int) -> str:
 
 class EngineThread:
     """An engine in a thread of this process, for --disable-frontend-multiprocessing."""
-
-    address: str | None = None
 
     def __init__(self, spec: EngineSpec) -> None:
         from dovetail.engine import loop  # imports the engine side, which other processes lack
@@ -144,6 +156,12 @@ class EngineThread:
         if on_exit is not None:
             on_exit(self._reason)
 
+    def address_for(self, process: int) -> None:
+        """No other process reaches a thread."""
+
+    def hand_over(self) -> None:
+        """There are no other processes."""
+
     def watch(self, on_exit: OnExit) -> None:
         """Ask to be told when the engine ends."""
         with self._lock:
@@ -161,25 +179,26 @@ class EngineThread:
 
 
 def started(
-    specs: Sequence[EngineSpec], *, in_process: bool
+    spec: EngineSpec, elsewhere: Sequence[EngineHost] = (), *, in_process: bool
 ) -> list[tuple[EngineSpec, EngineHost]]:
-    """Return engines that begin to load, all or none, in processes of their own or in threads."""
-    hosts: list[tuple[EngineSpec, EngineHost]] = []
-    specs = _meeting(specs)
+    """Return engines that begin to load, all or none, in processes of their own or in threads;
+    behind them those that run elsewhere."""
+    hosts: list[EngineHost] = []
+    specs = _meeting(spec.each())
     try:
-        for spec in specs:
-            hosts.append((spec, EngineThread(spec) if in_process else EngineProcess(spec)))
+        for own in specs:
+            hosts.append(EngineThread(own) if in_process else EngineProcess(own))
     except BaseException:
-        for _, host in hosts:
+        for host in (*hosts, *elsewhere):
             host.stop(0.0)
         raise
-    return hosts
+    return list(zip(spec.every(), [*hosts, *elsewhere], strict=True))
 
 
 def _meeting(specs: Sequence[EngineSpec]) -> Sequence[EngineSpec]:
     """Return the specs with a new folder in which engines that share experts meet; they end
     together, and each removes it."""
-    if not specs[0].shares_experts:
+    if not any(spec.shares_experts for spec in specs):
         return specs
     folder = make_socket_folder(specs[0].socket_dir)
     steps_together.create(folder, len(specs))

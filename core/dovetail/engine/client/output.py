@@ -146,12 +146,14 @@ class OutputProcessor:
 
     `pending_tokens` are the prompt tokens of requests that have had no token, `num_unstarted` the
     completions of those; `mean_prompt_tokens` is the mean length of the last prompts.
+    `clock_lead_s` is how far the engine's clock is ahead of this process's.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, engine: int = 0) -> None:
         self.pending_tokens = 0
         self.num_unstarted = 0
         self.mean_prompt_tokens = 0.0
+        self.clock_lead_s = 0.0
         self._tokenizer = tokenizer
         self._engine = engine
         self._live: dict[int, LiveRequest] = {}
@@ -236,7 +238,7 @@ class OutputProcessor:
     def _take(
         self, live: LiveRequest, child: _Child, update: RequestUpdate, processed: Processed
     ) -> None:
-        live.clock.note(update)
+        live.clock.note(update, self.clock_lead_s)
         live.num_cached_tokens = max(live.num_cached_tokens, update.num_cached_tokens)
         if update.error is not None:
             self._owners.pop(child.request_id)
@@ -270,7 +272,8 @@ class OutputProcessor:
         """Record that tokens came, and when. Mutates: live, processed"""
         if not num_tokens:
             return
-        live.clock.note_tokens(child.index, num_tokens, update.timings.updated_s)
+        now_s = update.timings.updated_s - self.clock_lead_s
+        live.clock.note_tokens(child.index, num_tokens, now_s)
         processed.num_generated_tokens += num_tokens
         if not live.has_token:
             live.has_token = True

@@ -6,13 +6,14 @@ Same input, core and output as AsyncEngine, without a transport.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dovetail.engine.client.input import InputProcessor, PreparedRequest, Prompt, load_tokenizer
 from dovetail.engine.client.output import OutputProcessor
 from dovetail.engine.client.outputs import RequestOutput
 from dovetail.engine.core import EngineCore
-from dovetail.errors import ConfigError, DovetailError
+from dovetail.errors import DovetailError
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.observability.stats import StatLoggers
@@ -31,12 +32,6 @@ class SyncEngine:
 
     def __init__(self, spec: EngineSpec) -> None:
         """Load everything. Raises: ConfigError"""
-        if spec.num_engines > 1:
-            raise ConfigError(
-                f"one engine runs in the caller's thread, not {spec.num_engines}.",
-                where="--data-parallel-size",
-                fix="use 1 here, or `dovetail serve` and `dovetail run-batch` for several.",
-            )
         self.spec = spec
         self.tokenizer = load_tokenizer(spec)
         self.core = EngineCore(spec)
@@ -96,6 +91,20 @@ class SyncEngine:
         for stats in processed.stats:
             self._stats.request(stats)
         return SyncStep(outputs=processed.outputs, errors=processed.errors)
+
+    def sleep(self, level: int) -> None:
+        """Release the engine's memory once it is idle. Raises: RequestError"""
+        self.settle()
+        self.core.sleep_mode.sleep(level)
+
+    def wake_up(self, tags: Sequence[str]) -> None:
+        """Take memory again. Raises: RequestError"""
+        self.core.sleep_mode.wake_up(tags)
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Return whether weights or KV cache are asleep."""
+        return bool(self.core.sleep_mode.asleep)
 
     def settle(self) -> None:
         """Run the remaining steps, whose results are dropped, until the engine is idle."""

@@ -1,4 +1,5 @@
-"""The engine process, started by `client.host.EngineProcess`.
+"""The engine process, started by `client.host.EngineProcess`,
+or for a server on another machine by `joining.headless`.
 
 Takes its Boot message and runs an engine as described there.
 """
@@ -9,7 +10,7 @@ import signal
 import sys
 
 from dovetail import process
-from dovetail.engine.ipc.transport import ZmqEngineEnd
+from dovetail.engine.ipc.socket_ends import engine_end
 from dovetail.engine.messages import Boot
 from dovetail.interfaces.spec import EngineSpec
 
@@ -24,7 +25,7 @@ def main() -> int:
     _start_logging(boot.spec)
     sys.setswitchinterval(SWITCH_S)
     # The socket first: the parent's first message need not wait for the heavy imports below.
-    end = ZmqEngineEnd(boot.address)
+    end = engine_end(boot.addresses)
     from dovetail.engine import loop
 
     try:

@@ -5,6 +5,8 @@ Takes its ChildBoot message and serves on the socket named there. Starts no engi
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import socket
 
@@ -15,7 +17,7 @@ from dovetail.observability import logging as log_setup
 from dovetail.server.api.families import build_apis, opened_apis
 from dovetail.server.app import build_app
 from dovetail.server.generate.parsers import build_parsers
-from dovetail.server.launch.api_processes import READY, ChildBoot
+from dovetail.server.launch.api_processes import BEAT, BEAT_PERIOD_S, ChildBoot
 from dovetail.server.launch.event_loop import run_loop
 from dovetail.server.launch.lifecycle import ServerLifecycle
 from dovetail.server.launch.serve import stopped_while_starting
@@ -41,23 +43,30 @@ def main() -> int:
 
 
 async def _serve(boot: ChildBoot) -> int:
-    async with opened_apis(build_apis(boot.apis), boot.frontend) as apis:
+    async with contextlib.AsyncExitStack() as stack:
+        channel = stack.enter_context(process.open_channel())
+        apis = await stack.enter_async_context(opened_apis(build_apis(boot.apis), boot.frontend))
         engine = await AsyncEngine.attach(boot.addresses, boot.spec, process=boot.process)
-        try:
-            app = build_app(
-                engine,
-                boot.frontend,
-                apis,
-                parsers=build_parsers(boot.parsers, engine.tokenizer),
-                max_queued_requests=boot.max_queued,
-            )
-            sock = socket.socket(fileno=boot.socket_fd)
-            return await ServerLifecycle(app, engine, boot.frontend).run(sock, _tell_ready)
-        finally:
-            await engine.shutdown()
+        stack.push_async_callback(engine.shutdown)
+        app = build_app(
+            engine,
+            boot.frontend,
+            apis,
+            parsers=build_parsers(boot.parsers, engine.tokenizer),
+            max_queued_requests=boot.max_queued,
+        )
+        sock = socket.socket(fileno=boot.socket_fd)
+
+        def begin() -> None:
+            stack.callback(asyncio.create_task(_beat(channel)).cancel)
+
+        return await ServerLifecycle(app, engine, boot.frontend).run(sock, begin)
 
 
-def _tell_ready() -> None:
-    """Tell the parent that this process listens."""
-    with process.open_channel() as channel:
-        channel.sendall(READY)
+async def _beat(channel: socket.socket) -> None:
+    """Tell the parent that this process listens, and then that it still does."""
+    channel.setblocking(False)
+    while True:
+        with contextlib.suppress(OSError):  # a parent that is stopped has enough to read
+            channel.send(BEAT)
+        await asyncio.sleep(BEAT_PERIOD_S)

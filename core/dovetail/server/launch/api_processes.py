@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
+import time
 
 import msgspec
 
@@ -17,21 +19,30 @@ from dovetail.config.config import Config
 from dovetail.config.rules.chat_template import load_template
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.client.async_engine import AsyncEngine
+from dovetail.engine.ipc.socket_ends import descriptor_of
 from dovetail.errors import DovetailError
 from dovetail.interfaces.spec import EngineSpec, Selection
 from dovetail.process import Child, spawn
 from dovetail.server.api.families import build_apis, opened_apis
 from dovetail.server.generate.parsers import ParserChoice, choose_parsers
 from dovetail.server.generate.template.chat import ChatRenderer
-from dovetail.server.launch.engine_start import max_queued, starting_engine, tell_ready
+from dovetail.server.launch.engine_start import (
+    METRICS_VARIABLE,
+    max_queued,
+    starting_engine,
+    tell_ready,
+)
 from dovetail.server.launch.startup_timer import StartupTimer
 
 logger = logging.getLogger("dovetail.server")
 WATCH_PERIOD_S = 0.1
 GRACE_S = 5.0
 START_LIMIT_S = 120.0
-READY = b"!"
-"""What a child sends once it listens."""
+BEAT, BEAT_PERIOD_S = b"!", 1.0
+"""What a child sends once it listens, and how often from then on."""
+SILENCE_S = 10.0
+"""A child may be silent for so long, or for --engine-step-timeout if that is longer; without that
+flag, for ever."""
 
 
 class ChildBoot(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,9 +75,11 @@ async def run(
         try:
             for boot in _boots(config, spec, apis, sock, engine):
                 children.append(_spawn(boot, sock))
+            engine.hand_over()
             await _wait_started(children)
             tell_ready(config, spec, sock, timer)
-            return await _watch(children, engine, stop, config.frontend.shutdown_timeout)
+            beats = _Beats(children, spec.step_timeout_s)
+            return await _watch(children, engine, stop, beats, config.frontend.shutdown_timeout)
         finally:
             _end(children)
 
@@ -89,7 +102,7 @@ def _boots(
             frontend=config.frontend,
             parsers=parsers,
             apis=apis,
-            addresses=engine.addresses,
+            addresses=engine.addresses_for(process),
             process=process,
             socket_fd=sock.fileno(),
             max_queued=max(1, queue // count),
@@ -99,11 +112,13 @@ def _boots(
 
 
 def _spawn(boot: ChildBoot, sock: socket.socket) -> Child:
+    inherited = [descriptor_of(address) for address in boot.addresses]
     return spawn(
         "dovetail.server.launch.api_process",
         boot,
         stdout=None,  # where a log configuration may send lines to
-        pass_fds=[sock.fileno()],
+        pass_fds=[sock.fileno(), *(number for number in inherited if number is not None)],
+        leftovers=[os.environ[METRICS_VARIABLE]],
         has_channel=True,
         has_own_group=True,
     )
@@ -127,7 +142,7 @@ async def _wait_started(children: list[Child]) -> None:
 async def _received(loop: asyncio.AbstractEventLoop, channel: socket.socket) -> bytes:
     """Return the next bytes, none when the other side has closed or was reset."""
     try:
-        return await loop.sock_recv(channel, len(READY))
+        return await loop.sock_recv(channel, len(BEAT))
     except ConnectionError:
         return b""
 
@@ -144,6 +159,7 @@ async def _watch(
     children: list[Child],
     engine: AsyncEngine,
     signals: asyncio.Queue[int],
+    beats: _Beats,
     timeout_s: float,
 ) -> int:
     """Wait for the end: all children gone after a signal (0), or something that broke (1)."""
@@ -161,9 +177,45 @@ async def _watch(
         if deadline_s is None and gone and engine.is_alive:
             logger.error("a server process ended with status %d: stopping", gone[0])
             return 1
+        if deadline_s is None and engine.is_alive and (silence := beats.silence()):
+            logger.error("%s: stopping", silence)
+            return 1
         if deadline_s is not None and loop.time() > deadline_s:
             logger.warning("%d server processes did not end in time", len(children) - len(gone))
             return 1
+
+
+class _Beats:
+    """When each child was last heard. One that hangs would let its clients wait for ever."""
+
+    def __init__(self, children: list[Child], step_timeout_s: float | None) -> None:
+        self._children = children
+        self._limit_s = None if step_timeout_s is None else max(SILENCE_S, step_timeout_s)
+        self._looked_s = time.monotonic()
+        self._heard_s = dict.fromkeys(range(len(children)), self._looked_s)
+
+    def silence(self) -> str | None:
+        """Return which child has been silent for too long. Mutates: self"""
+        now_s = time.monotonic()
+        if now_s - self._looked_s > 2 * BEAT_PERIOD_S:  # this process was stopped itself
+            self._heard_s = dict.fromkeys(self._heard_s, now_s)
+        self._looked_s = now_s
+        for number, child in enumerate(self._children):
+            if _has_beaten(child):
+                self._heard_s[number] = now_s
+            silent_s = now_s - self._heard_s[number]
+            if self._limit_s is not None and silent_s > self._limit_s:
+                return f"server process {number} has been silent for {silent_s:.0f} s"
+        return None
+
+
+def _has_beaten(child: Child) -> bool:
+    """Return whether a child has sent anything since it was last asked."""
+    assert child.channel is not None
+    try:
+        return bool(child.channel.recv(4096))
+    except (BlockingIOError, ConnectionError):
+        return False
 
 
 def _signal(children: list[Child], number: int) -> None:

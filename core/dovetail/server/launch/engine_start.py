@@ -14,14 +14,20 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from dovetail.config.config import Config
+from dovetail.config.rules.joining import check_serves, meeting_of
 from dovetail.interfaces.spec import EngineSpec, Selection
 from dovetail.server.launch.sockets import url_of
 from dovetail.server.launch.startup_timer import StartupTimer
 
 if TYPE_CHECKING:
     from dovetail.engine.client.async_engine import AsyncEngine
+    from dovetail.joining.reception import Reception
+    from dovetail.joining.remote_engine import RemoteEngine
 
 logger = logging.getLogger("dovetail.server")
+
+METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+"""The folder in which the metrics of several API processes meet."""
 
 
 def max_queued(config: Config, spec: EngineSpec) -> int:
@@ -48,25 +54,50 @@ async def starting_engine(
     """Give the engine's start, under way while the block prepares what the engine is not needed
     for. The engine ends with the block, started or not. Raises (the task): as AsyncEngine.start
     """
-    task = asyncio.ensure_future(_start_engine(config, spec, timer))
-    try:
-        yield task
-    finally:
-        task.cancel()
-        (engine,) = await asyncio.gather(task, return_exceptions=True)
-        if not isinstance(engine, BaseException):
-            await engine.shutdown()
+    check_serves(config)
+    with contextlib.ExitStack() as stack:
+        reception = _reception(config, spec)
+        if reception is not None:
+            stack.enter_context(reception)
+        task = asyncio.ensure_future(_start_engine(config, spec, timer, reception))
+        try:
+            yield task
+        finally:
+            task.cancel()
+            stack.close()  # ends a wait for engines of other machines
+            (engine,) = await asyncio.gather(task, return_exceptions=True)
+            if not isinstance(engine, BaseException):
+                await engine.shutdown()
 
 
-async def _start_engine(config: Config, spec: EngineSpec, timer: StartupTimer) -> AsyncEngine:
+def _reception(config: Config, spec: EngineSpec) -> Reception | None:
+    """Return where engines of other machines come to, if any are to. Raises: ConfigError"""
+    if not spec.elsewhere:
+        return None
+    from dovetail.joining.reception import Reception
+
+    count = config.frontend.api_server_count
+    return Reception(spec, meeting_of(config), num_processes=count if count > 1 else 0)
+
+
+async def _start_engine(
+    config: Config, spec: EngineSpec, timer: StartupTimer, reception: Reception | None
+) -> AsyncEngine:
     """Return the started engine with its phases noted. Raises: as AsyncEngine.start"""
     from dovetail.engine.client.async_engine import AsyncEngine
+
+    elsewhere: list[RemoteEngine] = []
+    if reception is not None:
+        with timer.time("engines of other machines"):
+            elsewhere = await asyncio.get_running_loop().run_in_executor(None, reception.wait)
 
     in_process = config.frontend.disable_frontend_multiprocessing
     # Of several API processes each has its own compiler; who wants one process gets it when needed.
     prepares = not in_process and config.frontend.api_server_count == 1
     with timer.time("engine"):
-        engine = await AsyncEngine.start(spec, in_process=in_process, prepares=prepares)
+        engine = await AsyncEngine.start(
+            spec, in_process=in_process, prepares=prepares, elsewhere=elsewhere
+        )
     timer.note_parts("engine", ((phase.name, phase.duration_s) for phase in engine.phases))
     return engine
 

@@ -24,6 +24,7 @@ from dovetail.interfaces.spec import EngineSpec, Selection
 from dovetail.observability import logging as log_setup
 from dovetail.server.http.addresses import ANY
 from dovetail.server.launch.engine_start import (
+    METRICS_VARIABLE,
     chosen_apis,
     max_queued,
     starting_engine,
@@ -36,7 +37,6 @@ from dovetail.server.launch.startup_timer import StartupTimer
 
 logger = logging.getLogger("dovetail.server")
 EXIT_STOPPED = 143
-METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def run(config: Config) -> int:

@@ -11,7 +11,13 @@ import pytest
 from dovetail.config.config import Config
 from dovetail.config.rules import cores, engines, platform
 from dovetail.config.rules.cores import divided
-from dovetail.config.rules.engines import check_engines, engine_numbers, engine_shares
+from dovetail.config.rules.engines import (
+    check_engines,
+    engine_numbers,
+    engine_shares,
+    engines_elsewhere,
+)
+from dovetail.config.rules.joining import DEFAULT_PORT, meeting_of
 from dovetail.errors import ConfigError
 from dovetail.interfaces.platform import Platform, PlatformDefaults
 from dovetail.interfaces.plugin import Info
@@ -85,13 +91,94 @@ def test_which_engines_run_here(fields: dict[str, Any], numbers: range) -> None:
         ({"size": 4, "hybrid_lb": True, "start_rank": 4}, "--data-parallel-start-rank: 0 engines"),
         ({"size": 4, "start_rank": 2}, "--data-parallel-start-rank: it says where"),
         ({"size": 2, "size_local": 3}, "--data-parallel-size-local: 3 engines are more than"),
-        ({"size": 2, "size_local": 1}, "--data-parallel-size-local: engines on other machines"),
+        ({"size": 2, "size_local": 1}, "--data-parallel-address: engines of several machines"),
+        ({"size": 2, "size_local": 1, "address": "h"}, "--data-parallel-secret: a secret that"),
+        (
+            {"size": 2, "size_local": 1, "address": "h", "secret": "short"},
+            "must have 16 characters or more. Fix: set DOVETAIL_DATA_PARALLEL_SECRET",
+        ),
     ],
 )
 def test_numbers_that_do_not_fit_are_refused(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_engines(config_of(**fields))
     assert text in str(caught.value)
+
+
+SECRET = "sixteen characters"
+
+
+@pytest.mark.parametrize(
+    ("fields", "here", "elsewhere"),
+    [
+        ({"size": 4, "size_local": 1}, range(1), range(1, 4)),
+        ({"size": 1, "size_local": 0}, range(0), range(1)),
+        ({"size": 4}, range(4), range(0)),
+        ({"size": 4, "hybrid_lb": True, "size_local": 2}, range(2), range(0)),
+        ({"size": 4, "rank": 2}, range(2, 3), range(0)),
+        ({"size": 4, "start_rank": 1, "headless": True}, range(1, 4), range(0)),
+        ({"size": 4, "start_rank": 1, "size_local": 2, "headless": True}, range(1, 3), range(0)),
+    ],
+)
+def test_which_engines_run_elsewhere(fields: dict[str, Any], here: range, elsewhere: range) -> None:
+    config = joined_config(**fields)
+    check_engines(config)
+    assert (engine_numbers(config), engines_elsewhere(config)) == (here, elsewhere)
+
+
+def joined_config(**fields: Any) -> Config:
+    """Return a config of a machine among several, which meet at an address."""
+    plain = {key: fields.pop(key) for key in list(fields) if key in PLAIN}
+    fields |= {"address": "::1", "secret": SECRET}
+    named = {f"data_parallel_{key}": value for key, value in fields.items()}
+    return Config.from_fields(named | plain)
+
+
+PLAIN = ("headless", "api_server_count", "disable_frontend_multiprocessing")
+
+
+def test_where_the_machines_meet() -> None:
+    meeting = meeting_of(joined_config(size=2, size_local=1))
+    assert (meeting.name, meeting.limit_s) == (f"[::1]:{DEFAULT_PORT}", 600)
+    assert SECRET not in repr(meeting) and meeting.secret == SECRET.encode()
+    other = meeting_of(joined_config(size=2, size_local=1, rpc_port=7, join_timeout=3))
+    assert (other.port, other.limit_s) == (7, 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"rank": 1}, "--headless: --data-parallel-rank is for a server"),
+        ({"hybrid_lb": True}, "--headless: --data-parallel-hybrid-lb is for a server"),
+        ({"api_server_count": 2}, "--headless: --api-server-count is for a server"),
+        ({"size_local": 3}, "--data-parallel-size-local: 3 engines from rank 0 on are not among 2"),
+        ({"headless": False, "size_local": 1, "disable_frontend_multiprocessing": True},
+         "each of 2 engines needs its own process"),
+    ],
+)  # fmt: skip
+def test_flags_of_another_kind_of_process_are_refused(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_engines(joined_config(**({"size": 2, "headless": True} | fields)))
+    assert text in str(caught.value)
+
+
+@pytest.mark.usefixtures("machine")
+def test_engines_that_are_not_bound_share_all_cores_and_lists_are_kept() -> None:
+    def shares(text: str, size: int, num_ranks: int) -> tuple[Any, ...]:
+        config = Config.from_fields({"data_parallel_size": size, "cpu_cores": text})
+        return engine_shares(config, Cores(None), num_ranks)
+
+    for num_ranks in (1, 2):
+        found = shares("nobind", 2, num_ranks)
+        assert [(one.processors, one.rank_processors) for one in found] == [((), ())] * 2
+        assert [one.num_threads for one in found] == [4 // (2 * num_ranks)] * 2
+    assert len(shares("nobind", 5, 1)) == 5  # more than cores
+    assert [one.processors for one in shares("0,4|1-3", 2, 1)] == [(0, 4), (1, 2, 3)]
+    found = shares("0|1|2|3", 2, 2)
+    assert [one.rank_processors for one in found] == [((0,), (1,)), ((2,), (3,))]
+    assert [one.processors for one in found] == [(0, 1), (2, 3)]
+    with pytest.raises(ConfigError, match="there are 3 lists of CPUs for 2 ranks"):
+        shares("0|1|2", 2, 1)
 
 
 def test_several_engines_need_processes_and_no_address(
@@ -133,7 +220,7 @@ def test_a_quota_counts_as_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "quota_cores", lambda: 2)
     shares = engine_shares(config_of(size=2), Cores(None), 1)
     assert [share.num_threads for share in shares] == [1, 1]
-    with pytest.raises(ConfigError, match=r"use at most 2"):
+    with pytest.raises(ConfigError, match=r"use at most 2, or --cpu-cores nobind"):
         engine_shares(config_of(size=3), Cores(None), 1)
 
 

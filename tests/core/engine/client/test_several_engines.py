@@ -177,7 +177,7 @@ def test_loads_follow_what_was_sent_and_answered() -> None:
 def test_a_second_api_process_sees_what_the_first_has_sent() -> None:
     async def main() -> None:
         async with running(in_process=False, max_rows=1, options={"delay_s": 0.01}) as first:
-            second = await AsyncEngine.attach(first.addresses, first.spec, process=1)
+            second = await AsyncEngine.attach(first.addresses_for(0), first.spec, process=1)
             try:
                 assert router_of(second).facts.process == 1
                 tasks = [

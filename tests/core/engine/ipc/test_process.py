@@ -39,7 +39,7 @@ async def main(stage):
         print(host.pid, host.address, flush=True)
         await asyncio.sleep(60)
     engine = await AsyncEngine.start(spec)
-    print(engine.hosts[0].pid, engine.addresses[0], flush=True)
+    print(engine.hosts[0].pid, engine.addresses_for(0)[0], flush=True)
     if stage == "busy":
         async for _ in engine.generate("x", SamplingParams(max_tokens=200), "r"):
             pass
@@ -88,7 +88,7 @@ def test_no_child_and_no_socket_outlive_a_killed_parent(stage: str, tmp_path: Pa
 def test_shutdown_leaves_nothing() -> None:
     async def main() -> tuple[int, str]:
         engine = await AsyncEngine.start(fake_spec())
-        pid, (address,) = pid_of(engine), engine.addresses
+        pid, (address,) = pid_of(engine), engine.addresses_for(0)
         await engine.shutdown()
         await engine.shutdown()
         return pid, address
@@ -198,7 +198,7 @@ def test_several_api_processes_share_an_engine() -> None:
     async def main() -> None:
         spec = fake_spec(options={"delay_s": 0.002})
         engine = await AsyncEngine.start(spec)
-        others = [await AsyncEngine.attach(engine.addresses, spec) for _ in range(2)]
+        others = [await AsyncEngine.attach(engine.addresses_for(0), spec) for _ in range(2)]
         everyone = [engine, *others]
         alone = [await text_of(engine, 20, seed) for seed in range(6)]
         together = await asyncio.gather(
@@ -246,7 +246,7 @@ def test_an_api_process_that_dies_takes_its_requests_along(tmp_path: Path) -> No
     async def main() -> None:
         engine = await AsyncEngine.start(fake_spec(options={"delay_s": 0.02}, max_rows=2))
         with subprocess.Popen(
-            [sys.executable, str(script), *engine.addresses],
+            [sys.executable, str(script), *engine.addresses_for(0)],
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": str(CORE)},
         ) as other:
@@ -264,5 +264,5 @@ def test_an_api_process_that_dies_takes_its_requests_along(tmp_path: Path) -> No
 
 
 def test_a_boot_message_is_pure_data() -> None:
-    boot = Boot(spec=fake_spec(options={"script": "ü"}), address="ipc:///x")
+    boot = Boot(spec=fake_spec(options={"script": "ü"}), addresses=("ipc:///x",))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(boot), type=Boot) == boot

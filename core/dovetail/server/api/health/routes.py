@@ -75,6 +75,8 @@ def _told(state: EngineState) -> dict[str, Any]:
     """Return what /health says of one of several engines."""
     told = {"engine": state.engine, "state": "up", "running": state.running}
     told |= {"waiting": state.waiting}
+    if state.machine:
+        told["machine"] = state.machine
     if state.reason is not None:
         return told | {"state": "dead", "reason": state.reason}
     if state.is_stalled:

@@ -1,0 +1,199 @@
+"""SyncEngines: several engines, each in its own process, behind the calls of a SyncEngine.
+
+An event loop in its own thread drives them, so that it works wherever a caller's thread has a loop
+already, as in notebooks. For offline use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import queue
+import threading
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from dovetail.engine.client.async_engine import AsyncEngine
+from dovetail.engine.client.input import InputProcessor, PreparedRequest, Prompt
+from dovetail.engine.client.outputs import RequestOutput
+from dovetail.engine.client.sync_engine import SyncStep
+from dovetail.engine.sleep_mode import asleep_error
+from dovetail.errors import ConfigError, DovetailError, EngineDead
+from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.spec import EngineSpec
+
+Result = TypeVar("Result")
+
+
+class _LoopThread:
+    """An event loop that runs in a thread until it is closed."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="engines", daemon=True)
+        self._thread.start()
+
+    def begin(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        """Return the task that does some work in the loop."""
+
+        async def create() -> asyncio.Task[Result]:
+            return asyncio.get_running_loop().create_task(work)
+
+        return asyncio.run_coroutine_threadsafe(create(), self._loop).result()
+
+    def do(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Return what comes of some work in the loop; when the caller is interrupted, it ends."""
+        done = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return done.result()
+        except BaseException:
+            done.cancel()
+            raise
+
+    def cancel(self, task: asyncio.Task[Any]) -> None:
+        """Cancel a task of the loop."""
+        self._loop.call_soon_threadsafe(task.cancel)
+
+    def close(self) -> None:
+        """End the loop and its thread."""
+        self.do(self._loop.shutdown_asyncgens())
+        self.do(self._loop.shutdown_default_executor())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class SyncEngines:
+    """All engines of one model. Close them with `shutdown`."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        """Start everything. Raises: ConfigError, EngineDead"""
+        if spec.elsewhere:
+            raise ConfigError(
+                "engines of other machines come to a server, and this is none.",
+                where="--data-parallel-size-local",
+                fix="leave it out, or use `dovetail serve`.",
+            )
+        self.spec = spec
+        self._thread = _LoopThread()
+        self._is_shut_down = False
+        try:
+            self._engine = self._thread.do(AsyncEngine.start(spec))
+        except BaseException:
+            self._thread.close()
+            raise
+        self.tokenizer = self._engine.tokenizer
+        self._input = InputProcessor(spec, self.tokenizer)
+        self._serials = itertools.count()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._news: queue.SimpleQueue[tuple[int, RequestOutput | DovetailError]] = (
+            queue.SimpleQueue()
+        )
+
+    @property
+    def has_work(self) -> bool:
+        """Return whether any request is unfinished."""
+        return bool(self._tasks)
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> PreparedRequest:
+        """Return a checked request that is not yet under way. Raises: RequestError"""
+        if self._engine.asleep:
+            raise asleep_error()
+        serial = next(self._serials)
+        return self._input.prepare(
+            prompt,
+            params,
+            request_id or str(serial),
+            serial=serial,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+
+    def submit(self, prepared: PreparedRequest) -> int:
+        """Send a prepared request; return the key of its outputs."""
+        key = next(self._serials)
+        self._tasks[key] = self._thread.begin(self._follow(key, prepared))
+        return key
+
+    async def _follow(self, key: int, prepared: PreparedRequest) -> None:
+        """Put a request's outputs, or the error that ends it, where `step` finds them."""
+        try:
+            async for output in self._engine.stream(prepared):
+                self._news.put((key, output))
+        except DovetailError as error:
+            self._news.put((key, error))
+
+    def abort(self, key: int) -> None:
+        """End a request; nothing more is reported of it."""
+        task = self._tasks.pop(key, None)
+        if task is not None:
+            self._thread.cancel(task)
+            self._thread.do(_ended(task))
+
+    def step(self) -> SyncStep:
+        """Wait for outputs; return all that are there. Raises: EngineDead when no engine lives"""
+        step = SyncStep()
+        while not step.outputs and not step.errors:
+            for key, news in self._next_news():
+                if key not in self._tasks:
+                    continue  # it was aborted
+                if isinstance(news, DovetailError):
+                    step.errors.append((key, news))
+                else:
+                    step.outputs.append((key, news))
+                    if not news.is_finished:
+                        continue
+                del self._tasks[key]
+        reason = self._engine.death_reason
+        if reason is not None and step.errors:
+            raise EngineDead(reason)
+        return step
+
+    def _next_news(self) -> list[tuple[int, RequestOutput | DovetailError]]:
+        """Return what has come, waiting for the first."""
+        news = [self._news.get()]
+        try:
+            while True:
+                news.append(self._news.get_nowait())
+        except queue.Empty:
+            return news
+
+    def sleep(self, level: int) -> None:
+        """Release the engines' memory. Raises: RequestError"""
+        self._thread.do(self._engine.sleep(level, waits=True))
+
+    def wake_up(self, tags: Sequence[str]) -> None:
+        """Take memory again. Raises: RequestError"""
+        self._thread.do(self._engine.wake_up(tags))
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Return whether weights or KV cache are asleep in any engine."""
+        return self._thread.do(self._engine.is_sleeping())
+
+    def settle(self) -> None:
+        """End what is still under way, whose results are dropped."""
+        for key in list(self._tasks):
+            self.abort(key)
+
+    def shutdown(self) -> None:
+        """End all engines. May be called twice."""
+        if self._is_shut_down:
+            return
+        self._is_shut_down = True
+        self.settle()
+        self._thread.do(self._engine.shutdown())
+        self._thread.close()
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Wait until a task that was cancelled has tidied up."""
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,105 @@
+"""Comparison: whether an engine of another machine is the same as the server's, by what they are
+made of.
+
+Answers must not depend on which engine gives them, and the server prepares requests by its own
+settings. What concerns only a machine, its devices, cores and memory, may differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
+from typing import Any
+
+import msgspec
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.spec import EngineSpec
+
+COMPARED = {
+    "num_engines": "--data-parallel-size",
+    "run.model.path": "",
+    "run.model.dtype": "--dtype",
+    "run.model.weight_dtype": "--dtype",
+    "run.model": "--model",
+    "run.kv_dtype": "--kv-cache-dtype",
+    "run.kv_scales": "--kv-cache-dtype",
+    "run.kv_steps": "--calculate-kv-scales",
+    "run.seed": "--seed",
+    "run.model_plugin": "--model-impl",
+    "run.load_format": "--load-format",
+    "run.quantization": "--quantization",
+    "run.logits_processors": "--logits-processors",
+    "run.logprobs_stage": "--logprobs-mode",
+    "run.logprobs_scale": "--logprobs-mode",
+    "run.structured_output.tokenizer_path": "",
+    "run.structured_output.compile_limit_s": "",
+    "run.structured_output.compile_memory_bytes": "",
+    "run.structured_output.cache_bytes": "",
+    "run.structured_output": "--structured-outputs-config",
+    "cache.block_tokens": "--block-size",
+    "cache.uses_prefix_cache": "--enable-prefix-caching",
+    "schedule.max_rows": "--max-num-seqs",
+    "schedule.max_model_tokens": "--max-model-len",
+    "drafting": "--speculative-config",
+    "policy": "--scheduling-policy",
+    "kv_policy": "--disable-hybrid-kv-cache-manager",
+    "can_sleep": "--enable-sleep-mode",
+    "times_steps": "--collect-detailed-traces",
+}
+"""Where in an EngineSpec, of the longest prefix -> the flag that decides it; an empty one lets it
+differ, as does anything that is not here."""
+OF_A_DEVICE = ("run.model.dtype", "run.model.weight_dtype", "run.kv_dtype", "kv_policy")
+"""What a server without engines of its own cannot know: its machine may have another device."""
+
+
+def difference(
+    ours: EngineSpec, theirs: bytes, who: str, *, knows_device: bool
+) -> ConfigError | None:
+    """Return in what an engine's encoded EngineSpec differs from ours where it must not.
+
+    `knows_device`: what follows from the engines' device is known in ours (see OF_A_DEVICE).
+    """
+    known, told = msgspec.to_builtins(ours), msgspec.msgpack.decode(theirs)
+    for place, mine, other in differences(known, told):
+        flag = _flag_of(place)
+        if flag and (knows_device or not place.startswith(OF_A_DEVICE)):
+            return ConfigError(
+                f"{who} was started with other flags: {place} is {other!r} there and {mine!r} at "
+                "the server.",
+                where=flag,
+                fix="give the server and the engines of every machine the same model and flags.",
+            )
+    return None
+
+
+def adopted(ours: EngineSpec, theirs: bytes) -> EngineSpec:
+    """Return our spec with what only a machine with engines knows, taken from such a one."""
+    there = msgspec.msgpack.decode(theirs)
+    run = msgspec.to_builtins(ours.run)
+    run["kv_dtype"] = there["run"]["kv_dtype"]
+    run["model"] |= {name: there["run"]["model"][name] for name in ("dtype", "weight_dtype")}
+    whole = msgspec.to_builtins(ours) | {"run": run, "kv_policy": there["kv_policy"]}
+    return msgspec.convert(whole, EngineSpec)
+
+
+def differences(ours: Any, theirs: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield each place where two values of builtin types differ, and both."""
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        for key in {**ours, **theirs}:
+            below = f"{place}.{key}" if place else str(key)
+            yield from differences(ours.get(key), theirs.get(key), below)
+    elif isinstance(ours, list | tuple) and isinstance(theirs, list | tuple):
+        for number, (mine, other) in enumerate(zip_longest(ours, theirs)):
+            yield from differences(mine, other, f"{place}.{number}")
+    elif ours != theirs:
+        yield place, ours, theirs
+
+
+def _flag_of(place: str) -> str:
+    """Return the flag of a place, or nothing where it may differ."""
+    while place:
+        if place in COMPARED:
+            return COMPARED[place]
+        place = place.rpartition(".")[0]
+    return ""

@@ -1,0 +1,71 @@
+"""RemoteEngine: an engine on another machine, as the process that serves sees it.
+
+It has come through the reception, with a connection for each API process. The first connection
+tells of its end, and ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Sequence
+
+import msgspec
+
+from dovetail.engine.client.host import KILL_WAIT_S, OnExit
+from dovetail.engine.ipc.socket_ends import DESCRIPTOR, SocketClientEnd
+from dovetail.engine.ipc.transport import ClientEnd
+from dovetail.handshake import receive_message, send_message
+from dovetail.joining.messages import Ended, Hello, Leave, Order, Start
+
+
+class RemoteEngine:
+    """An EngineHost. Made of an engine that has joined, which it lets start."""
+
+    def __init__(self, hello: Hello, connections: Sequence[socket.socket]) -> None:
+        self._name = hello.name
+        self._control, own, *others = connections
+        self._others = others
+        self.end: ClientEnd = SocketClientEnd(own)
+        self._watcher: threading.Thread | None = None
+        self._has_ended = threading.Event()
+        with contextlib.suppress(OSError):  # whoever watches hears of it
+            send_message(self._control, Order(Start()))
+
+    def address_for(self, process: int) -> str:
+        """Return how an API process of this number, from 0, reaches the engine."""
+        return f"{DESCRIPTOR}{self._others[process].fileno()}"
+
+    def hand_over(self) -> None:
+        """Leave the connections of the API processes to them, once they have started."""
+        for connection in self._others:
+            connection.close()
+
+    def watch(self, on_exit: OnExit) -> None:
+        """Ask to be told when the engine ends."""
+
+        def wait() -> None:
+            try:
+                reason = receive_message(self._control, Ended).reason
+            except (OSError, EOFError, msgspec.MsgspecError):
+                reason = f"{self._name} ended, or lost its connection."
+            self._has_ended.set()
+            on_exit(reason)
+
+        self._watcher = threading.Thread(target=wait, name="engine-watcher", daemon=True)
+        self._watcher.start()
+
+    def stop(self, timeout_s: float = KILL_WAIT_S) -> None:
+        """End the engine, by force after `timeout_s`. Blocks; may be called twice."""
+        self.end.close()
+        self.hand_over()
+        with contextlib.suppress(OSError):  # it is gone, or this was called before
+            send_message(self._control, Order(Leave(timeout_s)))
+        if self._watcher is not None:
+            self._has_ended.wait(timeout_s)
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)  # ends the watcher's waiting
+        if self._watcher is not None:
+            self._watcher.join()
+        self._control.close()
