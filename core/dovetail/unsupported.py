@@ -57,7 +57,6 @@ FEATURES: dict[str, Unsupported] = {
     "tpu": Unsupported("TPUs are not supported", _BY_PACKAGE),
     "xpu": Unsupported("Intel XPUs are not supported", _BY_PACKAGE),
     "pipeline_parallel": Unsupported("pipeline parallelism is not supported yet"),
-    "context_parallel": Unsupported("dividing a request's KV cache over devices is not supported"),
     "dual_batch": Unsupported(
         "dual batch overlap needs several devices, which are not supported yet"
     ),

@@ -64,7 +64,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Where one worker stands: among all ranks, among those that divide layers with it, and among
-    those of its machine. All zeros and ones when a single rank runs."""
+    those of its machine. All zeros and ones when a single rank runs. `context_size` consecutive
+    ranks, which hold the same KV heads, divide the tokens of each request's KV cache."""
 
     rank: int = 0
     world_size: int = 1
@@ -72,6 +73,7 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     tensor_size: int = 1
     local_rank: int = 0
     local_size: int = 1
+    context_size: int = 1
 
 
 class ExpertBalanceSpec(msgspec.Struct, frozen=True, kw_only=True):

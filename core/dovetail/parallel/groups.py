@@ -5,14 +5,14 @@ A group of size 1 needs no communicator and no network.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dovetail import registry
 from dovetail.errors import ConfigError
 from dovetail.interfaces.communicator import Communicator, Membership
 from dovetail.interfaces.spec import RankSpec, Selection
 
-TENSOR = "tensor"
+TENSOR, CONTEXT = "tensor", "context"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +68,14 @@ def join(
             device=device,
         )
         _joined[TENSOR] = registry.make(communicator, member)
+        if 1 < rank.context_size < rank.tensor_size:
+            divided = replace(
+                member,
+                rank=rank.rank % rank.context_size,
+                size=rank.context_size,
+                group=f"{CONTEXT}-{rank.rank // rank.context_size}",
+            )
+            _joined[CONTEXT] = registry.make(communicator, divided)
 
 
 def tensor_group(rank: RankSpec) -> Group:
@@ -78,6 +86,16 @@ def tensor_group(rank: RankSpec) -> Group:
     if rank.tensor_size == 1:
         return ALONE
     return Group(rank=rank.tensor_rank, size=rank.tensor_size, communicator=_joined.get(TENSOR))
+
+
+def context_group(rank: RankSpec) -> Group:
+    """Return the ranks that divide each request's KV cache with this one: context_size consecutive
+    ranks of those that divide layers; where they are all of these, they exchange as those do."""
+    if rank.context_size == 1:
+        return ALONE
+    name = TENSOR if rank.context_size == rank.tensor_size else CONTEXT
+    own = rank.rank % rank.context_size
+    return Group(rank=own, size=rank.context_size, communicator=_joined.get(name))
 
 
 def leave() -> None:

@@ -27,6 +27,7 @@ def rank_run(run: RunSpec, number: int, *, local_rank: int, local_size: int) -> 
         tensor_size=tensor_size,
         local_rank=local_rank,
         local_size=local_size,
+        context_size=run.rank.context_size,
     )
     processors = run.rank_processors[local_rank] if run.rank_processors else run.processors
     return msgspec.structs.replace(

@@ -8,6 +8,7 @@ import msgspec
 
 from dovetail import registry
 from dovetail.config.config import Config
+from dovetail.config.rules.context_parallel import context_size
 from dovetail.config.rules.cores import BAR, UNBOUND, cores_of_ranks, word_of
 from dovetail.config.rules.cores import FLAG as CORES
 from dovetail.config.rules.placement import placed
@@ -27,8 +28,9 @@ SEVERAL_RANKS, DIVISIBLE = "several_ranks", "tensor_parallel"
 
 def rank_spec(config: Config) -> RankSpec:
     """Return the first rank, which says how many there are; under a launcher this process's own."""
-    size = config.parallel.tensor_parallel_size
-    return placed(config, RankSpec(world_size=size, tensor_size=size, local_size=size))
+    size, ranks = config.parallel.tensor_parallel_size, context_size(config)
+    rank = RankSpec(world_size=size, tensor_size=size, local_size=size, context_size=ranks)
+    return placed(config, rank)
 
 
 def check_division(model: ModelSpec, plugin: Selection, rank: RankSpec) -> None:

@@ -50,7 +50,9 @@ class ParallelConfig:
         1,
         ge=1,
         short="-dcp",
-        help="number of devices over which a request's KV cache is divided when decoding",
+        help="number of devices over which the tokens of each request's KV cache are divided "
+        "(context parallelism), among those of --tensor-parallel-size; each KV head must be on a "
+        "multiple of so many",
     )
     data_parallel_size: int = flag(
         1,
