@@ -113,7 +113,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"num_key_value_heads": 1},
         {
             "decode_context_parallel_size": 2,
-            "num_gpu_blocks_override": 8,
+            "num_gpu_blocks_override": 6,
             "block_size": 16,
             "plugin_options": {"scheduler": {"growth_blocks": 0}},
             "speculative_config": {"method": "ngram", "num_speculative_tokens": 3},
@@ -124,7 +124,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"num_key_value_heads": 1, "sliding_window": 8},
         {
             "decode_context_parallel_size": 2,
-            "num_gpu_blocks_override": 16,
+            "num_gpu_blocks_override": 13,
             "block_size": 8,
             "attention_backend": "torch_sdpa",
             "kv_cache_dtype": "bfloat16",
