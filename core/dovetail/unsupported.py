@@ -58,7 +58,8 @@ FEATURES: dict[str, Unsupported] = {
     "xpu": Unsupported("Intel XPUs are not supported", _BY_PACKAGE),
     "pipeline_parallel": Unsupported("pipeline parallelism is not supported yet"),
     "dual_batch": Unsupported(
-        "dual batch overlap needs several devices, which are not supported yet"
+        "dual batch overlap is not supported: on CPUs two half batches take longer than the "
+        "exchanges that they would hide, and calls between GPUs do not overlap with computing yet"
     ),
     "ray_bundles": Unsupported(
         "dovetail makes a placement group of its own with a bundle for each rank",

@@ -124,7 +124,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"num_key_value_heads": 1, "sliding_window": 8},
         {
             "decode_context_parallel_size": 2,
-            "num_gpu_blocks_override": 13,
+            "num_gpu_blocks_override": 10,
             "block_size": 8,
             "attention_backend": "torch_sdpa",
             "kv_cache_dtype": "bfloat16",
