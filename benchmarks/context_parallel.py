@@ -62,7 +62,9 @@ def engine(folder: str, **flags: Any) -> LLM:
 def seconds_of(llm: LLM, rows: int, prompt: int, new: int) -> float:
     """Return how long an engine takes for some answers."""
     params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True, detokenize=False)
-    prompts = [[7 + (11 * row + 3 * place) % 7900 for place in range(prompt)] for row in range(rows)]
+    prompts = [
+        [7 + (11 * row + 3 * place) % 7900 for place in range(prompt)] for row in range(rows)
+    ]
     started_s = time.perf_counter()
     llm.generate(prompts, params, use_tqdm=False)
     return time.perf_counter() - started_s
@@ -78,7 +80,9 @@ def measure_context(folder: str, rounds: int) -> None:
     with engine(folder) as repeated, engine(folder, decode_context_parallel_size=2) as divided:
         engines = {"repeated": repeated, "divided": divided}
         for name, llm in engines.items():
-            print(f"{name}: {capacity_tokens(llm):,} tokens fit into {CACHE_BYTES >> 20} MiB a rank")
+            print(
+                f"{name}: {capacity_tokens(llm):,} tokens fit into {CACHE_BYTES >> 20} MiB a rank"
+            )
         for rows, prompt in ((1, 256), (1, 4096), (8, 4096)):
             times: dict[str, list[float]] = {name: [] for name in engines}
             for number in range(rounds + 1):

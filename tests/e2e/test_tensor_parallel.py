@@ -128,6 +128,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "block_size": 8,
             "attention_backend": "torch_sdpa",
             "kv_cache_dtype": "bfloat16",
+            "enable_prefix_caching": False,
             "swap_space": 0.01,
             "async_scheduling": True,
             "communicator": "gloo",

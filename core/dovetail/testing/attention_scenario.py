@@ -91,8 +91,9 @@ class Scene:
         for (backend, layout), cache in zip(asked, caches, strict=True):
             if slots is not None:
                 layout = replace(layout, slots=slots.to(cache.device))
-            own = [x.to(cache.device) for x in (q, k, v)]
-            made = backend.forward_lse(self.spec, *own, cache, backend.prepare(layout))
+            own_q, own_k, own_v = (x.to(cache.device) for x in (q, k, v))
+            prepared = backend.prepare(layout)
+            made = backend.forward_lse(self.spec, own_q, own_k, own_v, cache, prepared)
             told.append((made[0].cpu(), made[1].cpu()))
         return told
 
