@@ -1,6 +1,6 @@
 """Two ranks that divide each request's KV cache against two that repeat its KV head.
 
-The model has one KV head, so that two tensor-parallel ranks would both cache all of it. Both engines
+The model has one KV head, so that two tensor-parallel ranks would both cache it all. Both engines
 get the same memory and run in turn; a prompt is computed once and then found in the prefix cache,
 so that what is timed is decoding. Also, with `halves`: whether a step in two halves, one of which
 communicates while the other computes, could be faster on CPUs.

@@ -10,7 +10,7 @@ by their log-sum-exps:
 
 Among what a rank keeps the queries at positions p, p + N, p + 2 N, .. of a row see one key more
 each: so to a backend they are a row of their own, causal as any. A window of W tokens, which N must
-divide, is one of W / N there. Knows no model and no scheduler.
+divide, is one of W / N there.
 
 Source: Yang et al., "Context Parallelism for Scalable Million-Token Inference", 2024; the joining
 of parts: Dao et al., "Flash-Decoding for long-context inference", 2023

@@ -50,9 +50,8 @@ class ParallelConfig:
         1,
         ge=1,
         short="-dcp",
-        help="number of devices over which the tokens of each request's KV cache are divided "
-        "(context parallelism), among those of --tensor-parallel-size; each KV head must be on a "
-        "multiple of so many",
+        help="number of devices, of the tensor-parallel ones, over which a request's KV cache is "
+        "divided by position (context parallelism)",
     )
     data_parallel_size: int = flag(
         1,
