@@ -56,9 +56,9 @@ FEATURES: dict[str, Unsupported] = {
     "rocm": Unsupported("ROCm is not supported", _BY_PACKAGE),
     "tpu": Unsupported("TPUs are not supported", _BY_PACKAGE),
     "xpu": Unsupported("Intel XPUs are not supported", _BY_PACKAGE),
-    "context_parallel": Unsupported("dividing a request's KV cache over devices is not supported"),
     "dual_batch": Unsupported(
-        "dual batch overlap needs several devices, which are not supported yet"
+        "dual batch overlap is not supported: on CPUs two half batches take longer than the "
+        "exchanges that they would hide, and calls between GPUs do not overlap with computing yet"
     ),
     "ray_bundles": Unsupported(
         "dovetail makes a placement group of its own with a bundle for each rank",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -92,6 +93,51 @@ class ScalelessAttention(ReferenceAttention):
         """Store what comes as it is."""
         spec = replace(spec, k_scale=1.0, v_scale=1.0)
         return super().forward(spec, q, k, v, cache, prepared, sinks)
+
+
+class FreshKeysAttention(ReferenceAttention):
+    """Takes the keys that come with a step for those of its rows' ends."""
+
+    def prepare(self, layout: BatchLayout) -> BatchLayout:
+        """Return the layout; remember its slots."""
+        self._layout = layout
+        return layout
+
+    def forward_lse(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the keys where the queries are."""
+        layout, slots = self._layout, []
+        for row, length in enumerate(layout.seq_lens_host):
+            count = layout.query_start_host[row + 1] - layout.query_start_host[row]
+            for position in range(length - count, length):
+                block = int(layout.block_table[row, position // layout.block_tokens])
+                slots.append(block * layout.block_tokens + position % layout.block_tokens)
+        prepared = replace(layout, slots=torch.tensor(slots))
+        return super().forward_lse(spec, q, k, v, cache, prepared)
+
+
+class BaseTwoAttention(ReferenceAttention):
+    """Tells log-sum-exps to the base of two."""
+
+    def forward_lse(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Turn natural logarithms into those of two."""
+        out, lse = super().forward_lse(spec, q, k, v, cache, prepared)
+        return out, lse / math.log(2.0)
 
 
 class PaddingAttention(ReferenceAttention):

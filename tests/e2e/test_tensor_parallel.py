@@ -63,9 +63,9 @@ def assert_same(ours: list[GenerationResult], wanted: list[GenerationResult]) ->
         assert bool(mine.prompt_logprobs) == bool(theirs.prompt_logprobs)
 
 
-OF_RANKS = {"communicator", "enable_expert_parallel", "expert_placement_strategy",
-            "enable_eplb", "eplb_config", "tensor_parallel_size", "pipeline_parallel_size",
-            "pipeline_layer_split", "cpu_cores", "num_threads"}  # fmt: skip
+OF_RANKS = {"communicator", "decode_context_parallel_size", "enable_expert_parallel",
+            "expert_placement_strategy", "enable_eplb", "eplb_config", "tensor_parallel_size",
+            "pipeline_parallel_size", "pipeline_layer_split", "cpu_cores", "num_threads"}  # fmt: skip
 """Flags of a case that one rank does without."""
 STAGES: dict[str, Any] = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -107,6 +107,34 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "expert_placement_strategy": "round_robin",
             "enable_eplb": True,
             "eplb_config": {"step_interval": 4, "window_size": 6, "num_redundant_experts": 2},
+        },
+    ),
+    # Each request's cache in two halves: preempted, swapped, shared and drafted upon.
+    "divided context": (
+        "Qwen3ForCausalLM",
+        {"num_key_value_heads": 1},
+        {
+            "decode_context_parallel_size": 2,
+            "num_gpu_blocks_override": 6,
+            "block_size": 16,
+            "plugin_options": {"scheduler": {"growth_blocks": 0}},
+            "speculative_config": {"method": "ngram", "num_speculative_tokens": 3},
+        },
+    ),
+    "divided windows": (
+        "Gemma3ForCausalLM",
+        {"num_key_value_heads": 1, "sliding_window": 8},
+        {
+            "decode_context_parallel_size": 2,
+            "num_gpu_blocks_override": 10,
+            "block_size": 8,
+            "attention_backend": "torch_sdpa",
+            "kv_cache_dtype": "bfloat16",
+            "enable_prefix_caching": False,
+            "swap_space": 0.01,
+            "async_scheduling": True,
+            "communicator": "gloo",
+            "plugin_options": {"scheduler": {"growth_blocks": 0}},
         },
     ),
     "quantized": (
@@ -155,6 +183,8 @@ def test_two_ranks_answer_as_one(case: str, tmp_path: Path) -> None:
     name, config, flags = CASES[case]
     path = write_tiny_checkpoint(tmp_path / "model", name, **config)
     alone = {key: value for key, value in flags.items() if key not in OF_RANKS}
+    if "decode_context_parallel_size" in flags:  # a block of theirs is two of one rank's
+        alone["num_gpu_blocks_override"] *= 2
     divided = {"tensor_parallel_size": 2, **flags}
     assert_same(answers(path, **divided), answers(path, **alone))
 
@@ -181,6 +211,7 @@ def test_stages_sleep_and_wake_up(tmp_path: Path) -> None:
         (["-pp", "2", "--model-impl", "transformers"], "transformers cannot be divided into"),
         (["-tp", "2", "--distributed-executor-backend", "uni"], "executor uni runs one rank"),
         (["-tp", "2", "--cpu-cores", "0-1|1"], "1 is in several ranks' lists"),
+        (["-tp", "2", "-dcp", "2"], "each of 4 KV heads is on 1 of 2 ranks"),
         (["-tp", "2", "--enable-eplb"], "only whole experts move between ranks"),
         (["-tp", "1", "--cpu-cores", "0|1"], "2 lists of CPUs for 1 rank"),
         (["-tp", "2", "--communicator", "nccl"], "nccl"),

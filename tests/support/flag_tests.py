@@ -240,6 +240,10 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         "core/runner/test_expert_balancer.py::test_flags_reach_the_spec",
         "core/runner/test_expert_balancer.py::test_experts_move_and_answers_stay",
     ),
+    "decode_context_parallel_size": (
+        f"{RANKS}::test_two_ranks_answer_as_one",
+        "core/config/rules/test_context_parallel.py::test_as_many_bytes_hold_so_many_times_the_tokens",
+    ),
     "enable_expert_parallel": (f"{RANKS}::test_two_ranks_answer_as_one",),
     "expert_placement_strategy": (
         "core/config/rules/test_experts.py::test_whole_experts_are_placed",

@@ -43,6 +43,7 @@ from dovetail.config.rules.cache_size import (
 )
 from dovetail.config.rules.checks import checked
 from dovetail.config.rules.compile_level import step_making
+from dovetail.config.rules.context_parallel import check_context
 from dovetail.config.rules.cores import chosen_cores
 from dovetail.config.rules.device import (
     at_most,
@@ -184,7 +185,8 @@ def cache_spec(
     """Return the size and the rules of the KV cache."""
     section = config.cache
     memory = section.kv_cache_memory_bytes
-    block = block_tokens(config, platform)
+    rank = rank_spec(config)
+    block = block_tokens(config, platform) * rank.context_size
     if memory is None and HOST_MEMORY in platform.capabilities:
         share = (
             section.gpu_memory_utilization if config.is_given("gpu_memory_utilization") else None
@@ -192,8 +194,9 @@ def cache_spec(
         step_tokens = schedule.max_step_tokens
         slack = step_tokens + 2 * block
         count = max(1, len(engine_numbers(config)))
-        free = available_bytes() // (count * rank_spec(config).local_size)
-        one = kv_bytes(model, kv_dtype, schedule.max_model_tokens + slack, step_tokens)
+        free = available_bytes() // (count * rank.local_size)
+        most = schedule.max_model_tokens + slack
+        one = kv_bytes(model, kv_dtype, most, step_tokens, rank.context_size)
         memory = cpu_cache_bytes(free, share, schedule.max_rows * one)
     return CacheSpec(
         block_tokens=block,
@@ -210,11 +213,11 @@ def _fit_schedule(
     config: Config, model: ModelSpec, schedule: ScheduleSpec, cache: CacheSpec, kv_dtype: str
 ) -> ScheduleSpec:
     """Return the schedule with a context length that the cache holds. Raises: ConfigError."""
-    memory = cache.memory_bytes
+    memory, ranks = cache.memory_bytes, config.parallel.decode_context_parallel_size
     if cache.num_blocks is not None:
         # With windowed layers blocks are shared out in a way that only the engine knows.
         is_known = window_tokens(model.hf_config) is None
-        one = kv_bytes(model, kv_dtype, cache.block_tokens, schedule.max_step_tokens)
+        one = kv_bytes(model, kv_dtype, cache.block_tokens, schedule.max_step_tokens, ranks)
         memory = cache.num_blocks * one if is_known else None
     if memory is None:
         return schedule
@@ -225,6 +228,7 @@ def _fit_schedule(
         block_tokens=cache.block_tokens,
         step_tokens=schedule.max_step_tokens,
         num_blocks=cache.num_blocks,
+        context_size=ranks,
     )
     length = fit_tokens(config.model.max_model_len, schedule.max_model_tokens, room)
     return msgspec.structs.replace(schedule, max_model_tokens=length)
@@ -343,6 +347,7 @@ def _run_spec(
     model_plugin = selections.select_model(config, model)
     check_division(model, model_plugin, rank)
     stages.check_model(model_plugin, rank)
+    check_context(model, rank)
     load_format = selections.select_load_format(config, model.path)
     rank = over_engines(config, model, rank)
     placement, balance = expert_settings(config, model, rank, load_format)
@@ -408,16 +413,17 @@ def _load_options(config: Config) -> dict[str, Any]:
 def _attention(
     config: Config, model: ModelSpec, kv_dtype: str, block_tokens: int, platform: Platform
 ) -> Selection:
-    facts = model.hf_config
+    facts, ranks = model.hf_config, config.parallel.decode_context_parallel_size
     query = AttentionQuery(
         device=platform.device_type,
         dtype=model.dtype,
         kv_dtype=kv_dtype,
         head_size=model.head_size,
-        block_tokens=block_tokens,
+        block_tokens=block_tokens // ranks,
         uses_window=window_tokens(facts) is not None,
         uses_soft_cap=bool(facts.get("attn_logit_softcapping")),
         uses_alibi=bool(facts.get("alibi")),
+        uses_lse=ranks > 1,
     )
     spec = config.attention.attention_backend
     if not config.is_given("attention_backend"):

@@ -24,6 +24,7 @@ NAMES = {
     "window": "sliding windows",
     "soft_cap": "soft caps on scores",
     "sinks": "attention sinks",
+    "lse": "log-sum-exps of scores, which a KV cache that is divided over ranks needs,",
     ALIBI: "ALiBi biases",
 }
 
@@ -41,6 +42,7 @@ class AttentionQuery:
     uses_soft_cap: bool = False
     uses_sinks: bool = False
     uses_alibi: bool = False
+    uses_lse: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,7 @@ class AttentionBackend(Plugin):
         "window": "sliding-window attention",
         "soft_cap": "tanh soft cap on scores",
         "sinks": "one extra learned logit per head in the softmax denominator",
+        "lse": "tells the log-sum-exp of each query's scores, over keys that are all in the cache",
         "non_causal": "encoder attention without a causal mask",
         "bf16_products": "may round queries and softmax weights to bfloat16 with an 8-bit float "
         "cache",
@@ -121,6 +124,7 @@ class AttentionBackend(Plugin):
             "window": query.uses_window,
             "soft_cap": query.uses_soft_cap,
             "sinks": query.uses_sinks,
+            "lse": query.uses_lse,
             ALIBI: query.uses_alibi,
         }
         lacking = (
@@ -158,3 +162,23 @@ class AttentionBackend(Plugin):
         Shapes: q [T, H, D], k and v [T, K, D], cache as `kv_shape`, sinks [H] -> [T, H, D]
         Mutates: cache (the slots of this step's tokens only)
         """
+
+    def forward_lse(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write k and v into the cache, then attend; return the log-sum-exps of the scores too.
+
+        A row's queries see what its blocks hold, as ever the last `query_start[r + 1] -
+        query_start[r]` of its `seq_lens[r]` positions; but k and v go to `slots` only, and need not
+        be the keys and values of these positions. Asked only of backends that claim lse.
+
+        Shapes: q [T, H, D], k and v [T, K, D] -> [T, H, D], [T, H] float32
+        Mutates: cache (the slots of this step's tokens only)
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not tell log-sum-exps")

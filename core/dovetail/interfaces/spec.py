@@ -69,7 +69,8 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     The model's layers are divided over `num_stages` stages of `tensor_size` consecutive ranks each
     (pipeline parallelism); `stage_layers` is the number of layers of each stage (none: all in
     one). `data_rank` is its engine's place among the `data_size` engines over which experts are
-    divided.
+    divided. `context_size` consecutive ranks, which hold the same KV heads, divide the tokens of
+    each request's KV cache.
     """
 
     rank: int = 0
@@ -83,6 +84,7 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     stage_layers: tuple[int, ...] = ()
     data_rank: int = 0
     data_size: int = 1
+    context_size: int = 1
 
     @property
     def is_first_stage(self) -> bool:

@@ -127,13 +127,17 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class KVLayer(msgspec.Struct, frozen=True, kw_only=True):
-    """The cache of one attention layer. `window_tokens` None: all tokens from the start."""
+    """The cache of one attention layer. `window_tokens` None: all tokens from the start.
+
+    With `context_size` ranks dividing each request's cache, a rank keeps one of so many tokens.
+    """
 
     name: str
     num_kv_heads: int
     head_size: int
     dtype: str
     window_tokens: int | None = None
+    context_size: int = 1
 
     @property
     def stored_size(self) -> int:
@@ -144,8 +148,12 @@ class KVLayer(msgspec.Struct, frozen=True, kw_only=True):
         return self.head_size + (INT8_SCALE_BYTES if self.dtype == "int8" else 0)
 
     def bytes_per_token(self, dtype_bytes: int) -> int:
-        """Return the bytes that one token takes in this layer, keys and values together."""
+        """Return the bytes that one token takes on the rank that keeps it, keys and values."""
         return 2 * self.num_kv_heads * self.stored_size * dtype_bytes
+
+    def block_bytes(self, block_tokens: int, dtype_bytes: int) -> int:
+        """Return the bytes that a block of so many tokens takes on each rank that keeps some."""
+        return block_tokens // self.context_size * self.bytes_per_token(dtype_bytes)
 
 
 class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,6 +170,8 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
 class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     """The KV cache of one rank: `num_tensors` tensors of `num_blocks` blocks each.
 
+    A block holds `block_tokens` tokens of a request, of which a rank keeps `block_bytes` in each
+    tensor: all, or its part where ranks divide a request's cache (KVLayer.context_size).
     `num_host_blocks` of host memory take what preempted requests had cached.
     """
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from dovetail.interfaces.attention import AttentionSpec
+from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import KVLayer
 from dovetail.layers.context import forward_context
 from dovetail.layers.opaque import Opaque
@@ -41,14 +42,16 @@ class Attention(nn.Module):
         self.steps: tuple[float, float] | None = None
         self._opaque = Opaque(self._attend)
 
-    def kv_layer(self, dtype: str) -> KVLayer:
-        """Return this layer's cache when the cache holds `dtype`."""
+    def kv_layer(self, dtype: str, context_size: int = 1) -> KVLayer:
+        """Return this layer's cache when it holds `dtype`, on one of `context_size` ranks that
+        divide it."""
         return KVLayer(
             name=self.name,
             num_kv_heads=self.spec.num_kv_heads,
             head_size=self.spec.head_size,
             dtype=dtype,
             window_tokens=self.spec.window_tokens,
+            context_size=context_size,
         )
 
     def forward(
@@ -86,6 +89,11 @@ class Attention(nn.Module):
 def attention_layers(model: nn.Module) -> list[Attention]:
     """Return the attention layers of a model in the order in which they were built."""
     return [module for module in model.modules() if isinstance(module, Attention)]
+
+
+def kv_layers(layers: Sequence[Attention], run: RunSpec) -> list[KVLayer]:
+    """Return what a rank's layers cache."""
+    return [layer.kv_layer(run.kv_dtype, run.rank.context_size) for layer in layers]
 
 
 @contextmanager

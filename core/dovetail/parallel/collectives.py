@@ -24,3 +24,13 @@ def all_gather(x: torch.Tensor, group: Group, axis: int = -1) -> torch.Tensor:
     if axis == 0:
         return pieces.flatten(0, 1)
     return pieces.movedim(0, axis).flatten(axis, axis + 1)
+
+
+def exchange(x: torch.Tensor, group: Group) -> torch.Tensor:
+    """Return what the ranks had for this one, in rank order; x[i] is for rank i.
+
+    Shapes: x [size, T, ..] -> [size, T, ..]
+    """
+    if group.size == 1:
+        return x
+    return group.joined().all_to_all(x.flatten(0, 1)).unflatten(0, (group.size, -1))

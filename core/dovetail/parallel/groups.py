@@ -12,7 +12,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.communicator import Communicator, Membership
 from dovetail.interfaces.spec import RankSpec, Selection
 
-TENSOR, DATA, EXPERTS = "tensor", "data", "experts"
+TENSOR, CONTEXT, DATA, EXPERTS = "tensor", "context", "data", "experts"
 BEFORE, AFTER = "stage before", "stage after"
 
 
@@ -77,6 +77,9 @@ def _groups_of(rank: RankSpec) -> dict[str, tuple[int, int, str]]:
     stage, found = rank.stage, {}
     if rank.tensor_size > 1:
         found[TENSOR] = (rank.tensor_rank, rank.tensor_size, f"{TENSOR}-{stage}")
+    if 1 < rank.context_size < rank.tensor_size:
+        which, place = divmod(rank.rank, rank.context_size)
+        found[CONTEXT] = (place, rank.context_size, f"{CONTEXT}-{which}")
     if not rank.is_first_stage:
         found[BEFORE] = (1, 2, f"stages-{stage - 1}-{stage}-{rank.tensor_rank}")
     if not rank.is_last_stage:
@@ -134,6 +137,16 @@ def expert_group(rank: RankSpec) -> Group:
     if rank.tensor_size == 1:
         return data_group(rank)
     return Group(rank=rank.expert_rank, size=rank.expert_size, communicator=_joined.get(EXPERTS))
+
+
+def context_group(rank: RankSpec) -> Group:
+    """Return the ranks that divide each request's KV cache with this one: context_size consecutive
+    ranks of those that divide layers; where they are all of these, they exchange as those do."""
+    if rank.context_size == 1:
+        return ALONE
+    name = TENSOR if rank.context_size == rank.tensor_size else CONTEXT
+    own = rank.rank % rank.context_size
+    return Group(rank=own, size=rank.context_size, communicator=_joined.get(name))
 
 
 def leave() -> None:

@@ -29,12 +29,13 @@ from dovetail.interfaces.step import (
     StepPlan,
     StepResult,
 )
-from dovetail.layers.attention import attention_layers
+from dovetail.layers.attention import attention_layers, kv_layers
 from dovetail.layers.context import ForwardContext, use_context
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.kv_scales import set_scales
 from dovetail.layers.moe import Experts
 from dovetail.layers.native import use_ops
+from dovetail.parallel.context import over_ranks
 from dovetail.parallel.engines import exchange
 from dovetail.runner import measure, verify, warm_up
 from dovetail.runner.batch import Batch, StepInputs
@@ -87,7 +88,7 @@ class ModelRunner:
         self._pending_steps = PendingSteps()
         self._graphs: GraphManager | None = None
         use_ops(run.ops)
-        self._backend: AttentionBackend = registry.make(run.attention)
+        self._own_backend: AttentionBackend = registry.make(run.attention)
         self._stage = StageLink(run, device)
         constrained = run.structured_output if self._stage.is_last else None
         self.constraints = None if constrained is None else ConstraintCache(constrained)
@@ -101,6 +102,7 @@ class ModelRunner:
         self._logits_processors()  # one that cannot be made is said before the weights are read
         if self.constraints is not None:
             self.constraints.start()
+        self._backend = over_ranks(self._own_backend, self.run.rank)
         loaded = load_model(self.run, self.device)
         self._model = loaded.model
         self._stage.attach(loaded.module)
@@ -116,7 +118,7 @@ class ModelRunner:
             rank, num_layers = self.run.rank, self.run.model.num_layers
             own = [given[rank.tensor_rank][i] for i in rank.layers(num_layers)] if given else ()
             set_scales(self._attention, self.run.kv_dtype, own)
-        self._layers = [a.kv_layer(self.run.kv_dtype) for a in self._attention]
+        self._layers = kv_layers(self._attention, self.run)
 
     def _logits_processors(self) -> dict[str, LogitsProcessor]:
         """Return the chosen processors, without a row; none where nothing is drawn. Raises:
@@ -175,19 +177,22 @@ class ModelRunner:
 
     def _recorder(self) -> RecordedForward | None:
         """Return the recorder that runs small steps as one call, where the run allows it."""
-        if self.run.is_eager or self.run.ops or self.device.type != "cpu":
+        run, is_divided = self.run, self.run.rank.context_size > 1
+        if run.is_eager or run.ops or is_divided or self.device.type != "cpu":
             return None
 
         def own(*step: Any) -> torch.Tensor:  # of the model that is loaded by then
             return self._run_model(self._model.forward, *step)
 
-        return RecordedForward(own, self._batch.tables, self.run.max_rows, self.run.graph_sizes)
+        return RecordedForward(own, self._batch.tables, run.max_rows, run.graph_sizes)
 
     def _graph_manager(self, tensors: DeviceTensors) -> GraphManager:
         """Return the manager of captured steps; it logs why where nothing is captured."""
         run, reason = self.run, None
         if run.is_eager or not run.graph_sizes:
             reason = "graphs are switched off"
+        elif run.rank.context_size > 1:
+            reason = "the KV cache is divided over ranks"
         elif "graphs" not in self._backend.capabilities:
             reason = f"attention backend {run.attention.name} cannot be captured"
         elif "needs_host_rows" in self._model.capabilities:

@@ -66,9 +66,7 @@ class Scene:
         self, counts: UsageCounter, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (backend, reference) of a step of these tokens. Mutates: self"""
-        layout, plain = self.layout(counts, self.device), self.layout(counts, "cpu")
-        for row, count in counts:
-            self.lengths[row] += count
+        layout, plain = self._next(counts)
         q_there, k_there, v_there = (tensor.to(self.device) for tensor in (q, k, v))
         sinks = None if self.sinks is None else self.sinks.to(self.device)
         prepared = self.backend.prepare(layout)
@@ -81,6 +79,30 @@ class Scene:
             meant, q.float(), k, v, self._plain_cache, plain, self.sinks
         )
         return got.cpu(), wanted
+
+    def lse_step(
+        self, counts: UsageCounter, slots: torch.Tensor | None = None
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return what backend and reference tell by `forward_lse` of a step of random tokens, whose
+        keys go to their rows, or to `slots`: [T, H, D] and [T, H] each. Mutates: self"""
+        q, k, v = self.draw(sum(count for _, count in counts))
+        asked = zip((self.backend, self._reference), self._next(counts), strict=True)
+        caches, told = (self.cache, self._plain_cache), []
+        for (backend, layout), cache in zip(asked, caches, strict=True):
+            if slots is not None:
+                layout = replace(layout, slots=slots.to(cache.device))
+            own_q, own_k, own_v = (x.to(cache.device) for x in (q, k, v))
+            prepared = backend.prepare(layout)
+            made = backend.forward_lse(self.spec, own_q, own_k, own_v, cache, prepared)
+            told.append((made[0].cpu(), made[1].cpu()))
+        return told
+
+    def _next(self, counts: UsageCounter) -> tuple[BatchLayout, BatchLayout]:
+        """Return the layout of the next step, on the device and on the host. Mutates: self"""
+        layouts = self.layout(counts, self.device), self.layout(counts, "cpu")
+        for row, count in counts:
+            self.lengths[row] += count
+        return layouts
 
     def _kept(self, x: torch.Tensor, scale: float) -> torch.Tensor:
         """Return in float32 what a cache of the scene's type makes of keys or values."""

@@ -16,7 +16,10 @@ from dovetail.interfaces.spec import ModelSpec
 
 Clause = TypeVar("Clause")
 _GATES = "dovetail_gates"
-SECOND_FILES = {"attention_layouts": "attention_backend"}
+SECOND_FILES = {
+    "attention_layouts": "attention_backend",
+    "attention_lse": "attention_backend",
+}
 """Contract files beside test_<kind>.py: what follows "test_" in their names -> kind."""
 
 

@@ -19,7 +19,7 @@ class ReferenceAttention(AttentionBackend):
     """softmax(scale * q.k) v with every rule of AttentionSpec spelled out."""
 
     info = Info(summary="attention by its definition, for tests", devices=("cpu",))
-    capabilities = frozenset({"window", "soft_cap", "sinks", "non_causal"})
+    capabilities = frozenset({"window", "soft_cap", "sinks", "non_causal", "lse"})
 
     def __init__(self, options: Any = None) -> None:
         super().__init__(options or NoOptions())
@@ -43,11 +43,38 @@ class ReferenceAttention(AttentionBackend):
         Shapes: q [T, H, D], k and v [T, K, D], cache [2, N, P, K, D], sinks [H] -> [T, H, D]
         Mutates: cache
         """
-        layout: BatchLayout = prepared
+        return self._attend_all(spec, q, k, v, cache, prepared, sinks)[0]
+
+    def forward_lse(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write k and v, then attend; tell the log-sum-exps of scores too.
+
+        Shapes: q [T, H, D], k and v [T, K, D] -> [T, H, D], [T, H] float32. Mutates: cache
+        """
+        return self._attend_all(spec, q, k, v, cache, prepared, None)
+
+    def _attend_all(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        layout: BatchLayout,
+        sinks: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the attended values and the log-sum-exps. Mutates: cache"""
         keys, values = (part.flatten(0, 1) for part in cache)
         _store(keys, layout.slots, k / spec.k_scale)
         _store(values, layout.slots, v / spec.v_scale)
-        out = torch.empty_like(q)
+        out, lse = torch.empty_like(q), torch.empty(q.shape[:2])
         for row in range(layout.num_rows):
             seq_len = layout.seq_lens_host[row]
             slots = _slots(layout, row, seq_len)
@@ -56,8 +83,8 @@ class ReferenceAttention(AttentionBackend):
                 position = seq_len - (last - token)
                 seen = slots[_visible(spec, position, seq_len)]
                 read = _read(keys, seen) * spec.k_scale, _read(values, seen) * spec.v_scale
-                out[token] = _attend(spec, q[token], *read, sinks)
-        return out
+                out[token], lse[token] = _attend(spec, q[token], *read, sinks)
+        return out, lse
 
 
 def _store(to: torch.Tensor, slots: torch.Tensor, x: torch.Tensor) -> None:
@@ -96,15 +123,19 @@ def _attend(
     keys: torch.Tensor,
     values: torch.Tensor,
     sinks: torch.Tensor | None,
-) -> torch.Tensor:
-    """Return one query's values. Shapes: q [H, D], keys and values [S, K, D] float32"""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return one query's values and the log-sum-exps of its scores, which no sink is part of.
+
+    Shapes: q [H, D], keys and values [S, K, D] float32 -> [H, D], [H]
+    """
     repeats = spec.num_heads // spec.num_kv_heads
     keys = keys.repeat_interleave(repeats, dim=1)
     values = values.repeat_interleave(repeats, dim=1)
     scores = torch.einsum("hd,shd->hs", q.float(), keys) * spec.scale
     if spec.soft_cap is not None:
         scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
+    lse = scores.logsumexp(dim=-1)
     if sinks is not None:
         scores = torch.cat([scores, sinks.float().unsqueeze(-1)], dim=-1)
     weights = scores.softmax(dim=-1)[:, : keys.shape[0]]
-    return torch.einsum("hs,shd->hd", weights, values).to(q.dtype)
+    return torch.einsum("hs,shd->hd", weights, values).to(q.dtype), lse

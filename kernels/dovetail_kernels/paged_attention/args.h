@@ -10,6 +10,7 @@ struct AttentionArgs {
   const float* k;  // [T, K, D], tokens k_stride apart; or null
   const float* v;  // [T, K, D], tokens v_stride apart
   float* out;      // [T, H, D] contiguous
+  float* lse;      // [T, H], the scores' log-sum-exps without sinks; or null
   const float* sinks;  // [H] or null
   void* cache;         // blocks of cells, see layout.h
   const int32_t* block_table;  // [R, table_stride]

@@ -158,6 +158,7 @@ inline void finish(const Plan& plan, const Unit& unit, int64_t head, const State
   for (int64_t i = 0; i < rows; ++i) {
     const int64_t q_head = head * plan.group + member;
     float total = state.total[i], factor = 1.0f;
+    if (args.lse) args.lse[token * args.num_heads + q_head] = state.top[i] + __builtin_logf(total);
     if (args.sinks) {
       const float sink = args.sinks[q_head];
       const float peak = sink > state.top[i] ? sink : state.top[i];

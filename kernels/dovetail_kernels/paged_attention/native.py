@@ -29,6 +29,7 @@ class AttentionArgs(ctypes.Structure):
         ("k", _pointer),
         ("v", _pointer),
         ("out", _pointer),
+        ("lse", _pointer),
         ("sinks", _pointer),
         ("cache", _pointer),
         ("block_table", _pointer),
@@ -141,11 +142,13 @@ class Step:
         v: torch.Tensor | None,
         cache: torch.Tensor,
         sinks: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Write k and v, when given, and attend. Tokens may lie apart, heads may not.
+        """Write k and v, when given, and attend. Tokens may lie apart, heads may not. `lse` gets
+        the log-sum-exps of the scores, without sinks.
 
-        Shapes: q [T, H, D], k and v [T, K, D] float32, cache as `layout.cache_shape`, sinks [H]
-        float32 -> [T, H, D] float32. Mutates: cache
+        Shapes: q [T, H, D], k and v [T, K, D] float32, cache as `layout.cache_shape`, sinks [H],
+        lse [T, H] float32 -> [T, H, D] float32. Mutates: cache, lse
         """
         out = torch.empty(q.shape)
         args = self._args
@@ -155,6 +158,7 @@ class Step:
             args.v, args.v_stride = v.data_ptr(), v.stride(0)
         args.cache, args.format = cache.data_ptr(), CODES[cache.dtype]
         args.sinks = None if sinks is None else sinks.data_ptr()
+        args.lse = None if lse is None else lse.data_ptr()
         if self._kernel(self._reference):
             raise MemoryError(f"no memory to attend {len(q)} tokens")
         return out

@@ -32,7 +32,7 @@ PREFILL_PROGRAMS = 264
 """Programs of a prefill that fill a device: where there are fewer, each span gets its own."""
 SPANS_BYTES = 64 << 20
 """Memory that the sums of spans may take."""
-ADDED = ("KV_HEADS", "GROUP", "SIZE", "HAS_WINDOW", "HAS_SINKS", "LOG2_E")
+ADDED = ("KV_HEADS", "GROUP", "SIZE", "HAS_WINDOW", "HAS_SINKS", "HAS_LSE", "LOG2_E")
 """What adding up asks of a layer."""
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -118,14 +118,16 @@ def attend(
     extent: Extent,
     sinks: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the attended values. Tokens and heads of q may lie apart; a row of length 0 gets 0.
+    `lse` gets the log-sum-exps of the scores, without sinks.
 
     Shapes: q [T, H, D], cache [2, N, P, K, D], block_table [R, B], query_start [R + 1],
-    seq_lens [R], sinks [H], scales [2, N, P, K] -> [T, H, D]
+    seq_lens [R], sinks [H], scales [2, N, P, K], lse [T, H] float32 -> [T, H, D]. Mutates: lse
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    launch = _Launch(q, out, cache, block_table, query_start, seq_lens, rules, sinks, scales)
+    launch = _Launch(q, out, cache, block_table, query_start, seq_lens, rules, sinks, scales, lse)
     if extent.max_query_tokens > 1:
         launch.prefill(extent.max_seq_tokens)
     if extent.has_decodes:
@@ -147,8 +149,10 @@ class _Launch:
         rules: Rules,
         sinks: torch.Tensor | None,
         scales: torch.Tensor | None,
+        lse: torch.Tensor | None,
     ) -> None:
         self.q, self.out, self.cache, self.sinks, self.scales = q, out, cache, sinks, scales
+        self.lse = lse
         self.rows = (block_table, query_start, seq_lens)
         self.rules = rules
         self.kv_heads, self.size = cache.shape[3], cache.shape[4]
@@ -164,6 +168,7 @@ class _Launch:
             "WIDE": max(16, triton.next_power_of_2(self.size)),
             "HAS_WINDOW": rules.window is not None,
             "HAS_SINKS": sinks is not None,
+            "HAS_LSE": lse is not None,
             "LOG2_E": LOG2_E,
         }
         self.shared: dict[str, Any] = self.own | {
@@ -197,14 +202,15 @@ class _Launch:
                                "IS_CAUSAL": self.rules.is_causal}  # fmt: skip
         for span in range(spans if how == "next" else 1):
             kernels.prefill[(programs, max(1, kept))](
-                self.q, self.out, sums, levels, self.cache, self.scales, self.sinks, *self.rows,
-                rows, kept, span, *self.strides, *self.numbers, **self.shared, **cut,
+                self.q, self.out, self.lse, sums, levels, self.cache, self.scales, self.sinks,
+                *self.rows, rows, kept, span, *self.strides, *self.numbers, **self.shared, **cut,
                 KEYS=tile.keys, SPANS=how, num_warps=tile.num_warps, num_stages=tile.num_stages,
             )  # fmt: skip
         if how == "each":
             columns = min(128, wide)
             kernels.add_spans[(programs, triton.cdiv(self.size, columns))](
-                self.out, sums, levels, self.sinks, *self.rows[1:], rows, kept, self.out.stride(0),
+                self.out, self.lse, sums, levels, self.sinks, *self.rows[1:], rows, kept,
+                self.out.stride(0),
                 *self.numbers[2:], **{name: self.shared[name] for name in ADDED}, **cut,
                 COLUMNS=columns, num_warps=max(4, tile.lines * columns // 2048),
             )  # fmt: skip
@@ -223,13 +229,14 @@ class _Launch:
         levels = self.q.new_empty((kept_parts, 2), dtype=torch.float32)
         cut: dict[str, Any] = {"KEYS": tile.keys, "LEAST": LEAST_SPLIT, "SPLITS": splits}
         kernels.decode[(pairs, spread)](
-            self.q, self.out, sums, levels, self.cache, self.scales, self.sinks, *self.rows, kept,
-            *self.strides, *self.numbers, **self.shared, **cut, LANES=tile.lines,
+            self.q, self.out, self.lse, sums, levels, self.cache, self.scales, self.sinks,
+            *self.rows, kept, *self.strides, *self.numbers, **self.shared, **cut, LANES=tile.lines,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
         if kept > 1:
             kernels.join[(rows * heads,)](
-                self.out, sums, levels, self.sinks, *self.rows[1:], kept, self.out.stride(0),
+                self.out, self.lse, sums, levels, self.sinks, *self.rows[1:], kept,
+                self.out.stride(0),
                 *self.numbers[2:], **self.own, **cut, HEADS=heads,
                 num_warps=max(1, splits * self.own["WIDE"] // 1024),
             )  # fmt: skip

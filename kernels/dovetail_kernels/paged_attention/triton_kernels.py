@@ -186,10 +186,15 @@ def _kept(sums, levels, part, is_line, inside, at, SIZE: tl.constexpr):
 
 @triton.jit
 def _finish(
-    acc, total, most, out, sinks, target, head, is_query, inside, value_scale,
-    HAS_SINKS: tl.constexpr, LOG2_E: tl.constexpr,
+    acc, total, most, out, lse, sinks, target, place, head, is_query, inside, value_scale,
+    HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, LOG2_E: tl.constexpr,
 ):  # fmt: skip
-    """Store the attended values of a tile. Mutates: out"""
+    """Store the attended values of a tile, and where wanted the log-sum-exps of its scores.
+
+    Shapes: place [LANES], of these. Mutates: out, lse
+    """
+    if HAS_LSE:
+        tl.store(lse + place, (most + tl.log2(total)) / LOG2_E, mask=is_query)
     total = _sum_with_sinks(total, most, sinks, head, is_query, HAS_SINKS, LOG2_E)
     made = acc * (value_scale / total)[:, None]
     tl.store(out + target, made.to(out.dtype.element_ty), mask=inside)
@@ -221,15 +226,15 @@ def _tile_of(
 
 @triton.jit(do_not_specialize=["num_rows", "window", "kept_spans", "span"])
 def prefill(
-    q, out, sums, levels, cache, scales, sinks, table, query_start, seq_lens, num_rows, kept_spans,
-    span, q_token_stride, q_head_stride, out_token_stride, table_stride,
+    q, out, lse, sums, levels, cache, scales, sinks, table, query_start, seq_lens, num_rows,
+    kept_spans, span, q_token_stride, q_head_stride, out_token_stride, table_stride,
     half_stride, block_stride, token_stride, head_stride,
     half_scales, block_scales, token_scales, score_scale, soft_cap, value_scale, window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, LANES: tl.constexpr,
     KEYS: tl.constexpr, SPANS: tl.constexpr, SPAN: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr, IS_CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SCALES: tl.constexpr,
-    HAS_SINKS: tl.constexpr, DTYPE: tl.constexpr, LOG2_E: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, DTYPE: tl.constexpr, LOG2_E: tl.constexpr,
 ):  # fmt: skip
     """Attend one tile: QUERIES queries of a row by GROUP heads, on LANES lines of the product.
 
@@ -278,17 +283,17 @@ def prefill(
             _keep(acc, total, most, sums, levels, part, is_query, inside, at, SIZE)
         else:
             target = token[:, None] * out_token_stride + (head * SIZE)[:, None] + at[None, :]
-            _finish(acc, total, most, out, sinks, target, head, is_query, inside, value_scale,
-                    HAS_SINKS, LOG2_E)  # fmt: skip
+            _finish(acc, total, most, out, lse, sinks, target, token * KV_HEADS * GROUP + head,
+                    head, is_query, inside, value_scale, HAS_SINKS, HAS_LSE, LOG2_E)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_rows", "window", "kept_spans"])
 def add_spans(
-    out, sums, levels, sinks, query_start, seq_lens, num_rows, kept_spans, out_token_stride,
+    out, lse, sums, levels, sinks, query_start, seq_lens, num_rows, kept_spans, out_token_stride,
     value_scale, window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, LANES: tl.constexpr,
     SPAN: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, IS_CAUSAL: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, LOG2_E: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, LOG2_E: tl.constexpr,
 ):  # fmt: skip
     """Add up some columns of a tile's spans in their order, as launch after launch does."""
     _row, first, left, _start, low, end, _plain = _tile_of(
@@ -307,13 +312,13 @@ def add_spans(
             own, own_total, own_most = _kept(sums, levels, part, is_query, inside, at, SIZE)
             acc, total, most = _added(acc, total, most, own, own_total, own_most)
         target = token[:, None] * out_token_stride + (head * SIZE)[:, None] + at[None, :]
-        _finish(acc, total, most, out, sinks, target, head, is_query, inside, value_scale,
-                HAS_SINKS, LOG2_E)  # fmt: skip
+        _finish(acc, total, most, out, lse, sinks, target, token * KV_HEADS * GROUP + head, head,
+                is_query, inside, value_scale, HAS_SINKS, HAS_LSE, LOG2_E)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["kept_splits", "window"])
 def decode(
-    q, out, sums, levels, cache, scales, sinks, table, query_start, seq_lens, kept_splits,
+    q, out, lse, sums, levels, cache, scales, sinks, table, query_start, seq_lens, kept_splits,
     q_token_stride, q_head_stride, out_token_stride, table_stride,
     half_stride, block_stride, token_stride, head_stride,
     half_scales, block_scales, token_scales, score_scale, soft_cap, value_scale, window,
@@ -321,7 +326,7 @@ def decode(
     LEAST: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SCALES: tl.constexpr,
-    HAS_SINKS: tl.constexpr, DTYPE: tl.constexpr, LOG2_E: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, DTYPE: tl.constexpr, LOG2_E: tl.constexpr,
 ):  # fmt: skip
     """Attend some splits of a row's keys with the GROUP heads of one kv head.
 
@@ -364,8 +369,9 @@ def decode(
             most = most if HAS_CAP else most * score_scale
             if num_splits == 1:
                 target = token * out_token_stride + (head * SIZE)[:, None] + at[None, :]
-                _finish(acc, total, most, out, sinks, target, head, is_head, inside, value_scale,
-                        HAS_SINKS, LOG2_E)  # fmt: skip
+                _finish(acc, total, most, out, lse, sinks, target, token * KV_HEADS * GROUP + head,
+                        head, is_head, inside, value_scale, HAS_SINKS, HAS_LSE,
+                        LOG2_E)  # fmt: skip
             else:
                 part = (row.to(tl.int64) * KV_HEADS * GROUP + head) * kept_splits + split
                 _keep(acc, total, most, sums, levels, part, is_head, inside, at, SIZE)
@@ -373,11 +379,11 @@ def decode(
 
 @triton.jit(do_not_specialize=["kept_splits", "window"])
 def join(
-    out, sums, levels, sinks, query_start, seq_lens, kept_splits, out_token_stride,
+    out, lse, sums, levels, sinks, query_start, seq_lens, kept_splits, out_token_stride,
     value_scale, window,
     HEADS: tl.constexpr, KEYS: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr,
     SIZE: tl.constexpr, WIDE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
-    LOG2_E: tl.constexpr,
+    HAS_LSE: tl.constexpr, LOG2_E: tl.constexpr,
 ):  # fmt: skip
     """Add up the parts of one head of one row, always over SPLITS places, so in the same order."""
     row, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
@@ -398,6 +404,8 @@ def join(
         inside = is_part[:, None] & (at < SIZE)[None, :]
         acc = tl.load(sums + part[:, None] * SIZE + at[None, :], mask=inside, other=0.0)
         whole = tl.sum(total * share, axis=0)
+        if HAS_LSE:
+            tl.store(lse + token * HEADS + head, (top + tl.log2(whole)) / LOG2_E)
         if HAS_SINKS:
             whole += tl.exp2(tl.load(sinks + head).to(tl.float32) * LOG2_E - top)
         made = tl.sum(acc * share[:, None], axis=0) * (value_scale / whole)

@@ -45,9 +45,13 @@ def forward(
     v: torch.Tensor,
     cache: torch.Tensor,
     prepared: NativeStep,
-    sinks: torch.Tensor | None,
+    sinks: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Write k and v, then attend (see `AttentionBackend.forward`). Mutates: cache, prepared"""
+    """Write k and v, then attend (see `AttentionBackend.forward`). Shapes: lse [T, H]
+
+    Mutates: cache, prepared, lse
+    """
     assert q.dtype is torch.float32, "why_not let another dtype pass"
     if spec is not prepared.spec:
         prepared.spec = spec
@@ -67,7 +71,20 @@ def forward(
     size = spec.head_size
     if sinks is not None:
         sinks = sinks.float().contiguous()
-    return prepared.step(_whole(q, size), _whole(k, size), _whole(v, size), cache, sinks)
+    return prepared.step(_whole(q, size), _whole(k, size), _whole(v, size), cache, sinks, lse)
+
+
+def forward_lse(
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cache: torch.Tensor,
+    prepared: NativeStep,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Do what `AttentionBackend.forward_lse` says. Mutates: cache, prepared"""
+    lse = torch.empty(q.shape[:2])
+    return forward(spec, q, k, v, cache, prepared, lse=lse), lse
 
 
 def _whole(x: torch.Tensor, size: int) -> torch.Tensor:

@@ -93,15 +93,32 @@ def forward(
     v: torch.Tensor,
     cache: torch.Tensor,
     prepared: Prepared,
-    sinks: torch.Tensor | None,
+    sinks: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Write k and v, then attend (see `AttentionBackend.forward`). Mutates: cache"""
+    """Write k and v, then attend (see `AttentionBackend.forward`, and with lse `forward_lse`).
+
+    Shapes: lse [T, H]. Mutates: cache, lse
+    """
     if (spec.k_scale, spec.v_scale) == (1.0, 1.0):
-        return _forward(spec, q, k, v, cache, prepared, sinks)
+        return _forward(spec, q, k, v, cache, prepared, sinks, lse)
     # Scores over what is stored take the keys' scale; sums of what is stored take the values'.
     inner = replace(spec, scale=spec.scale * spec.k_scale, k_scale=1.0, v_scale=1.0)
     k, v = _quotients(k, spec.k_scale), _quotients(v, spec.v_scale)
-    return _forward(inner, q, k, v, cache, prepared, sinks).mul_(spec.v_scale)
+    return _forward(inner, q, k, v, cache, prepared, sinks, lse).mul_(spec.v_scale)
+
+
+def forward_lse(
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cache: torch.Tensor,
+    prepared: Prepared,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Do what `AttentionBackend.forward_lse` says. Mutates: cache"""
+    lse = torch.empty(q.shape[:2], device=q.device)
+    return forward(spec, q, k, v, cache, prepared, lse=lse), lse
 
 
 def _quotients(x: torch.Tensor, scale: float) -> torch.Tensor:
@@ -117,21 +134,27 @@ def _forward(
     cache: torch.Tensor,
     prepared: Prepared,
     sinks: torch.Tensor | None,
+    lse: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Do what `forward` does for a cache without scales. Mutates: cache"""
+    """Do what `forward` does for a cache without scales. Mutates: cache, lse"""
     slots = cache.view(2, -1, *cache.shape[3:])
     write(slots, k, v, prepared.layout.slots)
     max_keys = max(1, GATHER_BYTES // (slots[0, 0].numel() * slots.element_size()))
     chunks = prepared.decode_chunks(spec.window_tokens, max_keys) if prepared.decode_rows else []
     if len(chunks) == 1 and chunks[0].tokens is None:
-        return decode(spec, q, slots, chunks[0], sinks)
+        return decode(spec, q, slots, chunks[0], sinks, lse)
     out = torch.empty_like(q)
     for chunk in chunks:
-        out[chunk.tokens] = decode(spec, q[chunk.tokens], slots, chunk, sinks)
+        told = None if lse is None else lse[chunk.tokens]
+        out[chunk.tokens] = decode(spec, q[chunk.tokens], slots, chunk, sinks, told)
+        if lse is not None and told is not None:
+            lse[chunk.tokens] = told
     for row in prepared.prefills:
         last = row.first_token + row.end - row.start
         part = slice(row.first_token, last)
-        out[part] = prefill(spec, q[part], k[part], v[part], slots, prepared, row, sinks)
+        keys = None if lse is not None else (k[part], v[part])
+        told = None if lse is None else lse[part]
+        out[part] = prefill(spec, q[part], keys, slots, prepared, row, sinks, told)
     return out
 
 
@@ -167,10 +190,11 @@ def decode(
     slots: torch.Tensor,
     chunk: DecodeChunk,
     sinks: torch.Tensor | None,
+    lse: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attend rows of one token each. Shapes: q [R, H, D] -> [R, H, D]
+    """Attend rows of one token each. Shapes: q [R, H, D], lse [R, H] -> [R, H, D]
 
-    The G query heads of one kv head take the place of G queries: nothing is repeated.
+    The G query heads of one kv head take the place of G queries: nothing is repeated. Mutates: lse
     """
     num_rows = len(q)
     k, v = read(slots, chunk.slots, q.dtype)
@@ -179,33 +203,40 @@ def decode(
     grouped = q.reshape(num_rows, spec.num_kv_heads, -1, spec.head_size)
     if sinks is not None:
         sinks = sinks.view(1, spec.num_kv_heads, -1, 1)
-    return attend(spec, grouped, k, v, chunk.mask, sinks).reshape(q.shape)
+    if lse is not None:
+        lse = lse.view(num_rows, spec.num_kv_heads, -1)
+    return attend(spec, grouped, k, v, chunk.mask, sinks, lse).reshape(q.shape)
 
 
 def prefill(
     spec: AttentionSpec,
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    keys: tuple[torch.Tensor, torch.Tensor] | None,
     slots: torch.Tensor,
     prepared: Prepared,
     row: PrefillRow,
     sinks: torch.Tensor | None,
+    lse: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attend one row of several tokens. Shapes: q [T, H, D], k and v [T, K, D] -> [T, H, D]"""
+    """Attend one row of several tokens, whose own keys and values, if told, need not be read.
+
+    Shapes: q [T, H, D], keys [T, K, D] each, lse [T, H] -> [T, H, D]. Mutates: lse
+    """
     window = spec.window_tokens
     first = 0 if window is None else max(0, row.start - window + 1)
-    if row.start > 0 or slots.dtype != k.dtype:
-        k, v = read(slots, prepared.row_slots(row.row, first, row.end), q.dtype)
-    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
+    if keys is None or row.start > 0 or slots.dtype != keys[0].dtype:
+        keys = read(slots, prepared.row_slots(row.row, first, row.end), q.dtype)
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, *keys))
     if sinks is not None:
         sinks = sinks.view(1, -1, 1, 1)
-    if _is_plain_causal(spec, row, sinks):
+    if lse is None and _is_plain_causal(spec, row, sinks):
         out = F.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=spec.scale, enable_gqa=_is_grouped(spec)
         )
     else:
-        out = _prefill_masked(spec, q, k, v, row, first, sinks)
+        if lse is not None:
+            lse = lse.transpose(0, 1).unsqueeze(0)
+        out = _prefill_masked(spec, q, k, v, row, first, sinks, lse)
     return out.squeeze(0).transpose(0, 1)
 
 
@@ -228,13 +259,15 @@ def _prefill_masked(
     row: PrefillRow,
     first: int,
     sinks: torch.Tensor | None,
+    lse: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attend under an explicit mask, some queries at a time.
 
-    Shapes: q [1, H, T, D], k and v [1, K, S, D] (positions `first` .. row.end - 1) -> [1, H, T, D]
+    Shapes: q [1, H, T, D], k and v [1, K, S, D] (positions `first` .. row.end - 1), lse [1, H, T]
+    -> [1, H, T, D]. Mutates: lse
     """
     out = torch.empty_like(q)
-    is_open = sinks is not None or spec.soft_cap is not None
+    is_open = sinks is not None or spec.soft_cap is not None or lse is not None
     most = MAX_SCORES // (spec.num_heads * k.shape[2]) if is_open else QUERY_CHUNK_TOKENS
     step = min(max(most, 1), QUERY_CHUNK_TOKENS)
     for start in range(row.start, row.end, step):
@@ -244,7 +277,9 @@ def _prefill_masked(
         keys = slice(low - first, high - first)
         mask = _mask(spec, start, end, low, high, q.device)
         part = slice(start - row.start, end - row.start)
-        out[:, :, part] = attend(spec, q[:, :, part], k[:, :, keys], v[:, :, keys], mask, sinks)
+        told = None if lse is None else lse[:, :, part]
+        seen = k[:, :, keys], v[:, :, keys]
+        out[:, :, part] = attend(spec, q[:, :, part], *seen, mask, sinks, told)
     return out
 
 
@@ -281,11 +316,13 @@ def attend(
     v: torch.Tensor,
     mask: torch.Tensor | None,
     sinks: torch.Tensor | None,
+    lse: torch.Tensor | None,
 ) -> torch.Tensor:
     """Return softmax(scores) v. Shapes: q [B, H, T, D], k and v [B, K, S, D], mask that spreads
-    to [B, 1, T, S], sinks that spread to [B, H, T, 1] -> [B, H, T, D]"""
+    to [B, 1, T, S], sinks that spread to [B, H, T, 1], lse [B, H, T] -> [B, H, T, D]. Mutates: lse
+    """
     is_grouped = q.shape[1] != k.shape[1]
-    if sinks is None and spec.soft_cap is None:
+    if sinks is None and spec.soft_cap is None and lse is None:
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, scale=spec.scale, enable_gqa=is_grouped
         )
@@ -296,6 +333,8 @@ def attend(
         scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
+    if lse is not None:
+        lse.copy_(scores.logsumexp(dim=-1))
     if sinks is not None:
         column = sinks.float().expand(*q.shape[:3], 1)
         weights = torch.cat([scores, column], dim=-1).softmax(dim=-1)[..., :-1]

@@ -46,9 +46,13 @@ def forward(
     v: torch.Tensor,
     stored: torch.Tensor,
     prepared: TritonStep,
-    sinks: torch.Tensor | None,
+    sinks: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Write k and v, then attend (see `AttentionBackend.forward`). Mutates: stored"""
+    """Write k and v, then attend (see `AttentionBackend.forward`). Shapes: lse [T, H]
+
+    Mutates: stored, lse
+    """
     if stored.dtype == torch.float8_e4m3fn:
         _check_e4m3(stored.device)
     layout = prepared.layout
@@ -58,7 +62,20 @@ def forward(
     q, k, v = _whole(q), _whole(k), _whole(v)
     write(k, v, numbers, layout.slots, scales, spec.k_scale, spec.v_scale)
     rows = (layout.block_table, layout.query_start, layout.seq_lens)
-    return attend(q, numbers, *rows, _rules(spec), prepared.extent, sinks, scales)
+    return attend(q, numbers, *rows, _rules(spec), prepared.extent, sinks, scales, lse)
+
+
+def forward_lse(
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    stored: torch.Tensor,
+    prepared: TritonStep,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Do what `AttentionBackend.forward_lse` says. Mutates: stored"""
+    lse = torch.empty(q.shape[:2], device=q.device)
+    return forward(spec, q, k, v, stored, prepared, lse=lse), lse
 
 
 def parts_of(stored: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor | None]:

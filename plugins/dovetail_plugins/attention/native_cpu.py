@@ -41,7 +41,7 @@ class NativeCpu(AttentionBackend):
         source="https://arxiv.org/abs/2309.06180",
         devices=("cpu",),
     )
-    capabilities = frozenset({"window", "soft_cap", "sinks", "non_causal", "bf16_products"})
+    capabilities = frozenset({"window", "soft_cap", "sinks", "non_causal", "bf16_products", "lse"})
     auto_rank = 10
     Options = NativeCpuOptions
 
@@ -100,6 +100,21 @@ class NativeCpu(AttentionBackend):
         Mutates: cache
         """
         return self._native.forward(spec, q, k, v, cache, prepared, sinks)
+
+    def forward_lse(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write k and v, then attend to what the cache holds; tell the log-sum-exps of scores too.
+
+        Shapes: q [T, H, D], k and v [T, K, D] -> [T, H, D], [T, H] float32. Mutates: cache
+        """
+        return self._native.forward_lse(spec, q, k, v, cache, prepared)
 
 
 def _missing() -> list[str]:

@@ -25,7 +25,7 @@ class TorchSdpa(AttentionBackend):
         source="https://docs.pytorch.org/docs/stable/generated/"
         "torch.nn.functional.scaled_dot_product_attention.html",
     )
-    capabilities = frozenset({"window", "soft_cap", "sinks", "non_causal"})
+    capabilities = frozenset({"window", "soft_cap", "sinks", "non_causal", "lse"})
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
@@ -63,3 +63,18 @@ class TorchSdpa(AttentionBackend):
         Mutates: cache
         """
         return self._paged.forward(spec, q, k, v, cache, prepared, sinks)
+
+    def forward_lse(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write k and v, then attend to what the cache holds; tell the log-sum-exps of scores too.
+
+        Shapes: q [T, H, D], k and v [T, K, D] -> [T, H, D], [T, H] float32. Mutates: cache
+        """
+        return self._paged.forward_lse(spec, q, k, v, cache, prepared)

@@ -37,7 +37,7 @@ class TritonPaged(AttentionBackend):
         extra="gpu",
         devices=("cuda", "cpu") if INTERPRETS else ("cuda",),
     )
-    capabilities = frozenset({"window", "soft_cap", "sinks", "non_causal", "graphs"})
+    capabilities = frozenset({"window", "soft_cap", "sinks", "non_causal", "graphs", "lse"})
     auto_rank = -1 if INTERPRETS else 10
 
     def __init__(self, options: Any) -> None:
@@ -86,3 +86,18 @@ class TritonPaged(AttentionBackend):
         Mutates: cache
         """
         return self._step.forward(spec, q, k, v, cache, prepared, sinks)
+
+    def forward_lse(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write k and v, then attend to what the cache holds; tell the log-sum-exps of scores too.
+
+        Shapes: q [T, H, D], k and v [T, K, D] -> [T, H, D], [T, H] float32. Mutates: cache
+        """
+        return self._step.forward_lse(spec, q, k, v, cache, prepared)

@@ -38,6 +38,8 @@ CLAUSES = (
     "test_non_causal and prefill_not_causal_H4_K2",
     "test_fits_the_plainest_question",
     "test_lengths_are_read_on_the_device",
+    "test_tells_log_sum_exps and plain",
+    "test_new_keys_may_lie_elsewhere",
 )
 PROMPTS = [list(range(3, 40)), [5, 9, 17, 3], [44, 2, 31, 8, 8, 19]]
 
@@ -109,7 +111,7 @@ def test_it_keeps_the_contract() -> None:
     assert int(told.split(" passed")[0].split()[-1]) >= len(CLAUSES)
 
 
-@pytest.mark.parametrize("what", ["bits", "spans", "padding", "int8", "nan"])
+@pytest.mark.parametrize("what", ["bits", "spans", "padding", "int8", "nan", "log_sum_exps"])
 def test_scenes(what: str) -> None:
     assert interpreted(__file__, what).splitlines()[-1] == "as wanted"
 
@@ -264,6 +266,40 @@ def nan() -> None:
         assert torch.equal(found[1:], clean[1:])
 
 
+def log_sum_exps() -> None:
+    """They are right where keys are split or span after span, and change no other bit."""
+    import torch
+
+    import dovetail_kernels.paged_attention.triton as launches
+
+    counts, lens = [1, 9, 1], [700, 150, 40]
+    for rules in ({}, {"window": 90, "soft_cap": 5.0}):
+        q, step = _step(counts, lens, **rules)
+        wanted = torch.cat([
+            _row_lse(row, step, number, lens[number]) for number, row in enumerate(q.split(counts))
+        ])  # fmt: skip
+        for span, programs in ((2048, 264), (64, 264), (64, 0)):
+            launches.SPAN, launches.PREFILL_PROGRAMS = span, programs
+            lse = torch.full(q.shape[:2], float("nan"))
+            assert torch.equal(launches.attend(q, lse=lse, **step), launches.attend(q, **step))
+            torch.testing.assert_close(lse, wanted, rtol=1e-5, atol=1e-5)
+        launches.SPAN, launches.PREFILL_PROGRAMS = 2048, 264
+
+
+def _row_lse(q: Any, step: dict[str, Any], row: int, length: int) -> Any:
+    """Return the log-sum-exps of a row's scores. Shapes: q [T, H, D] -> [T, H]"""
+    import torch
+
+    rules, blocks = step["rules"], step["block_table"][row].long()
+    keys = step["cache"][0, blocks].flatten(0, 1)[:length].repeat_interleave(3, dim=1)
+    scores = torch.einsum("thd,shd->ths", q, keys) * rules.scale
+    if rules.soft_cap:
+        scores = rules.soft_cap * torch.tanh(scores / rules.soft_cap)
+    place, key = torch.arange(length - len(q), length)[:, None], torch.arange(length)
+    seen = (key <= place) & (key > place - (rules.window or length))
+    return scores.masked_fill(~seen[:, None], -torch.inf).logsumexp(-1)
+
+
 def model(path: str) -> None:
     """Print tokens and logprobs of the model, attended by Triton and by torch."""
     from dovetail import LLM, SamplingParams
@@ -283,8 +319,7 @@ def model(path: str) -> None:
 
 
 if __name__ == "__main__":
-    {"bits": bits, "spans": spans, "padding": padding, "int8": int8, "nan": nan, "model": model}[
-        sys.argv[1]
-    ](*sys.argv[2:])
+    scenes = (bits, spans, padding, int8, nan, log_sum_exps, model)
+    {scene.__name__: scene for scene in scenes}[sys.argv[1]](*sys.argv[2:])
     if sys.argv[1] != "model":
         print("as wanted")

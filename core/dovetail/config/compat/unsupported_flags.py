@@ -75,7 +75,6 @@ UNSUPPORTED_FLAGS: dict[str, UnsupportedFlag] = {
     "mamba_cache_dtype": UnsupportedFlag("mamba_layers", passing=("float32",)),
     "mamba_ssm_cache_dtype": UnsupportedFlag("mamba_layers", passing=("float32",)),
     **_all("kv_transfer", "kv_events_config", "kv_transfer_config"),
-    **_all("context_parallel", "decode_context_parallel_size"),
     **_all("prompt_embeds", "enable_prompt_embeds"),
     **_all("io_processors", "io_processor_plugin"),
     **_all("shared_kv_layers", "kv_sharing_fast_prefill"),

@@ -129,7 +129,7 @@ def _of_machine(config: Config, spec: EngineSpec) -> dict[str, tuple[Any, str]]:
 
 def _of_engine(spec: EngineSpec) -> dict[str, tuple[Any, str]]:
     return {
-        "block_size": (spec.cache.block_tokens, DEFAULT),
+        "block_size": (spec.cache.block_tokens // spec.run.rank.context_size, DEFAULT),
         "max_num_seqs": (spec.schedule.max_rows, DEFAULT),
         "max_num_batched_tokens": (spec.schedule.max_step_tokens, DEFAULT),
         "distributed_executor_backend": (spec.executor.name, DEFAULT),

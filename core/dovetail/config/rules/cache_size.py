@@ -21,8 +21,11 @@ CPU_CACHE_BYTES = 4 * 2**30
 CPU_MEMORY_SHARE = 0.4
 
 
-def kv_bytes(model: ModelSpec, kv_dtype: str, num_tokens: int, step_tokens: int) -> int:
-    """Return the bytes one request of `num_tokens` takes; windowed layers forget the rest."""
+def kv_bytes(
+    model: ModelSpec, kv_dtype: str, num_tokens: int, step_tokens: int, context_size: int = 1
+) -> int:
+    """Return the bytes one request of `num_tokens` takes on each of `context_size` ranks that
+    divide it; windowed layers forget the rest."""
     layer = KVLayer(
         name="", num_kv_heads=model.num_kv_heads, head_size=model.head_size, dtype=kv_dtype
     )
@@ -30,7 +33,8 @@ def kv_bytes(model: ModelSpec, kv_dtype: str, num_tokens: int, step_tokens: int)
     window = window_tokens(model.hf_config)
     num_windowed = _num_windowed(model.hf_config, model.num_layers) if window else 0
     kept = min(num_tokens, (window or num_tokens) + step_tokens)
-    return per_token * (num_windowed * kept + (model.num_layers - num_windowed) * num_tokens)
+    whole = num_windowed * kept + (model.num_layers - num_windowed) * num_tokens
+    return per_token * -(-whole // context_size)
 
 
 def cpu_cache_bytes(available: int, share: float | None, useful: int) -> int:
@@ -58,7 +62,8 @@ def cpu_cache_bytes(available: int, share: float | None, useful: int) -> int:
 class Room:
     """The cache as one request sees it: `memory` bytes in blocks, one of which nobody owns.
 
-    `num_blocks` is set where blocks and not bytes were asked for.
+    `num_blocks` is set where blocks and not bytes were asked for. `context_size` ranks divide each
+    request's cache.
     """
 
     model: ModelSpec
@@ -67,6 +72,7 @@ class Room:
     block_tokens: int
     step_tokens: int
     num_blocks: int | None = None
+    context_size: int = 1
 
     @property
     def size(self) -> str:
@@ -85,7 +91,8 @@ class Room:
         """Return whether a request of this length fits."""
         blocks = -(-num_tokens // self.block_tokens) + 1
         tokens = blocks * self.block_tokens
-        return kv_bytes(self.model, self.kv_dtype, tokens, self.step_tokens) <= self.memory
+        model, ranks = self.model, self.context_size
+        return kv_bytes(model, self.kv_dtype, tokens, self.step_tokens, ranks) <= self.memory
 
     def largest(self, wanted: int) -> int:
         """Return the largest length up to `wanted` that fits; 0 when none does."""

@@ -8,6 +8,7 @@ import msgspec
 
 from dovetail import registry
 from dovetail.config.config import Config
+from dovetail.config.rules.context_parallel import context_size
 from dovetail.config.rules.cores import BAR, UNBOUND, cores_of_ranks, word_of
 from dovetail.config.rules.cores import FLAG as CORES
 from dovetail.config.rules.placement import placed
@@ -32,8 +33,14 @@ def rank_spec(config: Config) -> RankSpec:
     parallel = config.parallel
     tensor_size, num_stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
     size = tensor_size * num_stages
-    alone = RankSpec(tensor_size=tensor_size, num_stages=num_stages)
-    return placed(config, msgspec.structs.replace(alone, world_size=size, local_size=size))
+    rank = RankSpec(
+        world_size=size,
+        local_size=size,
+        tensor_size=tensor_size,
+        num_stages=num_stages,
+        context_size=context_size(config),
+    )
+    return placed(config, rank)
 
 
 def check_division(model: ModelSpec, plugin: Selection, rank: RankSpec) -> None:

@@ -59,7 +59,8 @@ class ParallelConfig:
         1,
         ge=1,
         short="-dcp",
-        help="number of devices over which a request's KV cache is divided when decoding",
+        help="number of devices, of the tensor-parallel ones, over which a request's KV cache is "
+        "divided by position (context parallelism)",
     )
     data_parallel_size: int = flag(
         1,

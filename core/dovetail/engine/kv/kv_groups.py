@@ -42,7 +42,7 @@ def plan_layout(
     """
     groups = group_layers(layers)
     num_tensors = max((len(group.layers) for group in groups), default=0)
-    block_bytes = block_tokens * _bytes_per_token(layers)
+    block_bytes = _block_bytes(layers, block_tokens)
     if num_blocks is None:
         if memory_bytes is None:
             raise ConfigError("neither a number of KV blocks nor a size in bytes was given.")
@@ -94,8 +94,8 @@ def _group_size(counts: Sequence[int]) -> int:
     return min(few, key=lambda size: (num_groups(size) * size, -size))
 
 
-def _bytes_per_token(layers: Sequence[KVLayer]) -> int:
-    """Return the bytes one token takes in one layer. Raises: ConfigError when layers differ."""
+def _block_bytes(layers: Sequence[KVLayer], block_tokens: int) -> int:
+    """Return the bytes one block takes in one layer. Raises: ConfigError when layers differ."""
     if not layers:
         return 0
     first = layers[0]
@@ -113,7 +113,7 @@ def _bytes_per_token(layers: Sequence[KVLayer]) -> int:
             where="--kv-cache-dtype",
             fix=f"use one of {', '.join(DTYPE_BYTES)}.",
         )
-    return first.bytes_per_token(DTYPE_BYTES[first.dtype])
+    return first.block_bytes(block_tokens, DTYPE_BYTES[first.dtype])
 
 
 def _shape(layer: KVLayer) -> tuple[int, int, str]:
