@@ -44,10 +44,21 @@ def check_weights(path: str | Path, ignored: Sequence[str] = ()) -> None:
 
 def has_weights(path: str | Path) -> bool:
     """Return whether the folder holds any weight file, or is one itself."""
-    if is_whole_model(Path(path)):
-        return True
-    found = (file.name for suffix in _SUFFIXES for file in Path(path).glob(suffix))
-    return any(name not in _NOT_WEIGHTS for name in found)
+    return bool(weight_files(path))
+
+
+def weight_files(path: str | Path) -> list[Path]:
+    """Return the weight files of a folder, or the file that is a model itself."""
+    whole = Path(path)
+    if is_whole_model(whole):
+        return [whole]
+    found = (file for suffix in _SUFFIXES for file in whole.glob(suffix))
+    return sorted(file for file in found if file.name not in _NOT_WEIGHTS)
+
+
+def weights_bytes(path: str | Path) -> int:
+    """Return the size of the weight files of a folder, or of the file that is a model itself."""
+    return sum(file.stat().st_size for file in weight_files(path))
 
 
 def is_whole_model(path: Path) -> bool:
