@@ -23,10 +23,10 @@ from dovetail.config.checkpoint.context_length import (
 from dovetail.config.checkpoint.dtypes import chosen_dtypes, tell_dtypes
 from dovetail.config.checkpoint.generation import default_sampling
 from dovetail.config.checkpoint.hf import load_model_facts
+from dovetail.config.checkpoint.hub import Hub
 from dovetail.config.checkpoint.kv_scales import kv_scales, kv_steps
 from dovetail.config.checkpoint.model_path import (
     DEMO_NAME,
-    Hub,
     find_config,
     find_model,
     find_tokenizer,
@@ -238,6 +238,7 @@ def _find_model(config: Config) -> Path:
         revision=config.model.revision,
         hub=_hub(config),
         needs_weights=config.load.load_format != "dummy",
+        model_dirs=config.load.model_dir,
     )
 
 

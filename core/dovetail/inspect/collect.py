@@ -19,7 +19,8 @@ from dovetail.config.checkpoint.dtypes import chosen_dtypes
 from dovetail.config.checkpoint.experts import experts_of
 from dovetail.config.checkpoint.generation import default_sampling
 from dovetail.config.checkpoint.hf import load_model_facts
-from dovetail.config.checkpoint.model_path import Hub, find_model
+from dovetail.config.checkpoint.hub import Hub
+from dovetail.config.checkpoint.model_path import find_model
 from dovetail.config.checkpoint.quant_files import build_method
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
@@ -170,7 +171,11 @@ def _pieces(config: Config) -> Parts:
     _, platform = select_platform(config)
     hub = Hub(cache=config.load.download_dir, token=config.model.hf_token)
     path = find_model(
-        config.model.model, revision=config.model.revision, hub=hub, needs_weights=False
+        config.model.model,
+        revision=config.model.revision,
+        hub=hub,
+        needs_weights=False,
+        model_dirs=config.load.model_dir,
     )
     facts = load_model_facts(
         path, overrides=config.model.hf_overrides, config_format=config.model.config_format

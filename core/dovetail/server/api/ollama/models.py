@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.checkpoint.weights_check import weights_bytes
+from dovetail.config.checkpoint.weights_check import is_whole_model, weights_bytes
 from dovetail.errors import RequestError
 from dovetail.server.api.ollama.protocol import OllamaShowRequest
 from dovetail.server.api.ollama.response import written_time
@@ -91,7 +91,7 @@ def _details(server: ServerState) -> dict[str, Any]:
     quantized = run.quantization.name
     return {
         "parent_model": "",
-        "format": Path(run.model.path).suffix[1:] or "safetensors",
+        "format": "gguf" if is_whole_model(Path(run.model.path)) else "safetensors",
         "family": family,
         "families": [family],
         "parameter_size": "",

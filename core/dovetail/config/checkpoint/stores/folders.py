@@ -1,0 +1,91 @@
+"""Models in folders: those of --model-dir, and LM Studio's, which are ordinary folders too.
+
+A model is a folder with a config.json and weights, or GGUF files. Its name is its path inside.
+Source of LM Studio's layout (models/PUBLISHER/MODEL/FILE): its documentation, "Import models".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from dovetail.config.checkpoint.stores.gguf_names import grouped
+from dovetail.config.checkpoint.stores.hub_cache import find_quant, gguf_entries
+from dovetail.config.checkpoint.stores.stored import FOLDER, LM_STUDIO, StoredModel
+from dovetail.config.checkpoint.weights_check import (
+    has_weights,
+    is_whole_model,
+    missing_files,
+    weights_bytes,
+)
+
+MAX_DEPTH = 3
+"""How many folders deep a model may lie."""
+_HOME_POINTER = ".lmstudio-home-pointer"
+
+
+def lm_studio_folders(environ: Mapping[str, str] | None = None) -> list[Path]:
+    """Return the folders where LM Studio may keep its models; they need not exist."""
+    home = Path((os.environ if environ is None else environ).get("HOME") or "~").expanduser()
+    pointer = home / _HOME_POINTER
+    told = []
+    if pointer.is_file():
+        told = [Path(pointer.read_text(encoding="utf-8").strip()) / "models"]
+    return [*told, home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"]
+
+
+def models(root: Path, store: str = FOLDER) -> Iterator[StoredModel]:
+    """Yield the models below a folder, by their paths inside it."""
+    yield from _models(root, root, store, MAX_DEPTH)
+
+
+def _models(root: Path, folder: Path, store: str, depth: int) -> Iterator[StoredModel]:
+    if folder != root and _is_checkpoint(folder):
+        fault = "some of its files are missing" if missing_files(folder) else ""
+        yield StoredModel(
+            name=folder.relative_to(root).as_posix(), store=store, path=folder,
+            num_bytes=weights_bytes(folder), fault=fault,
+        )  # fmt: skip
+        return
+    ggufs = grouped(file.name for file in folder.glob("*.gguf"))
+    for one in ggufs:
+        if folder == root or store == FOLDER:
+            first = folder / one.files[0]
+            yield StoredModel(
+                name=first.relative_to(root).as_posix(), store=store, path=first,
+                num_bytes=sum((folder / file).stat().st_size for file in one.files),
+                label=one.label,
+            )  # fmt: skip
+    if ggufs and folder != root and store == LM_STUDIO:
+        yield from gguf_entries(folder.relative_to(root).as_posix(), folder, store)
+    elif depth:
+        for inner in sorted(_folders(folder)):
+            yield from _models(root, inner, store, depth - 1)
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    try:
+        found = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    except OSError:  # another user's: nothing there can be served
+        return
+    yield from (entry for entry in found if entry.is_dir())
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    settings = ("config.json", "params.json")
+    return any((folder / name).is_file() for name in settings) and has_weights(folder)
+
+
+def find(root: Path, name: str) -> Path | None:
+    """Return the model of a name below a folder, None where there is none. Raises: ConfigError
+    where several could be meant"""
+    bare, _, quant = name.partition(":")
+    if not bare or Path(bare).is_absolute() or ".." in Path(bare).parts:
+        return None
+    path = root / bare
+    if quant:
+        return find_quant(path, name, quant) if path.is_dir() else None
+    if is_whole_model(path) or (path.is_dir() and has_weights(path)):
+        return path
+    return None
