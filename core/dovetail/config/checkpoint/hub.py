@@ -158,12 +158,17 @@ def _told(wanted: Wanted, hub: Hub) -> Iterator[None]:
         reason = hub.masked(str(error).strip()) or type(error).__name__
         # The cause would carry the token's header into a traceback.
         raise ConfigError(
-            f"there is no folder {wanted.name} here, and the hub did not give it: "
-            f"{reason.splitlines()[0]}",
+            f"{_asked(wanted)}the hub did not give it: {reason.splitlines()[0]}",
             where=wanted.flag,
             fix="check the name and the connection; gated models need --hf-token, HF_TOKEN or "
             "`hf auth login`.",
         ) from None
+
+
+def _asked(wanted: Wanted) -> str:
+    """Return the beginning of an error: a flag may also mean a folder, a command cannot."""
+    is_flag = wanted.flag.startswith("-")
+    return f"there is no folder {wanted.name} here, and " if is_flag else f"{wanted.name}: "
 
 
 def _unnamed_quant(wanted: Wanted, labels: Sequence[str]) -> ConfigError:

@@ -68,14 +68,25 @@ def find_model(
     wanted = Wanted("--model", model, revision)
     found = find_stored(wanted, hub, model_dirs, needs_weights=needs_weights)
     if found is not None:
-        log.info("%s is in the %s: %s", model, found.store, found.path)
-        return found.path
+        return _usable(found)
     repo, _, quant = model.partition(":")
     if quant and "/" in repo and _HUB_ID.fullmatch(repo):
         return fetch_quant(Wanted("--model", repo, revision), quant, hub)
     if local_folder(model, flag="--model") is None:
         check_online(wanted)
     return fetch(wanted, hub, needs_weights=needs_weights)
+
+
+def _usable(found: StoredModel) -> Path:
+    """Return where a stored model lies. Raises: ConfigError for one that cannot be served"""
+    if found.fault:
+        raise ConfigError(
+            f"{found.name} is in {found.store}, but {found.fault}.",
+            where="--model",
+            fix="`dovetail list` shows what can be served.",
+        )
+    log.info("%s is in %s: %s", found.name, found.store, found.path)
+    return found.path
 
 
 def is_hub_id(name: str) -> bool:

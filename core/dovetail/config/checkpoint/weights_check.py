@@ -58,6 +58,11 @@ def weight_files(path: str | Path) -> list[Path]:
     return sorted(file for file in found if file.name not in NOT_WEIGHTS)
 
 
+def has_layout_weights(folder: Path) -> bool:
+    """Return whether a folder holds weights that need the settings beside them."""
+    return any(file.suffix.lower() not in WHOLE_MODELS for file in weight_files(folder))
+
+
 def weights_bytes(path: str | Path) -> int:
     """Return the size of the weight files of a folder, or of the file that is a model itself."""
     return sum(file.stat().st_size for file in weight_files(path))

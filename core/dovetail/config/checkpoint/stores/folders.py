@@ -14,6 +14,7 @@ from dovetail.config.checkpoint.stores.gguf_names import grouped
 from dovetail.config.checkpoint.stores.hub_cache import find_quant, gguf_entries
 from dovetail.config.checkpoint.stores.stored import FOLDER, LM_STUDIO, StoredModel
 from dovetail.config.checkpoint.weights_check import (
+    has_layout_weights,
     has_weights,
     is_whole_model,
     missing_files,
@@ -74,7 +75,7 @@ def _folders(folder: Path) -> Iterator[Path]:
 
 def _is_checkpoint(folder: Path) -> bool:
     settings = ("config.json", "params.json")
-    return any((folder / name).is_file() for name in settings) and has_weights(folder)
+    return any((folder / name).is_file() for name in settings) and has_layout_weights(folder)
 
 
 def find(root: Path, name: str) -> Path | None:

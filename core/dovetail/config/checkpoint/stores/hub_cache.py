@@ -13,7 +13,11 @@ from pathlib import Path
 
 from dovetail.config.checkpoint.stores.gguf_names import bytes_of, models_below, named
 from dovetail.config.checkpoint.stores.stored import HUB, StoredModel
-from dovetail.config.checkpoint.weights_check import missing_files, weight_files, weights_bytes
+from dovetail.config.checkpoint.weights_check import (
+    has_layout_weights,
+    missing_files,
+    weights_bytes,
+)
 from dovetail.errors import ConfigError
 
 MAIN = "main"
@@ -64,7 +68,7 @@ def models(cache: Path) -> Iterator[StoredModel]:
         ggufs = models_below(folder)
         if ggufs:
             yield from gguf_entries(name, folder, HUB)
-        if any(file.suffix != ".gguf" for file in weight_files(folder)):
+        if has_layout_weights(folder):
             yield StoredModel(
                 name=name,
                 store=HUB,

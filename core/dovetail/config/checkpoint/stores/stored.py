@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-HUB = "Hugging Face cache"
-FOLDER = "folder"
+HUB = "hub cache"
+FOLDER = "--model-dir"
 LM_STUDIO = "LM Studio"
 OLLAMA = "Ollama"
 
