@@ -1,6 +1,7 @@
 """Stores of models as other programs lay them out: the hub's cache, Ollama's, LM Studio's.
 
-FakeHub is a small server of the hub's HTTP API, which breaks one download off halfway.
+FakeHub is a small server of the hub's HTTP API, and of ModelScope's, which breaks one download off
+halfway.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import parse_qs, urlsplit
 
 COMMIT = "c" * 40
 GGUF = b"GGUF and what follows"
@@ -59,7 +61,8 @@ def _layer(kind: str, blob: Path) -> dict[str, Any]:
 
 
 class FakeHub:
-    """A hub with one repository, org/model. Use as a context manager.
+    """A hub with one repository: org/model of the hub, org/a.model of ModelScope. Use as a context
+    manager.
 
     The first answer with `broken` ends halfway; `asked` are paths, with the range if one was asked.
     """
@@ -109,10 +112,23 @@ class FakeHub:
             siblings = [{"rfilename": name} for name in self.files]
             info = {"id": "org/model", "sha": COMMIT, "siblings": siblings}
             return self._send(request, json.dumps(info).encode())
+        if path == "/api/v1/models/org/a.model/repo/files":
+            return self._send(request, json.dumps({"Data": {"Files": self._modelscope()}}).encode())
+        query = parse_qs(urlsplit(request.path).query)
         name = path.removeprefix(f"/org/model/resolve/{COMMIT}/")
+        name = query.get("FilePath", [name])[0]
         if name not in self.files:
             return self._send(request, b'{"error": "not found"}', 404)
         return self._send_file(request, name, wanted)
+
+    def _modelscope(self) -> list[dict[str, Any]]:
+        """Return the list of files as ModelScope writes it."""
+        files = [
+            {"Path": name, "Type": "blob", "Size": len(data),
+             "Sha256": hashlib.sha256(data).hexdigest()}
+            for name, data in self.files.items()
+        ]  # fmt: skip
+        return [*files, {"Path": "folder", "Type": "tree", "Size": 0}]
 
     def _send_file(self, request: BaseHTTPRequestHandler, name: str, wanted: str | None) -> None:
         data = self.files[name]

@@ -11,7 +11,7 @@ from dovetail.config.config import Config, flags
 from dovetail.config.parse.flags import add_section, config_of
 
 STORE_FLAGS = ("model_dir", "download_dir")
-HUB_FLAGS = ("revision", "download_dir", "hf_token")
+HUB_FLAGS = ("revision", "download_dir", "hf_token", "use_modelscope")
 
 
 def add_store_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def settings_of(args: argparse.Namespace) -> Config:
     names = {*STORE_FLAGS, *HUB_FLAGS}
     given: dict[str, Any] = {name: v for name, v in vars(args).items() if name in names}
     namespace = argparse.Namespace(config_files=[], **given)
-    variables = {f"DOVETAIL_{name.upper()}" for name in names}
+    variables = {"VLLM_USE_MODELSCOPE", *(f"DOVETAIL_{name.upper()}" for name in names)}
     environ = {name: text for name, text in os.environ.items() if name in variables}
     return config_of(namespace, environ=environ)
 

@@ -1,4 +1,4 @@
-"""`dovetail pull`: fetches a model of the hub into its cache, only the files that are needed."""
+"""`dovetail pull`: fetches a model of the hub or of ModelScope, only the files that are needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dovetail.errors import ConfigError
 if TYPE_CHECKING:
     from dovetail.config.checkpoint.hub import Hub, Wanted
 
-HELP = "fetch a model from the Hugging Face hub"
+HELP = "fetch a model from the Hugging Face hub or ModelScope"
 WHERE = "dovetail pull"
 
 
@@ -28,8 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Fetch; return the exit status. Raises: ConfigError where the hub cannot give it."""
     from dovetail.cli.model_stores import settings_of
-    from dovetail.config.checkpoint.hub import Hub, Wanted
+    from dovetail.config.checkpoint.hub import Wanted
     from dovetail.config.checkpoint.model_path import is_hub_id
+    from dovetail.config.resolve import hub_of
 
     config = settings_of(args)
     repo, _, quant = args.model.partition(":")
@@ -39,11 +40,10 @@ def run(args: argparse.Namespace) -> int:
             where=WHERE,
             fix="a name is ORG/MODEL, or ORG/MODEL:QUANT for a GGUF file.",
         )
-    hub = Hub(cache=config.load.download_dir, token=config.model.hf_token)
-    path = _fetched(Wanted(WHERE, repo, config.model.revision), quant, hub)
-    commit = path.relative_to(_snapshots(path)).parts[0]
+    path = _fetched(Wanted(WHERE, repo, config.model.revision), quant, hub_of(config))
     print(f"{args.model} is at {path}\nserve it: dovetail serve {args.model}")
-    print(f"this very revision: --revision {commit}")
+    if (commit := _commit(path)) is not None:
+        print(f"this very revision: --revision {commit}")
     return 0
 
 
@@ -54,6 +54,8 @@ def _fetched(wanted: Wanted, quant: str, hub: Hub) -> Path:
     return fetch_quant(wanted, quant, hub) if quant else fetch(wanted, hub)
 
 
-def _snapshots(path: Path) -> Path:
-    """Return the folder of the snapshots, whose names are commits."""
-    return next(parent for parent in path.parents if parent.name == "snapshots")
+def _commit(path: Path) -> str | None:
+    """Return the commit of a path in the hub's cache, None for one elsewhere."""
+    places = (parent for parent in path.parents if parent.name == "snapshots")
+    snapshots = next(places, None)
+    return None if snapshots is None else path.relative_to(snapshots).parts[0]

@@ -52,10 +52,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _not_ours(model: StoredModel) -> ConfigError:
-    from dovetail.config.checkpoint.stores.stored import FOLDER, LM_STUDIO
+    from dovetail.config.checkpoint.stores.stored import FOLDER, LM_STUDIO, MODELSCOPE
 
     fix = {
         FOLDER: f"delete it yourself: {model.path}",
+        MODELSCOPE: f"delete it yourself, or with ModelScope's tools: {model.path}",
         LM_STUDIO: "delete it in LM Studio, or with its `lms` command.",
     }.get(model.store, f"`ollama rm {model.name}` does.")
     whose = "a folder of your own" if model.store == FOLDER else f"{model.store}'s store"

@@ -1,4 +1,5 @@
-"""Fetching from the Hugging Face hub: only the files that a model needs, all of one commit.
+"""Fetching from the Hugging Face hub or ModelScope: only the files that a model needs, all of one
+commit.
 
 What is cached is found without a connection (`stores.hub_cache`); huggingface_hub is imported only
 to fetch. It goes on where an earlier download broke off.
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 
+from dovetail.config.checkpoint import modelscope
 from dovetail.config.checkpoint.stores.gguf_names import ENDING, grouped, named
 from dovetail.config.checkpoint.stores.hub_cache import cache_folder, snapshot
 from dovetail.config.checkpoint.weights_check import NOT_WEIGHTS
@@ -35,11 +37,12 @@ class Hub:
     """How the hub is asked: the folder of its cache, and who asks.
 
     `token` None lets the hub's client find one (HF_TOKEN, or a saved login); empty means that a
-    login must have been saved.
+    login must have been saved. `is_modelscope`: ModelScope is asked instead.
     """
 
     cache: str | None = None
     token: str | None = field(default=None, repr=False)
+    is_modelscope: bool = False
 
     @property
     def login(self) -> str | bool | None:
@@ -62,6 +65,9 @@ class Wanted:
 
 def cached(wanted: Wanted, hub: Hub) -> Path | None:
     """Return the folder of a cached revision, whole or not; None where there is none."""
+    if hub.is_modelscope:
+        folder = modelscope.folder_of(wanted.name, wanted.revision, hub.cache)
+        return folder if folder.is_dir() else None
     return snapshot(cache_folder(hub.cache), wanted.name, wanted.revision)
 
 
@@ -84,15 +90,18 @@ def check_allowed(wanted: Wanted) -> None:
         )
 
 
-def fetch(wanted: Wanted, hub: Hub, *, needs_weights: bool = True) -> Path:
+def fetch(
+    wanted: Wanted, hub: Hub, *, needs_weights: bool = True, every_format: bool = False
+) -> Path:
     """Return the folder of a model with all that it needs, fetched where it is not cached.
+    `every_format`: a load format was named, which may need other files of the same weights.
 
     Raises: ConfigError when the hub cannot give it, or holds GGUF files alone
     """
     with _told(wanted, hub):
         names = _listed(wanted, hub)
         ggufs = [one.label or one.stem for one in grouped(names)]
-        needed = needed_files(names, with_weights=needs_weights)
+        needed = needed_files(names, with_weights=needs_weights, every_format=every_format)
         if needs_weights and ggufs and set(needed) <= set(needed_files(names, with_weights=False)):
             raise _unnamed_quant(wanted, ggufs)
         return _download(wanted, hub, needed)
@@ -110,8 +119,10 @@ def fetch_quant(wanted: Wanted, quant: str, hub: Hub) -> Path:
         return _download(wanted, hub, found[0].files) / found[0].files[0]
 
 
-def needed_files(names: Sequence[str], *, with_weights: bool) -> list[str]:
-    """Return the files of a repository that a model needs: no other formats of its weights."""
+def needed_files(
+    names: Sequence[str], *, with_weights: bool, every_format: bool = False
+) -> list[str]:
+    """Return the files of a repository that a model needs: one format of its weights, or all."""
     top = [name for name in names if "/" not in name]
     needed = [n for n in names if n.startswith(_TEMPLATES)]
     needed += [name for name in top if any(fnmatch(name, pattern) for pattern in SETTINGS)]
@@ -120,11 +131,13 @@ def needed_files(names: Sequence[str], *, with_weights: bool) -> list[str]:
     tensors = [name for name in top if name.endswith(".safetensors")]
     usual = [name for name in tensors if not fnmatch(name, _ORIGINALS)]
     older = [name for name in top if name.endswith(_OLDER) and name not in NOT_WEIGHTS]
-    return needed + (usual or tensors or older)
+    return needed + (tensors + older if every_format else usual or tensors or older)
 
 
 def _listed(wanted: Wanted, hub: Hub) -> list[str]:
     """Return the names of all files of a revision. Raises: as huggingface_hub does"""
+    if hub.is_modelscope:
+        return [one.path for one in modelscope.listed(wanted.name, wanted.revision)]
     from huggingface_hub import HfApi
 
     info = HfApi(token=hub.login).model_info(wanted.name, revision=wanted.revision)
@@ -133,9 +146,11 @@ def _listed(wanted: Wanted, hub: Hub) -> list[str]:
 
 def _download(wanted: Wanted, hub: Hub, names: Sequence[str]) -> Path:
     """Return the folder of the revision with these files. Raises: as huggingface_hub does"""
+    log.info("Fetching %s from the hub: %d files.", wanted.name, len(names))
+    if hub.is_modelscope:
+        return modelscope.download(wanted.name, wanted.revision, names, hub.cache)
     from huggingface_hub import snapshot_download
 
-    log.info("Fetching %s from the hub: %d files.", wanted.name, len(names))
     patterns = [name.replace("[", "[[]") for name in names]
     found = snapshot_download(
         wanted.name,

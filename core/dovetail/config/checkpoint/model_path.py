@@ -52,10 +52,11 @@ def find_model(
     revision: str | None = None,
     hub: Hub | None = None,
     needs_weights: bool = True,
+    every_format: bool = False,
     model_dirs: Sequence[str] = (),
 ) -> Path:
     """Return the folder of a model, or the one file that it is; fetched from the hub only when no
-    store of this machine has it.
+    store of this machine has it, and then its weights in `every_format` or in one.
 
     Raises: ConfigError when there is no such folder or the hub cannot give it.
     """
@@ -74,7 +75,7 @@ def find_model(
         return fetch_quant(Wanted("--model", repo, revision), quant, hub)
     if local_folder(model, flag="--model") is None:
         check_online(wanted)
-    return fetch(wanted, hub, needs_weights=needs_weights)
+    return fetch(wanted, hub, needs_weights=needs_weights, every_format=every_format)
 
 
 def _usable(found: StoredModel) -> Path:

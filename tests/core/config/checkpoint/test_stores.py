@@ -191,6 +191,10 @@ def test_the_first_store_of_a_name_counts(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_files_that_a_model_needs(names: list[str], needed: list[str]) -> None:
     assert needed_files(names, with_weights=True) == needed
+    weights = (".safetensors", ".bin")
+    every = needed_files(names, with_weights=True, every_format=True)
+    top = {n for n in names if "/" not in n and n.endswith(weights) and "training" not in n}
+    assert {name for name in every if name.endswith(weights)} == top
 
 
 def test_a_blob_without_an_ending_is_a_model(tmp_path: Path) -> None:

@@ -1,18 +1,24 @@
 """Every model on this machine, and the one of a name.
 
 Where two stores have a name, the first of them counts: the folders of --model-dir, the hub's cache,
-LM Studio, Ollama.
+ModelScope's, LM Studio, Ollama.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dovetail.config.checkpoint.stores import folders, hub_cache, ollama
-from dovetail.config.checkpoint.stores.stored import FOLDER, HUB, LM_STUDIO, StoredModel
-from dovetail.config.checkpoint.weights_check import weights_bytes
+from dovetail.config.checkpoint.stores.stored import (
+    FOLDER,
+    HUB,
+    LM_STUDIO,
+    MODELSCOPE,
+    StoredModel,
+)
+from dovetail.config.checkpoint.weights_check import missing_files, weights_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +27,7 @@ class Stores:
 
     folders: tuple[Path, ...] = ()
     cache: Path = field(default_factory=hub_cache.cache_folder)
+    modelscope: Path = field(default_factory=lambda: folders.modelscope_cache())
     lm_studio: tuple[Path, ...] = field(default_factory=lambda: tuple(folders.lm_studio_folders()))
     ollama: Path | None = field(default_factory=ollama.store_folder)
 
@@ -44,6 +51,8 @@ class Stores:
         for folder in self.folders:
             yield from folders.models(folder)
         yield from hub_cache.models(self.cache)
+        if self.modelscope.is_dir():
+            yield from folders.modelscope_models(self.modelscope)
         for folder in self.lm_studio:
             if folder.is_dir():
                 yield from folders.models(folder, LM_STUDIO)
@@ -63,6 +72,11 @@ class Stores:
 
     def of_others(self, name: str) -> StoredModel | None:
         """Return the model of a name that another program keeps. Raises: ConfigError"""
+        repo, colon, quant = name.partition(":")
+        kept = folders.modelscope_folder(repo).relative_to(folders.modelscope_cache() / "models")
+        found = _first_in([self.modelscope / "models"], f"{kept}{colon}{quant}", MODELSCOPE)
+        if found is not None and (found.path.is_file() or not missing_files(found.path)):
+            return replace(found, name=name)
         found = _first_in(self.lm_studio, name, LM_STUDIO)
         if found is None and self.ollama is not None:
             found = ollama.find(self.ollama, name)

@@ -1,18 +1,22 @@
-"""Models in folders: those of --model-dir, and LM Studio's, which are ordinary folders too.
+"""Models in folders: those of --model-dir, and the stores of LM Studio and ModelScope, which are
+ordinary folders too.
 
 A model is a folder with a config.json and weights, or GGUF files. Its name is its path inside.
-Source of LM Studio's layout (models/PUBLISHER/MODEL/FILE): its documentation, "Import models".
+Source of LM Studio's layout (models/PUBLISHER/MODEL/FILE): its documentation, "Import models"; of
+ModelScope's (models/ORG/MODEL, a dot written as three underscores): its client.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 from dovetail.config.checkpoint.stores.gguf_names import grouped
 from dovetail.config.checkpoint.stores.hub_cache import find_quant, gguf_entries
-from dovetail.config.checkpoint.stores.stored import FOLDER, LM_STUDIO, StoredModel
+from dovetail.config.checkpoint.stores.stored import FOLDER, LM_STUDIO, MODELSCOPE, StoredModel
 from dovetail.config.checkpoint.weights_check import (
     has_layout_weights,
     has_weights,
@@ -23,6 +27,7 @@ from dovetail.config.checkpoint.weights_check import (
 
 MAX_DEPTH = 3
 """How many folders deep a model may lie."""
+_DOT = "___"
 _HOME_POINTER = ".lmstudio-home-pointer"
 
 
@@ -34,6 +39,28 @@ def lm_studio_folders(environ: Mapping[str, str] | None = None) -> list[Path]:
     if pointer.is_file():
         told = [Path(pointer.read_text(encoding="utf-8").strip()) / "models"]
     return [*told, home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"]
+
+
+def modelscope_cache(given: str | None = None, environ: Mapping[str, str] | None = None) -> Path:
+    """Return the folder of ModelScope's cache: one given, MODELSCOPE_CACHE, or the usual one."""
+    environ = os.environ if environ is None else environ
+    told = given or environ.get("MODELSCOPE_CACHE")
+    if told:
+        return Path(told).expanduser()
+    home = Path(environ.get("HOME") or "~").expanduser()
+    return home / ".cache" / "modelscope" / "hub"
+
+
+def modelscope_folder(name: str, revision: str | None = None, cache: str | None = None) -> Path:
+    """Return where a model of ModelScope lies, if it does; revisions have places of their own."""
+    place = "models" if revision is None else f"revisions/{quote(revision, safe='')}"
+    return modelscope_cache(cache) / place / name.replace(".", _DOT)
+
+
+def modelscope_models(cache: Path) -> Iterator[StoredModel]:
+    """Yield the models of ModelScope's cache."""
+    for model in models(cache / "models", MODELSCOPE):
+        yield replace(model, name=model.name.replace(_DOT, "."))
 
 
 def models(root: Path, store: str = FOLDER) -> Iterator[StoredModel]:
@@ -58,7 +85,7 @@ def _models(root: Path, folder: Path, store: str, depth: int) -> Iterator[Stored
                 num_bytes=sum((folder / file).stat().st_size for file in one.files),
                 label=one.label,
             )  # fmt: skip
-    if ggufs and folder != root and store == LM_STUDIO:
+    if ggufs and folder != root and store in (LM_STUDIO, MODELSCOPE):
         yield from gguf_entries(folder.relative_to(root).as_posix(), folder, store)
     elif depth:
         for inner in sorted(_folders(folder)):

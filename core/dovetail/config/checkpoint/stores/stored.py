@@ -7,6 +7,7 @@ from pathlib import Path
 
 HUB = "hub cache"
 FOLDER = "--model-dir"
+MODELSCOPE = "ModelScope"
 LM_STUDIO = "LM Studio"
 OLLAMA = "Ollama"
 
