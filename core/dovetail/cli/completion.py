@@ -40,7 +40,9 @@ compdef _dovetail dovetail
 """,
     "fish": """function __dovetail_words
   set -l words (commandline -opc)
-  $words[1] completion words -- $words[2..] (commandline -ct) 2>/dev/null
+  set -l program $words[1]
+  set -e words[1]
+  $program completion words -- $words (commandline -ct) 2>/dev/null
 end
 complete -c dovetail -a '(__dovetail_words)'
 """,

@@ -35,7 +35,7 @@ class DownloadError(OSError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepoFile:
-    """A file of a model; `sha256` is empty where it is not told."""
+    """A file of a model; `sha256` is empty where it is not known."""
 
     path: str
     num_bytes: int
@@ -55,7 +55,7 @@ def listed(name: str, revision: str | None) -> list[RepoFile]:
     files = (answer.get("Data") or {}).get("Files") if isinstance(answer, dict) else None
     if not isinstance(files, list):
         said = answer.get("Message") if isinstance(answer, dict) else None
-        raise DownloadError(f"ModelScope lists no files of {name}: {said or 'no reason is told'}")
+        raise DownloadError(f"ModelScope lists no files of {name}: {said or 'no reason is given'}")
     return [_file(one) for one in files if one.get("Type") != "tree"]
 
 

@@ -175,6 +175,12 @@ def test_the_first_store_of_a_name_counts(tmp_path: Path) -> None:
     assert told.path == own
 
 
+@pytest.mark.parametrize("name", ["/no/such/folder", "./nothing", "~/nothing", "a/b/c", "a:b:c"])
+def test_what_is_nowhere_is_one_error(name: str) -> None:
+    with pytest.raises(ConfigError):
+        find_model(name)
+
+
 @pytest.mark.parametrize(
     ("names", "needed"),
     [

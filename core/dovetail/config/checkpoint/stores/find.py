@@ -73,8 +73,8 @@ class Stores:
     def of_others(self, name: str) -> StoredModel | None:
         """Return the model of a name that another program keeps. Raises: ConfigError"""
         repo, colon, quant = name.partition(":")
-        kept = folders.modelscope_folder(repo).relative_to(folders.modelscope_cache() / "models")
-        found = _first_in([self.modelscope / "models"], f"{kept}{colon}{quant}", MODELSCOPE)
+        kept = folders.modelscope_name(repo) + colon + quant
+        found = _first_in([self.modelscope / "models"], kept, MODELSCOPE)
         if found is not None and (found.path.is_file() or not missing_files(found.path)):
             return replace(found, name=name)
         found = _first_in(self.lm_studio, name, LM_STUDIO)

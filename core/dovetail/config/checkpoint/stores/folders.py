@@ -54,7 +54,12 @@ def modelscope_cache(given: str | None = None, environ: Mapping[str, str] | None
 def modelscope_folder(name: str, revision: str | None = None, cache: str | None = None) -> Path:
     """Return where a model of ModelScope lies, if it does; revisions have places of their own."""
     place = "models" if revision is None else f"revisions/{quote(revision, safe='')}"
-    return modelscope_cache(cache) / place / name.replace(".", _DOT)
+    return modelscope_cache(cache) / place / modelscope_name(name)
+
+
+def modelscope_name(name: str) -> str:
+    """Return a model's name as the folders of ModelScope's cache have it."""
+    return name.replace(".", _DOT)
 
 
 def modelscope_models(cache: Path) -> Iterator[StoredModel]:

@@ -88,7 +88,7 @@ def _penalties(options: OllamaOptions) -> dict[str, Any]:
 def check_fields(server: ServerState, body: OllamaRequest) -> list[str]:
     """Return the names of fields and options that change nothing. Raises: RequestError for those
     that would change the answer and cannot"""
-    names = server.fields.check(body, known=("options.",))
+    names = server.fields.check(body, known=("messages.", "options."))
     if body.keep_alive is not None:
         names.append("keep_alive")
     options = body.options
