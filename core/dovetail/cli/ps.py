@@ -76,7 +76,7 @@ def _row(facts: dict[str, Any], size: str) -> tuple[str, ...]:
 def uptime(seconds: int) -> str:
     """Return a time in its two largest units."""
     units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-    parts = []
+    parts: list[str] = []
     for unit, length in units:
         count, seconds = divmod(seconds, length)
         if count or (parts and unit != "s"):

@@ -10,8 +10,6 @@ import pytest
 from dovetail.cli.main import main
 from dovetail.config.checkpoint.model_path import find_model
 from dovetail.config.checkpoint.stores.find import Stores
-from dovetail.config.config import Config
-from dovetail.config.parse.environment import read
 from support.model_stores import FakeHub
 
 NAME = "org/a.model"
@@ -72,8 +70,3 @@ def test_a_quantization_a_revision_and_what_is_damaged(
     hub.files["../out"] = b"x"
     assert main(["pull", NAME]) == 2
     assert "names a file '../out'" in capsys.readouterr().err
-
-
-def test_the_variable_is_a_flag() -> None:
-    fields = read({"VLLM_USE_MODELSCOPE": "1"}).fields["VLLM_USE_MODELSCOPE"]
-    assert Config.from_fields(fields).load.use_modelscope is True
