@@ -93,7 +93,8 @@ def http_page() -> str:
         NOTE,
         '\nErrors are JSON in OpenAI\'s shape: `{"error": {"message", "type", "param", '
         '"code"}}`; below `/v1/messages` in Anthropic\'s: `{"type", "error": {"type", '
-        '"message"}, "request_id"}`. When keys are set (`--api-key`), every route needs one, as '
+        '"message"}, "request_id"}`; below `/api` in Ollama\'s: `{"error"}`. When keys are '
+        "set (`--api-key`), every route needs one, as "
         "`Authorization: Bearer KEY` or `x-api-key: KEY`, except those marked "
         "open.\n",
         "| method | path | what | key |",

@@ -47,7 +47,6 @@ FEATURES: dict[str, Unsupported] = {
         "dovetail never runs code that comes with a checkpoint",
         "give the architecture as a model plugin (dotted path)",
     ),
-    "model_scope": Unsupported("models come from a folder or from the Hugging Face hub"),
     "s3": Unsupported("loading from S3 is not supported"),
     # Devices and how a model is divided over them.
     "hpu": Unsupported("Gaudi devices (HPU) are not supported", _BY_PACKAGE),

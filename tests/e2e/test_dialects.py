@@ -1,6 +1,7 @@
 """The demo model through the SDKs: tools, their results in words, schemas, thinking, the rest.
 
-Three dialects, one server, clients that nobody here wrote: openai and anthropic, streamed and not.
+Four dialects, one server, clients that nobody here wrote: openai, anthropic and ollama, streamed
+and not.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from support.server_process import ServerProcess
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 openai = pytest.importorskip("openai")
 anthropic = pytest.importorskip("anthropic")
+ollama = pytest.importorskip("ollama")
 
 QUESTION = "What is the weather in Paris?"
 PARAMETERS = {
@@ -56,6 +58,13 @@ def an(url: str) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
+def ol(url: str) -> Iterator[Any]:
+    client = ollama.Client(host=url, headers={"authorization": "Bearer key"})
+    with client._client:
+        yield client
+
+
+@pytest.fixture(scope="module")
 def model(oa: Any) -> str:
     return str(oa.models.list().data[0].id)
 
@@ -78,6 +87,20 @@ def say(an: Any, stream: bool, **fields: Any) -> Any:
         return an.messages.create(**fields)
     with an.messages.stream(**fields) as events:
         return events.get_final_message()
+
+
+def talk(ol: Any, stream: bool, **fields: Any) -> Any:
+    """Return the message of an answer of Ollama's API, joined where it is streamed."""
+    fields = {"options": {"temperature": 0}} | fields
+    if not stream:
+        return ol.chat(**fields).message
+    parts = [part.message for part in ol.chat(**fields, stream=True)]
+    return ollama.Message(
+        role="assistant",
+        content="".join(part.content or "" for part in parts),
+        thinking="".join(part.thinking or "" for part in parts) or None,
+        tool_calls=[call for part in parts for call in part.tool_calls or ()] or None,
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -129,6 +152,40 @@ def test_a_tool_by_messages(an: Any, model: str, stream: bool) -> None:
     assert counted.input_tokens == first.usage.input_tokens
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tool_by_ollama(ol: Any, model: str, stream: bool) -> None:
+    tools = [{"type": "function", "function": {"parameters": PARAMETERS, **TOOL}}]
+    turns: list[Any] = [{"role": "user", "content": QUESTION}]
+    first = talk(ol, stream, model=model, messages=turns, tools=tools)
+    ((name, arguments),) = [(c.function.name, c.function.arguments) for c in first.tool_calls]
+    assert (name, arguments) == ("get_weather", {"city": "Paris"})
+    turns += [first, {"role": "tool", "tool_name": name, "content": RESULT}]
+    assert "21" in talk(ol, stream, model=model, messages=turns, tools=tools).content
+
+
+def test_ollama_formats_prompts_and_models(ol: Any, model: str) -> None:
+    wanted = {"model": model, "options": {"temperature": 0, "num_predict": 60}}
+    question = "What is the capital of France? Answer as JSON with the keys city and country."
+    answer = ol.generate(prompt=question, format=Capital.model_json_schema(), **wanted)
+    assert Capital.model_validate_json(answer.response).city == "Paris"
+    assert json.loads(ol.generate(prompt=question, format="json", **wanted).response)
+    raw = ol.generate(prompt="The capital of France is", raw=True, **wanted)
+    parts = list(ol.generate(prompt="The capital of France is", raw=True, stream=True, **wanted))
+    assert "".join(part.response for part in parts) == raw.response
+    assert "Paris" in raw.response
+    assert parts[-1].eval_count == raw.eval_count
+    assert min(raw.total_duration, raw.prompt_eval_duration, raw.eval_duration) > 0
+    assert model in [one.model for one in ol.list().models]
+    loaded = ol.ps().models[0]
+    shown = ol.show(model)
+    family = shown.modelinfo["general.architecture"]
+    assert loaded.size > 1e6
+    assert shown.modelinfo[f"{family}.context_length"] == loaded.context_length
+    assert shown.capabilities == ["completion", "tools", "thinking"]
+    with pytest.raises(ollama.ResponseError, match="images, sound and video"):
+        ol.generate(prompt="What is this?", images=[b"png"], **wanted)
+
+
 def test_a_schema_by_responses_and_messages(oa: Any, an: Any, model: str) -> None:
     question = "What is the capital of France? Answer as JSON with the keys city and country."
     parsed = oa.responses.parse(model=model, input=question, text_format=Capital, temperature=0)
@@ -148,7 +205,7 @@ def test_a_schema_by_responses_and_messages(oa: Any, an: Any, model: str) -> Non
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_thinking(oa: Any, an: Any, model: str, stream: bool) -> None:
+def test_thinking(oa: Any, an: Any, ol: Any, model: str, stream: bool) -> None:
     question = "What is 3 plus 4?"
     turns = [{"role": "user", "content": question}]
     response = respond(oa, stream, model=model, input=question, reasoning={"effort": "high"})
@@ -160,6 +217,9 @@ def test_thinking(oa: Any, an: Any, model: str, stream: bool) -> None:
     assert thought
     assert message.content[0].thinking == thought
     assert message.content[1].text == response.output_text
+    told = talk(ol, stream, model=model, messages=turns, think=True)
+    assert (told.thinking, told.content) == (thought, response.output_text)
+    assert talk(ol, stream, model=model, messages=turns, think=False).thinking is None
     count = response.usage.output_tokens_details.reasoning_tokens
     assert 0 < count < response.usage.output_tokens
     assert message.usage.output_tokens_details.thinking_tokens == count

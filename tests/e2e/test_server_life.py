@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from dovetail.bench.startup import spans_of
+from dovetail.server.launch.records import records_folder, running_servers
 from support.server_process import ServerProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -194,6 +195,8 @@ def test_sigterm_lets_running_work_finish(own: ServerProcess) -> None:
     got: list[Any] = []
     thread = stream_in_thread(own.url, got)
     wait_for(lambda: is_running(own.url), 30)
+    (listed,) = [one for one in running_servers() if one.pid == own.process.pid]
+    assert (listed.url, listed.names) == (own.url, ("dovetail-demo",))
     own.process.send_signal(signal.SIGTERM)
     with own.client() as client:
         wait_for(lambda: client.get("/ready").status_code == 503, 1)
@@ -203,6 +206,7 @@ def test_sigterm_lets_running_work_finish(own: ServerProcess) -> None:
     assert got[-1] == "[DONE]"
     assert got[-2]["choices"][0]["finish_reason"] == "length"
     assert own.wait() == 0
+    assert not (records_folder() / f"{own.process.pid}.json").exists()
     assert own.orphans(2) == []
 
 
@@ -251,6 +255,9 @@ def test_a_killed_server_leaves_no_child(own: ServerProcess) -> None:
     assert own.descendants()
     own.process.kill()
     assert own.orphans(2) == []
+    own.wait(5)
+    assert not [one for one in running_servers() if one.pid == own.process.pid]
+    assert not (records_folder() / f"{own.process.pid}.json").exists()
 
 
 def test_disconnects_free_everything(own: ServerProcess) -> None:

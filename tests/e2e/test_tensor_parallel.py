@@ -64,8 +64,9 @@ def assert_same(ours: list[GenerationResult], wanted: list[GenerationResult]) ->
 
 
 OF_RANKS = {"communicator", "decode_context_parallel_size", "enable_expert_parallel",
-            "expert_placement_strategy", "enable_eplb", "eplb_config", "tensor_parallel_size",
-            "pipeline_parallel_size", "pipeline_layer_split", "cpu_cores", "num_threads"}  # fmt: skip
+            "expert_placement_strategy", "enable_eplb", "eplb_config", "num_threads",
+            "tensor_parallel_size", "pipeline_parallel_size", "pipeline_layer_split",
+            "cpu_cores"}  # fmt: skip
 """Flags of a case that one rank does without."""
 STAGES: dict[str, Any] = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {

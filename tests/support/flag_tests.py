@@ -184,6 +184,11 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "keep_alive_on_engine_death": (
         "e2e/test_variables.py::test_the_server_outlives_its_engine_and_says_so",
     ),
+    "use_modelscope": ("core/cli/test_pull_modelscope.py::test_pull",),
+    "model_dir": (
+        "plugins/gguf/test_through_the_engine.py::test_files_of_folders_are_listed_and_served_by_name",
+        "core/config/checkpoint/test_stores.py::test_folders_of_model_dir",
+    ),
     "kv_cache_dtype": (
         SPEC,
         "plugins/attention/test_native_cpu.py::test_auto_takes_it_where_it_fits",

@@ -23,6 +23,11 @@ COMMANDS = (
     "chat",
     "complete",
     "run-batch",
+    "list",
+    "pull",
+    "rm",
+    "ps",
+    "stop",
     "plugins",
     "bench",
     "config",
@@ -30,6 +35,7 @@ COMMANDS = (
     "quantize",
     "inspect",
     "collect-env",
+    "completion",
 )
 SUMMARY = "Serve large language models. Every part that has a choice is a plugin."
 VERBOSE_VARIABLE = "DOVETAIL_VERBOSE"

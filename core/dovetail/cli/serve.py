@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model_tag",
         nargs="?",
         metavar="MODEL",
-        help="checkpoint folder or hub id; without it the bundled demo model is taken",
+        help="folder, file, hub id or name that `dovetail list` shows; default the demo model",
     )
     add_flags(parser)
 

@@ -23,10 +23,10 @@ from dovetail.config.checkpoint.context_length import (
 from dovetail.config.checkpoint.dtypes import chosen_dtypes, tell_dtypes
 from dovetail.config.checkpoint.generation import default_sampling
 from dovetail.config.checkpoint.hf import load_model_facts
+from dovetail.config.checkpoint.hub import Hub
 from dovetail.config.checkpoint.kv_scales import kv_scales, kv_steps
 from dovetail.config.checkpoint.model_path import (
     DEMO_NAME,
-    Hub,
     find_config,
     find_model,
     find_tokenizer,
@@ -243,13 +243,19 @@ def _find_model(config: Config) -> Path:
     return find_model(
         config.model.model,
         revision=config.model.revision,
-        hub=_hub(config),
+        hub=hub_of(config),
         needs_weights=config.load.load_format != "dummy" and bool(engine_numbers(config)),
+        every_format=config.load.load_format not in ("auto", "hf", "safetensors"),
+        model_dirs=config.load.model_dir,
     )
 
 
-def _hub(config: Config) -> Hub:
-    return Hub(cache=config.load.download_dir, token=config.model.hf_token)
+def hub_of(config: Config) -> Hub:
+    """Return the hub that models are fetched from, and where they are kept."""
+    load = config.load
+    return Hub(
+        cache=load.download_dir, token=config.model.hf_token, is_modelscope=load.use_modelscope
+    )
 
 
 def _model(config: Config, folder: Path, platform: Platform) -> ModelSpec:
@@ -258,7 +264,7 @@ def _model(config: Config, folder: Path, platform: Platform) -> ModelSpec:
     model = load_model_facts(
         folder,
         overrides=config.model.hf_overrides,
-        config_path=find_config(asked_path, hub=_hub(config)) if asked_path else None,
+        config_path=find_config(asked_path, hub=hub_of(config)) if asked_path else None,
         config_format=config.model.config_format,
     )
     rope = with_rope(model.hf_config, config.model.rope_theta, config.model.rope_scaling)
@@ -457,7 +463,7 @@ def _tokenizer_path(config: Config, model_path: Path) -> Path:
         config.model.tokenizer,
         model_path,
         revision=config.model.tokenizer_revision or config.model.revision,
-        hub=_hub(config),
+        hub=hub_of(config),
         fits=partial(selections.reads_tokenizer, config.model.tokenizer_mode),
     )
 

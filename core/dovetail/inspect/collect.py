@@ -19,10 +19,10 @@ from dovetail.config.checkpoint.dtypes import chosen_dtypes
 from dovetail.config.checkpoint.experts import experts_of
 from dovetail.config.checkpoint.generation import default_sampling
 from dovetail.config.checkpoint.hf import load_model_facts
-from dovetail.config.checkpoint.model_path import Hub, find_model
+from dovetail.config.checkpoint.model_path import find_model
 from dovetail.config.checkpoint.quant_files import build_method
 from dovetail.config.config import Config
-from dovetail.config.resolve import resolve
+from dovetail.config.resolve import hub_of, resolve
 from dovetail.config.rules import selections
 from dovetail.config.rules.device import select_platform
 from dovetail.errors import DovetailError
@@ -168,9 +168,12 @@ def _parts(config: Config) -> Parts:
 def _pieces(config: Config) -> Parts:
     """Return the facts that need no whole engine. Raises: ConfigError"""
     _, platform = select_platform(config)
-    hub = Hub(cache=config.load.download_dir, token=config.model.hf_token)
     path = find_model(
-        config.model.model, revision=config.model.revision, hub=hub, needs_weights=False
+        config.model.model,
+        revision=config.model.revision,
+        hub=hub_of(config),
+        needs_weights=False,
+        model_dirs=config.load.model_dir,
     )
     facts = load_model_facts(
         path, overrides=config.model.hf_overrides, config_format=config.model.config_format

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from dovetail.config.checkpoint.weights_check import is_whole_model
 from dovetail.errors import ConfigError
 from dovetail_plugins.gguf._types import TYPES, Type
 
@@ -72,7 +73,7 @@ def find_file(path: str | Path, ignored: Sequence[str] = ()) -> Path | None:
     """
     path = Path(path)
     if path.is_file():
-        return path if path.suffix == SUFFIX else None
+        return path if is_whole_model(path) else None
     files = [
         file
         for file in sorted(path.glob(f"*{SUFFIX}"))
@@ -85,7 +86,7 @@ def find_file(path: str | Path, ignored: Sequence[str] = ()) -> Path | None:
         raise ConfigError(
             f"the folder holds {len(firsts)} GGUF models: {names}",
             where=str(path),
-            fix="name one of the files.",
+            fix="name one of the files, or, of a model of the hub, MODEL:QUANT.",
         )
     return firsts[0] if firsts else None
 

@@ -12,12 +12,15 @@ import torch
 from safetensors.torch import save_file
 
 from dovetail import LLM
+from dovetail.config.checkpoint.stores.find import Stores
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
+from dovetail.inspect.listing import listed
 from dovetail.testing.tiny_models import write_tiny_checkpoint
 from support.dequantized import found_logprobs, wanted_logprobs
 from support.gguf_files import write_gguf
+from support.model_stores import add_to_ollama
 
 pytest.importorskip("gguf")
 
@@ -42,7 +45,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return file, root / "meant"
 
 
-def engine(model: Path, **flags: Any) -> LLM:
+def engine(model: Path | str, **flags: Any) -> LLM:
     return LLM(
         model=str(model),
         num_gpu_blocks_override=16,
@@ -73,6 +76,34 @@ def test_logits_are_those_of_the_packages_weights(
     ).eval()
     wanted, spread = wanted_logprobs(model, PROMPTS)
     assert (found - wanted).abs().max() <= 5e-3 * spread
+
+
+def test_a_name_of_ollamas_is_served_from_its_blob(
+    written: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob = add_to_ollama(tmp_path, "registry.ollama.ai/library/story:tiny", written[0].read_bytes())
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
+    blob.chmod(0o444)
+    with engine("story:tiny") as llm:
+        run = llm.spec.run
+        assert run.model.path == llm.spec.tokenizer_path == str(blob)
+        assert llm.spec.served_names == ("story:tiny",)
+        assert (run.quantization.name, llm.spec.tokenizer.name) == ("gguf", "gguf")
+        (answer,) = llm.generate(["the dog"], use_tqdm=False)
+        assert len(answer.outputs[0].token_ids) > 0
+
+
+def test_files_of_folders_are_listed_and_served_by_name(written: tuple[Path, Path]) -> None:
+    """--model-dir"""
+    root = written[0].parents[1]
+    found = {model.name: model for model in Stores.of([str(root)]).all_models()}
+    assert {"source", "meant", "alone/model.gguf"} <= set(found)
+    facts = listed(found["alone/model.gguf"], 1 << 40)
+    assert (facts.architecture, facts.fits, facts.fault) == ("Qwen3ForCausalLM", True, "")
+    assert not listed(found["meant"], 1000).fits
+    for name, model in (("alone/model.gguf", written[0]), ("meant", written[1])):
+        spec = resolve(Config.from_fields({"model": name, "model_dir": [str(root)]}))
+        assert Path(spec.run.model.path) == model
 
 
 def test_flags_that_contradict_the_file_are_refused(written: tuple[Path, Path]) -> None:

@@ -1,20 +1,33 @@
-"""Where a model lies: a local folder or file, the hub's cache, or the bundled demo model.
+"""Where a model lies: a local folder or file, a store of this machine, the hub, or the bundled demo
+model.
 
 A local or cached model is found without any connection attempt. huggingface_hub is imported only
-when a hub id has to be looked up.
+when a model has to be fetched.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from dovetail.config.checkpoint.weights_check import WHOLE_MODELS, has_weights, is_whole_model
+from dovetail.config.checkpoint.hub import (
+    Hub,
+    Wanted,
+    cached,
+    check_online,
+    fetch,
+    fetch_quant,
+)
+from dovetail.config.checkpoint.stores.find import Stores
+from dovetail.config.checkpoint.stores.stored import HUB, StoredModel
+from dovetail.config.checkpoint.weights_check import (
+    WHOLE_MODELS,
+    has_weights,
+    is_whole_model,
+    missing_files,
+)
 from dovetail.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -22,7 +35,6 @@ log = logging.getLogger(__name__)
 DEMO_PATH = Path(__file__).resolve().parents[2] / "demo_model"
 DEMO_NAME = "dovetail-demo"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_SETTINGS = ["*.json", "*.jinja", "*.model", "*.model.v*", "*.txt", "*.tiktoken"]
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -34,47 +46,80 @@ _TOKENIZER_FILES = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hub:
-    """How the hub is asked: the folder of its cache, and who asks.
-
-    `token` None lets the hub's client find one (HF_TOKEN, or a saved login); empty means that a
-    login must have been saved.
-    """
-
-    cache: str | None = None
-    token: str | None = field(default=None, repr=False)
-
-    @property
-    def login(self) -> str | bool | None:
-        """Return the token for the hub's client."""
-        return True if self.token == "" else self.token
-
-    def masked(self, text: str) -> str:
-        """Return the text without the token."""
-        return text.replace(self.token, "***") if self.token else text
-
-
 def find_model(
     model: str | None,
     *,
     revision: str | None = None,
     hub: Hub | None = None,
     needs_weights: bool = True,
+    every_format: bool = False,
+    model_dirs: Sequence[str] = (),
 ) -> Path:
-    """Return the folder of a model, or the one file that it is; fetched from the hub only when it
-    is neither local nor cached.
+    """Return the folder of a model, or the one file that it is; fetched from the hub only when no
+    store of this machine has it, and then its weights in `every_format` or in one.
 
     Raises: ConfigError when there is no such folder or the hub cannot give it.
     """
     if model is None:
         return _demo()
-    folder = local_folder(model, flag="--model")
-    if folder is not None:
-        return folder
-    patterns = [*_SETTINGS, "*.safetensors"] if needs_weights else _SETTINGS
-    is_whole = has_weights if needs_weights else _has_config
-    return _from_hub(_Wanted("--model", model, revision), hub or Hub(), patterns, is_whole)
+    path = _existing(model, flag="--model")
+    if path is not None:
+        return path
+    hub = hub or Hub()
+    wanted = Wanted("--model", model, revision)
+    found = find_stored(wanted, hub, model_dirs, needs_weights=needs_weights)
+    if found is not None:
+        return _usable(found)
+    repo, _, quant = model.partition(":")
+    if quant and "/" in repo and _HUB_ID.fullmatch(repo):
+        return fetch_quant(Wanted("--model", repo, revision), quant, hub)
+    if local_folder(model, flag="--model") is None:
+        check_online(wanted)
+    return fetch(wanted, hub, needs_weights=needs_weights, every_format=every_format)
+
+
+def _usable(found: StoredModel) -> Path:
+    """Return where a stored model lies. Raises: ConfigError for one that cannot be served"""
+    if found.fault:
+        raise ConfigError(
+            f"{found.name} is in {found.store}, but {found.fault}.",
+            where="--model",
+            fix="`dovetail list` shows what can be served.",
+        )
+    log.info("%s is in %s: %s", found.name, found.store, found.path)
+    return found.path
+
+
+def is_hub_id(name: str) -> bool:
+    """Return whether the hub could have a model of this name."""
+    return _HUB_ID.fullmatch(name) is not None
+
+
+def find_stored(
+    wanted: Wanted, hub: Hub, model_dirs: Sequence[str] = (), *, needs_weights: bool = True
+) -> StoredModel | None:
+    """Return the model of this name in the stores of this machine, None where it is in none.
+
+    A revision is one of the hub: then only its cache counts. Raises: ConfigError where several
+    models could be meant
+    """
+    stores, name = Stores.of(model_dirs, hub.cache), wanted.name
+    if wanted.revision is None and (found := stores.in_folders(name)) is not None:
+        return found
+    if (path := _whole_cached(wanted, hub, needs_weights=needs_weights)) is not None:
+        return StoredModel(name=name, store=HUB, path=path, num_bytes=0)
+    found = stores.in_cache(name, wanted.revision)
+    return found or (stores.of_others(name) if wanted.revision is None else None)
+
+
+def _whole_cached(wanted: Wanted, hub: Hub, *, needs_weights: bool) -> Path | None:
+    """Return the cached folder of a model of the hub, None unless it has all that is needed."""
+    folder = cached(wanted, hub) if _HUB_ID.fullmatch(wanted.name) else None
+    if folder is None:
+        return None
+    if not needs_weights:
+        return folder if _has_config(folder) else None
+    return folder if has_weights(folder) and not missing_files(folder) else None
 
 
 def find_config(name: str, *, hub: Hub | None = None) -> Path:
@@ -82,8 +127,7 @@ def find_config(name: str, *, hub: Hub | None = None) -> Path:
     folder = local_folder(name, flag="--hf-config-path")
     if folder is not None:
         return folder
-    wanted = _Wanted("--hf-config-path", name, None)
-    return _from_hub(wanted, hub or Hub(), ["config.json"], _has_config)
+    return _cached_or_fetched(Wanted("--hf-config-path", name, None), hub or Hub(), _has_config)
 
 
 def find_tokenizer(
@@ -104,8 +148,8 @@ def find_tokenizer(
         folder = model_path
     else:
         local = local_folder(tokenizer, flag="--tokenizer")
-        wanted = _Wanted("--tokenizer", tokenizer, revision)
-        folder = local or _from_hub(wanted, hub or Hub(), _SETTINGS, is_one)
+        wanted = Wanted("--tokenizer", tokenizer, revision)
+        folder = local or _cached_or_fetched(wanted, hub or Hub(), is_one)
     if not is_one(folder):
         raise ConfigError(
             "the folder has no tokenizer (tokenizer.json, tokenizer.model, vocab.json, ...).",
@@ -115,21 +159,46 @@ def find_tokenizer(
     return folder
 
 
+def _cached_or_fetched(wanted: Wanted, hub: Hub, is_whole: Callable[[Path], bool]) -> Path:
+    """Return a folder of the hub with settings alone. Raises: ConfigError"""
+    folder = cached(wanted, hub)
+    if folder is not None and is_whole(folder):
+        return folder
+    check_online(wanted)
+    return fetch(wanted, hub, needs_weights=False)
+
+
+def _existing(name: str, *, flag: str) -> Path | None:
+    """Return the folder or whole model of a path, None where there is none. Raises: ConfigError
+    for another file"""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if is_whole_model(path):
+        return path.absolute()  # a link's name tells more than the file that it leads to
+    if path.is_file():
+        raise ConfigError(
+            f"{name} is a file.", where=flag, fix=f"name its folder: {path.parent.resolve()}"
+        )
+    return None
+
+
 def local_folder(name: str, *, flag: str) -> Path | None:
     """Return the folder (or whole model) if `name` is one, None if it can only be a hub id.
 
     Raises: ConfigError
     """
-    path = Path(name).expanduser()
-    if path.is_dir() or is_whole_model(path):
-        return path.resolve()
-    if path.is_file():
+    path = _existing(name, flag=flag)
+    if path is not None or _HUB_ID.fullmatch(name):
+        return path
+    if ":" in name and "\\" not in name and not name.startswith((".", "/", "~")):
         raise ConfigError(
-            f"{name} is a file.", where=flag, fix=f"name its folder: {path.parent.resolve()}"
+            f"there is no model {name} on this machine.",
+            where=flag,
+            fix="`dovetail list` shows those that are there; `dovetail pull ORG/MODEL:QUANT` "
+            "fetches one.",
         )
-    if _HUB_ID.fullmatch(name):
-        return None
-    parent = path.parent
+    parent = Path(name).expanduser().parent
     beside = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
     hint = f"{parent} has {', '.join(sorted(beside)[:5])}." if beside else "check the path."
     raise ConfigError(f"there is no folder {name}.", where=flag, fix=hint)
@@ -158,70 +227,3 @@ def _demo() -> Path:
         "knows a few hundred facts. Name a model to serve it: `dovetail serve Qwen/Qwen3-0.6B`."
     )
     return DEMO_PATH
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What is looked for on the hub, and the flag that names it."""
-
-    flag: str
-    name: str
-    revision: str | None
-
-    def snapshot(self, hub: Hub, **how: Any) -> Path:
-        """Return the folder of the snapshot. Raises: as huggingface_hub does."""
-        from huggingface_hub import snapshot_download
-
-        found = snapshot_download(
-            self.name, revision=self.revision, cache_dir=hub.cache, token=hub.login, **how
-        )
-        return Path(str(found))
-
-
-def _from_hub(
-    wanted: _Wanted, hub: Hub, patterns: list[str], is_whole: Callable[[Path], bool]
-) -> Path:
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        cached = wanted.snapshot(hub, local_files_only=True)
-        if is_whole(cached):
-            return cached
-    except LocalEntryNotFoundError:
-        log.debug("%s is not in the hub's cache.", wanted.name)
-    if _is_offline():
-        raise ConfigError(
-            f"{wanted.name} is neither a folder nor complete in the hub's cache, and "
-            "HF_HUB_OFFLINE forbids fetching it.",
-            where=wanted.flag,
-            fix="check the name, or unset HF_HUB_OFFLINE.",
-        )
-    return _fetch(wanted, hub, patterns, is_whole)
-
-
-def _fetch(
-    wanted: _Wanted, hub: Hub, patterns: list[str], is_whole: Callable[[Path], bool]
-) -> Path:
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    log.info("Fetching %s from the hub.", wanted.name)
-    try:
-        folder = wanted.snapshot(hub, allow_patterns=patterns)
-        if is_whole(folder):
-            return folder
-        return wanted.snapshot(hub, allow_patterns=[*patterns, "*.bin", "*.pt"])
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = hub.masked(str(error).strip()) or type(error).__name__
-        # The cause would carry the token's header into a traceback.
-        raise ConfigError(
-            f"there is no folder {wanted.name} here, and the hub did not give it: "
-            f"{reason.splitlines()[0]}",
-            where=wanted.flag,
-            fix="check the name and the connection; gated models need --hf-token, HF_TOKEN or "
-            "`hf auth login`.",
-        ) from None
-
-
-def _is_offline() -> bool:
-    words = (os.environ.get("HF_HUB_OFFLINE", ""), os.environ.get("TRANSFORMERS_OFFLINE", ""))
-    return any(word.upper() in ("1", "ON", "YES", "TRUE") for word in words)

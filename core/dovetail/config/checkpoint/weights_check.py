@@ -18,6 +18,8 @@ from dovetail.errors import ConfigError
 MAX_HEADER_BYTES = 100 * 2**20
 WHOLE_MODELS = (".gguf",)
 """Endings of files that hold weights, settings and tokenizer in one."""
+_BEGINNINGS = (b"GGUF",)
+"""How such files begin: those of content-addressed stores have no ending."""
 _SUFFIXES = (
     "*.safetensors",
     "*.bin",
@@ -26,7 +28,7 @@ _SUFFIXES = (
     "*.tensors",
     *(f"*{end}" for end in WHOLE_MODELS),
 )
-_NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "optimizer.bin")
+NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "optimizer.bin")
 
 
 def check_weights(path: str | Path, ignored: Sequence[str] = ()) -> None:
@@ -44,15 +46,41 @@ def check_weights(path: str | Path, ignored: Sequence[str] = ()) -> None:
 
 def has_weights(path: str | Path) -> bool:
     """Return whether the folder holds any weight file, or is one itself."""
-    if is_whole_model(Path(path)):
-        return True
-    found = (file.name for suffix in _SUFFIXES for file in Path(path).glob(suffix))
-    return any(name not in _NOT_WEIGHTS for name in found)
+    return bool(weight_files(path))
+
+
+def weight_files(path: str | Path) -> list[Path]:
+    """Return the weight files of a folder, or the file that is a model itself."""
+    whole = Path(path)
+    if is_whole_model(whole):
+        return [whole]
+    found = (file for suffix in _SUFFIXES for file in whole.glob(suffix))
+    return sorted(file for file in found if file.name not in NOT_WEIGHTS)
+
+
+def has_layout_weights(folder: Path) -> bool:
+    """Return whether a folder holds weights that need the settings beside them."""
+    return any(file.suffix.lower() not in WHOLE_MODELS for file in weight_files(folder))
+
+
+def weights_bytes(path: str | Path) -> int:
+    """Return the size of the weight files of a folder, or of the file that is a model itself."""
+    return sum(file.stat().st_size for file in weight_files(path))
 
 
 def is_whole_model(path: Path) -> bool:
     """Return whether a file holds weights, settings and tokenizer in one."""
-    return path.suffix.lower() in WHOLE_MODELS and path.is_file()
+    if not path.is_file():
+        return False
+    return path.suffix.lower() in WHOLE_MODELS or (not path.suffix and _begins_like_one(path))
+
+
+def _begins_like_one(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(4) in _BEGINNINGS
+    except OSError:
+        return False
 
 
 def no_weights(path: str | Path) -> ConfigError:
@@ -64,11 +92,23 @@ def no_weights(path: str | Path) -> ConfigError:
     )
 
 
-def _check_index(folder: Path, index: Path) -> None:
+def missing_files(path: str | Path) -> list[str]:
+    """Return the weight files that the indexes of a folder list and that are not there. Raises:
+    ConfigError for an index that is not one"""
+    folder = Path(path)
+    indexes = sorted(folder.glob("*.safetensors.index.json"))
+    return [name for index in indexes for name in _missing(folder, index)]
+
+
+def _missing(folder: Path, index: Path) -> list[str]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise ConfigError('has no "weight_map".', where=str(index), fix="download the file again.")
-    missing = sorted({str(n) for n in weight_map.values() if not (folder / str(n)).is_file()})
+    return sorted({str(n) for n in weight_map.values() if not (folder / str(n)).is_file()})
+
+
+def _check_index(folder: Path, index: Path) -> None:
+    missing = _missing(folder, index)
     if missing:
         shown = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
         raise ConfigError(

@@ -154,6 +154,7 @@ FOREIGN: dict[str, Row] = {
     ),
     "VLLM_SERVER_DEV_MODE": _field("enable_dev_endpoints"),
     "VLLM_TEST_FORCE_LOAD_FORMAT": _field("load_format"),
+    "VLLM_USE_MODELSCOPE": _field("use_modelscope"),
     "VLLM_USE_TRITON_FLASH_ATTN": Setting("--attention-backend", _triton_attention),
     # What always happens, or concerns nothing here.
     "VLLM_ASSETS_CACHE": NoEffect("no sample files are downloaded"),
@@ -215,7 +216,6 @@ FOREIGN: dict[str, Row] = {
     "VLLM_TRACE_FUNCTION": UnsupportedVariable("function_trace"),
     "VLLM_USE_FLASHINFER_SAMPLER": _KERNELS,
     "VLLM_USE_HPU_CONTIGUOUS_CACHE_FETCH": UnsupportedVariable("hpu"),
-    "VLLM_USE_MODELSCOPE": UnsupportedVariable("model_scope"),
     "VLLM_USE_RAY_COMPILED_DAG": _RAY,
     "VLLM_USE_RAY_COMPILED_DAG_NCCL_CHANNEL": _RAY,
     "VLLM_USE_RAY_COMPILED_DAG_OVERLAP_COMM": _RAY,

@@ -17,6 +17,14 @@ class LoadConfig:
     download_dir: str | None = flag(
         None, help="folder for files fetched from the hub", default_note="the hub's cache"
     )
+    use_modelscope: bool = flag(
+        False, help="fetch models from ModelScope instead of the Hugging Face hub"
+    )
+    model_dir: tuple[str, ...] = flag(
+        (),
+        help="folders of models, each of which can be named by its path inside",
+        metavar="FOLDER",
+    )
     ignore_patterns: tuple[str, ...] = flag(
         ("original/**/*",), help="glob patterns of weight files to leave out", metavar="GLOB"
     )

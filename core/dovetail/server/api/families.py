@@ -26,6 +26,7 @@ from dovetail.server.api.health.routes import HealthApi
 from dovetail.server.api.invocations.routes import InvocationsApi
 from dovetail.server.api.messages.routes import MessagesApi
 from dovetail.server.api.models.routes import ModelsApi
+from dovetail.server.api.ollama.routes import OllamaApi
 from dovetail.server.api.parse.routes import ParseApi
 from dovetail.server.api.responses.routes import ResponsesApi
 from dovetail.server.api.tokenize.routes import TokenizeApi
@@ -38,6 +39,7 @@ BUILT_IN: dict[str, type[Api]] = {
     "completions": CompletionsApi,
     "responses": ResponsesApi,
     "messages": MessagesApi,
+    "ollama": OllamaApi,
     "models": ModelsApi,
     "invocations": InvocationsApi,
     "parse": ParseApi,

@@ -6,9 +6,10 @@ one list, in the order in which they came.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from dovetail.server.generate.events import (
     ContentDelta,
@@ -36,6 +37,15 @@ class ContentBlock:
     def text(self) -> str:
         """Return the joined text."""
         return "".join(self.parts)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of a call; {} where the answer ended within them."""
+        try:
+            value = json.loads(self.text)
+        except (ValueError, RecursionError):
+            return {}
+        return value if isinstance(value, dict) else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,7 @@ from dovetail.server.http.errors import Problem, problem_of
 logger = logging.getLogger("dovetail.server")
 KEEP_ALIVE = b": keep-alive\n\n"
 """A comment, which clients of server-sent events pass over."""
+EVENT_STREAM = "text/event-stream; charset=utf-8"
 Answer = TypeVar("Answer")
 Item = TypeVar("Item")
 
@@ -230,19 +231,21 @@ def named_frame(name: str, data: bytes) -> bytes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framing:
     """How a dialect writes its stream: what its chunks become, what says that all is well at the
-    end, and what an error becomes."""
+    end, what an error becomes, and what is sent to keep the connection open."""
 
     frame: Callable[[bytes], bytes] = data_frame
     end: bytes = data_frame(b"[DONE]")
     error: Callable[[Problem], bytes] = lambda problem: data_frame(problem.body())
+    keep_alive: Callable[[], bytes] = lambda: KEEP_ALIVE
+    media_type: str = EVENT_STREAM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamHead:
     """The facts of a stream before its first chunk.
 
-    A comment is sent whenever nothing has come for `keep_alive_s` (0: never). `logs_stack`: the
-    traceback of every error is logged, not only of unexpected ones.
+    The framing's `keep_alive` is sent whenever nothing has come for `keep_alive_s` (0: never).
+    `logs_stack`: the traceback of every error is logged, not only of unexpected ones.
     """
 
     headers: dict[str, str]
@@ -253,7 +256,8 @@ class StreamHead:
 
 
 class EventStream(StreamingResponse):
-    """A response of server-sent events; `owned` is closed at its end.
+    """A response that grows, of server-sent events or what the dialect frames; `owned` is closed at
+    its end.
 
     An error after the first chunk becomes an error event, and then the stream just ends: without
     its end no client takes it for a success. A client that leaves stops the chunks at once.
@@ -269,7 +273,7 @@ class EventStream(StreamingResponse):
         self._keep_alive_s = head.keep_alive_s
         self._framing = head.framing
         fixed = {
-            "content-type": "text/event-stream; charset=utf-8",
+            "content-type": head.framing.media_type,
             "cache-control": "no-cache",
             "x-accel-buffering": "no",
         }
@@ -298,8 +302,10 @@ class EventStream(StreamingResponse):
             if self._keep_alive_s:
                 chunks = kept_alive(self._chunks, self._keep_alive_s)
             async for chunk in chunks:
-                frame = KEEP_ALIVE if chunk is None else self._framing.frame(chunk)
-                await _send_frame(send, frame)
+                framing = self._framing
+                await _send_frame(
+                    send, framing.keep_alive() if chunk is None else framing.frame(chunk)
+                )
             if self._framing.end:
                 await _send_frame(send, self._framing.end)
         except Exception as error:

@@ -92,7 +92,10 @@ UNSUPPORTED_FIELDS = {
 """Fields that ask for a feature of `dovetail.unsupported`, by its name."""
 
 _THINKING = "use reasoning_effort, or chat_template_kwargs.enable_thinking"
-_LENGTH = "use the field for the length of an answer: max_tokens, in responses max_output_tokens"
+_LENGTH = (
+    "use the field for the length of an answer: max_tokens, in responses max_output_tokens, in "
+    "Ollama's API options.num_predict"
+)
 _PROMPT = "the prompt has another field in this API"
 
 MISPLACED_FIELDS = {

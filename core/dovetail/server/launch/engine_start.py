@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from dovetail.config.config import Config
 from dovetail.config.rules.joining import check_serves, meeting_of
 from dovetail.interfaces.spec import EngineSpec, Selection
+from dovetail.server.launch.records import write_record
 from dovetail.server.launch.sockets import url_of
 from dovetail.server.launch.startup_timer import StartupTimer
 
@@ -103,7 +104,8 @@ async def _start_engine(
 
 
 def tell_ready(config: Config, spec: EngineSpec, sock: socket.socket, timer: StartupTimer) -> None:
-    """Log the one line that says where the server answers, and export the phases."""
+    """Log the one line that says where the server answers, export the phases, and leave a record
+    for `dovetail ps`."""
     from dovetail.observability import metrics
 
     for name, duration_s in timer.durations_s.items():
@@ -112,4 +114,5 @@ def tell_ready(config: Config, spec: EngineSpec, sock: socket.socket, timer: Sta
     names = ", ".join(spec.served_names)
     logger.info("serving %s", names)
     url = url_of(sock, has_tls=config.frontend.ssl_certfile is not None)
+    write_record(url, spec.served_names, spec.run.model.path)
     logger.info("ready in %.1f s at %s", timer.total_s(), url)

@@ -32,6 +32,7 @@ from dovetail.server.launch.engine_start import (
 )
 from dovetail.server.launch.event_loop import run_loop
 from dovetail.server.launch.frontend_checks import check_frontend
+from dovetail.server.launch.records import record_removed
 from dovetail.server.launch.sockets import listening
 from dovetail.server.launch.startup_timer import StartupTimer
 
@@ -78,7 +79,7 @@ def _run(config: Config) -> int:
     check_frontend(config.frontend)
     if config.is_given("allowed_origins") and ANY in config.frontend.allowed_origins:
         config = config.with_fields({"allowed_hosts": [ANY]})  # the default does not mean it
-    with listening(config.frontend) as sock:
+    with record_removed(), listening(config.frontend) as sock:
         with timer.time("config"):
             apis = chosen_apis(config)
             spec = resolve(config)

@@ -194,6 +194,7 @@ SAMPLES: dict[str, tuple[str, str, Any]] = {
     "VLLM_RPC_TIMEOUT": ("2500", "engine_reply_timeout", 2.5),
     "VLLM_SERVER_DEV_MODE": ("1", "enable_dev_endpoints", True),
     "VLLM_TEST_FORCE_LOAD_FORMAT": ("dummy", "load_format", "dummy"),
+    "VLLM_USE_MODELSCOPE": ("1", "use_modelscope", True),
     "VLLM_USE_TRITON_FLASH_ATTN": ("1", "attention_backend", "TRITON_FLASH_ATTN"),
 }
 """Variable -> a text, the field it sets, and its value there."""

@@ -15,7 +15,6 @@ from dovetail.errors import RequestError
 from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.server.api.completions.best_of import best_steps
-from dovetail.server.api.completions.infill import infill_of, suffix_ids
 from dovetail.server.api.completions.protocol import MAX_CHOICES, CompletionRequest
 from dovetail.server.api.completions.response import (
     COMPLETIONS,
@@ -34,6 +33,7 @@ from dovetail.server.generate.generation import (
     json_response,
     response_meta,
 )
+from dovetail.server.generate.infill import infill_of, suffix_ids
 from dovetail.server.generate.logprobs import check_named_logprobs
 from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.streaming import Step, merged

@@ -116,7 +116,7 @@ def content_block(block: ContentBlock) -> dict[str, Any]:
         "type": "tool_use",
         "id": block.call_id,
         "name": block.name,
-        "input": _object(block.text),
+        "input": block.arguments,
     }
 
 
@@ -125,15 +125,6 @@ def signature(thought: str) -> str:
     a digest of the text, and not read here."""
     digest = hashlib.sha256(thought.encode("utf-8", "replace")).digest()
     return base64.b64encode(digest).decode()
-
-
-def _object(arguments: str) -> dict[str, Any]:
-    """Return arguments as the object they are; {} where the answer ended within them."""
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 _EMPTY = {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from dovetail.server.api.completions.infill import LAYOUTS, Layout
+from dovetail.server.generate.infill import LAYOUTS, Layout
 from dovetail.testing.fake_async_engine import FakeAsyncEngine, FakeFacts, FakeTokenizer
 from support.serving import app_for, complete
 

@@ -1,0 +1,73 @@
+"""What the names of GGUF files say: which belong together, and how they are quantized.
+
+Format: NAME-QUANT.gguf, divided ones NAME-QUANT-00001-of-00003.gguf; mmproj files turn images into
+vectors and are not models. Source: the naming convention in docs/gguf.md of ggml-org/ggml. Knows
+nothing of what is in them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+ENDING = ".gguf"
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})", re.DOTALL)
+_LABEL = re.compile(
+    r"(?:^|[-._])((?:UD-)?(?:I?Q\d+|TQ\d|MXFP4|NVFP4|BF16|F16|F32|FP16|FP32)"
+    r"(?:_(?:[KSMLX0-9]+|NL|MOE))*)$",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufFiles:
+    """The files of one model, in their order; `stem` is their name without part and ending."""
+
+    stem: str
+    label: str
+    files: tuple[str, ...]
+
+
+def label_of(stem: str) -> str:
+    """Return the quantization in a file's name without ending, in capitals; "" for none."""
+    found = _LABEL.search(stem)
+    return found[1].upper() if found else ""
+
+
+def grouped(names: Iterable[str]) -> list[GgufFiles]:
+    """Return the models among files, by their names or paths; other files are passed over."""
+    parts: dict[str, list[str]] = {}
+    for name in sorted(names):
+        path = PurePath(name)
+        if path.suffix.lower() != ENDING or path.name.lower().startswith("mmproj"):
+            continue
+        whole = name[: -len(ENDING)]
+        found = _PART.fullmatch(whole)
+        parts.setdefault(found[1] if found else whole, []).append(name)
+    return [
+        GgufFiles(stem=stem, label=label_of(PurePath(stem).name), files=tuple(files))
+        for stem, files in parts.items()
+    ]
+
+
+def models_below(folder: Path) -> list[GgufFiles]:
+    """Return the models in a folder and the folders below it, with paths relative to it."""
+    found = (file.relative_to(folder).as_posix() for file in folder.rglob(f"*{ENDING}"))
+    return grouped(found)
+
+
+def bytes_of(folder: Path, model: GgufFiles) -> int:
+    """Return the size of a model's files."""
+    return sum((folder / file).stat().st_size for file in model.files)
+
+
+def named(models: Iterable[GgufFiles], quant: str) -> list[GgufFiles]:
+    """Return the models that a quantization or a file's name means, whatever its case."""
+    wanted = quant.casefold().removesuffix(ENDING)
+    return [
+        one
+        for one in models
+        if wanted in (one.label.casefold(), PurePath(one.stem).name.casefold())
+    ]

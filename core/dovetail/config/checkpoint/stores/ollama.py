@@ -1,0 +1,113 @@
+"""Ollama's store, read as it is: manifests by name, and blobs by digest.
+
+Format: models/manifests/HOST/NAMESPACE/MODEL/TAG is JSON with `layers`, each with a `mediaType`, a
+`digest` and a `size`; the layer application/vnd.ollama.image.model is a GGUF file,
+models/blobs/sha256-HEX. Source: docs and manifest files of ollama/ollama.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.config.checkpoint.stores.stored import OLLAMA, StoredModel
+
+HOST, NAMESPACE, TAG = "registry.ollama.ai", "library", "latest"
+_KIND = "application/vnd.ollama.image."
+_SYSTEM_FOLDER = Path("/usr/share/ollama/.ollama/models")
+MAX_MANIFEST_BYTES = 1 << 20
+
+
+def store_folder(environ: Mapping[str, str] | None = None) -> Path | None:
+    """Return the folder of the store, None for none: OLLAMA_MODELS, or the usual ones."""
+    environ = os.environ if environ is None else environ
+    told = environ.get("OLLAMA_MODELS")
+    home = Path(environ.get("HOME") or "~").expanduser()
+    places = [Path(told)] if told else [home / ".ollama" / "models", _SYSTEM_FOLDER]
+    return next((folder for folder in places if (folder / "manifests").is_dir()), None)
+
+
+def models(store: Path) -> Iterator[StoredModel]:
+    """Yield the models of the store."""
+    root = store / "manifests"
+    for manifest in sorted(path for path in root.rglob("*") if path.is_file()):
+        place = manifest.relative_to(root).parts
+        found = _stored(store, manifest, _name(place)) if len(place) == 4 else None
+        if found is not None:
+            yield found
+
+
+def find(store: Path, name: str) -> StoredModel | None:
+    """Return the model of a name, whose tag, namespace and host may be left out; or None."""
+    bare, _, tag = name.partition(":")
+    parts = bare.split("/")
+    if not all(parts) or ".." in parts or "/" in tag or tag == ".." or len(parts) > 3:
+        return None
+    place = [*(HOST, NAMESPACE)[: 3 - len(parts)], *parts, tag or TAG]
+    manifest = (store / "manifests").joinpath(*place)
+    return _stored(store, manifest, _name(tuple(place))) if manifest.is_file() else None
+
+
+def _name(place: tuple[str, ...]) -> str:
+    host, namespace, model, tag = place
+    if host != HOST:
+        return f"{host}/{namespace}/{model}:{tag}"
+    return f"{model}:{tag}" if namespace == NAMESPACE else f"{namespace}/{model}:{tag}"
+
+
+def _stored(store: Path, manifest: Path, name: str) -> StoredModel | None:
+    """Return the model of a manifest, None where it is none or cannot be read."""
+    content = _read(manifest)
+    layers = _by_kind(content)
+    weights = layers.get("model", [])
+    if not weights:
+        return None
+    blob = _blob(store, weights[0])
+    told = _read(_blob(store, content.get("config") or {}))
+    return StoredModel(
+        name=name,
+        store=OLLAMA,
+        path=blob,
+        num_bytes=blob.stat().st_size if blob.is_file() else 0,
+        label=str(told.get("file_type") or ""),
+        family=str(told.get("model_family") or ""),
+        fault=_fault(blob, layers, len(weights)),
+    )
+
+
+def _fault(blob: Path, layers: Mapping[str, Any], num_files: int) -> str:
+    if not blob.is_file() or not os.access(blob, os.R_OK):
+        return "its file is missing or not readable"
+    if "adapter" in layers:
+        return "it is a LoRA adapter over another model"
+    return "it has several files" if num_files > 1 else ""
+
+
+def _by_kind(manifest: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    layers = manifest.get("layers")
+    for layer in layers if isinstance(layers, list) else ():
+        kind = str(layer.get("mediaType", "")) if isinstance(layer, dict) else ""
+        if kind.startswith(_KIND):
+            found.setdefault(kind.removeprefix(_KIND), []).append(layer)
+    return found
+
+
+def _blob(store: Path, layer: Mapping[str, Any]) -> Path:
+    """Return the file of a layer; what is not a digest names a file that is not there."""
+    digest = str(layer.get("digest", "")).replace(":", "-", 1)
+    return store / "blobs" / (digest if digest.replace("-", "").isalnum() else "none")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return a JSON object; {} for a file that is none."""
+    try:
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            return {}
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}

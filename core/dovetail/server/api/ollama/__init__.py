@@ -1,0 +1,1 @@
+"""/api/chat, /api/generate and what goes with them: Ollama's API."""

@@ -1,0 +1,143 @@
+"""Bodies of /api/chat and /api/generate as a ChatRequest: turns, tools, settings in chat's words.
+
+Source: Ollama's API reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dovetail.errors import RequestError
+from dovetail.server.api.ollama import options
+from dovetail.server.api.ollama.protocol import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaMessage,
+    OllamaRequest,
+    OllamaToolCall,
+)
+from dovetail.server.generate.as_chat import as_chat, check_one
+from dovetail.server.generate.chat_body import ChatRequest
+from dovetail.server.generate.template.switches import Switch, switch
+from dovetail.unsupported import sentence
+
+FORMAT_NAMES = {
+    "response_format.json_schema.schema": "format",
+    "response_format": "format",
+    "reasoning_effort": "think",
+}
+CHAT_NAMES = {**options.NAMES, **FORMAT_NAMES}
+"""Chat's names of fields that have another one in /api/chat."""
+GENERATE_NAMES = {**CHAT_NAMES, "messages": "prompt"}
+"""Those of /api/generate, where the prompt is the conversation."""
+
+
+def chat_of(body: OllamaChatRequest) -> ChatRequest:
+    """Return a conversation in chat's words. Raises: RequestError"""
+    messages = list(_Turns().all_of(body.messages or ()))
+    return as_chat(body, {"messages": messages, "tools": body.tools or None, **_shared(body)})
+
+
+def chat_of_prompt(body: OllamaGenerateRequest) -> ChatRequest:
+    """Return a prompt as a conversation of one turn. Raises: RequestError"""
+    check_prompt(body)
+    messages = [{"role": "system", "content": body.system}] if body.system else []
+    messages.append({"role": "user", "content": body.prompt or ""})
+    return as_chat(body, {"messages": messages, **_shared(body)})
+
+
+def check_prompt(body: OllamaGenerateRequest) -> None:
+    """Raise RequestError for ways to write a prompt that are not there, or contradict each other"""
+    if body.template:
+        raise RequestError(
+            "templates in Go's language are not supported; chat templates are Jinja here.",
+            where="template",
+            fix="send the whole prompt with raw, or start the server with --chat-template FILE.",
+            code="unsupported_field",
+        )
+    if body.context:
+        raise RequestError(
+            "a conversation is not carried on by token ids.",
+            where="context",
+            fix="send its messages to /api/chat.",
+            code="unsupported_field",
+        )
+    if body.system and (body.raw or body.suffix):
+        other = "raw" if body.raw else "suffix"
+        raise RequestError(f"cannot be combined with {other}: no template is used.", where="system")
+
+
+def switches(body: OllamaRequest) -> list[Switch]:
+    """Return the body's switch of thinking; how hard to think is chat's own field."""
+    return [switch("think", body.think)] if isinstance(body.think, bool) else []
+
+
+def _shared(body: OllamaRequest) -> dict[str, Any]:
+    """Return the fields of both ways to ask, in chat's words. Raises: RequestError"""
+    check_one(body)
+    fields: dict[str, Any] = {"model": body.model, **options.sampling_of(body.options)}
+    fields |= _format(body.format)
+    if isinstance(body.think, str) and body.think:
+        fields["reasoning_effort"] = body.think
+    if body.logprobs:
+        fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+    elif body.top_logprobs:
+        raise RequestError("needs logprobs to be true.", where="top_logprobs")
+    return fields
+
+
+def _format(wanted: str | dict[str, Any] | None) -> dict[str, Any]:
+    if wanted is None or wanted == "":
+        return {}
+    if wanted == "json":
+        return {"response_format": {"type": "json_object"}}
+    if isinstance(wanted, str):
+        raise RequestError(f'"{wanted[:64]}" is neither "json" nor a JSON schema.', where="format")
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": wanted}}}
+
+
+class _Turns:
+    """Writes turns in chat's words. Calls that came without an id get one, and results that name
+    none are given, in their order, to the calls of the turn before."""
+
+    def __init__(self) -> None:
+        self._num_calls = 0
+        self._open: list[tuple[str, str]] = []
+
+    def all_of(self, messages: Sequence[OllamaMessage]) -> Iterator[dict[str, Any]]:
+        """Yield the turns. Raises: RequestError for images. Mutates: self"""
+        for number, message in enumerate(messages):
+            if message.images:
+                where = f"messages[{number}].images"
+                raise RequestError(sentence("media"), where=where, code="unsupported_field")
+            yield self._turn(message)
+
+    def _turn(self, message: OllamaMessage) -> dict[str, Any]:
+        turn: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        if message.role == "tool":
+            turn["tool_call_id"] = message.tool_call_id or self._answered(message.tool_name)
+            if message.tool_name:
+                turn["name"] = message.tool_name
+            return turn | (message.model_extra or {})
+        if message.thinking:
+            turn["reasoning_content"] = message.thinking
+        if message.tool_calls:
+            self._open = []
+            turn["tool_calls"] = [self._call(call) for call in message.tool_calls]
+        return turn | (message.model_extra or {})
+
+    def _call(self, call: OllamaToolCall) -> dict[str, Any]:
+        self._num_calls += 1
+        call_id = call.id or f"call{self._num_calls:05}"  # nine characters: some templates count
+        self._open.append((call.function.name, call_id))
+        function = {"name": call.function.name, "arguments": call.function.arguments}
+        return {"id": call_id, "function": function}
+
+    def _answered(self, name: str | None) -> str:
+        """Return the id of the first call without a result, of this name if one is told."""
+        for place, (called, call_id) in enumerate(self._open):
+            if name in (None, "", called):
+                del self._open[place]
+                return call_id
+        return ""

@@ -1,0 +1,104 @@
+"""Bodies of Ollama's API. Source: its API reference (docs/api.md of ollama/ollama)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from dovetail.interfaces.sampling_params import MAX_STOPS
+from dovetail.server.generate.bodies import INT31, Body, SamplingFields, StopString
+from dovetail.server.generate.chat_body import MAX_MESSAGES, MAX_TOOLS, Name, ToolBody
+
+MAX_TOP_LOGPROBS = 20
+
+
+class OllamaOptions(Body):
+    """Settings of one answer. Those that load a model or change nothing here are not declared."""
+
+    num_predict: Annotated[int, Field(ge=-2, le=INT31)] | None = None
+    num_ctx: Annotated[int, Field(ge=1, le=INT31)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=INT31)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 64) - 1)] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
+    repeat_penalty: Annotated[float, Field(ge=1e-3, le=100)] | None = None
+    repeat_last_n: Annotated[int, Field(ge=-1, le=INT31)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+
+
+class OllamaCallFunction(Body):
+    """The function of a call, with its arguments as an object."""
+
+    name: Name
+    arguments: dict[str, Any] | str = Field(default_factory=dict)
+    index: int | None = None
+
+
+class OllamaToolCall(Body):
+    """One call of an earlier answer."""
+
+    id: str | None = None
+    type: str | None = None
+    function: OllamaCallFunction
+
+
+class OllamaMessage(Body):
+    """One turn. A tool's result names its tool, or the call that it answers."""
+
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: str | None = None
+    thinking: str | None = None
+    images: list[Any] | None = None
+    tool_calls: Annotated[list[OllamaToolCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class OllamaRequest(SamplingFields):
+    """What both ways to ask for an answer have in common. `format` is "json" or a schema."""
+
+    model: Annotated[str, Field(min_length=1)]
+    stream: bool | None = True
+    format: str | dict[str, Any] | None = None
+    think: bool | str | None = None
+    options: OllamaOptions | None = None
+    keep_alive: float | str | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+
+class OllamaChatRequest(OllamaRequest):
+    """A conversation is to be answered."""
+
+    messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS)] | None = None
+
+
+class OllamaGenerateRequest(OllamaRequest):
+    """A prompt is to be answered; with `raw` or `suffix` it is continued."""
+
+    prompt: str | None = None
+    suffix: str | None = None
+    system: str | None = None
+    template: str | None = None
+    context: list[int] | None = None
+    raw: bool | None = None
+
+
+class OllamaShowRequest(Body):
+    """The facts of a model are asked for. `verbose` adds nothing."""
+
+    model: Annotated[str, Field(min_length=1)]
+    verbose: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_name(cls, given: Any) -> Any:
+        """Take `name`, the field's older name."""
+        if isinstance(given, dict) and "model" not in given and "name" in given:
+            return {**given, "model": given["name"]}
+        return given

@@ -1,0 +1,125 @@
+"""Which servers run here: a small file for each, in a folder of the user's.
+
+A server writes its file when it is ready and removes it at its end. What a killed one left behind
+is known by its process: the number and the moment of its start must both be right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+logger = logging.getLogger("dovetail.server")
+CLOCK_ERROR_S = 2.0
+"""How far two readings of a process's start may lie apart: boot time is not read exactly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerRecord:
+    """A server: its process, where it answers, and the names of what it serves."""
+
+    pid: int
+    started_s: float
+    url: str
+    names: tuple[str, ...]
+    path: str
+
+
+def records_folder(environ: Mapping[str, str] | None = None) -> Path:
+    """Return the user's folder of records; it need not exist."""
+    environ = os.environ if environ is None else environ
+    runtime = environ.get("XDG_RUNTIME_DIR")
+    if runtime and Path(runtime).is_dir():
+        return Path(runtime) / "dovetail"
+    return Path(tempfile.gettempdir()) / f"dovetail-{os.getuid()}"
+
+
+def write_record(url: str, names: Sequence[str], path: str) -> None:
+    """Note this process as a server. Where that cannot be, the log says so and the server runs."""
+    own = psutil.Process()
+    record = ServerRecord(
+        pid=own.pid, started_s=own.create_time(), url=url, names=tuple(names), path=path
+    )
+    try:
+        folder = _own_folder(records_folder())
+        part = folder / f"{own.pid}.part"
+        part.write_text(json.dumps(asdict(record)), encoding="utf-8")
+        part.replace(folder / f"{own.pid}.json")
+    except OSError as error:
+        logger.warning("`dovetail ps` will not show this server: %s", error)
+
+
+def remove_record() -> None:
+    """Remove this process's record, if there is one."""
+    with contextlib.suppress(OSError):  # a folder that cannot be written has no record of ours
+        (records_folder() / f"{os.getpid()}.json").unlink(missing_ok=True)
+
+
+def running_servers() -> list[ServerRecord]:
+    """Return the servers that run, the oldest first; records of others are removed."""
+    found = []
+    folder = records_folder()
+    if not _is_own(folder):
+        return []
+    for file in sorted(folder.glob("*.json")):
+        record = _read(file)
+        if record is not None and process_of(record) is not None:
+            found.append(record)
+        else:
+            file.unlink(missing_ok=True)
+    return sorted(found, key=lambda record: record.started_s)
+
+
+def process_of(record: ServerRecord) -> psutil.Process | None:
+    """Return the server's process, None where it has ended, whoever has its number now."""
+    try:
+        process = psutil.Process(record.pid)
+        is_same = abs(process.create_time() - record.started_s) < CLOCK_ERROR_S
+        return process if is_same and process.status() != psutil.STATUS_ZOMBIE else None
+    except psutil.Error:
+        return None
+
+
+def _read(file: Path) -> ServerRecord | None:
+    """Return a record, None for a file that is none."""
+    try:
+        content = json.loads(file.read_bytes())
+        return ServerRecord(
+            pid=int(content["pid"]),
+            started_s=float(content["started_s"]),
+            url=str(content["url"]),
+            names=tuple(map(str, content["names"])),
+            path=str(content["path"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _own_folder(folder: Path) -> Path:
+    """Return the folder, made where it is missing. Raises: OSError for one of another user"""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _is_own(folder):
+        raise PermissionError(f"{folder} belongs to another user")
+    return folder
+
+
+def _is_own(folder: Path) -> bool:
+    """Return whether the folder is there, no link, and this user's."""
+    return not folder.is_symlink() and folder.is_dir() and folder.stat().st_uid == os.getuid()
+
+
+@contextlib.contextmanager
+def record_removed() -> Iterator[None]:
+    """Remove this process's record, should it be written, at the end of the block."""
+    try:
+        yield
+    finally:
+        remove_record()
