@@ -14,6 +14,7 @@ import socket
 import msgspec
 
 from dovetail.config.config import Config
+from dovetail.config.report.in_force import InForce
 from dovetail.config.rules.chat_template import load_template
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.client.async_engine import AsyncEngine
@@ -24,6 +25,7 @@ from dovetail.server.api.families import build_apis, opened_apis
 from dovetail.server.generate.parsers import ParserChoice, choose_parsers
 from dovetail.server.generate.template.chat import ChatRenderer
 from dovetail.server.launch.engine_start import max_queued, starting_engine, tell_ready
+from dovetail.server.launch.settings import told
 from dovetail.server.launch.startup_timer import StartupTimer
 
 logger = logging.getLogger("dovetail.server")
@@ -41,6 +43,7 @@ class ChildBoot(msgspec.Struct, frozen=True, kw_only=True):
     frontend: FrontendConfig
     parsers: ParserChoice
     apis: tuple[Selection, ...] = ()
+    in_force: InForce
     addresses: tuple[str, ...]
     process: int
     socket_fd: int
@@ -83,12 +86,14 @@ def _boots(
     override = load_template(config.frontend.chat_template)
     renderer = ChatRenderer(engine.tokenizer.facts(), override=override)
     parsers = choose_parsers(config, renderer.source)
+    in_force = told(config, spec, engine, renderer.source, parsers, apis)
     return [
         ChildBoot(
             spec=spec,
             frontend=config.frontend,
             parsers=parsers,
             apis=apis,
+            in_force=in_force,
             addresses=engine.addresses,
             process=process,
             socket_fd=sock.fileno(),
