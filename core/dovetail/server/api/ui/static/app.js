@@ -9,10 +9,12 @@ import { makeStatePage } from "./state_page.js";
 
 const TITLES = { chat: "Chat", server: "Server", settings: "Settings" };
 
+/** Return a view's element. Its id is not its address, to which the browser would jump. */
+const place = (name) => document.getElementById(`view-${name}`);
 const views = {
-  chat: makeChat(document.getElementById("chat")),
-  server: makeStatePage(document.getElementById("server")),
-  settings: makeSettingsPage(document.getElementById("settings")),
+  chat: makeChat(place("chat")),
+  server: makeStatePage(place("server")),
+  settings: makeSettingsPage(place("settings")),
 };
 let shown = null;
 
@@ -23,7 +25,7 @@ function route() {
   if (next === shown) return;
   if (shown !== null) views[shown].hide();
   shown = next;
-  for (const other of Object.keys(views)) document.getElementById(other).hidden = other !== next;
+  for (const other of Object.keys(views)) place(other).hidden = other !== next;
   for (const link of document.querySelectorAll(".tabs a")) {
     const isHere = link.getAttribute("href") === `#${next}`;
     if (isHere) link.setAttribute("aria-current", "page");

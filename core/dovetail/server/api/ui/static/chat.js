@@ -55,7 +55,8 @@ class Chat {
     this.list.setButton(menu);
     this.options.setButton(this.composer.optionsButton);
     this.root.append(this.list.node,
-      el("section", { class: "talk", "aria-label": "Chat" }, menu, this.scroller,
+      el("section", { class: "talk", "aria-labelledby": "chat-title" },
+        el("h1", { class: "unseen", id: "chat-title" }, "Chat"), menu, this.scroller,
         el("div", { class: "foot" }, this.toEnd, this.fault, this.composer.node)),
       this.options.node);
     this.root.addEventListener("keydown", (event) => {
@@ -263,7 +264,7 @@ function welcome(send) {
   const suggestions = FIRST.map((text) =>
     el("button", { type: "button", onclick: () => send(text) }, text));
   return el("div", { class: "welcome" },
-    el("h1", {}, "Ask the model something"),
+    el("h2", {}, "Ask the model something"),
     el("p", { class: "quiet" }, "Conversations stay in this browser."),
     el("div", { class: "suggestions" }, suggestions));
 }

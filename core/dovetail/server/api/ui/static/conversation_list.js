@@ -1,6 +1,6 @@
 // The list of conversations: open, rename, export, import, delete.
 
-import { announce, download, el, iconButton } from "./dom.js";
+import { announce, download, el, icon, iconButton } from "./dom.js";
 import { exported, imported, listed, load, nameOf, remove } from "./store.js";
 
 /** Return the list: its node, draw(id of the open one), and the button that shows it when narrow. */
@@ -16,7 +16,7 @@ export function makeConversationList({ open, begin, renamed, removed }) {
   });
   const node = el("aside", { class: "sidebar", id: "conversations", "aria-label": "Conversations",
     onkeydown: (event) => event.key === "Escape" && close() },
-    el("button", { type: "button", class: "begin primary", onclick: begin }, "New chat"),
+    el("button", { type: "button", class: "begin", onclick: begin }, icon("plus"), "New chat"),
     items, fault,
     el("div", { class: "row sidebar-foot" }, exportAll,
       iconButton("upload", "Import conversations", () => file.click()), file));

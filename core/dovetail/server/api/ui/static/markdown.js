@@ -123,7 +123,7 @@ function nodeOf(block, depth) {
       return fenced(lines);
     case "heading": {
       const [, marks, text] = HEADING.exec(lines[0]);
-      return el(`h${Math.min(6, marks.length + 2)}`, { class: `h${marks.length}` }, inline(text));
+      return el(`h${Math.min(6, marks.length + 1)}`, { class: `h${marks.length}` }, inline(text));
     }
     case "rule":
       return el("hr");

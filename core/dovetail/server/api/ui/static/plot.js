@@ -12,14 +12,14 @@ const GAP_FACTOR = 3.5;
 /** Return a plot: its node, and draw(points, fromMs, toMs).
  *
  * A point is {atMs, values}: a value for each name, null where there is none. `format` writes a
- * value; `most` is the top of the axis where it is fixed. */
-export function makePlot({ title, note, names, format, most = null }) {
+ * value; `most` is the top of the axis where it is fixed, `least` the lowest that it may have. */
+export function makePlot({ title, note, names, format, most = null, least = 0 }) {
   const values = names.map(() => el("strong", {}, "–"));
   const legend = el("dl", { class: "legend" }, names.map((name, at) =>
     el("div", { class: `series-${at}` }, el("dt", {}, name), el("dd", {}, values[at]))));
   const picture = svg("svg", { role: "img", height: HEIGHT });
   const node = el("figure", { class: "plot" },
-    el("figcaption", {}, el("h3", {}, title), el("p", { class: "quiet" }, note)), legend, picture);
+    el("figcaption", {}, el("h2", {}, title), el("p", { class: "quiet" }, note)), legend, picture);
   let last = null;
   let pointerX = null;
 
@@ -42,7 +42,7 @@ export function makePlot({ title, note, names, format, most = null }) {
     const width = picture.clientWidth;
     if (last === null || !width) return;
     const { points, fromMs, toMs } = last;
-    const top = most ?? niceTop(points, fromMs);
+    const top = most ?? niceTop(points, fromMs, least);
     const x = (atMs) => LEFT + ((atMs - fromMs) / (toMs - fromMs)) * (width - LEFT - RIGHT);
     const y = (value) => HEIGHT - BOTTOM - (value / top) * (HEIGHT - TOP - BOTTOM);
     const seen = points.filter((point) => point.atMs >= fromMs);
@@ -63,12 +63,12 @@ function shown(value, format) {
 }
 
 /** Return a round number that no value is above. */
-function niceTop(points, fromMs) {
+function niceTop(points, fromMs, least) {
   const all = points.filter((point) => point.atMs >= fromMs).flatMap((point) => point.values);
-  const most = Math.max(0, ...all.filter((value) => value !== null));
+  const most = Math.max(least, ...all.filter((value) => value !== null));
   if (most === 0) return 1;
   const power = 10 ** Math.floor(Math.log10(most));
-  const step = [1, 2, 4, 5, 8, 10].find((factor) => factor * power >= most);
+  const step = [1, 2, 4, 6, 8, 10].find((factor) => factor * power >= most);
   return step * power;
 }
 

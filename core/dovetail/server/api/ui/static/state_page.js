@@ -10,7 +10,9 @@ const KEPT_MS = 15 * 60_000;
 const WINDOW_MS = 30_000;
 const SPANS = [1, 5, 15];
 
-const whole = (value) => value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 1 : 0 });
+const whole = (value) => value >= 100_000
+  ? value.toLocaleString("en", { notation: "compact", maximumFractionDigits: 1 })
+  : value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 1 : 0 });
 const percent = (share) => `${(100 * share).toLocaleString("en", { maximumFractionDigits: 1 })} %`;
 
 /** Return a time with the unit that fits. */
@@ -24,10 +26,10 @@ function duration(seconds) {
 }
 
 const PLOTS = [
-  { title: "Requests", note: "in the engine", names: ["running", "waiting"], format: whole,
+  { title: "Requests", note: "in the engine", names: ["running", "waiting"], format: whole, least: 2,
     values: (now) => [now.running, now.waiting] },
   { title: "Tokens per second", note: "between two looks", names: ["written", "read"],
-    format: whole,
+    format: whole, least: 10,
     values: (now, before) => [rate(now, before, "generated"), rate(now, before, "prompt")] },
   { title: "KV cache", note: "share in use", names: ["in use"], format: percent, most: 1,
     values: (now) => [now.kv] },
@@ -50,7 +52,7 @@ function quantiles(now, early, name) {
 export function makeStatePage(root) {
   const samples = [];
   const plots = PLOTS.map((facts) => ({ ...facts, plot: makePlot(facts), points: [] }));
-  let span = 5;
+  let span = 1;
   let isPaused = false;
   let isShown = false;
   let timer = null;
