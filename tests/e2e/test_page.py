@@ -259,6 +259,25 @@ def test_no_text_holds_the_page_up(page: Page, text: str) -> None:
     assert page.call("markdown.js", call, text) < 1500
 
 
+READ = """
+const [url, text, done] = arguments;
+const bytes = new TextEncoder().encode(text);
+const body = new ReadableStream({start(to) {
+  for (let i = 0; i < bytes.length; i += 7) to.enqueue(bytes.slice(i, i + 7));
+  to.close();
+}});
+Promise.all([import(`${url}/ui/server.js`), import(`${url}/ui/answer.js`)]).then(async (all) => {
+  const answer = all[1].emptyAnswer(0);
+  try {
+    for await (const event of all[0].events({body})) all[1].addChunk(answer, event, 5);
+  } catch (error) {
+    answer.error = error.message;
+  }
+  done(answer);
+});
+"""
+
+
 def test_a_stream_is_read_however_it_is_cut(page: Page) -> None:
     """Also what the demo model does not say: calls in pieces, and an error after the start."""
     pieces = [
@@ -271,20 +290,8 @@ def test_a_stream_is_read_however_it_is_cut(page: Page) -> None:
         {"error": {"message": "the engine is gone: é"}},
     ]  # fmt: skip
     text = ": comment\n\n" + "".join(f"data: {json.dumps(p)}\r\n\r\n" for p in pieces)
-    script = (
-        "(async () => { const bytes = new TextEncoder().encode(a[0]);"
-        " const body = new ReadableStream({start(c) {"
-        " for (let i = 0; i < bytes.length; i += 7) c.enqueue(bytes.slice(i, i + 7)); c.close(); }});"
-        " const {addChunk, emptyAnswer} = await import(a[1]); const answer = emptyAnswer(0);"
-        " try { for await (const e of m.events({body})) addChunk(answer, e, 5); }"
-        " catch (e) { answer.error = e.message } return answer; })().then(done)"
-    )
     page.driver.set_script_timeout(5)
-    answer = page.driver.execute_async_script(
-        f"const [path, a, done] = arguments; import(path).then((m) => {script});",
-        f"{page.url}/ui/server.js",
-        [text.replace("\\u00e9", "é"), f"{page.url}/ui/answer.js"],
-    )
+    answer = page.driver.execute_async_script(READ, page.url, text.replace("\\u00e9", "é"))
     assert answer["error"] == "the engine is gone: é"
     assert answer["toolCalls"] == [{"id": "a", "name": "f", "arguments": '{"x": 1}'}]
     assert (answer["reasoning"], answer["finish"]) == ("hm", "tool_calls")
@@ -379,14 +386,19 @@ def test_keyboard_alone_is_enough(page: Page) -> None:
     assert page.run("return document.querySelector('[role=log]').getAttribute('aria-busy')") is None
 
 
+FILL = """
+const id = Object.keys(localStorage).find((k) => k.startsWith('dovetail.chat.'));
+const chat = JSON.parse(localStorage.getItem(id));
+Object.assign(chat.messages[1], {content: arguments[0], reasoning: 'Let me *think*.'});
+localStorage.setItem(id, JSON.stringify(chat));
+"""
+
+
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 360)])
 def test_nothing_bars_people(page: Page, scheme: str, width: int) -> None:
     """axe finds nothing serious, and nothing sticks out sideways."""
     ask(page, QUESTION)
-    page.run("const id = Object.keys(localStorage).find((k) => k.startsWith('dovetail.chat.'));"
-             "const c = JSON.parse(localStorage.getItem(id)); c.messages[1].content = arguments[0];"
-             "c.messages[1].reasoning = 'Let me *think*.'; localStorage.setItem(id, JSON.stringify(c))",
-             HOSTILE)  # fmt: skip
+    page.run(FILL, HOSTILE)
     page.scheme(scheme)
     page.size(width, 800)
     page.driver.refresh()

@@ -60,7 +60,10 @@ def build_app(
     renderer: ChatRenderer | None = None,
     in_force: InForce | None = None,
 ) -> FastAPI:
-    """Return the application. `in_force` is what /settings tells. Raises: ConfigError for a template or middleware of no use."""
+    """Return the application. `in_force` is what /settings tells.
+
+    Raises: ConfigError for a template or middleware of no use
+    """
     has_docs = not frontend.disable_fastapi_docs
     app = FastAPI(
         title="dovetail",

@@ -40,8 +40,8 @@ def unsupported_route(path: str) -> str | None:
 def not_found(error: HTTPException, scope: Scope, flags: Mapping[str, str]) -> Problem:
     """Return the problem of a path or a method that no route takes.
 
-    `flags` says how a server is started that has a path which is not always there. What a route of a plugin says
-    for itself is kept.
+    `flags` says how a server is started that has a path which is not always there. What a route of
+    a plugin says for itself is kept.
     """
     found = problem_of(error)
     path = str(scope["path"])[:MAX_PATH_CHARS]

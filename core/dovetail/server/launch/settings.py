@@ -1,4 +1,4 @@
-"""told(...): the settings in force as the process knows them that has resolved the configuration."""
+"""told(...): the settings in force, as known to the process that resolved the configuration."""
 
 from __future__ import annotations
 

@@ -96,7 +96,9 @@ class TestApi:
         claimed = [(route.method, route.path) for route in api.routes]
         assert claimed and len(set(claimed)) == len(claimed)
         paths = [path for _, path in claimed]
-        assert all(path == "/" or path.startswith("/") and not path.endswith("/") for path in paths)
+        assert all(
+            path == "/" or (path.startswith("/") and not path.endswith("/")) for path in paths
+        )
 
     def test_takes_no_route_of_dovetail(self, plugin: Any, api: Api) -> None:
         """A route of dovetail's own is claimed by nobody else."""

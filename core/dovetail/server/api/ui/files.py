@@ -69,15 +69,18 @@ class PageFiles:
 
     _read: dict[str, PageFile] = field(default_factory=dict)
 
-    def get(self, name: str) -> PageFile | None:
-        """Return a file of the page; None for a name that is not one. Mutates: self"""
+    def page(self) -> PageFile:
+        """Return the page itself. Mutates: self"""
+        return self._get(PAGE)
+
+    def part(self, name: str) -> PageFile | None:
+        """Return a script, a style or the icon; None for a name that is none. Mutates: self"""
+        is_part = _NAME.fullmatch(name) is not None and (FOLDER / name).is_file()
+        return self._get(name) if is_part else None
+
+    def _get(self, name: str) -> PageFile:
         if name not in self._read:
-            if name != PAGE and not _NAME.fullmatch(name):
-                return None
-            path = FOLDER / name
-            if not path.is_file():
-                return None
-            self._read[name] = _read(path)
+            self._read[name] = _read(FOLDER / name)
         return self._read[name]
 
 

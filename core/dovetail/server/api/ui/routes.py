@@ -14,11 +14,11 @@ from fastapi import Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
+from dovetail.errors import NotFound
 from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
-from dovetail.server.api.ui.files import PAGE, PageFiles
+from dovetail.server.api.ui.files import PageFiles
 from dovetail.server.generate.dependencies import state_of
-from dovetail.server.http.errors import problem
 
 FLAG = "ui"
 FilesOf = Annotated[PageFiles, Depends(state_of(PageFiles))]
@@ -26,20 +26,14 @@ FilesOf = Annotated[PageFiles, Depends(state_of(PageFiles))]
 
 async def show_page(request: Request, files: FilesOf) -> Response:
     """Return the page on which one chats with the model and watches the server."""
-    return _answer(request, files, PAGE)
+    return files.page().response(request)
 
 
 async def show_part(request: Request, name: str, files: FilesOf) -> Response:
     """Return a script or a style sheet of the page."""
-    return _answer(request, files, name)
-
-
-def _answer(request: Request, files: PageFiles, name: str) -> Response:
-    found = files.get(name)
+    found = files.part(name)
     if found is None:
-        return problem(404, "the page has no such file.", code="unknown_path").response(
-            request.scope
-        )
+        raise NotFound("the page has no such file.", code="unknown_path")
     return found.response(request)
 
 

@@ -8,7 +8,7 @@ import { announce, el, iconButton } from "./dom.js";
 import { messageView } from "./message_view.js";
 import { makeOptions } from "./options.js";
 import { ask, events } from "./server.js";
-import { load, listed, newConversation, save, watch } from "./store.js";
+import { listed, load, newConversation, save, watch } from "./store.js";
 
 const CURRENT = "dovetail.current";
 const NEAR_END = 80;
@@ -59,6 +59,7 @@ class Chat {
         el("h1", { class: "unseen", id: "chat-title" }, "Chat"), menu, this.scroller,
         el("div", { class: "foot" }, this.toEnd, this.fault, this.composer.node)),
       this.options.node);
+    this.scroller.addEventListener("click", () => this.list.close());
     this.root.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && this.running) this.stop();
     });
@@ -151,6 +152,8 @@ class Chat {
   stop() {
     this.running?.abort();
     this.running = null;
+    this.composer.setRunning(false);
+    this.log.removeAttribute("aria-busy");
   }
 
   #isReady() {
@@ -180,7 +183,8 @@ class Chat {
       if (error.name === "AbortError") answer.finish = "stopped";
       else answer.error = error.message;
     }
-    this.#finish(conversation, controller, view);
+    view.setRunning(false);
+    this.#finish(conversation, controller, answer);
   }
 
   async #read(body, answer, view, signal) {
@@ -208,19 +212,15 @@ class Chat {
   }
 
   /** Draw and keep the whole answer; another conversation may be shown meanwhile. */
-  #finish(conversation, controller, view) {
+  #finish(conversation, controller, answer) {
     conversation.changed = Date.now();
     this.#keepOne(conversation);
-    view.setRunning(false);
-    view.update();
-    const isCurrent = this.running === controller || this.running === null;
-    if (this.conversation !== conversation || !isCurrent) return;
-    this.running = null;
-    this.composer.setRunning(false);
-    this.log.removeAttribute("aria-busy");
+    this.list.draw(this.conversation.id);
+    if (this.running === controller) this.stop();
+    if (this.conversation !== conversation) return;
     const isAtEnd = this.#isAtEnd();
+    this.views[conversation.messages.indexOf(answer)]?.update();
     if (isAtEnd) this.#scroll(false);
-    this.list.draw(conversation.id);
   }
 
   #keep() {

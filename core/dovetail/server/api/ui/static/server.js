@@ -90,14 +90,19 @@ export async function* events(response) {
 async function* eventData(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const parts = (rest + value).split(/\r?\n\r?\n/);
-    rest = parts.pop();
-    for (const part of parts) {
-      const lines = part.split(/\r?\n/).filter((line) => line.startsWith("data:"));
-      if (lines.length) yield lines.map((line) => line.slice(5).trimStart()).join("\n");
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const parts = (rest + value).split(/\r?\n\r?\n/);
+      rest = parts.pop();
+      for (const part of parts) {
+        const lines = part.split(/\r?\n/).filter((line) => line.startsWith("data:"));
+        if (lines.length) yield lines.map((line) => line.slice(5).trimStart()).join("\n");
+      }
     }
+  } finally {
+    // Who reads no further lets the server stop. A stream that failed has told so already.
+    reader.cancel().catch(() => undefined);
   }
 }

@@ -3,6 +3,7 @@
 const PREFIX = "dovetail.chat.";
 const FORMAT = "dovetail-conversations-1";
 const NAME_CHARS = 48;
+const ROLES = new Set(["user", "assistant", "tool"]);
 
 /** Return a new conversation with the options of another one. It is kept once it has a message. */
 export function newConversation(options = {}) {
@@ -38,7 +39,14 @@ export function load(id) {
 }
 
 function isConversation(value) {
-  return Array.isArray(value?.messages) && typeof value.id === "string" && Boolean(value.options);
+  const isText = (text) => typeof text === "string";
+  const isCall = (call) => [call?.id, call?.name, call?.arguments].every(isText);
+  const isMessage = (one) => ROLES.has(one?.role) && isText(one.content)
+    && (one.toolCalls ?? []).every(isCall) && (one.images ?? []).every(isText);
+  return isText(value?.id) && isText(value.name) && Number.isFinite(value.changed)
+    && value.options !== null && typeof value.options === "object"
+    && Object.values(value.options).every(isText)
+    && Array.isArray(value.messages) && value.messages.every(isMessage);
 }
 
 /** Keep a conversation. Return what hinders it, in words; an empty text where nothing does. */
