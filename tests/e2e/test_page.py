@@ -297,6 +297,41 @@ def test_a_stream_is_read_however_it_is_cut(page: Page) -> None:
     assert (answer["reasoning"], answer["finish"]) == ("hm", "tool_calls")
 
 
+def test_a_request_holds_what_was_set(page: Page) -> None:
+    """Also pictures, for which the demo model gets no control."""
+    page.wait(lambda: page.text("#model-name"))
+    assert not page.all("[aria-label='Add pictures']")
+    call = {"id": "a", "name": "f", "arguments": "{}"}
+    body = page.call(
+        "answer.js",
+        "m.requestBody(a[0], 'model')",
+        {
+            "options": {"system": " Be brief. ", "temperature": "0", "stop": "a\n\nb c",
+                        "seed": "7", "thinking": "off", "extra": '{"top_p": 0.5, "max_tokens": 9}'},
+            "messages": [
+                {"role": "user", "content": "look", "images": ["data:image/png;base64,AA=="]},
+                {"role": "assistant", "content": "", "error": "broke off"},
+                {"role": "assistant", "content": "", "toolCalls": [call], "reasoning": "hm"},
+                {"role": "tool", "callId": "a", "name": "f", "content": "4"},
+            ],
+        },
+    )  # fmt: skip
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    function = {"name": "f", "arguments": "{}"}
+    assert body.pop("messages") == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "look"}, picture]},
+        {"role": "assistant", "content": "",
+         "tool_calls": [{"id": "a", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "a", "content": "4"},
+    ]  # fmt: skip
+    assert body == {
+        "model": "model", "stream": True, "temperature": 0, "stop": ["a", "b c"], "seed": 7,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "enable_thinking": False, "top_p": 0.5, "max_tokens": 9,
+    }  # fmt: skip
+
+
 def test_numbers_of_metrics(page: Page) -> None:
     def text(count: int, fast: int, slow: int) -> str:
         return (

@@ -51,10 +51,22 @@ export function download(name, text, type = "application/json") {
 
 /** Copy a text, and let the button say so for a moment. */
 export async function copy(text, button) {
-  await navigator.clipboard.writeText(text);
+  if (navigator.clipboard) await navigator.clipboard.writeText(text);
+  else copyByHand(text);
   button.replaceChildren(icon("check"));
   announce("Copied");
   setTimeout(() => button.replaceChildren(icon("copy")), 1500);
+}
+
+/** Copy as browsers do where a page came over plain http from another machine. */
+function copyByHand(text) {
+  const focused = document.activeElement;
+  const field = el("textarea", { class: "unseen", value: text });
+  document.body.append(field);
+  field.select();
+  document.execCommand("copy");
+  field.remove();
+  focused?.focus();
 }
 
 const ICONS = {
