@@ -25,7 +25,7 @@ from dovetail.server.api.families import build_apis, opened_apis
 from dovetail.server.generate.parsers import ParserChoice, choose_parsers
 from dovetail.server.generate.template.chat import ChatRenderer
 from dovetail.server.launch.engine_start import max_queued, starting_engine, tell_ready
-from dovetail.server.launch.settings import told
+from dovetail.server.launch.settings import settings_in_force
 from dovetail.server.launch.startup_timer import StartupTimer
 
 logger = logging.getLogger("dovetail.server")
@@ -86,7 +86,7 @@ def _boots(
     override = load_template(config.frontend.chat_template)
     renderer = ChatRenderer(engine.tokenizer.facts(), override=override)
     parsers = choose_parsers(config, renderer.source)
-    in_force = told(config, spec, engine, renderer.source, parsers, apis)
+    in_force = settings_in_force(config, spec, engine, renderer.source, parsers, apis)
     return [
         ChildBoot(
             spec=spec,

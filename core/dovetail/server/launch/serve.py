@@ -110,7 +110,7 @@ async def _run_one(
         from dovetail.server.app import build_app, build_renderer
         from dovetail.server.generate.parsers import build_parsers, choose_parsers
         from dovetail.server.launch.lifecycle import ServerLifecycle
-        from dovetail.server.launch.settings import told
+        from dovetail.server.launch.settings import settings_in_force
 
         async with opened_apis(build_apis(apis), config.frontend) as opened:
             engine = await starting
@@ -124,7 +124,9 @@ async def _run_one(
                     parsers=build_parsers(parsers, engine.tokenizer),
                     max_queued_requests=max_queued(config, spec),
                     renderer=renderer,
-                    in_force=told(config, spec, engine, renderer.source, parsers, apis),
+                    in_force=settings_in_force(
+                        config, spec, engine, renderer.source, parsers, apis
+                    ),
                 )
             life = ServerLifecycle(app, engine, config.frontend)
             return await life.run(sock, lambda: tell_ready(config, spec, sock, timer))

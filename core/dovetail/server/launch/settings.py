@@ -1,4 +1,4 @@
-"""told(...): the settings in force, as known to the process that resolved the configuration."""
+"""settings_in_force: the settings in force, as known to the process that resolved the configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dovetail.engine.client.async_engine import AsyncEngine
 
 
-def told(
+def settings_in_force(
     config: Config,
     spec: EngineSpec,
     engine: AsyncEngine,

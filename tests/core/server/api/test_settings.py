@@ -11,7 +11,7 @@ from dovetail.config.config import Config
 from dovetail.config.report.in_force import InForce, in_force, selections
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.interfaces.spec import Selection
-from dovetail.server.api.settings.routes import may_tell
+from dovetail.server.api.settings.routes import may_show
 from dovetail.server.app import build_app
 from dovetail.testing.fake_async_engine import FakeAsyncEngine, fake_spec
 from support.serving import built_in_apis, send
@@ -45,7 +45,7 @@ def asked(told: InForce | None = NOTHING, *, key: str = "", **frontend: Any) -> 
 def test_settings_are_told_to_those_with_a_key_or_on_this_machine(
     frontend: dict[str, Any], is_told: bool
 ) -> None:
-    assert may_tell(FrontendConfig(**frontend)) is is_told
+    assert may_show(FrontendConfig(**frontend)) is is_told
     answer = asked(key="k", **frontend)
     assert answer.status_code == (200 if is_told else 403)
     if not is_told:

@@ -1,7 +1,7 @@
 """GET /settings: every setting and plugin in force, and where each came from.
 
 Secrets were masked before this process got the settings. They still name files, models and
-packages, so a server without a key tells them to its own machine alone.
+packages, so a server without a key shows them on its own machine alone.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from dovetail.version import __version__
 
 async def show_settings(request: Request, server: ServerOf) -> Response:
     """Return every setting and plugin in force, and where each came from; secrets are masked."""
-    if not may_tell(server.frontend):
+    if not may_show(server.frontend):
         return problem(
             403,
-            "settings are told to those with a key, or on the server's own machine. "
-            "Fix: start the server with --api-key or with --enable-dev-endpoints.",
+            "a server without a key shows its settings only on its own machine. "
+            "Fix: start it with --api-key or with --enable-dev-endpoints.",
             kind="permission_error",
-            code="settings_not_told",
+            code="settings_not_shown",
         ).response(request.scope)
     if server.in_force is None:
         return problem(404, "this process does not know its settings.").response(request.scope)
@@ -45,7 +45,7 @@ async def show_settings(request: Request, server: ServerOf) -> Response:
     return JSONResponse({"version": __version__, **told})
 
 
-def may_tell(frontend: FrontendConfig) -> bool:
+def may_show(frontend: FrontendConfig) -> bool:
     """Return whether whoever can ask may know the settings."""
     has_guard = bool(frontend.api_key) or frontend.uds is not None
     return has_guard or frontend.enable_dev_endpoints or is_local_only(frontend)
