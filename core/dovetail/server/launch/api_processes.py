@@ -43,7 +43,7 @@ class ChildBoot(msgspec.Struct, frozen=True, kw_only=True):
     frontend: FrontendConfig
     parsers: ParserChoice
     apis: tuple[Selection, ...] = ()
-    in_force: InForce
+    in_force: InForce | None = None
     addresses: tuple[str, ...]
     process: int
     socket_fd: int
