@@ -31,7 +31,7 @@ serve: $(VENV)/.serve
 	@echo "    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"What is the capital of France?\"}]}'"
 	$(BIN)/dovetail serve --port $(PORT)
 
-test: $(VENV)/.test lint
+test: $(VENV)/.test $(VENV)/.browser lint
 	PYTHONPATH=core:kernels OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/core -q --without-plugins -n $(WORKERS) --note-passed $(VENV)/passed \
 	|| { echo 'What failed beside other tests runs once more, alone:'; \
 	PYTHONPATH=core:kernels OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/core -q --without-plugins --last-failed --last-failed-no-failures none; }
@@ -122,6 +122,15 @@ $(VENV)/.test: $(BIN)/python pyproject.toml
 $(VENV)/.docs: $(BIN)/python pyproject.toml
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > $(VENV)/docs.txt
 	$(BIN)/python -m pip install --quiet -r $(VENV)/docs.txt
+	@touch $@
+
+# The tests of the page drive Chromium; they are skipped where it is missing and cannot be installed.
+BROWSER := chromium chromium-driver
+$(VENV)/.browser: $(BIN)/python
+	@if ! { command -v chromium && command -v chromedriver; } >/dev/null; then \
+	  { [ "$$(id -u)" = 0 ] && timeout 300 apt-get -qq update \
+	  && DEBIAN_FRONTEND=noninteractive timeout 300 apt-get -qq install -y --no-install-recommends $(BROWSER); \
+	  } >$(VENV)/browser.log 2>&1 || echo 'no Chromium: the tests of the page are skipped ($(BROWSER))'; fi
 	@touch $@
 
 clean:

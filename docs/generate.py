@@ -84,8 +84,7 @@ def first_paragraph(documented: Any) -> str:
 
 def http_page() -> str:
     """Return routes with their first docstring paragraph, then the fields of each request body."""
-    from dovetail.config.config import flags
-    from dovetail.server.api.families import build_apis
+    from dovetail.server.api.families import build_apis, needed
 
     routes = [route for api in build_apis().values() for route in api.routes]
     parts = [
@@ -103,7 +102,8 @@ def http_page() -> str:
     for route in sorted(routes, key=lambda route: route.flag is not None):
         line = first_paragraph(route.endpoint)
         if route.flag is not None:
-            line += f" Only with `{flags()[route.flag].spelling}`."
+            how, flag = needed(route.flag).split()
+            line += f" Only {how} `{flag}`."
         key = "open" if route.is_open else "needed"
         parts.append(f"| {route.method} | `{route.path}` | {line} | {key} |")
     bodies = [route.body for route in routes if route.body is not None]

@@ -103,6 +103,9 @@ def test_a_unix_socket_answers(unix: ServerProcess, folder: Path) -> None:
         info = client.get("/tokenizer_info").json()
         assert "<|im_start|>" in info["chat_template"]
         assert str(folder) not in json.dumps(info)
+        settings = {row["name"]: row for row in client.get("/settings").json()["settings"]}
+        assert settings["api_server_count"]["origin"] == "command line"
+        assert settings["api_key"]["value"] == "***"
     assert len(unix.serving()) == 3
     listening = [c for p in unix.descendants() for c in p.net_connections("tcp")]
     assert listening == []

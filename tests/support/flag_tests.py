@@ -349,6 +349,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         "e2e/test_tool_server.py::test_at_start",
     ),
     "trust_request_chat_template": (f"{FRONTEND}::test_templates_of_requests",),
+    "ui": ("core/server/api/test_ui.py::test_no_ui_takes_the_page_away",),
     "uds": (f"{FRONTEND_WHOLE}::test_a_unix_socket_answers",),
     "use_tqdm_on_load": (f"{WHOLE}::test_use_tqdm_on_load",),
     "uvicorn_log_level": (

@@ -22,6 +22,7 @@ from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, Unfin
 from dovetail.server.api.families import ServedApi, build_apis
 from dovetail.server.api.responses.mcp import McpServer
 from dovetail.server.api.responses.state import ResponsesState
+from dovetail.server.api.ui.files import PageFiles
 from dovetail.server.app import build_app
 from dovetail.server.generate.server_state import Parsers
 from dovetail.testing.fake_async_engine import FakeAsyncEngine, Script
@@ -82,7 +83,7 @@ def app_for(
 
 def built_in_apis(tool_servers: Sequence[McpServer] = ()) -> list[ServedApi]:
     """Return dovetail's own families, with servers of tools that are connected already."""
-    states = {"responses": ResponsesState(tool_servers=tool_servers)}
+    states = {"responses": ResponsesState(tool_servers=tool_servers), "ui": PageFiles()}
     return [
         ServedApi(name=name, api=api, state=states.get(name)) for name, api in build_apis().items()
     ]

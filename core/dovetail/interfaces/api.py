@@ -35,7 +35,8 @@ class Route:
     """One endpoint. `path` may hold parameters in braces, as FastAPI writes them.
 
     `body` is the model of the request body, for the documentation. `flag` is the flag of the HTTP
-    server, a field of FrontendConfig, without which the route is not there. `is_open`: it answers
+    server, a field of FrontendConfig, without which (or with whose `--no-` form) the route is not
+    there. `is_open`: it answers
     without a key where the server has keys. `takes_any_length`: it only counts or converts text,
     which may be longer than the context.
     """

@@ -16,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
+from dovetail.config.report.in_force import InForce
 from dovetail.config.rules.chat_template import load_template
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import DovetailError, NotFound
@@ -57,8 +58,12 @@ def build_app(
     parsers: Parsers | None = None,
     max_queued_requests: int | None = None,
     renderer: ChatRenderer | None = None,
+    in_force: InForce | None = None,
 ) -> FastAPI:
-    """Return the application. Raises: ConfigError for a template or middleware of no use."""
+    """Return the application. `in_force` is what /settings tells.
+
+    Raises: ConfigError for a template or middleware of no use
+    """
     has_docs = not frontend.disable_fastapi_docs
     app = FastAPI(
         title="dovetail",
@@ -74,6 +79,7 @@ def build_app(
         renderer or build_renderer(engine, frontend),
         parsers or Parsers(),
         max_queued_requests,
+        in_force,
     )
     app.state.open_requests = OpenRequests()
     app.state.open_endpoints = set[Callable[..., Any]]()

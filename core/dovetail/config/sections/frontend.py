@@ -124,6 +124,9 @@ class FrontendConfig:
         kind="uvicorn_log_level",
         help="lowest level of the HTTP server's messages that are logged",
     )
+    ui: bool = flag(
+        True, help="serve the page at / (also at /ui) on which one chats and watches the server"
+    )
     disable_fastapi_docs: bool = flag(False, help="hide the API description pages")
     enable_request_id_headers: bool = flag(False, help="send X-Request-Id with every answer")
     default_chat_template_kwargs: Mapping[str, Any] = flag(

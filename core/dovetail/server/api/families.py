@@ -29,7 +29,9 @@ from dovetail.server.api.models.routes import ModelsApi
 from dovetail.server.api.ollama.routes import OllamaApi
 from dovetail.server.api.parse.routes import ParseApi
 from dovetail.server.api.responses.routes import ResponsesApi
+from dovetail.server.api.settings.routes import SettingsApi
 from dovetail.server.api.tokenize.routes import TokenizeApi
+from dovetail.server.api.ui.routes import UiApi
 
 FLAG = "--api"
 KIND = "api"
@@ -47,8 +49,10 @@ BUILT_IN: dict[str, type[Api]] = {
     "health": HealthApi,
     "batches": BatchesApi,
     "admin": AdminApi,
+    "settings": SettingsApi,
+    "ui": UiApi,
 }
-"""Served always; a route with a flag, where the flag is given."""
+"""Served always; a route with a flag, where the flag is on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +148,13 @@ def states_of(apis: Sequence[ServedApi]) -> dict[type[Any], Any]:
 
 
 def flags_by_path(apis: Iterable[Api]) -> dict[str, str]:
-    """Return path -> the flag, as it is spelled, without which the path is not there."""
+    """Return path -> how a server is started that has it: "with --flag", or "without --no-flag"
+    where it is on unless that is given."""
     routes = [route for api in apis for route in api.routes]
-    return {r.path: flags()[r.flag].spelling for r in routes if r.flag is not None}
+    return {r.path: needed(r.flag) for r in routes if r.flag is not None}
+
+
+def needed(name: str) -> str:
+    """Return how a server is started that has the routes of a flag."""
+    flag = flags()[name]
+    return f"without --no-{flag.spelling[2:]}" if flag.default is True else f"with {flag.spelling}"

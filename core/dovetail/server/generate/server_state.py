@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from dovetail.config.report.in_force import InForce
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.client.input import verify_text
 from dovetail.engine.client.long_text import LONG_TEXT_CHARS, encoded, kept
@@ -64,7 +65,8 @@ class Parsers:
 class ServerState:
     """One application's parts. `structured_output_spec` says how answers are constrained; None
     where no backend is installed. `special_ids` returns the special tokens in which texts are
-    written: where a parser looks for those, they must be seen."""
+    written: where a parser looks for those, they must be seen. `in_force` is what is known of the
+    settings and whence they came; None where nobody told this process."""
 
     engine: AsyncEngine
     frontend: FrontendConfig
@@ -77,6 +79,7 @@ class ServerState:
     fingerprint: str
     structured_output_spec: StructuredOutputSpec | None
     special_ids: Callable[[frozenset[str]], tuple[int, ...]]
+    in_force: InForce | None
 
     @property
     def tasks(self) -> frozenset[str]:
@@ -241,6 +244,7 @@ def build_server(
     renderer: ChatRenderer,
     parsers: Parsers,
     max_queued_requests: int | None,
+    in_force: InForce | None = None,
 ) -> ServerState:
     """Return the parts of one application."""
     special = engine.tokenizer.facts().special_texts
@@ -260,6 +264,7 @@ def build_server(
         fingerprint=_fingerprint(engine),
         structured_output_spec=engine.spec.run.structured_output,
         special_ids=lru_cache(MAX_TEXT_SETS)(partial(_special_ids, special)),
+        in_force=in_force,
     )
 
 

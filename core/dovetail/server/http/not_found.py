@@ -46,8 +46,8 @@ def unsupported_route(path: str) -> str | None:
 def not_found(error: HTTPException, scope: Scope, flags: Mapping[str, str]) -> Problem:
     """Return the problem of a path or a method that no route takes.
 
-    `flags` says which flag offers a path that is not always there. What a route of a plugin says
-    for itself is kept.
+    `flags` says how a server is started that has a path which is not always there. What a route of
+    a plugin says for itself is kept.
     """
     found = problem_of(error)
     path = str(scope["path"])[:MAX_PATH_CHARS]
@@ -62,7 +62,7 @@ def not_found(error: HTTPException, scope: Scope, flags: Mapping[str, str]) -> P
     if missing is not None:
         return problem(404, missing, code="not_supported", headers=headers)
     if own in flags:
-        what = f"{path} is there only where the server was started with {flags[own]}."
+        what = f"{path} is there only where the server was started {flags[own]}."
         return problem(404, what, code="unknown_path", headers=headers)
     what = f"there is no path {path}; those of the OpenAI API begin with /v1."
     return problem(404, what, code="unknown_path", headers=headers)

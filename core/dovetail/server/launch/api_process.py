@@ -54,6 +54,7 @@ async def _serve(boot: ChildBoot) -> int:
             apis,
             parsers=build_parsers(boot.parsers, engine.tokenizer),
             max_queued_requests=boot.max_queued,
+            in_force=boot.in_force,
         )
         sock = socket.socket(fileno=boot.socket_fd)
 

@@ -16,6 +16,7 @@ import time
 import msgspec
 
 from dovetail.config.config import Config
+from dovetail.config.report.in_force import InForce
 from dovetail.config.rules.chat_template import load_template
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.client.async_engine import AsyncEngine
@@ -32,6 +33,7 @@ from dovetail.server.launch.engine_start import (
     starting_engine,
     tell_ready,
 )
+from dovetail.server.launch.settings import settings_in_force
 from dovetail.server.launch.startup_timer import StartupTimer
 
 logger = logging.getLogger("dovetail.server")
@@ -52,6 +54,7 @@ class ChildBoot(msgspec.Struct, frozen=True, kw_only=True):
     frontend: FrontendConfig
     parsers: ParserChoice
     apis: tuple[Selection, ...] = ()
+    in_force: InForce | None = None
     addresses: tuple[str, ...]
     process: int
     socket_fd: int
@@ -96,12 +99,14 @@ def _boots(
     override = load_template(config.frontend.chat_template)
     renderer = ChatRenderer(engine.tokenizer.facts(), override=override)
     parsers = choose_parsers(config, renderer.source)
+    in_force = settings_in_force(config, spec, engine, renderer.source, parsers, apis)
     return [
         ChildBoot(
             spec=spec,
             frontend=config.frontend,
             parsers=parsers,
             apis=apis,
+            in_force=in_force,
             addresses=engine.addresses_for(process),
             process=process,
             socket_fd=sock.fileno(),

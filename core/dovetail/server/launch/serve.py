@@ -111,20 +111,23 @@ async def _run_one(
         from dovetail.server.app import build_app, build_renderer
         from dovetail.server.generate.parsers import build_parsers, choose_parsers
         from dovetail.server.launch.lifecycle import ServerLifecycle
+        from dovetail.server.launch.settings import settings_in_force
 
         async with opened_apis(build_apis(apis), config.frontend) as opened:
             engine = await starting
             with timer.time("application"):
                 renderer = build_renderer(engine, config.frontend)
+                parsers = choose_parsers(config, renderer.source)
                 app = build_app(
                     engine,
                     config.frontend,
                     opened,
-                    parsers=build_parsers(
-                        choose_parsers(config, renderer.source), engine.tokenizer
-                    ),
+                    parsers=build_parsers(parsers, engine.tokenizer),
                     max_queued_requests=max_queued(config, spec),
                     renderer=renderer,
+                    in_force=settings_in_force(
+                        config, spec, engine, renderer.source, parsers, apis
+                    ),
                 )
             life = ServerLifecycle(app, engine, config.frontend)
             return await life.run(sock, lambda: tell_ready(config, spec, sock, timer))
@@ -133,3 +136,4 @@ async def _run_one(
 def _import_application() -> None:
     importlib.import_module("dovetail.server.app")
     importlib.import_module("dovetail.server.launch.lifecycle")
+    importlib.import_module("dovetail.server.launch.settings")

@@ -8,7 +8,7 @@ from dovetail.server.generate.bodies import Reply
 
 
 class ModelCard(Reply):
-    """One served name."""
+    """One served name. `capabilities` are words for what requests may ask of it."""
 
     id: str
     object: Literal["model"] = "model"
@@ -17,6 +17,7 @@ class ModelCard(Reply):
     root: str
     parent: str | None = None
     max_model_len: int
+    capabilities: list[str]
 
 
 class ModelList(Reply):

@@ -28,7 +28,20 @@ def _card(server: ServerState, name: str) -> ModelCard:
         created=server.created_s,
         root=server.engine.spec.model_names[0],
         max_model_len=server.engine.spec.run.max_model_tokens,
+        capabilities=_capabilities(server),
     )
+
+
+def _capabilities(server: ServerState) -> list[str]:
+    """Return what requests may ask of the model here."""
+    known = {
+        "completion": True,
+        "chat": bool(server.renderer.source),
+        "tools": server.parsers.tool is not None,
+        "reasoning": server.parsers.reasoning is not None,
+        "structured_output": server.engine.constraint_compiler is not None,
+    }
+    return [name for name, is_there in known.items() if is_there]
 
 
 class ModelsApi(Api):

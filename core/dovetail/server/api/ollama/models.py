@@ -33,12 +33,12 @@ def check_model(server: ServerState, asked: str) -> str:
     """Return the served name that is meant; the tag `latest` may be left out or added. Raises:
     NotFound"""
     bare = asked.removesuffix(LATEST)
-    return server.model_name(bare if asked not in server.names else asked)
+    return server.model_name(bare if asked not in server.engine.spec.model_names else asked)
 
 
 async def list_models(server: ServerOf) -> dict[str, Any]:
     """Return the served names, as Ollama lists the models of a machine."""
-    return {"models": [_entry(server, name) for name in server.names]}
+    return {"models": [_entry(server, name) for name in server.engine.spec.model_names]}
 
 
 async def list_loaded(server: ServerOf) -> dict[str, Any]:
@@ -50,7 +50,7 @@ async def list_loaded(server: ServerOf) -> dict[str, Any]:
         "size_vram": 0 if run.device == "cpu" else size,
         "context_length": run.max_model_tokens,
     }
-    return {"models": [_entry(server, name) | loaded for name in server.names]}
+    return {"models": [_entry(server, name) | loaded for name in server.engine.spec.model_names]}
 
 
 async def show_model(body: OllamaShowRequest, server: ServerOf) -> dict[str, Any]:

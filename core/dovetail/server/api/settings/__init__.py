@@ -1,0 +1,1 @@
+"""What this server is set to, and who decided it."""

@@ -1,0 +1,67 @@
+"""GET /settings: every setting and plugin in force, and where each came from.
+
+Secrets were masked before this process got the settings. They still name files, models and
+packages, so a server without a key shows them on its own machine alone.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from dovetail import registry
+from dovetail.config.config import flags
+from dovetail.config.sections.frontend import FrontendConfig
+from dovetail.interfaces.api import Api, Route
+from dovetail.interfaces.plugin import Info
+from dovetail.registry.summaries import summary_of
+from dovetail.server.generate.dependencies import ServerOf
+from dovetail.server.http.addresses import is_local_only
+from dovetail.server.http.errors import problem
+from dovetail.version import __version__
+
+
+async def show_settings(request: Request, server: ServerOf) -> Response:
+    """Return every setting and plugin in force, and where each came from; secrets are masked."""
+    if not may_show(server.frontend):
+        return problem(
+            403,
+            "a server without a key shows its settings only on its own machine. "
+            "Fix: start it with --api-key or with --enable-dev-endpoints.",
+            kind="permission_error",
+            code="settings_not_shown",
+        ).response(request.scope)
+    if server.in_force is None:
+        return problem(404, "this process does not know its settings.").response(request.scope)
+    told: dict[str, Any] = msgspec.to_builtins(server.in_force)
+    for row in told["settings"]:
+        row["flag"], row["help"] = flags()[row["name"]].spelling, flags()[row["name"]].meta.help
+    for plugin in told["plugins"]:
+        plugin["summary"] = _summary(plugin["kind"], plugin["name"], plugin["target"])
+    return JSONResponse({"version": __version__, **told})
+
+
+def may_show(frontend: FrontendConfig) -> bool:
+    """Return whether whoever can ask may know the settings."""
+    has_guard = bool(frontend.api_key) or frontend.uds is not None
+    return has_guard or frontend.enable_dev_endpoints or is_local_only(frontend)
+
+
+@cache
+def _summary(kind: str, name: str, target: str) -> str:
+    """Return what a plugin says of itself, as far as it can be read without importing it."""
+    for entry in registry.entries(kind) if kind in registry.KINDS else ():
+        if entry.name == name and entry.target == target:
+            return summary_of(entry)
+    return ""
+
+
+class SettingsApi(Api):
+    """The settings in force."""
+
+    info = Info(summary="every setting and plugin in force, and where each came from")
+    routes = (Route(method="GET", path="/settings", endpoint=show_settings),)

@@ -1,0 +1,1 @@
+"""The page at /: chat, the server's state, its settings."""

@@ -1,0 +1,270 @@
+// The chat: one conversation at a time, and what happens to it. Messages, the list, the composer and
+// the options draw themselves; here is what they have in common.
+
+import { addChunk, emptyAnswer, requestBody } from "./answer.js";
+import { makeComposer } from "./composer.js";
+import { makeConversationList } from "./conversation_list.js";
+import { announce, el, iconButton } from "./dom.js";
+import { messageView } from "./message_view.js";
+import { makeOptions } from "./options.js";
+import { ask, events } from "./server.js";
+import { listed, load, newConversation, save, watch } from "./store.js";
+
+const CURRENT = "dovetail.current";
+const NEAR_END = 80;
+const SAVE_MS = 1000;
+
+/** Return the view in an element: show, hide, setModels. */
+export function makeChat(root) {
+  return new Chat(root);
+}
+
+class Chat {
+  constructor(root) {
+    this.root = root;
+    this.models = [];
+    this.running = null;
+    this.views = [];
+    this.conversation = load(sessionStorage.getItem(CURRENT)) ?? listed()[0] ?? newConversation();
+    this.#build();
+    this.open(this.conversation);
+    watch(() => this.list.draw(this.conversation.id));
+  }
+
+  #build() {
+    this.list = makeConversationList({
+      open: (id) => this.open(load(id) ?? newConversation()),
+      begin: () => this.begin(),
+      renamed: (id, name) => this.#renamed(id, name),
+      removed: (ids) => this.#removed(ids),
+    });
+    this.options = makeOptions({ changed: () => this.#keep() });
+    this.composer = makeComposer({
+      send: (text, images) => this.send(text, images),
+      stop: () => this.stop(),
+      toggleOptions: () => this.options.toggle(),
+    });
+    this.log = el("div", { class: "log", role: "log", "aria-label": "Conversation" });
+    this.scroller = el("div", { class: "scroller", tabindex: "-1" }, this.log);
+    this.toEnd = iconButton("down", "Go to the latest message", () => this.#scroll(true),
+      { class: "icon-button to-end", hidden: true });
+    this.fault = el("p", { class: "notice fault", role: "alert", hidden: true });
+    this.scroller.addEventListener("scroll", () => (this.toEnd.hidden = this.#isAtEnd()));
+    const menu = iconButton("menu", "Conversations", () => this.list.toggle(), {
+      class: "icon-button menu-button", "aria-expanded": "false" });
+    this.list.setButton(menu);
+    this.options.setButton(this.composer.optionsButton);
+    this.root.append(this.list.node,
+      el("section", { class: "talk", "aria-labelledby": "chat-title" },
+        el("h1", { class: "unseen", id: "chat-title" }, "Chat"), menu, this.scroller,
+        el("div", { class: "foot" }, this.toEnd, this.fault, this.composer.node)),
+      this.options.node);
+    this.scroller.addEventListener("click", () => this.list.close());
+    this.root.addEventListener("keydown", (event) => {
+      if (event.key === "Escape" && this.running) this.stop();
+    });
+  }
+
+  show() {
+    this.composer.focus();
+  }
+
+  hide() {}
+
+  setModels(models) {
+    this.models = models;
+    const can = new Set(models[0]?.capabilities ?? []);
+    this.composer.setTakesImages(can.has("vision"));
+    this.options.setCapabilities(can);
+  }
+
+  /** Show a conversation; an answer that is being written is stopped. */
+  open(conversation) {
+    this.stop();
+    this.conversation = conversation;
+    sessionStorage.setItem(CURRENT, conversation.id);
+    this.options.show(conversation.options);
+    this.draw();
+    this.list.draw(conversation.id);
+    this.list.close();
+    this.#scroll(true);
+  }
+
+  begin() {
+    this.open(newConversation(this.conversation.options));
+    this.composer.focus();
+  }
+
+  draw() {
+    const { messages } = this.conversation;
+    this.views = messages.map((message, index) => messageView(message, this.#actions(index)));
+    this.log.replaceChildren(...this.views.map((view) => view.node));
+    if (!messages.length) this.log.append(welcome((text) => this.send(text, [])));
+  }
+
+  #actions(index) {
+    return {
+      isLast: index === this.conversation.messages.length - 1,
+      answerOf: (callId) =>
+        this.conversation.messages.some((message) => message.callId === callId),
+      again: () => this.regenerate(index),
+      edit: (text) => this.edit(index, text),
+      giveResults: (results) => this.giveResults(index, results),
+    };
+  }
+
+  send(text, images) {
+    if (!this.#isReady()) return false;
+    const message = { role: "user", content: text };
+    if (images.length) message.images = images;
+    this.conversation.messages.push(message);
+    this.#answer();
+    return true;
+  }
+
+  /** Ask again for the answer at a place; what came after it is dropped. */
+  regenerate(index) {
+    if (!this.#isReady()) return;
+    this.stop();
+    this.conversation.messages.length = index;
+    this.#answer();
+  }
+
+  /** Ask with another text of a user's; what came after it is dropped. */
+  edit(index, text) {
+    if (!this.#isReady()) return;
+    this.stop();
+    const message = { ...this.conversation.messages[index], content: text };
+    this.conversation.messages.splice(index, Infinity, message);
+    this.#answer();
+  }
+
+  /** Go on with what the called tools have returned. */
+  giveResults(index, results) {
+    if (!this.#isReady()) return;
+    const { toolCalls } = this.conversation.messages[index];
+    const told = toolCalls.map((call, at) => ({
+      role: "tool", callId: call.id, name: call.name, content: results[at] }));
+    this.conversation.messages.splice(index + 1, Infinity, ...told);
+    this.#answer();
+  }
+
+  stop() {
+    this.running?.abort();
+    this.running = null;
+    this.composer.setRunning(false);
+    this.log.removeAttribute("aria-busy");
+  }
+
+  #isReady() {
+    return this.options.check();
+  }
+
+  async #answer() {
+    this.stop();
+    const { conversation } = this;
+    const controller = new AbortController();
+    const body = requestBody(conversation, this.models[0]?.id);
+    const answer = emptyAnswer(performance.now());
+    conversation.messages.push(answer);
+    this.running = controller;
+    this.#keep();
+    this.draw();
+    this.composer.setRunning(true);
+    const view = this.views.at(-1);
+    view.setRunning(true);
+    this.log.setAttribute("aria-busy", "true");
+    this.#scroll(true);
+    announce("Answering");
+    try {
+      await this.#read(body, answer, view, controller.signal);
+      announce("The answer is complete.");
+    } catch (error) {
+      if (error.name === "AbortError") answer.finish = "stopped";
+      else answer.error = error.message;
+    }
+    view.setRunning(false);
+    this.#finish(conversation, controller, answer);
+  }
+
+  async #read(body, answer, view, signal) {
+    const response = await ask("v1/chat/completions", { body, signal });
+    let savedMs = performance.now();
+    let isDue = false;
+    const update = () => {
+      isDue = false;
+      const isAtEnd = this.#isAtEnd();
+      view.update();
+      if (isAtEnd) this.#scroll(false);
+    };
+    for await (const chunk of events(response)) {
+      const nowMs = performance.now();
+      addChunk(answer, chunk, nowMs);
+      if (!isDue) {
+        isDue = true;
+        requestAnimationFrame(update);
+      }
+      if (nowMs - savedMs > SAVE_MS) {
+        savedMs = nowMs;
+        this.#keep();
+      }
+    }
+  }
+
+  /** Draw and keep the whole answer; another conversation may be shown meanwhile. */
+  #finish(conversation, controller, answer) {
+    conversation.changed = Date.now();
+    this.#keepOne(conversation);
+    this.list.draw(this.conversation.id);
+    if (this.running === controller) this.stop();
+    if (this.conversation !== conversation) return;
+    const isAtEnd = this.#isAtEnd();
+    this.views[conversation.messages.indexOf(answer)]?.update();
+    if (isAtEnd) this.#scroll(false);
+  }
+
+  #keep() {
+    this.conversation.options = this.options.values();
+    if (this.conversation.messages.length) this.#keepOne(this.conversation);
+    this.list.draw(this.conversation.id);
+  }
+
+  #keepOne(conversation) {
+    const fault = save(conversation);
+    this.fault.textContent = fault;
+    this.fault.hidden = !fault;
+  }
+
+  #renamed(id, name) {
+    const found = id === this.conversation.id ? this.conversation : load(id);
+    found.name = name;
+    this.#keepOne(found);
+    this.list.draw(this.conversation.id);
+  }
+
+  #removed(ids) {
+    if (ids.includes(this.conversation.id)) this.open(listed()[0] ?? newConversation());
+    else this.list.draw(this.conversation.id);
+  }
+
+  #isAtEnd() {
+    const { scrollTop, scrollHeight, clientHeight } = this.scroller;
+    return scrollHeight - scrollTop - clientHeight < NEAR_END;
+  }
+
+  #scroll(isFar) {
+    this.scroller.scrollTo({ top: this.scroller.scrollHeight, behavior: "instant" });
+    if (isFar) this.toEnd.hidden = true;
+  }
+}
+
+const FIRST = ["What is the capital of France?", "What can you do?", "Count from one to ten."];
+
+function welcome(send) {
+  const suggestions = FIRST.map((text) =>
+    el("button", { type: "button", onclick: () => send(text) }, text));
+  return el("div", { class: "welcome" },
+    el("h2", {}, "Ask the model something"),
+    el("p", { class: "quiet" }, "Conversations stay in this browser."),
+    el("div", { class: "suggestions" }, suggestions));
+}

@@ -1,0 +1,29 @@
+"""The settings in force, as known to the process that resolved the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from dovetail.config.config import Config
+from dovetail.config.report.in_force import InForce, in_force
+from dovetail.interfaces.spec import EngineSpec, Selection
+from dovetail.server.generate.parsers import ParserChoice
+from dovetail.server.launch.preview import Preview, found
+
+if TYPE_CHECKING:
+    from dovetail.engine.client.async_engine import AsyncEngine
+
+
+def settings_in_force(
+    config: Config,
+    spec: EngineSpec,
+    engine: AsyncEngine,
+    template: str,
+    parsers: ParserChoice,
+    apis: Iterable[Selection],
+) -> InForce:
+    """Return the settings and plugins in force, secrets masked."""
+    ahead = Preview(facts=engine.tokenizer.facts(), template=template, parsers=parsers)
+    chosen = [one for one in (parsers.tool, parsers.reasoning, *apis) if one is not None]
+    return in_force(config, spec, found(config, spec, ahead), chosen)
