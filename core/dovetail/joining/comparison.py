@@ -30,6 +30,7 @@ COMPARED = {
     "run.load_format": "--load-format",
     "run.quantization": "--quantization",
     "run.logits_processors": "--logits-processors",
+    "run.worker_extension": "--worker-extension-cls",
     "run.logprobs_stage": "--logprobs-mode",
     "run.logprobs_scale": "--logprobs-mode",
     "run.structured_output.tokenizer_path": "",

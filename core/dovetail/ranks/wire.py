@@ -84,7 +84,7 @@ class Wire:
 
 def _yield_core() -> None:
     """Let another thread run that waits for this core, if there is one."""
-    os.sched_yield() if hasattr(os, "sched_yield") else time.sleep(0)  # macOS has only the latter
+    getattr(os, "sched_yield", lambda: time.sleep(0))()  # macOS has only the latter
 
 
 class WakefulWire(Wire):

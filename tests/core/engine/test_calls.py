@@ -14,7 +14,7 @@ import pytest
 
 from dovetail import errors
 from dovetail.engine import loop
-from dovetail.engine.client import async_engine
+from dovetail.engine.client import operations
 from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.engine.faults import error_of, fault_of
 from dovetail.engine.loop import EngineLoop
@@ -175,7 +175,7 @@ def test_methods_of_workers_are_called_between_the_steps_of_requests() -> None:
 def test_an_engine_that_hangs_in_a_method_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(async_engine, "ANSWER_WAIT_S", 0.05)
+    monkeypatch.setattr(operations, "ANSWER_WAIT_S", 0.05)
 
     async def main() -> None:
         async with running() as engine:

@@ -337,7 +337,7 @@ OWN = {
         "rank", "num_threads", "thread_spin_us", "pins_threads", "processors", "is_eager",
         "async_steps", "graph_sizes", "uses_fused_ops", "compiles", "memory_share",
         "shows_progress", "load_options", "offload_bytes", "ops", "communicator",
-        "rank_processors", "expert_placement", "expert_balance",
+        "rank_processors", "expert_placement", "expert_balance", "all2all", "engines_folder",
     },
     "cache": {
         "num_blocks", "memory_bytes", "memory_share", "hash_algorithm", "host_bytes",
@@ -345,7 +345,7 @@ OWN = {
     },
     "schedule": {
         "max_step_tokens", "uses_chunked_prefill", "long_prefill_tokens", "async_steps",
-        "max_partial", "max_long_partial", "long_prompt_tokens",
+        "max_partial", "max_long_partial", "long_prompt_tokens", "num_stages",
     },
     "": {
         "scheduler", "executor", "worker", "tokenizer", "tokenizer_path", "platform",

@@ -25,6 +25,7 @@ from dovetail.engine.client.connection import (
 from dovetail.engine.client.host import EngineHost, closed, started
 from dovetail.engine.client.input import InputProcessor, PreparedRequest, Prompt, load_tokenizer
 from dovetail.engine.client.mailbox import Mailbox
+from dovetail.engine.client.operations import EngineOperations
 from dovetail.engine.client.output import Processed
 from dovetail.engine.client.outputs import RequestOutput
 from dovetail.engine.client.routing import Routing
@@ -33,17 +34,11 @@ from dovetail.engine.client.text_process import TextProcess
 from dovetail.engine.ipc.socket_ends import client_end
 from dovetail.engine.ipc.transport import ClientEnd
 from dovetail.engine.messages import (
-    CallWorkers,
-    GetSleepStatus,
     Operation,
     Phase,
-    ResetPrefixCache,
-    Sleep,
-    WakeUp,
 )
 from dovetail.engine.sleep_mode import asleep_error
 from dovetail.errors import EngineDead, Overloaded
-from dovetail.interfaces.executor import WorkerCall
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.stats import RequestStats, StepStats
@@ -65,13 +60,11 @@ ABANDON_WAIT_S = 0.3
 ATTACH_LIMIT_S = 60.0
 # One of several engines that share experts, and so end together, may still say why it ended.
 SHARERS_WAIT_S = 0.3
-# How much longer than its workers an engine may take for an answer, which names those that hang.
-ANSWER_WAIT_S = 1.0
 # Longer prompts are tokenized in a thread, so that other requests' streams keep flowing.
 INLINE_PROMPT_CHARS = 2048
 
 
-class AsyncEngine:
+class AsyncEngine(EngineOperations):
     """One model's engines. Made by `start` or `attach`; used within the event loop that made it."""
 
     def __init__(
@@ -338,22 +331,10 @@ class AsyncEngine:
             home = self._homes[key]
             home.abort(home.output.unfinished_ids(key))
 
-    async def call(self, operation: Operation[Result], timeout_s: float | None = None) -> Result:
-        """Have every engine do something beside generating; return what comes of it in the first
-        of those that live.
-
-        Raises: as `call_each`
-        """
-        return (await self.call_each(operation, timeout_s))[0]
-
     async def call_each(
         self, operation: Operation[Result], timeout_s: float | None = None
     ) -> list[Result]:
-        """Have every engine that lives do something; return what comes of it in each.
-
-        An engine that dies meanwhile is left out. Raises: what the first engine raised that did;
-        EngineDead when none is left; Overloaded while draining and after `timeout_s`
-        """
+        """Have every engine that lives do something; return what comes of it in each."""
         self._verify_open()
         calls = [connection.calls.call(operation, timeout_s) for connection in self._living()]
         ended = await asyncio.gather(*calls, return_exceptions=True)
@@ -362,42 +343,6 @@ class AsyncEngine:
         if real or len(errors) == len(ended):
             raise (real or errors)[0]
         return [one for one in ended if not isinstance(one, BaseException)]
-
-    async def reset_prefix_cache(self) -> None:
-        """Have the engines find no prefix that they have cached so far.
-
-        Raises: EngineDead; Overloaded when one does not answer within `reply_timeout_s`.
-        """
-        await self.call_each(ResetPrefixCache(), self.spec.reply_timeout_s)
-        self._forget_prefixes()
-
-    async def sleep(self, level: int = 1, *, waits: bool = False) -> None:
-        """Have the engines release their memory, in whatever time that takes; new requests are
-        refused, those under way end now or, if it `waits`, once they have finished.
-
-        Raises: RequestError, EngineDead
-        """
-        await self.call_each(Sleep(level=level, waits=waits))
-        self._forget_prefixes()
-
-    async def wake_up(self, tags: Sequence[str] = ()) -> None:
-        """Have the engines take the memory of "weights", "kv_cache" (none named: both) again.
-
-        Raises: RequestError, EngineDead
-        """
-        await self.call_each(WakeUp(tuple(tags)))
-
-    async def is_sleeping(self) -> bool:
-        """Return whether any of an engine sleeps. Raises: EngineDead"""
-        return any(status.asleep for status in await self.call_each(GetSleepStatus()))
-
-    async def collective_rpc(self, call: WorkerCall) -> list[Any]:
-        """Have the workers of all ranks run a method; return the answers, engine by engine in one
-        list. Raises: RequestError naming a rank, or without an answer in time; EngineDead
-        """
-        limit_s = None if call.timeout_s is None else call.timeout_s + ANSWER_WAIT_S
-        found = await self.call_each(CallWorkers(call), limit_s)
-        return [answer for engine in found for answer in engine.answers]
 
     def _forget_prefixes(self) -> None:
         for connection in self._connections:

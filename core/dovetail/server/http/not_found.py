@@ -30,7 +30,6 @@ UNSUPPORTED_ROUTES = {
     "/reset_mm_cache": "media",
     "/start_profile": "profiling",
     "/stop_profile": "profiling",
-    "/collective_rpc": "worker_methods",
     "/scale_elastic_ep": "elastic_engines",
     "/is_scaling_elastic_ep": "elastic_engines",
 }

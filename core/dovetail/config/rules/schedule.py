@@ -1,0 +1,81 @@
+"""The limits of a step: how many tokens and requests it takes, and in which parts prompts come."""
+
+from __future__ import annotations
+
+from dovetail import registry
+from dovetail.config.checkpoint.context_length import model_tokens, within_window
+from dovetail.config.config import Config
+from dovetail.config.rules.device import at_most
+from dovetail.config.sections.scheduler import SchedulerConfig
+from dovetail.errors import ConfigError
+from dovetail.interfaces.platform import Platform
+from dovetail.interfaces.spec import ModelSpec, ScheduleSpec
+
+STEP_TOKENS = "--max-num-batched-tokens"
+
+
+def schedule_spec(config: Config, model: ModelSpec, platform: Platform) -> ScheduleSpec:
+    """Return the limits of a step. Raises: ConfigError when they exclude each other."""
+    scheduler = config.scheduler
+    length = model_tokens(
+        config.model.max_model_len, model, may_exceed=config.model.allow_long_max_model_len
+    )
+    if config.model.disable_sliding_window:
+        length = within_window(config.model.max_model_len, length, model)
+    usual, limits = platform.defaults(), platform.limits()
+    mode = scheduler.performance_mode
+    of_tokens, of_rows = registry.value_of("performance_mode", mode, where="--performance-mode")
+    asked_tokens, most_tokens = scheduler.max_num_batched_tokens, limits.step_tokens
+    usual_tokens = int(usual.step_tokens * of_tokens)
+    step_tokens = at_most(asked_tokens, usual_tokens, most_tokens, STEP_TOKENS, platform)
+    if not scheduler.enable_chunked_prefill:
+        step_tokens = _whole_prompt_tokens(asked_tokens, step_tokens, length)
+        at_most(step_tokens, 0, most_tokens, STEP_TOKENS, platform)
+    usual_rows = min(int(usual.rows * of_rows), step_tokens)
+    rows = at_most(scheduler.max_num_seqs, usual_rows, limits.rows, "--max-num-seqs", platform)
+    if rows > step_tokens:
+        raise ConfigError(
+            f"{rows} requests cannot each get a token out of {step_tokens} per step.",
+            where="--max-num-seqs",
+            fix=f"use at most {step_tokens}, or raise --max-num-batched-tokens.",
+        )
+    return ScheduleSpec(
+        max_rows=rows,
+        max_step_tokens=step_tokens,
+        max_model_tokens=length,
+        uses_chunked_prefill=scheduler.enable_chunked_prefill,
+        long_prefill_tokens=scheduler.long_prefill_token_threshold,
+        async_steps=scheduler.async_scheduling,
+        max_partial=_max_partial(scheduler),
+        max_long_partial=scheduler.max_long_partial_prefills,
+        long_prompt_tokens=scheduler.long_prefill_token_threshold or step_tokens,
+        num_stages=config.parallel.pipeline_parallel_size,
+    )
+
+
+def _max_partial(scheduler: SchedulerConfig) -> int | None:
+    """Return how many prompts may be in parts. Raises: ConfigError for limits that clash."""
+    most, most_long = scheduler.max_num_partial_prefills, scheduler.max_long_partial_prefills
+    if not scheduler.enable_chunked_prefill and max(most or 1, most_long or 1) > 1:
+        raise ConfigError(
+            "it has no effect without chunked prefill.",
+            where="--max-num-partial-prefills",
+            fix="leave it and --max-long-partial-prefills out, or allow chunked prefill.",
+        )
+    if most is not None and most_long is not None and most_long > most:
+        raise ConfigError(
+            f"{most_long} long partial prefills are more than {most} partial prefills in total.",
+            where="--max-long-partial-prefills",
+            fix=f"give at most {most}, or raise --max-num-partial-prefills.",
+        )
+    return most
+
+
+def _whole_prompt_tokens(requested: int | None, default: int, length: int) -> int:
+    if requested is not None and requested < length:
+        raise ConfigError(
+            f"without chunked prefill a step must hold a whole prompt of {length} tokens.",
+            where="--max-num-batched-tokens",
+            fix=f"use at least {length}, lower --max-model-len, or allow chunked prefill.",
+        )
+    return max(default, length)

@@ -1,0 +1,90 @@
+"""EngineOperations: what a client asks all its engines to do beside generating.
+
+Each operation is one call that every engine gets; a new one is a method here and a message.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from dovetail.engine.messages import (
+    CallWorkers,
+    GetSleepStatus,
+    Operation,
+    ResetPrefixCache,
+    Sleep,
+    WakeUp,
+)
+from dovetail.interfaces.executor import WorkerCall
+from dovetail.interfaces.spec import EngineSpec
+
+Result = TypeVar("Result")
+
+# How much longer than its workers an engine may take for an answer, which names those that hang.
+ANSWER_WAIT_S = 1.0
+
+
+class EngineOperations(ABC):
+    """The operations of one client's engines."""
+
+    spec: EngineSpec
+
+    @abstractmethod
+    async def call_each(
+        self, operation: Operation[Result], timeout_s: float | None = None
+    ) -> list[Result]:
+        """Have every engine that lives do something; return what comes of it in each.
+
+        An engine that dies meanwhile is left out. Raises: what the first engine raised that did;
+        EngineDead when none is left; Overloaded while draining and after `timeout_s`
+        """
+
+    @abstractmethod
+    def _forget_prefixes(self) -> None:
+        """Route as if no engine had cached anything."""
+
+    async def call(self, operation: Operation[Result], timeout_s: float | None = None) -> Result:
+        """Have every engine do something beside generating; return what comes of it in the first
+        of those that live.
+
+        Raises: as `call_each`
+        """
+        return (await self.call_each(operation, timeout_s))[0]
+
+    async def reset_prefix_cache(self) -> None:
+        """Have the engines find no prefix that they have cached so far.
+
+        Raises: EngineDead; Overloaded when one does not answer within `reply_timeout_s`.
+        """
+        await self.call_each(ResetPrefixCache(), self.spec.reply_timeout_s)
+        self._forget_prefixes()
+
+    async def sleep(self, level: int = 1, *, waits: bool = False) -> None:
+        """Have the engines release their memory, in whatever time that takes; new requests are
+        refused, those under way end now or, if it `waits`, once they have finished.
+
+        Raises: RequestError, EngineDead
+        """
+        await self.call_each(Sleep(level=level, waits=waits))
+        self._forget_prefixes()
+
+    async def wake_up(self, tags: Sequence[str] = ()) -> None:
+        """Have the engines take the memory of "weights", "kv_cache" (none named: both) again.
+
+        Raises: RequestError, EngineDead
+        """
+        await self.call_each(WakeUp(tuple(tags)))
+
+    async def is_sleeping(self) -> bool:
+        """Return whether any of an engine sleeps. Raises: EngineDead"""
+        return any(status.asleep for status in await self.call_each(GetSleepStatus()))
+
+    async def collective_rpc(self, call: WorkerCall) -> list[Any]:
+        """Have the workers of all ranks run a method; return the answers, engine by engine in one
+        list. Raises: RequestError naming a rank, or without an answer in time; EngineDead
+        """
+        limit_s = None if call.timeout_s is None else call.timeout_s + ANSWER_WAIT_S
+        found = await self.call_each(CallWorkers(call), limit_s)
+        return [answer for engine in found for answer in engine.answers]
