@@ -249,7 +249,7 @@ async def served() -> None:
         async for _ in engine.generate("x", SamplingParams(max_tokens=3), "r"):
             pass
         with socket.create_server(("127.0.0.1", 0)) as sock:
-            children = [api_processes._spawn(_boot(engine.addresses, sock), sock)]
+            children = [api_processes._spawn(_boot(engine.addresses_for(0), sock), sock)]
             try:
                 await api_processes._wait_started(children)
             finally:
@@ -283,7 +283,7 @@ async def main():
     with socket.create_server(("127.0.0.1", 0)) as sock:
         boot = api_processes.ChildBoot(
             spec=fake_spec(), frontend=FrontendConfig(), parsers=ParserChoice(),
-            addresses=engine.addresses, process=0, socket_fd=sock.fileno(), max_queued=8,
+            addresses=engine.addresses_for(0), process=0, socket_fd=sock.fileno(), max_queued=8,
         )
         child = api_processes._spawn(boot, sock)
         print(engine.hosts[0].pid, child.pid, flush=True)

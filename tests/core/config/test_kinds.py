@@ -50,6 +50,7 @@ def test_text_flags_without_a_kind_are_free_text() -> None:
         "code_revision",
         "cpu_cores",
         "data_parallel_address",
+        "data_parallel_secret",
         "disable_access_log_for_endpoints",
         "download_dir",
         "file_storage",

@@ -118,12 +118,13 @@ def _boots(
 
 def _spawn(boot: ChildBoot, sock: socket.socket) -> Child:
     inherited = [descriptor_of(address) for address in boot.addresses]
+    metrics = os.environ.get(METRICS_VARIABLE)
     return spawn(
         "dovetail.server.launch.api_process",
         boot,
         stdout=None,  # where a log configuration may send lines to
         pass_fds=[sock.fileno(), *(number for number in inherited if number is not None)],
-        leftovers=[os.environ[METRICS_VARIABLE]],
+        leftovers=[metrics] if metrics else [],
         has_channel=True,
         has_own_group=True,
     )

@@ -93,7 +93,7 @@ def config_with(api: str) -> Config:
 def test_an_endpoint_in_ten_lines() -> None:
     async def greet(name: str, server: ServerOf) -> dict[str, str]:
         """Greet somebody, in the name of the model."""
-        return {"greeting": f"{server.names[0]} greets {name}"}
+        return {"greeting": f"{server.engine.spec.model_names[0]} greets {name}"}
 
     class Greetings(Api):
         info = Info(summary="greets")
