@@ -57,8 +57,8 @@ class Fleet:
         self.models = tuple(models)
         self._by_name = {name: model for model in models for name in model.entry.names}
         self._start = start
-        self._wait_s = wait_s
-        self._limit_bytes = limit_bytes
+        self.wait_s = wait_s
+        self.limit_bytes = limit_bytes
         self._room = asyncio.Lock()
         self._watch: asyncio.Task[None] | None = None
         self._endings: set[asyncio.Task[None]] = set()
@@ -96,7 +96,7 @@ class Fleet:
     async def lease(self, model: Model) -> AsyncIterator[Server]:
         """Give the loaded model's server, which stays for as long as the block. Raises: Overloaded
         when it cannot be loaded, or not soon enough"""
-        server = await self._ready(model, self._wait_s)
+        server = await self._ready(model, self.wait_s)
         model.num_running += 1
         figures.OPEN.labels(model.name).inc()
         try:
@@ -239,11 +239,11 @@ class Fleet:
         """Let the block, which takes the memory, begin once there is enough. Raises: Overloaded"""
         async with self._room:
             try:
-                async with asyncio.timeout(self._wait_s or None):
+                async with asyncio.timeout(self.wait_s or None):
                     await self._make_room(model)
             except TimeoutError:
                 raise Overloaded(
-                    f'no memory became free for the model "{model.name}" in {self._wait_s:g} s.',
+                    f'no memory became free for the model "{model.name}" in {self.wait_s:g} s.',
                     retry_after_s=RETRY_AFTER_S,
                 ) from None
             yield
@@ -267,9 +267,9 @@ class Fleet:
 
     async def _room_beside(self, model: Model, others: Sequence[Model]) -> int | None:
         rooms = []
-        if self._limit_bytes is not None:
+        if self.limit_bytes is not None:
             taken = sum(one.need.num_bytes for one in others if one.state is not State.ASLEEP)
-            rooms.append(self._limit_bytes - taken)
+            rooms.append(self.limit_bytes - taken)
         free = await free_beside(model.need, [one.to_come() for one in others])
         if free is not None:
             rooms.append(free)

@@ -78,6 +78,16 @@ def _tell_needs(models: Sequence[Model]) -> None:
         logger.info("%s: needs %.4g MiB for weights and KV cache", model.name, size)
 
 
+def fleet_of(config: Config, models: Sequence[Model]) -> Fleet:
+    """Return the models' fleet as the flags ask for it."""
+    return Fleet(
+        models,
+        start=ModelServer,
+        wait_s=config.gateway.load_wait_s,
+        limit_bytes=config.gateway.models_memory_bytes,
+    )
+
+
 async def _serve(
     config: Config,
     models: Sequence[Model],
@@ -85,12 +95,7 @@ async def _serve(
     sock: socket.socket,
     timer: StartupTimer,
 ) -> int:
-    fleet = Fleet(
-        models,
-        start=ModelServer,
-        wait_s=config.gateway.load_wait_s,
-        limit_bytes=config.gateway.models_memory_bytes,
-    )
+    fleet = fleet_of(config, models)
 
     def tell_ready() -> None:
         url = url_of(sock, has_tls=config.frontend.ssl_certfile is not None)
