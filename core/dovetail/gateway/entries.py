@@ -208,5 +208,5 @@ def _check_names(found: Sequence[Entry]) -> None:
                 raise ConfigError(
                     f'two models are called "{name}".',
                     where="--served-model-name",
-                    fix="give each model a name of its own.",
+                    fix="give each model its own name.",
                 )

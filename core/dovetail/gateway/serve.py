@@ -39,7 +39,7 @@ def run(config: Config, models: Sequence[str]) -> int:
         raise ConfigError(
             "a launcher starts the ranks of one model.",
             where="--models" if config.gateway.models else "MODEL",
-            fix="serve several models without a launcher; each may have ranks of its own.",
+            fix="serve several models without a launcher; each may have its own ranks.",
         )
     log_setup.configure(
         registry.value_of("log_level", config.observability.log_level),
