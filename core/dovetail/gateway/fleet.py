@@ -33,6 +33,9 @@ first."""
 BUSY_TURN_S = 10.0
 """A model that always has requests stays at least so long before another may have its memory."""
 
+LEAST_ROOM_WAIT_S = 60.0
+"""Making room takes no longer than this or than requests wait, so that other models get a turn."""
+
 RETRY_AFTER_S = 5.0
 
 
@@ -239,11 +242,11 @@ class Fleet:
         """Let the block, which takes the memory, begin once there is enough. Raises: Overloaded"""
         async with self._room:
             try:
-                async with asyncio.timeout(self.wait_s or None):
+                async with asyncio.timeout(max(self.wait_s, LEAST_ROOM_WAIT_S)):
                     await self._make_room(model)
             except TimeoutError:
                 raise Overloaded(
-                    f'no memory became free for the model "{model.name}" in {self.wait_s:g} s.',
+                    f'no memory became free for the model "{model.name}".',
                     retry_after_s=RETRY_AFTER_S,
                 ) from None
             yield

@@ -40,7 +40,10 @@ OF_THE_CONNECTION = frozenset(
         b"expect",
     }
 )
-_SENT_ANEW = {b"content-length", REQUEST_ID.encode()}
+_SENT_ANEW = {b"content-length", REQUEST_ID.encode(), b"origin"}
+"""Headers that a model's server does not get as they came: whether an origin may call is decided by
+the gateway alone."""
+
 _RETURNED_ANEW = {b"date", b"server", REQUEST_ID.encode()}
 
 
