@@ -11,6 +11,7 @@ from dovetail.cli.parser import Parser
 from dovetail.cli.serve import add_arguments
 from dovetail.cli.serve import run as serve
 from dovetail.config.config import Config
+from dovetail.config.parse.parse_config import parse_config
 from dovetail.errors import ConfigError
 from dovetail.gateway.entries import Entry, entries_of
 from dovetail.gateway.figures import labelled
@@ -91,6 +92,13 @@ def test_a_command_line_at_fault(words: list[str], told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         serve(parser.parse(words))
     assert told in str(caught.value)
+
+
+def test_other_commands_take_one_model() -> None:
+    parser = Parser(prog="dovetail inspect", description="")
+    add_arguments(parser)
+    with pytest.raises(ConfigError, match="room for one model, and 2 are named"):
+        parse_config(parser.parse(["/x", "/y"]))
 
 
 def test_flags_of_the_gateway_reach_it() -> None:
