@@ -19,10 +19,6 @@ from dovetail.errors import ConfigError
 
 FLAG = "--models"
 MODELS = "models"
-LOADS = ("at_start", "at_first_use")
-ON_IDLE = {"unload": 0, "sleep": 1, "sleep_2": 2}
-"""What is done with an idle model -> the level of its sleep, 0 where its processes end."""
-
 PER_MODEL = ("load", "idle_after_s", "on_idle")
 """Fields of GatewayConfig that each model may have for itself."""
 
@@ -176,27 +172,16 @@ def _check_possible(config: Config) -> None:
 
 def _entry(config: Config) -> Entry:
     gateway = config.gateway
-    _check_word("load", gateway.load, LOADS)
-    _check_word("on_idle", gateway.on_idle, tuple(ON_IDLE))
     if config.frontend.keep_alive_on_engine_death:
         reason = IMPOSSIBLE["keep_alive_on_engine_death"]
         raise ConfigError(reason, where="keep_alive_on_engine_death", fix="leave it out.")
     return Entry(
         names=served_names(config),
         config=checked(config),
-        loads_at_start=gateway.load == LOADS[0],
+        loads_at_start=bool(gateway.load),
         idle_after_s=gateway.idle_after_s,
-        sleep_level=ON_IDLE[gateway.on_idle],
+        sleep_level=gateway.on_idle,
     )
-
-
-def _check_word(name: str, word: str, known: Sequence[str]) -> None:
-    if word not in known:
-        raise ConfigError(
-            f'"{word}" is not a choice.',
-            where=flags()[name].spelling,
-            fix=f"use one of: {', '.join(known)}.",
-        )
 
 
 def _check_names(found: Sequence[Entry]) -> None:

@@ -17,9 +17,13 @@ class GatewayConfig:
         help="serve the models of this file behind one address: `models:` and a list, each with "
         "`model` and its own flags",
     )
-    load: str = flag(
-        "at_start",
+    load: int = flag(
+        1,
+        ge=0,
+        le=1,
         metavar="WHEN",
+        words={"at_start": 1, "at_first_use": 0},
+        default_note="at_start",
         help="when a model of several is loaded: at_start, or at_first_use, by the first request "
         "that names it",
     )
@@ -31,11 +35,15 @@ class GatewayConfig:
         help="how long a model of several goes without requests before --on-idle is done; 0 is "
         "for ever",
     )
-    on_idle: str = flag(
-        "unload",
+    on_idle: int = flag(
+        0,
+        ge=0,
+        le=2,
         metavar="WHAT",
-        help="what is done with an idle model of several: unload (its processes end), sleep or "
-        "sleep_2 (sleep mode, level 1 or 2, whose processes stay and wake up sooner)",
+        words={"unload": 0, "sleep": 1},
+        default_note="unload",
+        help="what is done with an idle model of several: unload (its processes end), or sleep; 2 "
+        "is sleep mode of level 2. The processes of a sleeping model stay, and it wakes up sooner",
     )
     load_wait_s: float = flag(
         300.0,
