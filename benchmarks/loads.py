@@ -24,9 +24,12 @@ class Timing:
 
 
 async def complete(url: str, body: dict[str, object]) -> Timing:
-    """Send one streaming completion and time its events."""
+    """Send one streaming completion and time its events. `url` is http: or unix: and a path."""
     parts = urlsplit(url)
-    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    if parts.scheme == "unix":
+        reader, writer = await asyncio.open_unix_connection(parts.path)
+    else:
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     payload = json.dumps(body | {"stream": True, "stream_options": {"include_usage": True}})
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: {parts.netloc}\r\n"

@@ -17,8 +17,10 @@ WHOLE = "e2e/test_flags_take_effect.py"
 CHAT = "core/server/api/test_chat.py"
 EDGES = "core/server/http/test_edges.py"
 FP8_CACHE = "e2e/test_fp8_cache.py"
+GATEWAY = "core/gateway/test_entries.py"
 FRONTEND = "core/server/test_frontend.py"
 FRONTEND_WHOLE = "e2e/test_frontend_flags.py"
+SEVERAL = "e2e/test_several_models.py"
 LIFE = "e2e/test_server_life.py"
 NEWER = "core/server/test_newer_flags.py"
 RANKS = "e2e/test_tensor_parallel.py"
@@ -64,6 +66,26 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     ),
     "default_chat_template_kwargs": (f"{NEWER}::test_default_chat_template_kwargs",),
     "disable_access_log_for_endpoints": (f"{NEWER}::test_paths_without_a_line",),
+    "idle_after_s": (
+        f"{GATEWAY}::test_models_of_a_file_have_flags_of_their_own",
+        "core/gateway/test_gateway.py::test_idle_models_are_unloaded_and_come_back",
+    ),
+    "load": (f"{GATEWAY}::test_models_of_a_file_have_flags_of_their_own",),
+    "load_wait_s": (
+        f"{GATEWAY}::test_flags_of_the_gateway_reach_it",
+        "core/gateway/test_gateway.py::test_requests_wait_for_a_load_within_a_bound",
+    ),
+    "models": (
+        "e2e/test_several_models.py::test_two_models_answer_and_the_death_of_one_is_its_own",
+    ),
+    "models_memory_bytes": (
+        f"{GATEWAY}::test_flags_of_the_gateway_reach_it",
+        "core/gateway/test_gateway.py::test_the_model_unused_for_longest_makes_room",
+    ),
+    "on_idle": (
+        f"{GATEWAY}::test_models_of_a_file_have_flags_of_their_own",
+        "core/gateway/test_gateway.py::test_idle_models_sleep_and_wake_up",
+    ),
     "file_storage": ("core/server/api/test_batches.py::test_a_batch_from_file_to_file",),
     "enable_log_deltas": (f"{NEWER}::test_pieces_are_logged",),
     "enable_per_request_metrics": (f"{NEWER}::test_times_are_told",),

@@ -19,7 +19,9 @@ import psutil
 from dovetail.process import child_environment
 from support.orphans import is_running
 
-READY = re.compile(r"ready in [\d.]+ s at ((?:https?://|unix:)\S+)")
+READY = re.compile(r"^(?!\[).*ready in [\d.]+ s at ((?:https?://|unix:)\S+)")
+"""Of the server itself: the lines of one of several models begin with its name in brackets."""
+
 START_LIMIT_S = 90.0
 STOP_LIMIT_S = 20.0
 

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
-HELP = "serve a model over the OpenAI HTTP API"
+from dovetail.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dovetail.config.config import Config
+
+HELP = "serve one model or several over the OpenAI HTTP API"
 
 COMMON = frozenset(
     {
@@ -31,9 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument(
         "model_tag",
-        nargs="?",
+        nargs="*",
         metavar="MODEL",
-        help="folder, file, hub id or name that `dovetail list` shows; default the demo model",
+        help="folder, file, hub id or name that `dovetail list` shows, or several side by side; "
+        "default the demo model",
     )
     add_flags(parser)
 
@@ -43,7 +50,14 @@ def run(args: argparse.Namespace) -> int:
     from dovetail.cli.follow import followed
     from dovetail.config.parse.parse_config import parse_config
 
+    models = list(args.model_tag)
+    args.model_tag = models[0] if models else None
     config = parse_config(args)  # before logging is set up by names that may be wrong
+    if len(models) > 1 or config.gateway.models is not None:
+        from dovetail.gateway.serve import run as launch_several
+
+        return launch_several(config, models)
+    _check_single(config)
     status = followed(config)
     if status is not None:
         return status
@@ -55,3 +69,17 @@ def run(args: argparse.Namespace) -> int:
     from dovetail.server.launch.serve import run as launch
 
     return launch(config)
+
+
+def _check_single(config: Config) -> None:
+    """Raise ConfigError for a flag that only several models can have."""
+    from dovetail.config.sections.field import flags_of
+    from dovetail.config.sections.gateway import GatewayConfig
+
+    for flag in flags_of(GatewayConfig):
+        if config.is_given(flag.name):
+            raise ConfigError(
+                "there is one model, which is loaded as long as the server runs.",
+                where=flag.spelling,
+                fix="leave it out, or write the model into a file for --models.",
+            )

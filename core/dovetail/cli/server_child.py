@@ -1,4 +1,4 @@
-"""The server behind `dovetail run`, started by `cli.server_process`.
+"""The server behind `dovetail run`, started by `cli.server_process`, and behind a gateway.
 
 Its boot message is the fields of a Config.
 """

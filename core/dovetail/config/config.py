@@ -22,6 +22,7 @@ from dovetail.config.sections.device import DeviceConfig
 from dovetail.config.sections.engine import EngineConfig
 from dovetail.config.sections.field import MISSING, Flag, flags_of
 from dovetail.config.sections.frontend import FrontendConfig
+from dovetail.config.sections.gateway import GatewayConfig
 from dovetail.config.sections.load import LoadConfig
 from dovetail.config.sections.lora import LoRAConfig
 from dovetail.config.sections.model import ModelConfig
@@ -51,6 +52,7 @@ GROUPS: dict[str, type[object]] = {
     "attention": AttentionConfig,
     "observability": ObservabilityConfig,
     "frontend": FrontendConfig,
+    "gateway": GatewayConfig,
     "plugin": PluginConfig,
     "engine": EngineConfig,
 }
@@ -79,6 +81,7 @@ class Config:
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     frontend: FrontendConfig = field(default_factory=FrontendConfig)
+    gateway: GatewayConfig = field(default_factory=GatewayConfig)
     plugin: PluginConfig = field(default_factory=PluginConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     origins: Mapping[str, str] = field(default_factory=dict)

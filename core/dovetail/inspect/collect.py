@@ -28,7 +28,7 @@ from dovetail.config.rules.device import select_platform
 from dovetail.errors import DovetailError
 from dovetail.inspect import memory, warnings
 from dovetail.inspect.compatibility import chosen, listening
-from dovetail.inspect.facts import Inspected, ModelFacts, TextFacts, WeightFile
+from dovetail.inspect.facts import Inspected, Memory, ModelFacts, TextFacts, WeightFile
 from dovetail.inspect.how import How
 from dovetail.inspect.layers import layers_of
 from dovetail.inspect.trial import refusal
@@ -102,6 +102,16 @@ def inspect(config: Config) -> Inspected:
     )
 
 
+def memory_taken(config: Config, spec: EngineSpec) -> Memory | None:
+    """Return the memory that a resolved engine takes; None where no file tells of its weights."""
+    with listening():
+        parts = _parts_of(config, spec)
+        headers = _headers(config, parts)
+    how = _how(parts, _method(parts))
+    groups = groups_of(layers_of(headers or ()), how)
+    return memory.memory_of(groups, how, parts) if groups else None
+
+
 def model_facts(model: ModelSpec) -> ModelFacts:
     """Return the shape of a model."""
     experts, picked = experts_of(model.hf_config)
@@ -149,8 +159,16 @@ def _parts(config: Config) -> Parts:
         parts = _pieces(config)
         parts.warnings.append(f"{REFUSED}: {error}")
         return parts
+    run, parts = spec.run, _parts_of(config, spec)
+    if run.model_plugin.name == TRANSFORMERS and (refused := refusal(run)) is not None:
+        parts.spec = None
+        parts.warnings.append(f"{REFUSED}: {refused}")
+    return parts
+
+
+def _parts_of(config: Config, spec: EngineSpec) -> Parts:
     run = spec.run
-    parts = Parts(
+    return Parts(
         model=run.model,
         platform=select_platform(config)[1],
         kv_dtype=run.kv_dtype,
@@ -159,10 +177,6 @@ def _parts(config: Config) -> Parts:
         quantization=run.quantization,
         model_plugin=run.model_plugin,
     )
-    if run.model_plugin.name == TRANSFORMERS and (refused := refusal(run)) is not None:
-        parts.spec = None
-        parts.warnings.append(f"{REFUSED}: {refused}")
-    return parts
 
 
 def _pieces(config: Config) -> Parts:

@@ -6,7 +6,7 @@ Knows no process, socket or signal: `launch` does. Tests call it with a fake eng
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -90,8 +90,13 @@ def build_app(
     for served in apis:
         _add_routes(app, served.api, frontend)
     _add_hook_routes(app, engine)
-    _add_handlers(app)
-    _add_middleware(app, frontend, _error_bodies(apis))
+    add_handlers(app)
+    add_layers(
+        app,
+        frontend,
+        error_bodies_of(served.api for served in apis),
+        is_busy=lambda: sum(engine.load()) > 0,
+    )
     for served in apis:
         served.api.bound(app, served.state)
     return app
@@ -127,14 +132,14 @@ def _unsupported_task(route: Route, task: str) -> Callable[[], Any]:
     return refuse
 
 
-def _error_bodies(apis: Sequence[ServedApi]) -> ErrorBodies:
+def error_bodies_of(apis: Iterable[Api]) -> ErrorBodies:
     """Return the error bodies of the families that have their own."""
     return ErrorBodies(
         {
-            route.path.partition("/{")[0]: served.api.error_body
-            for served in apis
-            if type(served.api).error_body is not Api.error_body
-            for route in served.api.routes
+            route.path.partition("/{")[0]: api.error_body
+            for api in apis
+            if type(api).error_body is not Api.error_body
+            for route in api.routes
         }
     )
 
@@ -162,7 +167,8 @@ def _add_hook_routes(app: FastAPI, engine: AsyncEngine) -> None:
         hooks.tell(hooks.add_routes, {"app": app}, using=manager)
 
 
-def _add_handlers(app: FastAPI) -> None:
+def add_handlers(app: FastAPI) -> None:
+    """Let exceptions become answers. Mutates: app"""
     for kind in (DovetailError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _answer_error)
     app.add_exception_handler(ClientDisconnected, _answer_gone)
@@ -194,13 +200,18 @@ async def _answer_gone(request: Request, error: Exception) -> Response:
     return problem(499, "the client closed the request.").response()
 
 
-def _add_middleware(app: FastAPI, frontend: FrontendConfig, error_bodies: ErrorBodies) -> None:
-    """Add layers, innermost first. Mutates: app"""
-    engine = app.state.server.engine
+def add_layers(
+    app: FastAPI,
+    frontend: FrontendConfig,
+    error_bodies: ErrorBodies,
+    *,
+    is_busy: Callable[[], bool],
+) -> None:
+    """Add what surrounds every route, innermost first. Mutates: app"""
     app.add_middleware(
         BodyLimitMiddleware,
         max_bytes=frontend.max_body_bytes,
-        is_busy=lambda: sum(engine.load()) > 0,
+        is_busy=is_busy,
     )
     app.add_middleware(
         ApiKeyMiddleware,

@@ -59,6 +59,7 @@ def test_text_flags_without_a_kind_are_free_text() -> None:
         "host",
         "log_config_file",
         "log_prefix",
+        "models",
         "logits_processor_pattern",
         "model",
         "otlp_traces_endpoint",

@@ -9,12 +9,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from typing import TextIO
 
 from dovetail.config.config import Config
 from dovetail.config.parse.flags import config_of
 from dovetail.config.rules.checks import checked
 from dovetail.config.rules.demo import with_demo_fields
+from dovetail.errors import ConfigError
 
 
 def parse_config(args: argparse.Namespace, *, stream: TextIO | None = None) -> Config:
@@ -22,6 +24,19 @@ def parse_config(args: argparse.Namespace, *, stream: TextIO | None = None) -> C
 
     Writes notes and warnings to `stream`, standard error by default. Raises: ConfigError
     """
-    config = config_of(args, model=args.model_tag, environ=os.environ)
+    config = config_of(args, model=_one_model(args.model_tag), environ=os.environ)
     config.tell(sys.stderr if stream is None else stream)
     return checked(with_demo_fields(config))
+
+
+def _one_model(named: str | Sequence[str] | None) -> str | None:
+    """Return the model among arguments that may name several. Raises: ConfigError for more"""
+    if named is None or isinstance(named, str):
+        return named
+    if len(named) > 1:
+        raise ConfigError(
+            f"there is room for one model, and {len(named)} are named.",
+            where="MODEL",
+            fix="name one; `dovetail serve` takes several.",
+        )
+    return named[0] if named else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,13 @@ def read_fields(path: str) -> dict[str, Any]:
 
     Raises: ConfigError naming the file, and the line or key at fault.
     """
+    return fields_of(path, read_mapping(path))
+
+
+def fields_of(path: str, content: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return field name -> value of keys read from a file. Raises: as read_fields"""
     fields: dict[str, Any] = {}
-    for key, value in _read(path).items():
+    for key, value in content.items():
         flag, inner = _find(path, str(key))
         if not inner:
             fields[flag.name] = value
@@ -30,14 +36,15 @@ def read_fields(path: str) -> dict[str, Any]:
     return fields
 
 
-def _read(path: str) -> dict[Any, Any]:
+def read_mapping(path: str, where: str = "--config") -> dict[Any, Any]:
+    """Return the keys of a YAML file that a flag names. Raises: as read_fields"""
     import yaml  # only --config needs it, and it costs start-up time
 
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"cannot read {path}: {error}.", where="--config", fix="give a YAML file."
+            f"cannot read {path}: {error}.", where=where, fix="give a YAML file."
         ) from error
     try:
         _refuse_duplicates(yaml.compose(text, Loader=yaml.SafeLoader), path)

@@ -14,7 +14,7 @@ DEMO_FIELDS = {
 
 def with_demo_fields(config: Config) -> Config:
     """Return the config with the demo model's parsers where none was chosen; else unchanged."""
-    if config.model.model is not None:
+    if config.model.model is not None or config.gateway.models is not None:
         return config
     fields = {name: v for name, v in DEMO_FIELDS.items() if not config.is_given(name)}
     return config.with_fields(fields, origin=ORIGIN)

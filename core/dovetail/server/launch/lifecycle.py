@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import uvicorn
 from fastapi import FastAPI
@@ -21,10 +21,6 @@ from dovetail.server.http.local_only import LocalOnly
 from dovetail.server.launch.sockets import port_taken
 from dovetail.server.launch.tls import REFRESH_PERIOD_S, Tls, tls_of
 
-if TYPE_CHECKING:
-    from dovetail.engine.client.async_engine import AsyncEngine
-    from dovetail.server.generate.server_state import ServerState
-
 logger = logging.getLogger("dovetail.server")
 
 WATCH_PERIOD_S = 0.05
@@ -32,6 +28,28 @@ DEATH_NOTICE_S = 2.0
 """How long a server whose engine died still answers 503, so that a balancer can see it."""
 
 EXIT_ENGINE_DEAD = 1
+
+
+class Served(Protocol):
+    """What answers the requests: an engine, or several models."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Return whether anything can be answered any more."""
+
+    @property
+    def death_reason(self) -> str | None:
+        """Return why not."""
+
+    async def shutdown(self) -> None:
+        """End it, with all that is running."""
+
+
+class Doors(Protocol):
+    """Who is let in: an `Admission`, or what else counts requests."""
+
+    num_inside: int
+    is_draining: bool
 
 
 class _Uvicorn(uvicorn.Server):
@@ -46,10 +64,10 @@ class _Uvicorn(uvicorn.Server):
 class ServerLifecycle:
     """From listening to the end. `run` returns the exit status."""
 
-    def __init__(self, app: FastAPI, engine: AsyncEngine, frontend: FrontendConfig) -> None:
+    def __init__(self, app: FastAPI, engine: Served, frontend: FrontendConfig) -> None:
         self._engine = engine
         self._frontend = frontend
-        self._server: ServerState = app.state.server
+        self._admission: Doors = app.state.server.admission
         self._tls = tls_of(frontend)
         self._uvicorn = _Uvicorn(uvicorn_config(app, frontend, self._tls))
         self._drain: asyncio.Task[None] | None = None
@@ -108,7 +126,7 @@ class ServerLifecycle:
         self._exit()
 
     async def _drain_then_exit(self) -> None:
-        admission = self._server.admission
+        admission = self._admission
         admission.is_draining = True
         timeout_s = self._frontend.shutdown_timeout
         logger.info("stopping: %d running, waiting up to %g s", admission.num_inside, timeout_s)

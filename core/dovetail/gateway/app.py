@@ -1,0 +1,204 @@
+"""build_gateway: the gateway's own routes and every other path, inside the layers of a server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from dovetail.config.sections.frontend import FrontendConfig
+from dovetail.gateway import figures
+from dovetail.gateway.fleet import Fleet
+from dovetail.gateway.forward import Forward
+from dovetail.gateway.model import Model, State
+from dovetail.interfaces.api import Api
+from dovetail.observability import metrics
+from dovetail.server.api.admin.routes import FLAG as DEV
+from dovetail.server.api.families import flags_by_path
+from dovetail.server.app import add_handlers, add_layers, error_bodies_of
+from dovetail.server.http.errors import problem
+from dovetail.server.http.middleware import OpenRequests
+from dovetail.version import __version__
+
+ASK_LIMIT_S = 5.0
+"""How long a model's server may take for its own /health, /load or /metrics."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Doors:
+    """Who is inside, and whether anybody is let in: what the server's end waits for."""
+
+    open_requests: OpenRequests
+    is_draining: bool = False
+
+    @property
+    def num_inside(self) -> int:
+        """Return how many requests that bring work are being answered."""
+        return self.open_requests.count
+
+
+@dataclass(slots=True, kw_only=True)
+class GatewayState:
+    """What the layers of a server read of the application."""
+
+    frontend: FrontendConfig
+    admission: Doors
+    fleet: Fleet
+    created_s: int = field(default_factory=lambda: int(time.time()))
+
+
+def build_gateway(fleet: Fleet, frontend: FrontendConfig, apis: Iterable[Api]) -> FastAPI:
+    """Return the application. Raises: ConfigError for middleware of no use"""
+    families = list(apis)
+    app = FastAPI(title="dovetail", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.open_requests = OpenRequests()
+    doors = Doors(open_requests=app.state.open_requests)
+    app.state.server = GatewayState(frontend=frontend, admission=doors, fleet=fleet)
+    app.state.flags_by_path = flags_by_path(families)
+    app.state.open_endpoints = {health, live, ready}
+    closed = () if frontend.enable_dev_endpoints else _paths_of(families, DEV)
+    for path, endpoint, methods in OWN:
+        app.router.routes.append(Route(path, endpoint, methods=list(methods)))
+    app.router.routes.append(
+        Route("/{path:path}", Forward(fleet, closed, lambda: doors.is_draining))
+    )
+    add_handlers(app)
+    add_layers(
+        app,
+        frontend,
+        error_bodies_of(families),
+        is_busy=lambda: any(model.num_running for model in fleet.models),
+    )
+    return app
+
+
+def _paths_of(apis: Iterable[Api], flag: str) -> set[str]:
+    return {route.path for api in apis for route in api.routes if route.flag == flag}
+
+
+def _state(request: Request) -> GatewayState:
+    state: GatewayState = request.app.state.server
+    return state
+
+
+async def live(request: Request) -> Response:
+    """Say that this process answers."""
+    return Response(status_code=200)
+
+
+async def ready(request: Request) -> Response:
+    """Say whether new work is taken."""
+    if _state(request).admission.is_draining:
+        return problem(503, "the server is shutting down.", kind="unavailable").response()
+    return Response(status_code=200)
+
+
+async def health(request: Request) -> Response:
+    """Tell each model's state. 503 only where no model could do any work."""
+    models = _state(request).fleet.models
+    told = await asyncio.gather(*map(_health_of, models))
+    faults = [one for one in told if one["state"] in ("failed", "unhealthy")]
+    status = "ok" if not faults else "degraded" if len(faults) < len(told) else "failed"
+    code = 503 if status == "failed" else 200
+    return JSONResponse({"status": status, "models": told}, status_code=code)
+
+
+async def _health_of(model: Model) -> dict[str, Any]:
+    told = model.told()
+    if model.state is State.UNLOADED and model.may_start_s > time.monotonic():
+        return told | {"state": "failed"}
+    answer = await _asked(model, "/health")
+    if model.state is State.LOADED and (answer is None or answer.status_code != 200):
+        return told | {"state": "unhealthy"}
+    return told
+
+
+async def version(request: Request) -> Response:
+    """Return dovetail's version."""
+    return JSONResponse({"version": __version__})
+
+
+async def load(request: Request) -> Response:
+    """Return how much work there is in all loaded models, and in each."""
+    models = _state(request).fleet.models
+    answers = await asyncio.gather(*(_asked(model, "/load") for model in models))
+    each = {
+        model.name: answer.json()
+        for model, answer in zip(models, answers, strict=True)
+        if answer is not None and answer.status_code == 200
+    }
+    sums = {name: sum(one[name] for one in each.values()) for name in ("running", "waiting")}
+    return JSONResponse(sums | {"inside": _state(request).admission.num_inside, "models": each})
+
+
+async def show_metrics(request: Request) -> Response:
+    """Return the gateway's metrics and those of all loaded models as Prometheus text."""
+    models = _state(request).fleet.models
+    answers = await asyncio.gather(*(_asked(model, "/metrics") for model in models))
+    texts = {
+        model.name: answer.text
+        for model, answer in zip(models, answers, strict=True)
+        if answer is not None and answer.status_code == 200
+    }
+    text = figures.merged(figures.own_text(), texts)
+    return Response(text, headers={"content-type": metrics.CONTENT_TYPE})
+
+
+async def _asked(model: Model, path: str) -> httpx.Response | None:
+    """Return what a model's server says; None where it is not loaded or does not say."""
+    if model.server is None or model.state is not State.LOADED:
+        return None
+    with contextlib.suppress(TimeoutError, httpx.TransportError):
+        async with asyncio.timeout(ASK_LIMIT_S):
+            return await model.server.ask("GET", path)
+    return None
+
+
+async def list_models(request: Request) -> Response:
+    """Return every name of every model, loaded or not, with the model's state."""
+    state = _state(request)
+    cards = [_card(state, one, name) for one in state.fleet.models for name in one.entry.names]
+    return JSONResponse({"object": "list", "data": cards})
+
+
+async def show_model(request: Request) -> Response:
+    """Return one name."""
+    name = request.path_params["name"]
+    state = _state(request)
+    return JSONResponse(_card(state, state.fleet.find(name), name))
+
+
+def _card(state: GatewayState, model: Model, name: str) -> dict[str, Any]:
+    card = {
+        "id": name,
+        "object": "model",
+        "created": state.created_s,
+        "owned_by": "dovetail",
+        "root": model.name,
+        "parent": None,
+        "max_model_len": model.need.context_tokens,
+    }
+    return card | model.card | {"state": str(model.state)}
+
+
+OWN: tuple[tuple[str, Callable[..., Any], tuple[str, ...]], ...] = (
+    ("/health", health, ("GET",)),
+    ("/ping", health, ("GET", "POST")),
+    ("/live", live, ("GET",)),
+    ("/ready", ready, ("GET",)),
+    ("/version", version, ("GET",)),
+    ("/load", load, ("GET",)),
+    ("/metrics", show_metrics, ("GET",)),
+    ("/v1/models", list_models, ("GET",)),
+    ("/v1/models/{name:path}", show_model, ("GET",)),
+)
+"""Path, endpoint and methods of what the gateway answers itself."""

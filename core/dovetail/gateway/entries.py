@@ -1,0 +1,198 @@
+"""Which models a gateway serves: out of the command line, or out of the file of --models.
+
+Knows the flags of each model and of the gateway itself, and nothing of processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.config.config import Config, flags
+from dovetail.config.parse.yaml_files import fields_of, read_mapping
+from dovetail.config.resolve import served_names
+from dovetail.config.rules.checks import checked
+from dovetail.config.sections.field import flags_of
+from dovetail.config.sections.gateway import GatewayConfig
+from dovetail.errors import ConfigError
+
+FLAG = "--models"
+MODELS = "models"
+PER_MODEL = ("load", "idle_after_s", "on_idle")
+"""Fields of GatewayConfig that each model may have for itself."""
+
+SHARED = frozenset(
+    {
+        "host",
+        "port",
+        "uds",
+        "api_key",
+        "root_path",
+        "allowed_origins",
+        "allowed_hosts",
+        "allowed_methods",
+        "allowed_headers",
+        "allow_credentials",
+        "disable_access_log_for_endpoints",
+        "disable_uvicorn_access_log",
+        "enable_dev_endpoints",
+        "enable_request_id_headers",
+        "max_body_bytes",
+        "timeout_keep_alive",
+        "h11_max_incomplete_event_size",
+        "h11_max_header_count",
+        "ssl_keyfile",
+        "ssl_certfile",
+        "ssl_ca_certs",
+        "ssl_cert_reqs",
+        "ssl_ciphers",
+        "enable_ssl_refresh",
+        "middleware",
+        "shutdown_timeout",
+        "api",
+        "log_level",
+        "log_config_file",
+        "configure_logging",
+        "uvicorn_log_level",
+        *(flag.name for flag in flags_of(GatewayConfig) if flag.name not in PER_MODEL),
+    }
+)
+"""Flags of the one address: given for all models, on the command line or in --config."""
+
+IMPOSSIBLE = {
+    "keep_alive_on_engine_death": "a model whose engine has died is started again, for which its "
+    "server has to end.",
+    "headless": "the engines of one machine join one model's server.",
+    "file_storage": "two models' servers cannot share a folder of files and batches.",
+}
+"""Flags that several models cannot have together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One model: the names that clients call it by, its config, and when it is in memory.
+
+    `sleep_level` is 0 where an idle model is unloaded; `idle_after_s` 0 keeps it for ever.
+    """
+
+    names: tuple[str, ...]
+    config: Config
+    loads_at_start: bool
+    idle_after_s: float
+    sleep_level: int
+
+    @property
+    def name(self) -> str:
+        """Return the name that answers and metrics carry."""
+        return self.names[0]
+
+
+def entries_of(config: Config, models: Sequence[str]) -> tuple[Entry, ...]:
+    """Return the models in their order. `config` is what all of them share. Raises: ConfigError"""
+    if config.gateway.models is not None:
+        found = _of_file(config, config.gateway.models, models)
+    else:
+        found = _of_words(config, models)
+    _check_names(found)
+    return tuple(found)
+
+
+def _of_words(config: Config, models: Sequence[str]) -> list[Entry]:
+    """Return a model for each word; --served-model-name names them in turn."""
+    _check_possible(config)
+    names = config.model.served_model_name
+    if names and len(names) != len(models):
+        raise ConfigError(
+            f"{len(models)} models have {len(names)} names.",
+            where="--served-model-name",
+            fix="give one name for each model, in their order; several names for one model go "
+            "into a file for --models.",
+        )
+    given = names or tuple(models)
+    return [
+        _entry(config.with_fields({"model": model, "served_model_name": [name]}))
+        for model, name in zip(models, given, strict=True)
+    ]
+
+
+def _of_file(config: Config, path: str, models: Sequence[str]) -> list[Entry]:
+    """Return the models of a file, each with its own flags over those of the command line."""
+    named = models[0] if models else config.model.model
+    if named is not None:
+        raise ConfigError(
+            f"the file names the models, and {named!r} is named beside it.",
+            where=FLAG,
+            fix="put the model into the file.",
+        )
+    if config.is_given("served_model_name"):
+        raise ConfigError(
+            "one name cannot be that of every model.",
+            where="--served-model-name",
+            fix=f"write served_model_name below each model of {path}.",
+        )
+    _check_possible(config)
+    content = read_mapping(path, FLAG)
+    rows = content.get(MODELS)
+    others = [str(key) for key in content if key != MODELS]
+    if others or not isinstance(rows, list) or not rows:
+        raise ConfigError(
+            f"must hold `{MODELS}:` with a list of models"
+            + (f", and nothing beside it: {', '.join(others)}." if others else "."),
+            where=path,
+            fix="e.g. `models: [{model: FOLDER, served_model_name: [a]}]`; flags for all of them "
+            "are given on the command line, or in a file for --config.",
+        )
+    return [_row(config, f"{path}, model {number}", row) for number, row in enumerate(rows, 1)]
+
+
+def _row(config: Config, where: str, row: Any) -> Entry:
+    if not isinstance(row, Mapping):
+        raise ConfigError("must be `flag: value` lines.", where=where, fix="begin with `model:`.")
+    fields = fields_of(where, row)
+    if not fields.get("model"):
+        raise ConfigError("names no model.", where=where, fix="write `model: FOLDER`.")
+    wrong = sorted(SHARED & fields.keys())
+    if wrong:
+        raise ConfigError(
+            f"{wrong[0]} belongs to the address that all models share.",
+            where=where,
+            fix=f"give {flags()[wrong[0]].spelling} on the command line.",
+        )
+    return _entry(config.with_fields(fields, origin=where))
+
+
+def _check_possible(config: Config) -> None:
+    """Raise ConfigError for a flag that several models cannot have together."""
+    for name, reason in IMPOSSIBLE.items():
+        if config.value(name):
+            raise ConfigError(
+                reason, where=flags()[name].spelling, fix="leave it out, or serve one model."
+            )
+
+
+def _entry(config: Config) -> Entry:
+    gateway = config.gateway
+    if config.frontend.keep_alive_on_engine_death:
+        reason = IMPOSSIBLE["keep_alive_on_engine_death"]
+        raise ConfigError(reason, where="keep_alive_on_engine_death", fix="leave it out.")
+    return Entry(
+        names=served_names(config),
+        config=checked(config),
+        loads_at_start=bool(gateway.load),
+        idle_after_s=gateway.idle_after_s,
+        sleep_level=gateway.on_idle,
+    )
+
+
+def _check_names(found: Sequence[Entry]) -> None:
+    """Raise ConfigError for a name of two models."""
+    owners: dict[str, Entry] = {}
+    for entry in found:
+        for name in entry.names:
+            if owners.setdefault(name, entry) is not entry:
+                raise ConfigError(
+                    f'two models are called "{name}".',
+                    where="--served-model-name",
+                    fix="give each model its own name.",
+                )

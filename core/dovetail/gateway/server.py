@@ -1,0 +1,197 @@
+"""ModelServer: the server process of one model, from its start to its end.
+
+It is a `dovetail serve` of its own on a Unix socket in a private folder. Ends with this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+import psutil
+
+from dovetail.config.config import DEMO_ORIGIN
+from dovetail.config.sections.field import flags_of
+from dovetail.config.sections.gateway import GatewayConfig
+from dovetail.errors import DovetailError
+from dovetail.gateway.entries import Entry
+from dovetail.process import Child, spawn
+
+logger = logging.getLogger("dovetail.gateway")
+MODULE = "dovetail.cli.server_child"
+READY_PERIOD_S = 0.05
+CONNECT_LIMIT_S = 5.0
+KILL_WAIT_S = 5.0
+KEEP_ALIVE_S = 86400
+IDLE_CONNECTION_S = 60.0
+"""How long a connection to a model's server is kept; the server itself keeps it longer, so that
+none is closed while a request is on its way."""
+
+OF_THE_ADDRESS = frozenset(
+    {
+        "host",
+        "port",
+        "api_key",
+        "allowed_hosts",
+        "allowed_origins",
+        "allowed_methods",
+        "allowed_headers",
+        "allow_credentials",
+        "middleware",
+        "ssl_keyfile",
+        "ssl_certfile",
+        "ssl_ca_certs",
+        "ssl_cert_reqs",
+        "ssl_ciphers",
+        "enable_ssl_refresh",
+        "enable_request_id_headers",
+        "disable_access_log_for_endpoints",
+        *(flag.name for flag in flags_of(GatewayConfig)),
+    }
+)
+"""Flags that the gateway keeps itself, and a model's server must not keep again."""
+
+
+class ModelFailed(DovetailError):
+    """A model's server did not start, or did not do what it was asked for."""
+
+
+class Server(Protocol):
+    """What is known of a model's server."""
+
+    @property
+    def transport(self) -> httpx.AsyncBaseTransport:
+        """Return what carries requests to it."""
+
+    @property
+    def status(self) -> int | None:
+        """Return its exit status; None while it runs."""
+
+    def used_bytes(self) -> int:
+        """Return the main memory of all its processes."""
+
+    async def wait_ready(self) -> None:
+        """Return once it takes requests. Raises: ModelFailed when it ends before"""
+
+    async def ask(self, method: str, path: str) -> httpx.Response:
+        """Return its whole answer. Raises: httpx.TransportError"""
+
+    async def stop(self) -> None:
+        """End it in order, then by force. May be called on one that has ended."""
+
+
+class ModelServer:
+    """The process, its socket, and connections to it."""
+
+    def __init__(self, entry: Entry) -> None:
+        self._name = entry.name
+        self._grace_s = entry.config.frontend.shutdown_timeout + KILL_WAIT_S
+        self._folder = Path(tempfile.mkdtemp(prefix="dovetail-model-"))
+        path = str(self._folder / "socket")
+        try:
+            self._child: Child = spawn(
+                MODULE,
+                child_fields(entry, path),
+                leftovers=[str(self._folder)],
+                has_own_group=True,
+            )
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        self.transport = unix_transport(path)
+
+    @property
+    def status(self) -> int | None:
+        """Return the exit status; None while it runs."""
+        return self._child.status
+
+    def used_bytes(self) -> int:
+        """Return the main memory of all its processes."""
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            process = psutil.Process(self._child.pid)
+            return sum(map(_resident, [process, *process.children(recursive=True)]))
+        return 0
+
+    async def wait_ready(self) -> None:
+        """Return once it takes requests. Raises: ModelFailed when it ends before"""
+        while (status := self.status) is None:
+            with contextlib.suppress(httpx.TransportError):  # it does not listen yet
+                if (await self.ask("GET", "/ready")).status_code == 200:
+                    return
+            await asyncio.sleep(READY_PERIOD_S)
+        raise ModelFailed(
+            f"its server ended with status {status} before it was ready.",
+            fix="see the lines above this one in the server's log.",
+        )
+
+    async def ask(self, method: str, path: str) -> httpx.Response:
+        """Return its whole answer. Raises: httpx.TransportError"""
+        return await whole_answer(self.transport, method, path)
+
+    async def stop(self) -> None:
+        """End it in order, then by force."""
+        try:
+            self._child.send_signal(signal.SIGTERM)
+            await self.transport.aclose()
+            await asyncio.to_thread(self._child.wait, self._grace_s)
+        finally:
+            self._child.close_parent_pipe()  # whatever is left of it ends now
+            await asyncio.shield(asyncio.to_thread(self._child.end, KILL_WAIT_S))
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _resident(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+def unix_transport(path: str) -> httpx.AsyncHTTPTransport:
+    """Return connections to a Unix socket, as many as there are requests."""
+    limits = httpx.Limits(max_connections=None, keepalive_expiry=IDLE_CONNECTION_S)
+    return httpx.AsyncHTTPTransport(uds=path, limits=limits, trust_env=False, verify=False)
+
+
+async def whole_answer(
+    transport: httpx.AsyncBaseTransport, method: str, path: str
+) -> httpx.Response:
+    """Return a response with its body read. Raises: httpx.TransportError"""
+    request = httpx.Request(
+        method, f"http://model{path}", extensions={"timeout": {"connect": CONNECT_LIMIT_S}}
+    )
+    response = await transport.handle_async_request(request)
+    try:
+        response.request = request
+        await response.aread()
+    finally:
+        await response.aclose()
+    return response
+
+
+def child_fields(entry: Entry, path: str) -> dict[str, Any]:
+    """Return the flags of a model's own server, which listens at `path`."""
+    config = entry.config
+    given = {
+        name: config.value(name)
+        for name, origin in config.origins.items()
+        if origin != DEMO_ORIGIN and name not in OF_THE_ADDRESS
+    }
+    own = {
+        "uds": path,
+        "served_model_name": entry.names,
+        "disable_uvicorn_access_log": True,
+        "timeout_keep_alive": KEEP_ALIVE_S,
+    }
+    if not config.observability.log_prefix:
+        own["log_prefix"] = f"[{entry.name}] "
+    if entry.sleep_level:
+        own |= {"enable_sleep_mode": True, "enable_dev_endpoints": True}
+    return given | own
