@@ -26,10 +26,10 @@ _JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?
 _LEADING_ZEROS = re.compile(r"^([-+]?)0+(?=[0-9])")
 _OPENING = re.compile(r"([rRuU]?)(\"\"\"|'''|\"|')")
 _INSIDE = {
-    '"': re.compile(r'((?:[^"\\]++|\\.)*+)"', re.DOTALL),
-    "'": re.compile(r"((?:[^'\\]++|\\.)*+)'", re.DOTALL),
-    '"""': re.compile(r'((?:[^"\\]++|\\.|"(?!""))*+)"""', re.DOTALL),
-    "'''": re.compile(r"((?:[^'\\]++|\\.|'(?!''))*+)'''", re.DOTALL),
+    '"': re.compile(r'([^"\\]*+(?:\\.[^"\\]*+)*)"', re.DOTALL),
+    "'": re.compile(r"([^'\\]*+(?:\\.[^'\\]*+)*)'", re.DOTALL),
+    '"""': re.compile(r'([^"\\]*+(?:(?:\\.|"(?!""))[^"\\]*+)*)"""', re.DOTALL),
+    "'''": re.compile(r"([^'\\]*+(?:(?:\\.|'(?!''))[^'\\]*+)*)'''", re.DOTALL),
 }
 _ESCAPE = re.compile(
     r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL

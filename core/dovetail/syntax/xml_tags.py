@@ -105,7 +105,7 @@ def inner(tags: XmlTags) -> re.Pattern[str]:
 @cache
 def closers(tag: str) -> re.Pattern[str]:
     """Return the pattern of a closing tag, none, or the same one several times."""
-    return re.compile(rf"(?:{re.escape(tag)}(?:\s*{re.escape(tag)})*+)?")
+    return re.compile(rf"(?:{re.escape(tag)}(?:\s*{re.escape(tag)})*)?")
 
 
 @cache

@@ -24,7 +24,7 @@ LOOK_EVERY_SHARE = 8
 reads all of it, so the looks together stay linear."""
 
 
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*"?', re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
