@@ -15,7 +15,7 @@ from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCal
 
 _BLANKS = re.compile(r"[ \t\r\n]*")
 _STRING_END = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-# Repeats of groups that give nothing back, (?:ab)*+, lose their place in Python 3.11.2 when the last
+# Repeats of groups that give nothing back, (?:ab)*+, lose their place in Python 3.11.2 when a last
 # turn fails half-way: repeats of groups are plain ones here, in a form with nothing to try again.
 _STRING_BODY = re.compile(r'[^"\\]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\]*+)*')
 _PART_OF_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
