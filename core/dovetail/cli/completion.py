@@ -122,7 +122,7 @@ def _of_command(command: Any, before: Sequence[str], begun: str) -> Iterable[str
     places = [action for action in parser._actions if not action.option_strings]
     if not places or (taken >= len(places) and places[-1].nargs not in ("*", "+")):
         return ()
-    return _values(places[min(taken, len(places) - 1)])
+    return set(_values(places[min(taken, len(places) - 1)])).difference(before)
 
 
 def _num_placed(before: Sequence[str], options: dict[str, argparse.Action]) -> int:

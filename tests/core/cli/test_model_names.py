@@ -202,7 +202,7 @@ def test_uptimes() -> None:
         (["serve", "--max-num-s"], {"--max-num-seqs"}, {"--port"}),
         (["serve", "org/m"], {"org/model"}, {"story:latest"}),
         (["serve", "--port", "1", "sto"], {"story:latest"}, set()),
-        (["serve", "org/model", ""], set(), {"org/model"}),
+        (["serve", "org/model", ""], {"story:latest"}, {"org/model"}),
         (["serve", "--enforce-eager", ""], {"org/model"}, set()),
         (["serve", "--port", ""], set(), {"org/model"}),
         (["rm", ""], {"org/model", "story:latest"}, set()),

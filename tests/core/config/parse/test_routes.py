@@ -41,7 +41,8 @@ def sample(flag: Flag) -> Any:
         case "bool":
             return not flag.default
         case "int":
-            return int(min(low + 3, flag.meta.le or low + 3))
+            most = low + 3 if flag.meta.le is None else flag.meta.le
+            return int(low if min(low + 3, most) == flag.default else min(low + 3, most))
         case "float":
             return low + 0.5 if flag.meta.le is not None else low + 1.5
         case "list":
