@@ -18,6 +18,7 @@ from tqdm import tqdm
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.config.rules.joining import check_serves
+from dovetail.config.rules.one_model import check_one_model
 from dovetail.engine.client.input import PreparedRequest, Prompt
 from dovetail.engine.client.outputs import GenerationResult
 from dovetail.engine.client.request_collector import RequestCollector
@@ -51,6 +52,7 @@ class LLM(AbstractContextManager["LLM"]):
         config = Config.from_fields(fields)
         config.tell(sys.stderr)
         check_serves(config)
+        check_one_model(config)
         self._frontend = config.frontend
         self._engine: Any = _opened(resolve(config))
         self._constraint_cache: ConstraintCache | None = None

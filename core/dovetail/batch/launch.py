@@ -28,6 +28,7 @@ from dovetail.batch.transfer import TransferError, fetch, is_address, send, show
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.config.rules.log_config import read_log_config
+from dovetail.config.rules.one_model import check_one_model
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import EngineSpec, Selection
@@ -200,6 +201,7 @@ def _answer(job: Job) -> int:
         return EXIT_SOME_FAILED if job.found.num_failed else 0
     timer = StartupTimer()
     with timer.time("config"):
+        check_one_model(job.config)
         spec = resolve(job.config)
     return run_loop(_serve(job, spec, timer), _stopped)
 

@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
-
-from dovetail.errors import ConfigError
-
-if TYPE_CHECKING:
-    from dovetail.config.config import Config
 
 HELP = "serve one model or several over the OpenAI HTTP API"
 
@@ -49,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal says to stop; return the exit status. Raises: ConfigError."""
     from dovetail.cli.follow import followed
     from dovetail.config.parse.parse_config import parse_config
+    from dovetail.config.rules.one_model import check_one_model
 
     models = list(args.model_tag)
     args.model_tag = models[0] if models else None
@@ -57,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         from dovetail.gateway.serve import run as launch_several
 
         return launch_several(config, models)
-    _check_single(config)
+    check_one_model(config)
     status = followed(config)
     if status is not None:
         return status
@@ -69,17 +64,3 @@ def run(args: argparse.Namespace) -> int:
     from dovetail.server.launch.serve import run as launch
 
     return launch(config)
-
-
-def _check_single(config: Config) -> None:
-    """Raise ConfigError for a flag that only several models can have."""
-    from dovetail.config.sections.field import flags_of
-    from dovetail.config.sections.gateway import GatewayConfig
-
-    for flag in flags_of(GatewayConfig):
-        if config.is_given(flag.name):
-            raise ConfigError(
-                "there is one model, which is loaded as long as the server runs.",
-                where=flag.spelling,
-                fix="leave it out, or write the model into a file for --models.",
-            )

@@ -1,0 +1,19 @@
+"""One model: the flags of a gateway mean nothing where a single model is served or used."""
+
+from __future__ import annotations
+
+from dovetail.config.config import Config
+from dovetail.config.sections.field import flags_of
+from dovetail.config.sections.gateway import GatewayConfig
+from dovetail.errors import ConfigError
+
+
+def check_one_model(config: Config) -> None:
+    """Raise ConfigError for a flag that only several models can have."""
+    for flag in flags_of(GatewayConfig):
+        if config.is_given(flag.name):
+            raise ConfigError(
+                "there is one model, which is loaded as long as it is used.",
+                where=flag.spelling,
+                fix="leave it out, or write the model into a file for `dovetail serve --models`.",
+            )
