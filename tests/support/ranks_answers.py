@@ -59,6 +59,12 @@ def answers_of(llm: LLM) -> list[dict[str, Any]]:
     return told
 
 
+def say(mark: str, found: Any) -> None:
+    """Print a line in one write: ranks share the pipe, and print() may write its end apart."""
+    sys.stdout.write(f"{mark}{json.dumps(found)}\n")
+    sys.stdout.flush()
+
+
 def read(lines: str, mark: str = MARK) -> list[list[Any]]:
     """Return the answers of each process among what they have printed."""
     found = [line.partition(mark)[2] for line in lines.splitlines() if mark in line]
@@ -67,8 +73,8 @@ def read(lines: str, mark: str = MARK) -> list[list[Any]]:
 
 if __name__ == "__main__":
     with LLM(**{**ENGINE, **json.loads(sys.argv[1])}) as opened:
-        print(MARK + json.dumps(answers_of(opened)), flush=True)
+        say(MARK, answers_of(opened))
         if opened.spec.run.worker_extension:
-            print(CALLED + json.dumps(opened.collective_rpc("place", 20.0)), flush=True)
+            say(CALLED, opened.collective_rpc("place", 20.0))
         if "apart" in sys.argv:
             opened.generate([[9, 9, int(os.environ["RANK"])]], GREEDY, use_tqdm=False)

@@ -19,8 +19,8 @@ import psutil
 from dovetail.process import child_environment
 from support.orphans import is_running
 
-READY = re.compile(r"^(?!\[).*ready in [\d.]+ s at ((?:https?://|unix:)\S+)")
-"""Of the server itself: the lines of one of several models begin with its name in brackets."""
+READY = re.compile(r"^(?!\[.* at unix:).*ready in [\d.]+ s at ((?:https?://|unix:)\S+)")
+"""Of the server itself: one of several models has its name in brackets and a Unix socket."""
 
 START_LIMIT_S = 90.0
 STOP_LIMIT_S = 20.0
