@@ -20,19 +20,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from dovetail import registry
 from dovetail.batch.progress import Progress, is_terminal
 from dovetail.batch.results import Results
 from dovetail.batch.settings import BatchFlags, answer_config, idle_settings
 from dovetail.batch.transfer import TransferError, fetch, is_address, send, shown
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
-from dovetail.config.rules.log_config import read_log_config
 from dovetail.config.rules.one_model import check_one_model
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import EngineSpec, Selection
-from dovetail.observability import logging as log_setup
+from dovetail.observability.configured_log import set_log_up
 from dovetail.server.api.batches.lines import ROOM_BYTES, Scan, read_lines, scan
 from dovetail.server.launch.engine_start import chosen_apis, max_queued, starting_engine
 from dovetail.server.launch.event_loop import run_loop
@@ -67,7 +65,7 @@ def run(config: Config, flags: BatchFlags) -> int:
 
     Raises: ConfigError for what is wrong with flags, files or the model; TransferError
     """
-    _set_log_up(config)
+    set_log_up(config)
     for note in idle_settings(config):
         logger.warning("%s", note)
     with _ended_by_sigterm(), _holding_folder(flags) as folder, contextlib.ExitStack() as owned:
@@ -106,16 +104,6 @@ def _prepare(
         results=results,
         found=found,
         metrics_socket=sock,
-    )
-
-
-def _set_log_up(config: Config) -> None:
-    wanted = config.observability
-    log_setup.configure(
-        registry.value_of("log_level", wanted.log_level),
-        config=read_log_config(wanted.log_config_file),
-        prefix=wanted.log_prefix,
-        is_wanted=wanted.configure_logging,
     )
 
 

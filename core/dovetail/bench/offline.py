@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from dovetail import registry
 from dovetail.config.config import GROUPS, Config
 from dovetail.config.parse.flags import add_flags, add_groups
 from dovetail.config.sections.frontend import FrontendConfig
@@ -39,16 +38,10 @@ def engine_config(args: argparse.Namespace) -> Config:
 def load(config: Config) -> Any:
     """Return the loaded LLM; close it. Raises: ConfigError"""
     from dovetail.config.resolve import resolve
-    from dovetail.config.rules.log_config import read_log_config
     from dovetail.llm import LLM
-    from dovetail.observability import logging as log_setup
+    from dovetail.observability.configured_log import set_log_up
 
-    log_setup.configure(
-        registry.value_of("log_level", config.observability.log_level),
-        config=read_log_config(config.observability.log_config_file),
-        prefix=config.observability.log_prefix,
-        is_wanted=config.observability.configure_logging,
-    )
+    set_log_up(config)
     return LLM.from_spec(resolve(config))
 
 

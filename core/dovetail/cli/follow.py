@@ -30,17 +30,10 @@ def followed(config: Config) -> int | None:
 def _follow(config: Config) -> int:
     from dovetail import registry
     from dovetail.config.resolve import resolve
-    from dovetail.config.rules.log_config import read_log_config
     from dovetail.interfaces.executor import Executor
-    from dovetail.observability.logging import configure
+    from dovetail.observability.configured_log import set_log_up
 
-    observability = config.observability
-    configure(
-        registry.value_of("log_level", observability.log_level),
-        config=read_log_config(observability.log_config_file),
-        prefix=observability.log_prefix,
-        is_wanted=observability.configure_logging,
-    )
+    set_log_up(config)
     spec = resolve(config)
     executor: type[Executor] = registry.load_selection(spec.executor)
     return executor.follow(spec.run, spec.worker)

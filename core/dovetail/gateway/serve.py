@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
 from collections.abc import Sequence
 
-from dovetail import registry
 from dovetail.config.config import Config
-from dovetail.config.rules.log_config import read_log_config
 from dovetail.config.rules.placement import launched
 from dovetail.errors import ConfigError
 from dovetail.gateway.app import build_gateway
@@ -19,14 +16,15 @@ from dovetail.gateway.model import Model
 from dovetail.gateway.need import need_of
 from dovetail.gateway.server import ModelServer
 from dovetail.interfaces.api import Api
-from dovetail.observability import logging as log_setup
 from dovetail.server.api.families import build_apis
-from dovetail.server.http.addresses import ANY
 from dovetail.server.launch.engine_start import chosen_apis
 from dovetail.server.launch.event_loop import run_loop
-from dovetail.server.launch.frontend_checks import check_frontend
 from dovetail.server.launch.lifecycle import ServerLifecycle
-from dovetail.server.launch.serve import stopped_while_starting
+from dovetail.server.launch.serve import (
+    set_process_up,
+    stopped_while_starting,
+    with_checked_frontend,
+)
 from dovetail.server.launch.sockets import listening, url_of
 from dovetail.server.launch.startup_timer import StartupTimer
 
@@ -41,18 +39,9 @@ def run(config: Config, models: Sequence[str]) -> int:
             where="--models" if config.gateway.models else "MODEL",
             fix="serve several models without a launcher; each may have its own ranks.",
         )
-    log_setup.configure(
-        registry.value_of("log_level", config.observability.log_level),
-        uvicorn_level=registry.value_of("uvicorn_log_level", config.frontend.uvicorn_log_level),
-        config=read_log_config(config.observability.log_config_file),
-        prefix=config.observability.log_prefix,
-        is_wanted=config.observability.configure_logging,
-    )
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    set_process_up(config)
     timer = StartupTimer()
-    check_frontend(config.frontend)
-    if config.is_given("allowed_origins") and ANY in config.frontend.allowed_origins:
-        config = config.with_fields({"allowed_hosts": [ANY]})
+    config = with_checked_frontend(config)
     entries = entries_of(config, models)
     with listening(config.frontend) as sock:
         with timer.time("config"):

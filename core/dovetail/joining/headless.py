@@ -18,18 +18,17 @@ from typing import TypeAlias
 
 import msgspec
 
-from dovetail import process, registry
+from dovetail import process
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.config.rules.joining import Meeting, meeting_of
-from dovetail.config.rules.log_config import read_log_config
 from dovetail.engine.client.host import LEAVE_WAIT_S, how_it_ended
 from dovetail.engine.ipc.socket_ends import DESCRIPTOR
 from dovetail.engine.messages import Boot
 from dovetail.handshake import receive_message, send_message
 from dovetail.joining.arrival import Arrived, arrive
 from dovetail.joining.messages import Ended, Leave, Order, Start
-from dovetail.observability.logging import configure
+from dovetail.observability.configured_log import set_log_up
 
 logger = logging.getLogger("dovetail.server")
 
@@ -62,13 +61,7 @@ def run(config: Config) -> int:
 
     Raises: ConfigError
     """
-    observability = config.observability
-    configure(
-        registry.value_of("log_level", observability.log_level),
-        config=read_log_config(observability.log_config_file),
-        prefix=observability.log_prefix,
-        is_wanted=observability.configure_logging,
-    )
+    set_log_up(config)
     spec, meeting = resolve(config), meeting_of(config)
     with _stoppable():
         try:

@@ -16,12 +16,10 @@ import socket
 import tempfile
 from collections.abc import Iterator
 
-from dovetail import registry
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
-from dovetail.config.rules.log_config import read_log_config
 from dovetail.interfaces.spec import EngineSpec, Selection
-from dovetail.observability import logging as log_setup
+from dovetail.observability.configured_log import set_log_up
 from dovetail.server.http.addresses import ANY
 from dovetail.server.launch.engine_start import (
     METRICS_VARIABLE,
@@ -65,20 +63,10 @@ def _shared_metrics() -> Iterator[None]:
 
 
 def _run(config: Config) -> int:
-    log_setup.configure(
-        registry.value_of("log_level", config.observability.log_level),
-        uvicorn_level=registry.value_of("uvicorn_log_level", config.frontend.uvicorn_log_level),
-        config=read_log_config(config.observability.log_config_file),
-        prefix=config.observability.log_prefix,
-        is_wanted=config.observability.configure_logging,
-    )
-    # Texts are tokenized one at a time, and a pool of threads would not survive a fork.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    set_process_up(config)
     timer = StartupTimer()
     logger.info("start: imports took %.2f s", timer.durations_s["imports"])
-    check_frontend(config.frontend)
-    if config.is_given("allowed_origins") and ANY in config.frontend.allowed_origins:
-        config = config.with_fields({"allowed_hosts": [ANY]})  # the default does not mean it
+    config = with_checked_frontend(config)
     with record_removed(), listening(config.frontend) as sock:
         with timer.time("config"):
             apis = chosen_apis(config)
@@ -89,6 +77,21 @@ def _run(config: Config) -> int:
             main = api_processes.run(config, spec, apis, sock, timer)
             return run_loop(main, stopped_while_starting)
         return run_loop(_run_one(config, spec, apis, sock, timer), stopped_while_starting)
+
+
+def set_process_up(config: Config) -> None:
+    """Set up what a process has only one of: its loggers and its variables. Raises: ConfigError"""
+    set_log_up(config, has_uvicorn=True)
+    # Texts are tokenized one at a time, and a pool of threads would not survive a fork.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def with_checked_frontend(config: Config) -> Config:
+    """Return the config with the hosts that its origins mean. Raises: ConfigError"""
+    check_frontend(config.frontend)
+    if config.is_given("allowed_origins") and ANY in config.frontend.allowed_origins:
+        return config.with_fields({"allowed_hosts": [ANY]})  # the default does not mean it
+    return config
 
 
 def stopped_while_starting(by: signal.Signals) -> int:

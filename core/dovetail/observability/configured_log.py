@@ -1,0 +1,23 @@
+"""The log of a command: every logger set up as its config says."""
+
+from __future__ import annotations
+
+from dovetail import registry
+from dovetail.config.config import Config
+from dovetail.config.rules.log_config import read_log_config
+from dovetail.observability.logging import configure
+
+
+def set_log_up(config: Config, *, has_uvicorn: bool = False) -> None:
+    """Set this process's loggers up, uvicorn's too where it serves. Mutates: loggers. Raises:
+    ConfigError"""
+    wanted, uvicorn_level = config.observability, None
+    if has_uvicorn:
+        uvicorn_level = registry.value_of("uvicorn_log_level", config.frontend.uvicorn_log_level)
+    configure(
+        registry.value_of("log_level", wanted.log_level),
+        uvicorn_level=uvicorn_level,
+        config=read_log_config(wanted.log_config_file),
+        prefix=wanted.log_prefix,
+        is_wanted=wanted.configure_logging,
+    )
