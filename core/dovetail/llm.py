@@ -20,12 +20,13 @@ from dovetail.config.resolve import resolve
 from dovetail.config.rules.joining import check_serves
 from dovetail.config.rules.one_model import check_one_model
 from dovetail.engine.client.input import PreparedRequest, Prompt
-from dovetail.engine.client.outputs import GenerationResult
+from dovetail.engine.client.outputs import GenerationResult, PoolingResult
 from dovetail.engine.client.request_collector import RequestCollector
 from dovetail.engine.client.sync_engine import SyncEngine
 from dovetail.engine.client.sync_engines import SyncEngines
 from dovetail.errors import RequestError
 from dovetail.interfaces.constraint import Constraint
+from dovetail.interfaces.pooling_params import EMBED, PoolingParams
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.structured_output import CompiledConstraint
@@ -156,6 +157,33 @@ class LLM(AbstractContextManager["LLM"]):
         texts = [rendered.text for rendered in prompts]
         return self._run(prepared, texts, shows_progress=use_tqdm)
 
+    def encode(
+        self,
+        prompts: Prompts,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool = True,
+        *,
+        pooling_task: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[PoolingResult]:
+        """Return what a pooling model makes of each prompt, in order.
+
+        `pooling_task` is one of PoolingParams' tasks (None: the model's usual one). A prompt longer
+        than `truncate_prompt_tokens` is cut (-1: to what the model takes). Raises: RequestError
+        before anything runs when a prompt or what is asked of it is wrong.
+        """
+        pooling = self.spec.run.pooling
+        usual = pooling.tasks[0] if pooling is not None else EMBED
+        params = pooling_params or PoolingParams(task=pooling_task or usual)
+        listed = _listed(prompts)
+        engine = self._engine
+        prepared = [
+            engine.prepare_pooled(one, params, truncate=truncate_prompt_tokens) for one in listed
+        ]
+        texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
+        collectors = self._ended(prepared, texts, shows_progress=use_tqdm)
+        return [collector.pooled() for collector in collectors]
+
     def _tokens(self, rendered: Any) -> Sequence[int]:
         """Return the token ids of a rendered conversation, its control words the template's."""
         tokenizer, plain = self._engine.tokenizer, rendered.plain
@@ -215,6 +243,17 @@ class LLM(AbstractContextManager["LLM"]):
         *,
         shows_progress: bool,
     ) -> list[GenerationResult]:
+        """Run requests that generate to their end; return their results."""
+        collectors = self._ended(prepared, texts, shows_progress=shows_progress)
+        return [collector.result() for collector in collectors]
+
+    def _ended(
+        self,
+        prepared: Sequence[PreparedRequest],
+        texts: Sequence[str | None],
+        *,
+        shows_progress: bool,
+    ) -> list[RequestCollector]:
         """Run prepared requests to their end; a Ctrl-C ends them all and leaves the LLM usable."""
         engine = self._engine
         collectors = {
@@ -233,7 +272,7 @@ class LLM(AbstractContextManager["LLM"]):
             for key in unfinished:
                 engine.abort(key)
             engine.settle()
-        return [collector.result() for collector in collectors.values()]
+        return list(collectors.values())
 
     def _step(self, collectors: Mapping[int, RequestCollector], progress: _Progress) -> set[int]:
         """Run one step; return the keys of the requests it ended."""

@@ -123,14 +123,18 @@ MODEL_IMPL_TRANSFORMERS = Value(
 )
 
 # What a model is run for: the choices of --runner and, for older command lines, of --task.
-# `value` is "generate", the one thing that models are run for so far.
-RUNNER_AUTO = Value(summary="chosen by the checkpoint", value="generate")
+# `value` is the word; None leaves it to the checkpoint.
+RUNNER_AUTO = Value(summary="chosen by the checkpoint", value=None)
 RUNNER_GENERATE = Value(summary="text generation", value="generate")
+RUNNER_POOLING = Value(summary="vectors, scores or classes of prompts", value="pooling")
 
-# Conversions of a generative model into a pooling model: the choices of --convert. `value` is
-# None: no conversion.
+# Conversions of a generative model into a pooling model: the choices of --convert.
+# `value` is what its hidden states become; None: no conversion.
 CONVERT_AUTO = Value(summary="chosen by the checkpoint", value=None)
-CONVERT_NONE = Value(summary="no conversion: a generative model", value=None)
+CONVERT_NONE = Value(summary="no conversion: as the checkpoint says", value=None)
+CONVERT_EMBED = Value(summary="vectors of prompts", value="embed")
+CONVERT_CLASSIFY = Value(summary="classes of prompts", value="classify")
+CONVERT_REWARD = Value(summary="rewards of tokens", value="reward")
 
 # How safetensors files are read: the choices of --safetensors-load-strategy.
 # `value` is the load format's option `reading`.

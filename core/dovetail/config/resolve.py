@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ from dovetail.config.rules.host_memory import HOST_MEMORY, may_sleep, offload_by
 from dovetail.config.rules.log_config import read_log_config
 from dovetail.config.rules.placement import launched, places_ranks
 from dovetail.config.rules.platform import available_bytes, default_threads
+from dovetail.config.rules.pooling import Purpose, purpose
 from dovetail.config.rules.ranks import (
     cached_model,
     check_division,
@@ -86,10 +88,12 @@ def resolve(config: Config) -> EngineSpec:
     config = checked(config)
     chosen, platform = select_platform(config)
     folder = _find_model(config)
-    model = _model(config, folder, platform)
-    schedule = schedule_spec(config, model, platform)
+    aim = purpose(config, _model(config, folder, platform))
+    model = aim.model
+    schedule = schedule_spec(config, model, platform, aim.max_tokens)
     if config.model.disable_sliding_window:
         model = without_window(model)
+        aim = replace(aim, model=model)
     requested = registry.value_of("kv_cache_dtype", config.cache.kv_cache_dtype)
     kv_dtype = requested or platform.defaults().kv_dtype or model.weight_dtype
     check_dtypes(platform, kept=model.weight_dtype, kv_dtype=kv_dtype)
@@ -99,7 +103,7 @@ def resolve(config: Config) -> EngineSpec:
         cached = without_window(cached)
     cache = cache_spec(config, cached, schedule, kv_dtype, platform)
     schedule = _fit_schedule(config, cached, schedule, cache, kv_dtype)
-    spec = _engine_spec(config, model, schedule, cache, kv_dtype, platform)
+    spec = _engine_spec(config, aim, schedule, cache, kv_dtype, platform)
     spec = msgspec.structs.replace(with_engines(spec, config, platform), platform=chosen)
     platform.check(spec)
     if registry.hook_entries():
@@ -212,19 +216,22 @@ def _model(config: Config, folder: Path, platform: Platform) -> ModelSpec:
 
 def _engine_spec(
     config: Config,
-    model: ModelSpec,
+    aim: Purpose,
     schedule: ScheduleSpec,
     cache: CacheSpec,
     kv_dtype: str,
     platform: Platform,
 ) -> EngineSpec:
+    model = aim.model
     run = _run_spec(config, model, schedule, cache, kv_dtype, platform)
+    run = msgspec.structs.replace(run, pooling=aim.pooling)
     check_quantization(platform, run.quantization)
     _check_checkpoint(config, run)
     tokenizer_path = _tokenizer_path(config, Path(model.path))
     tokenizer = _tokenizer(config, tokenizer_path)
-    structured_output = structured_output_spec(config, model, tokenizer, str(tokenizer_path))
-    run = msgspec.structs.replace(run, structured_output=structured_output)
+    if aim.pooling is None:
+        structured_output = structured_output_spec(config, model, tokenizer, str(tokenizer_path))
+        run = msgspec.structs.replace(run, structured_output=structured_output)
     usual = platform.defaults()
     scheduler = selections.select_scheduler(config, usual)
     executor = selections.select_executor(config, usual, run.rank.world_size)

@@ -21,6 +21,18 @@ def room_for_answer(num_prompt_tokens: int, max_model_tokens: int) -> int:
     return max_model_tokens - num_prompt_tokens
 
 
+def verify_pooled(num_prompt_tokens: int, max_model_tokens: int) -> None:
+    """Check a prompt that nothing is generated after. Raises: RequestError unless it fits"""
+    if not num_prompt_tokens:
+        raise RequestError("the prompt has no tokens.", where=PROMPT, fix="send some text.")
+    if num_prompt_tokens > max_model_tokens:
+        raise prompt_too_long(
+            num_prompt_tokens,
+            f"the context length is {max_model_tokens}",
+            "set truncate_prompt_tokens to -1, or start with a larger --max-model-len",
+        )
+
+
 def max_tokens_within(room: int, max_tokens: int | None, min_tokens: int) -> int:
     """Return how many tokens an answer may have. Raises: RequestError where it must have more"""
     if min_tokens > room:

@@ -203,6 +203,8 @@ class EngineCore:
             priority=message.priority,
             arrival_s=message.arrival_s,
             cache_salt=message.cache_salt,
+            pooling=message.pooling,
+            needs_whole_prompt=self._needs_whole_prompt(message),
         )
         try:
             self._scheduler.add(request)
@@ -214,6 +216,13 @@ class EngineCore:
             self._updates.append(_refusal(message.request_id, RequestError(what, status=500)))
         else:
             self._live[request.request_id] = _Live(request)
+
+    def _needs_whole_prompt(self, message: EngineRequest) -> bool:
+        """Return whether what a request is told depends on all of its prompt's steps."""
+        if message.pooling is None:
+            return False
+        pooling = self.spec.run.pooling
+        return pooling is None or message.pooling.task not in pooling.prefix_tasks
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """End these requests; unknown ids are ignored. The next step tells of those ended."""
@@ -349,7 +358,7 @@ class EngineCore:
         request = live.request
         update = _update_of(live, time.monotonic())
         self._counter.generated_tokens += len(update.token_ids)
-        if update.token_ids and not live.has_token:
+        if (update.token_ids or update.pooled is not None) and not live.has_token:
             live.has_token = True
             self._counter.prompt_tokens += request.num_prompt_tokens
         if request.is_finished:
@@ -439,6 +448,7 @@ def _update_of(live: _Live, now_s: float) -> RequestUpdate:
         error_status=request.error_status,
         num_cached_tokens=request.num_cached_tokens,
         timings=Timings(live.scheduled_s, now_s, live.forward_s, live.execute_s),
+        pooled=progress.pooled,
     )
 
 

@@ -11,16 +11,18 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from dovetail.interfaces.executor import WorkerCall
+from dovetail.interfaces.pooling_params import PoolingParams
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.stats import StepStats
-from dovetail.interfaces.step import TokenLogprobs
+from dovetail.interfaces.step import Pooled, TokenLogprobs
 
 Result = TypeVar("Result")
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One generation, checked and tokenized. `sampling.n` is 1: fan-out has happened.
+    """One generation, checked and tokenized. `sampling.n` is 1: fan-out has happened. With
+    `pooling` nothing is generated.
 
     `request_id` is unique in the engine, whatever ids clients chose. `arrival_s` is read from
     the API process's monotonic clock, which all processes of one machine share: an engine elsewhere
@@ -34,6 +36,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     priority: int = 0
     arrival_s: float = 0.0
     cache_salt: str = ""
+    pooling: PoolingParams | None = None
 
 
 class Timings(msgspec.Struct, frozen=True, array_like=True):
@@ -68,6 +71,7 @@ class RequestUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     error_status: int = 500
     num_cached_tokens: int = 0
     timings: Timings = Timings()
+    pooled: Pooled | None = None
 
 
 class Boot(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Request: one generation as the engine keeps it, from arrival to finish reason.
+"""Request: one generation or pooled prompt as the engine keeps it, from arrival to finish reason.
 
 Decides when drawn tokens end the request. Knows no text (stop strings are found where text is
 made and arrive here as an abort), no blocks and no rows beyond the number a scheduler gave it.
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dovetail.interfaces.pooling_params import PoolingParams
 from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.step import RowResult, TokenLogprobs
+from dovetail.interfaces.step import Pooled, RowResult, TokenLogprobs
 
 WAITING = "waiting"
 RUNNING = "running"
@@ -23,11 +24,13 @@ class Progress:
     """The news of a request since they were last taken. `logprobs` pairs up with `token_ids`.
 
     `prompt_logprobs` is None until every prompt position is known, then comes exactly once.
+    `pooled` comes with the end of a request that is pooled.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
     prompt_logprobs: tuple[TokenLogprobs, ...] | None
+    pooled: Pooled | None = None
 
 
 class Request:
@@ -44,6 +47,7 @@ class Request:
         "_new_token_ids",
         "_num_repeated_prompt_logprobs",
         "_num_restarts",
+        "_pooled",
         "_prompt_logprobs",
         "_sends_prompt_logprobs",
         "_stop_ids",
@@ -56,6 +60,7 @@ class Request:
         "error_status",
         "finish_reason",
         "max_tokens",
+        "needs_whole_prompt",
         "num_accepted_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -63,6 +68,7 @@ class Request:
         "num_inflight",
         "num_preemptions",
         "num_prompt_tokens",
+        "pooling",
         "priority",
         "request_id",
         "row",
@@ -85,9 +91,13 @@ class Request:
         arrival_s: float = 0.0,
         cache_salt: str = "",
         adapter: str = "",
+        pooling: PoolingParams | None = None,
+        needs_whole_prompt: bool = False,
     ) -> None:
         self.request_id = request_id
         self.sampling = sampling
+        self.pooling = pooling
+        self.needs_whole_prompt = needs_whole_prompt or sampling.prompt_logprobs is not None
         self.seed = seed
         self.priority = priority
         self.arrival_s = arrival_s
@@ -96,6 +106,7 @@ class Request:
         self.token_ids = list(prompt_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.max_tokens = _max_tokens(sampling, self.num_prompt_tokens, max_model_tokens)
+        self._pooled: Pooled | None = None
         self._end_ids = frozenset(() if sampling.ignore_eos else sampling.eos_token_ids)
         self._stop_ids = frozenset(sampling.stop_token_ids)
         self._start_counters()
@@ -159,6 +170,10 @@ class Request:
             self.finish("error", result.fault)
             self.error_status = result.fault_status
             return
+        if result.pooled is not None:
+            self._pooled = result.pooled
+            self.finish("stop")
+            return
         if result.prompt_logprobs:
             self._add_prompt_logprobs(result.prompt_logprobs)
         num_taken = 0
@@ -216,6 +231,7 @@ class Request:
             token_ids=tuple(self._new_token_ids),
             logprobs=tuple(self._new_logprobs),
             prompt_logprobs=self._take_prompt_logprobs(),
+            pooled=self._pooled,
         )
         self._new_token_ids.clear()
         self._new_logprobs.clear()

@@ -49,7 +49,8 @@ class AttentionQuery:
 class AttentionSpec:
     """One attention layer. `scale` multiplies q.k; `window_tokens` w lets a query at position p see
     keys at p - w + 1 .. p; `soft_cap` c turns scores s into c * tanh(s / c) before the softmax;
-    `is_causal` False lets every query see all keys of its row. A cache of 8-bit floats holds keys
+    `is_causal` False lets every query see all keys of its row, with a window those at p - w + 1 ..
+    p + w - 1. A cache of 8-bit floats holds keys
     divided by `k_scale` and values by `v_scale`, what is beyond its range as its largest number;
     other caches have no such scales, they are 1."""
 

@@ -1,4 +1,4 @@
-"""Model: one family of checkpoints as a module that computes hidden states and logits.
+"""Model: one family of checkpoints as a module that computes hidden states, and logits or classes.
 
 A model plugin is a torch.nn.Module built from `dovetail.layers` that also derives from Model; this
 file itself imports torch for type checking only. Shape letters: T tokens of the step, S selected
@@ -103,6 +103,12 @@ class Model(Plugin):
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the final hidden states. Shapes: token_ids, positions [T] int64 -> [T, E]"""
 
-    @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits of selected tokens. Shapes: hidden [S, E] -> [S, V]"""
+        """Return logits of selected tokens; asked of models that generate (ModelSpec.head is
+        "logits"). Shapes: hidden [S, E] -> [S, V]"""
+        raise NotImplementedError(f"{type(self).__name__} does not generate")
+
+    def classes(self, pooled: torch.Tensor) -> torch.Tensor:
+        """Return the numbers of the classes, before any activation; asked of models built with the
+        head "classes" or "token_classes". Shapes: pooled [S, E] -> [S, C]"""
+        raise NotImplementedError(f"{type(self).__name__} has no classes")

@@ -25,7 +25,10 @@ class ModelFacts:
     {"num_hidden_layers": "n_blocks"}. `length_is_scaled`: max_position_embeddings is the length
     after RoPE scaling. `has_two_rotary_tables`: windowed layers rotate by another rule.
     `stores_inputs_first`: ends of the names of matrices that are stored [I, O];
-    `quantized_is_readable`: quantized copies of such checkpoints can be loaded.
+    `quantized_is_readable`: quantized copies of such checkpoints can be loaded. `is_encoder`: every
+    token sees all others; such models do not generate. `pooler` is what makes one vector of a
+    prompt where the checkpoint does not say, `classes_pooler` (a name, or the field of config.json
+    that has it, as "config.classifier_pooling") what its classes are told of.
     """
 
     positions: Positions = "rotary"
@@ -36,6 +39,9 @@ class ModelFacts:
     has_two_rotary_tables: bool = False
     stores_inputs_first: tuple[str, ...] = ()
     quantized_is_readable: bool = True
+    is_encoder: bool = False
+    pooler: str = "last"
+    classes_pooler: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

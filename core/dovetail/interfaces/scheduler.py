@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces.pooling_params import PoolingParams
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
 from dovetail.interfaces.spec import ScheduleSpec
@@ -29,10 +30,15 @@ class RequestState(Protocol):
     came, and those of them that came true; the scheduler adds to both.
     `block_hashes` and `prefix_keys` are the KV cache's: hashes of the full blocks known so far,
     and the (type, value) pairs beyond tokens that cached content depends on (salt, adapter).
+    With `pooling` the request ends with the step that computes its last token. `needs_whole_prompt`
+    says that what is told of it depends on every token's step, so no prefix is taken from the cache
+    and nothing cached is kept when it is preempted.
     """
 
     request_id: str
     sampling: SamplingParams
+    pooling: PoolingParams | None
+    needs_whole_prompt: bool
     seed: int
     priority: int
     arrival_s: float
@@ -82,7 +88,7 @@ class KVCache(Protocol):
 
     def find_prefix(self, request: RequestState) -> int:
         """Return how many leading tokens of the request are cached (whole blocks, at most
-        num_tokens - 1; 0 for a request that wants prompt logprobs). Changes nothing."""
+        num_tokens - 1; 0 for a request that needs its whole prompt). Changes nothing."""
 
     def allocate(
         self, request: RequestState, num_tokens: int, *, cached_tokens: int = 0

@@ -35,6 +35,52 @@ PAGED = Selection(
 )
 
 
+class ProjectionSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A layer behind the pooler that lies in a folder of its own: activation(x W^T + b).
+
+    Format: the Dense module of sentence-transformers.
+    """
+
+    folder: str
+    in_size: int
+    out_size: int
+    has_bias: bool
+    activation: str
+
+
+class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model's hidden states become answers, of a model that does not generate.
+
+    `tasks` are those of `interfaces.pooling_params` that requests may ask for, the usual one first.
+    `pooler` makes one vector of a prompt, `token_pooler` one for each token. Vectors then pass
+    through `projections`; numbers of classes through `activation` ("identity", "sigmoid",
+    "softmax"). `size` is the number of a vector's dimensions; `is_normalized`: it gets the length
+    1. `dimensions` is the usual number of dimensions (None: all); `allowed_dimensions` are those
+    that a request may ask for (none: any, if `is_matryoshka`). `step_token_id` marks the ends of
+    the steps that a process reward model judges, and `returned_token_ids` are the classes that are
+    told (none: all). `labels` names the classes. `prompts` are put before texts by name, that of
+    `default_prompt` where a request names none. What the `prefix_tasks` tell depends on the last
+    token's hidden state alone, so that a prompt's prefix may come from the cache.
+    """
+
+    tasks: tuple[str, ...]
+    pooler: Selection
+    token_pooler: Selection
+    projections: tuple[ProjectionSpec, ...] = ()
+    activation: str = "identity"
+    size: int = 0
+    is_normalized: bool = False
+    dimensions: int | None = None
+    is_matryoshka: bool = False
+    allowed_dimensions: tuple[int, ...] = ()
+    step_token_id: int | None = None
+    returned_token_ids: tuple[int, ...] = ()
+    labels: tuple[str, ...] = ()
+    prompts: dict[str, str] = {}
+    default_prompt: str = ""
+    prefix_tasks: tuple[str, ...] = ()
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a checkpoint, read from its config.json. Sizes in elements, lengths in tokens.
 
@@ -42,7 +88,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     what it alone needs from there. `dtype` is the torch name of the type computed in ("float32"),
     `weight_dtype` of the type that matrices may be kept in where a kernel multiplies them by
     activations of `dtype`; empty means `dtype`. `rope_rules` maps each rope_type that hf_config
-    names to the "module:function" of its rule.
+    names to the "module:function" of its rule. `head` is what stands on the hidden states: "logits"
+    of the vocabulary, nothing (""), or the "classes" of a prompt or of its tokens
+    ("token_classes"). `is_causal` False: every token sees all others of its prompt, so nothing is
+    cached.
     """
 
     path: str
@@ -60,6 +109,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     rope_rules: dict[str, str] = {}
+    head: str = "logits"
+    is_causal: bool = True
 
 
 class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,7 +227,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     BuildContext). The methods of the class `worker_extension`, "module:Class", are added to the
     worker's. Engines over which experts are divided exchange tokens by `all2all`, and meet in the
     folder `engines_folder`. `device` is the platform's device_type, `ops` its implementations of
-    ops, each as "module:attribute" (see interfaces.platform).
+    ops, each as "module:attribute" (see interfaces.platform). With `pooling` the model does not
+    generate.
     """
 
     model: ModelSpec
@@ -219,6 +271,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     worker_extension: str = ""
     all2all: Selection | None = None
     engines_folder: str = ""
+    pooling: PoolingSpec | None = None
 
 
 class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,11 +1,11 @@
 """StepPlan and StepResult: the only words that the engine and the runner share.
 
 The engine says which rows compute which tokens and where their KV blocks lie; the runner answers
-with drawn tokens. Both are msgspec structs, so a worker may live in another process or machine.
-A row is permanent: a request keeps its number from admission until it leaves or is preempted, and
-the runner keeps the row's tokens, so a plan never has to carry a token that the runner itself drew.
-Parts of rows hold numbers and texts alone, never themselves: the garbage collector need not look at
-them (`gc=False`), of which there are many in every step.
+with drawn tokens, or with what became of a whole prompt. Both are msgspec structs, so a worker may
+live in another process or machine. A row is permanent: a request keeps its number from admission
+until it leaves or is preempted, and the runner keeps the row's tokens, so a plan never has to carry
+a token that the runner itself drew. Parts of rows hold numbers and texts alone, never themselves:
+the garbage collector need not look at them (`gc=False`), of which there are many in every step.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from dovetail.interfaces.pooling_params import PoolingParams
 from dovetail.interfaces.sampling_params import SamplingParams
 
 INT8_SCALE_BYTES = 4
@@ -23,7 +24,8 @@ class NewRow(msgspec.Struct, frozen=True, kw_only=True):
     """A request takes a row: for the first time, or again after a preemption.
 
     `token_ids` is the prompt followed by all tokens drawn so far; `num_computed_tokens` of them
-    are already in the KV cache (prefix hit). `blocks[g]` are the block ids in KV group g.
+    are already in the KV cache (prefix hit). `blocks[g]` are the block ids in KV group g. With
+    `pooling` nothing is drawn.
     """
 
     row: int
@@ -34,6 +36,7 @@ class NewRow(msgspec.Struct, frozen=True, kw_only=True):
     blocks: tuple[tuple[int, ...], ...]
     sampling: SamplingParams
     seed: int
+    pooling: PoolingParams | None = None
 
 
 class RowStep(
@@ -42,8 +45,8 @@ class RowStep(
     """One row's part in a step.
 
     Computes the tokens at positions `start .. start + num_tokens - 1`. When `samples` is true the
-    last of them is the row's last known token, and one token is drawn after it.
-    `new_blocks[g]` are appended to the row's block list of KV group g before the step.
+    last of them is the row's last known token, and one token is drawn after it, or the row's prompt
+    is pooled. `new_blocks[g]` are appended to the row's block list of KV group g before the step.
     `drafts` are guesses of what follows the row's last known token. They are computed too, the last
     ones of `num_tokens`; a token is drawn after the last known one, and as long as it equals the
     draft in its place, another after that draft. Then `samples` is true, `start` is the position of
@@ -91,6 +94,14 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: tuple[float, ...] = ()
 
 
+class Pooled(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The answer to a pooled prompt: float32 numbers in this machine's byte order, of this
+    shape."""
+
+    shape: tuple[int, ...]
+    data: bytes
+
+
 class RowResult(
     msgspec.Struct, frozen=True, kw_only=True, array_like=True, omit_defaults=True, gc=False
 ):
@@ -102,6 +113,7 @@ class RowResult(
     why this row's request must end with an error; then nothing else in the result counts.
     `fault_status` is the HTTP status it becomes: below 500 where the request itself is to blame.
     `prompt_logprobs` covers the prompt positions whose successor became known in this step.
+    `pooled` is in place of a drawn token where a prompt is pooled.
     """
 
     row: int
@@ -110,6 +122,7 @@ class RowResult(
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     fault: str | None = None
     fault_status: int = 500
+    pooled: Pooled | None = None
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -65,10 +65,15 @@ class Tokenizer(Plugin):
         ids = [token_id for part in parts for token_id in part]
         if not add_special_tokens:
             return ids
+        before, after = self.special_around()
+        return [*before, *ids, *after]
+
+    def special_around(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the special tokens that `encode` puts before and behind a text."""
         bare = self.encode("a", add_special_tokens=False)
         whole = self.encode("a", add_special_tokens=True)
         at = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
-        return [*whole[:at], *ids, *whole[at + len(bare) :]]
+        return whole[:at], whole[at + len(bare) :]
 
     @abstractmethod
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

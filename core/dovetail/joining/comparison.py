@@ -33,6 +33,8 @@ COMPARED = {
     "run.worker_extension": "--worker-extension-cls",
     "run.logprobs_stage": "--logprobs-mode",
     "run.logprobs_scale": "--logprobs-mode",
+    "run.pooling.projections": "",
+    "run.pooling": "--pooler-config",
     "run.structured_output.tokenizer_path": "",
     "run.structured_output.compile_limit_s": "",
     "run.structured_output.compile_memory_bytes": "",

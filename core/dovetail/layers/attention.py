@@ -1,5 +1,8 @@
 """Attention: one layer's handle on the paged KV cache, through whichever backend was chosen.
 
+Where every token sees all others of its row nothing needs to be kept behind a layer: such layers
+share one piece of memory, which lasts for the layer.
+
 Owns no weights and no memory; it knows its name and shape, the forward context knows the rest.
 """
 
@@ -93,7 +96,13 @@ def attention_layers(model: nn.Module) -> list[Attention]:
 
 def kv_layers(layers: Sequence[Attention], run: RunSpec) -> list[KVLayer]:
     """Return what a rank's layers cache."""
-    return [layer.kv_layer(run.kv_dtype, run.rank.context_size) for layer in layers]
+    cached = (layer for layer in layers if layer.spec.is_causal)
+    return [layer.kv_layer(run.kv_dtype, run.rank.context_size) for layer in cached]
+
+
+def step_layers(layers: Sequence[Attention], run: RunSpec) -> list[KVLayer]:
+    """Return what the layers need that keep nothing behind them."""
+    return [layer.kv_layer(run.kv_dtype) for layer in layers if not layer.spec.is_causal]
 
 
 @contextmanager

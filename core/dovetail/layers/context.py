@@ -22,13 +22,17 @@ class ForwardContext:
     """One step as the layers see it.
 
     `prepared` maps a layer's name to what `backend.prepare` returned for its KV group, `caches`
-    to its cache tensor. `rows` is in the order of the batch.
+    to its cache tensor. `rows` is in the order of the batch. `second_text` marks the tokens of the
+    second of two texts, where a prompt has two (None: no prompt has).
+
+    Shapes: second_text [T] int64, 0 or 1
     """
 
     backend: AttentionBackend
     prepared: Mapping[str, Any]
     caches: Mapping[str, torch.Tensor]
     rows: Sequence[RowView] = ()
+    second_text: torch.Tensor | None = None
 
 
 class _Slot(threading.local):

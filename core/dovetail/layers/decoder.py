@@ -21,7 +21,7 @@ the checkpoints; `weight_map` says where they differ. How to: docs/tutorials/add
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -31,12 +31,13 @@ from dovetail.interfaces.attention import AttentionSpec
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.attention import Attention
+from dovetail.layers.class_head import class_linear
 from dovetail.layers.embedding import VocabParallelEmbedding
 from dovetail.layers.linear import GatedLinear, QKVParallelLinear, RowParallelLinear
 from dovetail.layers.logits import LogitsHead
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.rotary import HeadRotary, Rope, Rotary, rope_settings
-from dovetail.layers.stages import Stage
+from dovetail.layers.stages import Stage, made_if
 
 HEAD = "lm_head"
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -50,6 +51,8 @@ FUSED: dict[str, tuple[str, str]] = {
     "up_proj": ("gate_up_proj", "up"),
 }
 """Names of checkpoints that are parts of one matrix here (see WeightMap.fused)."""
+BARE = tuple((name, f"model.{name}") for name in ("embed_tokens.", "layers.", "norm."))
+"""Names of checkpoints that were saved without a head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +154,7 @@ class DecoderAttention(nn.Module):
             scale=config.query_scale or model.head_size**-0.5,
             window_tokens=config.window_tokens if is_sliding else None,
             soft_cap=config.attn_logit_softcap,
+            is_causal=model.is_causal,
         )
 
     def forward(
@@ -261,9 +265,13 @@ class DecoderForCausalLM(nn.Module, Model):
         super().__init__()
         model = context.model
         config = self.decoder_config(model)
+        if model.head != "logits":
+            config = replace(config, is_tied=False)
         self.is_tied = config.is_tied
         self.model = self.model_class(context, "model", config, self.layer_class)
-        self.lm_head = self.model.stage.last(
+        stage = self.model.stage if model.head == "logits" else None
+        self.lm_head = made_if(
+            stage is not None and stage.is_last,
             lambda: LogitsHead(
                 context,
                 HEAD,
@@ -271,8 +279,17 @@ class DecoderForCausalLM(nn.Module, Model):
                 model.hidden_size,
                 tied=self.model.embed_tokens if config.is_tied else None,
                 soft_cap=config.final_logit_softcap,
-            )
+            ),
         )
+        has_classes = model.head in ("classes", "token_classes")
+        self.score = made_if(
+            has_classes and self.model.stage.is_last, lambda: self.build_score(context)
+        )
+
+    def build_score(self, context: BuildContext) -> nn.Module:
+        """Return what makes numbers of classes of hidden states: here one matrix."""
+        has_bias = context.model.architecture.endswith("ForTokenClassification")
+        return class_linear(context, "score", bias=has_bias)
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
@@ -282,7 +299,7 @@ class DecoderForCausalLM(nn.Module, Model):
     def weight_map(self) -> WeightMap:
         """Return the names: the checkpoint's own, with q, k, v and gate, up fused."""
         tied = {"lm_head.weight": "model.embed_tokens.weight"} if self.is_tied else {}
-        return WeightMap(fused=FUSED, ignored=("rotary_emb.inv_freq",), tied=tied)
+        return WeightMap(prefixes=BARE, fused=FUSED, ignored=("rotary_emb.inv_freq",), tied=tied)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the final hidden states. Shapes: token_ids, positions [T] -> [T, E]"""
@@ -291,3 +308,8 @@ class DecoderForCausalLM(nn.Module, Model):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits of selected tokens. Shapes: hidden [S, E] -> [S, V]"""
         return self.lm_head(hidden)
+
+    def classes(self, pooled: torch.Tensor) -> torch.Tensor:
+        """Return the numbers of the classes. Shapes: pooled [S, E] -> [S, C]"""
+        found: torch.Tensor = self.score(pooled)
+        return found

@@ -64,15 +64,15 @@ class Stage(nn.Module):
 
     def first(self, make: Callable[[], M]) -> M:
         """Return a part that only the first stage has, as a table of positions."""
-        return _made(make, self.is_first)
+        return made_if(self.is_first, make)
 
     def last(self, make: Callable[[], M]) -> M:
         """Return a part that only the last stage has, as the head and the norm before it."""
-        return _made(make, self.is_last)
+        return made_if(self.is_last, make)
 
     def table(self, make: Callable[[], M], *, is_tied: bool) -> M:
         """Return the token table, which the last stage has too where the head is tied to it."""
-        return _made(make, self.is_first or (is_tied and self.is_last))
+        return made_if(self.is_first or (is_tied and self.is_last), make)
 
     def received(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the hidden states of a step's tokens, as the stage before has left them.
@@ -81,7 +81,7 @@ class Stage(nn.Module):
         return self.inbox[: len(token_ids)]
 
 
-def _made(make: Callable[[], M], is_here: bool) -> M:
+def made_if(is_here: bool, make: Callable[[], M]) -> M:
     """Return the part, or what stands for it and is called as it would be."""
     return make() if is_here else cast(M, Elsewhere())
 

@@ -80,8 +80,8 @@ VALUE_RULES: dict[str, ValueRule] = {
         *((stage, scale) for stage in ("raw", "processed") for scale in ("logprobs", "logits"))
     ),
     "rope_type": _target("a function of RopeSettings"),
-    "runner": _one_of("generate"),
-    "convert": _one_of(None),
+    "runner": _one_of(None, "generate", "pooling"),
+    "convert": _one_of(None, "embed", "classify", "reward"),
     "safetensors_load_strategy": ValueRule(words="a word", fits=_is_word),
     "trace_module": _some_of(tuple, "model", "worker"),
     "preemption_mode": _one_of("recompute", "swap"),

@@ -61,10 +61,17 @@ class Expected:
 
 class Batch:
     """All rows. `lengths` counts each row's tokens, prompt and drawn together, those that only the
-    device knows too."""
+    device knows too. `tables` are those of the KV groups, and with `has_step_blocks` one more for
+    what is kept during a step: its rows get their blocks anew in each."""
 
     def __init__(
-        self, max_rows: int, max_model_tokens: int, num_groups: int, block_tokens: int
+        self,
+        max_rows: int,
+        max_model_tokens: int,
+        num_groups: int,
+        block_tokens: int,
+        *,
+        has_step_blocks: bool = False,
     ) -> None:
         width = max_model_tokens + AHEAD_TOKENS
         self.tokens = np.zeros((max_rows, width), dtype=np.int32)
@@ -73,7 +80,10 @@ class Batch:
         self.num_rows = max_rows
         self._epochs = np.zeros(max_rows, dtype=np.int64)
         max_blocks = -(-width // block_tokens)
-        self.tables = [BlockTable(max_rows, max_blocks, block_tokens) for _ in range(num_groups)]
+        num_tables = num_groups + has_step_blocks
+        self.tables = [BlockTable(max_rows, max_blocks, block_tokens) for _ in range(num_tables)]
+        self._kept = self.tables[:num_groups]
+        self._step_table = self.tables[-1] if has_step_blocks else None
 
     def add_row(self, new: NewRow) -> None:
         """Fill a row with a request's tokens and blocks. Mutates: self"""
@@ -82,7 +92,7 @@ class Batch:
         self.lengths[new.row] = count
         self.num_prompt[new.row] = new.num_prompt_tokens
         self._epochs[new.row] += 1
-        for table, blocks in zip(self.tables, new.blocks, strict=True):
+        for table, blocks in zip(self._kept, new.blocks, strict=True):
             table.fill_row(new.row, blocks)
 
     def sanitize_row(self, row: int, vocab_size: int) -> int | None:
@@ -185,9 +195,19 @@ class Batch:
 
     def _append_blocks(self, steps: Sequence[RowStep]) -> None:
         for step in steps:
-            for table, blocks in zip(self.tables, step.new_blocks, strict=True):
+            for table, blocks in zip(self._kept, step.new_blocks, strict=True):
                 if blocks:
                     table.append(step.row, blocks)
+        if self._step_table is not None:
+            self._lay_step(steps, self._step_table)
+
+    def _lay_step(self, steps: Sequence[RowStep], table: BlockTable) -> None:
+        """Give the rows of a step blocks for its length, one row after the other. Mutates: table"""
+        first = 1  # block 0 belongs to nobody
+        for step in steps:
+            end = first + -(-(step.start + step.num_tokens) // table.block_tokens)
+            table.fill_row(step.row, range(first, end))
+            first = end
 
     def prompt_ids(self, row: int) -> Sequence[int]:
         """Return a read-only view of the row's prompt."""

@@ -14,6 +14,7 @@ import torch
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionBackend
+from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import KVGroup, KVLayer, KVLayout
 from dovetail.layers.dtypes import dtype_of
 from dovetail_kernels.cpu import library as native
@@ -59,6 +60,30 @@ def small_layout(
     )
     sizes = [_layer_bytes(kept, layer, backend) for layer in layers]
     return msgspec.structs.replace(kept, block_bytes=-(-max(sizes, default=0) // num_blocks))
+
+
+def allocate_step(
+    layers: Sequence[KVLayer],
+    backend: AttentionBackend,
+    device: torch.device,
+    run: RunSpec,
+) -> dict[str, torch.Tensor]:
+    """Return the memory of layers that keep nothing behind them, by name: the same for all.
+
+    Each row of a step begins a block. Raises: ConfigError when the device has too little memory.
+    """
+    if not layers:
+        return {}
+    size = run.block_tokens
+    num_blocks = 1 + run.max_step_tokens // size + run.max_rows
+    layout = KVLayout(
+        groups=(), num_tensors=1, num_blocks=num_blocks, block_tokens=size, block_bytes=0
+    )
+    sizes = {layer.name: _layer_bytes(layout, layer, backend) for layer in layers}
+    memory = _allocate(max(sizes.values()), device)
+    return {
+        layer.name: _view(memory[: sizes[layer.name]], layout, layer, backend) for layer in layers
+    }
 
 
 def group_of_layers(layout: KVLayout) -> dict[str, int]:

@@ -1,5 +1,7 @@
 """ModelRunner: one StepPlan becomes tensors, a forward pass, drawn tokens and a StepResult.
 
+Where a model does not generate, what became of whole prompts is in place of drawn tokens.
+
 Keeps the rows, the KV tensors and the sampling state of one rank. On a device that the host runs
 ahead of, a step may begin before the one before it is read: what that one drew stays on the device.
 Knows no request queue and no text; a fault that belongs to one row is reported in that row's
@@ -29,7 +31,7 @@ from dovetail.interfaces.step import (
     StepPlan,
     StepResult,
 )
-from dovetail.layers.attention import attention_layers, kv_layers
+from dovetail.layers.attention import attention_layers, kv_layers, step_layers
 from dovetail.layers.context import ForwardContext, use_context
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.kv_scales import set_scales
@@ -44,11 +46,12 @@ from dovetail.runner.device import DeviceCalls, calls_of
 from dovetail.runner.expert_balancer import expert_balancer
 from dovetail.runner.graphs import GraphManager
 from dovetail.runner.host_blocks import HostBlockStorage
-from dovetail.runner.kv_alloc import allocate_kv, group_of_layers
+from dovetail.runner.kv_alloc import allocate_kv, allocate_step, group_of_layers
 from dovetail.runner.loader import load_model
 from dovetail.runner.measure import PeakOf
 from dovetail.runner.offloaded_memory import offload
 from dovetail.runner.pending_steps import PendingStep, PendingSteps
+from dovetail.runner.pooling import PromptPooling
 from dovetail.runner.prompt_logprobs import PromptLogprobs
 from dovetail.runner.recorded import RecordedForward
 from dovetail.runner.results import verified_results
@@ -90,7 +93,9 @@ class ModelRunner:
         use_ops(run.ops)
         self._own_backend: AttentionBackend = registry.make(run.attention)
         self._stage = StageLink(run, device)
-        constrained = run.structured_output if self._stage.is_last else None
+        self._draws = self._stage.is_last and run.pooling is None
+        self._pooling: PromptPooling | None = None
+        constrained = run.structured_output if self._draws else None
         self.constraints = None if constrained is None else ConstraintCache(constrained)
         self._masks: ConstraintProcessor | None = None
 
@@ -119,11 +124,14 @@ class ModelRunner:
             own = [given[rank.tensor_rank][i] for i in rank.layers(num_layers)] if given else ()
             set_scales(self._attention, self.run.kv_dtype, own)
         self._layers = kv_layers(self._attention, self.run)
+        self._step_layers = step_layers(self._attention, self.run)
+        if self.run.pooling is not None and self._stage.is_last:
+            self._pooling = PromptPooling(self.run.pooling, loaded.model, self.device)
 
     def _logits_processors(self) -> dict[str, LogitsProcessor]:
         """Return the chosen processors, without a row; none where nothing is drawn. Raises:
         BrokenPlugin"""
-        if not self._stage.is_last:
+        if not self._draws:
             return {}
         size = self.run.model.vocab_size
         return {s.name: registry.make(s, size) for s in self.run.logits_processors}
@@ -152,11 +160,18 @@ class ModelRunner:
             processors["thinking budget"] = ReasoningBudget(self.constraints, run.model.vocab_size)
         self._layout = layout
         self._caches = allocate_kv(layout, self._layers, self._backend, self.device)
+        self._caches |= allocate_step(self._step_layers, self._backend, self.device, run)
         host = (layout, self._layers, self._caches, self._backend)
         self._host = HostBlockStorage(*host) if layout.num_host_blocks else None
+        num_groups = len(layout.groups)
         self._groups = group_of_layers(layout)
+        self._groups |= {layer.name: num_groups for layer in self._step_layers}
         self._batch = Batch(
-            run.max_rows, run.max_model_tokens, len(layout.groups), layout.block_tokens
+            run.max_rows,
+            run.max_model_tokens,
+            num_groups,
+            layout.block_tokens,
+            has_step_blocks=bool(self._step_layers),
         )
         self._recorded = self._recorder()
         self._tensors: HostTensors | DeviceTensors = HostTensors(self._batch)
@@ -180,6 +195,8 @@ class ModelRunner:
         run, is_divided = self.run, self.run.rank.context_size > 1
         if run.is_eager or run.ops or is_divided or self.device.type != "cpu":
             return None
+        if run.pooling is not None:
+            return None  # such steps hold whole prompts
 
         def own(*step: Any) -> torch.Tensor:  # of the model that is loaded by then
             return self._run_model(self._model.forward, *step)
@@ -193,6 +210,8 @@ class ModelRunner:
             reason = "graphs are switched off"
         elif run.rank.context_size > 1:
             reason = "the KV cache is divided over ranks"
+        elif run.pooling is not None:
+            reason = "steps hold whole prompts"
         elif "graphs" not in self._backend.capabilities:
             reason = f"attention backend {run.attention.name} cannot be captured"
         elif "needs_host_rows" in self._model.capabilities:
@@ -220,10 +239,11 @@ class ModelRunner:
             return
         if run.kv_steps is not None:
             measure.decide_scales(self._attention, run.kv_steps, self.step, layout, run)
-        for plan in warm_up.first_steps(layout, num_tokens, is_compiling=self._calls.runs_ahead):
+        ahead, draws = self._calls.runs_ahead, run.pooling is None
+        for plan in warm_up.first_steps(layout, num_tokens, is_compiling=ahead, draws=draws):
             self.step(plan)
             self._unseen.make_up(plan.step_id)
-        if self._calls.runs_ahead and self._stage.is_last:
+        if self._calls.runs_ahead and self._draws:
             self._warm_up_sampler()
         self._reader.forget_last()
         if self._compiled is not None:
@@ -325,6 +345,8 @@ class ModelRunner:
         inputs = self._batch.gather(plan)
         if self._masks is not None:
             self._masks.begin(inputs.rows[inputs.samples].tolist())
+        if self._pooling is not None:
+            self._pooling.look_at(inputs)
         sampling = np.flatnonzero(inputs.samples)
         self._stage.receive(len(inputs.token_ids))
         begun = self._calls.mark()
@@ -334,6 +356,10 @@ class ModelRunner:
         )
         if not self._stage.is_last:
             return self._hand_on(step, computed)
+        if self._pooling is not None:
+            step.pooled = self._pooling.begin(inputs, computed.hidden, self._batch)
+            step.ended = self._calls.mark()
+            return step
         step.prompt = self._prompt_logprobs.begin(
             self._batch, inputs, computed.hidden, self._model.logits
         )
@@ -360,17 +386,22 @@ class ModelRunner:
         """Free rows, then fill the new ones. Mutates: self"""
         for row in plan.freed_rows:
             self._batch.free_row(row)
-            if self._stage.is_last:
+            if self._pooling is not None:
+                self._pooling.remove_row(row)
+            elif self._stage.is_last:
                 self._sampler.remove_row(row)
                 self._prompt_logprobs.remove_row(row)
         for new in plan.new_rows:
             self._batch.add_row(new)
-            if self._stage.is_last:
+            rows = self._pooling or self._sampler
+            if self._pooling is not None:
+                self._pooling.add_row(new)
+            elif self._stage.is_last:
                 self._prompt_logprobs.add_row(new)
                 self._sampler.add_row(self._row_tokens(new), new.seed)
             foreign = self._batch.sanitize_row(new.row, self.run.model.vocab_size)
             if foreign is not None and self._stage.is_last:
-                self._sampler.mark_failed(new.row, f"token id {foreign} is outside the vocabulary")
+                rows.mark_failed(new.row, f"token id {foreign} is outside the vocabulary")
 
     def _row_tokens(self, new: NewRow) -> RowTokens:
         return RowTokens(
@@ -430,6 +461,7 @@ class ModelRunner:
             prepared={name: prepared[g] for name, g in self._groups.items()},
             caches=self._caches,
             rows=rows,
+            second_text=None if self._pooling is None else self._pooling.second_text,
         )
         with use_context(context):
             return forward(token_ids, positions)

@@ -5,6 +5,7 @@ A step is begun without waiting for the device (`model_runner`) and read here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +23,7 @@ from dovetail.structured_output.mask_processor import ConstraintProcessor
 @dataclass(slots=True, kw_only=True)
 class BegunStep:
     """A step whose draws are not read yet. `rows`: results of a step that needed no reading;
-    `prompt` waits for the logprobs of prompts."""
+    `prompt` waits for the logprobs of prompts, `pooled` for the results of pooled prompts."""
 
     step_id: int
     inputs: StepInputs
@@ -31,6 +32,7 @@ class BegunStep:
     rows: tuple[RowResult, ...] | None = None
     drawn: tuple[np.ndarray, PendingDraws, Expected] | None = None
     prompt: PromptFinish = nothing_told
+    pooled: Callable[[], tuple[RowResult, ...]] | None = None
     ended: Moment | None = None
 
 
@@ -53,7 +55,7 @@ class StepReader:
         """Wait for a step's draws and return its result. Mutates: rows, sampling state"""
         assert step.ended is not None, "a step is read once it has begun"
         if step.rows is None:
-            step.rows = self._results(step)
+            step.rows = self._results(step) if step.pooled is None else step.pooled()
         step.ended.wait()
         last, self._last_ended = self._last_ended, step.ended
         return StepResult(

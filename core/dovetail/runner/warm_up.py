@@ -23,15 +23,19 @@ def most_tokens(layout: KVLayout, run: RunSpec) -> int:
     return min(run.max_step_tokens, cache_tokens - 1)
 
 
-def first_steps(layout: KVLayout, num_tokens: int, *, is_compiling: bool) -> Iterator[StepPlan]:
-    """Yield the first steps of a runner, none over `num_tokens` long: a short prompt and two draws.
+def first_steps(
+    layout: KVLayout, num_tokens: int, *, is_compiling: bool, draws: bool = True
+) -> Iterator[StepPlan]:
+    """Yield the first steps of a runner, none over `num_tokens` long: a short prompt and two draws,
+    where it draws.
 
     `is_compiling`: kernels are compiled as they are needed, and once more for numbers of tokens
     that 16 divides.
     """
     count = min(WARM_UP_TOKENS, num_tokens)
     yield warm_up_prompt(layout, (0,) * count)
-    yield second_step(layout, count)
+    if draws:
+        yield second_step(layout, count)
     yield emptied(1)
     if is_compiling and num_tokens >= ALIGNED_TOKENS:
         yield warm_up_prompt(layout, (0,) * ALIGNED_TOKENS)

@@ -104,4 +104,5 @@ def new_row(request: RequestState, blocks: Blocks) -> NewRow:
         blocks=blocks,
         sampling=request.sampling,
         seed=request.seed,
+        pooling=request.pooling,
     )

@@ -115,7 +115,8 @@ class ContinuousScheduler(Scheduler):
         if request.request_id in self._jobs:
             raise RequestError("a request with this id is under way.", where=request.request_id)
         spec, num_tokens = self._spec, request.num_tokens
-        room_for_answer(num_tokens, spec.max_model_tokens)
+        if request.pooling is None:
+            room_for_answer(num_tokens, spec.max_model_tokens)
         if num_tokens > self._capacity_tokens:
             limit = f"the KV cache holds {self._capacity_tokens} of one request"
             raise prompt_too_long(num_tokens, limit, "or give the KV cache more memory")
@@ -126,6 +127,8 @@ class ContinuousScheduler(Scheduler):
 
     def _max_tokens(self, request: RequestState) -> int:
         """Return the length at which the request surely ends, whatever is drawn."""
+        if request.pooling is not None:
+            return request.num_prompt_tokens + 1  # what is told of the prompt, in place of a token
         # The last token is drawn but never computed: one more than the cache holds.
         limit = min(self._spec.max_model_tokens, self._capacity_tokens + 1)
         if request.sampling.max_tokens is None:
@@ -260,9 +263,9 @@ class ContinuousScheduler(Scheduler):
     def _swap_out(self, request: RequestState) -> bool:
         """Return whether what the request has cached goes to the host. Mutates: the cache, self
 
-        Not with prompt logprobs: those come from a prompt computed as a whole.
+        Not of one that needs its whole prompt: it is computed again as a whole.
         """
-        if request.sampling.prompt_logprobs is not None:
+        if request.needs_whole_prompt:
             return False
         copies = self._cache.swap_out(request, request.num_computed_tokens)
         if copies is None:
@@ -392,11 +395,11 @@ class ContinuousScheduler(Scheduler):
         request = job.request
         if step.samples:
             request.num_inflight -= 1
-            if not result.token_ids and result.fault is None:
+            if not result.token_ids and result.fault is None and result.pooled is None:
                 result = RowResult(row=step.row, fault="the worker drew no token for this row.")
         is_stale = epoch != job.epoch
         # The recompute tells prompt logprobs again from the start; a late piece would not fit.
-        if is_stale and request.sampling.prompt_logprobs is not None:
+        if is_stale and request.needs_whole_prompt:
             return False
         request.append(result)
         num_tokens = step.num_tokens

@@ -18,6 +18,16 @@ def read_json(path: Path, *, is_required: bool = True) -> dict[str, Any]:
 
     Infinities and "not a number", which JSON lacks, are read as transformers writes them.
     """
+    content = read_value(path, is_required=is_required)
+    if not isinstance(content, dict):
+        raise ConfigError(
+            "must hold a JSON object.", where=str(path), fix="download the file again."
+        )
+    return content
+
+
+def read_value(path: Path, *, is_required: bool = True) -> Any:
+    """Return what a JSON file holds, otherwise as read_json. Raises: ConfigError."""
     if not path.is_file():
         if not is_required:
             return {}
@@ -27,15 +37,11 @@ def read_json(path: Path, *, is_required: bool = True) -> dict[str, Any]:
             fix="give a folder in Hugging Face layout (config.json, tokenizer.json, weights).",
         )
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), object_hook=_special_float)
+        content: Any = json.loads(path.read_text(encoding="utf-8"), object_hook=_special_float)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"cannot be read as JSON: {error}.", where=str(path), fix="download the file again."
         ) from error
-    if not isinstance(content, dict):
-        raise ConfigError(
-            "must hold a JSON object.", where=str(path), fix="download the file again."
-        )
     return content
 
 

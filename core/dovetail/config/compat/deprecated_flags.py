@@ -51,7 +51,7 @@ class DeprecatedFlags:
         None, help="treat JSON schemas as if additionalProperties were false"
     )
     override_pooler_config: Mapping[str, Any] = flag(
-        {}, kind="pooling_type", help="settings of pooling models"
+        {}, kind="pooler", help="settings of pooling models"
     )
     speculative_model: str | None = flag(None, help="[ngram], or a draft model")
     num_speculative_tokens: int | None = flag(None, ge=1, unit="tokens", help="longest draft")

@@ -79,7 +79,6 @@ UNSUPPORTED_FLAGS: dict[str, UnsupportedFlag] = {
     **_all("io_processors", "io_processor_plugin"),
     **_all("shared_kv_layers", "kv_sharing_fast_prefill"),
     **_all("attention_dtype", "override_attention_dtype"),
-    **_all("pooling", "pooler_config"),
 }
 
 

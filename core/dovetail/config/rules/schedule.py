@@ -14,23 +14,31 @@ from dovetail.interfaces.spec import ModelSpec, ScheduleSpec
 STEP_TOKENS = "--max-num-batched-tokens"
 
 
-def schedule_spec(config: Config, model: ModelSpec, platform: Platform) -> ScheduleSpec:
-    """Return the limits of a step. Raises: ConfigError when they exclude each other."""
+def schedule_spec(
+    config: Config, model: ModelSpec, platform: Platform, most_tokens: int | None = None
+) -> ScheduleSpec:
+    """Return the limits of a step. A context length that no flag sets is at most `most_tokens`.
+
+    Raises: ConfigError when they exclude each other.
+    """
     scheduler = config.scheduler
     length = model_tokens(
         config.model.max_model_len, model, may_exceed=config.model.allow_long_max_model_len
     )
+    if most_tokens is not None and config.model.max_model_len is None:
+        length = min(length, most_tokens)
     if config.model.disable_sliding_window:
         length = within_window(config.model.max_model_len, length, model)
     usual, limits = platform.defaults(), platform.limits()
     mode = scheduler.performance_mode
+    is_chunked = scheduler.enable_chunked_prefill and model.is_causal
     of_tokens, of_rows = registry.value_of("performance_mode", mode, where="--performance-mode")
-    asked_tokens, most_tokens = scheduler.max_num_batched_tokens, limits.step_tokens
+    asked_tokens, largest = scheduler.max_num_batched_tokens, limits.step_tokens
     usual_tokens = int(usual.step_tokens * of_tokens)
-    step_tokens = at_most(asked_tokens, usual_tokens, most_tokens, STEP_TOKENS, platform)
-    if not scheduler.enable_chunked_prefill:
+    step_tokens = at_most(asked_tokens, usual_tokens, largest, STEP_TOKENS, platform)
+    if not is_chunked:
         step_tokens = _whole_prompt_tokens(asked_tokens, step_tokens, length)
-        at_most(step_tokens, 0, most_tokens, STEP_TOKENS, platform)
+        at_most(step_tokens, 0, largest, STEP_TOKENS, platform)
     usual_rows = min(int(usual.rows * of_rows), step_tokens)
     rows = at_most(scheduler.max_num_seqs, usual_rows, limits.rows, "--max-num-seqs", platform)
     if rows > step_tokens:
@@ -43,7 +51,7 @@ def schedule_spec(config: Config, model: ModelSpec, platform: Platform) -> Sched
         max_rows=rows,
         max_step_tokens=step_tokens,
         max_model_tokens=length,
-        uses_chunked_prefill=scheduler.enable_chunked_prefill,
+        uses_chunked_prefill=is_chunked,
         long_prefill_tokens=scheduler.long_prefill_token_threshold,
         async_steps=scheduler.async_scheduling,
         max_partial=_max_partial(scheduler),

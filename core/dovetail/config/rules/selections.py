@@ -16,6 +16,7 @@ from typing import Any
 from dovetail import registry
 from dovetail.config.config import Config, flags
 from dovetail.config.rules import demo, stat_loggers
+from dovetail.config.rules.architectures import registered
 from dovetail.config.rules.transformers_models import PAGE, known_classes
 from dovetail.errors import ConfigError, PluginError, UnknownPlugin
 from dovetail.interfaces.load_format import Checkpoint
@@ -106,9 +107,10 @@ def select_model(config: Config, model: ModelSpec) -> Selection:
     Raises: UnknownPlugin with the nearest names when neither knows the class, ConfigError when
     transformers has it for something else.
     """
-    architecture = model.architecture
+    own = registered(model.architecture)
+    architecture = own or model.architecture
     impl = registry.value_of("model_impl", config.model.model_impl)
-    is_own = architecture in registry.names("model") and architecture != TRANSFORMERS
+    is_own = own is not None and architecture != TRANSFORMERS
     options = config.plugin.options_of("model")
     if impl not in (None, OWN_MODELS, TRANSFORMERS):
         return select("model", impl, where="--model-impl", options=options)

@@ -151,7 +151,7 @@ class ModelConfig:
         help="convert a generative model into a pooling model: embed, classify or reward",
     )
     pooler_config: Mapping[str, Any] = flag(
-        {}, kind="pooling_type", help="how hidden states are pooled into one vector"
+        {}, kind="pooler", help="how hidden states are pooled into one vector"
     )
     skip_tokenizer_init: bool = flag(
         False,

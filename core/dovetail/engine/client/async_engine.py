@@ -12,6 +12,7 @@ import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from dovetail.engine.client.connection import (
@@ -28,6 +29,7 @@ from dovetail.engine.client.mailbox import Mailbox
 from dovetail.engine.client.operations import EngineOperations
 from dovetail.engine.client.output import Processed
 from dovetail.engine.client.outputs import RequestOutput
+from dovetail.engine.client.pooled_input import PooledInput
 from dovetail.engine.client.routing import Routing
 from dovetail.engine.client.stop import TextWatch
 from dovetail.engine.client.text_process import TextProcess
@@ -39,6 +41,7 @@ from dovetail.engine.messages import (
 )
 from dovetail.engine.sleep_mode import asleep_error
 from dovetail.errors import EngineDead, Overloaded
+from dovetail.interfaces.pooling_params import PoolingParams
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.stats import RequestStats, StepStats
@@ -81,6 +84,7 @@ class AsyncEngine(EngineOperations):
             for number, (own, end, host) in enumerate(ends)
         ]
         self._input: InputProcessor
+        self._pooled_input: PooledInput
         self._routing = Routing(spec, self._connections)
         self._is_owner = any(host is not None for _, _, host in ends)
         self._mailboxes: dict[int, Mailbox] = {}
@@ -168,6 +172,7 @@ class AsyncEngine(EngineOperations):
         self._hooks = hooks.manager_of(self.spec.hooks)
         self.tokenizer = await self._loop.run_in_executor(None, load_tokenizer, self.spec)
         self._input = InputProcessor(self.spec, self.tokenizer, name=self.name)
+        self._pooled_input = PooledInput(self.spec, self.tokenizer, name=self.name)
         for connection in self._connections:
             connection.open(self.tokenizer)
         await asyncio.gather(*(connection.wait_ready() for connection in self._connections))
@@ -261,6 +266,43 @@ class AsyncEngine(EngineOperations):
         prepared = await self._prepare(prompt, params, request_id, key, priority, cache_salt)
         async for output in self._outputs(key, prepared, watch):
             yield output
+
+    async def pool(
+        self,
+        prompt: Prompt,
+        params: PoolingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        truncate: int | None = None,
+        keeps_start: bool = True,
+        adds_special_tokens: bool = True,
+    ) -> RequestOutput:
+        """Return what becomes of a prompt. Cancelling the call aborts it.
+
+        `truncate`, `keeps_start`: see PooledInput. Raises: as `generate`
+        """
+        self._verify_open()
+        if self.asleep:
+            raise asleep_error()
+        key = next(self._serials)
+
+        def prepare() -> PreparedRequest:
+            return self._pooled_input.prepare(
+                prompt,
+                params,
+                request_id,
+                serial=key,
+                priority=priority,
+                truncate=truncate,
+                keeps_start=keeps_start,
+                adds_special_tokens=adds_special_tokens,
+            )
+
+        is_short = len(prompt) <= INLINE_PROMPT_CHARS
+        prepared = prepare() if is_short else await self._loop.run_in_executor(None, prepare)
+        async with aclosing(self._outputs(key, prepared, None)) as outputs:
+            return await anext(outputs)
 
     def stream(self, prepared: PreparedRequest) -> AsyncGenerator[RequestOutput, None]:
         """Return the outputs of a request that the caller has prepared, as `generate` does."""

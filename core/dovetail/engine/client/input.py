@@ -181,13 +181,7 @@ class InputProcessor:
         self._verify_processors(params)
 
     def _verify_ids(self, field: str, ids: Iterable[int]) -> None:
-        for token_id in ids:
-            if type(token_id) is not int or not 0 <= token_id < self._vocab_size:
-                raise RequestError(
-                    f"{token_id!r} is not a valid token id; valid ids are 0 to "
-                    f"{self._vocab_size - 1}.",
-                    where=field,
-                )
+        verify_ids(field, ids, self._vocab_size)
 
     def _verify_num_logprobs(self, field: str, count: int | None) -> None:
         if count is None or self._max_logprobs == -1:
@@ -232,6 +226,16 @@ def _typed(params: SamplingParams) -> SamplingParams:
         raise RequestError(f"{what}.", where=path.rstrip("`") or "sampling params") from None
     except (TypeError, OverflowError, UnicodeError) as error:
         raise RequestError(f"{error}.", where="sampling params") from None
+
+
+def verify_ids(field: str, ids: Iterable[int], vocab_size: int) -> None:
+    """Raise RequestError for a token id outside the vocabulary."""
+    for token_id in ids:
+        if type(token_id) is not int or not 0 <= token_id < vocab_size:
+            raise RequestError(
+                f"{token_id!r} is not a valid token id; valid ids are 0 to {vocab_size - 1}.",
+                where=field,
+            )
 
 
 def verify_text(field: str, text: str) -> None:

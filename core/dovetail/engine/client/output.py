@@ -23,7 +23,7 @@ from dovetail.engine.client.stop import TextWatch
 from dovetail.engine.messages import RequestUpdate
 from dovetail.errors import DovetailError, EngineAsleep, RequestError, RequestFault
 from dovetail.interfaces.stats import Caller, RequestStats, TokenStats
-from dovetail.interfaces.step import TokenLogprobs
+from dovetail.interfaces.step import Pooled, TokenLogprobs
 from dovetail.interfaces.tokenizer import Tokenizer
 
 MEMORY = 1 / 32
@@ -132,7 +132,7 @@ class Processed:
 
     def tokens(self) -> TokenStats | None:
         """Return the tokens that came, or None when none did."""
-        if not self.num_generated_tokens:
+        if not self.num_generated_tokens and not self.num_prompt_tokens:
             return None
         return TokenStats(
             prompt_tokens=self.num_prompt_tokens,
@@ -252,9 +252,8 @@ class OutputProcessor:
             if update.finish_reason is None:
                 processed.aborts.append(child.request_id)
         prompt_logprobs = update.prompt_logprobs
-        output = _output_of(
-            live, delta, None if prompt_logprobs is None else shaped(prompt_logprobs)
-        )
+        told = None if prompt_logprobs is None else shaped(prompt_logprobs)
+        output = _output_of(live, delta, told, update.pooled)
         processed.outputs.append((live.key, output))
         if output.is_finished:
             self._live.pop(live.key, None)
@@ -270,7 +269,7 @@ class OutputProcessor:
         processed: Processed,
     ) -> None:
         """Record that tokens came, and when. Mutates: live, processed"""
-        if not num_tokens:
+        if not num_tokens and update.pooled is None:
             return
         now_s = update.timings.updated_s - self.clock_lead_s
         live.clock.note_tokens(child.index, num_tokens, now_s)
@@ -336,7 +335,10 @@ def _logprobs_of(
 
 
 def _output_of(
-    live: LiveRequest, delta: CompletionDelta, prompt_logprobs: PromptLogprobs | None
+    live: LiveRequest,
+    delta: CompletionDelta,
+    prompt_logprobs: PromptLogprobs | None,
+    pooled: Pooled | None,
 ) -> RequestOutput:
     return RequestOutput(
         request_id=live.request_id,
@@ -346,6 +348,7 @@ def _output_of(
         prompt_logprobs=prompt_logprobs,
         num_cached_tokens=live.num_cached_tokens,
         metrics=live.clock.metrics(),
+        pooled=pooled,
     )
 
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dovetail.interfaces.step import TokenLogprobs
+import numpy as np
+
+from dovetail.errors import RequestFault
+from dovetail.interfaces.step import Pooled, TokenLogprobs
 
 PromptLogprobs = tuple[TokenLogprobs, ...]
 """Entry i belongs to prompt token i + 1; the first prompt token has none."""
@@ -44,7 +47,8 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """News of one request. `prompt_logprobs` is in the first output only."""
+    """News of one request. `prompt_logprobs` is in the first output only, `pooled` in the only
+    output of a prompt that is pooled."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -53,6 +57,7 @@ class RequestOutput:
     prompt_logprobs: PromptLogprobs | None = None
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
+    pooled: Pooled | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +85,32 @@ class GenerationResult:
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingResult:
+    """One whole request that was pooled, offline. `error` says why it ended with an error, else
+    None; then there is no `pooled`."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    pooled: Pooled | None = None
+    num_cached_tokens: int = 0
+    metrics: RequestMetrics | None = None
+    error: str | None = None
+
+    @property
+    def data(self) -> np.ndarray:
+        """Return the numbers, float32. Raises: RequestFault where the request failed"""
+        if self.pooled is None:
+            raise RequestFault(self.error or "the request has no result.", where=self.request_id)
+        return numbers(self.pooled)
+
+
+def numbers(pooled: Pooled) -> np.ndarray:
+    """Return what was told of a prompt as an array, float32."""
+    return np.frombuffer(pooled.data, dtype=np.float32).reshape(pooled.shape)
 
 
 def join_deltas(deltas: Sequence[CompletionDelta]) -> CompletionDelta:

@@ -8,6 +8,7 @@ from dovetail.engine.client.outputs import (
     Completion,
     CompletionDelta,
     GenerationResult,
+    PoolingResult,
     PromptLogprobs,
     RequestOutput,
     join_deltas,
@@ -37,6 +38,19 @@ class RequestCollector:
     def fail(self, error: DovetailError) -> None:
         """Take the error that ended the request. Mutates: self"""
         self._error = str(error)
+
+    def pooled(self) -> PoolingResult:
+        """Return the result of a request that was pooled."""
+        last = self._last
+        return PoolingResult(
+            request_id=self._prepared.request_id,
+            prompt=self._prompt,
+            prompt_token_ids=self._prepared.prompt_ids,
+            pooled=None if last is None else last.pooled,
+            num_cached_tokens=0 if last is None else last.num_cached_tokens,
+            metrics=None if last is None else last.metrics,
+            error=self._error,
+        )
 
     def result(self) -> GenerationResult:
         """Return everything so far as one result."""

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from dovetail.engine.client.input import InputProcessor, PreparedRequest, Prompt, load_tokenizer
 from dovetail.engine.client.output import OutputProcessor
 from dovetail.engine.client.outputs import RequestOutput
+from dovetail.engine.client.pooled_input import PooledInput
 from dovetail.engine.core import EngineCore
 from dovetail.errors import DovetailError
+from dovetail.interfaces.pooling_params import PoolingParams
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.observability.stats import StatLoggers
@@ -36,6 +38,7 @@ class SyncEngine:
         self.tokenizer = load_tokenizer(spec)
         self.core = EngineCore(spec)
         self._input = InputProcessor(spec, self.tokenizer)
+        self._pooled_input = PooledInput(spec, self.tokenizer)
         self._output = OutputProcessor(self.tokenizer, engine=spec.engine)
         self._stats = StatLoggers.build(spec, is_offline=True)
         self._serials = itertools.count()
@@ -66,6 +69,19 @@ class SyncEngine:
             serial=serial,
             priority=priority,
             cache_salt=cache_salt,
+        )
+
+    def prepare_pooled(
+        self, prompt: Prompt, params: PoolingParams, *, truncate: int | None = None
+    ) -> PreparedRequest:
+        """Return a checked request to pool a prompt; `truncate` as PooledInput has it. Raises:
+        RequestError"""
+        refusal = self.core.sleep_mode.refusal()
+        if refusal is not None:
+            raise refusal
+        serial = next(self._serials)
+        return self._pooled_input.prepare(
+            prompt, params, str(serial), serial=serial, truncate=truncate
         )
 
     def submit(self, prepared: PreparedRequest) -> int:

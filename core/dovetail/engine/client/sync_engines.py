@@ -16,9 +16,11 @@ from typing import Any, TypeVar
 from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.engine.client.input import InputProcessor, PreparedRequest, Prompt
 from dovetail.engine.client.outputs import RequestOutput
+from dovetail.engine.client.pooled_input import PooledInput
 from dovetail.engine.client.sync_engine import SyncStep
 from dovetail.engine.sleep_mode import asleep_error
 from dovetail.errors import ConfigError, DovetailError, EngineDead
+from dovetail.interfaces.pooling_params import PoolingParams
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 
@@ -84,6 +86,7 @@ class SyncEngines:
             raise
         self.tokenizer = self._engine.tokenizer
         self._input = InputProcessor(spec, self.tokenizer)
+        self._pooled_input = PooledInput(spec, self.tokenizer)
         self._serials = itertools.count()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._news: queue.SimpleQueue[tuple[int, RequestOutput | DovetailError]] = (
@@ -115,6 +118,16 @@ class SyncEngines:
             serial=serial,
             priority=priority,
             cache_salt=cache_salt,
+        )
+
+    def prepare_pooled(
+        self, prompt: Prompt, params: PoolingParams, *, truncate: int | None = None
+    ) -> PreparedRequest:
+        """Return a checked request to pool a prompt; `truncate` as PooledInput has it. Raises:
+        RequestError"""
+        serial = next(self._serials)
+        return self._pooled_input.prepare(
+            prompt, params, str(serial), serial=serial, truncate=truncate
         )
 
     def submit(self, prepared: PreparedRequest) -> int:

@@ -84,8 +84,7 @@ class KVCacheManager:
 
         Mutates: request.block_hashes (extended)
         """
-        # Prompt logprobs need the logits of every prompt position, so all must be computed.
-        if not self._uses_prefix_cache or request.sampling.prompt_logprobs is not None:
+        if not self._uses_prefix_cache or request.needs_whole_prompt:
             return 0
         limit = (request.num_tokens - 1) // self._block_tokens
         hashes = self._hasher.extend(request, limit)

@@ -422,17 +422,12 @@ def test_generating_is_what_every_model_is_run_for(fields: dict[str, Any], folde
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"runner": "pooling"}, "--runner"),
-        ({"convert": "embed"}, "--convert"),
-        (
-            {"task": "embed"},
-            '--runner: "pooling" is not available: pooling models are not supported',
-        ),
         ({"pooler_config": {"pooling_type": "MEAN"}}, "--pooler-config"),
         ({"runner": "dance"}, "dance"),
+        ({"runner": "draft"}, "draft models are not supported"),
     ],
 )
-def test_nothing_else_is(fields: dict[str, Any], told: str, folder: Path) -> None:
+def test_what_no_model_is_run_for(fields: dict[str, Any], told: str, folder: Path) -> None:
     with pytest.raises(ConfigError, match=told):
         spec_of(folder, **fields)
 

@@ -1,0 +1,18 @@
+"""The classes that a checkpoint tells apart, as config.json names them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+USUAL_COUNT = 2
+"""How many classes a config that says nothing has. Source: PreTrainedConfig of transformers"""
+
+
+def labels(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the classes in their order; LABEL_0, LABEL_1 and so on without names."""
+    named = facts.get("id2label")
+    if isinstance(named, Mapping) and named:
+        return tuple(str(named[key]) for key in sorted(named, key=int))
+    count = facts.get("num_labels")
+    return tuple(f"LABEL_{i}" for i in range(count if isinstance(count, int) else USUAL_COUNT))

@@ -1,0 +1,134 @@
+"""What a folder in the layout of sentence-transformers says beside config.json.
+
+Format: `modules.json` lists what stands behind one another, each with a folder of its own settings:
+a Transformer (`sentence_bert_config.json`), a Pooling (`config.json`), Dense layers and Normalize;
+`config_sentence_transformers.json` has prompts. Source: sbert.net, "Creating Custom Models".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dovetail.config.checkpoint.json_files import read_json, read_value
+from dovetail.errors import ConfigError
+from dovetail.interfaces.spec import ProjectionSpec
+
+MODULES = "modules.json"
+_POOLERS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_lasttoken": "last",
+}
+_UNUSUAL = {
+    "pooling_mode_mean_sqrt_len_tokens": "the mean divided by the root of the length",
+    "pooling_mode_weightedmean_tokens": "a mean weighted by position",
+}
+_KNOWN = ("Transformer", "Pooling", "Dense", "Normalize")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentenceSettings:
+    """`pooler` is the name of a pooler, None where no Pooling stands in modules.json (then vectors
+    are told for each token). `max_tokens` is the longest prompt that is read. `prompts` are put
+    before texts by name, the one of `default_prompt` where a request names none.
+    `includes_prompt` says that the tokens of prompts are pooled too."""
+
+    pooler: str | None = None
+    projections: tuple[ProjectionSpec, ...] = ()
+    is_normalized: bool = False
+    max_tokens: int | None = None
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str = ""
+    includes_prompt: bool = True
+
+
+def sentence_settings(folder: Path) -> SentenceSettings | None:
+    """Return the settings, None for a folder that has none. Raises: ConfigError naming the file"""
+    file = folder / MODULES
+    if not file.is_file():
+        return None
+    modules = read_value(file)
+    if not isinstance(modules, list):
+        raise ConfigError("it is not a list of modules.", where=str(file))
+    found: dict[str, Any] = {}
+    projections = []
+    for module in modules:
+        name = str(module.get("type", "")).rpartition(".")[2]
+        path = folder / str(module.get("path", ""))
+        if name not in _KNOWN:
+            raise ConfigError(
+                f'the module "{module.get("type")}" is not supported.',
+                where=str(file),
+                fix=f"there are: {', '.join(_KNOWN)}.",
+            )
+        if name == "Transformer":
+            found["max_tokens"] = _max_tokens(path)
+        elif name == "Pooling":
+            found |= _pooling(path / "config.json")
+        elif name == "Dense":
+            projections.append(_dense(path))
+        else:
+            found["is_normalized"] = True
+    return SentenceSettings(**found, **_prompts(folder), projections=tuple(projections))
+
+
+def _max_tokens(folder: Path) -> int | None:
+    """Return the longest prompt that the encoder reads."""
+    settings = read_json(folder / "sentence_bert_config.json", is_required=False)
+    length = settings.get("max_seq_length")
+    return length if isinstance(length, int) and length > 0 else None
+
+
+def _pooling(file: Path) -> dict[str, Any]:
+    """Return pooler and whether it reads prompts. Raises: ConfigError"""
+    settings = read_json(file)
+    modes = [name for name in (*_POOLERS, *_UNUSUAL) if settings.get(name)]
+    if isinstance(settings.get("pooling_mode"), str):
+        modes = [name for name in _POOLERS if _POOLERS[name] == settings["pooling_mode"]] or modes
+    if len(modes) != 1 or modes[0] not in _POOLERS:
+        words = ", ".join(_UNUSUAL.get(mode, _POOLERS.get(mode, mode)) for mode in modes)
+        raise ConfigError(
+            f"pooling by {words or 'nothing'} is not supported.",
+            where=str(file),
+            fix="there are: cls, mean, max and last, one at a time.",
+        )
+    return {
+        "pooler": _POOLERS[modes[0]],
+        "includes_prompt": bool(settings.get("include_prompt", True)),
+    }
+
+
+def _dense(folder: Path) -> ProjectionSpec:
+    """Return a Dense layer. Raises: ConfigError"""
+    file = folder / "config.json"
+    settings = read_json(file)
+    try:
+        return ProjectionSpec(
+            folder=str(folder),
+            in_size=int(settings["in_features"]),
+            out_size=int(settings["out_features"]),
+            has_bias=bool(settings.get("bias", True)),
+            activation=_activation(str(settings.get("activation_function", ""))),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{error} is missing or not a whole number.", where=str(file)) from error
+
+
+def _activation(path: str) -> str:
+    """Return the name of an activation that is given as a class of torch; "" for none."""
+    name = path.rpartition(".")[2].lower()
+    return "" if name == "identity" else name or "tanh"
+
+
+def _prompts(folder: Path) -> dict[str, Any]:
+    settings = read_json(folder / "config_sentence_transformers.json", is_required=False)
+    prompts = settings.get("prompts")
+    named = prompts if isinstance(prompts, dict) else {}
+    return {
+        "prompts": {str(k): str(v) for k, v in named.items()},
+        "default_prompt": str(settings.get("default_prompt_name") or ""),
+    }

@@ -1,0 +1,41 @@
+"""Pooler: from the hidden states of a prompt's tokens to one vector, or one vector a token.
+
+Shape letters: n tokens of the prompt, E hidden size, m rows of the answer. Imports torch for type
+checking only.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces.spec import PoolingSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Pooler(Plugin):
+    """One object per runner, without a state between calls."""
+
+    interface_version: ClassVar[int] = 1
+    known_capabilities: ClassVar[Mapping[str, str]] = {
+        "last_token": "reads the last token's hidden state alone, so that what comes before it may "
+        "be taken from the prefix cache",
+        "per_token": "answers with a vector for each of several tokens, not with one",
+    }
+
+    def __init__(self, options: Any, spec: PoolingSpec) -> None:
+        """Keep what the model's pooling settings say. Raises: ConfigError"""
+        self.options = options
+        self.spec = spec
+
+    @abstractmethod
+    def pool(self, hidden: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
+        """Return the pooled states of one prompt. With last_token, `hidden` and `token_ids` may
+        begin anywhere before the last token.
+
+        Shapes: hidden [n, E], token_ids n -> [E], with per_token [m, E]
+        """

@@ -1,0 +1,212 @@
+"""PromptPooling: hidden states of whole prompts become vectors, or numbers of classes.
+
+Keeps what a prompt's earlier steps have left where its pooler needs more than the last token. Knows
+no request; a fault of one row is reported in that row's result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from dovetail import registry
+from dovetail.errors import ConfigError
+from dovetail.interfaces.model import Model
+from dovetail.interfaces.pooler import Pooler
+from dovetail.interfaces.pooling_params import CLASSIFY, EMBED, TOKEN_CLASSIFY, PoolingParams
+from dovetail.interfaces.spec import PoolingSpec, ProjectionSpec
+from dovetail.interfaces.step import NewRow, Pooled, RowResult
+from dovetail.layers.activation import activation
+from dovetail.runner.batch import StepInputs
+
+LAST_TOKEN = "last_token"
+FAR = np.iinfo(np.int64).max
+Finish = Callable[[], tuple[RowResult, ...]]
+"""Waits for what a step has pooled and returns the results of its rows."""
+
+
+class Tokens(Protocol):
+    """Says which tokens a row's prompt has."""
+
+    def prompt_ids(self, row: int) -> Sequence[int]: ...
+
+
+class _Row:
+    """A prompt on its way. `kept` are the hidden states of its steps so far."""
+
+    __slots__ = ("fault", "kept", "params")
+
+    def __init__(self, params: PoolingParams) -> None:
+        self.params = params
+        self.kept: list[torch.Tensor] = []
+        self.fault: str | None = None
+
+
+class PromptPooling:
+    """The rows of one runner."""
+
+    def __init__(self, spec: PoolingSpec, model: Model, device: torch.device) -> None:
+        """Make the poolers and load what lies behind them. Raises: ConfigError"""
+        self._spec = spec
+        self._model = model
+        whole: Pooler = registry.make(spec.pooler, spec)
+        of_tokens: Pooler = registry.make(spec.token_pooler, spec)
+        self._poolers = {EMBED: whole, CLASSIFY: whole}
+        self._token_pooler = of_tokens
+        self._projections = [_Projection(one, device) for one in spec.projections]
+        self._usual = PoolingParams(task=spec.tasks[0])
+        self._rows: dict[int, _Row] = {}
+        self._device = device
+        self.second_text: torch.Tensor | None = None
+
+    def look_at(self, inputs: StepInputs) -> None:
+        """Mark the tokens of second texts among a step's. Mutates: self.second_text"""
+        firsts = [self._rows[step.row].params.first_text_tokens for step in inputs.steps]
+        self.second_text = None
+        if any(first is not None for first in firsts):
+            ends = np.array([FAR if first is None else first for first in firsts])
+            marks = inputs.positions >= np.repeat(ends, inputs.counts)
+            self.second_text = torch.from_numpy(marks.astype(np.int64)).to(self._device)
+
+    def add_row(self, new: NewRow) -> None:
+        """Start a row. Mutates: self"""
+        self._rows[new.row] = _Row(new.pooling or self._usual)
+
+    def remove_row(self, row: int) -> None:
+        """Forget a row; unknown rows are ignored. Mutates: self"""
+        self._rows.pop(row, None)
+
+    def mark_failed(self, row: int, fault: str) -> None:
+        """Remember why whatever a row is told is void. Mutates: self"""
+        self._rows[row].fault = fault
+
+    def begin(self, inputs: StepInputs, hidden: torch.Tensor, tokens: Tokens) -> Finish:
+        """Pool the prompts that end in a step. Shapes: hidden [T, E]. Mutates: self"""
+        told: list[tuple[int, torch.Tensor | str | None]] = []
+        bounds = inputs.query_start.tolist()
+        for index, step in enumerate(inputs.steps):
+            row = self._rows[step.row]
+            states = hidden[bounds[index] : bounds[index + 1]]
+            if row.fault is not None:
+                told.append((step.row, row.fault))
+            elif step.samples:
+                told.append((step.row, self._pooled(row, states, tokens.prompt_ids(step.row))))
+            else:
+                if not self._reads_last(row.params):
+                    row.kept.append(states.clone())
+                told.append((step.row, None))
+        return lambda: tuple(_result(row, what) for row, what in told)
+
+    def _pooler(self, params: PoolingParams) -> Pooler:
+        return self._poolers.get(params.task, self._token_pooler)
+
+    def _reads_last(self, params: PoolingParams) -> bool:
+        return LAST_TOKEN in self._pooler(params).capabilities
+
+    def _pooled(
+        self, row: _Row, states: torch.Tensor, token_ids: Sequence[int]
+    ) -> torch.Tensor | str:
+        """Return what a prompt is told, or why that is not possible. Mutates: row"""
+        params = row.params
+        if row.kept:
+            states = torch.cat([*row.kept, states])
+            row.kept.clear()
+        try:
+            pooled = self._pooler(params).pool(states, token_ids[-len(states) :])
+            if params.task in (CLASSIFY, TOKEN_CLASSIFY):
+                return self._classes(pooled, params)
+            return self._vector(pooled, params)
+        except Exception as error:  # a pooler is a plugin: its fault ends this request alone
+            return f"the pooler failed: {type(error).__name__}: {error}"
+
+    def _classes(self, pooled: torch.Tensor, params: PoolingParams) -> torch.Tensor:
+        """Return numbers of classes. Shapes: pooled [E] or [m, E] -> [C] or [m, C]"""
+        found = self._model.classes(pooled.view(-1, pooled.shape[-1])).float()
+        if params.is_activated is not False:
+            found = _ACTIVATIONS[self._spec.activation](found)
+        if self._spec.returned_token_ids:
+            found = found[:, list(self._spec.returned_token_ids)]
+        return found if pooled.dim() == 2 else found[0]
+
+    def _vector(self, pooled: torch.Tensor, params: PoolingParams) -> torch.Tensor:
+        """Return vectors as they are told. Shapes: [..., E] -> [..., dimensions]"""
+        for project in self._projections:
+            pooled = project(pooled)
+        pooled = pooled.float()
+        size = params.dimensions or self._spec.dimensions
+        if size is not None:
+            pooled = pooled[..., :size]
+        wants = params.is_normalized
+        if self._spec.is_normalized if wants is None else wants:
+            pooled = F.normalize(pooled, dim=-1)
+        return pooled
+
+
+class _Projection:
+    """A layer behind the pooler (see ProjectionSpec)."""
+
+    def __init__(self, spec: ProjectionSpec, device: torch.device) -> None:
+        tensors = _stored(Path(spec.folder))
+        try:
+            self._weight = tensors["linear.weight"].float().to(device)
+            self._bias = tensors["linear.bias"].float().to(device) if spec.has_bias else None
+        except KeyError as error:
+            raise ConfigError(f"there is no tensor {error}.", where=spec.folder) from error
+        self._activation = activation(spec.activation) if spec.activation else None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Shapes: [..., I] -> [..., O]"""
+        out = F.linear(x.float(), self._weight, self._bias)
+        return out if self._activation is None else self._activation(out)
+
+
+def _stored(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a folder. Raises: ConfigError where it has none that can be read"""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        if (folder / "model.safetensors").is_file():
+            return load_file(folder / "model.safetensors")
+        found: dict[str, torch.Tensor] = torch.load(
+            folder / "pytorch_model.bin", map_location="cpu", weights_only=True
+        )
+        return found
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise ConfigError(
+            f"the weights of this layer cannot be read: {error}.", where=str(folder)
+        ) from error
+
+
+def _softmax(x: torch.Tensor) -> torch.Tensor:
+    return x.softmax(dim=-1)
+
+
+def _identity(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "identity": _identity,
+    "sigmoid": torch.sigmoid,
+    "softmax": _softmax,
+}
+
+
+def _result(row: int, told: torch.Tensor | str | None) -> RowResult:
+    """Return a row's result: numbers, a fault, or nothing yet."""
+    if told is None:
+        return RowResult(row=row)
+    if isinstance(told, str):
+        return RowResult(row=row, fault=told)
+    numbers = told.detach().cpu().contiguous()
+    if not bool(torch.isfinite(numbers).all()):
+        return RowResult(row=row, fault="the model's numbers for this prompt are not finite.")
+    return RowResult(
+        row=row, pooled=Pooled(shape=tuple(numbers.shape), data=numbers.numpy().tobytes())
+    )

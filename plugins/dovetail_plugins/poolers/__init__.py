@@ -1,0 +1,1 @@
+"""Poolers: from hidden states to vectors, one file per name."""
