@@ -24,70 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-WORDS = [
-    "the",
-    "a",
-    "of",
-    "to",
-    "in",
-    "is",
-    "and",
-    "that",
-    "it",
-    "for",
-    "on",
-    "with",
-    "as",
-    "was",
-    "at",
-    "by",
-    "an",
-    "be",
-    "this",
-    "from",
-    "or",
-    "which",
-    "not",
-    "are",
-    "bread",
-    "stock",
-    "market",
-    "river",
-    "mountain",
-    "science",
-    "history",
-    "engine",
-    "water",
-    "light",
-    "music",
-    "number",
-    "paper",
-    "house",
-    "morning",
-    "winter",
-    "question",
-    "answer",
-    "system",
-    "language",
-    "model",
-    "computer",
-    "teacher",
-    "student",
-    "city",
-    "green",
-    "quickly",
-    "running",
-    "slowly",
-    "bright",
-    "small",
-    "large",
-    "between",
-    "under",
-    "above",
-    "never",
-    "always",
-    "perhaps",
-]
+WORDS = """
+the a of to in is and that it for on with as was at by an be this from or which not are
+bread stock market river mountain science history engine water light music number paper
+house morning winter question answer system language model computer teacher student city
+green quickly running slowly bright small large between under above never always perhaps
+""".split()  # noqa: SIM905
 SHORT = "how do I bake bread at home"
 REFERENCE = "sentence-transformers"
 
