@@ -36,7 +36,19 @@ def export(folder: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from transformers import AutoModel
 
-    model = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    class Hidden(torch.nn.Module):
+        """The model by the names of its inputs, which an export does not keep."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = AutoModel.from_pretrained(folder, attn_implementation="sdpa").eval()
+
+        def forward(self, ids: Any, mask: Any, types: Any) -> Any:
+            """Shapes: [B, T] each -> [B, T, E]"""
+            found = self.model(input_ids=ids, attention_mask=mask, token_type_ids=types)
+            return found.last_hidden_state
+
+    model = Hidden()
     ids = torch.ones(2, 16, dtype=torch.long)
     example = {name: ids for name in ("input_ids", "attention_mask", "token_type_ids")}
     place = exported(folder)
