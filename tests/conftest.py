@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.abc
 import os
 import sys
@@ -12,6 +11,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from dovetail.testing.plugin import pytest_collection_finish, pytest_sessionfinish
+
+__all__ = ["pytest_collection_finish", "pytest_sessionfinish"]  # hooks
 
 # Tiny models on many threads wait for each other; read when torch is first imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -79,18 +82,6 @@ takes a minute must not be the last."""
 def _turn(item: pytest.Item) -> int:
     folder = item.nodeid.removeprefix("tests/").partition("/")[0]
     return LONGEST.index(folder) if folder in LONGEST else len(LONGEST)
-
-
-def pytest_collection_finish() -> None:
-    """Keep what was collected out of later collections of garbage: it lives to the end, and an
-    engine that opens or closes in a test's process would walk millions of objects."""
-    gc.collect()
-    gc.freeze()
-
-
-def pytest_sessionfinish() -> None:
-    """Let collections see everything again: some plugins' last words ask what refers to what."""
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

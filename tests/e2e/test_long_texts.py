@@ -14,7 +14,7 @@ import pytest
 
 from support.server_process import ServerProcess
 
-ENGLISH = "The quick brown fox jumps over the lazy dog, and 42 others do.\n" * 80_000
+ENGLISH = "The quick brown fox jumps over the lazy dog, and 42 others do.\n" * 40_000
 SPACES = " " * len(ENGLISH)
 
 
