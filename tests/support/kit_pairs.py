@@ -1,7 +1,7 @@
 """A pytest plugin that makes the conformance kit run given clauses of given plugins only.
 
-`dovetail plugins check A B --clause X --clause Y` runs every clause on every plugin; of plugins that
-are wrong on purpose only the clause that each breaks is of interest. Loaded with -p.
+`dovetail plugins check A B --clause X --clause Y` runs every clause on every plugin; of plugins
+that are wrong on purpose only the clause that each breaks is of interest. Loaded with -p.
 """
 
 from __future__ import annotations

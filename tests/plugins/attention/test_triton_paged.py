@@ -122,13 +122,15 @@ def test_scenes(scenes: tuple[str, ...]) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM"])
-def test_a_model_draws_what_it_draws_with_torch(architecture: str, tmp_path: Path) -> None:
+def test_models_draw_what_they_draw_with_torch(tmp_path: Path) -> None:
     """Prompts in chunks beside decodes, greedy: the same tokens, and logprobs as close as sums."""
-    path = write_tiny_checkpoint(tmp_path / "model", architecture)
-    ours, theirs = json.loads(interpreted(__file__, "model", str(path)).splitlines()[-1])
-    assert ours["tokens"] == theirs["tokens"]
-    assert ours["logprobs"] == pytest.approx(theirs["logprobs"], abs=1e-4)
+    names = ("LlamaForCausalLM", "Gemma3ForCausalLM")
+    paths = [str(write_tiny_checkpoint(tmp_path / name, name)) for name in names]
+    lines = interpreted(__file__, "model", *paths).splitlines()[-len(names) :]
+    for name, line in zip(names, lines, strict=True):
+        ours, theirs = json.loads(line)
+        assert ours["tokens"] == theirs["tokens"], name
+        assert ours["logprobs"] == pytest.approx(theirs["logprobs"], abs=1e-4), name
 
 
 def _step(counts: list[int], lens: list[int], **rules: Any) -> tuple[Any, dict[str, Any]]:
@@ -326,7 +328,8 @@ def model(path: str) -> None:
 if __name__ == "__main__":
     named = {scene.__name__: scene for scene in (bits, spans, padding, int8, nan, log_sum_exps)}
     if sys.argv[1] == "model":
-        model(sys.argv[2])
+        for path in sys.argv[2:]:
+            model(path)
     else:
         for name in sys.argv[1:]:
             named[name]()
