@@ -6,12 +6,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PORT ?= 8000
+# Tests start hundreds of processes: none compiles what another has compiled, whatever a container says.
+export PYTHONDONTWRITEBYTECODE :=
 # Tests run on one thread a process; two processes share the two cores of a small machine.
 WORKERS ?= 2
+# A file's tests share servers and engines; conftest.py puts the longest files first.
+DIST := --dist loadfile --no-loadscope-reorder
 # What computes numbers on a CPU, by ways that differ between instruction sets.
 ISA_TESTS := $(addprefix tests/, kernels/test_gemm_native.py kernels/test_gemm_rounded.py \
   kernels/test_gemm_gpu.py kernels/test_interpreter.py kernels/test_paged_attention.py \
-  kernels/test_ops.py::test_reference_passes_its_cases kernels/test_program.py kernels/test_sample.py \
+  kernels/test_program.py kernels/test_sample.py \
   kernels/test_small_ops_native.py core/layers core/sampling/test_draw.py core/sampling/test_filters.py \
   core/sampling/test_kernels.py core/sampling/test_logprobs.py core/sampling/test_penalties.py \
   core/sampling/test_sampler.py plugins/quantization plugins/gguf/test_types.py \
@@ -35,22 +39,22 @@ test: $(VENV)/.test $(VENV)/.browser lint
 	PYTHONPATH=core:kernels OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/core -q --without-plugins -n $(WORKERS) --note-passed $(VENV)/passed \
 	|| { echo 'What failed beside other tests runs once more, alone:'; \
 	PYTHONPATH=core:kernels OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/core -q --without-plugins --last-failed --last-failed-no-failures none; }
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests -n $(WORKERS) --dist loadfile --durations 25 --skip-noted $(VENV)/passed \
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests -n $(WORKERS) $(DIST) --durations 25 --skip-noted $(VENV)/passed \
 	|| { echo 'What failed beside other tests runs once more, alone:'; \
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests --last-failed --last-failed-no-failures none; }
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTEST_ADDOPTS='-n $(WORKERS) --dist loadfile' $(BIN)/dovetail plugins check
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTEST_ADDOPTS='-n $(WORKERS) $(DIST)' $(BIN)/dovetail plugins check
 
 # What one runs while working: core, the promises about the source, one whole server; under three
 # minutes on two cores. Without lint (`make lint`).
 test-quick: $(VENV)/.test
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/core tests/meta $(QUICK_TESTS) \
-	  -q -m 'not slow and not real and not machines' -n $(WORKERS) --dist loadfile --durations 5
+	  -q -m 'not slow and not real and not machines' -n $(WORKERS) $(DIST) --durations 5
 
 # The tests of numbers once more for each instruction set below this machine's best (AVX2, any
 # x86-64): dovetail's kernels, torch and numpy are held to it (tests/support/isa.py says how).
 test-isa: $(VENV)/.test
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python tests/support/isa.py lower \
-	  $(BIN)/python -m pytest $(ISA_TESTS) -q -p no:cacheprovider -n $(WORKERS) --dist loadfile --durations 10
+	  $(BIN)/python -m pytest $(ISA_TESTS) -q -p no:cacheprovider -n $(WORKERS) $(DIST) --durations 10
 
 # On a machine with an NVIDIA GPU and its own torch (PYTHON=...): all cases of all kernels, then the
 # tests that need the device. WORKERS does not matter here: one process has the GPU.

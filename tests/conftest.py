@@ -12,6 +12,10 @@ from types import ModuleType
 
 import pytest
 
+from dovetail.testing.plugin import pytest_collection_finish, pytest_sessionfinish
+
+__all__ = ["pytest_collection_finish", "pytest_sessionfinish"]  # hooks
+
 # Tiny models on many threads wait for each other; read when torch is first imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -60,12 +64,24 @@ class Noted:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        items.sort(key=_turn)
     noted = config.getoption("--skip-noted")
     if not noted:
         return
     names = set(Path(noted).read_text(encoding="utf-8").split("\n"))
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in names])
     items[:] = [item for item in items if item.nodeid not in names]
+
+
+LONGEST = ("conformance", "kernels", "e2e", "benchmarks", "contrib", "plugins")
+"""Folders in the order in which several workers (--no-loadscope-reorder) take their files: one that
+takes a minute must not be the last."""
+
+
+def _turn(item: pytest.Item) -> int:
+    folder = item.nodeid.removeprefix("tests/").partition("/")[0]
+    return LONGEST.index(folder) if folder in LONGEST else len(LONGEST)
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("--op", action="append", help="an op's name; may be repeated")
     parser.add_argument(
-        "--implementation", action="append", help="what perf times; may be repeated"
+        "--implementation",
+        action="append",
+        help="what test checks and perf times; may be repeated",
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--capability", type=int, default=90, help="what compile compiles for")
@@ -54,18 +56,21 @@ def main(arguments: list[str] | None = None) -> int:
     if chosen.command == "perf":
         print_times(ops, device, chosen.implementation or [])
         return 0
-    return _test(ops, device)
+    return _test(ops, device, chosen.implementation or [])
 
 
-def _test(ops: list[Op], device: torch.device) -> int:
-    """Compare every implementation with the reference; the reference must be finite and stable.
+def _test(ops: list[Op], device: torch.device, wanted: list[str]) -> int:
+    """Compare implementations with the reference: those wanted, all if there are none. The
+    reference must be finite and stable.
 
     Where Triton kernels are interpreted, small cases do.
     """
     failed = passed = 0
     for op in ops:
+        names = ["reference", *(i.name for i in op.implementations)]
+        names = [name for name in names if not wanted or name in wanted]
         for case in op.small_cases() if interprets() else op.cases():
-            for name in ("reference", *(i.name for i in op.implementations)):
+            for name in names:
                 fault = check_case(op, case, name, device)
                 passed += fault is None
                 if fault is not None:

@@ -14,7 +14,7 @@ import pytest
 
 from support.server_process import ServerProcess
 
-ENGLISH = "The quick brown fox jumps over the lazy dog, and 42 others do.\n" * 80_000
+ENGLISH = "The quick brown fox jumps over the lazy dog, and 42 others do.\n" * 30_000
 SPACES = " " * len(ENGLISH)
 
 
@@ -97,6 +97,6 @@ def test_others_are_served_meanwhile_and_the_memory_comes_back(server: ServerPro
             worst_s, num = max(worst_s, time.perf_counter() - started_s), num + 1
             time.sleep(0.01)
     assert got == [200] * 3
-    # Tokenizing one of them inline takes seconds.
+    # Tokenizing one of them inline takes more than a second.
     assert num > 50 and worst_s < 0.5, (num, worst_s)
     assert process.memory_info().rss < before + (150 << 20)

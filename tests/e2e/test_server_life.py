@@ -34,6 +34,12 @@ def shared() -> Iterator[ServerProcess]:
         yield server.wait_ready()
 
 
+@pytest.fixture(scope="module")
+def keyless() -> Iterator[ServerProcess]:
+    with ServerProcess("--port", "0") as server:
+        yield server.wait_ready()
+
+
 @pytest.fixture
 def own() -> Iterator[ServerProcess]:
     with ServerProcess("--port", "0") as server:
@@ -129,8 +135,8 @@ def test_head(shared: ServerProcess) -> None:
         assert client.head(f"{shared.url}/health").status_code == 200
 
 
-def test_web_pages_elsewhere_are_refused(own: ServerProcess) -> None:
-    with httpx.Client(base_url=own.url) as client:
+def test_web_pages_elsewhere_are_refused(keyless: ServerProcess) -> None:
+    with httpx.Client(base_url=keyless.url) as client:
         assert client.get("/health").status_code == 200
         assert client.get("/health", headers={"Origin": "http://localhost:3000"}).is_success
         for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}):
@@ -146,15 +152,15 @@ def test_allowed_origins_written_out_are_meant() -> None:
             assert httpx.get(f"{url}/health", headers=headers).status_code == 200
 
 
-def test_an_engine_that_stands_still_is_not_ready(own: ServerProcess) -> None:
-    children = [child for child in own.descendants() if child.pid != own.process.pid]
+def test_an_engine_that_stands_still_is_not_ready(keyless: ServerProcess) -> None:
+    children = [child for child in keyless.descendants() if child.pid != keyless.process.pid]
     for child in children:
         child.suspend()
     try:
         answers: list[httpx.Response] = []
 
         def stands_still() -> bool:
-            answers.append(httpx.get(f"{own.url}/ready"))
+            answers.append(httpx.get(f"{keyless.url}/ready"))
             return answers[-1].status_code == 503
 
         wait_for(stands_still, 30)
@@ -162,7 +168,7 @@ def test_an_engine_that_stands_still_is_not_ready(own: ServerProcess) -> None:
     finally:
         for child in children:
             child.resume()
-    wait_for(lambda: httpx.get(f"{own.url}/ready").status_code == 200, 10)
+    wait_for(lambda: httpx.get(f"{keyless.url}/ready").status_code == 200, 10)
 
 
 def test_it_listens_on_loopback_only(shared: ServerProcess) -> None:
@@ -260,7 +266,7 @@ def test_a_killed_server_leaves_no_child(own: ServerProcess) -> None:
     assert not (records_folder() / f"{own.process.pid}.json").exists()
 
 
-def test_disconnects_free_everything(own: ServerProcess) -> None:
+def test_disconnects_free_everything(keyless: ServerProcess) -> None:
     chance = random.Random(0)
 
     async def one(client: httpx.AsyncClient) -> None:
@@ -275,22 +281,22 @@ def test_disconnects_free_everything(own: ServerProcess) -> None:
 
     async def all_of_them() -> None:
         limits = httpx.Limits(max_connections=40)
-        async with httpx.AsyncClient(base_url=own.url, timeout=30, limits=limits) as client:
+        async with httpx.AsyncClient(base_url=keyless.url, timeout=30, limits=limits) as client:
             for _ in range(NUM_DISCONNECTS // 20):
                 await asyncio.gather(*(one(client) for _ in range(20)))
 
     asyncio.run(all_of_them())
 
     def is_free() -> bool:
-        load = httpx.get(f"{own.url}/load").json()
+        load = httpx.get(f"{keyless.url}/load").json()
         return not (load["running"] or load["waiting"] or load["inside"])
 
     wait_for(is_free, 1)
-    with own.client() as client:
+    with keyless.client() as client:
         answer = chat(client).json()
         assert "Paris" in answer["choices"][0]["message"]["content"]
         wait_for(lambda: " 0.0" in usage_line(client), 3)
-    assert own.process.poll() is None
+    assert keyless.process.poll() is None
 
 
 def usage_line(client: httpx.Client) -> str:

@@ -64,29 +64,39 @@ def logprobs(path: str, method: str, options: dict[str, Any]) -> list[list[float
     return [list(entry.top_logprobs) for entry in entries if entry is not None]
 
 
-def told(path: Path, architecture: str, *, interpreted: bool) -> dict[str, Any]:
+def told(paths: dict[str, Path], *, interpreted: bool) -> dict[str, dict[str, Any]]:
+    """Return architecture -> what the process said that ran all of them."""
     folders = os.pathsep.join(str(ROOT / part) for part in ("core", "plugins", "kernels"))
     env = os.environ | {
         ISA_VARIABLE: "none", VARIABLE: str(int(interpreted)), "PYTHONPATH": folders,
         "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
     }  # fmt: skip
+    words = [word for name, path in paths.items() for word in (str(path), name)]
     done = subprocess.run(
-        [sys.executable, __file__, str(path), architecture],
-        env=env, capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
+        [sys.executable, __file__, *words], env=env, capture_output=True, text=True, timeout=280
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    lines = done.stdout.splitlines()[-len(paths) :]
+    return {name: json.loads(line) for name, line in zip(paths, lines, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what kernels gave and what torch gave, by architecture."""
+    pytest.importorskip("triton")
+    paths = {}
+    for name in METHODS:
+        fields = SIZES | (EXPERTS if "Moe" in name else {})
+        paths[name] = write_tiny_checkpoint(tmp_path_factory.mktemp("tiny") / name, name, **fields)
+    return told(paths, interpreted=True), told(paths, interpreted=False)
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("architecture", list(METHODS))
-def test_logits_are_those_of_torch(architecture: str, tmp_path: Path) -> None:
-    pytest.importorskip("triton")
-    fields = SIZES | (EXPERTS if "Moe" in architecture else {})
-    path = write_tiny_checkpoint(tmp_path / "model", architecture, **fields)
-    ours = told(path, architecture, interpreted=True)
-    theirs = told(path, architecture, interpreted=False)
+def test_logits_are_those_of_torch(
+    architecture: str, both: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    ours, theirs = (one[architecture] for one in both)
     assert ours["kernels"] > 0
     assert theirs["kernels"] == 0
     for number, (method, options) in enumerate(METHODS[architecture]):
@@ -95,8 +105,9 @@ def test_logits_are_those_of_torch(architecture: str, tmp_path: Path) -> None:
             assert one == pytest.approx(other, abs=bound), (method, options)
 
 
-def main(path: str, architecture: str) -> None:
-    """Print the logprobs by every method, and how many products ran as kernels."""
+def main(words: list[str]) -> None:
+    """Print a line an architecture: the logprobs by every method, how many products were kernels'.
+    Words are a folder and an architecture, in turn."""
     from dovetail_kernels.gemm.gpu import GpuPacked
     from dovetail_kernels.gpu import interprets
 
@@ -110,11 +121,12 @@ def main(path: str, architecture: str) -> None:
 
     GpuPacked._launch = counted  # type: ignore[method-assign]
     unasked = {} if interprets() else FLOAT
-    found = [
-        logprobs(path, method, {**unasked, **options}) for method, options in METHODS[architecture]
-    ]
-    print(json.dumps({"kernels": calls, "found": found}))
+    for path, architecture in zip(words[::2], words[1::2], strict=True):
+        calls, found = 0, []
+        for method, options in METHODS[architecture]:
+            found.append(logprobs(path, method, {**unasked, **options}))
+        print(json.dumps({"kernels": calls, "found": found}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(sys.argv[1:])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -38,6 +39,7 @@ def hidden(folder: Path, known: set[str]) -> set[str]:
     return (files | packages) & known
 
 
+@cache
 def known_modules() -> set[str]:
     """Return what can be imported here or in a peer's venv."""
     return set(packages_distributions()) | set(sys.stdlib_module_names) | PEERS

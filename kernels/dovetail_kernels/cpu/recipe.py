@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -128,7 +129,7 @@ def units(machine: str, chosen: Sequence[str] | None = None) -> list[Unit]:
         Unit(source=source, isa=isa, flags=tuple(flags))
         for isa, flags in sets.items()
         for source in ops
-        if isa not in ADDS or any(ADDS[isa] in path.read_text() for path in _sources(source))
+        if isa not in ADDS or any(ADDS[isa] in _text(path) for path in _sources(source))
     ]
 
 
@@ -149,6 +150,8 @@ def build(
     command = command or compiler()
     if command is None:
         return None
+    _text.cache_clear()
+    _included.cache_clear()
     machine = machine or platform.machine()
     base = _digest([command, _version(command), *COMMON_FLAGS, *LINK_FLAGS])
     known = {unit: f"{unit.label}.{_unit_digest(unit, base)}.o" for unit in units(machine)}
@@ -249,7 +252,7 @@ def _version(command: str) -> str:
 def _unit_digest(unit: Unit, base: str) -> str:
     """Return a name for everything an object depends on: source, headers, flags, compiler."""
     parts = [base, unit.isa, *unit.flags]
-    return _digest([*parts, *(path.read_text() for path in _sources(unit.source))])
+    return _digest([*parts, *(_text(path) for path in _sources(unit.source))])
 
 
 def _sources(source: Path) -> list[Path]:
@@ -261,9 +264,20 @@ def _sources(source: Path) -> list[Path]:
         if path in sources:
             continue
         sources.append(path)
-        for name in INCLUDE.findall(path.read_text()):
-            waiting += [folder / name for folder in INCLUDES if (folder / name).is_file()]
+        waiting += _included(path)
     return sources
+
+
+@cache
+def _included(path: Path) -> list[Path]:
+    names = INCLUDE.findall(_text(path))
+    return [folder / n for n in names for folder in INCLUDES if (folder / n).is_file()]
+
+
+@cache
+def _text(path: Path) -> str:
+    """Return a source's text, read once in a build: a start asks whether anything has changed."""
+    return path.read_text()
 
 
 def _digest(parts: Iterable[str]) -> str:

@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples" / "demo_
 import data
 import rendering
 
-NUM_TOKENS = 512
-CALIBRATION_TOKENS = 4096
+NUM_TOKENS = 256
+CALIBRATION_TOKENS = 1024
 
 
 def text_of(seed: int, count: int) -> str:
