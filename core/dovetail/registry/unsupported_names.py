@@ -17,7 +17,6 @@ UNSUPPORTED_NAMES: dict[str, dict[str, str]] = {
     ),
     "attention_backend": {"MLA": "latent_attention", "XFORMERS": "xformers"},
     "convert": {"classify": "classification", "embed": "embeddings", "reward": "pooling"},
-    "data_parallel_backend": {"ray": "ray_engines"},
     "platform": {name: name for name in ("hpu", "neuron", "openvino", "rocm", "tpu", "xpu")},
     "drafter": {"draft_model": "draft_model"},
     "kv_cache_dtype": {"fp8_inc": "hpu"},
