@@ -306,7 +306,7 @@ def _num_dead(health: str) -> int:
 async def gone(processes: list[psutil.Process]) -> float | None:
     """Return after what time none of these runs any more."""
     begun_s = time.monotonic()
-    while time.monotonic() - begun_s < ORPHAN_LIMIT_S + STEP_TIMEOUT_S:
+    while time.monotonic() - begun_s < NOTICE_LIMIT_S + ORPHAN_LIMIT_S:
         if not any(_runs(one) for one in processes):
             return time.monotonic() - begun_s
         await asyncio.sleep(LOOK_PERIOD_S)

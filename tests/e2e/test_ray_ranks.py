@@ -1,6 +1,6 @@
 """Ranks as Ray actors: they answer as one rank does, on several machines, and end with the engine.
 
-Skipped where Ray is not installed; `pip install ray` runs them.
+Skipped where Ray is not installed; `make test-machines` installs it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dovetail.process import child_environment
 from dovetail.testing.tiny_models import write_tiny_checkpoint
 from support import ranks_answers
 
-ray = pytest.importorskip("ray", reason="ray is not installed: pip install ray")
+ray = pytest.importorskip("ray", reason="ray is not installed; make test-machines installs it")
 # Ray's own processes and sockets are not closed in order when a cluster ends.
 pytestmark = [
     pytest.mark.e2e,

@@ -131,7 +131,7 @@ def _check_headless(config: Config) -> None:
     for flag, is_meant in meant.items():
         if is_meant:
             raise ConfigError(
-                f"{flag} is for a server, and this process is none.",
+                f"{flag} is for a server, and this process is not one.",
                 where=HEADLESS,
                 fix="leave one of the two out.",
             )
