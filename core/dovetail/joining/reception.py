@@ -141,9 +141,11 @@ class Reception:
 
     def _not_all(self) -> ConfigError:
         present = self._present()
+        missing = self._wanted - present
+        have = "has" if len(missing) == 1 else "have"
         return ConfigError(
             f"{len(present)} of {len(self._wanted)} engines of other machines have joined at "
-            f"{self._meeting.name}; {_listed(self._wanted - present)} not, within "
+            f"{self._meeting.name}, and {_listed(missing)} {have} not, within "
             f"{self._meeting.limit_s:g} s.",
             where=ADDRESS,
             fix="see the log lines on their machines, and check that these reach this address.",

@@ -121,11 +121,7 @@ def _check_starter(config: Config) -> None:
 def _one_rank(parallel: ParallelConfig, rank: int) -> range:
     size = parallel.data_parallel_size
     if rank >= size:
-        raise ConfigError(
-            f"there is no rank {rank} among {size}.",
-            where=RANK,
-            fix=f"use 0 to {size - 1}, or raise {SIZE}.",
-        )
+        raise _no_such_rank(RANK, rank, size)
     if parallel.data_parallel_size_local not in (None, 1):
         raise ConfigError(
             f"with {RANK} a server runs one engine, not {parallel.data_parallel_size_local}.",
@@ -141,15 +137,25 @@ def _one_rank(parallel: ParallelConfig, rank: int) -> range:
     return range(rank, rank + 1)
 
 
+def _no_such_rank(flag: str, rank: int, size: int) -> ConfigError:
+    return ConfigError(
+        f"there is no rank {rank} among {size}.",
+        where=flag,
+        fix=f"use 0 to {size - 1}, or raise {SIZE}.",
+    )
+
+
 def _machine_of_several(parallel: ParallelConfig) -> range:
     size, first = parallel.data_parallel_size, parallel.data_parallel_start_rank or 0
     local = parallel.data_parallel_size_local
+    if first >= size:
+        raise _no_such_rank(START, first, size)
     count = size - first if local is None else local
     if count < 1 or first + count > size:
         raise ConfigError(
             f"{count} engines from rank {first} on are not among {size}.",
             where=LOCAL if local is not None else START,
-            fix=f"use at most {max(0, size - first)} engines here, or raise {SIZE}.",
+            fix=f"use at most {size - first} engines here, or raise {SIZE}.",
         )
     return range(first, first + count)
 
