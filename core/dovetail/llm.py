@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,14 +17,14 @@ from tqdm import tqdm
 
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
-from dovetail.config.rules.joining import check_serves
+from dovetail.config.rules.joining import check_serves, starter_of
 from dovetail.config.rules.one_model import check_one_model
 from dovetail.engine.client.input import PreparedRequest, Prompt
 from dovetail.engine.client.outputs import GenerationResult, PoolingResult
 from dovetail.engine.client.request_collector import RequestCollector
 from dovetail.engine.client.sync_engine import SyncEngine
 from dovetail.engine.client.sync_engines import SyncEngines
-from dovetail.errors import RequestError
+from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.constraint import Constraint
 from dovetail.interfaces.pooling_params import EMBED, PoolingParams
 from dovetail.interfaces.sampling_params import SamplingParams
@@ -55,7 +55,10 @@ class LLM(AbstractContextManager["LLM"]):
         check_serves(config)
         check_one_model(config)
         self._frontend = config.frontend
-        self._engine: Any = _opened(resolve(config))
+        self._closing = ExitStack()
+        with ExitStack() as opening:
+            self._engine: Any = _opened(resolve(config), config, opening)
+            self._closing = opening.pop_all()
         self._constraint_cache: ConstraintCache | None = None
 
     @classmethod
@@ -63,7 +66,8 @@ class LLM(AbstractContextManager["LLM"]):
         """Return an LLM for an engine that is resolved already."""
         llm = cls.__new__(cls)
         llm._frontend = Config().frontend
-        llm._engine = _opened(spec)
+        llm._closing = ExitStack()
+        llm._engine = _opened(spec, Config(), llm._closing)
         llm._constraint_cache = None
         return llm
 
@@ -333,6 +337,7 @@ class LLM(AbstractContextManager["LLM"]):
     def close(self) -> None:
         """Release the model's memory. May be called twice."""
         self._engine.shutdown()
+        self._closing.close()
 
     def __exit__(
         self,
@@ -343,9 +348,20 @@ class LLM(AbstractContextManager["LLM"]):
         self.close()
 
 
-def _opened(spec: EngineSpec) -> SyncEngine | SyncEngines:
-    """Return the engine in this thread, or several in their processes. Raises: ConfigError"""
-    return SyncEngines(spec) if spec.num_engines > 1 or spec.elsewhere else SyncEngine(spec)
+def _opened(spec: EngineSpec, config: Config, closing: ExitStack) -> SyncEngine | SyncEngines:
+    """Return the engine in this thread, or several in their processes, here or elsewhere. What is
+    to be closed behind them is put on the stack. Raises: ConfigError"""
+    if not spec.elsewhere:
+        return SyncEngines(spec) if spec.num_engines > 1 else SyncEngine(spec)
+    if starter_of(config) is None:
+        raise ConfigError(
+            "engines of other machines come to a server, and this is not one.",
+            where="--data-parallel-size-local",
+            fix="leave it out, or use `dovetail serve`.",
+        )
+    from dovetail.joining.elsewhere import Elsewhere
+
+    return SyncEngines(spec, closing.enter_context(Elsewhere(config, spec)).wait())
 
 
 class _Progress:

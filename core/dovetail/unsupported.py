@@ -63,11 +63,6 @@ FEATURES: dict[str, Unsupported] = {
         "dovetail makes a placement group of its own with a bundle for each rank",
         "--plugin-options.executor.strategy and .gpus say how",
     ),
-    "ray_engines": Unsupported(
-        "engines that Ray starts are not supported yet",
-        "start --headless on each machine; --distributed-executor-backend ray is for the ranks of "
-        "one engine",
-    ),
     "elastic_engines": Unsupported(
         "the number of engines cannot be changed while a server runs", "start it again"
     ),

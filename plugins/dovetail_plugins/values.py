@@ -232,8 +232,15 @@ PREEMPTION_SWAP = Value(
 )
 ACCEPTANCE_REJECTION_SAMPLER = Value(summary="rejection sampling", value="rejection_sampler")
 
-# How several engines are started: the choices of --data-parallel-backend. `value` is its name.
-DATA_PARALLEL_MP = Value(summary="each engine in a process of its own on this machine", value="mp")
+# How several engines are started: the choices of --data-parallel-backend. `value` is the
+# "module:class" of an EngineStarter (`dovetail.interfaces.engine_starter`); None: processes here.
+DATA_PARALLEL_MP = Value(summary="each engine in a process of its own on this machine", value=None)
+DATA_PARALLEL_RAY = Value(
+    summary="each engine in an actor on a machine of a Ray cluster",
+    value="dovetail_plugins.engine_starters.ray_engines:RayEngines",
+    requires=("ray",),
+    extra="ray",
+)
 
 # Which rank holds which experts: the choices of --expert-placement-strategy.
 # `value` is the "module:function" of an ExpertPlacement (`dovetail.interfaces.expert_placement`).

@@ -30,6 +30,7 @@ from dovetail.config.rules.stat_loggers import stat_loggers
 from dovetail.engine.kv import prefix_hash
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.executor import PendingStep
+from dovetail.interfaces.plugin import Value
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.step import StepPlan
 from dovetail.server.generate.parsers import choose_parsers
@@ -523,6 +524,9 @@ def test_settings_of_the_engine_reach_it(folder: Path, monkeypatch: pytest.Monke
     assert spec.run.processors == (3,)
 
 
+ELSEWHERE = Value(summary="started by another", value="some.package:Starter")
+
+
 def test_several_engines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """--data-parallel-size, -size-local, -backend, -router, -hybrid-lb, -start-rank, -rank, and
     -address and -rpc-port, which change nothing where all engines are here."""
@@ -541,8 +545,11 @@ def test_several_engines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (alone.engine, alone.num_engines, alone.shares, alone.router) == (3, 1, (), None)
     with pytest.raises(ConfigError, match="3 engines need a core each, and this process may use 2"):
         spec_of(folder, data_parallel_size=3)
-    with pytest.raises(ConfigError, match="--data-parallel-backend"):
-        spec_of(folder, data_parallel_size=2, data_parallel_backend="ray")
+    started = {"data_parallel_size": 3, "data_parallel_backend": f"{__file__}:ELSEWHERE"}
+    assert [spec_of(folder, **started).elsewhere, spec_of(folder, **started).each()] == [
+        (0, 1, 2), (),
+    ]  # fmt: skip
+    assert spec_of(folder, **started, data_parallel_size_local=1).elsewhere == (1, 2)
 
 
 def test_collect_detailed_traces() -> None:

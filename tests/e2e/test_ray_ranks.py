@@ -1,6 +1,6 @@
 """Ranks as Ray actors: they answer as one rank does, on several machines, and end with the engine.
 
-Skipped where Ray is not installed; `pip install ray` runs them.
+Skipped where Ray is not installed; `make test-machines` installs it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -22,7 +23,7 @@ from dovetail.process import child_environment
 from dovetail.testing.tiny_models import write_tiny_checkpoint
 from support import ranks_answers
 
-ray = pytest.importorskip("ray", reason="ray is not installed: pip install ray")
+ray = pytest.importorskip("ray", reason="ray is not installed; make test-machines installs it")
 # Ray's own processes and sockets are not closed in order when a cluster ends.
 pytestmark = [
     pytest.mark.e2e,
@@ -131,6 +132,17 @@ def test_a_cluster_started_here_ends_with_the_engine_also_when_killed(
         process.send_signal(signal.SIGKILL)
         _, left = psutil.wait_procs(below, timeout=4)
         assert not left, [" ".join(child.cmdline()) for child in left]
+
+
+def test_the_kit_passes_where_the_cluster_has_room(cluster: Any, tmp_path: Path) -> None:
+    """Some clauses have several executors at once, so that two CPUs are too few."""
+    cluster.add_node(num_cpus=6)
+    cluster.wait_for_nodes()
+    command = [sys.executable, "-m", "dovetail", "plugins", "check", "executor:ray"]
+    done = subprocess.run(
+        command, env=child_environment(), cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_cluster_that_is_not_there(

@@ -176,6 +176,22 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "plugin_options": {"scheduler": {"growth_blocks": 0}},
         },
     ),
+    # Two stages, each of two ranks that have half of every request's cache.
+    "stages of divided contexts": (
+        "Qwen3ForCausalLM",
+        {"num_key_value_heads": 1, "num_hidden_layers": 3},
+        {
+            "tensor_parallel_size": 2,
+            "pipeline_parallel_size": 2,
+            "decode_context_parallel_size": 2,
+            "cpu_cores": "nobind",
+            "num_threads": 1,
+            "num_gpu_blocks_override": 6,
+            "block_size": 16,
+            "plugin_options": {"scheduler": {"growth_blocks": 0}},
+            "speculative_config": {"method": "ngram", "num_speculative_tokens": 3},
+        },
+    ),
 }
 
 

@@ -26,6 +26,7 @@ from dovetail.engine.client.host import LEAVE_WAIT_S, how_it_ended
 from dovetail.engine.ipc.socket_ends import DESCRIPTOR
 from dovetail.engine.messages import Boot
 from dovetail.handshake import receive_message, send_message
+from dovetail.interfaces.spec import EngineSpec
 from dovetail.joining.arrival import Arrived, arrive
 from dovetail.joining.messages import Ended, Leave, Order, Start
 from dovetail.observability.configured_log import set_log_up
@@ -62,18 +63,35 @@ def run(config: Config) -> int:
     Raises: ConfigError
     """
     set_log_up(config)
-    spec, meeting = resolve(config), meeting_of(config)
+    meeting = meeting_of(config)
+    specs = resolve(config).each()
     with _stoppable():
         try:
-            arrived = arrive(meeting, spec.each())
+            engines = join(meeting, specs)
         except _StoppedEarly as stopped:
             logger.warning("stopped while joining, by %s", signal.Signals(stopped.number).name)
             return EXIT_STOPPED
-    logger.info("joined the server at %s; waiting until all engines have", meeting.name)
-    engines = HeadlessEngines(arrived, meeting)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda got, _: engines.stop(got))
     return engines.run()
+
+
+def run_one(config: Config, place: int) -> int:
+    """Run one of the engines that this machine has by a config, the one at a place from 0 on, where
+    each has a process that another program started; return the exit status, as `run`.
+
+    Raises: ConfigError
+    """
+    set_log_up(config)
+    spec = resolve(config).each()[place]
+    return join(meeting_of(config), (spec,)).run()
+
+
+def join(meeting: Meeting, specs: tuple[EngineSpec, ...]) -> HeadlessEngines:
+    """Return engines that the server has let in. Raises: ConfigError"""
+    arrived = arrive(meeting, specs)
+    logger.info("joined the server at %s; waiting until all engines have", meeting.name)
+    return HeadlessEngines(arrived, meeting)
 
 
 class _StoppedEarly(BaseException):

@@ -10,8 +10,8 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -71,7 +71,6 @@ class Reception:
         API processes beside the main one. Raises: ConfigError"""
         self._wanted = frozenset(spec.elsewhere)
         self._reference, self._knows_device = spec, bool(spec.each())
-        self._meeting = meeting
         self._num_connections = num_processes + 1
         self._guests: dict[int, _Guest] = {}
         self._has_started = False
@@ -79,6 +78,7 @@ class Reception:
         self._lock = threading.Lock()
         self._places = threading.BoundedSemaphore(MAX_GREETED)
         self._socket = _listening(meeting)
+        self.meeting = self._meeting = replace(meeting, port=self._socket.getsockname()[1])
         self._thread = threading.Thread(target=self._accept, name="reception", daemon=True)
         self._thread.start()
 
@@ -99,10 +99,10 @@ class Reception:
         for guest in guests:
             guest.close()
 
-    def wait(self) -> list[RemoteEngine]:
-        """Return all engines, once they are there. Blocks.
+    def wait(self, look: Callable[[], None] | None = None) -> list[RemoteEngine]:
+        """Return all engines, once they are there. Blocks; `look` is called meanwhile.
 
-        Raises: ConfigError when they do not come in time, or this was closed
+        Raises: ConfigError when they do not come in time, or this was closed; what `look` raises
         """
         deadline_s = time.monotonic() + self._meeting.limit_s
         told_s = time.monotonic()
@@ -113,6 +113,8 @@ class Reception:
                     RemoteEngine(guest.hello, _in_order(guest))
                     for _, guest in sorted(guests.items())
                 ]
+            if look is not None:
+                look()
             now_s = time.monotonic()
             if self._is_closed or now_s > deadline_s:
                 raise self._not_all()
@@ -139,9 +141,11 @@ class Reception:
 
     def _not_all(self) -> ConfigError:
         present = self._present()
+        missing = self._wanted - present
+        have = "has" if len(missing) == 1 else "have"
         return ConfigError(
             f"{len(present)} of {len(self._wanted)} engines of other machines have joined at "
-            f"{self._meeting.name}; {_listed(self._wanted - present)} not, within "
+            f"{self._meeting.name}, and {_listed(missing)} {have} not, within "
             f"{self._meeting.limit_s:g} s.",
             where=ADDRESS,
             fix="see the log lines on their machines, and check that these reach this address.",

@@ -49,6 +49,8 @@ def option_types(cls: type[Plugin]) -> dict[str, Any]:
 
 def convert(value: Any, wanted: Any, where: str) -> Any:
     """Return `value` as type `wanted`. Raises: ConfigError naming `where`."""
+    if value == "null" and type(None) in typing.get_args(wanted):
+        return None  # also where any text would do
     candidates = [value]
     if isinstance(value, str) and value[:1] in ("[", "{"):
         candidates.append(_json_or_text(value))

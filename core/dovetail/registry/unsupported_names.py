@@ -16,7 +16,6 @@ UNSUPPORTED_NAMES: dict[str, dict[str, str]] = {
         "all2all_libraries",
     ),
     "attention_backend": {"MLA": "latent_attention", "XFORMERS": "xformers"},
-    "data_parallel_backend": {"ray": "ray_engines"},
     "platform": {name: name for name in ("hpu", "neuron", "openvino", "rocm", "tpu", "xpu")},
     "drafter": {"draft_model": "draft_model"},
     "kv_cache_dtype": {"fp8_inc": "hpu"},

@@ -62,6 +62,7 @@ VALUE_RULES: dict[str, ValueRule] = {
     "kv_cache_dtype": _one_of(None, *_CACHED),
     "hash_algorithm": _target("a BlockHash"),
     "expert_placement": _target("an ExpertPlacement"),
+    "data_parallel_backend": _target("an EngineStarter", also=(None,)),
     "config_format": _target("what reads it", also=(None,)),
     "model_impl": ValueRule(
         words='None, "dovetail", or the name of a model plugin that runs other classes',

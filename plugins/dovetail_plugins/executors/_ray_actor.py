@@ -14,18 +14,7 @@ from dovetail.observability.logging import LogSettings
 from dovetail.ranks.door import DoorAddress, Hello, come_in
 from dovetail.ranks.messages import RankTask
 from dovetail.ranks.remote import serve_remote
-from dovetail.version import __version__
-
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-
-
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an actor is: its Ray node, that machine's address, and the GPUs it was given."""
-
-    node: str
-    address: str
-    gpus: tuple[str, ...]
-    version: str
+from dovetail_plugins.executors._ray_places import VISIBLE, own_place
 
 
 class ActorBoot(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,17 +32,7 @@ class RankActor:
 
     def place(self) -> bytes:
         """Return this actor's Place, encoded."""
-        import ray
-
-        context = ray.get_runtime_context()
-        gpus = context.get_accelerator_ids().get("GPU", [])
-        place = Place(
-            node=context.get_node_id(),
-            address=ray.util.get_node_ip_address(),
-            gpus=tuple(map(str, gpus)),
-            version=__version__,
-        )
-        return msgspec.msgpack.encode(place)
+        return own_place()
 
     def serve(self, boot: bytes) -> int:
         """Be a rank; return its exit status."""

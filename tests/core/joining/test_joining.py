@@ -319,7 +319,7 @@ def test_waiting_has_an_end_and_says_who_came(meeting: Meeting) -> None:
     assert "no server listened at 127.0.0.1:" in refused(short, far(spec, 1))
     with Reception(spec, short, num_processes=1) as reception:
         (first,) = arrive(short, far(spec, 1))
-        with pytest.raises(ConfigError, match=r"1 of 2 engines .* engine 2 not, within 0.3 s"):
+        with pytest.raises(ConfigError, match=r"1 of 2 engines .* engine 2 has not, within 0.3 s"):
             reception.wait()
         first.close()
         with pytest.raises(ConfigError, match="0 of 2 engines"):

@@ -15,8 +15,8 @@ import msgspec
 from dovetail.config.config import Config
 from dovetail.config.rules.cores import BAR, UNBOUND, chosen_cores, cores_of_ranks, divided, word_of
 from dovetail.config.rules.cores import FLAG as CORES
-from dovetail.config.rules.joining import HEADLESS, check_joining
-from dovetail.config.rules.placement import launched
+from dovetail.config.rules.joining import BACKEND, HEADLESS, check_joining, starter_of
+from dovetail.config.rules.placement import launched, places_ranks
 from dovetail.config.rules.platform import default_threads, usable_cores, usable_processors
 from dovetail.config.rules.selections import select_router
 from dovetail.config.sections.parallel import ParallelConfig
@@ -36,15 +36,16 @@ HOST_CORES = "host_cores"
 def engine_numbers(config: Config) -> range:
     """Return the numbers of the engines that run on this machine. Raises: ConfigError
 
-    All of them, or as many of the first as the local size says; with a rank that one alone, behind
-    a balancer of the user's; with the hybrid balancing, and headless, those from the start rank on.
+    All of them, or as many of the first as the local size says (without it none where another
+    starts them); with a rank that one alone, behind a balancer of the user's; with the hybrid
+    balancing, and headless, those from the start rank on.
     """
     parallel = config.parallel
     if parallel.data_parallel_rank is not None:
         return _one_rank(parallel, parallel.data_parallel_rank)
     if parallel.data_parallel_hybrid_lb or parallel.headless:
         return _machine_of_several(parallel)
-    return _first_ones(parallel)
+    return _first_ones(config)
 
 
 def engines_elsewhere(config: Config) -> range:
@@ -53,7 +54,7 @@ def engines_elsewhere(config: Config) -> range:
     is_apart = parallel.data_parallel_rank is not None or parallel.data_parallel_hybrid_lb
     if is_apart or parallel.headless:
         return range(0)
-    return range(len(_first_ones(parallel)), parallel.data_parallel_size)
+    return range(len(_first_ones(config)), parallel.data_parallel_size)
 
 
 def with_engines(spec: EngineSpec, config: Config, platform: Platform) -> EngineSpec:
@@ -89,17 +90,38 @@ def check_engines(config: Config) -> None:
             where="--distributed-executor-backend",
             fix=f"use mp or ray, or one launch for each engine with {RANK}.",
         )
+    _check_starter(config)
     check_joining(config, joins=bool(others))
+
+
+def _check_starter(config: Config) -> None:
+    """Raise ConfigError for flags that do not fit with engines that another starts."""
+    if starter_of(config) is None:
+        return
+    parallel, backend = config.parallel, f"{BACKEND} {config.parallel.data_parallel_backend}"
+    for flag, is_meant in {
+        RANK: parallel.data_parallel_rank is not None,
+        HYBRID: parallel.data_parallel_hybrid_lb,
+    }.items():
+        if is_meant:
+            raise ConfigError(
+                f"{backend} starts all engines of one server, and with {flag} there are others.",
+                where=BACKEND,
+                fix="leave one of the two out.",
+            )
+    if places_ranks(config):
+        raise ConfigError(
+            f"the ranks of an engine of {backend} run on the engine's machine, and this executor "
+            "may use others.",
+            where="--distributed-executor-backend",
+            fix=f"leave it out, or leave {BACKEND} out.",
+        )
 
 
 def _one_rank(parallel: ParallelConfig, rank: int) -> range:
     size = parallel.data_parallel_size
     if rank >= size:
-        raise ConfigError(
-            f"there is no rank {rank} among {size}.",
-            where=RANK,
-            fix=f"use 0 to {size - 1}, or raise {SIZE}.",
-        )
+        raise _no_such_rank(RANK, rank, size)
     if parallel.data_parallel_size_local not in (None, 1):
         raise ConfigError(
             f"with {RANK} a server runs one engine, not {parallel.data_parallel_size_local}.",
@@ -115,20 +137,31 @@ def _one_rank(parallel: ParallelConfig, rank: int) -> range:
     return range(rank, rank + 1)
 
 
+def _no_such_rank(flag: str, rank: int, size: int) -> ConfigError:
+    return ConfigError(
+        f"there is no rank {rank} among {size}.",
+        where=flag,
+        fix=f"use 0 to {size - 1}, or raise {SIZE}.",
+    )
+
+
 def _machine_of_several(parallel: ParallelConfig) -> range:
     size, first = parallel.data_parallel_size, parallel.data_parallel_start_rank or 0
     local = parallel.data_parallel_size_local
+    if first >= size:
+        raise _no_such_rank(START, first, size)
     count = size - first if local is None else local
     if count < 1 or first + count > size:
         raise ConfigError(
             f"{count} engines from rank {first} on are not among {size}.",
             where=LOCAL if local is not None else START,
-            fix=f"use at most {max(0, size - first)} engines here, or raise {SIZE}.",
+            fix=f"use at most {size - first} engines here, or raise {SIZE}.",
         )
     return range(first, first + count)
 
 
-def _first_ones(parallel: ParallelConfig) -> range:
+def _first_ones(config: Config) -> range:
+    parallel = config.parallel
     size, local = parallel.data_parallel_size, parallel.data_parallel_size_local
     if parallel.data_parallel_start_rank:
         raise ConfigError(
@@ -141,7 +174,9 @@ def _first_ones(parallel: ParallelConfig) -> range:
         raise ConfigError(
             f"{local} engines are more than {SIZE} {size}.", where=LOCAL, fix=f"use {size}."
         )
-    return range(size if local is None else local)
+    if local is None:
+        return range(size if starter_of(config) is None else 0)
+    return range(local)
 
 
 def engine_shares(config: Config, platform: Platform, num_ranks: int) -> tuple[EngineShare, ...]:

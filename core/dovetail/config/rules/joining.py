@@ -6,14 +6,17 @@ The server's machine is the head; the processes that run engines elsewhere are h
 from __future__ import annotations
 
 import logging
+import secrets
 from dataclasses import dataclass, field
 
+from dovetail import registry
 from dovetail.config.config import Config
 from dovetail.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 HEADLESS = "--headless"
+BACKEND = "--data-parallel-backend"
 ADDRESS = "--data-parallel-address"
 PORT = "--data-parallel-rpc-port"
 SECRET = "--data-parallel-secret"
@@ -40,13 +43,28 @@ class Meeting:
 def meeting_of(config: Config) -> Meeting:
     """Return where the engines meet. Raises: ConfigError"""
     parallel = config.parallel
-    host, secret = parallel.data_parallel_address, parallel.data_parallel_secret
+    host = parallel.data_parallel_address
     if not host:
         raise ConfigError(
             "engines of several machines need an address to meet at.",
             where=ADDRESS,
             fix="give the address of the server's machine, the same on every machine.",
         )
+    return _meeting(config, host, parallel.data_parallel_rpc_port or DEFAULT_PORT)
+
+
+def meeting_at(config: Config, host: str) -> Meeting:
+    """Return where engines meet that another starts: at this address, unless flags say otherwise,
+    at any free port (0), with a secret of this start. Raises: ConfigError"""
+    parallel = config.parallel
+    if parallel.data_parallel_secret is None:
+        config = config.with_fields({"data_parallel_secret": secrets.token_hex(32)})
+    host = parallel.data_parallel_address or host
+    return _meeting(config, host, parallel.data_parallel_rpc_port or 0)
+
+
+def _meeting(config: Config, host: str, port: int) -> Meeting:
+    secret = config.parallel.data_parallel_secret
     if secret is None or len(secret) < MIN_SECRET_CHARS:
         what = "is needed" if secret is None else "must have 16 characters or more"
         raise ConfigError(
@@ -57,10 +75,20 @@ def meeting_of(config: Config) -> Meeting:
         )
     return Meeting(
         host=host,
-        port=parallel.data_parallel_rpc_port or DEFAULT_PORT,
-        limit_s=parallel.data_parallel_join_timeout,
+        port=port,
+        limit_s=config.parallel.data_parallel_join_timeout,
         secret=secret.encode(),
     )
+
+
+def starter_of(config: Config) -> str | None:
+    """Return the "module:class" of the EngineStarter that starts engines elsewhere; None where
+    people do, or all are here. Raises: PluginError"""
+    if not config.is_given("data_parallel_backend"):
+        return None
+    name = config.parallel.data_parallel_backend
+    starter: str | None = registry.value_of("data_parallel_backend", name, where=BACKEND)
+    return starter
 
 
 def check_joining(config: Config, *, joins: bool) -> None:
@@ -69,6 +97,8 @@ def check_joining(config: Config, *, joins: bool) -> None:
     parallel = config.parallel
     if parallel.headless:
         _check_headless(config)
+    if starter_of(config) is not None:
+        return  # it says where, and the secret is made
     if parallel.headless or joins:
         meeting_of(config)
         return
@@ -96,11 +126,12 @@ def _check_headless(config: Config) -> None:
         "--data-parallel-hybrid-lb": parallel.data_parallel_hybrid_lb,
         "--api-server-count": frontend.api_server_count > 1,
         "--disable-frontend-multiprocessing": frontend.disable_frontend_multiprocessing,
+        f"{BACKEND} {parallel.data_parallel_backend}": starter_of(config) is not None,
     }
     for flag, is_meant in meant.items():
         if is_meant:
             raise ConfigError(
-                f"{flag} is for a server, and this process is none.",
+                f"{flag} is for a server, and this process is not one.",
                 where=HEADLESS,
                 fix="leave one of the two out.",
             )

@@ -453,10 +453,14 @@ class AsyncEngine(EngineOperations):
 
     async def _tick(self) -> None:
         """Look after the steps that engines are in, and let stat loggers write now and then."""
-        flushed_s = time.monotonic()
+        flushed_s = looked_s = time.monotonic()
         while self.is_alive:
+            late_s = time.monotonic() - looked_s - TICK_PERIOD_S
             for connection in self._connections:
-                connection.check_step()  # event loops deliver what has come before timers run out
+                if late_s > TICK_PERIOD_S:  # this process was stopped, and has yet to read
+                    connection.note_pause(late_s)
+                connection.check_step()
+            looked_s = time.monotonic()
             if time.monotonic() - flushed_s >= FLUSH_PERIOD_S:
                 flushed_s = time.monotonic()
                 self._stats.flush()

@@ -227,6 +227,12 @@ class EngineConnection:
             except EngineDead as error:
                 self.die(error.what)
 
+    def note_pause(self, duration_s: float) -> None:
+        """Do not count a time in which this process could not listen as the engine's silence."""
+        now_s = time.monotonic()
+        self._heard_s = min(now_s, self._heard_s + duration_s)
+        self._busy_since_s = min(now_s, self._busy_since_s + duration_s)
+
     def check_step(self) -> None:
         """Give an engine up that has been in one step for longer than it may be."""
         limit_s = self.spec.step_timeout_s

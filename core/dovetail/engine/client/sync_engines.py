@@ -14,12 +14,13 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from dovetail.engine.client.async_engine import AsyncEngine
+from dovetail.engine.client.host import EngineHost
 from dovetail.engine.client.input import InputProcessor, PreparedRequest, Prompt
 from dovetail.engine.client.outputs import RequestOutput
 from dovetail.engine.client.pooled_input import PooledInput
 from dovetail.engine.client.sync_engine import SyncStep
 from dovetail.engine.sleep_mode import asleep_error
-from dovetail.errors import ConfigError, DovetailError, EngineDead
+from dovetail.errors import DovetailError, EngineDead
 from dovetail.interfaces.pooling_params import PoolingParams
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
@@ -68,19 +69,16 @@ class _LoopThread:
 class SyncEngines:
     """All engines of one model. Close them with `shutdown`."""
 
-    def __init__(self, spec: EngineSpec) -> None:
-        """Start everything. Raises: ConfigError, EngineDead"""
-        if spec.elsewhere:
-            raise ConfigError(
-                "engines of other machines come to a server, and this is none.",
-                where="--data-parallel-size-local",
-                fix="leave it out, or use `dovetail serve`.",
-            )
+    def __init__(self, spec: EngineSpec, elsewhere: Sequence[EngineHost] = ()) -> None:
+        """Start everything; those of `spec.elsewhere` have begun to start.
+
+        Raises: ConfigError, EngineDead
+        """
         self.spec = spec
         self._thread = _LoopThread()
         self._is_shut_down = False
         try:
-            self._engine = self._thread.do(AsyncEngine.start(spec))
+            self._engine = self._thread.do(AsyncEngine.start(spec, elsewhere=elsewhere))
         except BaseException:
             self._thread.close()
             raise

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from dovetail.config.config import Config
-from dovetail.config.rules.joining import check_serves, meeting_of
+from dovetail.config.rules.joining import check_serves
 from dovetail.interfaces.spec import EngineSpec, Selection
 from dovetail.server.launch.records import write_record
 from dovetail.server.launch.sockets import url_of
@@ -22,7 +22,7 @@ from dovetail.server.launch.startup_timer import StartupTimer
 
 if TYPE_CHECKING:
     from dovetail.engine.client.async_engine import AsyncEngine
-    from dovetail.joining.reception import Reception
+    from dovetail.joining.elsewhere import Elsewhere
     from dovetail.joining.remote_engine import RemoteEngine
 
 logger = logging.getLogger("dovetail.server")
@@ -57,40 +57,41 @@ async def starting_engine(
     """
     check_serves(config)
     with contextlib.ExitStack() as stack:
-        reception = _reception(config, spec)
-        if reception is not None:
-            stack.enter_context(reception)
-        task = asyncio.ensure_future(_start_engine(config, spec, timer, reception))
+        elsewhere = _elsewhere(config, spec)
+        if elsewhere is not None:
+            stack.enter_context(elsewhere)
+        task = asyncio.ensure_future(_start_engine(config, spec, timer, elsewhere))
         try:
             yield task
         finally:
             task.cancel()
-            stack.close()  # ends a wait for engines of other machines
+            if elsewhere is not None:
+                elsewhere.end_wait()
             (engine,) = await asyncio.gather(task, return_exceptions=True)
             if not isinstance(engine, BaseException):
                 await engine.shutdown()
 
 
-def _reception(config: Config, spec: EngineSpec) -> Reception | None:
-    """Return where engines of other machines come to, if any are to. Raises: ConfigError"""
+def _elsewhere(config: Config, spec: EngineSpec) -> Elsewhere | None:
+    """Return the engines of other machines, if there are to be any. Raises: ConfigError"""
     if not spec.elsewhere:
         return None
-    from dovetail.joining.reception import Reception
+    from dovetail.joining.elsewhere import Elsewhere
 
     count = config.frontend.api_server_count
-    return Reception(spec, meeting_of(config), num_processes=count if count > 1 else 0)
+    return Elsewhere(config, spec, num_processes=count if count > 1 else 0)
 
 
 async def _start_engine(
-    config: Config, spec: EngineSpec, timer: StartupTimer, reception: Reception | None
+    config: Config, spec: EngineSpec, timer: StartupTimer, others: Elsewhere | None
 ) -> AsyncEngine:
     """Return the started engine with its phases noted. Raises: as AsyncEngine.start"""
     from dovetail.engine.client.async_engine import AsyncEngine
 
     elsewhere: list[RemoteEngine] = []
-    if reception is not None:
+    if others is not None:
         with timer.time("engines of other machines"):
-            elsewhere = await asyncio.get_running_loop().run_in_executor(None, reception.wait)
+            elsewhere = await asyncio.get_running_loop().run_in_executor(None, others.wait)
 
     in_process = config.frontend.disable_frontend_multiprocessing
     # Of several API processes each has its own compiler; who wants one process gets it when needed.

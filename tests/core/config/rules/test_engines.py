@@ -88,7 +88,7 @@ def test_which_engines_run_here(fields: dict[str, Any], numbers: range) -> None:
             "--data-parallel-size-local: 2 engines from rank 3 on are not among 4. Fix: use at "
             "most 1 engines here",
         ),
-        ({"size": 4, "hybrid_lb": True, "start_rank": 4}, "--data-parallel-start-rank: 0 engines"),
+        ({"size": 4, "hybrid_lb": True, "start_rank": 4}, "start-rank: there is no rank 4 among 4"),
         ({"size": 4, "start_rank": 2}, "--data-parallel-start-rank: it says where"),
         ({"size": 2, "size_local": 3}, "--data-parallel-size-local: 3 engines are more than"),
         ({"size": 2, "size_local": 1}, "--data-parallel-address: engines of several machines"),

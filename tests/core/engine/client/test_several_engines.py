@@ -328,6 +328,12 @@ def test_an_engine_that_hangs_is_given_up_and_ended() -> None:
             ):
                 await anext(one)
                 await anext(two)
+                for connection in engine._connections:  # as if this process had been stopped
+                    connection._heard_s -= 5
+                    connection._busy_since_s -= 5
+                    connection.note_pause(5.0)
+                    connection.check_step()
+                assert all(connection.is_alive for connection in engine._connections)
                 process.suspend()
                 ended = await asyncio.gather(_rest(one), _rest(two), return_exceptions=True)
                 dead = [error for error in ended if isinstance(error, EngineDead)]

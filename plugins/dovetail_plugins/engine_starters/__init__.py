@@ -1,0 +1,1 @@
+"""Who starts engines elsewhere: the code behind choices of --data-parallel-backend."""

@@ -1,0 +1,59 @@
+"""EngineActor: a Ray actor whose process runs one engine, as `dovetail serve --headless` does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+import msgspec
+
+from dovetail.engine.faults import fault_of
+from dovetail.engine.messages import Fault
+from dovetail.errors import DovetailError
+from dovetail_plugins.executors._ray_places import VISIBLE, own_place
+
+
+class EngineBoot(msgspec.Struct, frozen=True, kw_only=True):
+    """What an actor is to run: the engine at a `place` among those that its machine has by a
+    config's fields. `gpus` are those of all of them; `folder` is where relative paths begin."""
+
+    fields: dict[str, Any]
+    place: int
+    gpus: tuple[str, ...]
+    folder: str
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How it ended: with an exit status, or with an error."""
+
+    status: int = 0
+    fault: Fault | None = None
+
+
+class EngineActor:
+    """Says where it is, then runs its engine until the server ends."""
+
+    def place(self) -> bytes:
+        """Return this actor's Place, encoded."""
+        return own_place()
+
+    def serve(self, boot: bytes) -> bytes:
+        """Run the engine; return its Outcome, encoded."""
+        told = msgspec.msgpack.decode(boot, type=EngineBoot)
+        if told.gpus:
+            os.environ[VISIBLE] = ",".join(told.gpus)
+        with contextlib.suppress(OSError):  # another machine need not have the folder
+            os.chdir(told.folder)
+        try:
+            outcome = Outcome(status=_run(told))
+        except DovetailError as error:
+            outcome = Outcome(fault=fault_of(error))
+        return msgspec.msgpack.encode(outcome)
+
+
+def _run(told: EngineBoot) -> int:
+    from dovetail.config.config import Config  # after the environment: torch looks for devices
+    from dovetail.joining.headless import run_one
+
+    return run_one(Config.from_fields(told.fields, origin="server"), told.place)
