@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import httpx
 
-from dovetail.errors import DovetailError, NotFound, Overloaded, RequestError
+from dovetail.errors import DovetailError, Overloaded, RequestError, model_not_found
 from dovetail.gateway import figures
 from dovetail.gateway.entries import Entry
 from dovetail.gateway.model import Model, State
@@ -79,12 +79,7 @@ class Fleet:
             return self.models[0]
         found = self._by_name.get(name)
         if found is None:
-            raise NotFound(
-                f'the model "{name[:256]}" is not served here.',
-                where="model",
-                fix=f"use one of: {', '.join(self._by_name)}.",
-                code="model_not_found",
-            )
+            raise model_not_found(name, self._by_name)
         return found
 
     async def load_at_start(self) -> None:

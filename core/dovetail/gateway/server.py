@@ -18,10 +18,8 @@ import httpx
 import psutil
 
 from dovetail.config.config import DEMO_ORIGIN
-from dovetail.config.sections.field import flags_of
-from dovetail.config.sections.gateway import GatewayConfig
 from dovetail.errors import DovetailError
-from dovetail.gateway.entries import Entry
+from dovetail.gateway.entries import KEPT, Entry
 from dovetail.process import Child, spawn
 
 logger = logging.getLogger("dovetail.gateway")
@@ -33,30 +31,6 @@ KEEP_ALIVE_S = 86400
 IDLE_CONNECTION_S = 60.0
 """How long a connection to a model's server is kept; the server itself keeps it longer, so that
 none is closed while a request is on its way."""
-
-OF_THE_ADDRESS = frozenset(
-    {
-        "host",
-        "port",
-        "api_key",
-        "allowed_hosts",
-        "allowed_origins",
-        "allowed_methods",
-        "allowed_headers",
-        "allow_credentials",
-        "middleware",
-        "ssl_keyfile",
-        "ssl_certfile",
-        "ssl_ca_certs",
-        "ssl_cert_reqs",
-        "ssl_ciphers",
-        "enable_ssl_refresh",
-        "enable_request_id_headers",
-        "disable_access_log_for_endpoints",
-        *(flag.name for flag in flags_of(GatewayConfig)),
-    }
-)
-"""Flags that the gateway keeps itself, and a model's server must not keep again."""
 
 
 class ModelFailed(DovetailError):
@@ -182,7 +156,7 @@ def child_fields(entry: Entry, path: str) -> dict[str, Any]:
     given = {
         name: config.value(name)
         for name, origin in config.origins.items()
-        if origin != DEMO_ORIGIN and name not in OF_THE_ADDRESS
+        if origin != DEMO_ORIGIN and name not in KEPT
     }
     own = {
         "uds": path,
