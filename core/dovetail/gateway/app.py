@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -17,6 +16,7 @@ from starlette.routing import Route
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.gateway import figures
+from dovetail.gateway.connections import Whole
 from dovetail.gateway.fleet import Fleet
 from dovetail.gateway.forward import Forward
 from dovetail.gateway.model import Model, State
@@ -117,7 +117,7 @@ async def _health_of(model: Model) -> dict[str, Any]:
     if model.state is State.UNLOADED and model.may_start_s > time.monotonic():
         return told | {"state": "failed"}
     answer = await _asked(model, "/health")
-    if model.state is State.LOADED and (answer is None or answer.status_code != 200):
+    if model.state is State.LOADED and (answer is None or answer.status != 200):
         return told | {"state": "unhealthy"}
     return told
 
@@ -134,7 +134,7 @@ async def load(request: Request) -> Response:
     each = {
         model.name: answer.json()
         for model, answer in zip(models, answers, strict=True)
-        if answer is not None and answer.status_code == 200
+        if answer is not None and answer.status == 200
     }
     sums = {name: sum(one[name] for one in each.values()) for name in ("running", "waiting")}
     return JSONResponse(sums | {"inside": _state(request).admission.num_inside, "models": each})
@@ -147,19 +147,19 @@ async def show_metrics(request: Request) -> Response:
     texts = {
         model.name: answer.text
         for model, answer in zip(models, answers, strict=True)
-        if answer is not None and answer.status_code == 200
+        if answer is not None and answer.status == 200
     }
     text = figures.merged(figures.own_text(), texts)
     return Response(text, headers={"content-type": metrics.CONTENT_TYPE})
 
 
-async def _asked(model: Model, path: str) -> httpx.Response | None:
+async def _asked(model: Model, path: str) -> Whole | None:
     """Return what a model's server says; None where it is not loaded or does not say."""
     if model.server is None or model.state is not State.LOADED:
         return None
-    with contextlib.suppress(TimeoutError, httpx.TransportError):
+    with contextlib.suppress(TimeoutError, ConnectionError):
         async with asyncio.timeout(ASK_LIMIT_S):
-            return await model.server.ask("GET", path)
+            return await model.server.connections.ask("GET", path)
     return None
 
 
