@@ -108,12 +108,14 @@ class Connections:
 
 
 class Answer:
-    """One answer as it comes in. Header names are in lower case."""
+    """One answer as it comes in. Header names are in lower case; `is_last`: the server closes the
+    connection behind it."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self.status = 0
         self.headers: list[Header] = []
         self.is_complete = False
+        self.is_last = False
         self._has_begun = False
         self._transport = transport
         self._parser = httptools.HttpResponseParser(self)
@@ -122,11 +124,6 @@ class Answer:
         self._is_paused = False
         self._fault: ConnectionError | None = None
         self._news: asyncio.Future[None] | None = None
-
-    @property
-    def is_last(self) -> bool:
-        """Return whether the server closes the connection behind it."""
-        return not self._parser.should_keep_alive()
 
     async def begun(self) -> None:
         """Return once status and headers are there. Raises: ConnectionError"""
@@ -200,7 +197,7 @@ class Answer:
 
     def on_message_complete(self) -> None:
         """Note the end. Mutates: self"""
-        self.is_complete = True
+        self.is_complete, self.is_last = True, not self._parser.should_keep_alive()
 
 
 class _Connection(asyncio.Protocol):
