@@ -20,6 +20,7 @@ from dovetail.gateway.connections import Whole
 from dovetail.gateway.fleet import Fleet
 from dovetail.gateway.forward import Forward
 from dovetail.gateway.model import Model, State
+from dovetail.gateway.page import hidden_routes, page_routes
 from dovetail.interfaces.api import Api
 from dovetail.observability import metrics
 from dovetail.server.api.admin.routes import FLAG as DEV
@@ -64,10 +65,13 @@ def build_gateway(fleet: Fleet, frontend: FrontendConfig, apis: Iterable[Api]) -
     doors = Doors(open_requests=app.state.open_requests)
     app.state.server = GatewayState(frontend=frontend, admission=doors, fleet=fleet)
     app.state.flags_by_path = flags_by_path(families)
-    app.state.open_endpoints = {health, live, ready}
+    page = page_routes(frontend)
+    app.state.open_endpoints = {health, live, ready, *page.values()}
     closed = () if frontend.enable_dev_endpoints else _paths_of(families, DEV)
     for path, endpoint, methods in OWN:
         app.router.routes.append(Route(path, endpoint, methods=list(methods)))
+    for path, endpoint in (*page.items(), *hidden_routes(frontend)):
+        app.router.routes.append(Route(path, endpoint, methods=["GET"]))
     app.router.routes.append(
         Route("/{path:path}", Forward(fleet, closed, lambda: doors.is_draining))
     )

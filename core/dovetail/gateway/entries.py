@@ -52,6 +52,7 @@ KEPT = frozenset(
 
 SHARED = KEPT.difference(PER_MODEL) | {
     "root_path",
+    "ui",
     "enable_dev_endpoints",
     "max_body_bytes",
     "h11_max_incomplete_event_size",

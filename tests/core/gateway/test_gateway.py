@@ -106,6 +106,20 @@ def test_what_the_gateway_keeps_and_what_it_hands_on() -> None:
     assert all(path != "/sleep" for _, path in server.calls)
 
 
+def test_the_page_needs_no_model_and_settings_are_not_told_to_everybody() -> None:
+    async def told(host: str, **frontend: Any) -> tuple[int, ...]:
+        rig = Rig("a", "b", frontend={"host": host} | frontend)
+        async with rig.client() as client:
+            codes = [(await client.get(path)).status_code for path in ("/", "/ui/app.js")]
+            assert rig.started == []
+            return (*codes, (await client.get("/settings")).status_code)
+
+    assert asyncio.run(told("127.0.0.1", allowed_hosts=("test",))) == (200, 200, 200)
+    assert asyncio.run(told("0.0.0.0")) == (200, 200, 403)
+    assert asyncio.run(told("0.0.0.0", enable_dev_endpoints=True)) == (200, 200, 200)
+    assert asyncio.run(told("0.0.0.0", api_key=("k",))) == (200, 200, 401)
+
+
 def test_a_stream_passes_as_it_comes_and_ends_with_its_client() -> None:
     rig = Rig("a", "b")
 
