@@ -27,7 +27,7 @@ class Dialect:
     path: str
     body: Callable[[str, int], Body]
     whole: str
-    end: bytes
+    ends: tuple[bytes, ...]
 
 
 def _chat(text: str, tokens: int) -> Body:
@@ -44,17 +44,17 @@ DIALECTS = {
         "/v1/completions",
         lambda text, tokens: {"prompt": text, "max_tokens": tokens, "ignore_eos": True},
         "choices",
-        b"data: [DONE]",
+        (b"data: [DONE]",),
     ),
-    "chat": Dialect("/v1/chat/completions", _chat, "choices", b"data: [DONE]"),
+    "chat": Dialect("/v1/chat/completions", _chat, "choices", (b"data: [DONE]",)),
     "responses": Dialect(
         "/v1/responses",
         lambda text, tokens: {"input": text, "max_output_tokens": tokens, "store": False},
         "output",
-        b'"type":"response.completed"',
+        (b'"type":"response.completed"', b'"type":"response.incomplete"'),
     ),
-    "messages": Dialect("/v1/messages", _chat, "content", b'"type":"message_stop"'),
-    "ollama": Dialect("/api/chat", _ollama, "message", b'"done":true'),
+    "messages": Dialect("/v1/messages", _chat, "content", (b'"type":"message_stop"',)),
+    "ollama": Dialect("/api/chat", _ollama, "message", (b'"done":true',)),
 }
 
 
@@ -139,5 +139,5 @@ def _fault_of(answer: bytes, dialect: Dialect, is_stream: bool) -> str | None:
         return None if is_whole else f"no {dialect.whole}: {answer[:200]!r}"
     text = answer.replace(b'": ', b'":')
     ends_well = text.endswith(b"0\r\n\r\n") and b'"error":{' not in text
-    is_complete = dialect.end in text and ends_well
+    is_complete = any(end in text for end in dialect.ends) and ends_well
     return None if is_complete else f"it ends with {answer[-300:]!r}"
