@@ -11,9 +11,12 @@ const TITLES = { chat: "Chat", server: "Server", settings: "Settings" };
 
 /** Return a view's element. Its id is not its address, to which the browser would jump. */
 const place = (name) => document.getElementById(`view-${name}`);
-const models = makeModels(document.getElementById("model-name"), (model) => {
-  views.chat.setModel(model);
-  views.settings.setModel(model);
+const models = makeModels(document.getElementById("model-name"), {
+  wanted: () => views.chat.conversation.model,
+  changed: (model) => {
+    views.chat.setModel(model);
+    views.settings.setModel(model);
+  },
 });
 const views = {
   chat: makeChat(place("chat"), models),

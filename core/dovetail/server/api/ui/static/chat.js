@@ -14,7 +14,7 @@ const CURRENT = "dovetail.current";
 const NEAR_END = 80;
 const SAVE_MS = 1000;
 
-/** Return the view in an element: show, hide, setModel. */
+/** Return the view in an element: show, hide, setModel, and the conversation that is open. */
 export function makeChat(root, models) {
   return new Chat(root, models);
 }

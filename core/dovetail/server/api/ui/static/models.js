@@ -8,8 +8,8 @@ const CHOSEN = "dovetail.model";
 
 /** Return the choice in an element: find, refresh, choose, current, isOfSeveral.
  *
- * `changed` gets the chosen model's card of /v1/models. */
-export function makeModels(root, changed) {
+ * `changed` gets the chosen model's card of /v1/models; `wanted` returns the name to begin with. */
+export function makeModels(root, { changed, wanted }) {
   let models = [];
   let chosen = null;
   const list = el("select", { id: "model-choice", onchange: () => choose(list.value) });
@@ -25,8 +25,8 @@ export function makeModels(root, changed) {
       );
       return;
     }
-    const known = localStorage.getItem(CHOSEN);
-    chosen = card(chosen?.id) ?? card(known) ?? models[0] ?? null;
+    const names = [chosen?.id, wanted(), localStorage.getItem(CHOSEN)];
+    chosen = names.map(card).find(Boolean) ?? models[0] ?? null;
     draw();
     changed(chosen);
   }

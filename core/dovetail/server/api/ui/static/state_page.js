@@ -68,7 +68,8 @@ export function makeStatePage(root, models) {
       el("div", { class: "row" },
         el("div", { class: "segments", role: "group", "aria-label": "Time shown" }, spans), pause)),
     states, el("div", { class: "plots" }, plots.map(({ plot }) => plot.node)),
-    el("p", { class: "quiet" }, "From /metrics, every two seconds while this page is seen.")));
+    el("p", { class: "quiet" }, "From /metrics, every two seconds while this page is seen."
+      + " Several models or engines are added up.")));
   drawPause();
   document.addEventListener("visibilitychange", schedule);
 
