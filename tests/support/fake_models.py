@@ -104,6 +104,8 @@ class FakeServer:
     def _told(self, path: str, body: bytes) -> tuple[int, str]:
         if path == "/v1/models":
             return 200, json.dumps({"data": [{"id": self.name, "max_model_len": 64}]})
+        if path in ("/api/tags", "/api/ps"):
+            return 200, json.dumps({"models": [{"name": self.name, "size": 7}]})
         if path == "/metrics":
             return 200, f'# TYPE x gauge\nx{{engine="0"}} 1\nvllm_y{{model_name="{self.name}"}} 2\n'
         if path.startswith("/v1/responses/"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -15,8 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from dovetail.config.sections.frontend import FrontendConfig
-from dovetail.gateway import figures
-from dovetail.gateway.connections import Whole
+from dovetail.gateway import figures, ollama
 from dovetail.gateway.fleet import Fleet
 from dovetail.gateway.forward import Forward
 from dovetail.gateway.model import Model, State
@@ -29,9 +27,6 @@ from dovetail.server.app import add_handlers, add_layers, error_bodies_of
 from dovetail.server.http.errors import problem
 from dovetail.server.http.middleware import OpenRequests
 from dovetail.version import __version__
-
-ASK_LIMIT_S = 5.0
-"""How long a model's server may take for its own /health, /load or /metrics."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,7 +115,7 @@ async def _health_of(model: Model) -> dict[str, Any]:
     told = model.told()
     if model.state is State.UNLOADED and model.may_start_s > time.monotonic():
         return told | {"state": "failed"}
-    answer = await _asked(model, "/health")
+    answer = await model.ask("/health")
     if model.state is State.LOADED and (answer is None or answer.status != 200):
         return told | {"state": "unhealthy"}
     return told
@@ -134,7 +129,7 @@ async def version(request: Request) -> Response:
 async def load(request: Request) -> Response:
     """Return how much work there is in all loaded models, and in each."""
     models = _state(request).fleet.models
-    answers = await asyncio.gather(*(_asked(model, "/load") for model in models))
+    answers = await asyncio.gather(*(model.ask("/load") for model in models))
     each = {
         model.name: answer.json()
         for model, answer in zip(models, answers, strict=True)
@@ -147,7 +142,7 @@ async def load(request: Request) -> Response:
 async def show_metrics(request: Request) -> Response:
     """Return the gateway's metrics and those of all loaded models as Prometheus text."""
     models = _state(request).fleet.models
-    answers = await asyncio.gather(*(_asked(model, "/metrics") for model in models))
+    answers = await asyncio.gather(*(model.ask("/metrics") for model in models))
     texts = {
         model.name: answer.text
         for model, answer in zip(models, answers, strict=True)
@@ -155,16 +150,6 @@ async def show_metrics(request: Request) -> Response:
     }
     text = figures.merged(figures.own_text(), texts)
     return Response(text, headers={"content-type": metrics.CONTENT_TYPE})
-
-
-async def _asked(model: Model, path: str) -> Whole | None:
-    """Return what a model's server says; None where it is not loaded or does not say."""
-    if model.server is None or model.state is not State.LOADED:
-        return None
-    with contextlib.suppress(TimeoutError, ConnectionError):
-        async with asyncio.timeout(ASK_LIMIT_S):
-            return await model.server.connections.ask("GET", path)
-    return None
 
 
 async def list_models(request: Request) -> Response:
@@ -202,6 +187,8 @@ OWN: tuple[tuple[str, Callable[..., Any], tuple[str, ...]], ...] = (
     ("/version", version, ("GET",)),
     ("/load", load, ("GET",)),
     ("/metrics", show_metrics, ("GET",)),
+    ("/api/tags", ollama.list_models, ("GET",)),
+    ("/api/ps", ollama.list_loaded, ("GET",)),
     ("/v1/models", list_models, ("GET",)),
     ("/v1/models/{name:path}", show_model, ("GET",)),
 )

@@ -21,6 +21,7 @@ from dovetail.gateway.entries import Entry
 from dovetail.gateway.model import Model, State
 from dovetail.gateway.need import free_beside
 from dovetail.gateway.server import ModelFailed, Server
+from dovetail.server.api.ollama.models import LATEST
 
 logger = logging.getLogger("dovetail.gateway")
 WATCH_PERIOD_S = 0.1
@@ -72,10 +73,11 @@ class Fleet:
         await self.shutdown()
 
     def find(self, name: str | None) -> Model:
-        """Return the model of this name, the first one without a name. Raises: NotFound"""
+        """Return the model of this name, the first one without a name. The tag that Ollama's
+        clients add may be there: the model's server knows where. Raises: NotFound"""
         if not name:
             return self.models[0]
-        found = self._by_name.get(name)
+        found = self._by_name.get(name) or self._by_name.get(name.removesuffix(LATEST))
         if found is None:
             raise model_not_found(name, self._by_name)
         return found

@@ -299,6 +299,18 @@ def test_models_are_listed_with_their_states_and_metrics_have_their_names() -> N
     within(rig, work)
 
 
+def test_ollamas_lists_are_of_all_models() -> None:
+    rig = Rig("a", "b,b2")
+
+    async def work(client: Client) -> None:
+        assert await by(client, model="b:latest") == "b"
+        tags = (await client.get("/api/tags")).json()["models"]
+        assert [(one["name"], one["size"]) for one in tags] == [("a", 0), ("b", 7)]
+        assert [one["name"] for one in (await client.get("/api/ps")).json()["models"]] == ["b"]
+
+    within(rig, work)
+
+
 def test_who_leaves_first() -> None:
     models = Rig("a", "b", "c").models
 
