@@ -25,8 +25,6 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
-PATHS = os.pathsep.join(str(ROOT / part) for part in ("core", "plugins", "kernels"))
-ENV = os.environ | {"PYTHONPATH": PATHS, "HF_HUB_OFFLINE": "1"}
 QWEN3_06B = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -44,6 +42,15 @@ QWEN3_06B = {
     "dtype": "bfloat16",
     "eos_token_id": 0,
 }
+
+
+def env_of(tree: Path = ROOT) -> dict[str, str]:
+    """Return the environment in which dovetail is that of a source tree."""
+    paths = os.pathsep.join(str(tree / part) for part in ("core", "plugins", "kernels"))
+    return os.environ | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1"}
+
+
+ENV = env_of()
 
 
 def free_port() -> int:
@@ -74,14 +81,16 @@ def is_ready(url: str) -> bool:
 
 
 @contextmanager
-def serving(arguments: list[str], log: Path) -> Iterator[tuple[str, float, psutil.Process]]:
-    """Start a server and yield (url, seconds to ready, process); stop it at the end."""
+def serving(
+    arguments: list[str], log: Path, tree: Path = ROOT
+) -> Iterator[tuple[str, float, psutil.Process]]:
+    """Start a tree's server and yield (url, seconds to ready, process); stop it at the end."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "dovetail", "serve", *arguments, "--port", str(port)]
     start_s = time.perf_counter()
     with log.open("w") as stream:
-        server = subprocess.Popen(command, env=ENV, stdout=stream, stderr=stream)
+        server = subprocess.Popen(command, env=env_of(tree), stdout=stream, stderr=stream)
         try:
             while not is_ready(url):
                 if server.poll() is not None or time.perf_counter() - start_s > 300:

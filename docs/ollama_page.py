@@ -18,13 +18,15 @@ HEAD = """\
 
 {note}
 
-A dovetail server serves one model, in its original precision or quantized, to many clients at once.
-It reads checkpoints of the Hugging Face hub, folders of safetensors, and GGUF files as they are.
+A dovetail server serves the models that are named when it starts, in their original precision or
+quantized, to many clients at once. It reads checkpoints of the Hugging Face hub, folders of
+safetensors, and GGUF files as they are.
 
 | in Ollama | here |
 |---|---|
 | `ollama run MODEL` | `dovetail run MODEL`: serves and chats in one terminal |
-| `ollama serve`, then any model by request | `dovetail serve MODEL`, one server for each model |
+| `ollama serve`, then any model by request | `dovetail serve A B`: \
+[several models](../how_to/several_models.md), loaded on demand |
 | a name such as `qwen3:0.6b` | an id of the hub (`Qwen/Qwen3-0.6B`), a folder or a GGUF file |
 | the tag says the quantization (`q4_K_M`) | the GGUF file's own, or `--quantization int4` |
 | a Modelfile | flags, or a YAML file: `dovetail serve --config settings.yaml` |
@@ -40,14 +42,10 @@ It reads checkpoints of the Hugging Face hub, folders of safetensors, and GGUF f
 OWN_NAME = re.compile(r"`([^`]+)`")
 INSTEAD: dict[str, dict[str, str]] = {
     "commands": {
-        "serve": "`dovetail serve MODEL`, for the one model that is named",
+        "serve": "`dovetail serve MODEL`, for the models that are named",
         "run": "`dovetail run MODEL`",
-        "pull": "not needed: `dovetail serve` fetches a model of the hub when it starts",
-        "list": "not here: models are what is in the hub's cache and your folders",
-        "ps": "`/v1/models` says what a server serves, `/load` how busy it is",
         "show": "`dovetail inspect MODEL`",
-        "stop": "end the server: Ctrl-C or SIGTERM; what runs is finished first",
-        "rm": "not here: remove it from the hub's cache",
+        "stop": "`dovetail stop`, which ends a server; what runs is finished first",
         "cp": "another name for the same model: `--served-model-name`",
         "create": "settings: a YAML file for `--config`; weights: `dovetail quantize` and "
         "`dovetail convert`",
@@ -62,14 +60,14 @@ INSTEAD: dict[str, dict[str, str]] = {
         "/api/ps": "`/v1/models` and `/load`",
         "/api/show": "`dovetail inspect`, on the command line",
         "/api/version": "`/version`",
-        "/api/pull": "absent: a server's model is named when it starts",
-        "/api/delete": "absent: no client can remove files",
-        "/api/copy": "absent: `--served-model-name` gives several names",
-        "/api/create": "absent: a server's model is named when it starts",
-        "/api/push": "absent: models are published with the hub's own tools",
+        "/api/pull": "refused: `dovetail pull` fetches models, on the server's machine",
+        "/api/delete": "refused: `dovetail rm` deletes models, on the server's machine",
+        "/api/copy": "refused: `--served-model-name` gives several names",
+        "/api/create": "refused: a server's models are named when it starts",
+        "/api/push": "refused: models are published with the hub's own tools",
         "/api/blobs/:digest": "absent: no client can upload weights",
-        "/api/embed": "absent: {embeddings}",
-        "/api/embeddings": "absent: {embeddings}",
+        "/api/embed": "refused: {embeddings}",
+        "/api/embeddings": "refused: {embeddings}",
         "/v1/embeddings": "absent: {embeddings}",
         "/v1/models/{model}": "the same",
     },
@@ -110,14 +108,14 @@ INSTEAD: dict[str, dict[str, str]] = {
         "OLLAMA_CONTEXT_LENGTH": "`--max-model-len`",
         "OLLAMA_NUM_PARALLEL": "`--max-num-seqs`: requests share each step, they have no slots",
         "OLLAMA_MAX_QUEUE": "`--max-num-queued-reqs`",
-        "OLLAMA_MAX_LOADED_MODELS": "absent: one server for each model",
-        "OLLAMA_KEEP_ALIVE": "absent: a server keeps its model until it ends, or until `/sleep`",
+        "OLLAMA_MAX_LOADED_MODELS": "`--models-memory-bytes`, what they may take together",
+        "OLLAMA_KEEP_ALIVE": "`--idle-after-s`, of several models; one alone stays",
         "OLLAMA_KV_CACHE_TYPE": "`--kv-cache-dtype`",
         "OLLAMA_FLASH_ATTENTION": "`--attention-backend`; the best one that runs is the default",
         "OLLAMA_GPU_OVERHEAD": "`--gpu-memory-utilization`",
         "OLLAMA_SCHED_SPREAD": "`--tensor-parallel-size`",
         "OLLAMA_LLM_LIBRARY": "`DOVETAIL_CPU_ISA`, or `--device`",
-        "OLLAMA_LOAD_TIMEOUT": "absent: loading takes as long as it takes; `/ready` says when",
+        "OLLAMA_LOAD_TIMEOUT": "`--load-wait-s`, of several models; `/ready` tells of one alone",
         "OLLAMA_ORIGINS": "`--allowed-origins`",
         "OLLAMA_DEBUG": "`--log-level`",
         "OLLAMA_NOHISTORY": "absent: `dovetail chat` keeps no history on disk",
@@ -171,13 +169,15 @@ def _instead(topic: str, name: str) -> str:
 def _same_command(name: str) -> str:
     from dovetail.cli.main import COMMANDS
 
-    is_told = f"`dovetail {name}" in INSTEAD["commands"][name]
+    is_told = f"`dovetail {name}" in INSTEAD["commands"].get(name, "")
     return f"`dovetail {name}`" if name in COMMANDS and not is_told else ""
 
 
 def _same_path(path: str) -> str:
+    """Return what to say of a route of ours; nothing where there is none but to refuse."""
     route = our_routes().get(path)
-    return route_words(path, route) if route else ""
+    is_there = route is not None and not route.endpoint.__name__.startswith("refuse_")
+    return route_words(path, route) if is_there else ""
 
 
 def _same_option(name: str) -> str:

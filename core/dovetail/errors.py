@@ -5,6 +5,8 @@ Knows nothing of processes or HTTP bodies; a request error carries the status it
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 _FIX = " Fix: "
 _END = (".", "!", "?", "\u2026")
 _CLOSING = "\"'`)]"
@@ -100,6 +102,16 @@ class NotFound(RequestError):
 
     status = 404
     kind = "not_found_error"
+
+
+def model_not_found(name: str, served: Iterable[str]) -> NotFound:
+    """Return the error for a request that names a model which is not among those served."""
+    return NotFound(
+        f'the model "{name[:256]}" is not served here.',
+        where="model",
+        fix=f"use one of: {', '.join(served)}.",
+        code="model_not_found",
+    )
 
 
 class Overloaded(RequestError):

@@ -460,6 +460,34 @@ def test_nothing_bars_people(page: Page, scheme: str, width: int) -> None:
         assert wide <= room, view
 
 
+SEVERAL = """
+const real = window.fetch;
+const models = [{id: 'dovetail-demo', state: 'loaded'}, {id: 'other', state: 'unloaded'}];
+window.fetch = async (url, init) => String(url).endsWith('/v1/models')
+  ? new Response(JSON.stringify({data: models})) : real(url, init);
+"""
+
+
+def test_one_of_several_models_is_chosen(page: Page) -> None:
+    """The server has one model; here it says that it has two."""
+    tell = page.driver.execute_cdp_cmd
+    made = tell("Page.addScriptToEvaluateOnNewDocument", {"source": SEVERAL})
+    try:
+        page.open(key=KEY)
+        page.one("#model-choice")
+        assert ask(page, QUESTION) == ANSWER
+        assert page.text(COST).startswith("dovetail-demo · 24 in")
+        page.write("#model-choice", "other")
+        send(page, QUESTION)
+        page.wait(lambda: 'model "other" is not served' in page.text(f"{LAST} [role=alert]"))
+        page.driver.refresh()
+        choice = "return document.getElementById('model-choice')?.selectedOptions[0].text"
+        page.wait(lambda: page.run(choice) == "other (unloaded)")
+        assert page.barriers() == []
+    finally:
+        tell("Page.removeScriptToEvaluateOnNewDocument", made)
+
+
 def test_no_request_left_the_host(browser: Page, server: ServerProcess) -> None:
     """Of all tests above; also the policy holds: nothing was refused by it."""
     asked = browser.asked()

@@ -16,11 +16,12 @@ from fastapi import FastAPI
 from dovetail.config.config import Config
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.gateway.app import build_gateway
+from dovetail.gateway.connections import Connections
 from dovetail.gateway.entries import Entry
 from dovetail.gateway.fleet import Fleet
 from dovetail.gateway.model import Model
 from dovetail.gateway.need import Need
-from dovetail.gateway.server import ModelFailed, unix_transport, whole_answer
+from dovetail.gateway.server import ModelFailed
 from dovetail.server.api.families import build_apis
 
 SIZE = 100
@@ -41,7 +42,7 @@ class FakeServer:
         self.calls: list[tuple[str, str]] = []
         self.heads: list[str] = []
         self.num_left = 0
-        self.transport = unix_transport(self.path)
+        self.connections = Connections(self.path)
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -55,12 +56,9 @@ class FakeServer:
             raise ModelFailed("its server ended before it was ready.")
         self._server = await asyncio.start_unix_server(self._serve, self.path)
 
-    async def ask(self, method: str, path: str) -> httpx.Response:
-        return await whole_answer(self.transport, method, path)
-
     async def stop(self) -> None:
         await self.die(0)
-        await self.transport.aclose()
+        self.connections.close()
         self.folder.cleanup()
 
     async def die(self, status: int) -> None:
@@ -106,6 +104,8 @@ class FakeServer:
     def _told(self, path: str, body: bytes) -> tuple[int, str]:
         if path == "/v1/models":
             return 200, json.dumps({"data": [{"id": self.name, "max_model_len": 64}]})
+        if path in ("/api/tags", "/api/ps"):
+            return 200, json.dumps({"models": [{"name": self.name, "size": 7}]})
         if path == "/metrics":
             return 200, f'# TYPE x gauge\nx{{engine="0"}} 1\nvllm_y{{model_name="{self.name}"}} 2\n'
         if path.startswith("/v1/responses/"):

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from dovetail.config.sections.frontend import FrontendConfig
-from dovetail.gateway import figures
+from dovetail.gateway import figures, ollama
 from dovetail.gateway.fleet import Fleet
 from dovetail.gateway.forward import Forward
 from dovetail.gateway.model import Model, State
+from dovetail.gateway.page import hidden_routes, page_routes
 from dovetail.interfaces.api import Api
 from dovetail.observability import metrics
 from dovetail.server.api.admin.routes import FLAG as DEV
@@ -28,9 +27,6 @@ from dovetail.server.app import add_handlers, add_layers, error_bodies_of
 from dovetail.server.http.errors import problem
 from dovetail.server.http.middleware import OpenRequests
 from dovetail.version import __version__
-
-ASK_LIMIT_S = 5.0
-"""How long a model's server may take for its own /health, /load or /metrics."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,10 +60,13 @@ def build_gateway(fleet: Fleet, frontend: FrontendConfig, apis: Iterable[Api]) -
     doors = Doors(open_requests=app.state.open_requests)
     app.state.server = GatewayState(frontend=frontend, admission=doors, fleet=fleet)
     app.state.flags_by_path = flags_by_path(families)
-    app.state.open_endpoints = {health, live, ready}
+    page = page_routes(frontend)
+    app.state.open_endpoints = {health, live, ready, *page.values()}
     closed = () if frontend.enable_dev_endpoints else _paths_of(families, DEV)
     for path, endpoint, methods in OWN:
         app.router.routes.append(Route(path, endpoint, methods=list(methods)))
+    for path, endpoint in (*page.items(), *hidden_routes(frontend)):
+        app.router.routes.append(Route(path, endpoint, methods=["GET"]))
     app.router.routes.append(
         Route("/{path:path}", Forward(fleet, closed, lambda: doors.is_draining))
     )
@@ -116,8 +115,8 @@ async def _health_of(model: Model) -> dict[str, Any]:
     told = model.told()
     if model.state is State.UNLOADED and model.may_start_s > time.monotonic():
         return told | {"state": "failed"}
-    answer = await _asked(model, "/health")
-    if model.state is State.LOADED and (answer is None or answer.status_code != 200):
+    answer = await model.ask("/health")
+    if model.state is State.LOADED and (answer is None or answer.status != 200):
         return told | {"state": "unhealthy"}
     return told
 
@@ -130,11 +129,11 @@ async def version(request: Request) -> Response:
 async def load(request: Request) -> Response:
     """Return how much work there is in all loaded models, and in each."""
     models = _state(request).fleet.models
-    answers = await asyncio.gather(*(_asked(model, "/load") for model in models))
+    answers = await asyncio.gather(*(model.ask("/load") for model in models))
     each = {
         model.name: answer.json()
         for model, answer in zip(models, answers, strict=True)
-        if answer is not None and answer.status_code == 200
+        if answer is not None and answer.status == 200
     }
     sums = {name: sum(one[name] for one in each.values()) for name in ("running", "waiting")}
     return JSONResponse(sums | {"inside": _state(request).admission.num_inside, "models": each})
@@ -143,24 +142,14 @@ async def load(request: Request) -> Response:
 async def show_metrics(request: Request) -> Response:
     """Return the gateway's metrics and those of all loaded models as Prometheus text."""
     models = _state(request).fleet.models
-    answers = await asyncio.gather(*(_asked(model, "/metrics") for model in models))
+    answers = await asyncio.gather(*(model.ask("/metrics") for model in models))
     texts = {
         model.name: answer.text
         for model, answer in zip(models, answers, strict=True)
-        if answer is not None and answer.status_code == 200
+        if answer is not None and answer.status == 200
     }
     text = figures.merged(figures.own_text(), texts)
     return Response(text, headers={"content-type": metrics.CONTENT_TYPE})
-
-
-async def _asked(model: Model, path: str) -> httpx.Response | None:
-    """Return what a model's server says; None where it is not loaded or does not say."""
-    if model.server is None or model.state is not State.LOADED:
-        return None
-    with contextlib.suppress(TimeoutError, httpx.TransportError):
-        async with asyncio.timeout(ASK_LIMIT_S):
-            return await model.server.ask("GET", path)
-    return None
 
 
 async def list_models(request: Request) -> Response:
@@ -198,6 +187,8 @@ OWN: tuple[tuple[str, Callable[..., Any], tuple[str, ...]], ...] = (
     ("/version", version, ("GET",)),
     ("/load", load, ("GET",)),
     ("/metrics", show_metrics, ("GET",)),
+    ("/api/tags", ollama.list_models, ("GET",)),
+    ("/api/ps", ollama.list_loaded, ("GET",)),
     ("/v1/models", list_models, ("GET",)),
     ("/v1/models/{name:path}", show_model, ("GET",)),
 )

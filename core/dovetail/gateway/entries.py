@@ -5,8 +5,9 @@ Knows the flags of each model and of the gateway itself, and nothing of processe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dovetail.config.config import Config, flags
@@ -22,13 +23,12 @@ MODELS = "models"
 PER_MODEL = ("load", "idle_after_s", "on_idle")
 """Fields of GatewayConfig that each model may have for itself."""
 
-SHARED = frozenset(
+KEPT = frozenset(
     {
         "host",
         "port",
         "uds",
         "api_key",
-        "root_path",
         "allowed_origins",
         "allowed_hosts",
         "allowed_methods",
@@ -36,12 +36,8 @@ SHARED = frozenset(
         "allow_credentials",
         "disable_access_log_for_endpoints",
         "disable_uvicorn_access_log",
-        "enable_dev_endpoints",
         "enable_request_id_headers",
-        "max_body_bytes",
         "timeout_keep_alive",
-        "h11_max_incomplete_event_size",
-        "h11_max_header_count",
         "ssl_keyfile",
         "ssl_certfile",
         "ssl_ca_certs",
@@ -49,15 +45,25 @@ SHARED = frozenset(
         "ssl_ciphers",
         "enable_ssl_refresh",
         "middleware",
-        "shutdown_timeout",
-        "api",
-        "log_level",
-        "log_config_file",
-        "configure_logging",
-        "uvicorn_log_level",
-        *(flag.name for flag in flags_of(GatewayConfig) if flag.name not in PER_MODEL),
+        *(flag.name for flag in flags_of(GatewayConfig)),
     }
 )
+"""Flags that the gateway goes by alone: a model's own server does not get them."""
+
+SHARED = KEPT.difference(PER_MODEL) | {
+    "root_path",
+    "ui",
+    "enable_dev_endpoints",
+    "max_body_bytes",
+    "h11_max_incomplete_event_size",
+    "h11_max_header_count",
+    "shutdown_timeout",
+    "api",
+    "log_level",
+    "log_config_file",
+    "configure_logging",
+    "uvicorn_log_level",
+}
 """Flags of the one address: given for all models, on the command line or in --config."""
 
 IMPOSSIBLE = {
@@ -67,6 +73,9 @@ IMPOSSIBLE = {
     "file_storage": "two models' servers cannot share a folder of files and batches.",
 }
 """Flags that several models cannot have together."""
+
+NEVER = frozenset({"keep_alive_on_engine_death", "headless"})
+"""Those of them that no single one of several models can have either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +104,13 @@ def entries_of(config: Config, models: Sequence[str]) -> tuple[Entry, ...]:
     else:
         found = _of_words(config, models)
     _check_names(found)
+    _check_folders(found)
     return tuple(found)
 
 
 def _of_words(config: Config, models: Sequence[str]) -> list[Entry]:
     """Return a model for each word; --served-model-name names them in turn."""
-    _check_possible(config)
+    _check_possible(config, IMPOSSIBLE)
     names = config.model.served_model_name
     if names and len(names) != len(models):
         raise ConfigError(
@@ -131,7 +141,7 @@ def _of_file(config: Config, path: str, models: Sequence[str]) -> list[Entry]:
             where="--served-model-name",
             fix=f"write served_model_name below each model of {path}.",
         )
-    _check_possible(config)
+    _check_possible(config, IMPOSSIBLE)
     content = read_mapping(path, FLAG)
     rows = content.get(MODELS)
     others = [str(key) for key in content if key != MODELS]
@@ -159,23 +169,24 @@ def _row(config: Config, where: str, row: Any) -> Entry:
             where=where,
             fix=f"give {flags()[wrong[0]].spelling} on the command line.",
         )
-    return _entry(config.with_fields(fields, origin=where))
+    own = config.with_fields(fields, origin=where)
+    _check_possible(own, NEVER, where)
+    return _entry(own)
 
 
-def _check_possible(config: Config) -> None:
-    """Raise ConfigError for a flag that several models cannot have together."""
-    for name, reason in IMPOSSIBLE.items():
+def _check_possible(config: Config, names: Iterable[str], where: str | None = None) -> None:
+    """Raise ConfigError for a flag of `names` that is set. `where` is the row that set it."""
+    for name in sorted(names):
         if config.value(name):
             raise ConfigError(
-                reason, where=flags()[name].spelling, fix="leave it out, or serve one model."
+                IMPOSSIBLE[name],
+                where=f"{where}, {name}" if where else flags()[name].spelling,
+                fix="leave it out, or serve one model.",
             )
 
 
 def _entry(config: Config) -> Entry:
     gateway = config.gateway
-    if config.frontend.keep_alive_on_engine_death:
-        reason = IMPOSSIBLE["keep_alive_on_engine_death"]
-        raise ConfigError(reason, where="keep_alive_on_engine_death", fix="leave it out.")
     return Entry(
         names=served_names(config),
         config=checked(config),
@@ -196,3 +207,16 @@ def _check_names(found: Sequence[Entry]) -> None:
                     where="--served-model-name",
                     fix="give each model its own name.",
                 )
+
+
+def _check_folders(found: Sequence[Entry]) -> None:
+    """Raise ConfigError for a folder of files and batches of two models."""
+    owners: dict[Path, Entry] = {}
+    for entry in found:
+        folder = entry.config.frontend.file_storage
+        if folder and owners.setdefault(Path(folder).resolve(), entry) is not entry:
+            raise ConfigError(
+                IMPOSSIBLE["file_storage"],
+                where=f"{flags()['file_storage'].spelling} of {entry.name}",
+                fix="give each model a folder of its own.",
+            )

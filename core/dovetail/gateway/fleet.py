@@ -15,14 +15,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, Self
 
-import httpx
-
-from dovetail.errors import DovetailError, NotFound, Overloaded, RequestError
+from dovetail.errors import DovetailError, Overloaded, RequestError, model_not_found
 from dovetail.gateway import figures
 from dovetail.gateway.entries import Entry
 from dovetail.gateway.model import Model, State
 from dovetail.gateway.need import free_beside
 from dovetail.gateway.server import ModelFailed, Server
+from dovetail.server.api.ollama.models import LATEST
 
 logger = logging.getLogger("dovetail.gateway")
 WATCH_PERIOD_S = 0.1
@@ -74,17 +73,13 @@ class Fleet:
         await self.shutdown()
 
     def find(self, name: str | None) -> Model:
-        """Return the model of this name, the first one without a name. Raises: NotFound"""
+        """Return the model of this name, the first one without a name. The tag that Ollama's
+        clients add may be there: the model's server knows where. Raises: NotFound"""
         if not name:
             return self.models[0]
-        found = self._by_name.get(name)
+        found = self._by_name.get(name) or self._by_name.get(name.removesuffix(LATEST))
         if found is None:
-            raise NotFound(
-                f'the model "{name[:256]}" is not served here.',
-                where="model",
-                fix=f"use one of: {', '.join(self._by_name)}.",
-                code="model_not_found",
-            )
+            raise model_not_found(name, self._by_name)
         return found
 
     async def load_at_start(self) -> None:
@@ -191,7 +186,7 @@ class Fleet:
                 model.server = self._start(model.entry)
             await model.server.wait_ready()
             await self._read_card(model)
-        except (DovetailError, OSError, httpx.TransportError) as error:
+        except (DovetailError, OSError, ValueError) as error:
             return self._failed(model, error)
         self._loaded(model, "loaded", began_s)
         return None
@@ -203,7 +198,7 @@ class Fleet:
             async with self._room_for(model):
                 model.state = State.WAKING
             await _told(model.server, "/wake_up")
-        except (DovetailError, httpx.TransportError) as error:
+        except (DovetailError, ConnectionError) as error:
             return self._failed(model, error)
         self._loaded(model, "woken", began_s)
         return None
@@ -232,7 +227,7 @@ class Fleet:
     async def _read_card(self, model: Model) -> None:
         """Take over what the model's server says of it. Mutates: model"""
         assert model.server is not None
-        cards = (await model.server.ask("GET", "/v1/models")).json().get("data", [])
+        cards = (await model.server.connections.ask("GET", "/v1/models")).json().get("data", [])
         model.card = {key: value for key, value in cards[0].items() if key != "id"} if cards else {}
 
     # What follows decides who leaves memory.
@@ -308,7 +303,7 @@ class Fleet:
         assert model.server is not None
         try:
             await _told(model.server, f"/sleep?level={model.entry.sleep_level}&mode=wait")
-        except (ModelFailed, httpx.TransportError) as error:
+        except (ModelFailed, ConnectionError) as error:
             logger.warning("%s does not sleep, and is unloaded: %s", model.name, error)
             await self._ended(model, "idle")
             return
@@ -373,10 +368,10 @@ def leaving_first(models: Sequence[Model], now_s: float) -> Model | None:
 
 
 async def _told(server: Server, path: str) -> None:
-    """Have a model's server do something. Raises: ModelFailed, httpx.TransportError"""
-    response = await server.ask("POST", path)
-    if response.status_code != 200:
-        raise ModelFailed(f"POST {path} was answered {response.status_code}: {response.text[:200]}")
+    """Have a model's server do something. Raises: ModelFailed, ConnectionError"""
+    answer = await server.connections.ask("POST", path)
+    if answer.status != 200:
+        raise ModelFailed(f"POST {path} was answered {answer.status}: {answer.text[:200]}")
 
 
 def _gib(num_bytes: int) -> str:

@@ -10,16 +10,16 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Collection
 
-import httpx
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from dovetail.errors import EngineDead, Overloaded
+from dovetail.gateway.connections import Answer, Header
 from dovetail.gateway.fleet import Fleet
 from dovetail.gateway.model import Model, State
 from dovetail.gateway.routing import named_model
-from dovetail.gateway.server import CONNECT_LIMIT_S, Server
+from dovetail.gateway.server import Server
 from dovetail.server.generate.streaming import ClientDisconnected
 from dovetail.server.http.errors import ErrorBodies, problem_of
 from dovetail.server.http.middleware import REQUEST_ID
@@ -103,10 +103,10 @@ class Forward:
         self, model: Model, scope: Scope, body: bytes, send: Send, *, is_last: bool
     ) -> bool:
         """Hand a request on; return whether it was answered, which a 404 does for the last."""
-        async with self._fleet.lease(model) as server, _response(server, scope, body) as response:
-            if response.status_code == 404 and not is_last:
+        async with self._fleet.lease(model) as server, _answer_of(server, scope, body) as answer:
+            if answer.status == 404 and not is_last:
                 return False
-            await _pass_back(response, scope, send, model)
+            await _pass_back(answer, scope, send, model)
         return True
 
 
@@ -117,49 +117,41 @@ async def _gone(receive: Receive) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _response(server: Server, scope: Scope, body: bytes) -> AsyncIterator[httpx.Response]:
+async def _answer_of(server: Server, scope: Scope, body: bytes) -> AsyncIterator[Answer]:
     """Give the start of the server's answer; leaving the block early ends its work."""
-    try:
-        response = await server.transport.handle_async_request(_request(scope, body))
-    except httpx.TransportError as error:
-        raise EngineDead(
-            f"the model's server ended before it answered ({type(error).__name__}).",
-            fix="try again: it is started anew.",
-        ) from error
-    try:
-        yield response
-    finally:
-        await response.aclose()
+    path, query = scope.get("raw_path") or scope["path"].encode(), scope["query_string"]
+    target = path + b"?" + query if query else path
+    asked = server.connections.answer(scope["method"], target, _headers_on(scope), body)
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            answer = await stack.enter_async_context(asked)
+        except ConnectionError as error:
+            raise EngineDead(
+                f"the model's server ended before it answered ({error}).",
+                fix="try again: it is started anew.",
+            ) from error
+        yield answer
 
 
-def _request(scope: Scope, body: bytes) -> httpx.Request:
-    """Return the request as the model's server is to get it."""
+def _headers_on(scope: Scope) -> list[Header]:
+    """Return the request's headers as the model's server is to get them."""
     dropped = OF_THE_CONNECTION | _SENT_ANEW
     headers = [(name, value) for name, value in scope["headers"] if name not in dropped]
     headers.append((REQUEST_ID.encode(), scope["state"]["request_id"].encode()))
-    path, query = scope.get("raw_path") or scope["path"].encode(), scope["query_string"]
-    return httpx.Request(
-        scope["method"],
-        httpx.URL(scheme="http", host="model", raw_path=path + (b"?" + query if query else b"")),
-        headers=headers,
-        content=body,
-        extensions={"timeout": {"connect": CONNECT_LIMIT_S}},
-    )
+    return headers
 
 
-async def _pass_back(response: httpx.Response, scope: Scope, send: Send, model: Model) -> None:
+async def _pass_back(answer: Answer, scope: Scope, send: Send, model: Model) -> None:
     """Send the answer on, piece by piece as it comes."""
     dropped = OF_THE_CONNECTION | _RETURNED_ANEW
-    raw = [(name.lower(), value) for name, value in response.headers.raw]
-    headers = [(name, value) for name, value in raw if name not in dropped]
-    await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
-    assert isinstance(response.stream, httpx.AsyncByteStream)
+    headers = [(name, value) for name, value in answer.headers if name not in dropped]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     try:
-        async for piece in response.stream:
+        async for piece in answer.pieces():
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-    except httpx.TransportError as error:
-        logger.error("%s: its server ended within an answer: %r", model.name, error)
-        if dict(raw).get(b"content-type", b"").startswith(EVENT_STREAM):
+    except ConnectionError as error:
+        logger.error("%s: its server ended within an answer: %s", model.name, error)
+        if dict(headers).get(b"content-type", b"").startswith(EVENT_STREAM):
             last = _last_event(scope)
             await send({"type": "http.response.body", "body": last, "more_body": False})
         return  # any other answer stays incomplete, and its connection is closed

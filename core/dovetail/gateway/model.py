@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import time
 from typing import Any
 
 from dovetail.errors import RequestError
+from dovetail.gateway.connections import Whole
 from dovetail.gateway.entries import Entry
 from dovetail.gateway.need import Need
 from dovetail.gateway.server import Server
@@ -16,6 +18,8 @@ STEADY_S = 60.0
 """A model that has lived so long has left its earlier deaths behind."""
 
 LONGEST_PAUSE_S = 60.0
+ASK_LIMIT_S = 5.0
+"""How long a model's server may take for its own /health, /load or /metrics."""
 
 
 class State(enum.StrEnum):
@@ -62,6 +66,15 @@ class Model:
     def is_idle(self) -> bool:
         """Return whether nobody uses it or waits for it."""
         return self.num_running == 0 and self.num_waiting == 0
+
+    async def ask(self, path: str) -> Whole | None:
+        """Return what its server says to a GET; None where it is not loaded or does not say."""
+        if self.server is None or self.state is not State.LOADED:
+            return None
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            async with asyncio.timeout(ASK_LIMIT_S):
+                return await self.server.connections.ask("GET", path)
+        return None
 
     def to_come(self) -> tuple[Need, int]:
         """Return what it takes and how much of that it has taken by now.

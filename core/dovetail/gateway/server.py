@@ -14,49 +14,19 @@ import tempfile
 from pathlib import Path
 from typing import Any, Protocol
 
-import httpx
 import psutil
 
 from dovetail.config.config import DEMO_ORIGIN
-from dovetail.config.sections.field import flags_of
-from dovetail.config.sections.gateway import GatewayConfig
 from dovetail.errors import DovetailError
-from dovetail.gateway.entries import Entry
+from dovetail.gateway.connections import Connections
+from dovetail.gateway.entries import KEPT, Entry
 from dovetail.process import Child, spawn
 
 logger = logging.getLogger("dovetail.gateway")
 MODULE = "dovetail.cli.server_child"
 READY_PERIOD_S = 0.05
-CONNECT_LIMIT_S = 5.0
 KILL_WAIT_S = 5.0
 KEEP_ALIVE_S = 86400
-IDLE_CONNECTION_S = 60.0
-"""How long a connection to a model's server is kept; the server itself keeps it longer, so that
-none is closed while a request is on its way."""
-
-OF_THE_ADDRESS = frozenset(
-    {
-        "host",
-        "port",
-        "api_key",
-        "allowed_hosts",
-        "allowed_origins",
-        "allowed_methods",
-        "allowed_headers",
-        "allow_credentials",
-        "middleware",
-        "ssl_keyfile",
-        "ssl_certfile",
-        "ssl_ca_certs",
-        "ssl_cert_reqs",
-        "ssl_ciphers",
-        "enable_ssl_refresh",
-        "enable_request_id_headers",
-        "disable_access_log_for_endpoints",
-        *(flag.name for flag in flags_of(GatewayConfig)),
-    }
-)
-"""Flags that the gateway keeps itself, and a model's server must not keep again."""
 
 
 class ModelFailed(DovetailError):
@@ -67,7 +37,7 @@ class Server(Protocol):
     """What is known of a model's server."""
 
     @property
-    def transport(self) -> httpx.AsyncBaseTransport:
+    def connections(self) -> Connections:
         """Return what carries requests to it."""
 
     @property
@@ -79,9 +49,6 @@ class Server(Protocol):
 
     async def wait_ready(self) -> None:
         """Return once it takes requests. Raises: ModelFailed when it ends before"""
-
-    async def ask(self, method: str, path: str) -> httpx.Response:
-        """Return its whole answer. Raises: httpx.TransportError"""
 
     async def stop(self) -> None:
         """End it in order, then by force. May be called on one that has ended."""
@@ -105,7 +72,7 @@ class ModelServer:
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
-        self.transport = unix_transport(path)
+        self.connections = Connections(path)
 
     @property
     def status(self) -> int | None:
@@ -122,8 +89,8 @@ class ModelServer:
     async def wait_ready(self) -> None:
         """Return once it takes requests. Raises: ModelFailed when it ends before"""
         while (status := self.status) is None:
-            with contextlib.suppress(httpx.TransportError):  # it does not listen yet
-                if (await self.ask("GET", "/ready")).status_code == 200:
+            with contextlib.suppress(ConnectionError):  # it does not listen yet
+                if (await self.connections.ask("GET", "/ready")).status == 200:
                     return
             await asyncio.sleep(READY_PERIOD_S)
         raise ModelFailed(
@@ -131,15 +98,11 @@ class ModelServer:
             fix="see the lines above this one in the server's log.",
         )
 
-    async def ask(self, method: str, path: str) -> httpx.Response:
-        """Return its whole answer. Raises: httpx.TransportError"""
-        return await whole_answer(self.transport, method, path)
-
     async def stop(self) -> None:
         """End it in order, then by force."""
         try:
             self._child.send_signal(signal.SIGTERM)
-            await self.transport.aclose()
+            self.connections.close()
             await asyncio.to_thread(self._child.wait, self._grace_s)
         finally:
             self._child.close_parent_pipe()  # whatever is left of it ends now
@@ -154,35 +117,13 @@ def _resident(process: psutil.Process) -> int:
         return 0
 
 
-def unix_transport(path: str) -> httpx.AsyncHTTPTransport:
-    """Return connections to a Unix socket, as many as there are requests."""
-    limits = httpx.Limits(max_connections=None, keepalive_expiry=IDLE_CONNECTION_S)
-    return httpx.AsyncHTTPTransport(uds=path, limits=limits, trust_env=False, verify=False)
-
-
-async def whole_answer(
-    transport: httpx.AsyncBaseTransport, method: str, path: str
-) -> httpx.Response:
-    """Return a response with its body read. Raises: httpx.TransportError"""
-    request = httpx.Request(
-        method, f"http://model{path}", extensions={"timeout": {"connect": CONNECT_LIMIT_S}}
-    )
-    response = await transport.handle_async_request(request)
-    try:
-        response.request = request
-        await response.aread()
-    finally:
-        await response.aclose()
-    return response
-
-
 def child_fields(entry: Entry, path: str) -> dict[str, Any]:
     """Return the flags of a model's own server, which listens at `path`."""
     config = entry.config
     given = {
         name: config.value(name)
         for name, origin in config.origins.items()
-        if origin != DEMO_ORIGIN and name not in OF_THE_ADDRESS
+        if origin != DEMO_ORIGIN and name not in KEPT
     }
     own = {
         "uds": path,

@@ -67,6 +67,8 @@ def test_models_of_a_file_have_flags_of_their_own(tmp_path: Path) -> None:
         ("models: [{model: /x, on_idle: rest}]", "unload or sleep"),
         ("models: [{model: /x}, {model: /x}]", 'two models are called "/x"'),
         ("models: [{model: /x, keep_alive_on_engine_death: true}]", "is started again"),
+        ("models: [{model: /x, headless: true}]", "model 1, headless: the engines of one machine"),
+        ("models: [{model: /x, file_storage: f}, {model: /y, file_storage: ./f}]", "of /y: two"),
     ],
 )
 def test_a_file_at_fault(tmp_path: Path, text: str, told: str) -> None:

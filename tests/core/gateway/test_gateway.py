@@ -106,6 +106,20 @@ def test_what_the_gateway_keeps_and_what_it_hands_on() -> None:
     assert all(path != "/sleep" for _, path in server.calls)
 
 
+def test_the_page_needs_no_model_and_settings_are_not_told_to_everybody() -> None:
+    async def told(host: str, **frontend: Any) -> tuple[int, ...]:
+        rig = Rig("a", "b", frontend={"host": host} | frontend)
+        async with rig.client() as client:
+            codes = [(await client.get(path)).status_code for path in ("/", "/ui/app.js")]
+            assert rig.started == []
+            return (*codes, (await client.get("/settings")).status_code)
+
+    assert asyncio.run(told("127.0.0.1", allowed_hosts=("test",))) == (200, 200, 200)
+    assert asyncio.run(told("0.0.0.0")) == (200, 200, 403)
+    assert asyncio.run(told("0.0.0.0", enable_dev_endpoints=True)) == (200, 200, 200)
+    assert asyncio.run(told("0.0.0.0", api_key=("k",))) == (200, 200, 401)
+
+
 def test_a_stream_passes_as_it_comes_and_ends_with_its_client() -> None:
     rig = Rig("a", "b")
 
@@ -281,6 +295,18 @@ def test_models_are_listed_with_their_states_and_metrics_have_their_names() -> N
         assert 'x{model_name="a",engine="0"} 1' in text
         assert 'x{model_name="b",engine="0"} 1' in text
         assert 'vllm_y{model_name="b"} 2' in text
+
+    within(rig, work)
+
+
+def test_ollamas_lists_are_of_all_models() -> None:
+    rig = Rig("a", "b,b2")
+
+    async def work(client: Client) -> None:
+        assert await by(client, model="b:latest") == "b"
+        tags = (await client.get("/api/tags")).json()["models"]
+        assert [(one["name"], one["size"]) for one in tags] == [("a", 0), ("b", 7)]
+        assert [one["name"] for one in (await client.get("/api/ps")).json()["models"]] == ["b"]
 
     within(rig, work)
 

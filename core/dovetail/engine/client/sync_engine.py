@@ -5,6 +5,7 @@ Same input, core and output as AsyncEngine, without a transport.
 
 from __future__ import annotations
 
+import abc
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,10 +15,11 @@ from dovetail.engine.client.output import OutputProcessor
 from dovetail.engine.client.outputs import RequestOutput
 from dovetail.engine.client.pooled_input import PooledInput
 from dovetail.engine.core import EngineCore
-from dovetail.errors import DovetailError
+from dovetail.errors import DovetailError, RequestError
 from dovetail.interfaces.pooling_params import PoolingParams
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.observability.stats import StatLoggers
 
 
@@ -29,24 +31,19 @@ class SyncStep:
     errors: list[tuple[int, DovetailError]] = field(default_factory=list)
 
 
-class SyncEngine:
-    """One engine in this thread. Close it with `shutdown`."""
+class SyncClient(abc.ABC):
+    """What both kinds of engines for offline use share: requests are checked and numbered."""
 
-    def __init__(self, spec: EngineSpec) -> None:
-        """Load everything. Raises: ConfigError"""
+    def __init__(self, spec: EngineSpec, tokenizer: Tokenizer) -> None:
         self.spec = spec
-        self.tokenizer = load_tokenizer(spec)
-        self.core = EngineCore(spec)
-        self._input = InputProcessor(spec, self.tokenizer)
-        self._pooled_input = PooledInput(spec, self.tokenizer)
-        self._output = OutputProcessor(self.tokenizer, engine=spec.engine)
-        self._stats = StatLoggers.build(spec, is_offline=True)
+        self.tokenizer = tokenizer
+        self._input = InputProcessor(spec, tokenizer)
+        self._pooled_input = PooledInput(spec, tokenizer)
         self._serials = itertools.count()
 
-    @property
-    def has_work(self) -> bool:
-        """Return whether any request is unfinished."""
-        return len(self._output) > 0
+    @abc.abstractmethod
+    def _refusal(self) -> RequestError | None:
+        """Return why no request is taken now, None where they are."""
 
     def prepare(
         self,
@@ -58,7 +55,7 @@ class SyncEngine:
         cache_salt: str = "",
     ) -> PreparedRequest:
         """Return a checked request that is not yet under way. Raises: RequestError"""
-        refusal = self.core.sleep_mode.refusal()
+        refusal = self._refusal()
         if refusal is not None:
             raise refusal
         serial = next(self._serials)
@@ -76,13 +73,32 @@ class SyncEngine:
     ) -> PreparedRequest:
         """Return a checked request to pool a prompt; `truncate` as PooledInput has it. Raises:
         RequestError"""
-        refusal = self.core.sleep_mode.refusal()
+        refusal = self._refusal()
         if refusal is not None:
             raise refusal
         serial = next(self._serials)
         return self._pooled_input.prepare(
             prompt, params, str(serial), serial=serial, truncate=truncate
         )
+
+
+class SyncEngine(SyncClient):
+    """One engine in this thread. Close it with `shutdown`."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        """Load everything. Raises: ConfigError"""
+        super().__init__(spec, load_tokenizer(spec))
+        self.core = EngineCore(spec)
+        self._output = OutputProcessor(self.tokenizer, engine=spec.engine)
+        self._stats = StatLoggers.build(spec, is_offline=True)
+
+    def _refusal(self) -> RequestError | None:
+        return self.core.sleep_mode.refusal()
+
+    @property
+    def has_work(self) -> bool:
+        """Return whether any request is unfinished."""
+        return len(self._output) > 0
 
     def submit(self, prepared: PreparedRequest) -> int:
         """Queue a prepared request; return the key of its outputs."""

@@ -7,7 +7,6 @@ already, as in notebooks. For offline use.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import queue
 import threading
 from collections.abc import Coroutine, Sequence
@@ -15,14 +14,11 @@ from typing import Any, TypeVar
 
 from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.engine.client.host import EngineHost
-from dovetail.engine.client.input import InputProcessor, PreparedRequest, Prompt
+from dovetail.engine.client.input import PreparedRequest
 from dovetail.engine.client.outputs import RequestOutput
-from dovetail.engine.client.pooled_input import PooledInput
-from dovetail.engine.client.sync_engine import SyncStep
+from dovetail.engine.client.sync_engine import SyncClient, SyncStep
 from dovetail.engine.sleep_mode import asleep_error
-from dovetail.errors import DovetailError, EngineDead
-from dovetail.interfaces.pooling_params import PoolingParams
-from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.errors import DovetailError, EngineDead, RequestError
 from dovetail.interfaces.spec import EngineSpec
 
 Result = TypeVar("Result")
@@ -66,7 +62,7 @@ class _LoopThread:
         self._loop.close()
 
 
-class SyncEngines:
+class SyncEngines(SyncClient):
     """All engines of one model. Close them with `shutdown`."""
 
     def __init__(self, spec: EngineSpec, elsewhere: Sequence[EngineHost] = ()) -> None:
@@ -74,7 +70,6 @@ class SyncEngines:
 
         Raises: ConfigError, EngineDead
         """
-        self.spec = spec
         self._thread = _LoopThread()
         self._is_shut_down = False
         try:
@@ -82,51 +77,19 @@ class SyncEngines:
         except BaseException:
             self._thread.close()
             raise
-        self.tokenizer = self._engine.tokenizer
-        self._input = InputProcessor(spec, self.tokenizer)
-        self._pooled_input = PooledInput(spec, self.tokenizer)
-        self._serials = itertools.count()
+        super().__init__(spec, self._engine.tokenizer)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._news: queue.SimpleQueue[tuple[int, RequestOutput | DovetailError]] = (
             queue.SimpleQueue()
         )
 
+    def _refusal(self) -> RequestError | None:
+        return asleep_error() if self._engine.asleep else None
+
     @property
     def has_work(self) -> bool:
         """Return whether any request is unfinished."""
         return bool(self._tasks)
-
-    def prepare(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        request_id: str | None = None,
-        *,
-        priority: int = 0,
-        cache_salt: str = "",
-    ) -> PreparedRequest:
-        """Return a checked request that is not yet under way. Raises: RequestError"""
-        if self._engine.asleep:
-            raise asleep_error()
-        serial = next(self._serials)
-        return self._input.prepare(
-            prompt,
-            params,
-            request_id or str(serial),
-            serial=serial,
-            priority=priority,
-            cache_salt=cache_salt,
-        )
-
-    def prepare_pooled(
-        self, prompt: Prompt, params: PoolingParams, *, truncate: int | None = None
-    ) -> PreparedRequest:
-        """Return a checked request to pool a prompt; `truncate` as PooledInput has it. Raises:
-        RequestError"""
-        serial = next(self._serials)
-        return self._pooled_input.prepare(
-            prompt, params, str(serial), serial=serial, truncate=truncate
-        )
 
     def submit(self, prepared: PreparedRequest) -> int:
         """Send a prepared request; return the key of its outputs."""

@@ -19,7 +19,7 @@ from dovetail.engine.client.input import verify_text
 from dovetail.engine.client.long_text import LONG_TEXT_CHARS, encoded, kept
 from dovetail.engine.client.no_tokenizer import text_refused
 from dovetail.engine.context_length import PROMPT
-from dovetail.errors import NotFound, RequestError
+from dovetail.errors import RequestError, model_not_found
 from dovetail.interfaces.api import GENERATE
 from dovetail.interfaces.constraint import concat
 from dovetail.interfaces.reasoning_parser import ReasoningParser
@@ -93,12 +93,7 @@ class ServerState:
             return names[0]
         if requested in names:
             return requested
-        raise NotFound(
-            f'the model "{requested[:256]}" is not served here.',
-            where="model",
-            fix=f"use one of: {', '.join(names)}.",
-            code="model_not_found",
-        )
+        raise model_not_found(requested, names)
 
     def parsers_for(self, tool: str | None, reasoning: str | None) -> Parsers:
         """Return the server's parsers, with those that a request names. Raises: RequestError"""

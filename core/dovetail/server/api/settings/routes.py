@@ -24,17 +24,21 @@ from dovetail.server.http.addresses import is_local_only
 from dovetail.server.http.errors import problem
 from dovetail.version import __version__
 
+PATH = "/settings"
+NOT_SHOWN = problem(
+    403,
+    "a server without a key shows its settings only on its own machine. "
+    "Fix: start it with --api-key or with --enable-dev-endpoints.",
+    kind="permission_error",
+    code="settings_not_shown",
+)
+"""The answer to those who may not know the settings."""
+
 
 async def show_settings(request: Request, server: ServerOf) -> Response:
     """Return every setting and plugin in force, and where each came from; secrets are masked."""
     if not may_show(server.frontend):
-        return problem(
-            403,
-            "a server without a key shows its settings only on its own machine. "
-            "Fix: start it with --api-key or with --enable-dev-endpoints.",
-            kind="permission_error",
-            code="settings_not_shown",
-        ).response(request.scope)
+        return NOT_SHOWN.response(request.scope)
     if server.in_force is None:
         return problem(404, "this process does not know its settings.").response(request.scope)
     told: dict[str, Any] = msgspec.to_builtins(server.in_force)
@@ -64,4 +68,4 @@ class SettingsApi(Api):
     """The settings in force."""
 
     info = Info(summary="every setting and plugin in force, and where each came from")
-    routes = (Route(method="GET", path="/settings", endpoint=show_settings),)
+    routes = (Route(method="GET", path=PATH, endpoint=show_settings),)

@@ -1,9 +1,9 @@
 // The page as a whole: which of its three views is shown, which model is served, the key.
 
 import { makeChat } from "./chat.js";
-import { el } from "./dom.js";
 import { askForKey } from "./key_dialog.js";
-import { askJson, setKeyAsker } from "./server.js";
+import { makeModels } from "./models.js";
+import { setKeyAsker } from "./server.js";
 import { makeSettingsPage } from "./settings_page.js";
 import { makeStatePage } from "./state_page.js";
 
@@ -11,10 +11,17 @@ const TITLES = { chat: "Chat", server: "Server", settings: "Settings" };
 
 /** Return a view's element. Its id is not its address, to which the browser would jump. */
 const place = (name) => document.getElementById(`view-${name}`);
+const models = makeModels(document.getElementById("model-name"), {
+  wanted: () => views.chat.conversation.model,
+  changed: (model) => {
+    views.chat.setModel(model);
+    views.settings.setModel(model);
+  },
+});
 const views = {
-  chat: makeChat(place("chat")),
-  server: makeStatePage(place("server")),
-  settings: makeSettingsPage(place("settings")),
+  chat: makeChat(place("chat"), models),
+  server: makeStatePage(place("server"), models),
+  settings: makeSettingsPage(place("settings"), models),
 };
 let shown = null;
 
@@ -35,21 +42,6 @@ function route() {
   views[next].show();
 }
 
-/** Learn which models are served, and tell the chat. */
-async function findModels() {
-  const line = document.getElementById("model-name");
-  try {
-    const { data } = await askJson("v1/models");
-    views.chat.setModels(data);
-    line.textContent = data[0]?.id ?? "";
-  } catch (error) {
-    line.replaceChildren(
-      el("span", { class: "fault" }, error.message),
-      el("button", { type: "button", class: "link-button", onclick: findModels }, "Try again"),
-    );
-  }
-}
-
 setKeyAsker(askForKey);
 addEventListener("hashchange", route);
 document.querySelector(".skip").addEventListener("click", (event) => {
@@ -57,4 +49,4 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   document.getElementById("main").focus();
 });
 route();
-findModels();
+models.find();

@@ -14,15 +14,15 @@ const CURRENT = "dovetail.current";
 const NEAR_END = 80;
 const SAVE_MS = 1000;
 
-/** Return the view in an element: show, hide, setModels. */
-export function makeChat(root) {
-  return new Chat(root);
+/** Return the view in an element: show, hide, setModel, and the conversation that is open. */
+export function makeChat(root, models) {
+  return new Chat(root, models);
 }
 
 class Chat {
-  constructor(root) {
+  constructor(root, models) {
     this.root = root;
-    this.models = [];
+    this.models = models;
     this.running = null;
     this.views = [];
     this.conversation = load(sessionStorage.getItem(CURRENT)) ?? listed()[0] ?? newConversation();
@@ -71,9 +71,8 @@ class Chat {
 
   hide() {}
 
-  setModels(models) {
-    this.models = models;
-    const can = new Set(models[0]?.capabilities ?? []);
+  setModel(model) {
+    const can = new Set(model?.capabilities ?? []);
     this.composer.setTakesImages(can.has("vision"));
     this.options.setCapabilities(can);
   }
@@ -82,6 +81,7 @@ class Chat {
   open(conversation) {
     this.stop();
     this.conversation = conversation;
+    this.models.choose(conversation.model);
     sessionStorage.setItem(CURRENT, conversation.id);
     this.options.show(conversation.options);
     this.draw();
@@ -164,8 +164,10 @@ class Chat {
     this.stop();
     const { conversation } = this;
     const controller = new AbortController();
-    const body = requestBody(conversation, this.models[0]?.id);
+    const model = this.models.current()?.id;
+    const body = requestBody(conversation, model);
     const answer = emptyAnswer(performance.now());
+    if (this.models.isOfSeveral()) conversation.model = answer.model = model;
     conversation.messages.push(answer);
     this.running = controller;
     this.#keep();
@@ -176,6 +178,7 @@ class Chat {
     this.log.setAttribute("aria-busy", "true");
     this.#scroll(true);
     announce("Answering");
+    this.#tellLoad(model, view);
     try {
       await this.#read(body, answer, view, controller.signal);
       announce("The answer is complete.");
@@ -184,7 +187,16 @@ class Chat {
       else answer.error = error.message;
     }
     view.setRunning(false);
+    this.models.refresh().catch(() => undefined); // only a list that may be out of date
     this.#finish(conversation, controller, answer);
+  }
+
+  /** Say that the answer waits for its model, where that is to be loaded first. */
+  async #tellLoad(model, view) {
+    const cards = await this.models.refresh().catch(() => []); // the answer tells what is wrong
+    const card = cards.find((one) => one.id === model);
+    if (!card?.state || card.state === "loaded") return;
+    view.setNote(`${model} is being loaded. The answer begins when it is there.`);
   }
 
   async #read(body, answer, view, signal) {

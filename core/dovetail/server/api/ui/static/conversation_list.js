@@ -11,7 +11,9 @@ export function makeConversationList({ open, begin, renamed, removed }) {
   const file = el("input", { type: "file", accept: "application/json,.json", hidden: true,
     onchange: readFile });
   const fault = el("p", { class: "notice fault", role: "alert", hidden: true });
-  const exportAll = iconButton("save", "Export all conversations", () => {
+  const footButton = (name, text, label, onclick) => el("button", { type: "button",
+    class: "with-icon", "aria-label": label, title: label, onclick }, icon(name), text);
+  const exportAll = footButton("save", "Export", "Export all conversations", () => {
     download("dovetail-conversations.json", exported(listed()));
   });
   const node = el("aside", { class: "sidebar", id: "conversations", "aria-label": "Conversations",
@@ -19,7 +21,7 @@ export function makeConversationList({ open, begin, renamed, removed }) {
     el("button", { type: "button", class: "begin", onclick: begin }, icon("plus"), "New chat"),
     items, fault,
     el("div", { class: "row sidebar-foot" }, exportAll,
-      iconButton("upload", "Import conversations", () => file.click()), file));
+      footButton("upload", "Import", "Import conversations", () => file.click()), file));
 
   function draw(id) {
     if (node.querySelector(".rename")) return;

@@ -1,7 +1,7 @@
 // One message: text, thinking and tool calls folded, what it cost, what can be done with it.
 
 import { speed } from "./answer.js";
-import { copy, el, iconButton } from "./dom.js";
+import { announce, copy, el, iconButton } from "./dom.js";
 import { showMarkdown } from "./markdown.js";
 
 const ENDS = {
@@ -51,7 +51,7 @@ function userView(message, actions) {
     text.setSelectionRange(text.value.length, text.value.length);
   };
   draw();
-  return { node, update: draw, setRunning: () => {} };
+  return { node, update: draw, setRunning: () => {}, setNote: () => {} };
 }
 
 function toolView(message) {
@@ -59,7 +59,7 @@ function toolView(message) {
     el("details", { class: "fold" },
       el("summary", {}, "Result of ", el("code", {}, message.name || "the tool")),
       el("pre", { tabindex: "0" }, message.content)));
-  return { node, update: () => {}, setRunning: () => {} };
+  return { node, update: () => {}, setRunning: () => {}, setNote: () => {} };
 }
 
 function answerView(message, actions) {
@@ -70,6 +70,7 @@ function answerView(message, actions) {
   const node = el("article", { class: "message assistant", "aria-label": "Model" },
     thinking.node, body, calls, foot);
   let isRunning = false;
+  let note = "";
   const update = () => {
     thinking.update(message, isRunning);
     showMarkdown(body, message.content);
@@ -77,15 +78,22 @@ function answerView(message, actions) {
     drawCalls(calls, message);
     node.classList.toggle("is-waiting", isRunning && !message.content && !message.reasoning
       && !message.toolCalls?.length);
-    foot.replaceChildren(...(isRunning ? [cost(message)] : footOf(message, actions)));
+    const waiting = isRunning && note && !message.firstMs;
+    foot.replaceChildren(...(waiting ? [el("p", { class: "cost quiet" }, note)]
+      : isRunning ? [cost(message)] : footOf(message, actions)));
   };
   const setRunning = (value) => {
     isRunning = value;
     node.classList.toggle("is-running", value);
     update();
   };
+  const setNote = (text) => {
+    note = text;
+    announce(text);
+    update();
+  };
   update();
-  return { node, update, setRunning };
+  return { node, update, setRunning, setNote };
 }
 
 function foldedThinking() {
@@ -156,7 +164,7 @@ function resultForm(message, actions) {
 /** Return what an answer cost: tokens, tokens per second, time to the first one. */
 function cost(message) {
   const { usage, firstMs, startMs } = message;
-  const facts = [];
+  const facts = message.model ? [message.model] : [];
   if (usage) {
     facts.push(`${count(usage.prompt_tokens)} in`, `${count(usage.completion_tokens)} out`);
     const thought = usage.completion_tokens_details?.reasoning_tokens;

@@ -8,8 +8,9 @@ const FACTS = { model_path: "Checkpoint", architecture: "Architecture", model_pl
   logits_processors: "Logits processors", hooks: "Hooks", records_steps: "Records steps" };
 
 /** Return the view in an element: show and hide. */
-export function makeSettingsPage(root) {
+export function makeSettingsPage(root, models) {
   let told = null;
+  let isShown = false;
   const search = el("input", { type: "search", id: "settings-search", oninput: draw,
     placeholder: "Name, value or origin" });
   const chosen = el("input", { type: "checkbox", checked: true, onchange: draw });
@@ -23,8 +24,10 @@ export function makeSettingsPage(root) {
     body));
 
   async function show() {
+    isShown = true;
     try {
-      told = await askJson("settings");
+      const of = models.isOfSeveral() ? `?model=${encodeURIComponent(models.current().id)}` : "";
+      told = await askJson(`settings${of}`);
       draw();
     } catch (error) {
       told = null;
@@ -44,13 +47,23 @@ export function makeSettingsPage(root) {
       && isFound(row.flag, row.name, row.group, shown(row), row.origin, row.help));
     const plugins = told.plugins.filter((one) =>
       isFound(one.kind, one.name, one.distribution, one.summary, one.origin));
-    number.textContent = `dovetail ${told.version}, ${rows.length} of ${told.settings.length} settings`;
+    const of = models.isOfSeveral() ? ` of ${models.current().id}` : "";
+    number.textContent =
+      `dovetail ${told.version}, ${rows.length} of ${told.settings.length} settings${of}`;
     body.replaceChildren(
       ...(words.length ? [] : [facts(told), sampling(told.sampling)]),
       pluginTable(plugins), ...groups(rows));
   }
 
-  return { show, hide() {} };
+  return {
+    show,
+    hide() {
+      isShown = false;
+    },
+    setModel() {
+      if (isShown && models.isOfSeveral()) show();
+    },
+  };
 }
 
 function facts({ facts: found }) {

@@ -49,7 +49,7 @@ function quantiles(now, early, name) {
 }
 
 /** Return the view in an element: show and hide. */
-export function makeStatePage(root) {
+export function makeStatePage(root, models) {
   const samples = [];
   const plots = PLOTS.map((facts) => ({ ...facts, plot: makePlot(facts), points: [] }));
   let span = 1;
@@ -59,6 +59,7 @@ export function makeStatePage(root) {
   let controller = null;
 
   const status = el("p", { class: "quiet", role: "status" });
+  const states = el("ul", { class: "model-states", "aria-label": "Models", hidden: true });
   const spans = SPANS.map((minutes) => el("button", { type: "button",
     "aria-pressed": String(minutes === span), onclick: () => setSpan(minutes) }, `${minutes} min`));
   const pause = el("button", { type: "button", class: "with-icon", onclick: togglePause });
@@ -66,8 +67,9 @@ export function makeStatePage(root) {
     el("div", { class: "page-head" }, el("div", {}, el("h1", {}, "Server"), status),
       el("div", { class: "row" },
         el("div", { class: "segments", role: "group", "aria-label": "Time shown" }, spans), pause)),
-    el("div", { class: "plots" }, plots.map(({ plot }) => plot.node)),
-    el("p", { class: "quiet" }, "From /metrics, every two seconds while this page is seen.")));
+    states, el("div", { class: "plots" }, plots.map(({ plot }) => plot.node)),
+    el("p", { class: "quiet" }, "From /metrics, every two seconds while this page is seen."
+      + " Several models or engines are added up.")));
   drawPause();
   document.addEventListener("visibilitychange", schedule);
 
@@ -104,6 +106,7 @@ export function makeStatePage(root) {
     try {
       const response = await ask("metrics", { signal });
       add(sampleOf(parse(await response.text()), Date.now()));
+      await tellModels();
     } catch (error) {
       if (error.name === "AbortError" || signal.aborted) return;
       status.textContent = error.message;
@@ -116,6 +119,14 @@ export function makeStatePage(root) {
     if (signal.aborted) return;
     timer = null;
     if (isShown && !isPaused && !document.hidden) timer = setTimeout(look, PERIOD_MS);
+  }
+
+  /** Show where each of several models stands; the plots are of all together. */
+  async function tellModels() {
+    states.hidden = !models.isOfSeveral();
+    if (states.hidden) return;
+    states.replaceChildren(...(await models.refresh()).map(({ id, state }) =>
+      el("li", { class: `is-${state}` }, el("strong", {}, id), " ", state)));
   }
 
   function add(sample) {

@@ -1,0 +1,74 @@
+// Which model the page talks to: its name in the header, or a list to choose from where the server
+// has several.
+
+import { el } from "./dom.js";
+import { askJson } from "./server.js";
+
+const CHOSEN = "dovetail.model";
+
+/** Return the choice in an element: find, refresh, choose, current, isOfSeveral.
+ *
+ * `changed` gets the chosen model's card of /v1/models; `wanted` returns the name to begin with. */
+export function makeModels(root, { changed, wanted }) {
+  let models = [];
+  let chosen = null;
+  const list = el("select", { id: "model-choice", onchange: () => choose(list.value) });
+
+  /** Ask the server for its models; where it does not tell, say why. */
+  async function find() {
+    try {
+      models = (await askJson("v1/models")).data;
+    } catch (error) {
+      root.replaceChildren(
+        el("span", { class: "fault" }, error.message),
+        el("button", { type: "button", class: "link-button", onclick: find }, "Try again"),
+      );
+      return;
+    }
+    const names = [chosen?.id, wanted(), localStorage.getItem(CHOSEN)];
+    chosen = names.map(card).find(Boolean) ?? models[0] ?? null;
+    draw();
+    changed(chosen);
+  }
+
+  /** Learn anew which models are loaded; return the cards. A fault leaves what was known. */
+  async function refresh() {
+    if (!isOfSeveral()) return models;
+    models = (await askJson("v1/models")).data;
+    chosen = card(chosen?.id) ?? chosen;
+    if (document.activeElement !== list) draw();
+    return models;
+  }
+
+  /** Take another model, unless the server has none of that name. */
+  function choose(id) {
+    const found = card(id);
+    if (!found || found.id === chosen?.id) return;
+    chosen = found;
+    localStorage.setItem(CHOSEN, id);
+    list.value = id;
+    changed(chosen);
+  }
+
+  const card = (id) => models.find((one) => one.id === id);
+  const isOfSeveral = () => models.length > 1;
+
+  function draw() {
+    if (!isOfSeveral()) {
+      root.textContent = chosen?.id ?? "";
+      return;
+    }
+    list.replaceChildren(...models.map((one) => el("option", { value: one.id }, named(one))));
+    list.value = chosen.id;
+    if (!list.isConnected) {
+      root.replaceChildren(el("label", { class: "unseen", for: list.id }, "Model"), list);
+    }
+  }
+
+  return { find, refresh, choose, current: () => chosen, isOfSeveral };
+}
+
+/** Return a model's name, with its state where it would have to be loaded first. */
+function named({ id, state }) {
+  return state && state !== "loaded" ? `${id} (${state})` : id;
+}
