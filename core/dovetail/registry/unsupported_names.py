@@ -28,6 +28,7 @@ UNSUPPORTED_NAMES: dict[str, dict[str, str]] = {
     "modality": dict.fromkeys(("audio", "image", "video"), "media"),
     "model_impl": {"terratorch": "terratorch"},
     "pooling_type": {"mean": "pooling"},
+    "reasoning_parser": {"minimax_m2_append_think": "thinking_in_content"},
     "runner": {"draft": "draft_model", "pooling": "pooling"},
     "spec_acceptance_method": {"typical_acceptance_sampler": "typical_acceptance"},
     "tokenizer": {"custom": "custom_tokenizer"},
