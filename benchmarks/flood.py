@@ -2,12 +2,13 @@
 
 `python benchmarks/flood.py [--tree FOLDER ...]` starts the server of each source tree (this one if
 none is named; for a figure "before", name a `git worktree` of an earlier commit first) and measures
-it in rounds of three phases: quiet; beside a process on each processor that only counts, which is
-the floor, because that is what any work costs here; under the flood. In each: the latency of
-/health, the time between the tokens of one stream, the memory of the HTTP process and of its
-children. A ratio is that of a phase to the quiet phase of its round; medians of the rounds are
-printed, with the least and the most. What flooding clients and the counting processes do has the
-lowest priority, because clients would be other machines.
+it in rounds of four phases: quiet; beside a process on each processor that only counts, which is
+the floor, because that is what any work costs here; under a flood from its first byte; and with a
+stream that begins within a flood. In each: the latency of /health, the time between the tokens of
+the stream, the memory of the HTTP process and of its children, how many MiB came in every second. A
+ratio is that of a phase to the quiet phase of its round; medians of the rounds are printed, with
+the least and the most. What flooding clients and the counting processes do has the lowest priority,
+because clients would be other machines.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ NUM_CLIENTS = 8
 TEXT_BYTES = 15_000_000
 PART_BYTES = 1 << 16
 PROBE_PERIOD_S = 0.02
+SETTLE_S = 1.0
+"""How long a stream has run before what is measured begins."""
+FLOODED_S = 3.0
+"""How long a flood has run before the stream begins that is in it from its start."""
 START_LIMIT_S = 120.0
 PATIENCE_S = 10.0
 PAUSE_S = 3.0
@@ -42,7 +47,7 @@ PAUSE_S = 3.0
 REST_S = 30.0
 """After the last flood, until memory is read: what is idle has ended by then."""
 
-PHASES = ("quiet", "counting", "flood")
+PHASES = ("quiet", "counting", "flood", "flooded")
 WORDS = "ab "
 ENGLISH = "The quick brown fox jumps over the lazy dog, and 42 others do so \u201ctoo\u201d.\n"
 
@@ -73,6 +78,8 @@ class Figures:
     health_ms: list[float] = field(default_factory=list)
     token_ms: list[float] = field(default_factory=list)
     children_mib: float = 0.0
+    sent_mib_s: float = 0.0
+    """What came to the server."""
     others: float = 0.0
     """Processors that were taken by what does not belong to this measurement."""
 
@@ -90,10 +97,15 @@ class Watch:
         ]
         self._probed_s = self._token_s = 0.0
 
-    def run(self, seconds: float) -> Figures:
-        """Return what was seen in so many seconds."""
+    def start(self) -> None:
+        """Begin, and wait until the stream runs."""
         for thread in self._threads:
             thread.start()
+        time.sleep(SETTLE_S)
+
+    def run(self, seconds: float) -> Figures:
+        """Return what is seen in so many seconds from now."""
+        self.figures = Figures()
         time.sleep(seconds)
         self._ends.set()
         for thread in self._threads:
@@ -194,9 +206,12 @@ def flood(port: int, seconds: float) -> None:
     until_s = time.monotonic() + seconds
     statuses: dict[str, int] = {}
     threads = [
-        threading.Thread(target=_client, args=(port, path, body, until_s, statuses))
-        for path, body in bodies()
+        threading.Thread(target=_client, args=(port, path, data, until_s, statuses))
+        for path, data in [
+            (path, json.dumps(body, ensure_ascii=False).encode()) for path, body in bodies()
+        ]
     ]
+    _wait_for_start()
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -206,9 +221,16 @@ def flood(port: int, seconds: float) -> None:
 def count(seconds: float) -> None:
     """Keep one processor busy, without memory and without a call to the system."""
     _step_back()
+    _wait_for_start()
     until_s = time.monotonic() + seconds
     while time.monotonic() < until_s:
         sum(range(10_000))
+
+
+def _wait_for_start() -> None:
+    """Say that this process is ready, and wait until the measurement begins."""
+    print("ready", flush=True)
+    sys.stdin.readline()
 
 
 def _step_back() -> None:
@@ -217,8 +239,7 @@ def _step_back() -> None:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
-def _client(port: int, path: str, body: Any, until_s: float, statuses: dict[str, int]) -> None:
-    data = json.dumps(body, ensure_ascii=False).encode()
+def _client(port: int, path: str, data: bytes, until_s: float, statuses: dict[str, int]) -> None:
     while time.monotonic() < until_s:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
         connection.connect()
@@ -244,22 +265,25 @@ class Measured:
     phases: dict[str, list[Figures]]
     before_mib: float
     after_mib: float = 0.0
-    answers: str = "none"
+    answers: list[str] = field(default_factory=list)
 
 
 def measure(tree: Path, num_rounds: int, seconds: float) -> Measured:
     """Return what was seen of a quiet server, of one beside counting processes and of a flooded
     one, in turns."""
     with served(tree) as (port, process):
-        Watch(port).run(2.0)  # warm
+        _watched(port, 2.0, process.pid, [])  # warm
         found = Measured(phases={phase: [] for phase in PHASES}, before_mib=_memory(process.pid)[0])
         for _ in range(num_rounds):
             for phase in PHASES:
                 with _beside(phase, port, seconds) as helpers:
-                    figures = _watched(port, seconds, process.pid)
+                    if phase == "flooded":
+                        _go(helpers)
+                        time.sleep(FLOODED_S)
+                    figures = _watched(port, seconds, process.pid, helpers)
                 told = [helper.communicate()[0].decode().splitlines() for helper in helpers]
-                if phase == "flood" and told[0]:
-                    found.answers = told[0][-1]
+                if phase.startswith("flood"):
+                    found.answers.append(told[0][-1] if told[0] else "none")
                 found.phases[phase].append(figures)
                 time.sleep(PAUSE_S)
         time.sleep(REST_S)
@@ -274,31 +298,54 @@ def _beside(phase: str, port: int, seconds: float) -> Iterator[list[subprocess.P
         "quiet": ([], 0),
         "counting": (["--count"], os.cpu_count() or 1),
         "flood": (["--flood", str(port)], 1),
+        "flooded": (["--flood", str(port)], 1),
     }[phase]
     command = [sys.executable, __file__, *flags, "--seconds", str(10 * seconds)]
-    helpers = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(number)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    helpers = [subprocess.Popen(command, bufsize=0, **pipes) for _ in range(number)]
     try:
-        time.sleep(2.0 if helpers else 0.0)  # they start, and the clients write their bodies
+        for helper in helpers:
+            assert helper.stdout is not None
+            assert helper.stdout.readline() == b"ready\n"
         yield helpers
     finally:
         for helper in helpers:
             helper.kill()
 
 
-def _watched(port: int, seconds: float, pid: int) -> Figures:
-    """Return what was seen, with what else ran on the machine."""
-    own = psutil.Process()
-    before, busy = _cpu_s(own), _busy_s()
-    figures = Watch(port).run(seconds)
+def _watched(
+    port: int, seconds: float, pid: int, helpers: Sequence[subprocess.Popen[bytes]]
+) -> Figures:
+    """Start the helpers beside a stream; return what was seen from then on, with what else ran on
+    the machine."""
+    own, watch = psutil.Process(), Watch(port)
+    watch.start()
+    before, busy, sent = _cpu_s(own), _busy_s(), _sent_mib()
+    _go(helpers)
+    figures = watch.run(seconds)
+    figures.sent_mib_s = (_sent_mib() - sent) / seconds
     figures.others = max(0.0, _busy_s() - busy - (_cpu_s(own) - before)) / seconds
     figures.children_mib = _memory(pid)[1]
     return figures
+
+
+def _go(helpers: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Let the helpers begin, if they have not yet."""
+    for helper in helpers:
+        assert helper.stdin is not None
+        helper.stdin.write(b"\n")
 
 
 def _cpu_s(process: psutil.Process) -> float:
     """Return the processor time of a process and of all below it that still run."""
     family = [process, *process.children(recursive=True)]
     return sum(sum(member.cpu_times()[:2]) for member in family)
+
+
+def _sent_mib() -> float:
+    """Return what all processes of this machine have sent to each other over the network."""
+    counts = psutil.net_io_counters(pernic=True)
+    return float(sum(counts[name].bytes_recv for name in counts if name.startswith("lo"))) / 2**20
 
 
 def _busy_s() -> float:
@@ -319,10 +366,10 @@ def _p(values: Sequence[float], percent: int) -> float:
 
 def report(tree: Path, found: Measured) -> None:
     """Print one tree's rows."""
-    print(f"\n{tree}\nanswers to the last flood: {found.answers}")
+    print("", tree, "answers to each flood:", *found.answers, sep="\n")
     print(f"HTTP process: {found.before_mib:.0f} MiB before, {found.after_mib:.0f} after")
     head = "/health p50, p99, max ms | tokens p50, p99, max ms | tokens p99 to quiet"
-    print(f"| phase | {head} | children MiB | others' processors |")
+    print(f"| phase | {head} | MiB/s sent | children MiB | others' processors |")
     for phase, rounds in found.phases.items():
         health, tokens = ([getattr(r, name) for r in rounds] for name in ("health_ms", "token_ms"))
         ratios = [
@@ -331,6 +378,7 @@ def report(tree: Path, found: Measured) -> None:
         ]
         print(
             f"| {phase} | {_row(health)} | {_row(tokens)} | {_spread(ratios)} "
+            f"| {_spread([seen.sent_mib_s for seen in rounds])} "
             f"| {max(seen.children_mib for seen in rounds):.0f} "
             f"| {_spread([seen.others for seen in rounds])} |",
             flush=True,

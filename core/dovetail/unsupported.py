@@ -94,6 +94,10 @@ FEATURES: dict[str, Unsupported] = {
     # Around the engine.
     "tokenizer_pool": Unsupported("the server tokenizes prompts itself"),
     "custom_tokenizer": Unsupported("name the class with --tokenizer-mode package.module:Class"),
+    "thinking_in_content": Unsupported(
+        "no parser leaves thinking in the content",
+        "use minimax_m2, which separates it, or none, which leaves it in the text",
+    ),
     "demo_tools": Unsupported("no tools come with the server; name servers of MCP by HOST:PORT"),
     "profiling": Unsupported("the torch profiler cannot be started from outside yet"),
     "function_trace": Unsupported("function calls are not recorded"),

@@ -25,6 +25,7 @@ UNSUPPORTED_NAMES: dict[str, dict[str, str]] = {
     "mm_encoder_tp_mode": dict.fromkeys(("data", "weights"), "media"),
     "modality": dict.fromkeys(("audio", "image", "video"), "media"),
     "model_impl": {"terratorch": "terratorch"},
+    "reasoning_parser": {"minimax_m2_append_think": "thinking_in_content"},
     "runner": {"draft": "draft_model"},
     "spec_acceptance_method": {"typical_acceptance_sampler": "typical_acceptance"},
     "tokenizer": {"custom": "custom_tokenizer"},

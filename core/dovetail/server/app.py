@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from dovetail.config.report.in_force import InForce
 from dovetail.config.rules.chat_template import load_template
+from dovetail.config.rules.platform import usable_cores
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import DovetailError, NotFound
 from dovetail.interfaces.api import GENERATE, Api, Route
@@ -30,7 +31,7 @@ from dovetail.server.generate.ignored_fields import HEADER
 from dovetail.server.generate.server_state import Parsers, build_server
 from dovetail.server.generate.streaming import ClientDisconnected
 from dovetail.server.generate.template.chat import ChatRenderer
-from dovetail.server.http.body_limits import BodyLimitMiddleware
+from dovetail.server.http.body_limits import BodyLimitMiddleware, bytes_per_s
 from dovetail.server.http.errors import ErrorBodies, problem, problem_of
 from dovetail.server.http.middleware import (
     REQUEST_ID,
@@ -211,6 +212,7 @@ def add_layers(
     app.add_middleware(
         BodyLimitMiddleware,
         max_bytes=frontend.max_body_bytes,
+        bytes_per_s=bytes_per_s(usable_cores(), frontend.api_server_count),
         is_busy=is_busy,
     )
     app.add_middleware(

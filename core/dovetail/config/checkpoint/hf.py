@@ -171,11 +171,11 @@ def _count(path: str | Path, text: Mapping[str, Any], fact: str) -> int:
         value = len(text.get("layers_block_type") or ()) or None
     if value is None:
         name = _NAMES[fact][0]
-        unless = ", unless the model has none: such models are not served"
+        has_none = ": models without attention are not supported" if fact == "num_heads" else ""
         raise ConfigError(
-            f"{name} is missing or not a positive whole number.",
+            f"{name} is missing or not a positive whole number{has_none}.",
             where=str(Path(path) / "config.json"),
-            fix=f"set it with `--hf-overrides.{name} N`{unless if fact == 'num_heads' else ''}.",
+            fix=f"set it with `--hf-overrides.{name} N`{' if the model has it' * bool(has_none)}.",
         )
     return value
 

@@ -22,7 +22,9 @@ from dovetail.child_channel import ChildChannel
 from dovetail.engine.client.text_worker import (
     Describe,
     Encode,
+    GoOn,
     Parse,
+    Report,
     TextBoot,
     TextJob,
     TextResult,
@@ -36,7 +38,15 @@ WORKER = "dovetail.engine.client.text_worker"
 LARGE_BODY_BYTES = 1 << 17
 HUGE_BYTES = 1 << 20
 IDLE_S = 20.0
-JOB_LIMIT_S = 600.0
+SILENCE_LIMIT_S = 600.0
+"""How long a process may work on a part of a text."""
+
+REST_FACTOR = 4.0
+"""How long a process rests for a second of work while anything is being generated: streams are
+disturbed for a fifth of the time at most, however long the texts are."""
+LOOK_S = 0.1
+"""How often a rest looks whether it is still needed."""
+
 MAX_WAITING_BYTES = 512 << 20
 """Bytes of texts that may wait; beyond it requests are refused at once."""
 
@@ -61,10 +71,9 @@ class TextProcess:
     """
 
     def __init__(self, spec: EngineSpec, is_busy: Callable[[], bool]) -> None:
-        self._is_busy = is_busy
         self._lanes = (
-            _Lane(TextBoot(spec=spec, is_patient=False)),
-            _Lane(TextBoot(spec=spec, is_patient=True)),
+            _Lane(TextBoot(spec=spec, is_patient=False), lambda: False),
+            _Lane(TextBoot(spec=spec, is_patient=True), is_busy),
         )
 
     @property
@@ -74,7 +83,7 @@ class TextProcess:
 
     async def parse(self, body: bytes, *, is_bounded: bool) -> Any:
         """Return a JSON body's value. Raises: RequestError, Overloaded"""
-        job = Parse(num_bytes=len(body), rests=self._rests(body), is_bounded=is_bounded)
+        job = Parse(num_bytes=len(body), is_bounded=is_bounded)
         _, payload = await self._lane(body).run(job, body)
         return msgspec.msgpack.decode(payload)
 
@@ -92,7 +101,6 @@ class TextProcess:
         data = text.encode()
         job = Encode(
             num_bytes=len(data),
-            rests=self._rests(data),
             add_special_tokens=add_special_tokens,
             most=most,
             keep=keep,
@@ -116,7 +124,6 @@ class TextProcess:
         data = text.encode()
         job = Describe(
             num_bytes=len(data),
-            rests=self._rests(data),
             add_special_tokens=add_special_tokens,
             shows_texts=shows_texts,
             plain=tuple(plain),
@@ -136,16 +143,14 @@ class TextProcess:
     def _lane(self, data: bytes) -> _Lane:
         return self._lanes[len(data) > HUGE_BYTES]
 
-    def _rests(self, data: bytes) -> bool:
-        return len(data) > HUGE_BYTES and self._is_busy()
-
 
 class _Lane:
     """One process and what waits for it, the shortest first. It starts at the first job, and ends
     when it has been idle."""
 
-    def __init__(self, boot: TextBoot) -> None:
+    def __init__(self, boot: TextBoot, is_busy: Callable[[], bool]) -> None:
         self._boot = boot
+        self._is_busy = is_busy
         self._waiting: list[tuple[int, int, TextJob, bytes, asyncio.Future[Answer]]] = []
         self._num_bytes = 0
         self._serials = itertools.count()
@@ -208,10 +213,10 @@ class _Lane:
         try:
             if self._worker is None:
                 self._worker = await ChildChannel.open(WORKER, self._boot)
-            work = asyncio.ensure_future(_run(self._worker, job, data))
+            work = asyncio.ensure_future(self._read(self._worker, job, data, future))
             if self._boot.is_patient:  # a huge text is not read on for nobody
                 future.add_done_callback(lambda done: done.cancelled() and work.cancel())
-            answer = await asyncio.wait_for(work, JOB_LIMIT_S)
+            await work
         except asyncio.CancelledError:
             await self._end_worker()
             if not future.cancelled():
@@ -223,9 +228,30 @@ class _Lane:
             if not future.done():
                 what = "the process that reads long texts ended or does not respond."
                 future.set_exception(RequestError(what, status=500))
-            return
+
+    async def _read(
+        self, worker: ChildChannel, job: TextJob, data: bytes, future: asyncio.Future[Answer]
+    ) -> None:
+        """Run a job in the process, pass on its result, and rest. Mutates: future
+        Raises: IncompleteReadError, TimeoutError, OSError when the process ends"""
+        await worker.send(job, data)
+        while (report := await self._report(worker)).result is None:
+            await self._rest(report.worked_s)
+            await worker.send(GoOn())
+        payload = await worker.receive_bytes(report.result.num_bytes)
         if not future.done():
-            future.set_result(answer)
+            future.set_result((report.result, payload))
+        await self._rest(report.worked_s)
+
+    async def _report(self, worker: ChildChannel) -> Report:
+        return await asyncio.wait_for(worker.receive(Report), SILENCE_LIMIT_S)
+
+    async def _rest(self, worked_s: float) -> None:
+        """Leave the processor to others for the work that was done, while they need it."""
+        left_s = REST_FACTOR * worked_s
+        while left_s > 0 and self._is_busy():
+            await asyncio.sleep(min(left_s, LOOK_S))
+            left_s -= LOOK_S
 
     async def _end_worker(self) -> None:
         worker, self._worker = self._worker, None
@@ -245,10 +271,3 @@ def _trim() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-async def _run(worker: ChildChannel, job: TextJob, data: bytes) -> Answer:
-    """Return a job's result. Raises: IncompleteReadError, OSError when the process ends"""
-    await worker.send(job, data)
-    result = await worker.receive(TextResult)
-    return result, await worker.receive_bytes(result.num_bytes)

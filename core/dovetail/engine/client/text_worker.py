@@ -1,8 +1,9 @@
 """The process that reads long texts: parses large bodies and tokenizes long prompts, one job after
 the other, behind running streams.
 
-A job and a result are each a length-prefixed msgpack head and
-as many raw bytes as the head says.
+A job and a report are each a length-prefixed msgpack head and as many raw bytes as the head says.
+Between the parts of a huge text the process reports how long it has worked, and goes on when its
+parent says so: that one knows whether others need the processor, which may change meanwhile.
 """
 
 from __future__ import annotations
@@ -25,9 +26,8 @@ from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.tokenizer import Tokenizer
 
 NICENESS, PATIENT_NICENESS = 5, 19
-REST_FACTOR = 4.0
 PART = 1 << 14
-"""Values that are handled between two rests."""
+"""Values that are handled between two reports."""
 
 MAX_VALUES = 1 << 20
 """Values that a large body may have: what it becomes is checked in the server's own process."""
@@ -45,10 +45,9 @@ class TextBoot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job: what to do with the bytes that follow. `rests`: others need the processor."""
+    """A job: what to do with the bytes that follow."""
 
     num_bytes: int
-    rests: bool
 
 
 class Parse(TextJob, frozen=True, kw_only=True, tag=True):
@@ -78,6 +77,10 @@ class Describe(TextJob, frozen=True, kw_only=True, tag=True):
 Job = Parse | Encode | Describe
 
 
+class GoOn(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a report without a result."""
+
+
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """A RequestError on its way to the server's process."""
 
@@ -97,16 +100,23 @@ class TextResult(msgspec.Struct, frozen=True, kw_only=True):
     fault: Fault | None = None
 
 
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What the process did: the processor time since its last report, and the result of the job
+    when that is done."""
+
+    worked_s: float
+    result: TextResult | None = None
+
+
 def main() -> int:
     """Work until the parent closes the channel; return the exit status."""
     boot = process.read_boot(TextBoot)
     channel = process.open_channel()
-    incoming, outgoing = channel.makefile("rb"), channel.makefile("wb")
+    parent = _Parent(channel.makefile("rb"), channel.makefile("wb"))
     _step_back(boot.is_patient)
-    reader = TextReader(boot.spec)
-    while (message := process.read_message(incoming)) is not None:
-        job = msgspec.msgpack.decode(message, type=Job)
-        _answer(outgoing, reader, job, incoming.read(job.num_bytes))
+    reader = TextReader(boot.spec, parent.go_on if boot.is_patient else no_rest)
+    while (job := parent.message(Job)) is not None:
+        _answer(parent, reader, job)
     return 0
 
 
@@ -117,47 +127,63 @@ def _step_back(is_patient: bool) -> None:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
-class Pace:
-    """Rests in proportion to the processor time spent, so that streams are disturbed for a fifth
-    of the time at most, however long a text is."""
+class _Parent:
+    """The other end of the channel."""
 
-    def __init__(self) -> None:
+    def __init__(self, incoming: BinaryIO, outgoing: BinaryIO) -> None:
+        self._incoming = incoming
+        self._outgoing = outgoing
         self._since_s = time.process_time()
 
-    def rest(self) -> None:
-        """Sleep for the work done since the last rest."""
-        worked_s = time.process_time() - self._since_s
-        time.sleep(REST_FACTOR * worked_s)
-        self._since_s = time.process_time()
+    def message(self, kind: Any) -> Any:
+        """Return the next message, None when the parent is gone."""
+        message = process.read_message(self._incoming)
+        return None if message is None else msgspec.msgpack.decode(message, type=kind)
+
+    def data(self, num_bytes: int) -> bytes:
+        """Return the bytes that follow a job."""
+        return self._incoming.read(num_bytes)
+
+    def report(self, result: TextResult | None, payload: bytes = b"") -> None:
+        """Say how long this process has worked since it said so last, and the result."""
+        report = Report(worked_s=time.process_time() - self._since_s, result=result)
+        self._since_s += report.worked_s
+        self._outgoing.write(process.framed(msgspec.msgpack.encode(report)))
+        self._outgoing.write(payload)
+        self._outgoing.flush()
+
+    def go_on(self) -> None:
+        """Report, and return when the parent wants the job continued."""
+        self.report(None)
+        if self.message(GoOn) is None:
+            raise SystemExit(process.EXIT_PARENT_GONE)
 
 
-def _answer(outgoing: BinaryIO, reader: TextReader, job: Job, data: bytes) -> None:
+def _answer(parent: _Parent, reader: TextReader, job: Job) -> None:
     try:
-        result, payload = reader.run(job, data)
+        result, payload = reader.run(job, parent.data(job.num_bytes))
     except RequestError as error:
         fault = Fault(what=error.what, where=error.where, fix=error.fix, code=error.code)
         result, payload = TextResult(fault=fault), b""
-    outgoing.write(process.framed(msgspec.msgpack.encode(result)))
-    outgoing.write(payload)
-    outgoing.flush()
+    parent.report(result, payload)
 
 
 class TextReader:
-    """Does the jobs. Loads the tokenizer at the first text."""
+    """Does the jobs, and calls `rest` between the parts of one. Loads the tokenizer at the first
+    text."""
 
-    def __init__(self, spec: EngineSpec) -> None:
+    def __init__(self, spec: EngineSpec, rest: Rest) -> None:
         self._spec = spec
+        self._rest = rest
         self._most = spec.run.max_model_tokens
         self._loaded: Tokenizer | None = None
 
     def run(self, job: Job, data: bytes) -> tuple[TextResult, bytes]:
         """Return the result and the bytes that belong to it. Raises: RequestError"""
         tokenizer = self._tokenizer
-        rest = Pace().rest if job.rests else no_rest
         match job:
             case Parse():
-                payload = self._parsed(data, rest, is_bounded=job.is_bounded)
-                rest()
+                payload = self._parsed(data, is_bounded=job.is_bounded)
                 return TextResult(num_bytes=len(payload)), payload
             case Encode():
                 ids = encoded(
@@ -168,12 +194,12 @@ class TextReader:
                     keep=job.keep,
                     keeps_start=job.keeps_start,
                     plain=job.plain,
-                    rest=rest,
+                    rest=self._rest,
                 )
                 payload = array("I", ids).tobytes()
                 return TextResult(num_bytes=len(payload), num_tokens=len(ids)), payload
             case Describe():
-                return self._described(job, data.decode(), rest)
+                return self._described(job, data.decode())
 
     @property
     def _tokenizer(self) -> Tokenizer:
@@ -181,28 +207,29 @@ class TextReader:
             self._loaded = load_tokenizer(self._spec)
         return self._loaded
 
-    def _described(self, job: Describe, text: str, rest: Rest) -> tuple[TextResult, bytes]:
+    def _described(self, job: Describe, text: str) -> tuple[TextResult, bytes]:
         tokenizer = self._tokenizer
         ids = encoded(
             tokenizer,
             text,
             add_special_tokens=job.add_special_tokens,
             plain=job.plain,
-            rest=rest,
+            rest=self._rest,
         )
-        written = _json_list(ids, list, rest)
-        payload = written + (_json_list(ids, tokenizer.tokens, rest) if job.shows_texts else b"")
+        written = _json_list(ids, list, self._rest)
+        texts = _json_list(ids, tokenizer.tokens, self._rest) if job.shows_texts else b""
+        payload = written + texts
         result = TextResult(num_bytes=len(payload), num_tokens=len(ids), num_id_bytes=len(written))
         return result, payload
 
-    def _parsed(self, data: bytes, rest: Rest, *, is_bounded: bool) -> bytes:
+    def _parsed(self, data: bytes, *, is_bounded: bool) -> bytes:
         """Return a body as msgpack, its texts checked and cut. Raises: RequestError"""
         try:
             body = json.loads(data)
         except (ValueError, RecursionError):
             raise RequestError("the request body is not valid JSON.", code="invalid_json") from None
-        rest()
-        self._check(body, rest, is_bounded=is_bounded and not _truncates(body))
+        self._rest()
+        self._check(body, is_bounded=is_bounded and not _truncates(body))
         self._cut(body)
         try:
             return msgspec.msgpack.encode(body)
@@ -211,7 +238,7 @@ class TextReader:
         except RecursionError:
             raise RequestError("the request body is nested too deep.") from None
 
-    def _check(self, body: Any, rest: Rest, *, is_bounded: bool) -> None:
+    def _check(self, body: Any, *, is_bounded: bool) -> None:
         """Raise RequestError for too many values, and for text that is invalid or of no use."""
         for count, (path, value) in enumerate(_values(body)):
             if count > MAX_VALUES:
@@ -223,7 +250,7 @@ class TextReader:
             if isinstance(value, str) and not value.isascii():
                 verify_text(_dotted(path), value)
             if count % PART == 0:
-                rest()
+                self._rest()
         if is_bounded and isinstance(body, dict):
             longest = self._tokenizer.longest_token_chars()
             for path, text in _prompt_texts(body):

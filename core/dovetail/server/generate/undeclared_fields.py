@@ -169,8 +169,8 @@ REFUSED = frozenset({*UNSUPPORTED_FIELDS, *MISPLACED_FIELDS})
 _NOTHING: tuple[object, ...] = (None, False, [], {}, "none", "auto", "")
 """Values that ask for nothing, whatever the field."""
 
-_SWITCHES = frozenset({"do_sample", "enable_thinking", "think"})
-"""Fields of which false asks for something."""
+_SWITCHES = frozenset({"do_sample", "enable_thinking", "think", "web_search_options"})
+"""Fields of which false, or no options, asks for something."""
 
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "do_sample": (True,),

@@ -1,7 +1,9 @@
 """BodyLimitMiddleware: how large a body may be, how long it may take, and how fast it is read.
 
 A refusal reaches its client: closing a connection with unread bytes would throw the answer away, so
-what still comes is read and dropped for a while first.
+what still comes is read and dropped for a while first. While anything is being generated, what is
+not read yet stays with its sender (TCP's back-pressure), who sleeps: senders and readers at full
+speed would take the processors from the streams.
 """
 
 from __future__ import annotations
@@ -22,13 +24,20 @@ BODY_LIMIT_S = 60.0
 
 LEAST_BYTES_PER_S = 64 * 1024
 SMALL_BYTES = 1 << 17
-BYTES_PER_S = 64 * 2**20
-"""How fast the parts of all large bodies together are read while anything is being generated: what
-comes in one part holds the event loop for less than a millisecond, and streams go on in between."""
+BYTES_PER_S = 4 * 2**20
+"""How fast the parts of all large bodies together are read while anything is being generated, for
+each core; a part holds the event loop for less than a millisecond."""
+MOST_BYTES_PER_S = 64 * 2**20
+"""However many cores there are: one event loop reads them all."""
 
-LINGER_S = 10.0
+LINGER_S = 30.0
 LINGER_BYTES = 256 * 2**20
 """How long, and how much of, a refused body is read and dropped."""
+
+
+def bytes_per_s(num_cores: int, num_servers: int) -> float:
+    """Return how fast each of the processes that serve HTTP reads large bodies beside streams."""
+    return min(BYTES_PER_S * num_cores / num_servers, MOST_BYTES_PER_S)
 
 
 class _BodyRefused(Exception):
@@ -37,12 +46,15 @@ class _BodyRefused(Exception):
 
 class BodyLimitMiddleware:
     """Reads no more of a body than `max_bytes`, whatever its headers say, and does not wait for one
-    that trickles in. While the server `is_busy`, large ones are read slowly."""
+    that trickles in. While the server `is_busy`, large ones, and what is dropped, are read at
+    `bytes_per_s` together."""
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int, is_busy: Callable[[], bool]) -> None:
+    def __init__(
+        self, app: ASGIApp, *, max_bytes: int, bytes_per_s: float, is_busy: Callable[[], bool]
+    ) -> None:
         self._app = app
         self._max_bytes = max_bytes
-        self._pace = _Pace(is_busy)
+        self._pace = _Pace(bytes_per_s, is_busy)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -51,7 +63,7 @@ class BodyLimitMiddleware:
             return
         length = Headers(scope=scope).get("content-length", "")
         if length.isdecimal() and int(length[:20]) > self._max_bytes:
-            await _refuse(self._too_large(), scope, receive, send)
+            await self._refuse(self._too_large(), scope, receive, send)
             return
         await self._limited(scope, receive, send)
 
@@ -72,7 +84,21 @@ class BodyLimitMiddleware:
             logger.debug("a body was cut off at %d bytes", body.num_bytes)
         if body.is_refused and not has_started:
             found = self._too_large() if body.is_too_large else _TOO_SLOW
-            await _refuse(found, scope, receive, send)
+            await self._refuse(found, scope, receive, send)
+
+    async def _refuse(self, found: Problem, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, and end the answer when the client has sent what it was about to send."""
+        response = found.response(scope)
+
+        async def hold_open(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "more_body": True}
+            await send(message)
+
+        await response(scope, receive, hold_open)
+        if Headers(scope=scope).get("expect") is None:
+            await _drop_rest(receive, self._pace)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _too_large(self) -> Problem:
         return problem(
@@ -86,7 +112,8 @@ class BodyLimitMiddleware:
 class _Pace:
     """The rate of all large bodies together."""
 
-    def __init__(self, is_busy: Callable[[], bool]) -> None:
+    def __init__(self, bytes_per_s: float, is_busy: Callable[[], bool]) -> None:
+        self._bytes_per_s = bytes_per_s
         self._is_busy = is_busy
         self._next_s = 0.0
 
@@ -95,7 +122,7 @@ class _Pace:
         now_s = asyncio.get_running_loop().time()
         at_s = max(now_s, self._next_s)
         if self._is_busy():
-            self._next_s = at_s + num_bytes / BYTES_PER_S
+            self._next_s = at_s + num_bytes / self._bytes_per_s
             await asyncio.sleep(self._next_s - now_s)
 
 
@@ -140,22 +167,7 @@ class _Body:
         return message
 
 
-async def _refuse(found: Problem, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer, and end the answer when the client has sent what it was about to send."""
-    response = found.response(scope)
-
-    async def hold_open(message: Message) -> None:
-        if message["type"] == "http.response.body":
-            message = {**message, "more_body": True}
-        await send(message)
-
-    await response(scope, receive, hold_open)
-    if Headers(scope=scope).get("expect") is None:
-        await _drop_rest(receive)
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _drop_rest(receive: Receive) -> None:
+async def _drop_rest(receive: Receive, pace: _Pace) -> None:
     """Read what still comes, within the limits, and forget it."""
     num_bytes = 0
     try:
@@ -165,6 +177,7 @@ async def _drop_rest(receive: Receive) -> None:
                 num_bytes += len(message.get("body", b""))
                 if not message.get("more_body", False):
                     return
+                await pace.rest(len(message.get("body", b"")))
     except TimeoutError:
         logger.debug("a refused body still came after %g s", LINGER_S)
 

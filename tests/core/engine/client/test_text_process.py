@@ -321,6 +321,37 @@ def test_the_loop_runs_on_while_a_huge_body_is_read() -> None:
     assert run(work) < max(0.5 * inline_s, 0.03)
 
 
+@pytest.mark.parametrize("num_idle", [0, 1, 3])
+def test_a_huge_text_rests_as_long_as_others_generate(
+    num_idle: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It may have begun when nothing was generated: what counts is what is so now.
+    monkeypatch.setattr(text_process, "REST_FACTOR", 1e9)
+    looks: list[bool] = []
+    others = {"generate": True}
+
+    def is_busy() -> bool:
+        looks.append(others["generate"] and len(looks) >= num_idle)
+        return looks[-1]
+
+    async def main() -> None:
+        process = TextProcess(bounded_spec(), is_busy)
+        try:
+            task = asyncio.ensure_future(
+                process.parse(json.dumps([0] * (1 << 19)).encode(), is_bounded=False)
+            )
+            while len(looks) < num_idle + 2:
+                await asyncio.sleep(0.01)
+            assert not task.done()
+            others["generate"] = False
+            assert await task == [0] * (1 << 19)
+        finally:
+            await process.close()
+
+    asyncio.run(main())
+    assert looks[: num_idle + 2] == [False] * num_idle + [True, True]
+
+
 class Counting(ByteTokenizer):
     """Notes how much it was given."""
 

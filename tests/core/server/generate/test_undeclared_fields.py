@@ -31,7 +31,7 @@ ASKS: dict[str, dict[str, Any]] = {
         ("no_repeat_ngram_size", 3), ("repeat_penalty", 1.1), ("max_new_tokens", 5),
         ("num_predict", 5), ("do_sample", False), ("random_seed", 7), ("samplers", ["top_k"]),
         ("options", {"num_ctx": 5}), ("lora_request", {"name": "x"}), ("images", ["x"]),
-        ("verbosity", "low"), ("think", False), ("stop_words", ["x"]),
+        ("verbosity", "low"), ("think", False), ("stop_words", ["x"]), ("web_search_options", {}),
         ("vllm_xargs", {"x": 1}), ("max_completion_tokenz", None), ("num_beams", True),
     ],
 )  # fmt: skip

@@ -252,12 +252,49 @@ def test_a_body_that_trickles_in_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert not engine.asked
 
 
+def read_at(bytes_per_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_limits, "MOST_BYTES_PER_S", bytes_per_s)
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_what_is_dropped_is_read_slowly_while_others_generate(
+    is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_at(1000.0, monkeypatch)
+    monkeypatch.setattr(body_limits, "LINGER_S", 0.2)
+    app, engine = app_for(max_body_bytes=2048)
+    monkeypatch.setattr(engine, "load", lambda: (1, 0))
+    num_sent = 0
+
+    async def parts() -> Any:
+        nonlocal num_sent
+        for _ in range(100):
+            num_sent += 1
+            yield b"x" * 1000
+
+    async def main() -> int:
+        headers = {"content-length": "100000"} if is_told else {}
+        async with client_of(app) as client:
+            return (
+                await client.post("/v1/completions", content=parts(), headers=headers)
+            ).status_code
+
+    assert asyncio.run(main()) == 413
+    assert num_sent < 10
+
+
+def test_the_rate_is_that_of_all_processes_together() -> None:
+    rate = body_limits.BYTES_PER_S
+    assert body_limits.bytes_per_s(2, 1) == 2 * body_limits.bytes_per_s(2, 2) == 2 * rate
+    assert body_limits.bytes_per_s(1000, 1) == body_limits.MOST_BYTES_PER_S
+
+
 @pytest.mark.parametrize(("busy", "limit_s"), [(True, 0.4), (False, 400.0)])
 def test_large_bodies_are_read_slowly_while_others_generate(
     busy: bool, limit_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Two bodies, of each two thirds after its small beginning.
-    monkeypatch.setattr(body_limits, "BYTES_PER_S", 4 * body_limits.SMALL_BYTES / limit_s)
+    read_at(4 * body_limits.SMALL_BYTES / limit_s, monkeypatch)
     app, engine = app_for(Script(pieces=["a"]))
     monkeypatch.setattr(engine, "load", lambda: (int(busy), 0))
     body = json.dumps({"prompt": "a", "user": "x" * 3 * body_limits.SMALL_BYTES}).encode()
