@@ -110,18 +110,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "eplb_config": {"step_interval": 4, "window_size": 6, "num_redundant_experts": 2},
         },
     ),
-    # Each request's cache in two halves: preempted, swapped, shared and drafted upon.
-    "divided context": (
-        "Qwen3ForCausalLM",
-        {"num_key_value_heads": 1},
-        {
-            "decode_context_parallel_size": 2,
-            "num_gpu_blocks_override": 6,
-            "block_size": 16,
-            "plugin_options": {"scheduler": {"growth_blocks": 0}},
-            "speculative_config": {"method": "ngram", "num_speculative_tokens": 3},
-        },
-    ),
+    # Each request's cache in two halves, swapped.
     "divided windows": (
         "Gemma3ForCausalLM",
         {"num_key_value_heads": 1, "sliding_window": 8},
@@ -176,7 +165,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "plugin_options": {"scheduler": {"growth_blocks": 0}},
         },
     ),
-    # Two stages, each of two ranks that have half of every request's cache.
+    # Two stages, each of two ranks that have half of every request's cache: preempted, shared and
+    # drafted upon.
     "stages of divided contexts": (
         "Qwen3ForCausalLM",
         {"num_key_value_heads": 1, "num_hidden_layers": 3},

@@ -33,7 +33,11 @@ class _Held:
 
     def add(self, number: int, keys: list[int]) -> None:
         """Add a prompt. Mutates: self"""
-        self.last.update(dict.fromkeys(keys, number))
+        new = dict.fromkeys(keys, number)
+        if self.last:
+            self.last.update(new)
+        else:
+            self.last = new
         self.prompts.append((number, keys))
         if len(self.prompts) > self.most_prompts:
             last = self.last
