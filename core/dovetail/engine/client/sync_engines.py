@@ -125,6 +125,8 @@ class SyncEngines:
     ) -> PreparedRequest:
         """Return a checked request to pool a prompt; `truncate` as PooledInput has it. Raises:
         RequestError"""
+        if self._engine.asleep:
+            raise asleep_error()
         serial = next(self._serials)
         return self._pooled_input.prepare(
             prompt, params, str(serial), serial=serial, truncate=truncate
