@@ -20,7 +20,7 @@ from dovetail.config.resolve import resolve
 from dovetail.config.rules.joining import check_serves
 from dovetail.config.rules.one_model import check_one_model
 from dovetail.engine.client.input import PreparedRequest
-from dovetail.engine.client.outputs import GenerationResult
+from dovetail.engine.client.outputs import GenerationResult, RequestOutput
 from dovetail.engine.client.request_collector import RequestCollector
 from dovetail.engine.client.sync_engine import SyncEngine
 from dovetail.engine.client.sync_engines import SyncEngines
@@ -254,7 +254,7 @@ class LLM(PoolingCalls, AbstractContextManager["LLM"]):
         ended = set()
         for key, output in step.outputs:
             collectors[key].add(output)
-            progress.add(sum(len(delta.token_ids) for delta in output.deltas))
+            progress.add(_num_tokens(output))
             if output.is_finished:
                 ended.add(key)
         for key, error in step.errors:
@@ -320,6 +320,13 @@ class LLM(PoolingCalls, AbstractContextManager["LLM"]):
 def _opened(spec: EngineSpec) -> SyncEngine | SyncEngines:
     """Return the engine in this thread, or several in their processes. Raises: ConfigError"""
     return SyncEngines(spec) if spec.num_engines > 1 or spec.elsewhere else SyncEngine(spec)
+
+
+def _num_tokens(output: RequestOutput) -> int:
+    """Return the tokens that an output brought: those drawn, or those of a pooled prompt."""
+    if output.pooled is not None:
+        return len(output.prompt_token_ids)
+    return sum(len(delta.token_ids) for delta in output.deltas)
 
 
 class _Progress:
