@@ -32,7 +32,7 @@ def passages(folder: Path) -> list[str]:
 
 def nearest(embedder: str | None, texts: Sequence[str], question: str) -> list[str]:
     """Return the texts whose vectors are nearest to the question's, the nearest first."""
-    convert = "embed" if embedder is None else None  # the demo model was made to generate
+    convert = "embed" if embedder is None else "auto"  # the demo model was made to generate
     with LLM(model=embedder, convert=convert) as llm:
         results = llm.embed([*texts, question], truncate_prompt_tokens=-1)
     vectors = np.array([result.outputs.embedding for result in results])
