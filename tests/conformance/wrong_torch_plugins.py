@@ -27,6 +27,7 @@ from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.scheduler import RequestState
 from dovetail.interfaces.spec import CacheSpec
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
+from dovetail.interfaces.tokenizer import PairFrame
 from dovetail.layers.rotary import Frequencies, RopeSettings, linear
 from dovetail.testing.reference import ReferenceAttention
 from dovetail_kernels.op import Implementation
@@ -510,6 +511,14 @@ class _HastyStream:
 
     def flush(self) -> str:
         return ""
+
+
+class ChattyTokenizer(HfTokenizer):
+    """Puts a word between two texts."""
+
+    def pair_frame(self) -> PairFrame:
+        """Return a frame that the checkpoint does not know."""
+        return PairFrame(between=tuple(self.encode("and", add_special_tokens=False)))
 
 
 class ScribblingQuantizer(Int4):

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from dovetail.errors import RequestError
-from dovetail.llm import _listed
+from dovetail.llm_prompts import listed
 
 
 @pytest.mark.parametrize(
-    ("prompts", "listed"),
+    ("prompts", "wanted"),
     [
         ("a", ["a"]),
         ([1, 2], [[1, 2]]),
@@ -21,8 +21,8 @@ from dovetail.llm import _listed
         ([], []),
     ],
 )
-def test_every_spelling_is_taken(prompts: Any, listed: list[Any]) -> None:
-    assert _listed(prompts) == listed
+def test_every_spelling_is_taken(prompts: Any, wanted: list[Any]) -> None:
+    assert listed(prompts) == wanted
 
 
 @pytest.mark.parametrize(
@@ -30,4 +30,4 @@ def test_every_spelling_is_taken(prompts: Any, listed: list[Any]) -> None:
 )
 def test_other_keys_are_named(wrong: Any) -> None:
     with pytest.raises(RequestError, match="is not supported"):
-        _listed(wrong)
+        listed(wrong)

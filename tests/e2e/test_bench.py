@@ -12,6 +12,7 @@ import pytest
 
 from dovetail.cli.main import main
 from support.server_process import ServerProcess
+from support.tiny_encoders import write_tiny_bert
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -132,6 +133,21 @@ def test_latency(tmp_path: Path) -> None:
     assert times[1] + 3 * times[2] <= times[0] * 1.1
     assert found["output_tokens_per_s"] == pytest.approx(1e3 * 2 * 4 / times[0])
     assert result["machine"]["torch_threads"] >= 1
+
+
+def test_a_model_that_pools(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(write_tiny_bert(tmp_path / "bert"))
+    words = ["--num-prompts", "5", "--input-len", "32"]
+    status, result = bench(tmp_path, "throughput", folder, *words, "--save-detailed")
+    found = result["results"]
+    assert (status, found["completed"], found["prompt_tokens"]) == (0, 5, 5 * 32)
+    assert found["is_pooled"] and found["output_tokens"] == 0
+    assert all(0 < one["e2el_ms"] < 1e5 for one in result["requests"])
+    assert "output tokens" not in capsys.readouterr().out
+    status, result = bench(tmp_path, "latency", folder, "--num-iters", "2", "--batch-size", "3")
+    found = result["results"]
+    assert (status, found["output_tokens_per_s"], found["step_ms"]) == (0, None, {})
+    assert found["requests_per_s"] == pytest.approx(3e3 / found["latency_ms"]["mean"])
 
 
 def test_throughput(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.server_process import ServerProcess
+from support.tiny_encoders import write_tiny_bert
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,6 +54,15 @@ def test_structured_output() -> None:
     assert set(ast.literal_eval(schema.partition(": ")[2])) == {"city", "is_capital"}
     assert re.fullmatch(r"pattern: [A-Z][a-z]+, \d{4}", pattern)
     assert choice in ("choice: yes", "choice: no")
+
+
+def test_rag(tmp_path: Path) -> None:
+    ranker = write_tiny_bert(tmp_path, num_classes=1)
+    texts = ("--docs", str(ROOT / "docs" / "tutorials"))
+    *read, answer = output_of("rag.py", *texts, "--ranker", str(ranker)).splitlines()
+    assert [line.partition(": ")[0] for line in read] == ["read"] * 3
+    assert len(set(read)) == 3
+    assert re.fullmatch("answer: .+", answer)
 
 
 def test_stream_chat(url: str) -> None:

@@ -79,10 +79,11 @@ def read_answer(trace: Trace) -> Answer:
     if trace.error is None and trace.status == 200:
         return _read_stream(trace)
     error = trace.error or f"status {trace.status}: {message_of(trace.body)}"
-    return _failed(trace, error)
+    return failed_answer(trace, error)
 
 
-def _failed(trace: Trace, error: str) -> Answer:
+def failed_answer(trace: Trace, error: str) -> Answer:
+    """Return the outcome of a trace that failed."""
     return Answer(
         start_s=trace.start_s,
         end_s=trace.end_s,
@@ -101,16 +102,18 @@ def _read_stream(trace: Trace) -> Answer:
         try:
             body = json.loads(data)
         except ValueError:
-            return _failed(trace, f"an event is not JSON: {data}")
+            return failed_answer(trace, f"an event is not JSON: {data}")
         if not isinstance(body, dict) or body.get("error"):
-            return _failed(trace, f"error in the stream: {message_of(data.encode())}")
+            return failed_answer(trace, f"error in the stream: {message_of(data.encode())}")
         event, reason = read_event(at_s, body)
         events.append(event)
         finish_reason = reason or finish_reason
         usage = body.get("usage") or usage
     if finish_reason is None:
         what = "the stream ended without a finish_reason"
-        return _failed(trace, what if events else f"no event stream: {message_of(trace.body)}")
+        return failed_answer(
+            trace, what if events else f"no event stream: {message_of(trace.body)}"
+        )
     counted_by, arrivals = timed_tokens(events, usage.get("completion_tokens"))
     return Answer(
         start_s=trace.start_s,

@@ -51,19 +51,59 @@ class Dialect:
         return json.dumps(kept).encode()
 
 
-def is_chat_path(path: str) -> bool:
-    """Return whether a path takes messages. Raises: ConfigError for any other endpoint."""
-    if path.endswith("/chat/completions"):
-        return True
-    if path.endswith("/completions"):
-        return False
+ENDS = {
+    "/chat/completions": "chat",
+    "/completions": "completions",
+    "/embeddings": "embeddings",
+    "/pooling": "pooling",
+    "/classify": "classify",
+    "/score": "score",
+    "/rerank": "rerank",
+}
+"""Ends of paths that can be measured -> what they are asked with."""
+BACKENDS = {
+    "openai": "/v1/completions",
+    "vllm": "/v1/completions",
+    "openai-chat": "/v1/chat/completions",
+    "openai-embeddings": "/v1/embeddings",
+    "vllm-pooling": "/pooling",
+    "vllm-classify": "/classify",
+    "vllm-score": "/v1/score",
+    "vllm-rerank": "/v1/rerank",
+}
+"""Names of --backend -> the endpoint of each."""
+GENERATED = ("chat", "completions")
+"""Endpoints whose answers are streamed; those of the others are pooled."""
+
+
+def endpoint_of(endpoint: str | None, backend: str | None) -> str:
+    """Return the path to ask. Raises: ConfigError for a backend that is not known"""
+    if backend is not None and backend not in BACKENDS:
+        raise ConfigError(
+            f"{backend!r} is not known.",
+            where="--backend",
+            fix=f"use one of {', '.join(BACKENDS)}.",
+        )
+    return endpoint or BACKENDS[backend or "openai"]
+
+
+def kind_of_path(path: str) -> str:
+    """Return what a path is asked with, one of ENDS. Raises: ConfigError for any other endpoint."""
+    for end, kind in ENDS.items():
+        if path.endswith(end):
+            return kind
     raise ConfigError(
         f"{path} cannot be measured.",
         where="--endpoint",
-        fix="give a path that ends in /completions or /chat/completions.",
+        fix=f"give a path that ends in one of {', '.join(ENDS)}.",
     )
 
 
 def models_path(path: str) -> str:
-    """Return the path that lists models, beside the endpoint's."""
-    return path.removesuffix("/completions").removesuffix("/chat") + "/models"
+    """Return the path that lists models, beside the endpoint's; some of those that pool stand
+    outside /v1."""
+    kind = kind_of_path(path)
+    base = path.removesuffix(next(end for end, named in ENDS.items() if named == kind))
+    if kind not in GENERATED and not base.endswith("/v1"):
+        base = f"{base.removesuffix('/v2')}/v1"
+    return f"{base}/models"

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from dovetail.bench.offline import add_offline, check_all, engine_config, generate, load
+from dovetail.bench.offline import add_offline, check_all, engine_config, generate, load, pools
 from dovetail.bench.settings import LATENCY_GROUPS, DatasetFlags, LatencyFlags, ReportFlags
 from dovetail.config.parse.flags import group_of
 from dovetail.interfaces.bench_dataset import BenchPrompt
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     config = engine_config(args)
     with load(config) as llm:
         iterations = measure(llm, flags, config.model.seed or 0)
-        results = figures(iterations, flags, percentiles)
+        results = figures(iterations, flags, percentiles, is_pooled=pools(llm))
         settings = settings_of(flags, report) | {"engine": config.shown()}
         result = result_of("latency", report, settings, results)
     if report.save_detailed:
@@ -88,8 +88,8 @@ TIMES = ("latency", "prefill", "step")
 def time_batch(llm: Any, batch: Sequence[BenchPrompt]) -> dict[str, float]:
     """Return milliseconds of one batch.
 
-    latency: from the call to its return; prefill: until every row has its first token; step: per
-    token of a row after that, absent where answers are one token long.
+    latency: from the call to its return; prefill: until every row has its first token, or what a
+    model that pools tells of it; step: per token of a row after that, absent where there is none.
     """
     start_s = time.perf_counter()
     results = generate(llm, batch)
@@ -98,7 +98,7 @@ def time_batch(llm: Any, batch: Sequence[BenchPrompt]) -> dict[str, float]:
     arrival_s = min(result.metrics.arrival_s for result in results)
     first_s = max(result.metrics.first_token_s for result in results)
     last_s = max(result.metrics.last_token_s for result in results)
-    steps = max(prompt.output_tokens for prompt in batch) - 1
+    steps = 0 if pools(llm) else max(prompt.output_tokens for prompt in batch) - 1
     times = {
         "latency_ms": 1e3 * (end_s - start_s),
         "prefill_ms": 1e3 * (first_s - arrival_s),
@@ -112,17 +112,22 @@ def values_ms(iterations: Sequence[dict[str, float]], name: str) -> list[float]:
 
 
 def figures(
-    iterations: Sequence[dict[str, float]], flags: LatencyFlags, percentiles: Sequence[float]
+    iterations: Sequence[dict[str, float]],
+    flags: LatencyFlags,
+    percentiles: Sequence[float],
+    *,
+    is_pooled: bool,
 ) -> dict[str, Any]:
     """Return the figures of all iterations."""
     from dovetail.bench.stats import summary
 
     total_s = sum(one["latency_ms"] for one in iterations) / 1e3
-    num_output = len(iterations) * flags.batch_size * flags.output_len
+    num_output = 0 if is_pooled else len(iterations) * flags.batch_size * flags.output_len
     num_input = len(iterations) * flags.batch_size * flags.input_len
     return {
         "iterations": len(iterations),
-        "output_tokens_per_s": num_output / total_s,
+        "requests_per_s": len(iterations) * flags.batch_size / total_s,
+        "output_tokens_per_s": None if is_pooled else num_output / total_s,
         "total_tokens_per_s": (num_input + num_output) / total_s,
         **{f"{name}_ms": summary(values_ms(iterations, name), percentiles) for name in TIMES},
     }
@@ -134,6 +139,7 @@ def rows(results: dict[str, Any]) -> list[tuple[str, str] | str]:
 
     shown: list[tuple[str, str] | str] = [
         ("iterations", number(results["iterations"])),
+        ("requests per second", number(results["requests_per_s"])),
         ("output tokens per second", number(results["output_tokens_per_s"])),
         ("total tokens per second", number(results["total_tokens_per_s"])),
     ]

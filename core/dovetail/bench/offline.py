@@ -1,4 +1,4 @@
-"""What latency and throughput share: the engine's flags, a loaded model, greedy full answers."""
+"""What latency and throughput share: the engine's flags, a loaded model, whole answers."""
 
 from __future__ import annotations
 
@@ -46,14 +46,22 @@ def load(config: Config) -> Any:
 
 
 def generate(llm: Any, prompts: Sequence[BenchPrompt], *, shows_progress: bool = False) -> Any:
-    """Return the results of greedy answers of exactly the lengths asked for."""
+    """Return the results of greedy answers of exactly the lengths asked for; of a model that pools,
+    what its usual task makes of the prompts."""
     from dovetail.interfaces.sampling_params import SamplingParams
 
+    if pools(llm):
+        return llm.encode([prompt.prompt for prompt in prompts], use_tqdm=shows_progress)
     params = [
         SamplingParams(temperature=0.0, max_tokens=prompt.output_tokens, ignore_eos=True)
         for prompt in prompts
     ]
     return llm.generate([prompt.prompt for prompt in prompts], params, use_tqdm=shows_progress)
+
+
+def pools(llm: Any) -> bool:
+    """Return whether the model pools its prompts instead of generating."""
+    return llm.spec.run.pooling is not None
 
 
 def check_all(results: Sequence[Any]) -> None:

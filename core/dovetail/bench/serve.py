@@ -18,7 +18,14 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dovetail.bench import settings
-from dovetail.bench.dialect import USAGE_OPTIONS, Dialect, is_chat_path, models_path
+from dovetail.bench.dialect import (
+    GENERATED,
+    USAGE_OPTIONS,
+    Dialect,
+    endpoint_of,
+    kind_of_path,
+    models_path,
+)
 from dovetail.config.parse.flags import add_groups, group_of
 from dovetail.errors import DovetailError
 
@@ -28,7 +35,9 @@ COMMON = frozenset(
         "base_url",
         "host",
         "port",
+        "backend",
         "endpoint",
+        "batch_size",
         "model",
         "dataset_name",
         "dataset_path",
@@ -86,6 +95,10 @@ def run(args: argparse.Namespace) -> int:
 
     flags = flags_of_args(args)
     checked = Checked.of(flags.metrics, flags.report)
+    if kind_of_path(path_of(flags.target)) not in GENERATED:
+        from dovetail.bench.serve_pooled import run_pooled
+
+        return run_pooled(flags, checked)
     measured = run_loop(measure(flags))
     result = keep(flags, checked, measured)
     print(show(result["results"], checked))
@@ -111,20 +124,30 @@ class Measured:
     traces: Sequence[Any]
 
 
-async def measure(flags: Flags) -> Measured:
-    """Return the traces of the whole load. Raises: ConfigError, ServerError"""
+def path_of(target_flags: settings.TargetFlags) -> str:
+    """Return the path to ask. Raises: ConfigError"""
+    return endpoint_of(target_flags.endpoint, target_flags.backend)
+
+
+def target_from(target_flags: settings.TargetFlags) -> Any:
+    """Return where requests go. Raises: ConfigError"""
     from dovetail.bench.client import target_of
 
-    target_flags = flags.target
-    target = target_of(
+    return target_of(
         target_flags.base_url or f"http://{target_flags.host}:{target_flags.port}",
-        target_flags.endpoint,
+        path_of(target_flags),
         api_key=target_flags.api_key or os.environ.get("OPENAI_API_KEY"),
         timeout_s=target_flags.request_timeout,
     )
-    is_chat = is_chat_path(target_flags.endpoint)
+
+
+async def measure(flags: Flags) -> Measured:
+    """Return the traces of the whole load. Raises: ConfigError, ServerError"""
+    target_flags = flags.target
+    target = target_from(target_flags)
+    is_chat = kind_of_path(target.path) == "chat"
     model, root = await find_model(target, target_flags)
-    prompts = _draw(flags, is_chat, root)
+    prompts = draw(flags.dataset, target_flags, root, needs_text=is_chat)
     dialect = Dialect(
         model=model,
         is_chat=is_chat,
@@ -138,29 +161,34 @@ async def measure(flags: Flags) -> Measured:
         url=target.url,
         dialect=dialect,
         prompts=prompts[: flags.dataset.num_prompts],
-        traces=await _send_all(target, bodies, flags),
+        traces=await send_all(target, bodies, flags),
     )
 
 
-def _draw(flags: Flags, is_chat: bool, root: str) -> list[Any]:
-    """Return the measured prompts, those that warm up, and one for the probe."""
+def draw(
+    dataset: settings.DatasetFlags,
+    target_flags: settings.TargetFlags,
+    root: str,
+    *,
+    needs_text: bool,
+    num_extra: int = 1,
+) -> list[Any]:
+    """Return the measured prompts, those that warm up, and some for the probe."""
     from dovetail.bench.prompts import draw_prompts, tokenizer_of
 
-    target_flags = flags.target
-    needs_none = (
-        target_flags.vocab_size is not None and target_flags.tokenizer is None and not is_chat
-    )
+    has_vocabulary = target_flags.vocab_size is not None and target_flags.tokenizer is None
+    needs_none = has_vocabulary and not needs_text
     return draw_prompts(
-        flags.dataset,
+        dataset,
         seed=target_flags.seed,
         tokenizer=None if needs_none else tokenizer_of(target_flags.tokenizer, root),
         vocab_tokens=target_flags.vocab_size,
-        needs_text=is_chat,
-        num_extra=1,
+        needs_text=needs_text,
+        num_extra=num_extra,
     )
 
 
-async def _send_all(target: Any, bodies: Sequence[bytes], flags: Flags) -> list[Any]:
+async def send_all(target: Any, bodies: Sequence[bytes], flags: Flags) -> list[Any]:
     """Return the traces of the measured requests; those after them warm up first."""
     from dovetail.bench.arrival import arrival_times_s
     from dovetail.bench.load import allow_connections, run_load
@@ -257,8 +285,13 @@ async def probe(target: Any, dialect: Dialect, prompt: Any) -> Dialect:
         errors.append(answer.error)
         if trace.status not in (400, 422):
             break
-    raise ServerError(
-        f"a first request failed, so nothing was measured: {errors[0]}",
+    raise first_failed(target, errors[0])
+
+
+def first_failed(target: Any, error: str) -> ServerError:
+    """Return the error of a run whose first request was not answered."""
+    return ServerError(
+        f"a first request failed, so nothing was measured: {error}",
         where=target.url,
         fix="send the same with curl, and see the server's log.",
     )

@@ -76,10 +76,27 @@ class TargetFlags:
     )
     host: str = flag("127.0.0.1", help="host of the server, without --base-url")
     port: int = flag(8000, ge=1, le=65535, help="port of the server, without --base-url")
-    endpoint: str = flag(
-        "/v1/completions",
+    backend: str | None = flag(
+        None,
+        metavar="NAME",
+        default_note="what --endpoint says",
+        help="what is measured, where no --endpoint says it: openai (completions), openai-chat, "
+        "openai-embeddings, vllm-pooling, vllm-classify, vllm-score or vllm-rerank",
+    )
+    endpoint: str | None = flag(
+        None,
         metavar="PATH",
-        help="path to ask; one that ends in /chat/completions is asked with messages",
+        default_note="/v1/completions, or that of --backend",
+        help="path to ask; its end says with what: messages for /chat/completions, lists of texts "
+        "for /embeddings, /pooling and /classify, a query and documents for /score and /rerank",
+    )
+    batch_size: int = flag(
+        1,
+        ge=1,
+        unit="texts",
+        aliases=("--random-batch-size",),
+        help="texts in a request that is embedded, pooled or classified; documents in one that is "
+        "scored or ranked",
     )
     model: str | None = flag(
         None, default_note="the first one the server lists", help="name of the model to ask"

@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from dovetail.bench.offline import add_offline, engine_config, generate, load
+from dovetail.bench.offline import add_offline, engine_config, generate, load, pools
 from dovetail.bench.settings import THROUGHPUT_GROUPS, DatasetFlags, ReportFlags
 from dovetail.config.parse.flags import group_of
 from dovetail.interfaces.bench_dataset import BenchPrompt
 
-HELP = "answer many requests as fast as it goes, offline"
+HELP = "answer or embed many prompts as fast as it goes, offline"
 COMMON = frozenset(
     {
         "dataset_name",
@@ -63,11 +63,11 @@ def run(args: argparse.Namespace) -> int:
         start_s = time.perf_counter()
         answers = generate(llm, measured, shows_progress=sys.stderr.isatty())
         duration_s = time.perf_counter() - start_s
-        results = figures(answers, measured, duration_s, percentiles)
+        results = figures(answers, measured, duration_s, percentiles, is_pooled=pools(llm))
         settings = settings_of(flags, report) | {"engine": config.shown()}
         result = result_of("throughput", report, settings, results)
     if report.save_detailed:
-        result["requests"] = [_detail(answer) for answer in answers]
+        result["requests"] = [_detail(answer, pools(llm)) for answer in answers]
     write_result(report, result, config.model.model or "demo")
     if report.plot:
         _draw(report, answers)
@@ -82,14 +82,17 @@ def figures(
     prompts: Sequence[BenchPrompt],
     duration_s: float,
     percentiles: Sequence[float],
+    *,
+    is_pooled: bool,
 ) -> dict[str, Any]:
     """Return the figures of a run. Times of single requests hold their wait in the queue."""
     from dovetail.bench.stats import summary
 
     good = [answer for answer in answers if answer.error is None]
     num_prompt_tokens = sum(len(answer.prompt_token_ids) for answer in good)
-    num_output_tokens = sum(map(_output_tokens, good))
+    num_output_tokens = 0 if is_pooled else sum(map(_output_tokens, good))
     return {
+        "is_pooled": is_pooled,
         "requests": len(answers),
         "completed": len(good),
         "failed": len(answers) - len(good),
@@ -110,15 +113,18 @@ def rows(results: dict[str, Any]) -> list[tuple[str, str] | str]:
     """Return the table's rows."""
     from dovetail.bench.report import number, summary_rows
 
+    generated = [
+        ("output tokens", number(results["output_tokens"])),
+        ("output tokens per second", number(results["output_tokens_per_s"])),
+    ]
     return [
         ("requests that succeeded", number(results["completed"])),
         ("requests that failed", number(results["failed"])),
         ("duration (s)", number(results["duration_s"])),
         ("prompt tokens", number(results["prompt_tokens"])),
         ("of them found in the prefix cache", number(results["cached_prompt_tokens"])),
-        ("output tokens", number(results["output_tokens"])),
+        *([] if results["is_pooled"] else generated),
         ("requests per second", number(results["requests_per_s"])),
-        ("output tokens per second", number(results["output_tokens_per_s"])),
         ("total tokens per second", number(results["total_tokens_per_s"])),
         "whole request, its wait included",
         *summary_rows("e2el", results["e2el_ms"], "ms"),
@@ -133,10 +139,10 @@ def _e2e_ms(answer: Any) -> float:
     return 1e3 * float(answer.metrics.last_token_s - answer.metrics.arrival_s)
 
 
-def _detail(answer: Any) -> dict[str, Any]:
+def _detail(answer: Any, is_pooled: bool) -> dict[str, Any]:
     return {
         "prompt_tokens": len(answer.prompt_token_ids),
-        "output_tokens": _output_tokens(answer),
+        "output_tokens": 0 if is_pooled else _output_tokens(answer),
         "error": answer.error,
         "e2el_ms": None if answer.error is not None else _e2e_ms(answer),
     }

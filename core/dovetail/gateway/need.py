@@ -38,9 +38,11 @@ def need_of(entry: Entry) -> Need:
     platform = select_platform(config)[1]
     taken = memory_taken(config, spec)
     weights = taken.weights_bytes + taken.tables_bytes if taken else 0
+    caches = spec.run.model.is_causal
+    share = _share_bytes(spec, platform)
     is_host = HOST_MEMORY in platform.capabilities
     return Need(
-        num_bytes=max(weights + (spec.cache.memory_bytes or 0), _share_bytes(spec, platform)),
+        num_bytes=max(weights + (spec.cache.memory_bytes or 0), share) if caches else weights,
         context_tokens=spec.run.max_model_tokens,
         is_host=is_host,
         free_bytes=platform.free_bytes,

@@ -31,6 +31,7 @@ from dovetail.inspect.compatibility import chosen, listening
 from dovetail.inspect.facts import Inspected, Memory, ModelFacts, TextFacts, WeightFile
 from dovetail.inspect.how import How
 from dovetail.inspect.layers import layers_of
+from dovetail.inspect.purpose import purpose_from
 from dovetail.inspect.trial import refusal
 from dovetail.inspect.weights import groups_of
 from dovetail.interfaces.headers import TensorHeader
@@ -89,6 +90,7 @@ def inspect(config: Config) -> Inspected:
         path=parts.model.path,
         would_start=parts.spec is not None,
         model=model_facts(parts.model),
+        purpose=purpose_from(parts.spec.run.pooling) if parts.spec is not None else None,
         parameters=sum(group.parameters for group in groups),
         active_parameters=sum(group.active_parameters for group in groups),
         files=files,

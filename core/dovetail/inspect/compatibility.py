@@ -78,6 +78,8 @@ def chosen(
             continue
         reason = _asked(config, kind, {**lines, **own})
         choices.append(Chosen(kind=kind, name=selection.name, reason=reason))
+    if parts.spec is not None and parts.spec.run.pooling is not None:
+        return tuple(choices)
     for kind in ("tool_parser", "reasoning_parser"):
         match = next((m for line in told if (m := _LINE.fullmatch(line)) and m[1] == kind), None)
         if match is not None:

@@ -32,6 +32,24 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Purpose:
+    """What requests may ask of the model: `tasks`, the usual one first.
+
+    Vectors have `dimensions` (`allowed_dimensions`: or one of these), are pooled by `pooler` and
+    have the length 1 if `is_normalized`. `classes` are the names of the classes. `prompts` are
+    those that the checkpoint puts before texts, by name.
+    """
+
+    tasks: tuple[str, ...]
+    pooler: str | None = None
+    dimensions: int | None = None
+    allowed_dimensions: tuple[int, ...] = ()
+    is_normalized: bool = False
+    classes: tuple[str, ...] = ()
+    prompts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
     """One plugin that `serve` would choose with the same flags, and why."""
 
@@ -83,7 +101,8 @@ class Memory:
 
     `free_bytes` is the device's memory now; `longest_tokens` the longest context that it holds
     beside the weights, at most the checkpoint's. `cache_bytes`, `served_tokens` and `most_requests`
-    are what `serve` would take with the same flags.
+    are what `serve` would take with the same flags. An encoder keeps nothing: no bytes a token, and
+    no bound on requests but that of its steps.
     """
 
     device: str
@@ -117,11 +136,13 @@ class TextFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspected:
-    """All of it. `would_start` says whether `serve` would get as far as reading weights."""
+    """All of it. `would_start` says whether `serve` would get as far as reading weights; `purpose`
+    is None where it would not."""
 
     path: str
     would_start: bool
     model: ModelFacts
+    purpose: Purpose | None
     parameters: int
     active_parameters: int
     files: tuple[WeightFile, ...]

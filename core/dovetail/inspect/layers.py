@@ -24,7 +24,7 @@ _PURPOSES: tuple[tuple[str, str], ...] = (
     (ATTENTION, r"attn|attention"),
     (FEED_FORWARD, r"mlp|feed_forward|ffn|\.fc[12]$|\.h\.\d+\.|dense"),
 )
-_NO_WEIGHTS = ("inv_freq", "masked_bias")
+_NO_WEIGHTS = ("inv_freq", "masked_bias", "position_ids", "token_type_ids")
 _PLAIN_LEAVES = ("weight", "bias")
 _OF_A_WEIGHT = ".weight."
 _PACKED_LEAVES = ("blocks", "scales", "bias")

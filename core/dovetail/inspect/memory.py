@@ -29,22 +29,28 @@ def memory_of(groups: Sequence[Group], how: How, parts: Parts) -> Memory:
     tables = tables_bytes(model, served) if how.is_own else 0
     free = parts.platform.free_bytes()
     left = None if free is None else free - weights - tables
+    caches = model.is_causal
     return Memory(
         device=parts.device,
         weights_bytes=weights,
         tables_bytes=tables,
         is_exact=all(group.is_exact for group in groups),
         kv_dtype=kv_dtype,
-        kv_bytes_per_token=capacity.per_token(model, kv_dtype),
+        kv_bytes_per_token=capacity.per_token(model, kv_dtype) if caches else 0,
         free_bytes=free,
-        longest_tokens=None
-        if left is None
-        else capacity.longest(model, kv_dtype, left, block, step),
-        fits=() if left is None else capacity.fits(model, kv_dtype, left, step),
-        cache_bytes=spec.cache.memory_bytes if spec else None,
+        longest_tokens=None if left is None else _longest(model, kv_dtype, left, block, step),
+        fits=() if left is None or not caches else capacity.fits(model, kv_dtype, left, step),
+        cache_bytes=spec.cache.memory_bytes if spec and caches else None,
         served_tokens=served if spec else None,
         most_requests=spec.schedule.max_rows if spec else None,
     )
+
+
+def _longest(model: ModelSpec, kv_dtype: str, left: int, block: int, step: int) -> int:
+    """Return the longest context that the memory left over allows."""
+    if model.is_causal:
+        return capacity.longest(model, kv_dtype, left, block, step)
+    return checkpoint_tokens(model) if left > 0 else 0
 
 
 def tables_bytes(model: ModelSpec, served_tokens: int) -> int:

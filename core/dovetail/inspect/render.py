@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
 from dovetail.inspect.facts import Group, Inspected, Memory, ModelFacts, TextFacts
+from dovetail.inspect.purpose import GENERATE, in_words
 
 WIDTH = 100
 LABEL = 19
@@ -49,7 +50,10 @@ def _head(found: Inspected) -> list[str]:
         f"{model.layers} layers, hidden {model.hidden_size}, {model.heads} heads of "
         f"{model.head_size}, {model.kv_heads} for keys and values"
     )
-    lines = [f"{model.architecture}  {found.path}", *_line("shape", shape)]
+    lines = [f"{model.architecture}  {found.path}"]
+    if found.purpose is not None:
+        lines += _line("made for", in_words(found.purpose))
+    lines += _line("shape", shape)
     if model.experts:
         lines += _line("experts", f"{model.experts}, {model.experts_per_token} work on a token")
     lines += _line("vocabulary", f"{model.vocab_size} tokens")
@@ -128,8 +132,9 @@ def _memory(memory: Memory, model: ModelFacts) -> list[str]:
     lines = [
         f"memory on {memory.device}{free}",
         *_line("weights", about + size(memory.weights_bytes + memory.tables_bytes)),
-        *_line("KV cache", f"{size(memory.kv_bytes_per_token)} a token ({memory.kv_dtype})"),
     ]
+    cached = f"{size(memory.kv_bytes_per_token)} a token ({memory.kv_dtype})"
+    lines += _line("KV cache", cached if memory.kv_bytes_per_token else "none is needed")
     if memory.longest_tokens == 0:
         lines += _line("longest context", "none: no memory is left after the weights")
     elif memory.longest_tokens is not None:
@@ -137,7 +142,8 @@ def _memory(memory: Memory, model: ModelFacts) -> list[str]:
         text = f"{memory.longest_tokens} tokens" + (", the checkpoint's own limit" * whole)
         lines += _line("longest context", text)
         texts = [f"{fit.requests} of {fit.context_tokens} tokens" for fit in memory.fits]
-        lines += _line("requests at a time", " or ".join(texts))
+        if texts:
+            lines += _line("requests at a time", " or ".join(texts))
     if memory.served_tokens is not None:
         cache = "" if memory.cache_bytes is None else f"a KV cache of {size(memory.cache_bytes)}, "
         text = f"{cache}contexts up to {memory.served_tokens} tokens, up to "
@@ -161,6 +167,9 @@ def _text(found: Inspected) -> list[str]:
         ends = f", ends with {' '.join(text.end_tokens)}" if text.end_tokens else ""
         special = f"{text.vocab_size} tokens, {text.special_tokens} special"
         lines += _line("tokenizer", special + begin + ends)
+    if found.purpose is not None and GENERATE not in found.purpose.tasks:
+        return lines
+    if text is not None:
         knows = ", knows tools" if text.knows_tools else ""
         template = f"{text.template_chars} characters{knows}" if text.has_chat_template else "none"
         lines += _line("chat template", template)

@@ -17,6 +17,8 @@ from dovetail.interfaces.spec import ModelSpec
 _FLOATS = ("float32", "bfloat16", "float16")
 _PICKLED = (".bin", ".pt", ".pth")
 _SHOWN = 3
+LOGITS = "logits"
+"""The head of a model that generates (see ModelSpec)."""
 
 
 def of_checkpoint(
@@ -30,9 +32,9 @@ def of_checkpoint(
     blocks = num_blocks(layers)
     if blocks and blocks != model.num_layers:
         said.append(f"config.json says {model.num_layers} layers, the tensors are of {blocks}.")
-    if HEAD not in purposes and not how.is_tied:
+    if HEAD not in purposes and not how.is_tied and model.head == LOGITS:
         said.append("no tensor of a head (lm_head), and tie_word_embeddings is not set.")
-    if HEAD in purposes and how.is_tied:
+    if HEAD in purposes and how.is_tied and model.head == LOGITS:
         said.append("the head is stored, but tied to the token table: it is not kept twice.")
     if EMBEDDING not in purposes:
         said.append("no tensor looks like a token table.")
@@ -114,13 +116,14 @@ def of_text(model: ModelSpec, text: TextFacts | None) -> list[str]:
     if text is None:
         return ["no tokenizer that can be used: requests would have to carry token ids."]
     said = []
-    if not text.has_chat_template:
+    generates = model.head == LOGITS
+    if generates and not text.has_chat_template:
         said.append("no chat template: /v1/chat/completions needs --chat-template.")
     if text.vocab_size > model.vocab_size:
         said.append(
             f"the tokenizer has {text.vocab_size} tokens, the model knows {model.vocab_size}."
         )
-    if not text.end_tokens:
+    if generates and not text.end_tokens:
         said.append("no token ends an answer: it goes on to the limit of its length.")
     return said
 

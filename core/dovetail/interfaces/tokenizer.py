@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from dovetail.interfaces.plugin import Plugin
@@ -18,6 +19,20 @@ class TokenStream(Protocol):
 
     def flush(self) -> str:
         """Return what is still held back, as a full decode would show it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairFrame:
+    """The special tokens around and between two texts that a model reads as a pair.
+
+    The first `num_between_first` of `between` belong to the first text, where the model is told
+    which of the two a token belongs to (None: it is not told).
+    """
+
+    before: tuple[int, ...] = ()
+    between: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    num_between_first: int | None = None
 
 
 class Tokenizer(Plugin):
@@ -74,6 +89,12 @@ class Tokenizer(Plugin):
         whole = self.encode("a", add_special_tokens=True)
         at = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
         return whole[:at], whole[at + len(bare) :]
+
+    def pair_frame(self) -> PairFrame:
+        """Return what stands around and between two texts that are read as a pair; the default: as
+        if both were one text."""
+        before, after = self.special_around()
+        return PairFrame(before=tuple(before), after=tuple(after))
 
     @abstractmethod
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

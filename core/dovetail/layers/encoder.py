@@ -83,7 +83,9 @@ class TypeEmbedding(nn.Module):
     def forward(self) -> torch.Tensor:
         """Return what is added to the tokens of the step. Shapes: -> [E] or [T, E]"""
         second = forward_context().second_text
-        return self.weight[0] if second is None else F.embedding(second, self.weight)
+        if second is None or len(self.weight) == 1:
+            return self.weight[0]
+        return F.embedding(second, self.weight)
 
 
 class EncoderEmbeddings(nn.Module):

@@ -17,8 +17,9 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.tokenizer import TokenStream
+from dovetail.interfaces.tokenizer import PairFrame, TokenStream
 from dovetail_plugins.tokenizers import _files
+from dovetail_plugins.tokenizers._pairs import frame_of
 from dovetail_plugins.tokenizers._plain_words import PlainWords
 from dovetail_plugins.tokenizers._shape import PIECE_CHARS, Shape, pieces, shape_of
 from dovetail_plugins.tokenizers._streams import ByteLevelStream, WindowStream
@@ -118,6 +119,17 @@ class FastTokenizer:
         """Return the token ids of a text in which the words at `plain` are ordinary text."""
         before, after = self._around if add_special_tokens else ([], [])
         return [*before, *self._plain_words.encode(text, plain), *after]
+
+    def pair_frame(self) -> PairFrame:
+        """Return what the file puts around and between two texts."""
+        return self._pair_frame
+
+    @cached_property
+    def _pair_frame(self) -> PairFrame:
+        pairs = (self._backend.encode(text, text) for text in ("a", *self._backend.get_vocab()))
+        pair = next(pair for pair in pairs if 1 in pair.sequence_ids)
+        types = pair.type_ids if _files.tells_types(self._settings) else None
+        return frame_of(pair.ids, pair.sequence_ids, types)
 
     @cached_property
     def _plain_words(self) -> PlainWords:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.tokenizer import TokenStream
+from dovetail.interfaces.tokenizer import PairFrame, TokenStream
 from dovetail_plugins.tokenizers import _files
+from dovetail_plugins.tokenizers._pairs import frame_of
 from dovetail_plugins.tokenizers._streams import WindowStream
 
 
@@ -36,6 +37,7 @@ class SlowTokenizer:
         flagged = {i for i, token in added.items() if token.special}
         self._special = frozenset({*self._tokenizer.all_special_ids, *flagged})
         self._facts = self._build_facts(folder)
+        self._tells_types = _files.tells_types(_files.read_settings(folder))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text."""
@@ -53,6 +55,16 @@ class SlowTokenizer:
         self, text: str, plain: Sequence[tuple[int, int]], add_special_tokens: bool
     ) -> None:
         """Return None: transformers cannot tell one occurrence from another."""
+
+    def pair_frame(self) -> PairFrame:
+        """Return what the tokenizer puts around and between two texts."""
+        pair = self._tokenizer(
+            "a", "a", return_special_tokens_mask=True, return_token_type_ids=True
+        )
+        left = iter([0] * len(self.encode("a", add_special_tokens=False)))
+        texts = [None if mark else next(left, 1) for mark in pair["special_tokens_mask"]]
+        types = pair["token_type_ids"] if self._tells_types else None
+        return frame_of(pair["input_ids"], texts, types)
 
     def longest_token_chars(self) -> None:
         """Return None: transformers does not say."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.tokenizer import Tokenizer, TokenizerFacts, TokenStream
+from dovetail.interfaces.tokenizer import PairFrame, Tokenizer, TokenizerFacts, TokenStream
 from dovetail_plugins.mistral._vocabulary import find_file
 from dovetail_plugins.tokenizers import _files
 
@@ -75,6 +75,11 @@ class HfTokenizer(Tokenizer):
         if ids is not None:
             return ids
         return super().encode_with_plain(text, plain, add_special_tokens=add_special_tokens)
+
+    def pair_frame(self) -> PairFrame:
+        """Return what the checkpoint's own template puts around and between two texts."""
+        frame: PairFrame = self._inner.pair_frame()
+        return frame
 
     def longest_token_chars(self) -> int | None:
         """Return how many characters one token can stand for at most, None if that is unknown."""

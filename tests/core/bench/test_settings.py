@@ -23,6 +23,7 @@ ALL = {
     for flag in flags_of(group)
 }
 FREE_TEXT = {
+    "backend",  # another word for an endpoint
     "api_key",
     "base_url",
     "dataset_path",

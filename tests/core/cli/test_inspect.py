@@ -217,8 +217,9 @@ def test_keys_stay(capsys: pytest.CaptureFixture[str]) -> None:
     told = found(capsys, DEMO_PATH)
     assert told["version"] == 1
     assert list(told) == [
-        *("version", "path", "would_start", "model", "parameters", "active_parameters", "files"),
-        *("groups", "memory", "quantization", "plugins", "text", "generation", "warnings"),
+        *("version", "path", "would_start", "model", "purpose", "parameters"),
+        *("active_parameters", "files", "groups", "memory", "quantization", "plugins", "text"),
+        *("generation", "warnings"),
     ]
     assert list(told["memory"]) == [
         *("device", "weights_bytes", "tables_bytes", "is_exact", "kv_dtype", "kv_bytes_per_token"),

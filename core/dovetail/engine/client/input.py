@@ -47,6 +47,7 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._max_model_tokens = spec.run.max_model_tokens
         self._vocab_size = spec.run.model.vocab_size
+        self._pools = spec.run.pooling is not None
         self._max_logprobs = spec.max_logprobs
         self._has_tokenizer = spec.has_tokenizer
         self._request_seed = spec.request_seed
@@ -75,6 +76,12 @@ class InputProcessor:
         Raises: RequestError naming the field that is wrong.
         """
         arrival_s = time.monotonic()
+        if self._pools:
+            raise RequestError(
+                "this model pools its prompts; it does not generate.",
+                where="task",
+                fix="use a model that generates, or start this one with --runner generate.",
+            )
         verify_text("request_id", request_id)
         verify_text("cache_salt", cache_salt)
         params = _typed(params)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dovetail.errors import RequestFault
 from dovetail.interfaces.step import Pooled, TokenLogprobs
 
 PromptLogprobs = tuple[TokenLogprobs, ...]
@@ -85,27 +84,6 @@ class GenerationResult:
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolingResult:
-    """One whole request that was pooled, offline. `error` says why it ended with an error, else
-    None; then there is no `pooled`."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: tuple[int, ...]
-    pooled: Pooled | None = None
-    num_cached_tokens: int = 0
-    metrics: RequestMetrics | None = None
-    error: str | None = None
-
-    @property
-    def data(self) -> np.ndarray:
-        """Return the numbers, float32. Raises: RequestFault where the request failed"""
-        if self.pooled is None:
-            raise RequestFault(self.error or "the request has no result.", where=self.request_id)
-        return numbers(self.pooled)
 
 
 def numbers(pooled: Pooled) -> np.ndarray:

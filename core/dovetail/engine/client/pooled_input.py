@@ -20,6 +20,8 @@ from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec, PoolingSpec
 from dovetail.interfaces.tokenizer import Tokenizer
 
+TRUNCATE = "truncate_prompt_tokens"
+"""What errors about cutting a prompt name."""
 NOTHING_DRAWN = SamplingParams(max_tokens=1, detokenize=False)
 """The sampling params of a request that is pooled."""
 
@@ -56,7 +58,7 @@ class PooledInput:
         verify_text("request_id", request_id)
         verify_text("cache_salt", cache_salt)
         verify_pooling(self._pooling, params)
-        keep = self._kept(truncate)
+        keep = tokens_kept(truncate, self._most)
         if isinstance(prompt, str):
             prompt_ids = self._of_text(prompt, keep, keeps_start, adds_special_tokens)
         else:
@@ -83,14 +85,6 @@ class PooledInput:
             arrival_s=arrival_s,
         )
 
-    def _kept(self, truncate: int | None) -> int | None:
-        """Return how many tokens are kept at most; None: all. Raises: RequestError"""
-        if truncate is None or truncate > 0:
-            return truncate
-        if truncate == -1:
-            return self._most
-        raise RequestError("must be -1 or at least 1.", where="truncate_prompt_tokens")
-
     def _of_text(
         self, text: str, keep: int | None, keeps_start: bool, adds_special_tokens: bool
     ) -> tuple[int, ...]:
@@ -109,11 +103,7 @@ class PooledInput:
         before, after = self._around if adds_special_tokens else ((), ())
         room = keep - len(before) - len(after)
         if room < 1:
-            least = keep - room + 1
-            raise RequestError(
-                f"must be at least {least} here: {least - 1} special tokens are added to a text.",
-                where="truncate_prompt_tokens",
-            )
+            raise no_room(keep, keep - room, keep - room + 1)
         inner = encoded(
             self._tokenizer, text, add_special_tokens=False, keep=room, keeps_start=keeps_start
         )
@@ -122,6 +112,24 @@ class PooledInput:
     @cached_property
     def _around(self) -> tuple[Sequence[int], Sequence[int]]:
         return self._tokenizer.special_around()
+
+
+def tokens_kept(truncate: int | None, most: int) -> int | None:
+    """Return how many tokens of a prompt are kept at most; None: all. Raises: RequestError"""
+    if truncate is None or truncate > 0:
+        return truncate
+    if truncate == -1:
+        return most
+    raise RequestError("must be -1 or at least 1.", where=TRUNCATE)
+
+
+def no_room(truncate: int, num_special: int, least: int) -> RequestError:
+    """Return the error of a prompt of which nothing is left beside its special tokens."""
+    return RequestError(
+        f"must be at least {least} here, not {truncate}: {num_special} special tokens are added to "
+        "a prompt.",
+        where=TRUNCATE,
+    )
 
 
 def verify_pooling(model: PoolingSpec | None, params: PoolingParams) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from dovetail.engine.client.input import PreparedRequest
 from dovetail.engine.client.logprobs import cumulative
 from dovetail.engine.client.outputs import (
     Completion,
     CompletionDelta,
     GenerationResult,
-    PoolingResult,
     PromptLogprobs,
     RequestOutput,
     join_deltas,
 )
+from dovetail.engine.client.pooling_results import PoolingResult
 from dovetail.errors import DovetailError
+
+Pooling = TypeVar("Pooling", bound=PoolingResult)
 
 
 class RequestCollector:
@@ -39,10 +43,10 @@ class RequestCollector:
         """Take the error that ended the request. Mutates: self"""
         self._error = str(error)
 
-    def pooled(self) -> PoolingResult:
-        """Return the result of a request that was pooled."""
+    def pooled(self, made: type[Pooling]) -> Pooling:
+        """Return the result of a request that was pooled, as one of these."""
         last = self._last
-        return PoolingResult(
+        return made(
             request_id=self._prepared.request_id,
             prompt=self._prompt,
             prompt_token_ids=self._prepared.prompt_ids,

@@ -85,6 +85,14 @@ class TestTokenizer:
             assert list(ids).count(end) == 2 - len(plain)
             assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
+    def test_pair_frame(self, tokenizer: Tokenizer) -> None:
+        """Around and between two texts stand special tokens alone, of one text or the other."""
+        frame = tokenizer.pair_frame()
+        special = {*frame.before, *frame.between, *frame.after}
+        assert special <= tokenizer.facts().special_ids
+        assert 0 <= (frame.num_between_first or 0) <= len(frame.between)
+        assert tokenizer.pair_frame() == frame
+
     def test_special_tokens(self, tokenizer: Tokenizer) -> None:
         """Special tokens are left out or shown, as asked."""
         end = tokenizer.facts().eos_token_id

@@ -1,0 +1,240 @@
+"""PoolingCalls: what an LLM does whose model pools. Vectors, classes, scores and rewards.
+
+Their arguments and results have the names that vLLM gives them.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from dovetail.config.sections.frontend import FrontendConfig
+from dovetail.engine.client.input import PreparedRequest, Prompt
+from dovetail.engine.client.named_prompts import prompt_before
+from dovetail.engine.client.pooling_results import (
+    ClassificationResult,
+    EmbeddingResult,
+    PoolingResult,
+    ScoringResult,
+)
+from dovetail.engine.client.request_collector import RequestCollector
+from dovetail.engine.client.scores import Join, Scoring, plan_scores
+from dovetail.errors import RequestError
+from dovetail.interfaces.pooling_params import (
+    CLASSIFY,
+    EMBED,
+    TASKS,
+    TOKEN_CLASSIFY,
+    TOKEN_EMBED,
+    PoolingParams,
+)
+from dovetail.interfaces.spec import EngineSpec
+from dovetail.llm_prompts import Prompts, listed
+
+Result = TypeVar("Result", bound=PoolingResult)
+_VECTORS = (EMBED, TOKEN_EMBED)
+
+
+class PoolingCalls:
+    """The calls of an LLM beside `generate` and `chat`."""
+
+    _engine: Any
+    _frontend: FrontendConfig
+
+    @property
+    @abstractmethod
+    def spec(self) -> EngineSpec:
+        """Return the resolved facts of the engine."""
+
+    @abstractmethod
+    def _ended(
+        self,
+        prepared: Sequence[PreparedRequest],
+        texts: Sequence[str | None],
+        doing: str,
+        *,
+        shows_progress: bool,
+    ) -> list[RequestCollector]:
+        """Run prepared requests to their end."""
+
+    def encode(
+        self,
+        prompts: Prompts,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool = True,
+        *,
+        pooling_task: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        prompt_name: str | None = None,
+    ) -> list[PoolingResult]:
+        """Return what the model makes of each prompt, in order: `outputs.data` has the numbers.
+
+        `pooling_task` is one of PoolingParams' tasks (None: that of the params, or the model's
+        usual one). A prompt longer than `truncate_prompt_tokens` is cut (-1: to what the model
+        takes). `prompt_name` is the checkpoint's prompt that is put before texts for vectors. A
+        request that ends with a fault has `error` set; the others go on. Raises: RequestError
+        before anything runs when a prompt or what is asked of it is wrong.
+        """
+        given = pooling_params.task if pooling_params is not None else None
+        return self._pool(
+            PoolingResult,
+            prompts,
+            self._params(pooling_params, pooling_task or given or self._usual_task()),
+            use_tqdm,
+            truncate_prompt_tokens,
+            prompt_name,
+        )
+
+    def embed(
+        self,
+        prompts: Prompts,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | None = None,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        prompt_name: str | None = None,
+    ) -> list[EmbeddingResult]:
+        """Return the vector of each prompt as `outputs.embedding`; for the rest see `encode`."""
+        return self._pool(
+            EmbeddingResult,
+            prompts,
+            self._params(pooling_params, EMBED),
+            use_tqdm,
+            truncate_prompt_tokens,
+            prompt_name,
+        )
+
+    def classify(
+        self,
+        prompts: Prompts,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | None = None,
+        *,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[ClassificationResult]:
+        """Return the probability of each class for each prompt as `outputs.probs`; for the rest see
+        `encode`."""
+        params = self._params(pooling_params, CLASSIFY)
+        return self._pool(ClassificationResult, prompts, params, use_tqdm, truncate_prompt_tokens)
+
+    def reward(
+        self,
+        prompts: Prompts,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | None = None,
+        *,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[PoolingResult]:
+        """Return the rewards of each prompt as `outputs.data`: one for each token or step, or one
+        for all where the model judges the whole. For the rest see `encode`."""
+        pooling = self.spec.run.pooling
+        judges_tokens = pooling is None or CLASSIFY not in pooling.tasks
+        params = self._params(pooling_params, TOKEN_CLASSIFY if judges_tokens else CLASSIFY)
+        return self._pool(PoolingResult, prompts, params, use_tqdm, truncate_prompt_tokens)
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | None = None,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        chat_template: str | None = None,
+    ) -> list[ScoringResult]:
+        """Return how well pairs of texts fit as `outputs.score`: one text and each of the others,
+        or as many of both. How: see `engine.client.scores`. `chat_template` writes a pair as a
+        prompt out of messages whose roles are "query" and "document" (None: --chat-template).
+
+        A pair whose request ends with a fault has `error` set. Raises: RequestError as `encode`
+        """
+        first, second = ([t] if isinstance(t, str) else list(t) for t in (data_1, data_2))
+        scoring = plan_scores(
+            self.spec,
+            self._engine.tokenizer,
+            first,
+            second,
+            truncate=truncate_prompt_tokens,
+            params=pooling_params,
+            join=self._join(chat_template),
+        )
+        prepared = [
+            self._engine.prepare_pooled(one.prompt, one.params, truncate=truncate_prompt_tokens)
+            for one in scoring.prompts
+        ]
+        ended = self._ended(prepared, [None] * len(prepared), "score", shows_progress=use_tqdm)
+        return _scores(scoring, [collector.pooled(PoolingResult) for collector in ended])
+
+    def _pool(
+        self,
+        made: type[Result],
+        prompts: Prompts,
+        params: PoolingParams,
+        use_tqdm: bool,
+        truncate: int | None = None,
+        prompt_name: str | None = None,
+    ) -> list[Result]:
+        """Return the results of pooling prompts."""
+        given = listed(prompts)
+        if params.task in _VECTORS or prompt_name is not None:
+            given = self._with_prompts(given, prompt_name)
+        prepared = [self._engine.prepare_pooled(one, params, truncate=truncate) for one in given]
+        texts = [prompt if isinstance(prompt, str) else None for prompt in given]
+        ended = self._ended(prepared, texts, params.task, shows_progress=use_tqdm)
+        return [collector.pooled(made) for collector in ended]
+
+    def _with_prompts(self, prompts: Sequence[Prompt], name: str | None) -> list[Prompt]:
+        """Return prompts behind the checkpoint's own of this name. Raises: RequestError"""
+        before = prompt_before(self.spec.run.pooling, name)
+        if name is not None and not all(isinstance(prompt, str) for prompt in prompts):
+            raise RequestError(
+                "a prompt is put before texts, not before token ids.", where="prompt_name"
+            )
+        return [before + one if isinstance(one, str) else one for one in prompts]
+
+    def _usual_task(self) -> str:
+        pooling = self.spec.run.pooling
+        return pooling.tasks[0] if pooling is not None else EMBED
+
+    def _params(self, given: PoolingParams | None, task: str) -> PoolingParams:
+        """Return the params of a task. Raises: RequestError for those of another task"""
+        if given is None:
+            return PoolingParams(task=task)
+        if given.task in TASKS and given.task != task:
+            raise RequestError(
+                f"the pooling params are for {given.task}, and {task} is asked for.", where="task"
+            )
+        return msgspec.structs.replace(given, task=task)
+
+    def _join(self, chat_template: str | None) -> Join | None:
+        """Return what makes one prompt of two texts, None without a template. Raises: RequestError,
+        ConfigError"""
+        source = chat_template or self._frontend.chat_template
+        if not source:
+            return None
+        # pydantic and jinja are needed for templates only, so they are not loaded before.
+        from dovetail.server.generate.template.score import score_template
+
+        return score_template(source, self._engine.tokenizer.facts())
+
+
+def _scores(scoring: Scoring, results: Sequence[PoolingResult]) -> list[ScoringResult]:
+    """Return the scores of pairs, of what was told of their prompts."""
+    made = []
+    for number, pair in enumerate(scoring.pairs):
+        parts = [results[at] for at in pair]
+        error = next((part.error for part in parts if part.error is not None), None)
+        score = scoring.score(number, [part.data for part in parts]) if error is None else None
+        made.append(
+            ScoringResult(
+                request_id="_".join(dict.fromkeys(part.request_id for part in parts)),
+                prompt_token_ids=tuple(i for part in parts for i in part.prompt_token_ids),
+                score=score,
+                num_cached_tokens=sum(part.num_cached_tokens for part in parts),
+                error=error,
+            )
+        )
+    return made
