@@ -28,7 +28,8 @@ class ModelFacts:
     `quantized_is_readable`: quantized copies of such checkpoints can be loaded. `is_encoder`: every
     token sees all others; such models do not generate. `pooler` is what makes one vector of a
     prompt where the checkpoint does not say, `classes_pooler` (a name, or the field of config.json
-    that has it, as "config.classifier_pooling") what its classes are told of.
+    that has it, as "config.classifier_pooling") what its classes are told of. `output_size` is the
+    field with the size of the last hidden states where that may differ from the others'.
     """
 
     positions: Positions = "rotary"
@@ -42,6 +43,7 @@ class ModelFacts:
     is_encoder: bool = False
     pooler: str = "last"
     classes_pooler: str = ""
+    output_size: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

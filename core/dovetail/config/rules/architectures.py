@@ -7,11 +7,12 @@ from dovetail import registry
 GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Ends of the names of classes that generate."""
 LOGITS, NOTHING, CLASSES, TOKEN_CLASSES = "logits", "", "classes", "token_classes"
+PROCESS_REWARD, REWARD = "ForProcessRewardModel", "ForRewardModel"
 _POOLS = {
     "ForSequenceClassification": CLASSES,
     "ForTokenClassification": TOKEN_CLASSES,
-    "ForProcessRewardModel": TOKEN_CLASSES,
-    "ForRewardModel": TOKEN_CLASSES,
+    PROCESS_REWARD: TOKEN_CLASSES,
+    REWARD: TOKEN_CLASSES,
     "ForMaskedLM": NOTHING,
     "EncoderModel": NOTHING,
     "Model": NOTHING,
