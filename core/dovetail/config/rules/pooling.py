@@ -174,18 +174,23 @@ def _poolers(
     for each token."""
     tasks = _TASKS[model.head]
     facts = facts_of(model.hf_config)
-    named = asked.pooling_type.lower() if asked.pooling_type else None
+    named = _registered(asked.pooling_type) if asked.pooling_type else None
     usual = sentences.pooler or _by_config(facts.pooler, model.hf_config)
     if model.head != NOTHING and facts.classes_pooler:
         usual = _by_config(facts.classes_pooler, model.hf_config)
     of_tokens = "all" if _step_token(model, asked) is None else "step"
     if named is None and not (sentences.has_modules and sentences.pooler is None):
-        return tasks, _pooler(config, usual), _pooler(config, of_tokens)
+        return tasks, _pooler(config, usual), _pooler(None, of_tokens)
     if named is None or _is_per_token(named):
-        return tasks[::-1], _pooler(config, usual), _pooler(config, named or of_tokens)
+        return tasks[::-1], _pooler(None, usual), _pooler(config, named or of_tokens)
     if tasks == (TOKEN_CLASSIFY,):
         tasks = (CLASSIFY, TOKEN_CLASSIFY)
-    return tasks, _pooler(config, named), _pooler(config, of_tokens)
+    return tasks, _pooler(config, named), _pooler(None, of_tokens)
+
+
+def _registered(name: str) -> str:
+    """Return a pooler's name as it is registered; a class or a file stays as it is written."""
+    return name if ":" in name else name.lower()
 
 
 def _by_config(name: str, facts: Mapping[str, Any]) -> str:
@@ -195,8 +200,10 @@ def _by_config(name: str, facts: Mapping[str, Any]) -> str:
     return _OTHER_NAMES.get(found, found)
 
 
-def _pooler(config: Config, name: str) -> Selection:
-    return select("pooler", name, where=POOLER_CONFIG, options=config.plugin.options_of("pooler"))
+def _pooler(config: Config | None, name: str) -> Selection:
+    """Return a pooler, with the options of its kind if it is the one that was chosen."""
+    options = config.plugin.options_of("pooler") if config is not None else {}
+    return select("pooler", name, where=POOLER_CONFIG, options=options)
 
 
 def _is_per_token(name: str) -> bool:
