@@ -19,6 +19,9 @@ _POOLS = {
 }
 """Ends of the names of classes that do not generate -> what stands on their hidden states."""
 
+_VARIANTS = ("Text", "Bidirectional")
+"""Words behind a family's name: of its text part alone, of one whose tokens see all others."""
+
 
 def stem(architecture: str) -> tuple[str, str | None]:
     """Return the family that a class's name begins with and the head that its end means (None:
@@ -37,5 +40,6 @@ def registered(architecture: str) -> str | None:
     names = set(registry.names("model"))
     family, _ = stem(architecture)
     ends = ("ForCausalLM", "LMHeadModel", "Model", "EncoderModel")
-    tried = (architecture, *(family + end for end in ends))
+    families = (family, *(family.removesuffix(word) for word in _VARIANTS))
+    tried = (architecture, *(name + end for name in families for end in ends))
     return next((name for name in tried if name in names), None)
