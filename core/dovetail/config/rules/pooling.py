@@ -30,6 +30,7 @@ from dovetail.config.rules.architectures import (
     stem,
 )
 from dovetail.config.rules.class_tokens import with_class_tokens
+from dovetail.config.rules.pooled_flags import check_pooled_flags
 from dovetail.config.rules.pooler_config import (
     POOLER_CONFIG,
     PoolerConfig,
@@ -81,6 +82,7 @@ def purpose(config: Config, model: ModelSpec) -> Purpose:
     facts = facts_of(model.hf_config)
     is_causal = not (facts.is_encoder or _sees_all(model.hf_config))
     model = msgspec.structs.replace(model, head=head, is_causal=is_causal)
+    check_pooled_flags(config, model)
     asked = pooler_config(config)
     model = with_class_tokens(config, _with_labels(model), asked)
     settings = sentences or SentenceSettings(is_normalized=True)
