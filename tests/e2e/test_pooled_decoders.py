@@ -39,6 +39,8 @@ FLAGS: dict[str, Any] = {
     "use_tqdm_on_load": False,
 }
 """Prompts come in parts, and the cache is too small for all of them at once."""
+WHOLE = {"max_num_batched_tokens": 64}
+"""Where tokens see all others, a prompt is computed in one step."""
 WINDOWED = {"MistralForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM"}
 EMBED, TOKENS, CLASSES, TOKEN_CLASSES = "embed", "token_embed", "classify", "token_classify"
 Reference = Callable[[Sequence[int]], torch.Tensor]
@@ -174,7 +176,7 @@ def test_decoders_that_see_both_sides(
     folder = saved(model, tmp_path, **told)
     if "pooling" not in told:
         write_modules(folder, pooling=MEAN, behind=[("Normalize", None)])
-    with served(folder) as llm:
+    with served(folder, **WHOLE) as llm:
         cached = assert_equal(
             llm,
             EMBED,
@@ -198,8 +200,7 @@ def test_embedding_gemma(layers: str, tmp_path: Path) -> None:
         dense = [nn.Linear(SIZE, 48, bias=False), nn.Linear(48, 24)]
     behind = [("Dense", dense[0]), ("Dense", dense[1]), ("Normalize", None)]
     folder = write_modules(saved(model, tmp_path), pooling=MEAN, behind=behind)
-    backend = {"attention_backend": "reference"} if layers == "sliding_attention" else {}
-    with served(folder, runner="auto", **backend) as llm:
+    with served(folder, runner="auto", **WHOLE) as llm:
         assert_equal(
             llm,
             EMBED,
