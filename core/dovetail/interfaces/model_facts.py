@@ -24,12 +24,12 @@ class ModelFacts:
     `attribute_map`: a usual name of config.json -> this family's own name for it, for example
     {"num_hidden_layers": "n_blocks"}. `length_is_scaled`: max_position_embeddings is the length
     after RoPE scaling. `has_two_rotary_tables`: windowed layers rotate by another rule.
+    `output_size`: the field with the size of the last hidden states, where it may be another.
     `stores_inputs_first`: ends of the names of matrices that are stored [I, O];
     `quantized_is_readable`: quantized copies of such checkpoints can be loaded. `is_encoder`: every
     token sees all others; such models do not generate. `pooler` is what makes one vector of a
     prompt where the checkpoint does not say, `classes_pooler` (a name, or the field of config.json
-    that has it, as "config.classifier_pooling") what its classes are told of. `output_size` is the
-    field with the size of the last hidden states where that may differ from the others'.
+    that has it, as "config.classifier_pooling") what its classes are told of.
     """
 
     positions: Positions = "rotary"
@@ -38,12 +38,12 @@ class ModelFacts:
     overflows_in_float16: bool = False
     length_is_scaled: bool = False
     has_two_rotary_tables: bool = False
+    output_size: str = ""
     stores_inputs_first: tuple[str, ...] = ()
     quantized_is_readable: bool = True
     is_encoder: bool = False
     pooler: str = "last"
     classes_pooler: str = ""
-    output_size: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
+from dovetail.config.checkpoint.labels import labels
 from dovetail.config.rules.architectures import PROCESS_REWARD, REWARD
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.class_head import NO_CLASSES, class_linear
 from dovetail.layers.linear import ReplicatedLinear
 from dovetail.layers.stages import Stage, made_if
 
@@ -15,6 +15,10 @@ WITH_BIAS = "ForTokenClassification"
 """End of the names of classes whose matrix of classes has a bias."""
 TWO_LAYERS = (REWARD, PROCESS_REWARD)
 """Ends of the names of classes that judge by a layer more than a matrix."""
+NO_CLASSES = (
+    "the checkpoint has nothing that tells classes apart: use --convert embed, or a checkpoint "
+    "that was trained to classify"
+)
 
 
 def generates(model: ModelSpec) -> bool:
@@ -29,12 +33,22 @@ def class_score(context: BuildContext, stage: Stage, *, in_size: int | None = No
     has_classes = model.head in ("classes", "token_classes")
 
     def make() -> nn.Module:
+        size = in_size or model.hidden_size
         if model.architecture.endswith(TWO_LAYERS):
-            return RewardScore(context, "score")
+            return RewardScore(context, size)
         has_bias = model.architecture.endswith(WITH_BIAS)
-        return class_linear(context, "score", bias=has_bias, in_size=in_size)
+        return _matrix(context, "score", size, len(labels(model.hf_config)), bias=has_bias)
 
     return made_if(has_classes and stage.is_last, make)
+
+
+def _matrix(
+    context: BuildContext, name: str, in_size: int, out_size: int, *, bias: bool
+) -> ReplicatedLinear:
+    """Return a matrix that few checkpoints have, whole on every rank."""
+    made = ReplicatedLinear(context, name, in_size, out_size, bias=bias)
+    made.if_missing = NO_CLASSES
+    return made
 
 
 class RewardScore(nn.Sequential):
@@ -43,8 +57,7 @@ class RewardScore(nn.Sequential):
     Source: Yang et al., Qwen2.5-Math, 2024; the names are those of its checkpoints.
     """
 
-    def __init__(self, context: BuildContext, name: str) -> None:
-        size = context.model.hidden_size
-        first = ReplicatedLinear(context, f"{name}.0", size, size, bias=True)
-        first.if_missing = NO_CLASSES
-        super().__init__(first, nn.ReLU(), class_linear(context, f"{name}.2"))
+    def __init__(self, context: BuildContext, size: int) -> None:
+        count = len(labels(context.model.hf_config))
+        first = _matrix(context, "score.0", size, size, bias=True)
+        super().__init__(first, nn.ReLU(), _matrix(context, "score.2", size, count, bias=True))

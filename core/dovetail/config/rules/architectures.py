@@ -28,11 +28,19 @@ def stem(architecture: str) -> tuple[str, str | None]:
     its name says nothing)."""
     for end in GENERATES:
         if architecture.endswith(end):
-            return architecture.removesuffix(end), LOGITS
+            return _family(architecture, end), LOGITS
     for end, head in _POOLS.items():
         if architecture.endswith(end) and architecture != end:
-            return architecture.removesuffix(end), head
+            return _family(architecture, end), head
     return architecture, None
+
+
+def _family(architecture: str, end: str) -> str:
+    """Return what a class's name begins with, without words for a variant of its family."""
+    name = architecture.removesuffix(end)
+    for word in _VARIANTS:
+        name = name.removesuffix(word)
+    return name
 
 
 def registered(architecture: str) -> str | None:
@@ -40,6 +48,5 @@ def registered(architecture: str) -> str | None:
     names = set(registry.names("model"))
     family, _ = stem(architecture)
     ends = ("ForCausalLM", "LMHeadModel", "Model", "EncoderModel")
-    families = (family, *(family.removesuffix(word) for word in _VARIANTS))
-    tried = (architecture, *(name + end for name in families for end in ends))
+    tried = (architecture, *(family + end for end in ends))
     return next((name for name in tried if name in names), None)
