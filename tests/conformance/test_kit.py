@@ -27,6 +27,7 @@ APIS = HERE / "wrong_apis.py"
 ROUTERS, EXECUTORS = HERE / "wrong_routers.py", HERE / "wrong_executors.py"
 EXCHANGES = HERE / "wrong_exchanges.py"
 STAGES = HERE / "wrong_stages.py"
+POOLERS = HERE / "wrong_poolers.py"
 
 POLICY = "scheduling_policy"
 WRONG: list[tuple[str, str, str]] = [
@@ -64,6 +65,16 @@ WRONG: list[tuple[str, str, str]] = [
     ("router", f"{ROUTERS}:UnawareRouter", "a_prefix_is_followed"),
     ("router", f"{ROUTERS}:SaltlessRouter", "a_salt_is_another_prefix"),
     ("router", f"{ROUTERS}:RememberingRouter", "a_forgotten_prefix_is_not_followed"),
+    ("pooler", f"{POOLERS}:SpreadingPooler", "makes_one_vector[1]"),
+    ("pooler", f"{POOLERS}:SummingPooler", "length_alone_changes_nothing[40]"),
+    ("pooler", f"{POOLERS}:ScribblingPooler", "leaves_its_input_alone"),
+    ("pooler", f"{POOLERS}:RememberingPooler", "prompts_do_not_mix"),
+    ("pooler", f"{POOLERS}:NarrowPooler", "narrow_types_lose_little[f16]"),
+    ("pooler", f"{POOLERS}:FarSightedLast", "reads_the_last_token_alone"),
+    ("pooler", f"{POOLERS}:FarSightedFirst", "reads_the_first_token_alone"),
+    ("pooler", f"{POOLERS}:PaddingSteps", "makes_a_vector_for_tokens[9]"),
+    ("pooler", f"{POOLERS}:CentringSteps", "vectors_are_those_of_their_tokens"),
+    ("pooler", f"{POOLERS}:LastStep", "steps_are_found"),
     ("dtype", f"{PLAIN}:ALIEN", "keeps_its_interface"),
     ("expert_placement", f"{PLAIN}:CROWDED", "each_expert_is_on_one_rank[8-2]"),
     ("hash_algorithm", f"{PLAIN}:COLLIDING", "hashes_tell_blocks_apart"),
@@ -160,6 +171,8 @@ RIGHT = [
     ("api", f"{APIS}:RightApi"),
     ("drafter", f"{PLAIN}:RightDrafter"),
     ("router", f"{ROUTERS}:RightRouter"),
+    ("pooler", f"{POOLERS}:RightPooler"),
+    ("pooler", f"{POOLERS}:RightSteps"),
     ("tool_parser", f"{PLAIN}:SlashParser"),
     ("logits_processor", f"{TORCH}:RightBias"),
     ("attention_backend", "dovetail.testing.reference:ReferenceAttention"),

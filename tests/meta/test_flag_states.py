@@ -36,6 +36,7 @@ TASKS = "task"
 KIND_OF = {
     "executor": "executor",
     "platform": "platform",
+    "pooling_type": "pooler",
     "prefix_hash_algo": "hash_algorithm",
     "log_level": "uvicorn_log_level",
     "spec_method": "drafter",

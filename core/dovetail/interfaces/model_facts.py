@@ -24,6 +24,7 @@ class ModelFacts:
     `attribute_map`: a usual name of config.json -> this family's own name for it, for example
     {"num_hidden_layers": "n_blocks"}. `length_is_scaled`: max_position_embeddings is the length
     after RoPE scaling. `has_two_rotary_tables`: windowed layers rotate by another rule.
+    `output_size`: the field with the size of the last hidden states, where it may be another.
     `stores_inputs_first`: ends of the names of matrices that are stored [I, O];
     `quantized_is_readable`: quantized copies of such checkpoints can be loaded. `is_encoder`: every
     token sees all others; such models do not generate. `pooler` is what makes one vector of a
@@ -37,6 +38,7 @@ class ModelFacts:
     overflows_in_float16: bool = False
     length_is_scaled: bool = False
     has_two_rotary_tables: bool = False
+    output_size: str = ""
     stores_inputs_first: tuple[str, ...] = ()
     quantized_is_readable: bool = True
     is_encoder: bool = False

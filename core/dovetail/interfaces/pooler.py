@@ -24,7 +24,9 @@ class Pooler(Plugin):
     known_capabilities: ClassVar[Mapping[str, str]] = {
         "last_token": "reads the last token's hidden state alone, so that what comes before it may "
         "be taken from the prefix cache",
+        "first_token": "reads the first token's hidden state alone",
         "per_token": "answers with a vector for each of several tokens, not with one",
+        "in_pieces": "the vectors of the pieces of a long prompt may be averaged, by their lengths",
     }
 
     def __init__(self, options: Any, spec: PoolingSpec) -> None:
@@ -35,7 +37,7 @@ class Pooler(Plugin):
     @abstractmethod
     def pool(self, hidden: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
         """Return the pooled states of one prompt. With last_token, `hidden` and `token_ids` may
-        begin anywhere before the last token.
+        begin anywhere before the last token; with first_token, there may be any behind the first.
 
         Shapes: hidden [n, E], token_ids n -> [E], with per_token [m, E]
         """

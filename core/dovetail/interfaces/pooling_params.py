@@ -22,7 +22,8 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     trained for it (Kusupati et al., Matryoshka Representation Learning, 2022). `is_normalized`
     scales vectors to length 1; `is_activated` turns the numbers of classes into probabilities; None
     does as the model says. The first `first_text_tokens` tokens of a prompt are its first text,
-    where the model was trained to tell two texts apart (None: there is one).
+    where the model was trained to tell two texts apart (None: there is one). Its first
+    `unpooled_tokens` tokens are an instruction; models that say so leave them out of the vector.
     """
 
     task: str
@@ -30,6 +31,7 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     is_normalized: bool | None = None
     is_activated: bool | None = None
     first_text_tokens: int | None = None
+    unpooled_tokens: int = 0
 
     def verify(self) -> None:
         """Check what needs no model. Raises: RequestError naming the field"""

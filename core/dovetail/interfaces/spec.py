@@ -35,17 +35,23 @@ PAGED = Selection(
 )
 
 
-class ProjectionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A layer behind the pooler that lies in a folder of its own: activation(x W^T + b).
+ACTIVATIONS = ("identity", "sigmoid", "softmax")
+"""What may be made of numbers of classes."""
 
-    Format: the Dense module of sentence-transformers.
+
+class ProjectionSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A layer behind the pooler, of the `kind` "dense": activation(x W^T + b), "norm": a LayerNorm,
+    or "normalize": to length 1. The weights of the first two lie in a folder of their own.
+
+    Format: the Dense, LayerNorm and Normalize modules of sentence-transformers.
     """
 
     folder: str
     in_size: int
     out_size: int
-    has_bias: bool
-    activation: str
+    has_bias: bool = False
+    activation: str = ""
+    kind: str = "dense"
 
 
 class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,14 +59,17 @@ class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `tasks` are those of `interfaces.pooling_params` that requests may ask for, the usual one first.
     `pooler` makes one vector of a prompt, `token_pooler` one for each token. Vectors then pass
-    through `projections`; numbers of classes through `activation` ("identity", "sigmoid",
-    "softmax"). `size` is the number of a vector's dimensions; `is_normalized`: it gets the length
-    1. `dimensions` is the usual number of dimensions (None: all); `allowed_dimensions` are those
-    that a request may ask for (none: any, if `is_matryoshka`). `step_token_id` marks the ends of
+    through `projections`; numbers of classes through `activation` (one of ACTIVATIONS). `size` is
+    the number of a vector's dimensions; `is_normalized`: it gets the length 1. `dimensions` is the
+    usual number of dimensions (None: all); `allowed_dimensions` are those that a request may ask
+    for (none: any, if `is_matryoshka`). `step_token_id` marks the ends of
     the steps that a process reward model judges, and `returned_token_ids` are the classes that are
     told (none: all). `labels` names the classes. `prompts` are put before texts by name, that of
     `default_prompt` where a request names none. What the `prefix_tasks` tell depends on the last
     token's hidden state alone, so that a prompt's prefix may come from the cache.
+    `includes_prompt` False: the tokens of such prompts are not pooled. With `lowers_case` texts are
+    read in lower case. With `splits_long` a prompt of more tokens than the context holds is
+    embedded in pieces, if it has at most `most_tokens` (None: any number).
     """
 
     tasks: tuple[str, ...]
@@ -79,6 +88,10 @@ class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True):
     prompts: dict[str, str] = {}
     default_prompt: str = ""
     prefix_tasks: tuple[str, ...] = ()
+    includes_prompt: bool = True
+    lowers_case: bool = False
+    splits_long: bool = False
+    most_tokens: int | None = None
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +104,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     names to the "module:function" of its rule. `head` is what stands on the hidden states: "logits"
     of the vocabulary, nothing (""), or the "classes" of a prompt or of its tokens
     ("token_classes"). `is_causal` False: every token sees all others of its prompt, so nothing is
-    cached.
+    cached. The classes are the rows of the LM head that belong to the `class_tokens`, or with
+    `is_class_difference` the second less the first (none: the checkpoint has a matrix of its own).
     """
 
     path: str
@@ -111,6 +125,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     rope_rules: dict[str, str] = {}
     head: str = "logits"
     is_causal: bool = True
+    class_tokens: tuple[int, ...] = ()
+    is_class_difference: bool = False
 
 
 class RankSpec(msgspec.Struct, frozen=True, kw_only=True):

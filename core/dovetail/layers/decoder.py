@@ -31,7 +31,7 @@ from dovetail.interfaces.attention import AttentionSpec
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.attention import Attention
-from dovetail.layers.class_head import class_linear
+from dovetail.layers.decoder_head import class_score, generates
 from dovetail.layers.embedding import VocabParallelEmbedding
 from dovetail.layers.linear import GatedLinear, QKVParallelLinear, RowParallelLinear
 from dovetail.layers.logits import LogitsHead
@@ -265,13 +265,13 @@ class DecoderForCausalLM(nn.Module, Model):
         super().__init__()
         model = context.model
         config = self.decoder_config(model)
-        if model.head != "logits":
+        if not generates(model):
             config = replace(config, is_tied=False)
         self.is_tied = config.is_tied
         self.model = self.model_class(context, "model", config, self.layer_class)
-        stage = self.model.stage if model.head == "logits" else None
+        stage = self.model.stage
         self.lm_head = made_if(
-            stage is not None and stage.is_last,
+            generates(model) and stage.is_last,
             lambda: LogitsHead(
                 context,
                 HEAD,
@@ -281,15 +281,7 @@ class DecoderForCausalLM(nn.Module, Model):
                 soft_cap=config.final_logit_softcap,
             ),
         )
-        has_classes = model.head in ("classes", "token_classes")
-        self.score = made_if(
-            has_classes and self.model.stage.is_last, lambda: self.build_score(context)
-        )
-
-    def build_score(self, context: BuildContext) -> nn.Module:
-        """Return what makes numbers of classes of hidden states: here one matrix."""
-        has_bias = context.model.architecture.endswith("ForTokenClassification")
-        return class_linear(context, "score", bias=has_bias)
+        self.score = class_score(context, stage)
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:

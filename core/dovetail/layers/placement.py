@@ -88,7 +88,10 @@ class Part:
 
 
 class WeightHolder(nn.Module):
-    """A layer that knows how checkpoint tensors fall into its own parameters."""
+    """A layer that knows how checkpoint tensors fall into its own parameters. `if_missing` says
+    what to do where a checkpoint has none of them."""
+
+    if_missing = ""
 
     @abstractmethod
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -80,7 +80,7 @@ def load_weights(
         if path is not None and not target.is_tied:  # a tied name: its own may still come
             unfinished.finish_if_full(target, path, filled)
     report.missing = _missing(unfinished.wanted, filled)
-    _raise_faults(report, rank or RankSpec())
+    _raise_faults(report, rank or RankSpec(), unfinished.hint(report.missing))
     unfinished.finish_rest()
     return report
 
@@ -170,6 +170,12 @@ class _Unfinished:
         if own and all(self.wanted[p] <= filled.get(p, set()) for p in own):
             self._finish(self._holders[path])
             self._finished.update(own)
+
+    def hint(self, missing: Sequence[str]) -> str:
+        """Return what to do about missing parameters, where all are of layers that say so."""
+        owners = [self._holders.get(path.partition(" ")[0]) for path in missing]
+        hints = {owner.if_missing if owner is not None else "" for owner in owners}
+        return hints.pop() if len(hints) == 1 else ""
 
     def finish_rest(self) -> None:
         """Repack the layers that only tied names have filled. Mutates: those layers"""
@@ -314,8 +320,9 @@ def _missing(wanted_pieces: Mapping[str, set[str]], filled: Mapping[str, set[str
     return missing
 
 
-def _raise_faults(report: LoadReport, rank: RankSpec) -> None:
-    """Raises: ConfigError when anything is missing, misfits or was not expected."""
+def _raise_faults(report: LoadReport, rank: RankSpec, hint: str = "") -> None:
+    """Raises: ConfigError when anything is missing, misfits or was not expected; `hint` is what to
+    do about what is missing."""
     faults = [
         _listed("missing", report.missing),
         _listed("unexpected", report.unexpected),
@@ -328,6 +335,7 @@ def _raise_faults(report: LoadReport, rank: RankSpec) -> None:
     fix = "check that config.json and the weight files belong to each other"
     if rank.tensor_size > 1 and report.misfits:
         fix += ", or use fewer ranks: a group of inputs with one scale cannot be divided"
+    fix = hint or fix
     raise ConfigError(f"the weights do not fit the model: {told}", where=where, fix=fix)
 
 

@@ -28,6 +28,7 @@ from dovetail.interfaces.load_format import Checkpoint, LoadFormat, Progress
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.quantization import QuantMethod
 from dovetail.interfaces.spec import RankSpec, RunSpec
+from dovetail.layers.class_rows import with_class_rows
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.kv_scales import divert
 from dovetail.layers.placement import WeightHolder
@@ -205,9 +206,12 @@ def _fill(
     if "random_weights" in load_format.capabilities:
         shapes = checkpoint_shapes(module, weight_map)
     is_divided = "divided" in load_format.capabilities
-    is_skipped = None if is_divided or run.rank.num_stages == 1 else _skip(module, weight_map)
+    has_stages = run.rank.num_stages > 1 and not run.model.class_tokens  # which need every table
+    is_skipped = _skip(module, weight_map) if has_stages and not is_divided else None
     with reading(run, device, shapes, is_skipped) as checkpoint:
         tensors = load_format.tensors(checkpoint)
+        if run.model.class_tokens and not is_divided:
+            tensors = with_class_rows(tensors, module, weight_map, run.model)
         if is_skipped is not None:
             tensors = ((name, tensor) for name, tensor in tensors if not is_skipped(name))
         if is_divided:

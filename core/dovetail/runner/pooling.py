@@ -24,8 +24,10 @@ from dovetail.interfaces.step import NewRow, Pooled, RowResult
 from dovetail.layers.activation import activation
 from dovetail.runner.batch import StepInputs
 
-LAST_TOKEN = "last_token"
+FIRST_TOKEN, LAST_TOKEN = "first_token", "last_token"
+_PLACED = frozenset({FIRST_TOKEN, LAST_TOKEN})
 FAR = np.iinfo(np.int64).max
+Layer = Callable[[torch.Tensor], torch.Tensor]
 Finish = Callable[[], tuple[RowResult, ...]]
 """Waits for what a step has pooled and returns the results of its rows."""
 
@@ -58,8 +60,9 @@ class PromptPooling:
         of_tokens: Pooler = registry.make(spec.token_pooler, spec)
         self._poolers = {EMBED: whole, CLASSIFY: whole}
         self._token_pooler = of_tokens
-        self._projections = [_Projection(one, device) for one in spec.projections]
+        self._projections = [_BEHIND[one.kind](one, device) for one in spec.projections]
         self._usual = PoolingParams(task=spec.tasks[0])
+        self._skips = not (spec.includes_prompt or _PLACED & whole.capabilities)
         self._rows: dict[int, _Row] = {}
         self._device = device
         self.second_text: torch.Tensor | None = None
@@ -97,16 +100,19 @@ class PromptPooling:
             elif step.samples:
                 told.append((step.row, self._pooled(row, states, tokens.prompt_ids(step.row))))
             else:
-                if not self._reads_last(row.params):
-                    row.kept.append(states.clone())
+                self._keep(row, states)
                 told.append((step.row, None))
         return lambda: tuple(_result(row, what) for row, what in told)
 
     def _pooler(self, params: PoolingParams) -> Pooler:
         return self._poolers.get(params.task, self._token_pooler)
 
-    def _reads_last(self, params: PoolingParams) -> bool:
-        return LAST_TOKEN in self._pooler(params).capabilities
+    def _keep(self, row: _Row, states: torch.Tensor) -> None:
+        """Keep what the pooler needs of a step that is not a prompt's last. Mutates: row"""
+        reads = self._pooler(row.params).capabilities
+        if LAST_TOKEN in reads or (FIRST_TOKEN in reads and row.kept):
+            return
+        row.kept.append((states[:1] if FIRST_TOKEN in reads else states).clone())
 
     def _pooled(
         self, row: _Row, states: torch.Tensor, token_ids: Sequence[int]
@@ -116,8 +122,12 @@ class PromptPooling:
         if row.kept:
             states = torch.cat([*row.kept, states])
             row.kept.clear()
+        if self._skips and params.task == EMBED:
+            states = states[params.unpooled_tokens :]
+        pooler = self._pooler(params)
+        ids = token_ids if FIRST_TOKEN in pooler.capabilities else token_ids[-len(states) :]
         try:
-            pooled = self._pooler(params).pool(states, token_ids[-len(states) :])
+            pooled = pooler.pool(states, ids[: len(states)])
             if params.task in (CLASSIFY, TOKEN_CLASSIFY):
                 return self._classes(pooled, params)
             return self._vector(pooled, params)
@@ -135,34 +145,64 @@ class PromptPooling:
 
     def _vector(self, pooled: torch.Tensor, params: PoolingParams) -> torch.Tensor:
         """Return vectors as they are told. Shapes: [..., E] -> [..., dimensions]"""
+        pooled = pooled.float()
         for project in self._projections:
             pooled = project(pooled)
-        pooled = pooled.float()
         size = params.dimensions or self._spec.dimensions
         if size is not None:
             pooled = pooled[..., :size]
         wants = params.is_normalized
         if self._spec.is_normalized if wants is None else wants:
-            pooled = F.normalize(pooled, dim=-1)
+            pooled = _to_length_1(pooled)
         return pooled
 
 
-class _Projection:
-    """A layer behind the pooler (see ProjectionSpec)."""
+def _dense(spec: ProjectionSpec, device: torch.device) -> Layer:
+    """Return activation(x W^T + b) with the weights of its folder. Raises: ConfigError"""
+    weight, bias = _tensors(spec, device, "linear", has_bias=spec.has_bias)
+    act = activation(spec.activation) if spec.activation else _identity
+    return lambda x: act(F.linear(x, weight, bias))
 
-    def __init__(self, spec: ProjectionSpec, device: torch.device) -> None:
-        tensors = _stored(Path(spec.folder))
-        try:
-            self._weight = tensors["linear.weight"].float().to(device)
-            self._bias = tensors["linear.bias"].float().to(device) if spec.has_bias else None
-        except KeyError as error:
-            raise ConfigError(f"there is no tensor {error}.", where=spec.folder) from error
-        self._activation = activation(spec.activation) if spec.activation else None
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Shapes: [..., I] -> [..., O]"""
-        out = F.linear(x.float(), self._weight, self._bias)
-        return out if self._activation is None else self._activation(out)
+def _norm(spec: ProjectionSpec, device: torch.device) -> Layer:
+    """Return a LayerNorm with the weights of its folder. Raises: ConfigError"""
+    weight, bias = _tensors(spec, device, "norm", has_bias=True)
+    return lambda x: F.layer_norm(x, (spec.out_size,), weight, bias)
+
+
+def _normalize(spec: ProjectionSpec, device: torch.device) -> Layer:
+    return _to_length_1
+
+
+def _to_length_1(x: torch.Tensor) -> torch.Tensor:
+    return F.normalize(x, dim=-1)
+
+
+_BEHIND: dict[str, Callable[[ProjectionSpec, torch.device], Layer]] = {
+    "dense": _dense,
+    "norm": _norm,
+    "normalize": _normalize,
+}
+"""What makes the layers behind a pooler, by the kind of their ProjectionSpec."""
+
+
+def _tensors(
+    spec: ProjectionSpec, device: torch.device, name: str, *, has_bias: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return a layer's weight and bias in float32. Raises: ConfigError where they are missing or of
+    other sizes"""
+    stored = _stored(Path(spec.folder))
+    wanted = {"weight": (spec.out_size, spec.in_size) if name == "linear" else (spec.out_size,)}
+    wanted |= {"bias": (spec.out_size,)} if has_bias else {}
+    for leaf, shape in wanted.items():
+        tensor = stored.get(f"{name}.{leaf}")
+        if tensor is None or tuple(tensor.shape) != shape:
+            found = "missing" if tensor is None else f"of shape {list(tensor.shape)}"
+            raise ConfigError(
+                f"{name}.{leaf} is {found}; the layer wants {list(shape)}.", where=spec.folder
+            )
+    taken = [stored[f"{name}.{leaf}"].float().to(device) for leaf in wanted]
+    return taken[0], taken[1] if has_bias else None
 
 
 def _stored(folder: Path) -> dict[str, torch.Tensor]:

@@ -85,22 +85,32 @@ def write_tiny_checkpoint(folder: str | Path, architecture: str, **overrides: An
     import transformers
 
     folder = Path(folder)
-    model_type, fields = FAMILIES[architecture]
-    merged = {**_COMMON, **fields, **overrides}
-    if model_type == "gpt2":
-        dropped = set(_COMMON) - {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"}
-        merged = {key: value for key, value in merged.items() if key not in dropped}
-    config = transformers.AutoConfig.for_model(model_type, **merged)
+    config = tiny_config(architecture, **overrides)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(len(architecture))
         model = getattr(transformers, architecture)(config)
-    _randomize(model, seed=len(architecture))
+    randomize(model, seed=len(architecture))
     model.save_pretrained(folder)
     write_tiny_tokenizer(folder)
     return folder
 
 
-def _randomize(model: Any, *, seed: int) -> None:
+def tiny_config(architecture: str, **overrides: Any) -> Any:
+    """Return transformers' config of a family, with `overrides` of its fields.
+
+    Needs: transformers. Raises: KeyError for an architecture not in FAMILIES.
+    """
+    import transformers
+
+    model_type, fields = FAMILIES[architecture]
+    merged = {**_COMMON, **fields, **overrides}
+    if model_type == "gpt2":
+        dropped = set(_COMMON) - {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"}
+        merged = {key: value for key, value in merged.items() if key not in dropped}
+    return transformers.AutoConfig.for_model(model_type, **merged)
+
+
+def randomize(model: Any, *, seed: int) -> None:
     """Move every parameter away from its initial value. Mutates: model"""
     import torch
 

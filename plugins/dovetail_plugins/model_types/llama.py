@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from dovetail.interfaces.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
 
@@ -24,3 +26,9 @@ FACTS = ModelFacts(
 )
 
 LLAMA = Value(summary="Llama 1 to 3", value=FACTS)
+LLAMA_BIDIREC = Value(
+    summary="Llama whose tokens see all others, for vectors",
+    value=dataclasses.replace(
+        FACTS, is_encoder=True, pooler="config.pooling", classes_pooler="config.pooling"
+    ),
+)

@@ -7,6 +7,7 @@ from dovetail.interfaces.plugin import Value
 
 FACTS = ModelFacts(
     positions="learned",
+    output_size="word_embed_proj_dim",
     defaults={
         "vocab_size": 50272,
         "hidden_size": 768,

@@ -25,6 +25,7 @@ from transformers.models.auto import modeling_auto
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.decoder_head import generates
 from dovetail.layers.dtypes import dtype_of
 from dovetail_plugins.models import _hf_attention as hf_attention
 from dovetail_plugins.models._hf_swap import SwappedExperts, swap_layers
@@ -50,6 +51,7 @@ class Built:
     trunk: nn.Module
     output: type[Any]
     first_position: int
+    hidden_size: int
 
 
 def build(context: BuildContext) -> Built:
@@ -62,7 +64,7 @@ def build(context: BuildContext) -> Built:
     trunk_name, trunk = _trunk(context.model, causal)
     with _refusing(context.model, "it does not run in a trial pass"):
         seen = hf_attention.probe(trunk, context.device)
-        is_plain = _try_head(causal, trunk_name, seen)
+        is_plain = not generates(context.model) or _try_head(causal, trunk_name, seen)
     _check_text_part(context.model, causal, is_plain)
     _learn_attention(context, seen.layers)
     with _refusing(context.model, "its layers cannot be exchanged"):
@@ -75,6 +77,7 @@ def build(context: BuildContext) -> Built:
         trunk=trunk,
         output=type(seen.output),
         first_position=seen.first_position,
+        hidden_size=seen.output.last_hidden_state.shape[-1],
     )
 
 
@@ -232,6 +235,7 @@ def _learn_attention(context: BuildContext, layers: list[Any]) -> None:
             " transformers' attention interface",
         )
     for layer in layers:
+        layer.spec = replace(layer.spec, is_causal=context.model.is_causal)
         if (layer.spec.window_tokens or 0) >= _served_tokens(context):
             layer.spec = replace(layer.spec, window_tokens=None)
     if hf_attention.share_shape(layers):

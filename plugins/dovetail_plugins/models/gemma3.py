@@ -21,6 +21,7 @@ from dovetail.layers.decoder import (
     DecoderForCausalLM,
     DecoderModel,
 )
+from dovetail.layers.decoder_head import generates
 from dovetail.layers.rotary import RopeSettings, Rotary, rope_settings
 from dovetail_plugins.models.gemma import gemma_config
 from dovetail_plugins.models.gemma2 import Gemma2Layer
@@ -40,6 +41,12 @@ def local_settings(context: BuildContext) -> RopeSettings:
         trained_positions=shared.trained_positions,
         served_positions=shared.served_positions,
     )
+
+
+def _window(model: ModelSpec) -> int | None:
+    """Return the sliding layers' window: where tokens see both sides, half of it on each."""
+    window: int | None = model.hf_config.get("sliding_window", 4096)
+    return window if window is None or model.is_causal else window // 2 + 1
 
 
 class Gemma3Model(DecoderModel):
@@ -65,11 +72,11 @@ class Gemma3ForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return Gemma 3's config. Raises: ConfigError for bidirectional attention."""
+        """Return Gemma 3's config. Raises: ConfigError for one that sees all tokens and writes."""
         config: dict[str, Any] = model.hf_config
-        if config.get("use_bidirectional_attention"):
+        if config.get("use_bidirectional_attention") and generates(model):
             raise ConfigError(
-                "a model with a model with bidirectional attention cannot generate text.",
+                "a model with bidirectional attention cannot generate text.",
                 where="config.json: use_bidirectional_attention",
             )
         every = int(
@@ -79,7 +86,7 @@ class Gemma3ForCausalLM(DecoderForCausalLM):
         return gemma_config(
             model,
             layer_types=tuple(config.get("layer_types") or derived),
-            window_tokens=config.get("sliding_window", 4096),
+            window_tokens=_window(model),
             qk_norm=True,
             query_scale=float(config.get("query_pre_attn_scalar", 256)) ** -0.5,
             attn_logit_softcap=config.get("attn_logit_softcapping"),

@@ -16,11 +16,12 @@ from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.activation import activation
 from dovetail.layers.attention import Attention
+from dovetail.layers.decoder_head import class_score, generates
 from dovetail.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from dovetail.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from dovetail.layers.logits import LogitsHead
 from dovetail.layers.norm import LayerNorm
-from dovetail.layers.stages import Stage
+from dovetail.layers.stages import Stage, made_if
 
 
 class GPT2Attention(nn.Module):
@@ -104,7 +105,7 @@ class GPT2Model(nn.Module):
             )
         size = model.hidden_size
         num_positions = int(config.get("n_positions") or model.max_position_tokens)
-        is_tied = bool(config.get("tie_word_embeddings", True))
+        is_tied = generates(model) and bool(config.get("tie_word_embeddings", True))
         self.stage = stage = Stage(context)
         head = "lm_head" if is_tied else None
         self.wte = stage.table(
@@ -136,23 +137,30 @@ class GPT2LMHeadModel(nn.Module, Model):
     def __init__(self, options: Any, context: BuildContext) -> None:
         super().__init__()
         model = context.model
-        self.is_tied = bool(model.hf_config.get("tie_word_embeddings", True))
+        tied = bool(model.hf_config.get("tie_word_embeddings", True))
+        self.is_tied = generates(model) and tied
         self.transformer = GPT2Model(context, "transformer")
-        self.lm_head = self.transformer.stage.last(
+        stage = self.transformer.stage
+        self.lm_head = made_if(
+            generates(model) and stage.is_last,
             lambda: LogitsHead(
                 context,
                 "lm_head",
                 model.vocab_size,
                 model.hidden_size,
                 tied=self.transformer.wte if self.is_tied else None,
-            )
+            ),
         )
+        self.score = class_score(context, stage)
 
     def weight_map(self) -> WeightMap:
         """Return the names: older checkpoints leave "transformer." out; matrices are [in, out]."""
         starts = ("wte.", "wpe.", "h.", "ln_f.")
         return WeightMap(
-            prefixes=tuple((start, f"transformer.{start}") for start in starts),
+            prefixes=(
+                ("classifier.", "score."),
+                *((start, f"transformer.{start}") for start in starts),
+            ),
             transposed=("c_attn.weight", "c_proj.weight", "c_fc.weight"),
             ignored=(".attn.bias", ".attn.masked_bias"),
             tied={"lm_head.weight": "transformer.wte.weight"} if self.is_tied else {},
@@ -165,3 +173,8 @@ class GPT2LMHeadModel(nn.Module, Model):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits of selected tokens. Shapes: hidden [S, E] -> [S, V]"""
         return self.lm_head(hidden)
+
+    def classes(self, pooled: torch.Tensor) -> torch.Tensor:
+        """Return the numbers of the classes. Shapes: pooled [S, E] -> [S, C]"""
+        found: torch.Tensor = self.score(pooled)
+        return found

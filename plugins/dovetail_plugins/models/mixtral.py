@@ -58,6 +58,7 @@ class MixtralForCausalLM(DecoderForCausalLM):
         """Return the names: w1, w3, w2 of each expert are gate, up, down."""
         plain = super().weight_map()
         return WeightMap(
+            prefixes=plain.prefixes,
             renames=((".block_sparse_moe.", ".mlp."), (".w2.", ".down_proj.")),
             fused={**FUSED, "w1": ("gate_up_proj", "gate"), "w3": ("gate_up_proj", "up")},
             ignored=plain.ignored,

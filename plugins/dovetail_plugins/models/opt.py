@@ -15,6 +15,7 @@ from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.activation import activation
 from dovetail.layers.attention import Attention
+from dovetail.layers.decoder_head import class_score, generates
 from dovetail.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from dovetail.layers.linear import (
     ColumnParallelLinear,
@@ -24,7 +25,7 @@ from dovetail.layers.linear import (
 )
 from dovetail.layers.logits import LogitsHead
 from dovetail.layers.norm import LayerNorm
-from dovetail.layers.stages import Stage
+from dovetail.layers.stages import Stage, made_if
 
 POSITION_OFFSET = 2
 EPS = 1e-5
@@ -107,7 +108,7 @@ class OPTModel(nn.Module):
         model, config = context.model, context.model.hf_config
         size = model.hidden_size
         narrow = int(config.get("word_embed_proj_dim") or size)
-        is_tied = bool(config.get("tie_word_embeddings", True))
+        is_tied = generates(model) and bool(config.get("tie_word_embeddings", True))
         self.stage = stage = Stage(context)
         head = "lm_head" if is_tied else None
         self.embed_tokens = stage.table(
@@ -165,17 +166,21 @@ class OPTForCausalLM(nn.Module, Model):
         super().__init__()
         model = context.model
         narrow = int(model.hf_config.get("word_embed_proj_dim") or model.hidden_size)
-        self.is_tied = bool(model.hf_config.get("tie_word_embeddings", True))
+        tied = bool(model.hf_config.get("tie_word_embeddings", True))
+        self.is_tied = generates(model) and tied
         self.model = OPTModel(context, "model.decoder")
-        self.lm_head = self.model.stage.last(
+        stage = self.model.stage
+        self.lm_head = made_if(
+            generates(model) and stage.is_last,
             lambda: LogitsHead(
                 context,
                 "lm_head",
                 model.vocab_size,
                 narrow,
                 tied=self.model.embed_tokens if self.is_tied else None,
-            )
+            ),
         )
+        self.score = class_score(context, stage, in_size=narrow)
 
     def weight_map(self) -> WeightMap:
         """Return the names: older checkpoints start with "decoder.", newer "model.decoder."."""
@@ -193,3 +198,8 @@ class OPTForCausalLM(nn.Module, Model):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits of selected tokens. Shapes: hidden [S, E] -> [S, V]"""
         return self.lm_head(hidden)
+
+    def classes(self, pooled: torch.Tensor) -> torch.Tensor:
+        """Return the numbers of the classes. Shapes: pooled [S, E] -> [S, C]"""
+        found: torch.Tensor = self.score(pooled)
+        return found

@@ -14,9 +14,12 @@ from torch import nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 
+from dovetail.config.rules.architectures import stem
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.plugin import Info
+from dovetail.layers.decoder_head import class_score, generates
 from dovetail.layers.placement import WeightHolder, mark_axes
+from dovetail.layers.stages import Elsewhere, Stage
 from dovetail_plugins.models._hf_build import Built, build
 
 log = logging.getLogger(__name__)
@@ -76,9 +79,10 @@ class TransformersBacked(nn.Module, Model):
         super().__init__()
         built = build(context)
         self.trunk_name, self.first_position = built.trunk_name, built.first_position
-        self.tied = dict(built.causal.all_tied_weights_keys)
+        self.tied = dict(built.causal.all_tied_weights_keys) if generates(context.model) else {}
         self.renamings = plain_renamings(built.causal)
-        self.is_text_part = type(built.causal).__name__ != context.model.architecture
+        own, _ = stem(type(built.causal).__name__)
+        self.is_text_part = own != stem(context.model.architecture)[0]
         if self.is_text_part:
             log.warning(
                 "of %s only the text part is served: it gets no images and no sound",
@@ -89,6 +93,10 @@ class TransformersBacked(nn.Module, Model):
         self.given = Given(built.output)
         self.head: Any = built.causal
         self.head.set_submodule(self.trunk_name, self.given)
+        if not generates(context.model):
+            self.head = _without_weights(built.causal)
+        width = int(built.hidden_size)
+        self.score = class_score(context, Stage(context), in_size=width)
         _store_buffers(self)
         _widen(self, built)
 
@@ -103,6 +111,7 @@ class TransformersBacked(nn.Module, Model):
         names = [name for name, _ in self.head.named_children() if name != self.trunk_name]
         head = [(f"{name}.", f"head.{name}.") for name in names]
         head += [(name, f"head.{name}") for name, _ in self.head.named_parameters(recurse=False)]
+        head += [("classifier.", "score.")]
         places = (*trunk, *head, *(pair for pair in (*bare, *own) if pair[0] not in dict(head)))
         starts = [(old, _renamed(new, places)) for old, new in self.renamings if old[0] == "^"]
         return WeightMap(
@@ -128,6 +137,16 @@ class TransformersBacked(nn.Module, Model):
         dummy = torch.zeros(1, hidden.shape[0], dtype=torch.int64, device=hidden.device)
         logits: torch.Tensor = self.head(input_ids=dummy, use_cache=False).logits[0]
         return logits
+
+    def classes(self, pooled: torch.Tensor) -> torch.Tensor:
+        """Return the numbers of the classes. Shapes: pooled [S, E] -> [S, C]"""
+        found: torch.Tensor = self.score(pooled)
+        return found
+
+
+def _without_weights(causal: nn.Module) -> nn.Module:
+    """Return what stands for a head that is not needed: its parts without their weights."""
+    return nn.ModuleDict({name: Elsewhere() for name, _ in causal.named_children()})
 
 
 def _store_buffers(module: nn.Module) -> None:

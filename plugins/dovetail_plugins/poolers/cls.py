@@ -17,6 +17,8 @@ class ClsPooler(Pooler):
 
     info = Info(summary="the first token", source="https://arxiv.org/abs/1810.04805")
 
+    capabilities = frozenset({"first_token", "in_pieces"})
+
     def pool(self, hidden: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
         """Return the first token's state. Shapes: hidden [n, E] -> [E]"""
         return hidden[0]

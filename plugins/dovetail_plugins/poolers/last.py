@@ -16,7 +16,7 @@ class LastPooler(Pooler):
     """the last token, which is the one that has seen all others of a decoder."""
 
     info = Info(summary="the last token")
-    capabilities = frozenset({"last_token"})
+    capabilities = frozenset({"last_token", "in_pieces"})
 
     def pool(self, hidden: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
         """Return the last token's state. Shapes: hidden [n, E] -> [E]"""

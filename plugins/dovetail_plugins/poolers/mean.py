@@ -17,6 +17,8 @@ class MeanPooler(Pooler):
 
     info = Info(summary="the mean of all tokens", source="https://arxiv.org/abs/1908.10084")
 
+    capabilities = frozenset({"in_pieces"})
+
     def pool(self, hidden: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
         """Return the mean of the states. Shapes: hidden [n, E] -> [E]"""
         return hidden.float().mean(dim=0)

@@ -1,7 +1,7 @@
 """What a folder in the layout of sentence-transformers says beside config.json.
 
 Format: `modules.json` lists what stands behind one another, each with a folder of its own settings:
-a Transformer (`sentence_bert_config.json`), a Pooling (`config.json`), Dense layers and Normalize;
+a Transformer (`sentence_bert_config.json`), a Pooling (`config.json`), Dense, LayerNorm, Normalize;
 `config_sentence_transformers.json` has prompts. Source: sbert.net, "Creating Custom Models".
 """
 
@@ -27,7 +27,8 @@ _UNUSUAL = {
     "pooling_mode_mean_sqrt_len_tokens": "the mean divided by the root of the length",
     "pooling_mode_weightedmean_tokens": "a mean weighted by position",
 }
-_KNOWN = ("Transformer", "Pooling", "Dense", "Normalize")
+_WITHOUT_EFFECT = ("Dropout",)
+_KNOWN = ("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize", *_WITHOUT_EFFECT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,8 @@ class SentenceSettings:
     """`pooler` is the name of a pooler, None where no Pooling stands in modules.json (then vectors
     are told for each token). `max_tokens` is the longest prompt that is read. `prompts` are put
     before texts by name, the one of `default_prompt` where a request names none.
-    `includes_prompt` says that the tokens of prompts are pooled too."""
+    `includes_prompt` says that the tokens of prompts are pooled too, `lowers_case` that texts are
+    read in lower case. `has_modules`: the folder has a modules.json at all."""
 
     pooler: str | None = None
     projections: tuple[ProjectionSpec, ...] = ()
@@ -44,6 +46,8 @@ class SentenceSettings:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
     includes_prompt: bool = True
+    lowers_case: bool = False
+    has_modules: bool = False
 
 
 def sentence_settings(folder: Path) -> SentenceSettings | None:
@@ -55,7 +59,7 @@ def sentence_settings(folder: Path) -> SentenceSettings | None:
     if not isinstance(modules, list):
         raise ConfigError("it is not a list of modules.", where=str(file))
     found: dict[str, Any] = {}
-    projections = []
+    behind: list[ProjectionSpec] = []
     for module in modules:
         name = str(module.get("type", "")).rpartition(".")[2]
         path = folder / str(module.get("path", ""))
@@ -66,21 +70,25 @@ def sentence_settings(folder: Path) -> SentenceSettings | None:
                 fix=f"there are: {', '.join(_KNOWN)}.",
             )
         if name == "Transformer":
-            found["max_tokens"] = _max_tokens(path)
+            found |= _transformer(path)
         elif name == "Pooling":
             found |= _pooling(path / "config.json")
-        elif name == "Dense":
-            projections.append(_dense(path))
-        else:
-            found["is_normalized"] = True
-    return SentenceSettings(**found, **_prompts(folder), projections=tuple(projections))
+        elif name not in _WITHOUT_EFFECT:
+            behind.append(_BEHIND[name](path))
+    if behind and behind[-1].kind == "normalize":
+        found["is_normalized"] = bool(behind.pop())
+    layers = tuple(behind)
+    return SentenceSettings(**found, **_prompts(folder), projections=layers, has_modules=True)
 
 
-def _max_tokens(folder: Path) -> int | None:
-    """Return the longest prompt that the encoder reads."""
+def _transformer(folder: Path) -> dict[str, Any]:
+    """Return the longest prompt that the encoder reads, and whether it reads lower case."""
     settings = read_json(folder / "sentence_bert_config.json", is_required=False)
     length = settings.get("max_seq_length")
-    return length if isinstance(length, int) and length > 0 else None
+    return {
+        "max_tokens": length if isinstance(length, int) and length > 0 else None,
+        "lowers_case": bool(settings.get("do_lower_case")),
+    }
 
 
 def _pooling(file: Path) -> dict[str, Any]:
@@ -116,6 +124,22 @@ def _dense(folder: Path) -> ProjectionSpec:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{error} is missing or not a whole number.", where=str(file)) from error
+
+
+def _layer_norm(folder: Path) -> ProjectionSpec:
+    """Return a LayerNorm. Raises: ConfigError"""
+    file = folder / "config.json"
+    size = read_json(file).get("dimension")
+    if not isinstance(size, int):
+        raise ConfigError("dimension is missing or not a whole number.", where=str(file))
+    return ProjectionSpec(folder=str(folder), in_size=size, out_size=size, kind="norm")
+
+
+def _normalize(folder: Path) -> ProjectionSpec:
+    return ProjectionSpec(folder=str(folder), in_size=0, out_size=0, kind="normalize")
+
+
+_BEHIND = {"Dense": _dense, "LayerNorm": _layer_norm, "Normalize": _normalize}
 
 
 def _activation(path: str) -> str:

@@ -7,16 +7,20 @@ from dovetail import registry
 GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Ends of the names of classes that generate."""
 LOGITS, NOTHING, CLASSES, TOKEN_CLASSES = "logits", "", "classes", "token_classes"
+PROCESS_REWARD, REWARD = "ForProcessRewardModel", "ForRewardModel"
 _POOLS = {
     "ForSequenceClassification": CLASSES,
     "ForTokenClassification": TOKEN_CLASSES,
-    "ForProcessRewardModel": TOKEN_CLASSES,
-    "ForRewardModel": TOKEN_CLASSES,
+    PROCESS_REWARD: TOKEN_CLASSES,
+    REWARD: TOKEN_CLASSES,
     "ForMaskedLM": NOTHING,
     "EncoderModel": NOTHING,
     "Model": NOTHING,
 }
 """Ends of the names of classes that do not generate -> what stands on their hidden states."""
+
+_VARIANTS = ("Text", "Bidirectional")
+"""Words behind a family's name: of its text part alone, of one whose tokens see all others."""
 
 
 def stem(architecture: str) -> tuple[str, str | None]:
@@ -24,11 +28,19 @@ def stem(architecture: str) -> tuple[str, str | None]:
     its name says nothing)."""
     for end in GENERATES:
         if architecture.endswith(end):
-            return architecture.removesuffix(end), LOGITS
+            return _family(architecture, end), LOGITS
     for end, head in _POOLS.items():
         if architecture.endswith(end) and architecture != end:
-            return architecture.removesuffix(end), head
+            return _family(architecture, end), head
     return architecture, None
+
+
+def _family(architecture: str, end: str) -> str:
+    """Return what a class's name begins with, without words for a variant of its family."""
+    name = architecture.removesuffix(end)
+    for word in _VARIANTS:
+        name = name.removesuffix(word)
+    return name
 
 
 def registered(architecture: str) -> str | None:

@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 
 from dovetail import registry
+from dovetail.config.checkpoint.added_tokens import added_token
+from dovetail.config.checkpoint.cross_encoder import stored_activation
 from dovetail.config.checkpoint.labels import labels
 from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.config.checkpoint.sentence_transformers import SentenceSettings, sentence_settings
@@ -22,37 +24,37 @@ from dovetail.config.rules.architectures import (
     CLASSES,
     LOGITS,
     NOTHING,
+    PROCESS_REWARD,
+    REWARD,
     TOKEN_CLASSES,
     stem,
+)
+from dovetail.config.rules.class_tokens import with_class_tokens
+from dovetail.config.rules.pooled_flags import check_pooled_flags
+from dovetail.config.rules.pooler_config import (
+    POOLER_CONFIG,
+    PoolerConfig,
+    pooler_config,
+    verify_fits,
 )
 from dovetail.config.rules.selections import select
 from dovetail.errors import ConfigError
 from dovetail.interfaces.pooling_params import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED
 from dovetail.interfaces.spec import ModelSpec, PoolingSpec, Selection
 
-POOLER_CONFIG = "--pooler-config"
 _CONVERTED = {"embed": NOTHING, "classify": CLASSES, "reward": TOKEN_CLASSES}
 _TASKS = {
     NOTHING: (EMBED, TOKEN_EMBED),
     CLASSES: (CLASSIFY, TOKEN_CLASSIFY),
     TOKEN_CLASSES: (TOKEN_CLASSIFY,),
 }
-_PER_TOKEN, _LAST_TOKEN = "per_token", "last_token"
-
-
-class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The keys of --pooler-config; those that are not set are the checkpoint's."""
-
-    pooling_type: str | None = None
-    normalize: bool | None = None
-    dimensions: int | None = None
-    softmax: bool | None = None
-    activation: bool | str | None = None
-    use_activation: bool | None = None
-    step_tag_id: int | None = None
-    returned_token_ids: tuple[int, ...] = ()
-    enable_chunked_processing: bool = False
-    max_embed_len: int | None = None
+_PER_TOKEN, _LAST_TOKEN, _IN_PIECES = "per_token", "last_token", "in_pieces"
+_OTHER_NAMES = {"avg": "mean", "first": "cls"}
+"""Words for poolers in config.json -> their names."""
+_NUM_CLASSES = {PROCESS_REWARD: 2, REWARD: 1}
+"""Ends of the names of classes -> how many classes they have whatever config.json says."""
+STEP_END = "<extra_0>"
+"""The token at the end of a step. Source: the model card of Qwen2.5-Math-PRM"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +82,22 @@ def purpose(config: Config, model: ModelSpec) -> Purpose:
     facts = facts_of(model.hf_config)
     is_causal = not (facts.is_encoder or _sees_all(model.hf_config))
     model = msgspec.structs.replace(model, head=head, is_causal=is_causal)
-    asked = _pooler_config(config)
-    pooling = _pooling_spec(config, model, asked, sentences)
-    return Purpose(
-        model=model,
-        pooling=pooling,
-        max_tokens=sentences.max_tokens if sentences is not None else None,
-    )
+    check_pooled_flags(config, model)
+    asked = pooler_config(config)
+    model = with_class_tokens(config, _with_labels(model), asked)
+    settings = sentences or SentenceSettings(is_normalized=True)
+    pooling = _pooling_spec(config, model, asked, settings)
+    return Purpose(model=model, pooling=pooling, max_tokens=settings.max_tokens)
+
+
+def _with_labels(model: ModelSpec) -> ModelSpec:
+    """Return the model with as many classes as its class has, where its config need not say so."""
+    end = next((end for end in _NUM_CLASSES if model.architecture.endswith(end)), None)
+    if end is None:
+        return model
+    facts = {key: value for key, value in model.hf_config.items() if key != "id2label"}
+    facts["num_labels"] = _NUM_CLASSES[end]
+    return msgspec.structs.replace(model, hf_config=facts)
 
 
 def _sees_all(facts: Mapping[str, Any]) -> bool:
@@ -114,75 +125,102 @@ def _head(config: Config, model: ModelSpec, sentences: SentenceSettings | None) 
     return NOTHING if runner == "pooling" or sentences is not None else LOGITS
 
 
-def _pooler_config(config: Config) -> PoolerConfig:
-    """Return --pooler-config. Raises: ConfigError naming the key"""
-    given = dict(config.model.pooler_config)
-    try:
-        return msgspec.convert(given, PoolerConfig)
-    except msgspec.ValidationError as error:
-        known = ", ".join(PoolerConfig.__struct_fields__)
-        raise ConfigError(f"{error}.", where=POOLER_CONFIG, fix=f"the keys are {known}.") from error
-
-
 def _pooling_spec(
-    config: Config, model: ModelSpec, asked: PoolerConfig, sentences: SentenceSettings | None
+    config: Config, model: ModelSpec, asked: PoolerConfig, sentences: SentenceSettings
 ) -> PoolingSpec:
-    tasks = _TASKS[model.head]
-    whole, of_tokens = _poolers(config, model, asked, sentences)
-    projections = sentences.projections if sentences is not None else ()
-    size = projections[-1].out_size if projections else model.hidden_size
     facts = model.hf_config
+    size = _size(model, sentences)
+    names = labels(facts)
+    if model.class_tokens:
+        asked = msgspec.structs.replace(asked, returned_token_ids=())
+    verify_fits(asked, model, size=size, num_classes=len(names))
+    tasks, whole, of_tokens = _poolers(config, model, asked, sentences)
+    if asked.enable_chunked_processing:
+        _verify_pieces(whole)
     allowed = tuple(facts.get("matryoshka_dimensions") or ())
-    normal = asked.normalize
-    if normal is None:
-        normal = sentences.is_normalized if sentences is not None else True
     return PoolingSpec(
         tasks=tasks,
         pooler=whole,
         token_pooler=of_tokens,
-        projections=projections,
-        activation=_activation(model, asked),
+        projections=sentences.projections,
+        activation=_activation(config, model, asked),
         size=size,
-        is_normalized=normal,
+        is_normalized=sentences.is_normalized if asked.normalize is None else asked.normalize,
         dimensions=asked.dimensions,
         is_matryoshka=bool(allowed) or bool(facts.get("is_matryoshka")),
         allowed_dimensions=allowed,
-        step_token_id=asked.step_tag_id,
+        step_token_id=_step_token(model, asked),
         returned_token_ids=asked.returned_token_ids,
-        labels=labels(facts),
-        prompts=dict(sentences.prompts) if sentences is not None else {},
-        default_prompt=sentences.default_prompt if sentences is not None else "",
+        labels=names,
+        prompts=dict(sentences.prompts),
+        default_prompt=sentences.default_prompt,
         prefix_tasks=_prefix_tasks(model, tasks, whole),
+        includes_prompt=sentences.includes_prompt,
+        lowers_case=sentences.lowers_case,
+        splits_long=asked.enable_chunked_processing,
+        most_tokens=asked.max_embed_len,
     )
 
 
+def _size(model: ModelSpec, sentences: SentenceSettings) -> int:
+    """Return the number of a vector's dimensions."""
+    own = model.hf_config.get(facts_of(model.hf_config).output_size) or model.hidden_size
+    sizes = [layer.out_size for layer in sentences.projections if layer.out_size]
+    return sizes[-1] if sizes else int(own)
+
+
 def _poolers(
-    config: Config, model: ModelSpec, asked: PoolerConfig, sentences: SentenceSettings | None
-) -> tuple[Selection, Selection]:
-    """Return what makes one vector of a prompt, and what makes one for each token."""
+    config: Config, model: ModelSpec, asked: PoolerConfig, sentences: SentenceSettings
+) -> tuple[tuple[str, ...], Selection, Selection]:
+    """Return the tasks, the usual one first, what makes one vector of a prompt, and what makes one
+    for each token."""
+    tasks = _TASKS[model.head]
     facts = facts_of(model.hf_config)
-    named = asked.pooling_type.lower() if asked.pooling_type else None
-    usual = sentences.pooler if sentences is not None and sentences.pooler else facts.pooler
+    named = _registered(asked.pooling_type) if asked.pooling_type else None
+    usual = sentences.pooler or _by_config(facts.pooler, model.hf_config)
     if model.head != NOTHING and facts.classes_pooler:
         usual = _by_config(facts.classes_pooler, model.hf_config)
-    usual_of_tokens = "all" if asked.step_tag_id is None else "step"
-    if named is not None and _is_per_token(named):
-        return _pooler(config, usual), _pooler(config, named)
-    return _pooler(config, named or usual), _pooler(config, usual_of_tokens)
+    of_tokens = "all" if _step_token(model, asked) is None else "step"
+    if named is None and not (sentences.has_modules and sentences.pooler is None):
+        return tasks, _pooler(config, usual), _pooler(None, of_tokens)
+    if named is None or _is_per_token(named):
+        return tasks[::-1], _pooler(None, usual), _pooler(config, named or of_tokens)
+    if tasks == (TOKEN_CLASSIFY,):
+        tasks = (CLASSIFY, TOKEN_CLASSIFY)
+    return tasks, _pooler(config, named), _pooler(None, of_tokens)
+
+
+def _registered(name: str) -> str:
+    """Return a pooler's name as it is registered; a class or a file stays as it is written."""
+    return name if ":" in name else name.lower()
 
 
 def _by_config(name: str, facts: Mapping[str, Any]) -> str:
     """Return a pooler's name, out of the field of config.json where it stands there."""
     where, _, field = name.partition(".")
-    return str(facts[field]) if where == "config" else name
+    found = str(facts.get(field, "")) if where == "config" else name
+    return _OTHER_NAMES.get(found, found)
 
 
-def _pooler(config: Config, name: str) -> Selection:
-    return select("pooler", name, where=POOLER_CONFIG, options=config.plugin.options_of("pooler"))
+def _pooler(config: Config | None, name: str) -> Selection:
+    """Return a pooler, with the options of its kind if it is the one that was chosen."""
+    options = config.plugin.options_of("pooler") if config is not None else {}
+    return select("pooler", name, where=POOLER_CONFIG, options=options)
 
 
 def _is_per_token(name: str) -> bool:
     return _PER_TOKEN in registry.load("pooler", name, where=POOLER_CONFIG).capabilities
+
+
+def _verify_pieces(whole: Selection) -> None:
+    """Raises: ConfigError for a pooler whose vectors of pieces mean nothing together"""
+    if _IN_PIECES not in registry.load_selection(whole).capabilities:
+        raise ConfigError(
+            f"the vectors that the pooler {whole.name} makes of the pieces of a long prompt cannot "
+            "be averaged.",
+            where=f"{POOLER_CONFIG}.enable_chunked_processing",
+            fix="leave it out, or use the pooling_type MEAN, CLS or LAST.",
+        )
 
 
 def _prefix_tasks(model: ModelSpec, tasks: tuple[str, ...], whole: Selection) -> tuple[str, ...]:
@@ -192,17 +230,33 @@ def _prefix_tasks(model: ModelSpec, tasks: tuple[str, ...], whole: Selection) ->
     return tuple(task for task in tasks if task in (EMBED, CLASSIFY))
 
 
-def _activation(model: ModelSpec, asked: PoolerConfig) -> str:
-    """Return what makes probabilities of the numbers of classes."""
+def _step_token(model: ModelSpec, asked: PoolerConfig) -> int | None:
+    """Return the token that ends the steps which a process reward model judges."""
+    if asked.step_tag_id is not None or not model.architecture.endswith(PROCESS_REWARD):
+        return asked.step_tag_id
+    return added_token(Path(model.path), STEP_END)
+
+
+def _activation(config: Config, model: ModelSpec, asked: PoolerConfig) -> str:
+    """Return what makes probabilities of the numbers of classes. Raises: ConfigError"""
+    if model.head == NOTHING or asked.activates is False:
+        return "identity"
     if isinstance(asked.activation, str):
         return asked.activation
-    wants = next(
-        (one for one in (asked.use_activation, asked.activation, asked.softmax) if one is not None),
-        True,
-    )
     facts = model.hf_config
     kind = facts.get("problem_type")
-    if not wants or kind == "regression":
-        return "identity"
     is_single = len(labels(facts)) == 1
-    return "sigmoid" if is_single or kind == "multi_label_classification" else "softmax"
+    usual = "sigmoid" if is_single or kind == "multi_label_classification" else "softmax"
+    if asked.activates:
+        return usual
+    if kind == "regression" or _is_reward(config, model):
+        return "identity"
+    return stored_activation(facts, Path(model.path)) or usual
+
+
+def _is_reward(config: Config, model: ModelSpec) -> bool:
+    """Return whether the numbers of classes are rewards, which are no probabilities."""
+    if model.architecture.endswith(PROCESS_REWARD):
+        return False
+    converted = registry.value_of("convert", config.model.convert)
+    return model.architecture.endswith(REWARD) or converted == "reward"

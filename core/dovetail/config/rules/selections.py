@@ -16,7 +16,7 @@ from typing import Any
 from dovetail import registry
 from dovetail.config.config import Config, flags
 from dovetail.config.rules import demo, stat_loggers
-from dovetail.config.rules.architectures import registered
+from dovetail.config.rules.architectures import LOGITS, registered
 from dovetail.config.rules.transformers_models import PAGE, known_classes
 from dovetail.errors import ConfigError, PluginError, UnknownPlugin
 from dovetail.interfaces.load_format import Checkpoint
@@ -117,12 +117,14 @@ def select_model(config: Config, model: ModelSpec) -> Selection:
     if impl != OWN_MODELS and not (impl is None and is_own):
         known = known_classes()
         text_type = str(model.hf_config.get("model_type"))
-        if architecture in known.causal or known.has_text_part(architecture, text_type):
+        pools = model.head != LOGITS and known.has_decoder(architecture, text_type)
+        writes = architecture in known.causal or known.has_text_part(architecture, text_type)
+        if pools or writes:
             return select("model", TRANSFORMERS, where="--model-impl", options=options)
         if architecture in known.every:
             raise ConfigError(
-                f"{architecture} is not a class for causal text generation, which is all that is "
-                "served: decoders that take text and write text.",
+                f"{architecture} is neither a decoder that takes text alone nor an encoder that "
+                "dovetail has.",
                 where="the checkpoint's architectures",
                 fix=f"use a checkpoint of another architecture; {PAGE} lists what is served.",
             )

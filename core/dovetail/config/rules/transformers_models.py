@@ -9,6 +9,7 @@ from importlib import util
 from pathlib import Path
 
 CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
+MASKED = "MODEL_FOR_MASKED_LM_MAPPING_NAMES"
 WIDER = "ForConditionalGeneration"
 """End of the names of classes that take more than text, or another text."""
 PAGE = "docs/reference/architectures.md"
@@ -17,10 +18,11 @@ PAGE = "docs/reference/architectures.md"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownClasses:
     """`causal` generate text from text, by the model types `causal_types`; `every` holds those of
-    all other tasks too."""
+    all other tasks too. Models of the `masked_types` see tokens that come later."""
 
     causal: frozenset[str] = frozenset()
     causal_types: frozenset[str] = frozenset()
+    masked_types: frozenset[str] = frozenset()
     every: frozenset[str] = frozenset()
 
     def has_text_part(self, architecture: str, text_type: str) -> bool:
@@ -28,6 +30,11 @@ class KnownClasses:
         type that its text settings name) is one that generates text."""
         is_wider = architecture in self.every and architecture.endswith(WIDER)
         return is_wider and text_type in self.causal_types
+
+    def has_decoder(self, architecture: str, model_type: str) -> bool:
+        """Return whether a class is a decoder's for something else than generating."""
+        is_causal = model_type in self.causal_types - self.masked_types
+        return is_causal and architecture in self.every
 
 
 @cache
@@ -40,6 +47,7 @@ def known_classes() -> KnownClasses:
     if not path.is_file():
         return KnownClasses()
     causal: dict[str, str] = {}
+    masked: dict[str, str] = {}
     every: set[str] = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
@@ -47,9 +55,11 @@ def known_classes() -> KnownClasses:
         pairs = _pairs(node.value)
         every.update(name for _, name in pairs)
         causal.update(pairs if node.targets[0].id == CAUSAL else ())
+        masked.update(pairs if node.targets[0].id == MASKED else ())
     return KnownClasses(
         causal=frozenset(causal.values()),
         causal_types=frozenset(causal),
+        masked_types=frozenset(masked),
         every=frozenset(every),
     )
 

@@ -31,13 +31,17 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRequest:
-    """A client's request, ready for the engine. `requests[i]` makes completion i."""
+    """A client's request, ready for the engine. `requests[i]` makes completion i; with
+    `are_pieces` they are the pieces of one prompt, whose vectors (of length 1 if `has_length_1`)
+    become one."""
 
     request_id: str
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     requests: tuple[EngineRequest, ...]
     arrival_s: float
+    are_pieces: bool = False
+    has_length_1: bool = False
 
 
 class InputProcessor:

@@ -19,6 +19,7 @@ from dovetail.engine.client.outputs import (
     PromptLogprobs,
     RequestOutput,
 )
+from dovetail.engine.client.pieces import PieceVectors
 from dovetail.engine.client.stop import TextWatch
 from dovetail.engine.messages import RequestUpdate
 from dovetail.errors import DovetailError, EngineAsleep, RequestError, RequestFault
@@ -62,6 +63,10 @@ class LiveRequest:
         self.has_token = False
         self.is_pending = True
         self.error = ""
+        self.pieces: PieceVectors | None = None
+        if prepared.are_pieces:
+            lengths = [len(request.prompt_ids) for request in prepared.requests]
+            self.pieces = PieceVectors(lengths, is_normalized=prepared.has_length_1)
         self._caller = caller
         self.children = [
             _Child(
@@ -251,9 +256,14 @@ class OutputProcessor:
             self._owners.pop(child.request_id)
             if update.finish_reason is None:
                 processed.aborts.append(child.request_id)
+        pooled = update.pooled
+        if live.pieces is not None and pooled is not None:
+            pooled = live.pieces.take(child.index, pooled)
+            if pooled is None:
+                return  # other pieces of the prompt are to come
         prompt_logprobs = update.prompt_logprobs
         told = None if prompt_logprobs is None else shaped(prompt_logprobs)
-        output = _output_of(live, delta, told, update.pooled)
+        output = _output_of(live, delta, told, pooled)
         processed.outputs.append((live.key, output))
         if output.is_finished:
             self._live.pop(live.key, None)

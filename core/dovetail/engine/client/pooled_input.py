@@ -10,12 +10,15 @@ import time
 from collections.abc import Sequence
 from functools import cached_property
 
+import msgspec
+
 from dovetail.engine.client.input import PreparedRequest, Prompt, verify_ids, verify_text
 from dovetail.engine.client.long_text import encoded
+from dovetail.engine.client.pieces import pieces
 from dovetail.engine.context_length import PROMPT, verify_pooled
 from dovetail.engine.messages import EngineRequest
 from dovetail.errors import RequestError
-from dovetail.interfaces.pooling_params import PoolingParams
+from dovetail.interfaces.pooling_params import EMBED, PoolingParams
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec, PoolingSpec
 from dovetail.interfaces.tokenizer import Tokenizer
@@ -48,9 +51,11 @@ class PooledInput:
         keeps_start: bool = True,
         adds_special_tokens: bool = True,
         cache_salt: str = "",
+        prefix: str = "",
     ) -> PreparedRequest:
         """Return the engine request of a prompt. `truncate` keeps so many of its tokens (-1: as
-        many as the model takes), the first or the last, and the special ones around them.
+        many as the model takes), the first or the last, and the special ones around them. `prefix`
+        is the instruction that stands before a text.
 
         Raises: RequestError naming the field that is wrong.
         """
@@ -60,33 +65,81 @@ class PooledInput:
         verify_pooling(self._pooling, params)
         keep = tokens_kept(truncate, self._most)
         if isinstance(prompt, str):
-            prompt_ids = self._of_text(prompt, keep, keeps_start, adds_special_tokens)
+            params = self._with_prefix(params, prefix, adds_special_tokens)
+            text = self._as_read(prefix + prompt)
+            most = self._most_of(params.task)
+            prompt_ids = self._of_text(text, keep, keeps_start, adds_special_tokens, most)
         else:
             prompt_ids = tuple(prompt)
             verify_ids(PROMPT, prompt_ids, self._vocab_size)
             if keep is not None:
                 prompt_ids = prompt_ids[:keep] if keeps_start else prompt_ids[-keep:]
-        verify_pooled(len(prompt_ids), self._most)
-        request = EngineRequest(
-            request_id=f"{request_id}/{self._name}{serial}.0",
-            prompt_ids=prompt_ids,
-            sampling=NOTHING_DRAWN,
-            seed=0,
-            priority=priority,
-            arrival_s=arrival_s,
-            cache_salt=cache_salt,
-            pooling=params,
+        parts = self._parts(prompt_ids, params)
+        requests = tuple(
+            EngineRequest(
+                request_id=f"{request_id}/{self._name}{serial}.{index}",
+                prompt_ids=part,
+                sampling=NOTHING_DRAWN,
+                seed=0,
+                priority=priority,
+                arrival_s=arrival_s,
+                cache_salt=cache_salt,
+                pooling=params if index == 0 else _without_prefix(params),
+            )
+            for index, part in enumerate(parts)
         )
         return PreparedRequest(
             request_id=request_id,
             prompt_ids=prompt_ids,
             params=NOTHING_DRAWN,
-            requests=(request,),
+            requests=requests,
             arrival_s=arrival_s,
+            are_pieces=len(requests) > 1,
+            has_length_1=self._has_length_1(params),
         )
 
+    def _most_of(self, task: str) -> int | None:
+        """Return how long a prompt may be; None: any length."""
+        model = self._pooling
+        if model is None or not model.splits_long or task != EMBED:
+            return self._most
+        return None if model.most_tokens is None else max(model.most_tokens, self._most)
+
+    def _parts(self, ids: tuple[int, ...], params: PoolingParams) -> tuple[tuple[int, ...], ...]:
+        """Return the prompt, in pieces where it is longer than the context and may be. Raises:
+        RequestError where it is too long"""
+        most = self._most_of(params.task)
+        verify_pooled(len(ids), len(ids) if most is None else most)
+        return pieces(ids, self._most, *self._around) if len(ids) > self._most else (ids,)
+
+    def _has_length_1(self, params: PoolingParams) -> bool:
+        usual = self._pooling is not None and self._pooling.is_normalized
+        return usual if params.is_normalized is None else params.is_normalized
+
+    def _as_read(self, text: str) -> str:
+        """Return a text as the model reads it."""
+        return text.lower() if self._pooling is not None and self._pooling.lowers_case else text
+
+    def _with_prefix(
+        self, params: PoolingParams, prefix: str, adds_special_tokens: bool
+    ) -> PoolingParams:
+        """Return the params of a text behind an instruction, whose tokens some models do not pool.
+
+        Its tokens are counted as sentence-transformers does: those before it too, none behind it.
+        """
+        if not prefix or self._pooling is None or self._pooling.includes_prompt:
+            return params
+        before = self._around[0] if adds_special_tokens else ()
+        own = self._tokenizer.encode(self._as_read(prefix), add_special_tokens=False)
+        return msgspec.structs.replace(params, unpooled_tokens=len(before) + len(own))
+
     def _of_text(
-        self, text: str, keep: int | None, keeps_start: bool, adds_special_tokens: bool
+        self,
+        text: str,
+        keep: int | None,
+        keeps_start: bool,
+        adds_special_tokens: bool,
+        most: int | None,
     ) -> tuple[int, ...]:
         """Return the tokens of a text, cut between the special ones around it."""
         verify_text(PROMPT, text)
@@ -94,7 +147,7 @@ class PooledInput:
             self._tokenizer,
             text,
             add_special_tokens=adds_special_tokens,
-            most=self._most,
+            most=most,
             keep=None if keep is None else keep + 1,
             keeps_start=keeps_start,
         )
@@ -130,6 +183,11 @@ def no_room(truncate: int, num_special: int, least: int) -> RequestError:
         "a prompt.",
         where=TRUNCATE,
     )
+
+
+def _without_prefix(params: PoolingParams) -> PoolingParams:
+    """Return the params of a piece that does not begin a text."""
+    return msgspec.structs.replace(params, unpooled_tokens=0) if params.unpooled_tokens else params
 
 
 def verify_pooling(model: PoolingSpec | None, params: PoolingParams) -> None:

@@ -1,0 +1,35 @@
+"""Flags about drawn tokens, of a model that draws none, and ways to divide a cache that there is
+not."""
+
+from __future__ import annotations
+
+from dovetail.config.config import Config, flags
+from dovetail.config.rules.context_parallel import FLAG, context_size
+from dovetail.errors import ConfigError
+from dovetail.interfaces.spec import ModelSpec
+
+_ABOUT_DRAWS = (
+    "speculative_config",
+    "structured_outputs_config",
+    "logits_processors",
+    "max_logprobs",
+    "logprobs_mode",
+)
+
+
+def check_pooled_flags(config: Config, model: ModelSpec) -> None:
+    """Raise ConfigError for a flag that can have no effect, since nothing is drawn or cached."""
+    for name in _ABOUT_DRAWS:
+        flag = flags()[name]
+        if config.is_given(name) and config.value(name) != flag.default:
+            raise ConfigError(
+                "the model draws no tokens, so this has no effect.",
+                where=flag.spelling,
+                fix="leave it out, or use --runner generate with a model that generates.",
+            )
+    if not model.is_causal and context_size(config) > 1:
+        raise ConfigError(
+            "the model keeps nothing of a prompt, so there is no cache to divide.",
+            where=FLAG,
+            fix="leave it out.",
+        )

@@ -1,0 +1,63 @@
+"""Which heads a decoder is built with, and what makes numbers of classes of its hidden states."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from dovetail.config.checkpoint.labels import labels
+from dovetail.config.rules.architectures import PROCESS_REWARD, REWARD
+from dovetail.interfaces.model import BuildContext
+from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.linear import ReplicatedLinear
+from dovetail.layers.stages import Stage, made_if
+
+WITH_BIAS = "ForTokenClassification"
+"""End of the names of classes whose matrix of classes has a bias."""
+TWO_LAYERS = (REWARD, PROCESS_REWARD)
+"""Ends of the names of classes that judge by a layer more than a matrix."""
+NO_CLASSES = (
+    "the checkpoint has nothing that tells classes apart: use --convert embed, or a checkpoint "
+    "that was trained to classify"
+)
+
+
+def generates(model: ModelSpec) -> bool:
+    """Return whether a model is built with the head that makes logits of the vocabulary."""
+    return model.head == "logits"
+
+
+def class_score(context: BuildContext, stage: Stage, *, in_size: int | None = None) -> nn.Module:
+    """Return the `score` of a decoder, of the layout that its class is published in; on the last
+    stage of models that are built to tell classes apart."""
+    model = context.model
+    has_classes = model.head in ("classes", "token_classes")
+
+    def make() -> nn.Module:
+        size = in_size or model.hidden_size
+        if model.architecture.endswith(TWO_LAYERS):
+            return RewardScore(context, size)
+        has_bias = model.architecture.endswith(WITH_BIAS)
+        return _matrix(context, "score", size, len(labels(model.hf_config)), bias=has_bias)
+
+    return made_if(has_classes and stage.is_last, make)
+
+
+def _matrix(
+    context: BuildContext, name: str, in_size: int, out_size: int, *, bias: bool
+) -> ReplicatedLinear:
+    """Return a matrix that few checkpoints have, whole on every rank."""
+    made = ReplicatedLinear(context, name, in_size, out_size, bias=bias)
+    made.if_missing = NO_CLASSES
+    return made
+
+
+class RewardScore(nn.Sequential):
+    """w2 relu(w1 x + b1) + b2: the rewards of tokens, or what the steps that they end are.
+
+    Source: Yang et al., Qwen2.5-Math, 2024; the names are those of its checkpoints.
+    """
+
+    def __init__(self, context: BuildContext, size: int) -> None:
+        count = len(labels(context.model.hf_config))
+        first = _matrix(context, "score.0", size, size, bias=True)
+        super().__init__(first, nn.ReLU(), _matrix(context, "score.2", size, count, bias=True))

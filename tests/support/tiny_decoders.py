@@ -1,0 +1,104 @@
+"""Tiny random decoders for vectors, classes and rewards: as transformers saves them, or in layouts
+that it has no class for, with what it makes of a prompt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dovetail.testing import tiny_models
+
+SIZE = 32
+"""The hidden size of all of them."""
+
+
+def tiny_model(class_name: str, family: str, **overrides: Any) -> Any:
+    """Return a random model of a class of transformers, of the config of a family in
+    `tiny_models.FAMILIES`."""
+    import transformers
+
+    config = tiny_models.tiny_config(family, **overrides)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(len(class_name))
+        model = getattr(transformers, class_name)(config)
+    tiny_models.randomize(model, seed=len(class_name))
+    return model.eval()
+
+
+def saved(model: Any, folder: Path, **config: Any) -> Path:
+    """Save a model with a tokenizer; `config` is written over fields of its config.json."""
+    model.save_pretrained(folder)
+    tiny_models.write_tiny_tokenizer(folder)
+    written = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**written, **config}))
+    return folder
+
+
+def add_tensors(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Add tensors to a saved model's weights. Mutates: the file"""
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    save_file({**load_file(file), **tensors}, file, metadata={"format": "pt"})
+
+
+def write_modules(
+    folder: Path,
+    *,
+    pooling: dict[str, Any] | None,
+    behind: Sequence[tuple[str, nn.Module | None]] = (),
+    **settings: Any,
+) -> Path:
+    """Write modules.json of sentence-transformers: a Transformer with `settings`, a Pooling, and
+    modules of these names behind it; return the folder."""
+    from safetensors.torch import save_file
+
+    names = ["Transformer", *(["Pooling"] if pooling is not None else []), *(n for n, _ in behind)]
+    paths = ["", *(f"{i}_{name}" for i, name in enumerate(names) if i)]
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for i, (name, path) in enumerate(zip(names, paths, strict=True))
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "sentence_bert_config.json").write_text(json.dumps(settings))
+    for path in paths[1:]:
+        (folder / path).mkdir()
+    if pooling is not None:
+        (folder / paths[1] / "config.json").write_text(json.dumps(pooling))
+    for path, (_, module) in zip(paths[-len(behind) :] if behind else (), behind, strict=True):
+        if isinstance(module, nn.Linear):
+            config: dict[str, Any] = {
+                "in_features": module.in_features,
+                "out_features": module.out_features,
+                "bias": module.bias is not None,
+                "activation_function": "torch.nn.modules.linear.Identity",
+            }
+            name = "linear"
+        elif isinstance(module, nn.LayerNorm):
+            config, name = {"dimension": module.normalized_shape[0]}, "norm"
+        else:
+            continue
+        (folder / path / "config.json").write_text(json.dumps(config))
+        tensors = {f"{name}.{key}": value for key, value in module.state_dict().items()}
+        save_file(tensors, folder / path / "model.safetensors")
+    return folder
+
+
+@torch.inference_mode()
+def hidden_states(model: Any, ids: Sequence[int], *, sees_all: bool = False) -> torch.Tensor:
+    """Return what a trunk of transformers makes of a prompt, its tokens seeing all others where
+    that is asked for. Shapes: ids n -> [n, E]"""
+    mask = torch.zeros(1, 1, len(ids), len(ids)) if sees_all else None
+    out = model(input_ids=torch.tensor([list(ids)]), attention_mask=mask)
+    states: torch.Tensor = out.last_hidden_state[0]
+    return states
+
+
+def to_length_1(x: torch.Tensor) -> torch.Tensor:
+    """Shapes: x [..., E] -> [..., E]"""
+    return nn.functional.normalize(x, dim=-1)
