@@ -68,6 +68,8 @@ class NomicBertModel(BertModel):
         act = str(facts["hidden_act"])
         found = [words for field, words in UNUSUAL.items() if facts.get(field)]
         found += [] if act in ACTIVATIONS else [f"the activation {act}"]
+        if facts.get("rotary_emb_fraction", 1.0) != 1.0:
+            found.append("a rotation of part of the heads")
         if found:
             raise ConfigError(f"{', '.join(found)}: not supported.", where="config.json")
         inner_bias = bool(facts.get("mlp_fc1_bias"))
