@@ -79,6 +79,9 @@ ROPE_TYPE_LONGROPE = Value(
     summary="one factor per frequency, for short and for long contexts",
     value=f"{_ROPE_RULES}:longrope",
 )
+ROPE_TYPE_NTK = Value(
+    summary="a larger base, and angles a little smaller", value=f"{_ROPE_RULES}:ntk"
+)
 ROPE_TYPE_LLAMA3 = Value(
     summary="the same as yarn, with the two bounds of Llama 3", value=f"{_ROPE_RULES}:llama3"
 )

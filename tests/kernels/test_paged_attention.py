@@ -65,7 +65,10 @@ class World:
         self.lengths = [0] * rows
 
     def step(
-        self, parts: list[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]], **rules: Any
+        self,
+        parts: list[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]],
+        bias: torch.Tensor | None = None,
+        **rules: Any,
     ) -> list[torch.Tensor]:
         """Return the answers of rows that each bring (row, q, k, v). Mutates: self"""
         counts = [len(q) for _, q, _, _ in parts]
@@ -87,7 +90,7 @@ class World:
             num_heads=HEADS, num_kv_heads=KV_HEADS, head_size=SIZE, scale=SIZE**-0.5, **rules
         )
         q, k, v = (torch.cat([part[i] for part in parts]) for i in (1, 2, 3))
-        return list(step(q, k, v, self.cache).split(counts))
+        return list(step(q, k, v, self.cache, bias=bias).split(counts))
 
 
 def tokens(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -128,6 +131,32 @@ def test_chunks_and_neighbours_change_no_bit(kind: str, rule: str) -> None:
         found.append(world.step(parts, **rules)[-1])
         done += count
     assert torch.equal(torch.cat(found), alone)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16_rounded", "int8"])
+@pytest.mark.parametrize("rule", ["all", "window", "bias"])
+def test_neighbours_change_no_bit_without_a_mask(kind: str, rule: str) -> None:
+    """Rows whose tokens see those after them too, alone and among others."""
+    dtype, rules = KINDS[kind][0], {**KINDS[kind][1], "is_causal": False}
+    if rule == "window":
+        rules["window"] = 70
+    if rule == "bias":
+        rules["bias"] = torch.randn(HEADS, 1279, generator=torch.Generator().manual_seed(2))
+    rows = [(1, *tokens(640, 8)), (2, *tokens(530, 7)), (0, *tokens(3, 9))]
+    together = World(dtype).step(rows, **rules)
+    assert torch.equal(together[1], whole(dtype, 530, 7, **rules))
+    assert torch.equal(together[2], whole(dtype, 3, 9, **rules))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn, torch.int8], ids=str)
+def test_keys_beyond_both_sides_of_a_window_may_be_anything(dtype: torch.dtype) -> None:
+    q, k, v = tokens(300, 6)
+    rules: dict[str, Any] = {"is_causal": False, "window": 21}
+    clean = World(dtype).step([(0, q, k, v)], **rules)[0]
+    spoiled = [torch.full_like(x, math.nan) for x in (k, v)]
+    for made, given in zip(spoiled, (k, v), strict=True):
+        made[180:221] = given[180:221]
+    assert torch.equal(World(dtype).step([(0, q, *spoiled)], **rules)[0][200], clean[200])
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16_rounded", "int8"])

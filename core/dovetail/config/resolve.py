@@ -24,6 +24,7 @@ from dovetail.config.checkpoint.generation import default_sampling
 from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.config.checkpoint.hub import Hub
 from dovetail.config.checkpoint.kv_scales import kv_scales, kv_steps
+from dovetail.config.checkpoint.model_facts import has_position_bias
 from dovetail.config.checkpoint.model_path import (
     DEMO_NAME,
     find_config,
@@ -365,6 +366,8 @@ def _attention(
         uses_soft_cap=bool(facts.get("attn_logit_softcapping")),
         uses_alibi=bool(facts.get("alibi")),
         uses_lse=ranks > 1,
+        uses_position_bias=has_position_bias(facts),
+        is_causal=model.is_causal,
     )
     spec = config.attention.attention_backend
     if not config.is_given("attention_backend"):

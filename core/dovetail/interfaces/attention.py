@@ -25,6 +25,8 @@ NAMES = {
     "soft_cap": "soft caps on scores",
     "sinks": "attention sinks",
     "lse": "log-sum-exps of scores, which a KV cache that is divided over ranks needs,",
+    "non_causal": "rows whose tokens see all others",
+    "position_bias": "biases by relative position",
     ALIBI: "ALiBi biases",
 }
 
@@ -43,6 +45,8 @@ class AttentionQuery:
     uses_sinks: bool = False
     uses_alibi: bool = False
     uses_lse: bool = False
+    uses_position_bias: bool = False
+    is_causal: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +112,7 @@ class AttentionBackend(Plugin):
         "sinks": "one extra learned logit per head in the softmax denominator",
         "lse": "tells the log-sum-exp of each query's scores, over keys that are all in the cache",
         "non_causal": "encoder attention without a causal mask",
+        "position_bias": "a number per head and relative position is added to each score",
         "bf16_products": "may round queries and softmax weights to bfloat16 with an 8-bit float "
         "cache",
         "graphs": "with one token per row, reads only sizes and maxima on the host, so that steps "
@@ -126,6 +131,8 @@ class AttentionBackend(Plugin):
             "soft_cap": query.uses_soft_cap,
             "sinks": query.uses_sinks,
             "lse": query.uses_lse,
+            "non_causal": not query.is_causal,
+            "position_bias": query.uses_position_bias,
             ALIBI: query.uses_alibi,
         }
         lacking = (
@@ -183,3 +190,22 @@ class AttentionBackend(Plugin):
         Mutates: cache (the slots of this step's tokens only)
         """
         raise NotImplementedError(f"{type(self).__name__} does not tell log-sum-exps")
+
+    def forward_biased(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        bias: torch.Tensor,
+    ) -> torch.Tensor:
+        """Do what `forward` does with a number added to each score: that of a query at position p
+        and a key at j is scale * q.k + bias[head, M - 1 + j - p], then capped as ever. Asked only
+        of backends that claim position_bias.
+
+        Shapes: q [T, H, D], k and v [T, K, D], bias [H, 2 M - 1] float32, contiguous, M > any
+        |j - p| -> [T, H, D]. Mutates: cache (the slots of this step's tokens only)
+        """
+        raise NotImplementedError(f"{type(self).__name__} adds no biases to scores")

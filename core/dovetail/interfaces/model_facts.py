@@ -29,7 +29,10 @@ class ModelFacts:
     `quantized_is_readable`: quantized copies of such checkpoints can be loaded. `is_encoder`: every
     token sees all others; such models do not generate. `pooler` is what makes one vector of a
     prompt where the checkpoint does not say, `classes_pooler` (a name, or the field of config.json
-    that has it, as "config.classifier_pooling") what its classes are told of.
+    that has it, as "config.classifier_pooling") what its classes are told of. `counts_from` is the
+    field of config.json after whose number a table of positions begins: its rows up to that one
+    are those of no token. `has_position_bias`: attention adds biases by relative position to its
+    scores; `window_has_two_sides`: the sliding window counts the keys before and after a query.
     """
 
     positions: Positions = "rotary"
@@ -44,6 +47,9 @@ class ModelFacts:
     is_encoder: bool = False
     pooler: str = "last"
     classes_pooler: str = ""
+    counts_from: str = ""
+    has_position_bias: bool = False
+    window_has_two_sides: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,9 +63,13 @@ class Attention(nn.Module):
         k: torch.Tensor,
         v: torch.Tensor,
         sinks: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the attended values. Shapes: q [T, H*D], k and v [T, K*D] -> [T, H*D]"""
-        return self._opaque(q, k, v, sinks, size=self.spec.num_heads * self.spec.head_size)
+        """Return the attended values; `bias` is that of `AttentionBackend.forward_biased`.
+
+        Shapes: q [T, H*D], k and v [T, K*D], bias [H, 2 M - 1] -> [T, H*D]
+        """
+        return self._opaque(q, k, v, sinks, bias, size=self.spec.num_heads * self.spec.head_size)
 
     def _attend(
         self,
@@ -73,19 +77,23 @@ class Attention(nn.Module):
         k: torch.Tensor,
         v: torch.Tensor,
         sinks: torch.Tensor | None,
+        bias: torch.Tensor | None,
     ) -> torch.Tensor:
         if self.steps is not None:
             self.spec = _measured(self.spec, k, v, self.steps)
         spec, context = self.spec, forward_context()
-        out = context.backend.forward(
+        given = (
             spec,
             q.unflatten(-1, (spec.num_heads, spec.head_size)),
             k.unflatten(-1, (spec.num_kv_heads, spec.head_size)),
             v.unflatten(-1, (spec.num_kv_heads, spec.head_size)),
             context.caches[self.name],
             context.prepared[self.name],
-            sinks,
         )
+        if bias is not None:
+            out = context.backend.forward_biased(*given, bias)
+        else:
+            out = context.backend.forward(*given, sinks)
         return out.flatten(-2)
 
 

@@ -4,10 +4,15 @@ A model of it computes, for the T tokens of a step (H heads, D head size):
 
     x = norm(words(token_ids) + positions + types)     # [T, E]
     for layer in layers:
-        q, k, v = qkv_proj(x)                           # [T, H*D] each
+        q, k, v = qkv_proj(x)                           # [T, H*D] each, rotated where it says so
         a = attention(q, k, v)                          # over all tokens of this row
         x = attention_norm(x + o_proj(a))
         x = output_norm(x + down_proj(act(up_proj(x))))
+
+With norms before what they serve (`has_norms_before`) a layer is, and a norm comes behind the last:
+
+        x = x + o_proj(attention(qkv_proj(attention_norm(x))))
+        x = x + down_proj(act(up_proj(output_norm(x))))
 
 A family derives from `EncoderModel`, says in an `EncoderConfig` how it differs, and in `weight_map`
 how its checkpoints name what is here. What stands on the hidden states is its own: `classes`.
@@ -16,13 +21,15 @@ Source: Devlin et al., BERT, 2018.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dovetail.config.checkpoint.model_facts import unused_positions
 from dovetail.interfaces.attention import AttentionSpec
 from dovetail.interfaces.model import BuildContext, Model
 from dovetail.interfaces.spec import ModelSpec
@@ -34,10 +41,13 @@ from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from dovetail.layers.linear import (
     ColumnParallelLinear,
+    GatedLinear,
     QKVParallelLinear,
     RowParallelLinear,
 )
-from dovetail.layers.norm import LayerNorm
+from dovetail.layers.norm import LayerNorm, RMSNorm
+from dovetail.layers.position_bias import PositionBias
+from dovetail.layers.rotary import HeadRotary, Rope, Rotary, rope_settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +56,10 @@ class EncoderConfig:
 
     `num_positions` counts the rows of the table of positions (0: there is none), of which
     `position_offset` come before that of the first token. `num_types` is the number of texts in a
-    prompt that are told apart (0: there is no table of types).
+    prompt that are told apart (0: there is no table of types). `layer_types` names the kind of each
+    layer, () for one kind: layers of a kind share a rotation (`EncoderModel.build_rotaries`) and a
+    window (`windows`, of those that have one). `is_gated`: the inner layer is act(gate) * up.
+    `scale` of attention: None for one over the root of the head size.
     """
 
     inner_size: int
@@ -55,6 +68,18 @@ class EncoderConfig:
     num_types: int = 2
     hidden_act: str = "gelu"
     norm_eps: float = 1e-12
+    is_gated: bool = False
+    is_rotary: bool = False
+    has_norms_before: bool = False
+    has_rms_norms: bool = False
+    has_norm_bias: bool = True
+    has_qkv_bias: bool = True
+    has_out_bias: bool = True
+    has_up_bias: bool = True
+    has_down_bias: bool = True
+    scale: float | None = None
+    layer_types: tuple[str, ...] = ()
+    windows: Mapping[str, int] = field(default_factory=dict)
 
 
 def usual_encoder(model: ModelSpec, **changes: Any) -> EncoderConfig:
@@ -62,12 +87,36 @@ def usual_encoder(model: ModelSpec, **changes: Any) -> EncoderConfig:
     facts = model.hf_config
     fields: dict[str, Any] = {
         "inner_size": int(facts["intermediate_size"]),
-        "num_positions": model.max_position_tokens,
+        "num_positions": model.max_position_tokens + unused_positions(facts),
+        "position_offset": unused_positions(facts),
         "num_types": int(facts.get("type_vocab_size", 2)),
         "hidden_act": facts.get("hidden_act") or "gelu",
         "norm_eps": float(facts.get("layer_norm_eps", 1e-12)),
     }
     return EncoderConfig(**{**fields, **changes})
+
+
+ONE_KIND = "all"
+"""The kind of layers where there is one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """What a layer is told beside its input: the tokens' rotation, and biases of scores.
+
+    Shapes: bias [H of this rank, 2 M - 1]
+    """
+
+    rope: Rope | None = None
+    bias: torch.Tensor | None = None
+
+
+def encoder_norm(context: BuildContext, config: EncoderConfig) -> nn.Module:
+    """Return a norm over the hidden axis."""
+    size, eps = context.model.hidden_size, config.norm_eps
+    if config.has_rms_norms:
+        return RMSNorm(context, size, eps=eps)
+    return LayerNorm(context, size, eps=eps, bias=config.has_norm_bias)
 
 
 class TypeEmbedding(nn.Module):
@@ -100,7 +149,7 @@ class EncoderEmbeddings(nn.Module):
             count = config.num_positions - config.position_offset
             self.positions = PositionEmbedding(context, count, size, offset=config.position_offset)
         self.types = TypeEmbedding(context, config.num_types, size) if config.num_types else None
-        self.norm = LayerNorm(context, size, eps=config.norm_eps)
+        self.norm = encoder_norm(context, config)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Shapes: token_ids, positions [T] -> [T, E]"""
@@ -115,7 +164,7 @@ class EncoderEmbeddings(nn.Module):
 class EncoderAttention(nn.Module):
     """Attention among all tokens of a row."""
 
-    def __init__(self, context: BuildContext, name: str, config: EncoderConfig) -> None:
+    def __init__(self, context: BuildContext, name: str, config: EncoderConfig, layer: int) -> None:
         super().__init__()
         model = context.model
         self.qkv_proj = QKVParallelLinear(
@@ -125,49 +174,93 @@ class EncoderAttention(nn.Module):
             num_heads=model.num_heads,
             num_kv_heads=model.num_heads,
             head_size=model.head_size,
-            bias=True,
+            bias=config.has_qkv_bias,
         )
         self.o_proj = RowParallelLinear(
             context,
             f"{name}.o_proj",
             model.num_heads * model.head_size,
             model.hidden_size,
-            bias=True,
+            bias=config.has_out_bias,
         )
-        self.attn = Attention(name, self.attention_spec(model, config))
+        spec = self.attention_spec(model, config, layer)
+        self.attn = Attention(name, spec)
+        self._turn: HeadRotary | None = None
+        if config.is_rotary:
+            self._turn = HeadRotary(
+                context,
+                num_heads=spec.num_heads,
+                num_kv_heads=spec.num_kv_heads,
+                head_size=spec.head_size,
+            )
 
-    def attention_spec(self, model: ModelSpec, config: EncoderConfig) -> AttentionSpec:
-        """Return the spec of this layer's attention: this rank's heads and the scale."""
+    def attention_spec(self, model: ModelSpec, config: EncoderConfig, layer: int) -> AttentionSpec:
+        """Return the spec of this layer's attention: this rank's heads, scale and window."""
+        kind = config.layer_types[layer] if config.layer_types else ONE_KIND
         return AttentionSpec(
             num_heads=self.qkv_proj.num_heads,
             num_kv_heads=self.qkv_proj.num_kv_heads,
             head_size=model.head_size,
-            scale=model.head_size**-0.5,
+            scale=model.head_size**-0.5 if config.scale is None else config.scale,
+            window_tokens=config.windows.get(kind),
             is_causal=False,
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x and what attention adds to it. Shapes: x [T, E] -> [T, E]"""
-        return self.o_proj(self.attn(*self.qkv_proj.forward_split(x)), x)
+    def forward(self, x: torch.Tensor, residual: torch.Tensor, around: Around) -> torch.Tensor:
+        """Return residual and what attention adds to it. Shapes: x, residual [T, E] -> [T, E]"""
+        if self._turn is None:
+            q, k, v = self.qkv_proj.forward_split(x)
+        else:
+            q, k, v = self._turn(self.qkv_proj(x), around.rope)
+        return self.o_proj(self.attn(q, k, v, bias=around.bias), residual)
 
 
 class EncoderLayer(nn.Module):
     """One layer: attention and MLP, each added to its input, then normed."""
 
+    gated_class: ClassVar[type[GatedLinear]] = GatedLinear
+
     def __init__(self, context: BuildContext, name: str, config: EncoderConfig, layer: int) -> None:
         super().__init__()
         size, inner = context.model.hidden_size, config.inner_size
-        self.attention = EncoderAttention(context, f"{name}.attention", config)
-        self.attention_norm = LayerNorm(context, size, eps=config.norm_eps)
-        self.up_proj = ColumnParallelLinear(context, f"{name}.up_proj", size, inner, bias=True)
-        self.act = activation(config.hidden_act)
-        self.down_proj = RowParallelLinear(context, f"{name}.down_proj", inner, size, bias=True)
-        self.output_norm = LayerNorm(context, size, eps=config.norm_eps)
+        self.attention = EncoderAttention(context, f"{name}.attention", config, layer)
+        self.attention_norm = self.first_norm(context, config, layer)
+        if config.is_gated:
+            self.gate_up_proj = self.gated_class(
+                context,
+                f"{name}.gate_up_proj",
+                size,
+                inner,
+                act=config.hidden_act,
+                bias=config.has_up_bias,
+            )
+        else:
+            self.up_proj = ColumnParallelLinear(
+                context, f"{name}.up_proj", size, inner, bias=config.has_up_bias
+            )
+            self.act = activation(config.hidden_act)
+        self.is_gated, self.has_norms_before = config.is_gated, config.has_norms_before
+        self.down_proj = RowParallelLinear(
+            context, f"{name}.down_proj", inner, size, bias=config.has_down_bias
+        )
+        self.output_norm = encoder_norm(context, config)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def first_norm(self, context: BuildContext, config: EncoderConfig, layer: int) -> nn.Module:
+        """Return the norm beside attention."""
+        return encoder_norm(context, config)
+
+    def forward(self, x: torch.Tensor, around: Around) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]"""
-        x = self.attention_norm(self.attention(x))
-        return self.output_norm(self.down_proj(self.act(self.up_proj(x)), x))
+        if self.has_norms_before:
+            x = self.attention(self.attention_norm(x), x, around)
+            return self.mlp(self.output_norm(x), x)
+        x = self.attention_norm(self.attention(x, x, around))
+        return self.output_norm(self.mlp(x, x))
+
+    def mlp(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Return residual and what the inner layer adds. Shapes: x, residual [T, E] -> [T, E]"""
+        inner = self.gate_up_proj(x) if self.is_gated else self.act(self.up_proj(x))
+        return self.down_proj(inner, residual)
 
 
 class EncoderModel(nn.Module, Model):
@@ -179,17 +272,37 @@ class EncoderModel(nn.Module, Model):
     def __init__(self, options: Any, context: BuildContext) -> None:
         super().__init__()
         config = self.encoder_config(context.model)
-        self.embeddings = EncoderEmbeddings(context, config)
+        self.embeddings = self.build_embeddings(context, config)
         self.layers = nn.ModuleList(
             self.layer_class(context, f"layers.{i}", config, i)
             for i in range(context.model.num_layers)
         )
+        self.layer_types = config.layer_types or (ONE_KIND,) * context.model.num_layers
+        self.rotaries = self.build_rotaries(context) if config.is_rotary else nn.ModuleDict()
+        self.position_bias = self.build_position_bias(context)
+        self.final_norm = self.build_final_norm(context, config)
         self.head = self.build_head(context) if context.model.head else None
 
     @classmethod
     def encoder_config(cls, model: ModelSpec) -> EncoderConfig:
         """Return how this family differs, read from its config."""
         return usual_encoder(model)
+
+    def build_embeddings(self, context: BuildContext, config: EncoderConfig) -> nn.Module:
+        """Return what makes the first states of token ids and positions."""
+        return EncoderEmbeddings(context, config)
+
+    def build_rotaries(self, context: BuildContext) -> nn.ModuleDict:
+        """Return a rotation for each kind of layer; asked of families whose heads are rotated."""
+        return nn.ModuleDict({ONE_KIND: Rotary(rope_settings(context), context.device)})
+
+    def build_position_bias(self, context: BuildContext) -> PositionBias | None:
+        """Return what all layers add to their scores by relative position: nothing."""
+        return None
+
+    def build_final_norm(self, context: BuildContext, config: EncoderConfig) -> nn.Module | None:
+        """Return the norm behind the last layer, where norms stand before what they serve."""
+        return encoder_norm(context, config) if config.has_norms_before else None
 
     def build_head(self, context: BuildContext) -> nn.Module:
         """Return what makes numbers of classes of pooled states: here one matrix."""
@@ -198,9 +311,12 @@ class EncoderModel(nn.Module, Model):
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the final hidden states. Shapes: token_ids, positions [T] -> [T, E]"""
         x = self.embeddings(token_ids, positions)
-        for layer in self.layers:
-            x = layer(x)
-        return x
+        bias = None if self.position_bias is None else self.position_bias.table
+        ropes = {kind: rotary(positions) for kind, rotary in self.rotaries.items()}
+        around = {kind: Around(rope=ropes.get(kind), bias=bias) for kind in {*ropes, ONE_KIND}}
+        for kind, layer in zip(self.layer_types, self.layers, strict=True):
+            x = layer(x, around[kind])
+        return x if self.final_norm is None else self.final_norm(x)
 
     def classes(self, pooled: torch.Tensor) -> torch.Tensor:
         """Return the numbers of the classes. Shapes: pooled [S, E] -> [S, C]"""

@@ -185,6 +185,18 @@ def _yarn_scale(settings: RopeSettings, factor: float) -> float:
     return grown(own) / grown(all_dim) if own and all_dim else grown(1.0)
 
 
+def ntk(settings: RopeSettings) -> Frequencies:
+    """A larger theta, and all angles smaller by a little; with `mixed_b`, divisors that grow with
+    the pair. Source: Su, "Transformer upgrade road: 11", kexue.fm/archives/9706, eq. 6 and 10"""
+    factor, size = settings.number("factor"), settings.size
+    power = settings.optional("mixed_b")
+    if power is None:
+        return _inverse(settings.theta * factor, size) / factor ** (2 / size), 1.0
+    pairs = torch.arange(1, size // 2 + 1, dtype=torch.float32)
+    divisors = (math.log(factor) * (pairs / (size // 2)) ** power).exp()
+    return _inverse(settings.theta, size) / divisors, 1.0
+
+
 def longrope(settings: RopeSettings) -> Frequencies:
     """A divisor per pair: the long list when sequences beyond the trained length are served."""
     trained = settings.number("original_max_position_embeddings")

@@ -41,6 +41,8 @@ def query_of(case: Case, arguments: dict[str, Any]) -> AttentionQuery:
         uses_window="window" in arguments,
         uses_soft_cap="soft_cap" in arguments,
         uses_sinks="sinks" in arguments,
+        uses_position_bias="bias" in arguments,
+        is_causal=arguments.get("is_causal", True),
     )
 
 
@@ -125,15 +127,11 @@ class AttentionStep:
 
     def run(self) -> torch.Tensor:
         """Return the backend's answer."""
-        return self.backend.forward(
-            self.spec,
-            self.arguments["q"],
-            self.k,
-            self.v,
-            self.cache,
-            self.backend.prepare(self.layout),
-            self.arguments.get("sinks"),
-        )
+        q, prepared = self.arguments["q"], self.backend.prepare(self.layout)
+        given = (self.spec, q, self.k, self.v, self.cache, prepared)
+        if "bias" in self.arguments:
+            return self.backend.forward_biased(*given, self.arguments["bias"])
+        return self.backend.forward(*given, self.arguments.get("sinks"))
 
     def check(self) -> None:
         """Compare with the definition, within the case's tolerance."""

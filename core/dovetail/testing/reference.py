@@ -19,7 +19,7 @@ class ReferenceAttention(AttentionBackend):
     """softmax(scale * q.k) v with every rule of AttentionSpec spelled out."""
 
     info = Info(summary="attention by its definition, for tests", devices=("cpu",))
-    capabilities = frozenset({"window", "soft_cap", "sinks", "non_causal", "lse"})
+    capabilities = frozenset({"window", "soft_cap", "sinks", "non_causal", "lse", "position_bias"})
 
     def __init__(self, options: Any = None) -> None:
         super().__init__(options or NoOptions())
@@ -60,6 +60,22 @@ class ReferenceAttention(AttentionBackend):
         """
         return self._attend_all(spec, q, k, v, cache, prepared, None)
 
+    def forward_biased(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        bias: torch.Tensor,
+    ) -> torch.Tensor:
+        """Write k and v, then attend with biases by relative position added to the scores.
+
+        Shapes: q [T, H, D], k and v [T, K, D], bias [H, 2 M - 1] -> [T, H, D]. Mutates: cache
+        """
+        return self._attend_all(spec, q, k, v, cache, prepared, None, bias)[0]
+
     def _attend_all(
         self,
         spec: AttentionSpec,
@@ -69,6 +85,7 @@ class ReferenceAttention(AttentionBackend):
         cache: torch.Tensor,
         layout: BatchLayout,
         sinks: torch.Tensor | None,
+        bias: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the attended values and the log-sum-exps. Mutates: cache"""
         keys, values = (part.flatten(0, 1) for part in cache)
@@ -81,9 +98,11 @@ class ReferenceAttention(AttentionBackend):
             first, last = layout.query_start_host[row], layout.query_start_host[row + 1]
             for token in range(first, last):
                 position = seq_len - (last - token)
-                seen = slots[_visible(spec, position, seq_len)]
+                visible = _visible(spec, position, seq_len)
+                seen = slots[visible]
                 read = _read(keys, seen) * spec.k_scale, _read(values, seen) * spec.v_scale
-                out[token], lse[token] = _attend(spec, q[token], *read, sinks)
+                added = 0.0 if bias is None else bias[:, bias.shape[1] // 2 + visible - position]
+                out[token], lse[token] = _attend(spec, q[token], *read, sinks, added)
         return out, lse
 
 
@@ -113,8 +132,10 @@ def _slots(layout: BatchLayout, row: int, seq_len: int) -> torch.Tensor:
 def _visible(spec: AttentionSpec, position: int, seq_len: int) -> torch.Tensor:
     """Return the key positions that a query sees."""
     last = position if spec.is_causal else seq_len - 1
-    first = 0 if spec.window_tokens is None else max(0, position - spec.window_tokens + 1)
-    return torch.arange(first, last + 1)
+    if spec.window_tokens is None:
+        return torch.arange(last + 1)
+    before, after = position - spec.window_tokens + 1, position + spec.window_tokens - 1
+    return torch.arange(max(0, before), min(last, after) + 1)
 
 
 def _attend(
@@ -123,15 +144,16 @@ def _attend(
     keys: torch.Tensor,
     values: torch.Tensor,
     sinks: torch.Tensor | None,
+    added: torch.Tensor | float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return one query's values and the log-sum-exps of its scores, which no sink is part of.
 
-    Shapes: q [H, D], keys and values [S, K, D] float32 -> [H, D], [H]
+    Shapes: q [H, D], keys and values [S, K, D] float32, added [H, S] -> [H, D], [H]
     """
     repeats = spec.num_heads // spec.num_kv_heads
     keys = keys.repeat_interleave(repeats, dim=1)
     values = values.repeat_interleave(repeats, dim=1)
-    scores = torch.einsum("hd,shd->hs", q.float(), keys) * spec.scale
+    scores = torch.einsum("hd,shd->hs", q.float(), keys) * spec.scale + added
     if spec.soft_cap is not None:
         scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
     lse = scores.logsumexp(dim=-1)

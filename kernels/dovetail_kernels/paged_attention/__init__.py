@@ -1,9 +1,10 @@
 """paged_attention: each query attends to the keys of its row, found through a block table.
 
 A row of L cached tokens whose last n are queried has queries at positions p = L - n .. L - 1. Query
-p sees keys j <= p (all j < L when not causal) and j > p - window. With s = scale q.k, and
-s = c tanh(s / c) under a soft cap c: out = sum_j softmax(s)_j v_j, where a sink logit of the head
-adds exp(sink) to the softmax's denominator.
+p sees keys j <= p (all j < L when not causal) with j > p - window and j < p + window. With
+s = scale q.k (+ bias at M - 1 + j - p of the head), and s = c tanh(s / c) under a soft cap c:
+out = sum_j softmax(s)_j v_j, where a sink logit of the head adds exp(sink) to the softmax's
+denominator.
 
 The cache's numbers may be narrower than q's; int8 ones come with a scale per token and kv head,
 8-bit floats with one of all keys and one of all values: what is meant is number times scale.
@@ -11,7 +12,8 @@ Beside a cache in bfloat16 or 8-bit floats, `may_round` lets an implementation r
 to bfloat16.
 
 Shapes: q [T, H, D], cache [2, N, P, K, D], scales [2, N, P, K] or None, block_table [R, B] int32,
-query_start [R + 1] int32, seq_lens [R] int32, sinks [H] -> [T, H, D] in q's dtype
+query_start [R + 1] int32, seq_lens [R] int32, sinks [H], bias [H, 2 M - 1] float32 with M > any
+|j - p| -> [T, H, D] in q's dtype
 Source: Kwon et al., "Efficient memory management for LLM serving with PagedAttention", 2023
 """
 
@@ -28,6 +30,14 @@ def _prepare_triton(arguments: Arguments) -> Arguments:
     return prepare(arguments)
 
 
+def _why_not_triton(arguments: Arguments) -> str | None:
+    is_biased = arguments.get("bias") is not None
+    return "biases by relative position are not supported" if is_biased else None
+
+
+IN_TRITON = triton_implementation(
+    "paged_attention", prepare=_prepare_triton, why_not=_why_not_triton
+)
 OP = Op(
     name="paged_attention",
     summary="attention over keys in blocks",
@@ -35,5 +45,5 @@ OP = Op(
     cases=cases,
     perf_cases=perf_cases,
     small_cases=small_cases,
-    implementations=[NATIVE, triton_implementation("paged_attention", prepare=_prepare_triton)],
+    implementations=[NATIVE, IN_TRITON],
 )

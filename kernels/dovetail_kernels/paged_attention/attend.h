@@ -50,6 +50,8 @@ struct Plan {
 DT_INLINE void see(const AttentionArgs& args, int64_t length, int64_t position, int64_t* first,
                    int64_t* last) {
   *last = args.is_causal ? position + 1 : length;
+  if (!args.is_causal && args.window > 0 && position + args.window < length)
+    *last = position + args.window;
   *first = args.window > 0 && position - args.window + 1 > 0 ? position - args.window + 1 : 0;
 }
 
@@ -182,6 +184,7 @@ inline void finish(const Plan& plan, const Unit& unit, int64_t head, const State
 struct Room {
   int64_t tiles;
   int64_t *first, *last;  // [rows]
+  const float** bias;     // [rows] that of key 0
   char* q;                // [tiles][kMaxRows][kQueryRow] of four bytes
   float* q_scales;        // [tiles][kMaxRows]
   float *state, *values, *scores;
@@ -191,23 +194,24 @@ struct Room {
 DT_INLINE bool get_room(const Plan& plan, Room* room) {
   const int64_t size = plan.args->head_size, rows = plan.unit_rows;
   room->tiles = divide_up(rows, kMaxRows);
-  const int64_t counts[] = {rows * 8, rows * 8, room->tiles * kMaxRows * kQueryRow * 4,
+  const int64_t counts[] = {rows * 8, rows * 8, rows * 8, room->tiles * kMaxRows * kQueryRow * 4,
                             room->tiles * kMaxRows * 4, rows * (size + 2) * 4, kMaxRows * size * 4,
                             kMaxRows * kPartition * 4, kMaxRows * kPartition * 2};
   int64_t bytes = 0;
   for (const int64_t count : counts) bytes += divide_up(count, 64) * 64;
   char* at = static_cast<char*>(scratch(0, bytes));
   if (!at) return false;
-  char* places[8];
-  for (int i = 0; i < 8; at += divide_up(counts[i], 64) * 64, ++i) places[i] = at;
+  char* places[9];
+  for (int i = 0; i < 9; at += divide_up(counts[i], 64) * 64, ++i) places[i] = at;
   room->first = reinterpret_cast<int64_t*>(places[0]);
   room->last = reinterpret_cast<int64_t*>(places[1]);
-  room->q = places[2];
-  room->q_scales = reinterpret_cast<float*>(places[3]);
-  room->state = reinterpret_cast<float*>(places[4]);
-  room->values = reinterpret_cast<float*>(places[5]);
-  room->scores = reinterpret_cast<float*>(places[6]);
-  room->weights16 = reinterpret_cast<int32_t*>(places[7]);
+  room->bias = reinterpret_cast<const float**>(places[2]);
+  room->q = places[3];
+  room->q_scales = reinterpret_cast<float*>(places[4]);
+  room->state = reinterpret_cast<float*>(places[5]);
+  room->values = reinterpret_cast<float*>(places[6]);
+  room->scores = reinterpret_cast<float*>(places[7]);
+  room->weights16 = reinterpret_cast<int32_t*>(places[8]);
   return true;
 }
 
@@ -245,7 +249,11 @@ void pack_queries(const Plan& plan, const Unit& unit, int64_t head, const Room& 
         q = rotated;
       }
       F::pack(q, size, plan.score_scale, to + i * kQueryRow, scales + i);
-      see(args, args.seq_lens[unit.row], unit.position + query, room.first + n, room.last + n);
+      const int64_t position = unit.position + query;
+      see(args, args.seq_lens[unit.row], position, room.first + n, room.last + n);
+      if (args.bias)
+        room.bias[n] = args.bias + (head * plan.group + q_head) * (2 * args.bias_reach - 1) +
+                       args.bias_reach - 1 - position;
       if (++q_head < plan.group) continue;
       q_head = 0;
       ++query;
@@ -326,6 +334,7 @@ void run_piece(const Plan& plan, const Piece& piece, const Piece* after, const R
       tile.rows = static_cast<int>(tiles.first(t + 1) - start);
       tile.first = room.first + start;
       tile.last = room.last + start;
+      tile.bias = args.bias ? room.bias + start : nullptr;
       tile.q = room.q + t * kMaxRows * kQueryRow * 4;
       tile.q_scales = room.q_scales + t * kMaxRows;
       tile.scores = room.scores;

@@ -32,7 +32,10 @@ RULES: dict[str, dict[str, Any]] = {
     "window": {"window": 9},
     "soft_cap": {"soft_cap": 5.0},
     "not_causal": {"is_causal": False},
+    "not_causal_sides": {"is_causal": False, "window": 9},
     "sinks": {"sinks": True},
+    "bias": {"bias": True},
+    "bias_not_causal": {"bias": True, "is_causal": False},
     "all": {"window": 9, "soft_cap": 5.0, "sinks": True},
 }
 LONG_RULES: dict[str, dict[str, Any]] = {
@@ -291,6 +294,8 @@ def _num_pairs(setup: _Setup) -> int:
     for n, length in setup.rows:
         for position in range(length - n, length):
             end = position + 1 if setup.rules.get("is_causal", True) else length
+            if window:
+                end = min(end, position + window)
             pairs += end - (max(0, position - window + 1) if window else 0)
     return pairs
 
@@ -303,6 +308,9 @@ def _builder(setup: _Setup) -> Callable[[torch.device], Arguments]:
         rules = dict(setup.rules)
         if rules.get("sinks"):
             rules["sinks"] = normal((setup.heads[0],), torch.float32, device, seed=3)
+        if rules.get("bias"):
+            shape = (setup.heads[0], 2 * max(lens.tolist()) - 1)
+            rules["bias"] = normal(shape, torch.float32, device, seed=5)
         starts = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
         q_shape = (int(counts.sum()), setup.heads[0], setup.head_size)
         return {

@@ -31,6 +31,7 @@ class AttentionArgs(ctypes.Structure):
         ("out", _pointer),
         ("lse", _pointer),
         ("sinks", _pointer),
+        ("bias", _pointer),
         ("cache", _pointer),
         ("block_table", _pointer),
         ("query_start", _pointer),
@@ -43,6 +44,7 @@ class AttentionArgs(ctypes.Structure):
         ("rows", _int64),
         ("block_tokens", _int64),
         ("window", _int64),
+        ("bias_reach", _int64),
         ("num_heads", _int32),
         ("num_kv_heads", _int32),
         ("head_size", _int32),
@@ -143,12 +145,13 @@ class Step:
         cache: torch.Tensor,
         sinks: torch.Tensor | None = None,
         lse: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write k and v, when given, and attend. Tokens may lie apart, heads may not. `lse` gets
-        the log-sum-exps of the scores, without sinks.
+        the log-sum-exps of the scores, without sinks. `bias` is contiguous.
 
         Shapes: q [T, H, D], k and v [T, K, D] float32, cache as `layout.cache_shape`, sinks [H],
-        lse [T, H] float32 -> [T, H, D] float32. Mutates: cache, lse
+        lse [T, H], bias [H, 2 M - 1] float32 -> [T, H, D] float32. Mutates: cache, lse
         """
         out = torch.empty(q.shape)
         args = self._args
@@ -159,6 +162,8 @@ class Step:
         args.cache, args.format = cache.data_ptr(), CODES[cache.dtype]
         args.sinks = None if sinks is None else sinks.data_ptr()
         args.lse = None if lse is None else lse.data_ptr()
+        args.bias = None if bias is None else bias.data_ptr()
+        args.bias_reach = 0 if bias is None else (bias.shape[1] + 1) // 2
         if self._kernel(self._reference):
             raise MemoryError(f"no memory to attend {len(q)} tokens")
         return out
@@ -184,6 +189,7 @@ def _attend(
     may_round: bool = False,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the attended values (see the reference) over a packed cache."""
     step = Step(
@@ -205,7 +211,7 @@ def _attend(
         k_scale=k_scale,
         v_scale=v_scale,
     )
-    return step(q, None, None, cache, sinks)
+    return step(q, None, None, cache, sinks, bias=bias)
 
 
 def _why_not(arguments: Arguments) -> str | None:

@@ -20,12 +20,13 @@ def reference(
     may_round: bool = False,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the attended values.
 
     `may_round` lets others round queries and softmax weights to bfloat16 where the cache's numbers
     are ones; the definition does not. `k_scale` and `v_scale` multiply all that the cache holds.
-    Shapes: q [T, H, D], cache [2, N, P, K, D], scales [2, N, P, K] -> [T, H, D]
+    Shapes: q [T, H, D], cache [2, N, P, K, D], scales [2, N, P, K], bias [H, 2 M - 1] -> [T, H, D]
     """
     if scales is not None:
         cache = cache.float() * scales.float().unsqueeze(-1)
@@ -37,9 +38,10 @@ def reference(
         first, last = starts[row], starts[row + 1]
         keys, values = _row_cache(cache, block_table[row], length)
         visible = _visible(last - first, length, window, is_causal, q.device)
-        out[first:last] = _attend(q[first:last], keys, values, visible, scale, soft_cap, sinks).to(
-            q.dtype
-        )
+        added = None if bias is None else _added(bias, last - first, length)
+        out[first:last] = _attend(
+            q[first:last], keys, values, visible, scale, soft_cap, sinks, added
+        ).to(q.dtype)
     return out
 
 
@@ -60,7 +62,16 @@ def _visible(
     p = torch.arange(length - queries, length, device=device).unsqueeze(1)
     j = torch.arange(length, device=device).unsqueeze(0)
     visible = (j <= p) if is_causal else torch.ones_like(j <= p)
-    return visible if window is None else visible & (j > p - window)
+    if window is None:
+        return visible
+    return visible & (j > p - window) & (j < p + window)
+
+
+def _added(bias: torch.Tensor, queries: int, length: int) -> torch.Tensor:
+    """Return what is added to the scores of each query and key. Shapes: [H, queries, length]"""
+    p = torch.arange(length - queries, length, device=bias.device).unsqueeze(1)
+    j = torch.arange(length, device=bias.device).unsqueeze(0)
+    return bias.float()[:, bias.shape[1] // 2 + j - p]
 
 
 def _attend(
@@ -71,11 +82,15 @@ def _attend(
     scale: float,
     soft_cap: float | None,
     sinks: torch.Tensor | None,
+    added: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return softmax(scores) v. Shapes: q [n, H, D], k and v [L, K, D], visible [n, L]"""
+    """Return softmax(scores) v. Shapes: q [n, H, D], k and v [L, K, D], visible [n, L], added
+    [H, n, L]"""
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
     scores = torch.einsum("qhd,lhd->hql", q.float(), k) * scale
+    if added is not None:
+        scores = scores + added
     if soft_cap is not None:
         scores = soft_cap * torch.tanh(scores / soft_cap)
     scores = scores.masked_fill(~visible, -torch.inf)

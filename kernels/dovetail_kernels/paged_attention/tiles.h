@@ -56,6 +56,7 @@ constexpr int columns(int rows) {
 struct Tile {
   int rows;                           // of the tile that are real
   const int64_t *first, *last;        // [rows] the keys that a row sees, absolute
+  const float* const* bias;           // [rows] what is added to a row's score of key 0; or null
   const void* q;                      // [R][kQueryRow] factors
   const float* q_scales;              // [R] int8 only
   float* scores;                      // [kMaxRows][kPartition], then the weights
@@ -208,10 +209,13 @@ DT_INLINE Vec capped(Vec s, float cap) {
 }
 
 // A row's scores of keys first .. last - 1 become e^(s - top), those beside them in its cells 0.
+// `bias` (or null) is added to scores first.
 template <class F>
-DT_INLINE void weigh(float* s, int32_t* pairs, int first, int last, float cap, float* top,
-                     float* total) {
+DT_INLINE void weigh(float* s, int32_t* pairs, int first, int last, const float* bias, float cap,
+                     float* top, float* total) {
   const int begin = first / kCell * kCell, end = (last + kCell - 1) / kCell * kCell;
+  if (bias)
+    for (int k = first; k < last; ++k) s[k] += bias[k];
   for (int k = begin; k < first; ++k) s[k] = kHidden;
   for (int k = last; k < end; ++k) s[k] = kHidden;
   if (cap > 0) {
@@ -423,7 +427,8 @@ void attend_partition(const Context& context, Tile& tile, int64_t base) {
     const Span own = seen(tile, i, base);
     if (own.empty()) continue;
     weigh<F>(tile.scores + i * kPartition, tile.weights16 + i * (kPartition / 2), own.first,
-             own.last, context.soft_cap, &tile.top[i], &tile.total[i]);
+             own.last, tile.bias ? tile.bias[i] + base : nullptr, context.soft_cap, &tile.top[i],
+             &tile.total[i]);
   }
   if constexpr (F::has_float_sums) weigh_values<F, R>(context, tile, base);
   else weigh_values_int8<F, R>(context, tile, base, any);

@@ -186,8 +186,9 @@ class _Launch:
         wide = self.own["WIDE"]
         tile = prefill_tile(self.dtype, self.cache.dtype, wide, self.group, self.q.device)
         visible = max_seq_tokens
-        if self.rules.window and self.rules.is_causal:
-            visible = min(visible, self.rules.window + tile.lines + SPAN)
+        if self.rules.window:
+            sides = 1 if self.rules.is_causal else 2
+            visible = min(visible, sides * self.rules.window + tile.lines + SPAN)
         spans = max(1, triton.cdiv(visible, SPAN))
         programs = (tokens * self.group // tile.lines + rows) * self.kv_heads
         how = spans_of(programs, spans, 4 * tokens * heads * spans * self.size)

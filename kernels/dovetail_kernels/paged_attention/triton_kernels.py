@@ -92,6 +92,8 @@ def _walk(
                 seen = seen & (key[None, :] <= positions[:, None])
             if HAS_WINDOW:
                 seen = seen & (key[None, :] > positions[:, None] - window)
+                if not IS_CAUSAL:
+                    seen = seen & (key[None, :] < positions[:, None] + window)
             scores = tl.where(seen, scores, float("-inf"))
         new_most = tl.maximum(most, tl.max(scores, axis=1))
         level = tl.where(new_most == float("-inf"), 0.0, new_most * factor)
@@ -221,6 +223,8 @@ def _tile_of(
         end, plain = tl.minimum(length, start + QUERIES), start + 1
     if HAS_WINDOW:
         low = tl.maximum(0, start - window + 1)
+        if not IS_CAUSAL:
+            end = tl.minimum(length, start + QUERIES - 1 + window)
     return row, first + skipped, left, start, low, end, plain
 
 

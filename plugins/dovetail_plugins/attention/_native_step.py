@@ -47,8 +47,11 @@ def forward(
     prepared: NativeStep,
     sinks: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Write k and v, then attend (see `AttentionBackend.forward`). Shapes: lse [T, H]
+    """Write k and v, then attend (see `AttentionBackend.forward`, with bias `forward_biased`).
+
+    Shapes: lse [T, H]
 
     Mutates: cache, prepared, lse
     """
@@ -71,7 +74,8 @@ def forward(
     size = spec.head_size
     if sinks is not None:
         sinks = sinks.float().contiguous()
-    return prepared.step(_whole(q, size), _whole(k, size), _whole(v, size), cache, sinks, lse)
+    q, k, v = (_whole(x, size) for x in (q, k, v))
+    return prepared.step(q, k, v, cache, sinks, lse, bias)
 
 
 def forward_lse(

@@ -31,7 +31,7 @@ def window_sides(spec: AttentionSpec) -> tuple[int, int]:
     """Return how many keys a query sees to its left and right, -1 for all. (A window counts the
     query's own key.)"""
     left = -1 if spec.window_tokens is None else spec.window_tokens - 1
-    return left, 0 if spec.is_causal and left >= 0 else -1
+    return left, 0 if spec.is_causal and left >= 0 else left
 
 
 @cache

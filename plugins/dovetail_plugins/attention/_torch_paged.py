@@ -55,7 +55,7 @@ class Prepared:
         starts = layout.query_start_host
         sizes = [b - a for a, b in pairwise(starts)]
         self.decode_rows = [row for row, size in enumerate(sizes) if size == 1]
-        self.prefills = [
+        self.rows = [
             PrefillRow(
                 row=row,
                 first_token=starts[row],
@@ -63,8 +63,9 @@ class Prepared:
                 end=layout.seq_lens_host[row],
             )
             for row, size in enumerate(sizes)
-            if size > 1
+            if size > 0
         ]
+        self.prefills = [row for row in self.rows if sizes[row.row] > 1]
         self._chunks: dict[tuple[int | None, int], list[DecodeChunk]] = {}
         self._slots: dict[tuple[int, int], torch.Tensor] = {}
 
@@ -95,17 +96,19 @@ def forward(
     prepared: Prepared,
     sinks: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Write k and v, then attend (see `AttentionBackend.forward`, and with lse `forward_lse`).
+    """Write k and v, then attend (see `AttentionBackend.forward`, with lse `forward_lse`, with bias
+    `forward_biased`).
 
-    Shapes: lse [T, H]. Mutates: cache, lse
+    Shapes: lse [T, H], bias [H, 2 M - 1]. Mutates: cache, lse
     """
     if (spec.k_scale, spec.v_scale) == (1.0, 1.0):
-        return _forward(spec, q, k, v, cache, prepared, sinks, lse)
+        return _forward(spec, q, k, v, cache, prepared, sinks, lse, bias)
     # Scores over what is stored take the keys' scale; sums of what is stored take the values'.
     inner = replace(spec, scale=spec.scale * spec.k_scale, k_scale=1.0, v_scale=1.0)
     k, v = _quotients(k, spec.k_scale), _quotients(v, spec.v_scale)
-    return _forward(inner, q, k, v, cache, prepared, sinks, lse).mul_(spec.v_scale)
+    return _forward(inner, q, k, v, cache, prepared, sinks, lse, bias).mul_(spec.v_scale)
 
 
 def forward_lse(
@@ -135,12 +138,14 @@ def _forward(
     prepared: Prepared,
     sinks: torch.Tensor | None,
     lse: torch.Tensor | None,
+    bias: torch.Tensor | None,
 ) -> torch.Tensor:
     """Do what `forward` does for a cache without scales. Mutates: cache, lse"""
     slots = cache.view(2, -1, *cache.shape[3:])
     write(slots, k, v, prepared.layout.slots)
     max_keys = max(1, GATHER_BYTES // (slots[0, 0].numel() * slots.element_size()))
-    chunks = prepared.decode_chunks(spec.window_tokens, max_keys) if prepared.decode_rows else []
+    gathers = bool(prepared.decode_rows) and bias is None
+    chunks = prepared.decode_chunks(spec.window_tokens, max_keys) if gathers else []
     if len(chunks) == 1 and chunks[0].tokens is None:
         return decode(spec, q, slots, chunks[0], sinks, lse)
     out = torch.empty_like(q)
@@ -149,12 +154,12 @@ def _forward(
         out[chunk.tokens] = decode(spec, q[chunk.tokens], slots, chunk, sinks, told)
         if lse is not None and told is not None:
             lse[chunk.tokens] = told
-    for row in prepared.prefills:
+    for row in prepared.prefills if bias is None else prepared.rows:
         last = row.first_token + row.end - row.start
         part = slice(row.first_token, last)
         keys = None if lse is not None else (k[part], v[part])
         told = None if lse is None else lse[part]
-        out[part] = prefill(spec, q[part], keys, slots, prepared, row, sinks, told)
+        out[part] = prefill(spec, q[part], keys, slots, prepared, row, sinks, told, bias)
     return out
 
 
@@ -205,7 +210,7 @@ def decode(
         sinks = sinks.view(1, spec.num_kv_heads, -1, 1)
     if lse is not None:
         lse = lse.view(num_rows, spec.num_kv_heads, -1)
-    return attend(spec, grouped, k, v, chunk.mask, sinks, lse).reshape(q.shape)
+    return attend(spec, grouped, k, v, chunk.mask, sinks, lse, None).reshape(q.shape)
 
 
 def prefill(
@@ -217,10 +222,12 @@ def prefill(
     row: PrefillRow,
     sinks: torch.Tensor | None,
     lse: torch.Tensor | None,
+    bias: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attend one row of several tokens, whose own keys and values, if told, need not be read.
 
-    Shapes: q [T, H, D], keys [T, K, D] each, lse [T, H] -> [T, H, D]. Mutates: lse
+    Shapes: q [T, H, D], keys [T, K, D] each, lse [T, H], bias [H, 2 M - 1] -> [T, H, D].
+    Mutates: lse
     """
     window = spec.window_tokens
     first = 0 if window is None else max(0, row.start - window + 1)
@@ -229,14 +236,14 @@ def prefill(
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, *keys))
     if sinks is not None:
         sinks = sinks.view(1, -1, 1, 1)
-    if lse is None and _is_plain_causal(spec, row, sinks):
+    if lse is None and bias is None and _is_plain_causal(spec, row, sinks):
         out = F.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=spec.scale, enable_gqa=_is_grouped(spec)
         )
     else:
         if lse is not None:
             lse = lse.transpose(0, 1).unsqueeze(0)
-        out = _prefill_masked(spec, q, k, v, row, first, sinks, lse)
+        out = _prefill_masked(spec, q, k, v, row, first, sinks, lse, bias)
     return out.squeeze(0).transpose(0, 1)
 
 
@@ -260,14 +267,15 @@ def _prefill_masked(
     first: int,
     sinks: torch.Tensor | None,
     lse: torch.Tensor | None,
+    bias: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attend under an explicit mask, some queries at a time.
 
-    Shapes: q [1, H, T, D], k and v [1, K, S, D] (positions `first` .. row.end - 1), lse [1, H, T]
-    -> [1, H, T, D]. Mutates: lse
+    Shapes: q [1, H, T, D], k and v [1, K, S, D] (positions `first` .. row.end - 1), lse [1, H, T],
+    bias [H, 2 M - 1] -> [1, H, T, D]. Mutates: lse
     """
     out = torch.empty_like(q)
-    is_open = sinks is not None or spec.soft_cap is not None or lse is not None
+    is_open = spec.soft_cap is not None or any(x is not None for x in (sinks, lse, bias))
     most = MAX_SCORES // (spec.num_heads * k.shape[2]) if is_open else QUERY_CHUNK_TOKENS
     step = min(max(most, 1), QUERY_CHUNK_TOKENS)
     for start in range(row.start, row.end, step):
@@ -279,14 +287,27 @@ def _prefill_masked(
         part = slice(start - row.start, end - row.start)
         told = None if lse is None else lse[:, :, part]
         seen = k[:, :, keys], v[:, :, keys]
-        out[:, :, part] = attend(spec, q[:, :, part], *seen, mask, sinks, told)
+        added = None if bias is None else _added(bias, start, end, low, high)
+        out[:, :, part] = attend(spec, q[:, :, part], *seen, mask, sinks, told, added)
     return out
+
+
+def _added(bias: torch.Tensor, start: int, end: int, low: int, high: int) -> torch.Tensor:
+    """Return what is added to the scores of queries start .. end - 1 and keys low .. high - 1.
+
+    Shapes: bias [H, 2 M - 1] -> [1, H, end - start, high - low]
+    """
+    query = torch.arange(start, end, device=bias.device).unsqueeze(1)
+    key = torch.arange(low, high, device=bias.device)
+    return bias[:, bias.shape[1] // 2 + key - query].unsqueeze(0)
 
 
 def _visible(spec: AttentionSpec, start: int, end: int, last: int) -> tuple[int, int]:
     """Return the range of keys that queries start .. end - 1 of a row of `last` tokens see."""
     low = 0 if spec.window_tokens is None else max(0, start - spec.window_tokens + 1)
-    return low, end if spec.is_causal else last
+    if spec.is_causal:
+        return low, end
+    return low, last if spec.window_tokens is None else min(last, end - 1 + spec.window_tokens)
 
 
 def _mask(
@@ -303,7 +324,7 @@ def _mask(
         if spec.window_tokens is not None:
             mask &= key > query - spec.window_tokens
     elif spec.window_tokens is not None:
-        mask = key > query - spec.window_tokens
+        mask = (key > query - spec.window_tokens) & (key < query + spec.window_tokens)
     else:
         return None
     return mask[None, None]
@@ -317,18 +338,25 @@ def attend(
     mask: torch.Tensor | None,
     sinks: torch.Tensor | None,
     lse: torch.Tensor | None,
+    added: torch.Tensor | None,
 ) -> torch.Tensor:
     """Return softmax(scores) v. Shapes: q [B, H, T, D], k and v [B, K, S, D], mask that spreads
-    to [B, 1, T, S], sinks that spread to [B, H, T, 1], lse [B, H, T] -> [B, H, T, D]. Mutates: lse
+    to [B, 1, T, S], sinks that spread to [B, H, T, 1], lse [B, H, T], what is added to scores
+    [B, H, T, S] -> [B, H, T, D]. Mutates: lse
     """
     is_grouped = q.shape[1] != k.shape[1]
     if sinks is None and spec.soft_cap is None and lse is None:
+        if added is not None:
+            added = added if mask is None else added.masked_fill(~mask, -torch.inf)
+            mask = added.to(q.dtype)
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, scale=spec.scale, enable_gqa=is_grouped
         )
     if is_grouped:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     scores = torch.matmul(q.float(), k.float().transpose(-1, -2)) * spec.scale
+    if added is not None:
+        scores = scores + added
     if spec.soft_cap is not None:
         scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
     if mask is not None:

@@ -58,6 +58,8 @@ class FlashInfer(AttentionBackend):
             reasons.append(f"takes {' and '.join(DTYPES)}, not {query.dtype}")
         if query.kv_dtype not in (query.dtype, *FLOAT8):
             reasons.append(f"a KV cache of {query.kv_dtype} is not supported")
+        if query.uses_window and not query.is_causal:
+            reasons.append("windows to both sides are not supported")
         if query.head_size not in HEAD_SIZES:
             reasons.append(f"the head size must be 64, 128 or 256, it is {query.head_size}")
         return reasons

@@ -41,7 +41,9 @@ class NativeCpu(AttentionBackend):
         source="https://arxiv.org/abs/2309.06180",
         devices=("cpu",),
     )
-    capabilities = frozenset({"window", "soft_cap", "sinks", "non_causal", "bf16_products", "lse"})
+    capabilities = frozenset(
+        {"window", "soft_cap", "sinks", "non_causal", "bf16_products", "lse", "position_bias"}
+    )
     auto_rank = 10
     Options = NativeCpuOptions
 
@@ -115,6 +117,22 @@ class NativeCpu(AttentionBackend):
         Shapes: q [T, H, D], k and v [T, K, D] -> [T, H, D], [T, H] float32. Mutates: cache
         """
         return self._native.forward_lse(spec, q, k, v, cache, prepared)
+
+    def forward_biased(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        bias: torch.Tensor,
+    ) -> torch.Tensor:
+        """Write k and v, then attend with biases by relative position added to the scores.
+
+        Shapes: q [T, H, D], k and v [T, K, D], bias [H, 2 M - 1] -> [T, H, D]. Mutates: cache
+        """
+        return self._native.forward(spec, q, k, v, cache, prepared, bias=bias)
 
 
 def _missing() -> list[str]:

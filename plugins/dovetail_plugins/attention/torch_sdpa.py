@@ -25,7 +25,7 @@ class TorchSdpa(AttentionBackend):
         source="https://docs.pytorch.org/docs/stable/generated/"
         "torch.nn.functional.scaled_dot_product_attention.html",
     )
-    capabilities = frozenset({"window", "soft_cap", "sinks", "non_causal", "lse"})
+    capabilities = frozenset({"window", "soft_cap", "sinks", "non_causal", "lse", "position_bias"})
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
@@ -78,3 +78,19 @@ class TorchSdpa(AttentionBackend):
         Shapes: q [T, H, D], k and v [T, K, D] -> [T, H, D], [T, H] float32. Mutates: cache
         """
         return self._paged.forward_lse(spec, q, k, v, cache, prepared)
+
+    def forward_biased(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        bias: torch.Tensor,
+    ) -> torch.Tensor:
+        """Write k and v, then attend with biases by relative position added to the scores.
+
+        Shapes: q [T, H, D], k and v [T, K, D], bias [H, 2 M - 1] -> [T, H, D]. Mutates: cache
+        """
+        return self._paged.forward(spec, q, k, v, cache, prepared, bias=bias)

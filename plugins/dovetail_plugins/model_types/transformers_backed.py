@@ -13,10 +13,10 @@ from dovetail.interfaces.plugin import Value
 _OF_POSITIONS: dict[Positions, tuple[str, ...]] = {
     "alibi": ("bloom", "mpt"),
     "learned": (
-        *("bert", "bert-generation", "big_bird", "biogpt", "camembert", "data2vec-text"),
+        *("bert-generation", "big_bird", "biogpt", "data2vec-text"),
         *("electra", "ernie", "gpt_bigcode", "gpt_neo", "megatron-bert", "openai-gpt"),
-        *("plbart", "prophetnet", "rembert", "roberta", "roberta-prelayernorm", "roc_bert"),
-        *("xlm-roberta", "xlm-roberta-xl", "xmod"),
+        *("plbart", "prophetnet", "rembert", "roberta-prelayernorm", "roc_bert"),
+        *("xlm-roberta-xl", "xmod"),
     ),
     "none": ("mamba", "mamba2", "rwkv", "xlstm", "zamba"),
     "relative": ("cpmant", "xlnet"),

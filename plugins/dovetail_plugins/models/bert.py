@@ -5,14 +5,16 @@ Source: Devlin et al. 2018.
 
 from __future__ import annotations
 
-import torch
+from typing import ClassVar
+
 from torch import nn
 
+from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.layers.class_head import class_linear
-from dovetail.layers.encoder import EncoderModel
-from dovetail.layers.linear import ReplicatedLinear
+from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.class_head import DenseClasses
+from dovetail.layers.encoder import EncoderConfig, EncoderModel, usual_encoder
 
 RENAMES = (
     ("embeddings.word_embeddings.", "embeddings.words."),
@@ -35,35 +37,34 @@ RENAMES = (
 FUSED = {"query": ("qkv_proj", "q"), "key": ("qkv_proj", "k"), "value": ("qkv_proj", "v")}
 
 
-class BertClasses(nn.Module):
-    """tanh(dense(x)), then one matrix: the classes of a prompt."""
-
-    def __init__(self, context: BuildContext) -> None:
-        super().__init__()
-        size = context.model.hidden_size
-        self.dense = ReplicatedLinear(context, "head.dense", size, size, bias=True)
-        self.out = class_linear(context, "head.out")
-
-    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
-        """Shapes: pooled [S, E] -> [S, C]"""
-        return self.out(torch.tanh(self.dense(pooled)))
-
-
 class BertModel(EncoderModel):
     """BERT, for vectors of prompts, their classes, or classes of their tokens."""
 
     info = Info(summary="BERT", source="https://arxiv.org/abs/1810.04805")
+    renames: ClassVar[tuple[tuple[str, str], ...]] = RENAMES
+
+    @classmethod
+    def encoder_config(cls, model: ModelSpec) -> EncoderConfig:
+        """Return the usual settings. Raises: ConfigError for positions that are not learned"""
+        kind = model.hf_config.get("position_embedding_type")
+        if kind not in (None, "absolute"):
+            raise ConfigError(
+                f'positions by "{kind}" are not supported.',
+                where="config.json: position_embedding_type",
+                fix="use a checkpoint with learned positions (absolute).",
+            )
+        return usual_encoder(model)
 
     def build_head(self, context: BuildContext) -> nn.Module:
         """Return what makes classes: of a prompt through the pooler's matrix, of tokens without."""
         is_of_prompt = context.model.head == "classes"
-        return BertClasses(context) if is_of_prompt else super().build_head(context)
+        return DenseClasses(context) if is_of_prompt else super().build_head(context)
 
     def weight_map(self) -> WeightMap:
         """Return the names; checkpoints of whole models begin with "bert."."""
         to_head: tuple[tuple[str, str], ...] = (("classifier.", "head."),)
         unused = ["cls.", "embeddings.position_ids"]
-        if isinstance(self.head, BertClasses):
+        if isinstance(self.head, DenseClasses):
             to_head = (("pooler.dense.", "head.dense."), ("classifier.", "head.out."))
         else:
             unused.append("pooler.")
@@ -71,7 +72,7 @@ class BertModel(EncoderModel):
             unused.append("classifier.")
         return WeightMap(
             prefixes=(("bert.", ""),),
-            renames=(*RENAMES, *to_head),
+            renames=(*self.renames, *to_head),
             fused=FUSED,
             ignored=tuple(unused),
         )

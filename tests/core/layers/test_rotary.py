@@ -75,6 +75,20 @@ def test_frequencies_equal_transformers(rule: str, served: int) -> None:
     assert our_scale == pytest.approx(scale)
 
 
+def test_ntk_is_as_published() -> None:
+    """No class of transformers has it: a base of `factor` times as much, and angles less by the
+    root of `factor` that belongs to one pair; mixed, divisors exp(a m^b) that end at the factor."""
+    rope: dict[str, Any] = {"rope_type": "ntk", "rope_theta": 5000.0, "factor": 4.0}
+    ours, scale = frequencies(context({"rope_parameters": rope}))
+    pairs = torch.arange(HEAD_SIZE // 2)
+    wanted = 4.0 ** (-2 / HEAD_SIZE) / 20_000.0 ** (2 * pairs / HEAD_SIZE)
+    torch.testing.assert_close(ours, wanted)
+    mixed, _ = frequencies(context({"rope_parameters": {**rope, "mixed_b": 0.6}}))
+    plain = 5000.0 ** -(2 * pairs / HEAD_SIZE)
+    assert scale == 1.0 and mixed[-1] == pytest.approx(plain[-1] / 4.0)
+    assert bool((mixed < plain).all()) and mixed[0] > plain[0] / 2
+
+
 @pytest.mark.parametrize("extra", [{"mscale_all_dim": 0.4}, {"attention_factor": 1.5}, {}])
 def test_yarn_scale_equals_transformers(extra: dict[str, float]) -> None:
     rope = {"rope_type": "yarn", "rope_theta": 1e4, **MSCALE, **extra}

@@ -24,7 +24,8 @@ from dovetail_plugins.attention.flash_attn import FlashAttn
 from dovetail_plugins.attention.flashinfer import FlashInfer
 
 CPU = torch.device("cpu")
-FITTING = [n for n in CASES if "_sinks_" not in n and "_all_" not in n and "_H4_K4" not in n]
+LACKED = ("_sinks_", "_all_", "_bias_", "_H4_K4")
+FITTING = [name for name in CASES if not any(word in name for word in LACKED)]
 KINDS = ["flash_attn_interface", "flash_attn", "flashinfer"]
 
 
@@ -38,7 +39,7 @@ def attended(
 ) -> torch.Tensor:
     """Return what the definition says; window as these packages count it."""
     left, right, causal = rules["left"], rules["right"], rules["causal"]
-    assert right == -1 or (causal and right == 0 and left >= 0)
+    assert right == (-1 if left == -1 else 0 if causal else left)
     assert q.dim() == 3 and caches[0].shape == caches[1].shape and caches[0].dim() == 4
     for index in (table, query_start, seq_lens):
         assert index.dtype == torch.int32
@@ -149,7 +150,8 @@ class BatchPrefillWithPagedKVCacheWrapper:
         seq_lens = (counts - 1) * page_size + paged_kv_last_page_len
         self.rows = (table, qo_indptr, seq_lens.int())
         self.rules = {
-            "scale": sm_scale, "left": window_left, "right": -1, "causal": causal,
+            "scale": sm_scale, "left": window_left, "causal": causal,
+            "right": 0 if causal and window_left >= 0 else -1,
             "cap": logits_soft_cap,
         }  # fmt: skip
         self.sizes = (num_qo_heads, num_kv_heads, head_dim_qk, q_data_type, kv_data_type)
@@ -210,6 +212,8 @@ def query(**changes: Any) -> AttentionQuery:
 @pytest.mark.parametrize("case", FITTING)
 def test_calls_mean_what_is_defined(name: str, case: str, doubles: Any) -> None:
     doubles(name)
+    if name == "flashinfer" and "_sides_" in case:
+        pytest.skip("it says that it cannot")
     AttentionStep(backend_of(name), CASES[case], CPU).check()
 
 
@@ -266,6 +270,8 @@ def test_flashinfer_keeps_8_bits_under_scales(kv_dtype: torch.dtype, doubles: An
         (FlashInfer, {"head_size": 80}, "64, 128 or 256"),
         (FlashInfer, {"kv_dtype": "int8"}, "int8"),
         (FlashInfer, {"uses_alibi": True}, "ALiBi"),
+        (FlashInfer, {"uses_window": True, "is_causal": False}, "both sides"),
+        (FlashAttn, {"uses_position_bias": True}, "relative position"),
     ],
 )
 def test_why_not_names_the_reason(

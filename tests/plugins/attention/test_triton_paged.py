@@ -36,6 +36,7 @@ CLAUSES = (
     "test_together and prefill_all_H4_K2",
     "test_sinks and prefill_sinks_H4_K4",
     "test_non_causal and prefill_not_causal_H4_K2",
+    "test_window_to_both_sides and prefill_not_causal_sides_H4_K2",
     "test_fits_the_plainest_question",
     "test_lengths_are_read_on_the_device",
     "test_tells_log_sum_exps and plain",
@@ -79,6 +80,7 @@ def interpreted(*arguments: str) -> str:
         ({"head_size": 512}, "up to 256"),
         ({"head_size": 90, "kv_dtype": "int8"}, "multiples of 4"),
         ({"uses_alibi": True}, "ALiBi"),
+        ({"uses_position_bias": True}, "relative position"),
     ],
 )
 def test_why_not_names_the_reason(changes: dict[str, Any], word: str) -> None:

@@ -84,11 +84,12 @@ def model_tokens(requested: int | None, model: ModelSpec, *, may_exceed: bool = 
 
 
 def window_tokens(config: Mapping[str, Any]) -> int | None:
-    """Return the sliding window, or None where the model does not use one."""
+    """Return the sliding window, the query's own key and those before it, or None where the model
+    does not use one."""
     window = config.get("sliding_window")
     if config.get("use_sliding_window") is False or not isinstance(window, int) or window < 1:
         return None
-    return window
+    return window // 2 + 1 if facts_of(config).window_has_two_sides else window
 
 
 def within_window(requested: int | None, length: int, model: ModelSpec) -> int:

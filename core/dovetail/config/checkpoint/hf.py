@@ -12,7 +12,7 @@ from typing import Any
 
 from dovetail.config.checkpoint.formats import read_settings
 from dovetail.config.checkpoint.json_files import read_json
-from dovetail.config.checkpoint.model_facts import facts_of
+from dovetail.config.checkpoint.model_facts import facts_of, unused_positions
 from dovetail.config.checkpoint.quant_files import add_quantization
 from dovetail.config.checkpoint.rope import rope_rules
 from dovetail.config.sections.convert import merge_deep
@@ -103,7 +103,7 @@ def load_model_facts(
         num_heads=num_heads,
         num_kv_heads=_kv_heads(path, text, num_heads),
         head_size=_head_size(path, text, hidden_size, num_heads),
-        max_position_tokens=_find(text, "max_position_tokens") or DEFAULT_POSITIONS,
+        max_position_tokens=_positions(text),
         eos_token_ids=eos_token_ids(text, generation),
         bos_token_id=_first_id(text.get("bos_token_id")),
     )
@@ -131,7 +131,8 @@ def text_config(raw: Mapping[str, Any]) -> dict[str, Any]:
         own = {key: raw[key] for key in _INHERITED if key in raw} | own
         own |= {key: raw[key] for key in _OF_THE_WHOLE if key in raw}
     facts = facts_of(own)
-    stated = {**facts.defaults, **own}
+    other = {usual: own[name] for usual, name in facts.attribute_map.items() if name in own}
+    stated = {**facts.defaults, **other, **own}
     renamed = {usual: stated[name] for usual, name in facts.attribute_map.items() if name in stated}
     return renamed | stated
 
@@ -178,6 +179,12 @@ def _count(path: str | Path, text: Mapping[str, Any], fact: str) -> int:
             fix=f"set it with `--hf-overrides.{name} N`{' if the model has it' * bool(has_none)}.",
         )
     return value
+
+
+def _positions(text: Mapping[str, Any]) -> int:
+    """Return the longest sequence that a model has positions for."""
+    stated = _find(text, "max_position_tokens")
+    return DEFAULT_POSITIONS if stated is None else stated - unused_positions(text)
 
 
 def _kv_heads(path: str | Path, text: Mapping[str, Any], num_heads: int) -> int:

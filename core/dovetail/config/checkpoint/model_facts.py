@@ -42,6 +42,20 @@ def has_rotary(config: Mapping[str, Any]) -> bool:
     return facts_of(config).positions == "rotary" and not config.get("alibi")
 
 
+def has_position_bias(config: Mapping[str, Any]) -> bool:
+    """Return whether attention adds biases by relative position; some types have ALiBi by a
+    name."""
+    is_alibi = config.get("position_embedding_type") == "alibi"
+    return facts_of(config).has_position_bias or is_alibi
+
+
+def unused_positions(config: Mapping[str, Any]) -> int:
+    """Return how many rows of a table of positions come before that of the first token."""
+    field = facts_of(config).counts_from
+    last = config.get(field) if field else None
+    return last + 1 if isinstance(last, int) else 0
+
+
 def _value(name: str, wanted: type[Facts]) -> Facts:
     """Return the value of an entry. Raises: as `registry.load`, BrokenPlugin for another value."""
     value = registry.value_of(KIND, name, where=WHERE)

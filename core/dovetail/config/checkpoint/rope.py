@@ -17,6 +17,7 @@ WHERE = "--rope-scaling"
 NEEDED = {
     "linear": ("factor",),
     "dynamic": ("factor",),
+    "ntk": ("factor",),
     "yarn": ("factor",),
     "llama3": (
         "factor",

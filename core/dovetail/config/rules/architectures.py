@@ -44,9 +44,13 @@ def _family(architecture: str, end: str) -> str:
 
 
 def registered(architecture: str) -> str | None:
-    """Return the name of the model plugin that runs a class: its own, or its family's."""
+    """Return the name of the model plugin that runs a class: its own, or its family's.
+
+    A family's decoder serves what pools; its encoder generates nothing.
+    """
     names = set(registry.names("model"))
-    family, _ = stem(architecture)
-    ends = ("ForCausalLM", "LMHeadModel", "Model", "EncoderModel")
+    family, head = stem(architecture)
+    ends = ("ForCausalLM", "LMHeadModel")
+    ends = ends if head == LOGITS else (*ends, "Model", "EncoderModel")
     tried = (architecture, *(family + end for end in ends))
     return next((name for name in tried if name in names), None)

@@ -111,7 +111,7 @@ def _head(config: Config, model: ModelSpec, sentences: SentenceSettings | None) 
     convert = registry.value_of("convert", config.model.convert)
     _, head = stem(model.architecture)
     if runner == "generate":
-        if head not in (LOGITS, None) or facts_of(model.hf_config).is_encoder:
+        if head not in (LOGITS, None):
             raise ConfigError(
                 f"{model.architecture} does not generate.",
                 where="--runner",

@@ -85,6 +85,26 @@ class TestAttentionBackend:
         """Every query sees all keys of its row."""
         check(plugin, backend, case)
 
+    @requires("non_causal")
+    @requires("window")
+    @cases_of("not_causal_sides")
+    def test_window_to_both_sides(self, plugin: Any, backend: Any, case: str) -> None:
+        """Without a causal mask a window reaches as far after a query as before it."""
+        check(plugin, backend, case)
+
+    @requires("position_bias")
+    @cases_of("bias")
+    def test_position_bias(self, plugin: Any, backend: Any, case: str) -> None:
+        """A number per head and relative position joins each score."""
+        check(plugin, backend, case)
+
+    @requires("position_bias")
+    @requires("non_causal")
+    @cases_of("bias_not_causal")
+    def test_position_bias_to_both_sides(self, plugin: Any, backend: Any, case: str) -> None:
+        """Keys after a query have biases of their own."""
+        check(plugin, backend, case)
+
     @cases_of("all")
     def test_together(self, plugin: Any, backend: Any, case: str) -> None:
         """Window, soft cap and sinks at once, for backends that claim all three."""

@@ -1,0 +1,106 @@
+"""Biases by relative position: one number per head and distance, added to attention's scores.
+
+`PositionBias.table` is what `AttentionBackend.forward_biased` takes: [H, 2 M - 1] with the bias of
+a key that lies d after the query (before it where d < 0) at M - 1 + d, of this rank's heads. M is
+the longest row that is served.
+Sources: Raffel et al., T5, 2019 (buckets); Press et al., ALiBi, 2021 (slopes).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from dovetail.interfaces.model import BuildContext
+from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.placement import Placement, WeightHolder
+from dovetail.parallel.groups import tensor_group
+
+
+class PositionBias(WeightHolder):
+    """A table that all layers share."""
+
+    def __init__(self, context: BuildContext) -> None:
+        super().__init__()
+        model = context.model
+        group = tensor_group(context.rank)
+        heads = group.share(model.num_heads, "attention heads")
+        self.heads = slice(group.rank * heads, (group.rank + 1) * heads)
+        self.reach = context.max_tokens or model.max_position_tokens
+        empty = torch.zeros(heads, 2 * self.reach - 1, device=context.device)
+        self.register_buffer("table", empty, persistent=False)
+        self.table: torch.Tensor
+
+    def distances(self) -> torch.Tensor:
+        """Return how far a key lies after a query, for each column. Shapes: [2 M - 1]"""
+        return torch.arange(1 - self.reach, self.reach, device=self.table.device)
+
+    def place(self, leaf: str, part: str | None) -> list[Placement] | None:
+        """Return where the checkpoint tensor goes: whole on every rank (see WeightHolder)."""
+        parameter = self._parameters.get(leaf)
+        if parameter is None:
+            return None
+        return [Placement(name=leaf, piece="", target=parameter)]
+
+    def pieces(self, leaf: str) -> set[str]:
+        """Return the one piece of the weight."""
+        return {""}
+
+
+class BucketBias(PositionBias):
+    """Learned biases of buckets of distances: near ones have a bucket each, farther ones share.
+
+    Shapes: weight [buckets, H of all ranks]
+    """
+
+    def __init__(self, context: BuildContext, *, num_buckets: int, max_distance: int) -> None:
+        super().__init__(context)
+        self.max_distance = max_distance
+        dtype = dtype_of(context.model.dtype)
+        empty = torch.empty(
+            num_buckets, context.model.num_heads, dtype=dtype, device=context.device
+        )
+        self.weight = nn.Parameter(empty, requires_grad=False)
+
+    def finish(self) -> None:
+        """Fill the table. Mutates: self"""
+        rows = buckets(self.distances(), len(self.weight), self.max_distance)
+        self.table.copy_(self.weight[rows].float().T[self.heads])
+
+
+def buckets(distances: torch.Tensor, count: int, max_distance: int) -> torch.Tensor:
+    """Return the bucket of each distance: half of them for keys after the query; of each half, half
+    for one distance each, the others for ranges that grow up to max_distance and all beyond.
+
+    Source: Raffel et al. 2019, `_relative_position_bucket` of mesh_tensorflow
+    """
+    half = count // 2
+    after = (distances > 0).long() * half
+    far = distances.abs()
+    exact = half // 2
+    growth = torch.log(far.clamp(min=1).float() / exact) / math.log(max_distance / exact)
+    shared = (exact + (growth * (half - exact)).long()).clamp(max=half - 1)
+    return after + torch.where(far < exact, far, shared)
+
+
+class SlopeBias(PositionBias):
+    """ALiBi among all tokens: a head's slope times the distance, subtracted."""
+
+    def __init__(self, context: BuildContext) -> None:
+        super().__init__(context)
+        self._fill(context.model.num_heads)
+
+    def _fill(self, num_heads: int) -> None:
+        slopes = torch.tensor(alibi_slopes(num_heads)[self.heads], device=self.table.device)
+        self.table.copy_(-slopes.unsqueeze(1) * self.distances().abs())
+
+
+def alibi_slopes(num_heads: int) -> list[float]:
+    """Return the slope of each head: a geometric sequence, for counts that are not a power of two
+    with every other one of the next power's between. Source: Press et al. 2021, their code"""
+    power = 2 ** math.floor(math.log2(num_heads))
+    first = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    between = [2 ** (-4 * (2 * i + 1) / power) for i in range(num_heads - power)]
+    return first + between

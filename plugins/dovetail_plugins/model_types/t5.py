@@ -1,0 +1,36 @@
+"""Facts of T5's encoder: positions are biases alone, and names of its own for all sizes."""
+
+from __future__ import annotations
+
+from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.plugin import Value
+
+FACTS = ModelFacts(
+    positions="relative",
+    has_position_bias=True,
+    overflows_in_float16=True,
+    is_encoder=True,
+    pooler="mean",
+    defaults={
+        "vocab_size": 32128,
+        "d_model": 512,
+        "d_kv": 64,
+        "d_ff": 2048,
+        "num_layers": 6,
+        "num_heads": 8,
+        "relative_attention_num_buckets": 32,
+        "relative_attention_max_distance": 128,
+        "layer_norm_epsilon": 1e-6,
+        "feed_forward_proj": "relu",
+    },
+    attribute_map={
+        "hidden_size": "d_model",
+        "head_dim": "d_kv",
+        "intermediate_size": "d_ff",
+        "num_hidden_layers": "num_layers",
+        "num_attention_heads": "num_heads",
+        "layer_norm_eps": "layer_norm_epsilon",
+    },
+)
+
+T5 = Value(summary="T5", value=FACTS)

@@ -1,0 +1,56 @@
+"""DistilBERT: BERT with half the layers and no types; classes of prompts behind a ReLU.
+
+Source: Sanh et al. 2019.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.class_head import DenseClasses
+from dovetail.layers.encoder import EncoderConfig, EncoderModel, usual_encoder
+
+RENAMES = (
+    ("embeddings.word_embeddings.", "embeddings.words."),
+    ("embeddings.position_embeddings.", "embeddings.positions."),
+    ("embeddings.LayerNorm.", "embeddings.norm."),
+    ("transformer.layer.", "layers."),
+    (".attention.out_lin.", ".attention.o_proj."),
+    (".sa_layer_norm.", ".attention_norm."),
+    (".ffn.lin1.", ".up_proj."),
+    (".ffn.lin2.", ".down_proj."),
+    (".output_layer_norm.", ".output_norm."),
+)
+FUSED = {"q_lin": ("qkv_proj", "q"), "k_lin": ("qkv_proj", "k"), "v_lin": ("qkv_proj", "v")}
+
+
+class DistilBertModel(EncoderModel):
+    """DistilBERT, for vectors of prompts, their classes, or classes of their tokens."""
+
+    info = Info(summary="DistilBERT", source="https://arxiv.org/abs/1910.01108")
+
+    @classmethod
+    def encoder_config(cls, model: ModelSpec) -> EncoderConfig:
+        """Return how it differs: it tells no texts of a prompt apart."""
+        return usual_encoder(model, num_types=0)
+
+    def build_head(self, context: BuildContext) -> nn.Module:
+        """Return what makes classes: of a prompt by two matrices, of tokens by one."""
+        is_of_prompt = context.model.head == "classes"
+        return DenseClasses(context, act="relu") if is_of_prompt else super().build_head(context)
+
+    def weight_map(self) -> WeightMap:
+        """Return the names; checkpoints of whole models begin with "distilbert."."""
+        to_head: tuple[tuple[str, str], ...] = (("classifier.", "head."),)
+        if isinstance(self.head, DenseClasses):
+            to_head = (("pre_classifier.", "head.dense."), ("classifier.", "head.out."))
+        unused = ("vocab_", "embeddings.position_ids")
+        return WeightMap(
+            prefixes=(("distilbert.", ""),),
+            renames=(*RENAMES, *to_head),
+            fused=FUSED,
+            ignored=unused if self.head is not None else (*unused, "classifier."),
+        )

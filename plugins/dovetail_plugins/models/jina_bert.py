@@ -1,0 +1,50 @@
+"""Jina's BERT (v2): no table of positions but ALiBi among all tokens, and gated inner layers.
+
+Source: Guenther et al. 2023.
+"""
+
+from __future__ import annotations
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.model import BuildContext
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.encoder import EncoderConfig, usual_encoder
+from dovetail.layers.position_bias import PositionBias, SlopeBias
+from dovetail_plugins.models.bert import RENAMES, BertModel
+
+GATED = {"geglu": "gelu", "reglu": "relu"}
+"""What config.json calls a gated inner layer -> its activation."""
+
+
+class JinaBertModel(BertModel):
+    """Jina's BERT, for vectors of prompts, their classes, or classes of their tokens."""
+
+    info = Info(summary="Jina BERT v2 (ALiBi)", source="https://arxiv.org/abs/2310.19923")
+    renames = (
+        (".mlp.gated_layers.", ".gate_up_proj."),
+        (".mlp.wo.", ".down_proj."),
+        (".mlp.layernorm.", ".output_norm."),
+        *RENAMES,
+    )
+
+    @classmethod
+    def encoder_config(cls, model: ModelSpec) -> EncoderConfig:
+        """Return how it differs from BERT. Raises: ConfigError for another position encoding"""
+        facts = model.hf_config
+        if facts.get("position_embedding_type") != "alibi":
+            raise ConfigError(
+                f'positions by "{facts.get("position_embedding_type")}" are not supported here.',
+                where="config.json: position_embedding_type",
+                fix="Jina's BERT has alibi.",
+            )
+        act = GATED.get(str(facts.get("feed_forward_type")))
+        if act is None:
+            return usual_encoder(model, num_positions=0)
+        return usual_encoder(
+            model, num_positions=0, hidden_act=act, is_gated=True, has_up_bias=False
+        )
+
+    def build_position_bias(self, context: BuildContext) -> PositionBias:
+        """Return the biases that all layers share."""
+        return SlopeBias(context)

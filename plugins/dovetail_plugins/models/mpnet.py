@@ -1,0 +1,54 @@
+"""MPNet: BERT with biases by relative position in attention, and positions as RoBERTa's.
+
+Source: Song et al. 2020.
+"""
+
+from __future__ import annotations
+
+from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.class_head import DenseClasses
+from dovetail.layers.encoder import EncoderConfig, usual_encoder
+from dovetail.layers.position_bias import BucketBias, PositionBias
+from dovetail_plugins.models import bert
+
+RENAMES = (
+    ("encoder.relative_attention_bias.", "position_bias."),
+    (".attention.attn.o.", ".attention.o_proj."),
+    (".attention.attn.", ".attention."),
+    (".attention.LayerNorm.", ".attention_norm."),
+    *bert.RENAMES,
+)
+FUSED = {"q": ("qkv_proj", "q"), "k": ("qkv_proj", "k"), "v": ("qkv_proj", "v")}
+MAX_DISTANCE = 128
+"""From where on all keys share a bucket."""
+
+
+class MPNetModel(bert.BertModel):
+    """MPNet, for vectors of prompts, their classes, or classes of their tokens."""
+
+    info = Info(summary="MPNet", source="https://arxiv.org/abs/2004.09297")
+
+    @classmethod
+    def encoder_config(cls, model: ModelSpec) -> EncoderConfig:
+        """Return how it differs from BERT: it tells no texts of a prompt apart."""
+        return usual_encoder(model, num_types=0)
+
+    def build_position_bias(self, context: BuildContext) -> PositionBias:
+        """Return the biases that all layers share."""
+        count = int(context.model.hf_config["relative_attention_num_buckets"])
+        return BucketBias(context, num_buckets=count, max_distance=MAX_DISTANCE)
+
+    def weight_map(self) -> WeightMap:
+        """Return the names; checkpoints of whole models begin with "mpnet."."""
+        to_head: tuple[tuple[str, str], ...] = (("classifier.", "head."),)
+        if isinstance(self.head, DenseClasses):
+            to_head = (("classifier.out_proj.", "head.out."), ("classifier.dense.", "head.dense."))
+        unused = ("lm_head.", "embeddings.position_ids", "pooler.")
+        return WeightMap(
+            prefixes=(("mpnet.", ""),),
+            renames=(*RENAMES, *to_head),
+            fused=FUSED,
+            ignored=unused if self.head is not None else (*unused, "classifier."),
+        )
