@@ -22,6 +22,7 @@ from dovetail.server.api.admin.routes import AdminApi
 from dovetail.server.api.batches.routes import BatchesApi
 from dovetail.server.api.chat.routes import ChatApi
 from dovetail.server.api.completions.routes import CompletionsApi
+from dovetail.server.api.embeddings.routes import EmbeddingsApi
 from dovetail.server.api.health.routes import HealthApi
 from dovetail.server.api.invocations.routes import InvocationsApi
 from dovetail.server.api.messages.routes import MessagesApi
@@ -42,6 +43,7 @@ BUILT_IN: dict[str, type[Api]] = {
     "responses": ResponsesApi,
     "messages": MessagesApi,
     "ollama": OllamaApi,
+    "embeddings": EmbeddingsApi,
     "models": ModelsApi,
     "invocations": InvocationsApi,
     "parse": ParseApi,
