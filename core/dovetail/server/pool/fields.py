@@ -5,10 +5,12 @@ Source: the OpenAI API reference, embeddings, and the extra fields of `vllm serv
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal, cast
 
 from pydantic import Field
 
+from dovetail.engine.client.input import Prompt
 from dovetail.server.generate.bodies import INT31, Body, Reply, TokenId
 from dovetail.server.generate.usage import PromptTokensDetails
 from dovetail.server.http.middleware import MAX_REQUEST_ID_CHARS
@@ -43,10 +45,10 @@ class PromptUsage(Reply):
     prompt_tokens_details: PromptTokensDetails | None = None
 
 
-def listed(inputs: Inputs) -> list[str] | list[list[int]]:
-    """Return the inputs as a list, all text or all token ids."""
-    if isinstance(inputs, str):
-        return [inputs]
-    if isinstance(inputs[0], int):
-        return [inputs]  # type: ignore[list-item]
-    return inputs  # type: ignore[return-value]
+def listed(inputs: Inputs) -> tuple[Sequence[Prompt], bool]:
+    """Return the inputs as a list, all text or all token ids, and whether it was one already."""
+    match inputs:
+        case str() | [int(), *_]:
+            return [cast("Prompt", inputs)], False
+        case _:
+            return cast("list[Prompt]", inputs), True

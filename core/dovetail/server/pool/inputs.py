@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
 from starlette.requests import Request
 
+from dovetail.engine.client.input import Prompt
 from dovetail.errors import RequestError
 from dovetail.interfaces.pooling_params import PoolingParams
 from dovetail.interfaces.spec import PoolingSpec
@@ -61,15 +63,14 @@ async def input_job(
     ignored = server.fields.check(body, known=("messages.",))
     if (body.input is None) == (body.messages is None):
         raise RequestError("give either input or messages.", where="input")
-    prompts, field, is_list = [], "messages", False
     if body.input is None:
         ids, unused = await _chat_prompt(server, body)
-        prompts.append(ids)
         ignored += server.fields.report(unused)
+        prompts, field, is_list = [ids], "messages", False
     else:
-        field, is_list = "input", not isinstance(body.input, str)
-        prompts = listed(body.input)
-        check_inputs(prompts, field)
+        field = "input"
+        prompts, is_list = listed(body.input)
+        check_inputs(prompts, field, is_list=is_list)
         prompts = _with_instruction(server, body, prompts)
     job = Job(
         request_id=request_id_of(body, request),
@@ -86,7 +87,9 @@ async def input_job(
     return job, ignored
 
 
-def _with_instruction(server: ServerState, body: InputFields, prompts: list[Any]) -> list[Any]:
+def _with_instruction(
+    server: ServerState, body: InputFields, prompts: Sequence[Prompt]
+) -> Sequence[Prompt]:
     """Return the texts with what the model is to see before them; token ids as they are."""
     if not isinstance(prompts[0], str):
         return prompts
@@ -94,10 +97,12 @@ def _with_instruction(server: ServerState, body: InputFields, prompts: list[Any]
     before = instruction(
         pooling_of(server), prompt_name=body.prompt_name, input_type=body.input_type
     )
-    return [before + text for text in prompts] if before else prompts
+    return [f"{before}{text}" for text in prompts] if before else prompts
 
 
-async def _chat_prompt(server: ServerState, body: InputFields) -> tuple[Any, Any]:
+async def _chat_prompt(
+    server: ServerState, body: InputFields
+) -> tuple[Sequence[int], Sequence[str]]:
     """Return the token ids of a conversation, and the names that had no effect."""
     fields = {name: getattr(body, name) for name in _CHAT_FIELDS if name in body.model_fields_set}
     chat = ChatRequest.model_construct(

@@ -89,7 +89,7 @@ def request_id_of(body: PoolFields, request: Request) -> str:
     return body.request_id or str(request.state.request_id)
 
 
-def check_inputs(prompts: Sequence[Prompt], where: str) -> None:
+def check_inputs(prompts: Sequence[Prompt], where: str, *, is_list: bool = True) -> None:
     """Raise RequestError for too many prompts, and for one that is empty."""
     if len(prompts) > MAX_INPUTS:
         raise RequestError(
@@ -100,7 +100,8 @@ def check_inputs(prompts: Sequence[Prompt], where: str) -> None:
         )
     for which, prompt in enumerate(prompts):
         if not prompt:
-            raise RequestError("is empty.", where=f"{where}[{which}]", fix="send some text.")
+            place = f"{where}[{which}]" if is_list else where
+            raise RequestError("is empty.", where=place, fix="send some text.")
 
 
 async def answered(server: ServerState, job: Job, told: Callable[[RequestOutput], Told]) -> Answers:
