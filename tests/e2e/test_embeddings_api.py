@@ -1,4 +1,4 @@
-"""A server of a tiny BERT: vectors in every format, to several clients, as transformers has them."""
+"""A server of a tiny BERT: vectors in every format, to several clients, equal transformers'."""
 
 from __future__ import annotations
 

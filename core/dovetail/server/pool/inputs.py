@@ -56,22 +56,26 @@ def pooling_of(server: ServerState) -> PoolingSpec:
 
 
 async def input_job(
-    server: ServerState, body: InputFields, request: Request, params: PoolingParams
+    server: ServerState,
+    body: InputFields,
+    request: Request,
+    params: PoolingParams,
+    *,
+    field: str = "input",
 ) -> tuple[Job, list[str]]:
-    """Return the job of a body, and the names of its fields that had no effect. Raises:
-    RequestError"""
+    """Return the job of a body, and the names of its fields that had no effect. `field` is the
+    inputs' name in it. Raises: RequestError"""
     ignored = server.fields.check(body, known=("messages.",))
     if (body.input is None) == (body.messages is None):
-        raise RequestError("give either input or messages.", where="input")
+        raise RequestError("give either input or messages.", where=field)
     if body.input is None:
         ids, unused = await _chat_prompt(server, body)
         ignored += server.fields.report(unused)
         prompts, field, is_list = [ids], "messages", False
     else:
-        field = "input"
         prompts, is_list = listed(body.input)
         check_inputs(prompts, field, is_list=is_list)
-        prompts = _with_instruction(server, body, prompts)
+        prompts = _with_instruction(server, body, prompts, field)
     job = Job(
         request_id=request_id_of(body, request),
         prompts=prompts,
@@ -88,12 +92,12 @@ async def input_job(
 
 
 def _with_instruction(
-    server: ServerState, body: InputFields, prompts: Sequence[Prompt]
+    server: ServerState, body: InputFields, prompts: Sequence[Prompt], field: str
 ) -> Sequence[Prompt]:
     """Return the texts with what the model is to see before them; token ids as they are."""
     if not isinstance(prompts[0], str):
         return prompts
-    server.check_text("input")
+    server.check_text(field)
     before = instruction(
         pooling_of(server), prompt_name=body.prompt_name, input_type=body.input_type
     )
