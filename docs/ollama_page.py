@@ -68,9 +68,6 @@ INSTEAD: dict[str, dict[str, str]] = {
         "/api/create": "absent: a server's model is named when it starts",
         "/api/push": "absent: models are published with the hub's own tools",
         "/api/blobs/:digest": "absent: no client can upload weights",
-        "/api/embed": "absent: {embeddings}",
-        "/api/embeddings": "absent: {embeddings}",
-        "/v1/embeddings": "absent: {embeddings}",
         "/v1/models/{model}": "the same",
     },
     "options": {
