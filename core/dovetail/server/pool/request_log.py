@@ -12,15 +12,15 @@ from dovetail.observability.logging import shortened
 from dovetail.server.generate.server_state import ServerState
 
 if TYPE_CHECKING:
-    from dovetail.server.pool.work import Job
+    from dovetail.server.pool.work import Answers, Job
 
 logger = logging.getLogger("dovetail.server")
 
 
 @contextlib.contextmanager
-def logged(server: ServerState, job: Job) -> Iterator[None]:
-    """Log the request around the block, where --enable-log-requests is on. Its texts are logged
-    only at level debug, the first of them. Raises: what the block raises"""
+def logged(server: ServerState, job: Job, answers: Answers) -> Iterator[None]:
+    """Log the request around the block, which fills `answers`, where --enable-log-requests is on.
+    Of its texts the first is logged, at level debug. Raises: what the block raises"""
     if not server.frontend.enable_log_requests:
         yield
         return
@@ -39,4 +39,7 @@ def logged(server: ServerState, job: Job) -> Iterator[None]:
         raise
     finally:
         seconds = time.monotonic() - start_s
-        logger.info("request %s ended: %s; %.2f s", job.request_id, end, seconds)
+        num_tokens = answers.num_tokens
+        logger.info(
+            "request %s ended: %s; %d tokens, %.2f s", job.request_id, end, num_tokens, seconds
+        )

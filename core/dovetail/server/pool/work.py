@@ -114,8 +114,10 @@ async def answered(server: ServerState, job: Job, told: Callable[[RequestOutput]
     window = min(len(job.prompts), server.engine.spec.total_rows)
     ticket = server.admission.admit(window)
     try:
-        with logged(server, job):
-            return await _Run(server, job, told).all(window)
+        run = _Run(server, job, told)
+        with logged(server, job, run.answers):
+            await run.all(window)
+        return run.answers
     finally:
         ticket.close()
 
@@ -128,10 +130,10 @@ class _Run:
         self._job = job
         self._told = told
         self._num_numbers = 0
-        self._answers = Answers(told=[None] * len(job.prompts))
+        self.answers = Answers(told=[None] * len(job.prompts))
 
-    async def all(self, window: int) -> Answers:
-        """Return all answers, `window` prompts being worked on at once. Raises: as `answered`"""
+    async def all(self, window: int) -> None:
+        """Get all answers, `window` prompts being worked on at once. Raises: as `answered`"""
         left = iter(range(len(self._job.prompts)))
 
         async def work() -> None:
@@ -140,14 +142,13 @@ class _Run:
 
         if window == 1:
             await work()
-            return self._answers
+            return
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(window):
                     group.create_task(work())
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
-        return self._answers
 
     async def _one(self, which: int) -> None:
         job = self._job
@@ -163,9 +164,9 @@ class _Run:
                 cache_salt=job.cache_salt,
             )
         self._note_size(output)
-        self._answers.num_tokens += len(output.prompt_token_ids)
-        self._answers.num_cached_tokens += output.num_cached_tokens
-        self._answers.told[which] = self._told(output)
+        self.answers.num_tokens += len(output.prompt_token_ids)
+        self.answers.num_cached_tokens += output.num_cached_tokens
+        self.answers.told[which] = self._told(output)
 
     def _note_size(self, output: RequestOutput) -> None:
         """Count the numbers of an answer. Raises: RequestError for too many"""
