@@ -66,9 +66,6 @@ INSTEAD: dict[str, dict[str, str]] = {
         "/api/create": "refused: a server's models are named when it starts",
         "/api/push": "refused: models are published with the hub's own tools",
         "/api/blobs/:digest": "absent: no client can upload weights",
-        "/api/embed": "refused: {embeddings}",
-        "/api/embeddings": "refused: {embeddings}",
-        "/v1/embeddings": "absent: {embeddings}",
         "/v1/models/{model}": "the same",
     },
     "options": {

@@ -37,8 +37,9 @@ class Route:
     `body` is the model of the request body, for the documentation. `flag` is the flag of the HTTP
     server, a field of FrontendConfig, without which (or with whose `--no-` form) the route is not
     there. `is_open`: it answers
-    without a key where the server has keys. `takes_any_length`: it only counts or converts text,
-    which may be longer than the context.
+    without a key where the server has keys. `takes_any_length`: its texts may be longer than the
+    context, because it counts or converts them, or cuts them itself. `tasks` are what the model
+    must be able to do, one of them (none: what the family says).
     """
 
     method: Method
@@ -48,6 +49,7 @@ class Route:
     flag: str | None = None
     is_open: bool = False
     takes_any_length: bool = False
+    tasks: tuple[str, ...] = ()
 
 
 class Api(Plugin):
@@ -56,7 +58,7 @@ class Api(Plugin):
     `task` is what the model must be able to do ("generate", "embed", ...); None: the endpoints ask
     nothing of it. Where the model cannot, every route of the family answers 404 and says so. In a
     family with a task, an endpoint whose route has a `body` is cancelled when the client leaves
-    before the response starts.
+    before the response starts. A route may name other tasks than its family.
     """
 
     interface_version: ClassVar[int] = 1
@@ -65,6 +67,10 @@ class Api(Plugin):
 
     def __init__(self, options: Any) -> None:
         self.options = options
+
+    def tasks_of(self, route: Route) -> tuple[str, ...]:
+        """Return the tasks of which the model must be able to do one; none: it need do nothing."""
+        return route.tasks or ((self.task,) if self.task is not None else ())
 
     def state(self, frontend: Any) -> AbstractAsyncContextManager[Any]:
         """Return what the endpoints share while one process of the server runs.

@@ -28,7 +28,7 @@ from dovetail.server.api.families import ServedApi, flags_by_path, states_of
 from dovetail.server.generate.body_route import BodyRoute
 from dovetail.server.generate.generation import CLAMPED_HEADER
 from dovetail.server.generate.ignored_fields import HEADER
-from dovetail.server.generate.server_state import Parsers, build_server
+from dovetail.server.generate.server_state import Parsers, ServerState, build_server
 from dovetail.server.generate.streaming import ClientDisconnected
 from dovetail.server.generate.template.chat import ChatRenderer
 from dovetail.server.http.body_limits import BodyLimitMiddleware, bytes_per_s
@@ -105,27 +105,33 @@ def build_app(
 
 def _add_routes(app: FastAPI, api: Api, frontend: FrontendConfig) -> None:
     """Add a family's routes that these flags switch on. Mutates: app"""
-    can_do = api.task is None or api.task in app.state.server.tasks
+    server: ServerState = app.state.server
     for route in api.routes:
         if route.flag is not None and not getattr(frontend, route.flag):
             continue
-        endpoint = route.endpoint if can_do else _unsupported_task(route, str(api.task))
+        tasks = api.tasks_of(route)
+        can_do = not tasks or not server.tasks.isdisjoint(tasks)
+        endpoint = route.endpoint if can_do else _unsupported_task(route, tasks, server)
         app.add_api_route(route.path, endpoint, methods=[route.method], response_model=None)
-        if api.task == GENERATE and not route.takes_any_length:
+        if tasks and not route.takes_any_length:
             app.state.bounded_endpoints.add(endpoint)
-        if api.task is not None and route.body is not None:
+        if tasks and route.body is not None:
             app.state.watched_endpoints.add(endpoint)
         if route.is_open:
             open_route(app, endpoint)
 
 
-def _unsupported_task(route: Route, task: str) -> Callable[[], Any]:
+def _unsupported_task(route: Route, tasks: Sequence[str], server: ServerState) -> Callable[[], Any]:
     """Return an endpoint that says that the model cannot do what the route is for."""
+    wanted, able = ('" or "'.join(words) for words in (tasks, sorted(server.tasks)))
+    fix = "start the server with another model."
+    if GENERATE in server.tasks:
+        fix = "start the server with --runner pooling, or with another model."
 
     async def refuse() -> None:
         raise NotFound(
-            f'{route.path} needs a model that can "{task}", and the served one cannot.',
-            fix="start the server with another model.",
+            f'{route.path} needs a model that can "{wanted}", and the served one can "{able}".',
+            fix=fix,
             code="task_not_supported",
         )
 

@@ -11,24 +11,35 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from dovetail.engine.client.connection import EngineState
-from dovetail.engine.client.input import InputProcessor
+from dovetail.engine.client.input import InputProcessor, Prompt
 from dovetail.engine.client.outputs import CompletionDelta, RequestMetrics, RequestOutput
+from dovetail.engine.client.pooled_input import PooledInput
 from dovetail.engine.client.stop import TextWatch
 from dovetail.engine.kv import prefix_hash
 from dovetail.errors import EngineDead
 from dovetail.interfaces.executor import WorkerCall
 from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.pooling_params import (
+    CLASSIFY,
+    EMBED,
+    TOKEN_CLASSIFY,
+    TOKEN_EMBED,
+    PoolingParams,
+)
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import (
     CacheSpec,
     EngineSpec,
     ModelSpec,
+    PoolingSpec,
     RunSpec,
     ScheduleSpec,
     Selection,
 )
-from dovetail.interfaces.step import TokenLogprobs
+from dovetail.interfaces.step import Pooled, TokenLogprobs
 from dovetail.interfaces.tokenizer import Tokenizer, TokenStream
 
 VOCAB_SIZE = 0x110000
@@ -126,11 +137,12 @@ class Script:
 
 
 def fake_spec(**changes: Any) -> EngineSpec:
-    """Return the spec of a fake engine; `max_model_tokens`, `max_rows` and fields of EngineSpec
-    may be changed."""
+    """Return the spec of a fake engine; `max_model_tokens`, `max_rows`, `pooling` and fields of
+    EngineSpec may be changed."""
     max_model_tokens = changes.pop("max_model_tokens", 4096)
     max_rows = changes.pop("max_rows", 8)
     run = RunSpec(
+        pooling=changes.pop("pooling", None),
         model=_model_spec(),
         device="cpu",
         kv_dtype="float32",
@@ -192,6 +204,35 @@ def _model_spec() -> ModelSpec:
     )
 
 
+def fake_pooling(**changes: Any) -> PoolingSpec:
+    """Return how a fake engine pools; fields of PoolingSpec may be changed."""
+    fields: dict[str, Any] = {
+        "tasks": (EMBED, TOKEN_EMBED),
+        "pooler": _selection("pooler"),
+        "token_pooler": _selection("pooler"),
+        "size": 8,
+        "is_normalized": True,
+    }
+    return PoolingSpec(**(fields | changes))
+
+
+def fake_numbers(token_ids: Sequence[int], params: PoolingParams, pooling: PoolingSpec) -> Any:
+    """Return what the fake engine tells of a prompt: made of all its tokens and of nothing else.
+
+    Shapes: [size] or [n, size], of classes [C] or [n, C]; where a pair's second text begins counts.
+    """
+    is_class = params.task in (CLASSIFY, TOKEN_CLASSIFY)
+    size = len(pooling.labels) if is_class else params.dimensions or pooling.size
+    ids = np.array(token_ids)[:, None]
+    states = np.sin(ids * np.arange(1, size + 1) + (params.first_text_tokens or 0))
+    told = states if params.task in (TOKEN_EMBED, TOKEN_CLASSIFY) else states.mean(axis=0)
+    if is_class:
+        told = told if params.is_activated is False else 1 / (1 + np.exp(-told))
+    elif pooling.is_normalized if params.is_normalized is None else params.is_normalized:
+        told = told / np.linalg.norm(told, axis=-1, keepdims=True)
+    return told.astype(np.float32)
+
+
 def _selection(kind: str) -> Selection:
     return Selection(kind=kind, name="fake", target="dovetail.testing.fake_async_engine:Fake")
 
@@ -225,7 +266,10 @@ class FakeAsyncEngine:
         self.sleep_calls: list[tuple[object, ...]] = []
         self.constraint_compiler = None
         self.asked: list[tuple[str, SamplingParams, dict[str, Any]]] = []
+        self.pooled: list[tuple[str, PoolingParams, tuple[int, ...]]] = []
+        self.most_running = 0
         self._input = InputProcessor(self.spec, self.tokenizer)
+        self._pooled_input = PooledInput(self.spec, self.tokenizer)
 
     def default_params(self, **fields: Any) -> SamplingParams:
         """Return the spec's defaults overlaid by `fields`."""
@@ -317,6 +361,40 @@ class FakeAsyncEngine:
             self.running.discard(request_id)
             if not is_done:
                 self.aborted.append(request_id)
+
+    async def pool(
+        self, prompt: Prompt, params: PoolingParams, request_id: str, **how: Any
+    ) -> RequestOutput:
+        """Return `fake_numbers` of a prompt after the script's pause, or raise what it raises."""
+        if not self.is_alive:
+            raise EngineDead(self.death_reason or "dead")
+        ids = self._pooled_input.prepare(prompt, params, request_id, **how).prompt_ids
+        pooling = self.spec.run.pooling
+        assert pooling is not None
+        self.pooled.append((request_id, params, ids))
+        self.running.add(request_id)
+        self.most_running = max(self.most_running, len(self.running))
+        script = self._script(self.tokenizer.decode(ids), 0)
+        is_done = False
+        try:
+            await asyncio.sleep(script.step_s)
+            if script.hangs:
+                await asyncio.Event().wait()
+            is_done = True
+        finally:
+            self.running.discard(request_id)
+            if not is_done:
+                self.aborted.append(request_id)
+        if script.raises is not None:
+            raise script.raises
+        told = fake_numbers(ids, params, pooling)
+        return RequestOutput(
+            request_id=request_id,
+            prompt_token_ids=ids,
+            is_finished=True,
+            metrics=MARKS,
+            pooled=Pooled(shape=told.shape, data=told.tobytes()),
+        )
 
     async def _outputs(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, request_id: str

@@ -69,7 +69,7 @@ def test_bad_lines_become_errors_and_nothing_else_is_lost(tmp_path: Path) -> Non
         b"no json",
         line("nowhere", "/v1/nowhere"),
         line("get", "/health"),
-        line("vector", "/v1/embeddings"),
+        line("vector", "/v1/embeddings", input="hi"),
         line("refused", temperature=-1, prompt="hi"),
         line("last", CHAT),
     ]
@@ -80,12 +80,9 @@ def test_bad_lines_become_errors_and_nothing_else_is_lost(tmp_path: Path) -> Non
     assert by_id[None]["error"]["message"].startswith("line 2: ")
     for name in ("nowhere", "get"):
         assert (by_id[name]["response"], by_id[name]["error"]["code"]) == (None, "invalid_url")
-    vector = by_id["vector"]["error"]
-    assert vector["code"] == "not_supported"
-    assert (
-        "/v1/embeddings: " in vector["message"]
-        and "embeddings are not supported yet" in vector["message"]
-    )
+    vector = by_id["vector"]["response"]
+    assert vector["status_code"] == 404
+    assert vector["body"]["error"]["code"] == "task_not_supported"
     refused = by_id["refused"]["response"]
     assert refused["status_code"] == 400
     assert "temperature" in refused["body"]["error"]["message"]

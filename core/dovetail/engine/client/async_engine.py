@@ -277,6 +277,7 @@ class AsyncEngine(EngineOperations):
         truncate: int | None = None,
         keeps_start: bool = True,
         adds_special_tokens: bool = True,
+        cache_salt: str = "",
     ) -> RequestOutput:
         """Return what becomes of a prompt. Cancelling the call aborts it.
 
@@ -297,6 +298,7 @@ class AsyncEngine(EngineOperations):
                 truncate=truncate,
                 keeps_start=keeps_start,
                 adds_special_tokens=adds_special_tokens,
+                cache_salt=cache_salt,
             )
 
         is_short = len(prompt) <= INLINE_PROMPT_CHARS

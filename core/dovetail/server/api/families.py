@@ -21,15 +21,20 @@ from dovetail.interfaces.spec import Selection
 from dovetail.server.api.admin.routes import AdminApi
 from dovetail.server.api.batches.routes import BatchesApi
 from dovetail.server.api.chat.routes import ChatApi
+from dovetail.server.api.cohere.routes import CohereApi
 from dovetail.server.api.completions.routes import CompletionsApi
+from dovetail.server.api.embeddings.routes import EmbeddingsApi
 from dovetail.server.api.health.routes import HealthApi
 from dovetail.server.api.invocations.routes import InvocationsApi
 from dovetail.server.api.messages.routes import MessagesApi
 from dovetail.server.api.models.routes import ModelsApi
 from dovetail.server.api.ollama.routes import OllamaApi
 from dovetail.server.api.parse.routes import ParseApi
+from dovetail.server.api.pooling.routes import PoolingApi
 from dovetail.server.api.responses.routes import ResponsesApi
+from dovetail.server.api.scores.routes import ScoresApi
 from dovetail.server.api.settings.routes import SettingsApi
+from dovetail.server.api.tei.routes import TeiApi
 from dovetail.server.api.tokenize.routes import TokenizeApi
 from dovetail.server.api.ui.routes import UiApi
 
@@ -42,6 +47,11 @@ BUILT_IN: dict[str, type[Api]] = {
     "responses": ResponsesApi,
     "messages": MessagesApi,
     "ollama": OllamaApi,
+    "embeddings": EmbeddingsApi,
+    "pooling": PoolingApi,
+    "scores": ScoresApi,
+    "cohere": CohereApi,
+    "tei": TeiApi,
     "models": ModelsApi,
     "invocations": InvocationsApi,
     "parse": ParseApi,

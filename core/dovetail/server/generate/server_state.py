@@ -83,8 +83,9 @@ class ServerState:
 
     @property
     def tasks(self) -> frozenset[str]:
-        """Return the tasks that the model can do. The engine generates text."""
-        return frozenset({GENERATE})
+        """Return the tasks that the model can do: it generates, or it pools."""
+        pooling = self.engine.spec.run.pooling
+        return frozenset((GENERATE,) if pooling is None else pooling.tasks)
 
     def model_name(self, requested: str | None) -> str:
         """Return the name to answer with. Raises: NotFound"""

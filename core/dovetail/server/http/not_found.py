@@ -15,14 +15,6 @@ from dovetail.unsupported import sentence
 
 MAX_PATH_CHARS = 256
 UNSUPPORTED_ROUTES = {
-    "/v1/embeddings": "embeddings",
-    "/pooling": "embeddings",
-    "/classify": "classification",
-    "/score": "scoring",
-    "/v1/score": "scoring",
-    "/rerank": "scoring",
-    "/v1/rerank": "scoring",
-    "/v2/rerank": "scoring",
     "/v1/audio/transcriptions": "transcription",
     "/v1/audio/translations": "transcription",
     "/v1/load_lora_adapter": "lora",

@@ -231,7 +231,7 @@ def test_models_and_what_a_server_does_not_do() -> None:
         assert "<|im_start|>" in shown.template
         with pytest.raises(ollama.ResponseError, match='"other" is not served here'):
             await client.show("other")
-        with pytest.raises(ollama.ResponseError, match="embeddings are not supported"):
+        with pytest.raises(ollama.ResponseError, match='a model that can "embed"'):
             await client.embed("fake", "text")
         for call in (client.pull, client.push, client.delete):
             with pytest.raises(ollama.ResponseError, match="dovetail pull"):

@@ -18,7 +18,7 @@ from starlette.responses import FileResponse, JSONResponse
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import NotFound, RequestError
-from dovetail.interfaces.api import GENERATE, Api, Route
+from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.server.api.batches.multipart import parts_of
 from dovetail.server.api.batches.runner import BatchRunner
@@ -181,7 +181,6 @@ class BatchesApi(Api):
 
     info = Info(summary="files and batches of the OpenAI API", source="the OpenAI API reference")
     routes = _routes()
-    task = GENERATE
 
     @asynccontextmanager
     async def state(self, frontend: FrontendConfig) -> AsyncIterator[BatchState | None]:

@@ -1,4 +1,4 @@
-"""POST /invocations: a chat or a completion, told apart by its fields.
+"""POST /invocations: a chat, a completion or what else the model does, told apart by its fields.
 
 Source: the container contract of Amazon SageMaker, and the HTTP API of `vllm serve`.
 """
@@ -6,6 +6,7 @@ Source: the container contract of Amazon SageMaker, and the HTTP API of `vllm se
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 from fastapi import Request
@@ -14,15 +15,22 @@ from starlette.types import Message
 from dovetail.errors import RequestError
 from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.pooling_params import CLASSIFY, EMBED
 
-TARGETS = {"messages": "/v1/chat/completions", "prompt": "/v1/completions"}
-"""The field that a body must have -> the path that answers it."""
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+EMBEDDINGS, CLASSIFY_PATH, POOLING = "/v1/embeddings", "/classify", "/pooling"
+INPUT_PATHS = (EMBEDDINGS, CLASSIFY_PATH)
+POOLING_FIELD = "task"
+"""With it, inputs are for /pooling."""
+SCORES = {"text_1": "/score", "queries": "/score", "data_1": "/score", "query": "/rerank"}
+"""The field that a body must have -> the path that answers it, whatever the model."""
 
 
 async def invoke(request: Request) -> Any:
-    """Answer a chat (`messages`) or a completion (`prompt`) on the path of hosting services."""
+    """Answer a chat (`messages`), a completion (`prompt`), vectors or classes (`input`), scores
+    (`text_1`) or a ranking (`query`) on the path of hosting services."""
     raw = await request.body()
-    path = target_of(raw)
+    path = target_of(raw, request.app.state.server.tasks)
     endpoint = next(
         route for route in request.app.router.routes if getattr(route, "path", None) == path
     )
@@ -37,24 +45,34 @@ async def invoke(request: Request) -> Any:
     return await endpoint.get_route_handler()(Request(request.scope, receive))
 
 
-def target_of(raw: bytes) -> str:
+def targets(tasks: Collection[str]) -> dict[str, str]:
+    """Return field -> the path that answers a body with it, of a model that can do these tasks."""
+    if GENERATE in tasks:
+        return {"messages": CHAT, "prompt": COMPLETIONS}
+    paths = {EMBED: EMBEDDINGS, CLASSIFY: CLASSIFY_PATH}
+    of_input = next((path for task, path in paths.items() if task in tasks), POOLING)
+    return {"messages": of_input, "input": of_input, **SCORES}
+
+
+def target_of(raw: bytes, tasks: Collection[str]) -> str:
     """Return the path that answers a body. Raises: RequestError"""
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise RequestError("the request body is not valid JSON.", code="invalid_json") from error
-    paths = [path for name, path in TARGETS.items() if isinstance(body, dict) and name in body]
+    by_field = targets(tasks)
+    paths = [path for name, path in by_field.items() if isinstance(body, dict) and name in body]
     if len(paths) != 1:
-        raise RequestError("send either messages, for a chat, or prompt, for a completion.")
-    return paths[0]
+        known = ", ".join(f"{name} for {path}" for name, path in by_field.items())
+        raise RequestError(f"send one of these fields: {known}.")
+    return POOLING if POOLING_FIELD in body and paths[0] in INPUT_PATHS else paths[0]
 
 
 class InvocationsApi(Api):
     """The path of hosting services."""
 
     info = Info(
-        summary="chats and completions under the path of hosting services",
+        summary="every kind of request under the path of hosting services",
         source="the container contract of Amazon SageMaker",
     )
     routes = (Route(method="POST", path="/invocations", endpoint=invoke),)
-    task = GENERATE

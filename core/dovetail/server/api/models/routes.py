@@ -8,6 +8,7 @@ from dovetail.interfaces.plugin import Info
 from dovetail.server.api.models.protocol import ModelCard, ModelList
 from dovetail.server.generate.dependencies import ServerOf
 from dovetail.server.generate.server_state import ServerState
+from dovetail.server.pool.scores import can_score
 
 
 async def list_models(server: ServerOf) -> ModelList:
@@ -33,7 +34,10 @@ def _card(server: ServerState, name: str) -> ModelCard:
 
 
 def _capabilities(server: ServerState) -> list[str]:
-    """Return what requests may ask of the model here."""
+    """Return what requests may ask of the model here: of one that pools, its tasks."""
+    pooling = server.engine.spec.run.pooling
+    if pooling is not None:
+        return [*pooling.tasks, *(["score"] if can_score(pooling) else [])]
     known = {
         "completion": True,
         "chat": bool(server.renderer.source),

@@ -7,6 +7,7 @@ reference.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 
 from dovetail.config.checkpoint.weights_check import is_whole_model, weights_bytes
 from dovetail.errors import RequestError
+from dovetail.interfaces.api import GENERATE
+from dovetail.interfaces.pooling_params import EMBED
 from dovetail.server.api.ollama.protocol import OllamaShowRequest
 from dovetail.server.api.ollama.response import written_time
 from dovetail.server.generate.dependencies import ServerOf
@@ -122,12 +125,19 @@ def _model_info(server: ServerState) -> dict[str, Any]:
 
 
 def _capabilities(server: ServerState) -> list[str]:
+    if GENERATE not in server.tasks:
+        return _pooled_capabilities(server.tasks)
     can = {
         "tools": server.parsers.tool is not None and "tools" in server.renderer.source,
         "thinking": server.parsers.reasoning is not None,
         "insert": server.engine.spec.has_tokenizer and _can_fill_in(server),
     }
     return ["completion", *(name for name, is_able in can.items() if is_able)]
+
+
+def _pooled_capabilities(tasks: Collection[str]) -> list[str]:
+    """Return what a model does that pools, in Ollama's word for it; it has none for classes."""
+    return ["embedding"] if EMBED in tasks else []
 
 
 def _can_fill_in(server: ServerState) -> bool:

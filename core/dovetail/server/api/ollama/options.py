@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.errors import RequestError
-from dovetail.server.api.ollama.protocol import OllamaOptions, OllamaRequest
+from dovetail.server.api.ollama.protocol import OllamaEmbedFields, OllamaOptions, OllamaRequest
 from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.undeclared_fields import WITHOUT_EFFECT, fault_of
 
@@ -85,7 +85,7 @@ def _penalties(options: OllamaOptions) -> dict[str, Any]:
     return {"repetition_penalty": options.repeat_penalty}
 
 
-def check_fields(server: ServerState, body: OllamaRequest) -> list[str]:
+def check_fields(server: ServerState, body: OllamaRequest | OllamaEmbedFields) -> list[str]:
     """Return the names of fields and options that change nothing. Raises: RequestError for those
     that would change the answer and cannot"""
     names = server.fields.check(body, known=("messages.", "options."))

@@ -89,6 +89,28 @@ class OllamaGenerateRequest(OllamaRequest):
     raw: bool | None = None
 
 
+class OllamaEmbedFields(Body):
+    """What both ways to ask for vectors have in common. No option changes a vector."""
+
+    model: Annotated[str, Field(min_length=1)]
+    options: OllamaOptions | None = None
+    keep_alive: float | str | None = None
+
+
+class OllamaEmbedRequest(OllamaEmbedFields):
+    """The vectors of texts are asked for. Without `truncate` false, those too long are cut."""
+
+    input: str | list[str] = ""
+    truncate: bool | None = True
+    dimensions: Annotated[int, Field(ge=1, le=INT31)] | None = None
+
+
+class OllamaEmbeddingsRequest(OllamaEmbedFields):
+    """The vector of one text is asked for."""
+
+    prompt: str = ""
+
+
 class OllamaShowRequest(Body):
     """The facts of a model are asked for. `verbose` adds nothing."""
 

@@ -15,7 +15,9 @@ from dovetail.errors import NotFound, RequestError
 from dovetail.interfaces.api import GENERATE as GENERATE_TASK
 from dovetail.interfaces.api import Api, ApiError, Route
 from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.pooling_params import EMBED
 from dovetail.server.api.ollama.continuation import prepare_continuation
+from dovetail.server.api.ollama.embed import embed, embed_prompt
 from dovetail.server.api.ollama.input import (
     CHAT_NAMES,
     GENERATE_NAMES,
@@ -33,6 +35,8 @@ from dovetail.server.api.ollama.models import (
 from dovetail.server.api.ollama.options import check_fields
 from dovetail.server.api.ollama.protocol import (
     OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
     OllamaGenerateRequest,
     OllamaRequest,
     OllamaShowRequest,
@@ -62,7 +66,6 @@ from dovetail.server.generate.dialect import Dialect
 from dovetail.server.generate.generation import Generation, event_stream_response
 from dovetail.server.generate.ignored_fields import HEADER, header_value
 from dovetail.server.generate.server_state import ServerState
-from dovetail.unsupported import sentence
 
 
 async def create_chat(body: OllamaChatRequest, request: Request, server: ServerOf) -> Any:
@@ -175,11 +178,6 @@ def _loaded(body: OllamaRequest, shape: Shape) -> Response:
     )
 
 
-async def refuse_embedding() -> None:
-    """Refuse: embeddings are not supported."""
-    raise NotFound(sentence("embeddings"), code="not_supported")
-
-
 async def refuse_change() -> None:
     """Refuse: the models of a server are not changed while it runs."""
     raise NotFound(
@@ -193,28 +191,48 @@ async def refuse_change() -> None:
 class OllamaApi(Api):
     """Ollama's API."""
 
-    info = Info(summary="chat and generate of Ollama's API", source="Ollama's API reference")
+    info = Info(summary="chat, generate and embed of Ollama's API", source="Ollama's API reference")
     routes = (
-        Route(method="POST", path="/api/chat", endpoint=create_chat, body=OllamaChatRequest),
+        Route(
+            method="POST",
+            path="/api/chat",
+            endpoint=create_chat,
+            body=OllamaChatRequest,
+            tasks=(GENERATE_TASK,),
+        ),
         Route(
             method="POST",
             path="/api/generate",
             endpoint=create_answer,
             body=OllamaGenerateRequest,
+            tasks=(GENERATE_TASK,),
+        ),
+        Route(
+            method="POST",
+            path="/api/embed",
+            endpoint=embed,
+            body=OllamaEmbedRequest,
+            tasks=(EMBED,),
+            takes_any_length=True,
+        ),
+        Route(
+            method="POST",
+            path="/api/embeddings",
+            endpoint=embed_prompt,
+            body=OllamaEmbeddingsRequest,
+            tasks=(EMBED,),
+            takes_any_length=True,
         ),
         Route(method="GET", path="/api/tags", endpoint=list_models),
         Route(method="GET", path="/api/ps", endpoint=list_loaded),
         Route(method="POST", path="/api/show", endpoint=show_model, body=OllamaShowRequest),
         Route(method="GET", path="/api/version", endpoint=show_version),
-        Route(method="POST", path="/api/embed", endpoint=refuse_embedding),
-        Route(method="POST", path="/api/embeddings", endpoint=refuse_embedding),
         Route(method="POST", path="/api/pull", endpoint=refuse_change),
         Route(method="POST", path="/api/push", endpoint=refuse_change),
         Route(method="POST", path="/api/create", endpoint=refuse_change),
         Route(method="POST", path="/api/copy", endpoint=refuse_change),
         Route(method="DELETE", path="/api/delete", endpoint=refuse_change),
     )
-    task = GENERATE_TASK
 
     def error_body(self, status: int, error: ApiError, request_id: str | None) -> bytes:
         """Return Ollama's JSON body of an error."""

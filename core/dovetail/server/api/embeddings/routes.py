@@ -1,0 +1,56 @@
+"""POST /v1/embeddings."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import Request
+
+from dovetail.interfaces.api import Api, Route
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.pooling_params import EMBED, PoolingParams
+from dovetail.server.api.embeddings.protocol import EmbeddingRequest
+from dovetail.server.generate.dependencies import ServerOf
+from dovetail.server.pool.inputs import input_job
+from dovetail.server.pool.replies import raw_reply
+from dovetail.server.pool.vectors import vector_format
+from dovetail.server.pool.work import answered, array_of
+
+
+async def create_embeddings(body: EmbeddingRequest, request: Request, server: ServerOf) -> Any:
+    """Return the vectors of inputs, or of a conversation."""
+    model = server.model_name(body.model)
+    wants = body.normalize if body.normalize is not None else body.use_activation
+    params = PoolingParams(task=EMBED, dimensions=body.dimensions, is_normalized=wants)
+    job, ignored = await input_job(server, body, request, params)
+    shape = vector_format(body.encoding_format, body.embed_dtype, body.endianness)
+    answers = await answered(server, job, lambda output: shape.written(array_of(output)))
+    data = [
+        {"object": "embedding", "index": index, "embedding": vector}
+        for index, vector in enumerate(answers.told)
+    ]
+    reply = {
+        "id": f"embd-{job.request_id}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": model,
+        "data": data,
+        "usage": answers.usage(server).model_dump(),
+    }
+    return raw_reply(reply, ignored)
+
+
+class EmbeddingsApi(Api):
+    """OpenAI's embeddings."""
+
+    info = Info(summary="vectors of texts of the OpenAI API", source="the OpenAI API reference")
+    routes = (
+        Route(
+            method="POST",
+            path="/v1/embeddings",
+            endpoint=create_embeddings,
+            body=EmbeddingRequest,
+        ),
+    )
+    task = EMBED

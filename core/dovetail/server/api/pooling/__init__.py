@@ -1,0 +1,1 @@
+"""/pooling and /classify: what a model makes of prompts, or of each of their tokens."""

@@ -1,0 +1,124 @@
+"""POST /pooling and /classify."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from fastapi import Request
+
+from dovetail.interfaces.api import Api, Route
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.pooling_params import (
+    CLASSIFY,
+    EMBED,
+    TASKS,
+    TOKEN_CLASSIFY,
+    TOKEN_EMBED,
+    PoolingParams,
+)
+from dovetail.interfaces.spec import PoolingSpec
+from dovetail.server.api.pooling.protocol import ClassifyRequest, PoolingRequest
+from dovetail.server.generate.dependencies import ServerOf
+from dovetail.server.pool.inputs import input_job, pooling_of
+from dovetail.server.pool.labels import label_of
+from dovetail.server.pool.replies import raw_reply
+from dovetail.server.pool.vectors import vector_format
+from dovetail.server.pool.work import answered, array_of
+
+_OLDER = {
+    "encode": (TOKEN_EMBED, TOKEN_CLASSIFY),
+    "score": (CLASSIFY,),
+    "reward": (TOKEN_CLASSIFY, CLASSIFY),
+}
+
+
+async def create_pooling(body: PoolingRequest, request: Request, server: ServerOf) -> Any:
+    """Return what the model makes of inputs, or of each of their tokens."""
+    model = server.model_name(body.model)
+    task = task_of(body.task, pooling_of(server))
+    is_vector = task in (EMBED, TOKEN_EMBED)
+    normal = body.normalize if body.normalize is not None else body.use_activation
+    params = PoolingParams(
+        task=task,
+        dimensions=body.dimensions if is_vector else None,
+        is_normalized=normal if is_vector else None,
+        is_activated=None if is_vector else body.wants_activation(),
+    )
+    job, ignored = await input_job(server, body, request, params)
+    shape = vector_format(body.encoding_format, body.embed_dtype, body.endianness)
+    answers = await answered(server, job, lambda output: shape.written(array_of(output)))
+    reply = {
+        "id": f"pool-{job.request_id}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": model,
+        "data": [
+            {"object": "pooling", "index": index, "data": numbers}
+            for index, numbers in enumerate(answers.told)
+        ],
+        "usage": answers.usage(server).model_dump(),
+    }
+    return raw_reply(reply, ignored)
+
+
+def task_of(asked: str | None, pooling: PoolingSpec) -> str:
+    """Return the task that a request means: the model's usual one where it names none."""
+    if asked is None:
+        return pooling.tasks[0]
+    names = _OLDER.get(asked, (asked,))
+    return next((name for name in names if name in pooling.tasks), names[0])
+
+
+async def classify(body: ClassifyRequest, request: Request, server: ServerOf) -> Any:
+    """Return the most likely class of each input, with the probabilities of all."""
+    model = server.model_name(body.model)
+    params = PoolingParams(task=CLASSIFY, is_activated=body.wants_activation())
+    job, ignored = await input_job(server, body, request, params)
+    answers = await answered(server, job, array_of)
+    labels = pooling_of(server).labels
+    reply = {
+        "id": f"classify-{job.request_id}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": model,
+        "data": [_classified(i, told, labels) for i, told in enumerate(answers.told)],
+        "usage": answers.usage(server).model_dump(),
+    }
+    return raw_reply(reply, ignored)
+
+
+def _classified(index: int, told: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
+    return {
+        "index": index,
+        "label": label_of(int(told.argmax()), labels),
+        "probs": told.tolist(),
+        "num_classes": len(told),
+    }
+
+
+class PoolingApi(Api):
+    """Whatever a model pools."""
+
+    info = Info(
+        summary="vectors and classes of prompts or their tokens",
+        source="the HTTP API of `vllm serve`",
+    )
+    routes = (
+        Route(
+            method="POST",
+            path="/pooling",
+            endpoint=create_pooling,
+            body=PoolingRequest,
+            tasks=TASKS,
+        ),
+        Route(
+            method="POST",
+            path="/classify",
+            endpoint=classify,
+            body=ClassifyRequest,
+            tasks=(CLASSIFY,),
+        ),
+    )

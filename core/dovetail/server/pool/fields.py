@@ -1,0 +1,54 @@
+"""What the bodies of pooled prompts share: inputs, how they are cut, usage.
+
+Source: the OpenAI API reference, embeddings, and the extra fields of `vllm serve`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, cast
+
+from pydantic import Field
+
+from dovetail.engine.client.input import Prompt
+from dovetail.server.generate.bodies import INT31, Body, Reply, TokenId
+from dovetail.server.generate.usage import PromptTokensDetails
+from dovetail.server.http.middleware import MAX_REQUEST_ID_CHARS
+
+Side = Literal["left", "right"]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
+TokenIdLists = Annotated[list[TokenIds], Field(min_length=1, fail_fast=True)]
+Inputs = str | Texts | TokenIds | TokenIdLists
+"""One text, several, the token ids of one, or those of several."""
+
+
+class PoolFields(Body):
+    """What every request for a prompt's vector, classes or score may say."""
+
+    model: str | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT31)] | None = None
+    truncation_side: Side | None = None
+    priority: Annotated[int, Field(ge=-(1 << 31), le=INT31)] = 0
+    cache_salt: Annotated[str, Field(max_length=1024)] | None = None
+    request_id: (
+        Annotated[str, Field(max_length=MAX_REQUEST_ID_CHARS, pattern=r"^[\w.:-]+$")] | None
+    ) = None
+
+
+class PromptUsage(Reply):
+    """Tokens of the prompts; nothing is generated."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int = 0
+    prompt_tokens_details: PromptTokensDetails | None = None
+
+
+def listed(inputs: Inputs) -> tuple[Sequence[Prompt], bool]:
+    """Return the inputs as a list, all text or all token ids, and whether it was one already."""
+    match inputs:
+        case str() | [int(), *_]:
+            return [cast("Prompt", inputs)], False
+        case _:
+            return cast("list[Prompt]", inputs), True

@@ -1,0 +1,98 @@
+"""Pairs of texts in a request on their way to scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from starlette.requests import Request
+
+from dovetail.engine.context_length import PROMPT
+from dovetail.interfaces.pooling_params import CLASSIFY, EMBED, PoolingParams
+from dovetail.interfaces.spec import PoolingSpec
+from dovetail.server.generate.as_chat import in_words_of
+from dovetail.server.generate.server_state import ServerState
+from dovetail.server.pool.fields import PoolFields
+from dovetail.server.pool.pairs import Scoring, plan_scores
+from dovetail.server.pool.work import (
+    Answers,
+    Job,
+    answered,
+    array_of,
+    check_inputs,
+    request_id_of,
+)
+
+TASKS = (CLASSIFY, EMBED)
+"""A model that can do one of them can score."""
+
+
+def can_score(pooling: PoolingSpec) -> bool:
+    """Return whether a model scores pairs: by its one class, or by vectors."""
+    return EMBED in pooling.tasks or (CLASSIFY in pooling.tasks and len(pooling.labels) == 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs:
+    """Texts to be scored against each other: each first one with the second of its place, or a
+    single first one with all. The fields are the texts' names in the body."""
+
+    firsts: Sequence[str]
+    seconds: Sequence[str]
+    first_field: str
+    second_field: str
+    is_activated: bool | None = None
+
+    def check(self) -> None:
+        """Raise RequestError for no texts, too many of them, and empty ones."""
+        check_inputs(self.firsts, self.first_field, is_list=len(self.firsts) > 1)
+        check_inputs(self.seconds, self.second_field)
+
+    def names(self) -> Mapping[str, str]:
+        """Return the client's names of what errors name."""
+        return {
+            PROMPT: self.second_field,
+            "text_1": self.first_field,
+            "text_2": self.second_field,
+        }
+
+
+async def scored(
+    server: ServerState, body: PoolFields, request: Request, pairs: Pairs
+) -> tuple[str, Answers]:
+    """Return the request's id, and the scores with the tokens that were read. Raises: as
+    `answered`; RequestError where the model tells several classes"""
+    server.check_text(pairs.second_field)
+    pairs.check()
+    plan = await _planned(server, body, pairs)
+    job = Job(
+        request_id=request_id_of(body, request),
+        prompts=[one.prompt for one in plan.prompts],
+        params=[one.params for one in plan.prompts],
+        field=pairs.second_field,
+        is_list=all(len(pair) == 1 for pair in plan.pairs),
+        priority=body.priority,
+        cache_salt=body.cache_salt or "",
+        truncate=body.truncate_prompt_tokens,
+        keeps_start=body.truncation_side != "left",
+    )
+    answers = await answered(server, job, array_of)
+    return job.request_id, replace(answers, told=plan.scores(answers.told))
+
+
+async def _planned(server: ServerState, body: PoolFields, pairs: Pairs) -> Scoring:
+    """Return what to pool, made in a thread where the texts are long. Raises: RequestError"""
+    params = PoolingParams(task=EMBED, is_activated=pairs.is_activated)
+    work = partial(
+        plan_scores,
+        server.engine.spec,
+        server.engine.tokenizer,
+        pairs.firsts,
+        pairs.seconds,
+        truncate=body.truncate_prompt_tokens,
+        params=params,
+    )
+    num_chars = sum(map(len, pairs.seconds)) + len(pairs.seconds) * len(pairs.firsts[0])
+    with in_words_of(pairs.names()):
+        return await server.run(work, num_chars)

@@ -1,0 +1,69 @@
+"""Tiny BERTs with random weights and a vocabulary of letters, written with transformers."""
+
+from __future__ import annotations
+
+import json
+import string
+from pathlib import Path
+from typing import Any
+
+WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *string.ascii_lowercase)
+PIECES = tuple(f"##{letter}" for letter in string.ascii_lowercase)
+VOCABULARY = (*WORDS, *PIECES, ".", ",", "the", "cat", "sat")
+MAX_TOKENS = 128
+
+
+def write_bert(folder: Path, *, labels: int = 0, prompts: dict[str, str] | None = None) -> Any:
+    """Write a checkpoint and return its transformers model. `labels`: it tells so many classes;
+    `prompts` are those of a folder of sentence-transformers, which pools the first token."""
+    import torch
+    from transformers import (
+        BertConfig,
+        BertForSequenceClassification,
+        BertModel,
+        BertTokenizerFast,
+    )
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.txt").write_text("\n".join(VOCABULARY))
+    BertTokenizerFast(vocab_file=str(folder / "vocab.txt")).save_pretrained(folder)
+    config = BertConfig(
+        vocab_size=len(VOCABULARY),
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=96,
+        max_position_embeddings=MAX_TOKENS,
+        initializer_range=0.2,
+    )
+    if labels:
+        config.num_labels = labels
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(config) if labels else BertModel(config)
+    model.eval().save_pretrained(folder)
+    if prompts is not None:
+        _write_sentence_settings(folder, prompts)
+    return model
+
+
+def _write_sentence_settings(folder: Path, prompts: dict[str, str]) -> None:
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {
+            "idx": 1,
+            "name": "1",
+            "path": "1_Pooling",
+            "type": "sentence_transformers.models.Pooling",
+        },
+        {
+            "idx": 2,
+            "name": "2",
+            "path": "2_Normalize",
+            "type": "sentence_transformers.models.Normalize",
+        },
+    ]
+    pooling = {"word_embedding_dimension": 64, "pooling_mode_cls_token": True}
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
