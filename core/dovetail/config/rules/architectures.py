@@ -50,7 +50,7 @@ def registered(architecture: str) -> str | None:
     """
     names = set(registry.names("model"))
     family, head = stem(architecture)
-    ends = ("ForCausalLM", "LMHeadModel")
-    ends = ends if head == LOGITS else (*ends, "Model", "EncoderModel")
+    decoders = ("ForCausalLM", "LMHeadModel")
+    ends = decoders if head == LOGITS else (*decoders, "Model", "EncoderModel")
     tried = (architecture, *(family + end for end in ends))
     return next((name for name in tried if name in names), None)

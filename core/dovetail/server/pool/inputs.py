@@ -71,7 +71,8 @@ async def input_job(
     if body.input is None:
         ids, unused = await _chat_prompt(server, body)
         ignored += server.fields.report(unused)
-        prompts, field, is_list = [ids], "messages", False
+        prompts: Sequence[Prompt] = [ids]
+        field, is_list = "messages", False
     else:
         prompts, is_list = listed(body.input)
         check_inputs(prompts, field, is_list=is_list)
