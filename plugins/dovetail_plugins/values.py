@@ -240,7 +240,7 @@ ACCEPTANCE_REJECTION_SAMPLER = Value(summary="rejection sampling", value="reject
 DATA_PARALLEL_MP = Value(summary="each engine in a process of its own on this machine", value=None)
 DATA_PARALLEL_RAY = Value(
     summary="each engine in an actor on a machine of a Ray cluster",
-    value="dovetail_plugins.engine_starters.ray_engines:RayEngines",
+    value="dovetail_plugins.ray_engines:RayEngines",
     requires=("ray",),
     extra="ray",
 )

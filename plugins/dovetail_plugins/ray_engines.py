@@ -18,8 +18,8 @@ from dovetail.config.rules.joining import BACKEND
 from dovetail.engine.faults import error_of
 from dovetail.errors import ConfigError
 from dovetail.interfaces.engine_starter import EngineStarter, EnginesWanted
-from dovetail_plugins.engine_starters._ray_engine_actor import EngineActor, EngineBoot, Outcome
 from dovetail_plugins.executors import _ray_session as session
+from dovetail_plugins.executors._ray_engine_actor import EngineActor, EngineBoot, Outcome
 from dovetail_plugins.executors._ray_places import Places, gpus_beside, in_order, reason_of
 
 SIZE_FLAG = "--data-parallel-size"

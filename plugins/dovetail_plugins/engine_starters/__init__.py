@@ -1,1 +1,0 @@
-"""Who starts engines elsewhere: the code behind choices of --data-parallel-backend."""
