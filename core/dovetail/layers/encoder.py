@@ -102,7 +102,7 @@ ONE_KIND = "all"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Around:
-    """What a layer is told beside its input: the tokens' rotation, and biases of scores.
+    """What a layer takes beside its input: the tokens' rotation, and biases of scores.
 
     Shapes: bias [H of this rank, 2 M - 1]
     """
@@ -323,7 +323,7 @@ class EncoderModel(nn.Module, Model):
         return x if self.final_norm is None else self.final_norm(x)
 
     def around(self, positions: torch.Tensor) -> Mapping[str, Around]:
-        """Return what the layers of each kind are told of a step. Shapes: positions [T]"""
+        """Return what the layers of each kind take beside their input. Shapes: positions [T]"""
         bias = None if self.position_bias is None else self.position_bias.table
         if not self.rotaries:
             return {ONE_KIND: Around(bias=bias)}
@@ -334,6 +334,6 @@ class EncoderModel(nn.Module, Model):
 
     def classes(self, pooled: torch.Tensor) -> torch.Tensor:
         """Return the numbers of the classes. Shapes: pooled [S, E] -> [S, C]"""
-        assert self.head is not None, "a model is built with the head that is asked for"
+        assert self.head is not None, "a model has the head that its spec names"
         found: torch.Tensor = self.head(pooled)
         return found

@@ -113,7 +113,7 @@ def log_buckets(distances: torch.Tensor, count: int, reach: int) -> torch.Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AroundRows(Around):
-    """What a layer is told: vectors of distances and their norm, and of each row the first token,
+    """What a layer takes: vectors of distances and their norm, and of each row the first token,
     the one behind the last, and the buckets of queries and keys."""
 
     relative: RelativeStates
@@ -122,7 +122,7 @@ class AroundRows(Around):
 
 
 class DebertaAttention(nn.Module):
-    """Attention of each row by itself, with products of states and positions."""
+    """Attention within each row, with products of states and positions."""
 
     def __init__(self, context: BuildContext, name: str) -> None:
         super().__init__()
@@ -250,7 +250,7 @@ class DebertaV2Model(BertModel):
         return DenseClasses(context, act=context.model.hf_config["pooler_hidden_act"])
 
     def around(self, positions: torch.Tensor) -> Mapping[str, Around]:
-        """Return what the layers are told; a row begins at each position 0."""
+        """Return what the layers take; a row begins at each position 0."""
         starts = (positions == 0).nonzero().flatten().tolist()
         bounds = pairwise([*starts, len(positions)])
         rows = [(first, end, self.relative.buckets(end - first)) for first, end in bounds]
