@@ -48,7 +48,7 @@ _T5 = {
     "d_kv": 16,
     "d_ff": 48,
     "num_layers": 2,
-    "num_heads": 3,
+    "num_attention_heads": 3,
     "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 20,
 }
