@@ -154,8 +154,9 @@ class DebertaAttention(nn.Module):
         products = around.relative.products(self.name, self.qkv_proj, around.norm)
         out = torch.empty_like(q)
         for first, end, buckets in around.rows:
-            heads = (self._heads(part[first:end]) for part in (q, k, v))
-            out[first:end] = self._row(*heads, products, buckets).transpose(0, 1).flatten(1)
+            own_q, own_k, own_v = (self._heads(part[first:end]) for part in (q, k, v))
+            attended = self._row(own_q, own_k, own_v, products, buckets)
+            out[first:end] = attended.transpose(0, 1).flatten(1)
         return self.o_proj(out, residual)
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
