@@ -34,6 +34,12 @@ the server says why and does not start; *not tried*: transformers' own class cou
 or does not run on the machine of the trial. Of a model that takes images or sound the text part is
 served, without them.
 
+Encoders stand in another list: BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, ModernBERT,
+NomicBERT, GTE (`NewModel`, `GteModel`), MPNet, DeBERTa v2 and v3, T5's encoder and Jina BERT v2
+have plugins of their own, which tell vectors, classes of texts and of tokens. Tests compare them
+with transformers (Jina BERT with its formulas). A class that generates is not theirs: for example
+`BertLMHeadModel` runs over transformers.
+
 {counts}. `make sweep` tries them all again, `python -m benchmarks.architectures NAME` one alone.
 
 | model type | class | | why not |

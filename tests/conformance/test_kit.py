@@ -111,6 +111,16 @@ WRONG: list[tuple[str, str, str]] = [
     ("attention_backend", f"{TORCH}:WindowlessAttention", "window_over_steps[3]"),
     ("attention_backend", f"{TORCH}:FreshKeysAttention", "new_keys_may_lie_elsewhere[9]"),
     ("attention_backend", f"{TORCH}:BaseTwoAttention", "tells_log_sum_exps[plain]"),
+    (
+        "attention_backend",
+        f"{TORCH}:OneSidedAttention",
+        "window_to_both_sides[prefill_not_causal_sides_H4_K2-float32]",
+    ),
+    (
+        "attention_backend",
+        f"{TORCH}:MirroredBiasAttention",
+        "position_bias[mixed_bias_H4_K2-float32]",
+    ),
     ("attention_backend", f"{TORCH}:PaddingAttention", "steps_follow_each_other[full-decode]"),
     (
         "attention_backend",

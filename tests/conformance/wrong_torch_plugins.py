@@ -141,6 +141,42 @@ class BaseTwoAttention(ReferenceAttention):
         return out, lse / math.log(2.0)
 
 
+class OneSidedAttention(ReferenceAttention):
+    """Knows windows under a causal mask only."""
+
+    def forward(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend to all that follows a query."""
+        window = spec.window_tokens if spec.is_causal else None
+        spec = replace(spec, window_tokens=window)
+        return super().forward(spec, q, k, v, cache, prepared, sinks)
+
+
+class MirroredBiasAttention(ReferenceAttention):
+    """Takes the distance from key to query for that from query to key."""
+
+    def forward_biased(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        bias: torch.Tensor,
+    ) -> torch.Tensor:
+        """Attend with the biases of the other direction."""
+        return super().forward_biased(spec, q, k, v, cache, prepared, bias.flip(1))
+
+
 class PaddingAttention(ReferenceAttention):
     """Reads whole blocks, what lies behind the row's end included."""
 

@@ -18,6 +18,10 @@ NAMES_OF_PARSERS = {("demo.py", "qwen3")}
 """Words of core that are a model type too, and mean another plugin there."""
 
 
+TYPES_OF_REMOTE_CODE = {"NewModel": "new", "JinaBertModel": "bert"}
+"""Classes that transformers does not have -> the model type in their config.json."""
+
+
 def architectures() -> list[str]:
     """Return the classes of checkpoints that have a plugin of their own."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -29,14 +33,19 @@ def architectures() -> list[str]:
     ]
 
 
+ENDS = r"(ForCausalLM|LMHeadModel|EncoderModel|Model)$"
+
+
 def plain(name: str) -> str:
     """Return a family's name without what spellings differ in."""
-    return re.sub(r"[^a-z0-9]", "", re.sub(r"(ForCausalLM|LMHeadModel)$", "", name).lower())
+    return re.sub(r"[^a-z0-9]", "", re.sub(ENDS, "", name.strip()).lower())
 
 
 def test_the_readme_lists_every_family() -> None:
-    text = (ROOT / "README.md").read_text().partition("## Models\n")[2].partition(" have ")[0]
-    listed = {plain(name) for name in re.split(r",|\band\b", text)}
+    text = (ROOT / "README.md").read_text().partition("## Models\n")[2]
+    lists = (text, text.partition("Encoders: ")[2])
+    named = [re.sub(r"\([^)]*\)", "", one.partition(" have ")[0]) for one in lists]
+    listed = {plain(name) for one in named for name in re.split(r",|\band\b", one)}
     assert listed == {plain(name) for name in architectures()}
 
 
@@ -45,6 +54,9 @@ def test_every_family_has_its_defaults(architecture: str) -> None:
     auto = pytest.importorskip("transformers.models.auto.modeling_auto")
     names = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     types = {model_type for model_type, name in names.items() if name == architecture}
+    whole = architecture.replace("EncoderModel", "Model")
+    types |= {name for name, found in auto.MODEL_MAPPING_NAMES.items() if found == whole}
+    types |= {name for found, name in TYPES_OF_REMOTE_CODE.items() if found == architecture}
     assert any(facts_of({"model_type": name}).defaults for name in types), types
 
 

@@ -102,7 +102,7 @@ ONE_KIND = "all"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Around:
-    """What a layer is told beside its input: the tokens' rotation, and biases of scores.
+    """What a layer takes beside its input: the tokens' rotation, and biases of scores.
 
     Shapes: bias [H of this rank, 2 M - 1]
     """
@@ -223,7 +223,7 @@ class EncoderLayer(nn.Module):
     def __init__(self, context: BuildContext, name: str, config: EncoderConfig, layer: int) -> None:
         super().__init__()
         size, inner = context.model.hidden_size, config.inner_size
-        self.attention = EncoderAttention(context, f"{name}.attention", config, layer)
+        self.attention = self.build_attention(context, f"{name}.attention", config, layer)
         self.attention_norm = self.first_norm(context, config, layer)
         if config.is_gated:
             self.gate_up_proj = self.gated_class(
@@ -244,6 +244,12 @@ class EncoderLayer(nn.Module):
             context, f"{name}.down_proj", inner, size, bias=config.has_down_bias
         )
         self.output_norm = encoder_norm(context, config)
+
+    def build_attention(
+        self, context: BuildContext, name: str, config: EncoderConfig, layer: int
+    ) -> nn.Module:
+        """Return the attention among all tokens of a row."""
+        return EncoderAttention(context, name, config, layer)
 
     def first_norm(self, context: BuildContext, config: EncoderConfig, layer: int) -> nn.Module:
         """Return the norm beside attention."""
@@ -311,15 +317,23 @@ class EncoderModel(nn.Module, Model):
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the final hidden states. Shapes: token_ids, positions [T] -> [T, E]"""
         x = self.embeddings(token_ids, positions)
-        bias = None if self.position_bias is None else self.position_bias.table
-        ropes = {kind: rotary(positions) for kind, rotary in self.rotaries.items()}
-        around = {kind: Around(rope=ropes.get(kind), bias=bias) for kind in {*ropes, ONE_KIND}}
+        around = self.around(positions)
         for kind, layer in zip(self.layer_types, self.layers, strict=True):
             x = layer(x, around[kind])
         return x if self.final_norm is None else self.final_norm(x)
 
+    def around(self, positions: torch.Tensor) -> Mapping[str, Around]:
+        """Return what the layers of each kind take beside their input. Shapes: positions [T]"""
+        bias = None if self.position_bias is None else self.position_bias.table
+        if not self.rotaries:
+            return {ONE_KIND: Around(bias=bias)}
+        return {
+            kind: Around(rope=rotary(positions), bias=bias)
+            for kind, rotary in self.rotaries.items()
+        }
+
     def classes(self, pooled: torch.Tensor) -> torch.Tensor:
         """Return the numbers of the classes. Shapes: pooled [S, E] -> [S, C]"""
-        assert self.head is not None, "a model is built with the head that is asked for"
+        assert self.head is not None, "a model has the head that its spec names"
         found: torch.Tensor = self.head(pooled)
         return found

@@ -5,6 +5,7 @@ Source: Devlin et al. 2018.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from torch import nn
@@ -15,6 +16,8 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.class_head import DenseClasses
 from dovetail.layers.encoder import EncoderConfig, EncoderModel, usual_encoder
+
+Renames = tuple[tuple[str, str], ...]
 
 RENAMES = (
     ("embeddings.word_embeddings.", "embeddings.words."),
@@ -36,12 +39,25 @@ RENAMES = (
 """Names of checkpoints -> names of `layers.encoder`, the very old ones of norms too."""
 FUSED = {"query": ("qkv_proj", "q"), "key": ("qkv_proj", "k"), "value": ("qkv_proj", "v")}
 
+TOKEN_HEAD: Renames = (("classifier.", "head."),)
+OWN_HEAD: Renames = (("classifier.out_proj.", "head.out."), ("classifier.dense.", "head.dense."))
+"""Names of a head of prompts that has both of its matrices to itself."""
+POOLER = "pooler."
+UNUSED = ("cls.", "lm_head.", "_predictions.", "embeddings.position_ids", "inv_freq")
+"""What masked language models have beside, and tables that are computed."""
+
 
 class BertModel(EncoderModel):
     """BERT, for vectors of prompts, their classes, or classes of their tokens."""
 
     info = Info(summary="BERT", source="https://arxiv.org/abs/1810.04805")
-    renames: ClassVar[tuple[tuple[str, str], ...]] = RENAMES
+    prefixes: ClassVar[tuple[str, ...]] = ("bert.",)
+    renames: ClassVar[Renames] = RENAMES
+    fused: ClassVar[Mapping[str, tuple[str, str]]] = FUSED
+    prompt_head: ClassVar[Renames] = (
+        ("pooler.dense.", "head.dense."),
+        ("classifier.", "head.out."),
+    )
 
     @classmethod
     def encoder_config(cls, model: ModelSpec) -> EncoderConfig:
@@ -61,18 +77,18 @@ class BertModel(EncoderModel):
         return DenseClasses(context) if is_of_prompt else super().build_head(context)
 
     def weight_map(self) -> WeightMap:
-        """Return the names; checkpoints of whole models begin with "bert."."""
-        to_head: tuple[tuple[str, str], ...] = (("classifier.", "head."),)
-        unused = ["cls.", "embeddings.position_ids"]
+        """Return the names; those of whole models begin with one of the family's prefixes."""
+        to_head = TOKEN_HEAD
         if isinstance(self.head, DenseClasses):
-            to_head = (("pooler.dense.", "head.dense."), ("classifier.", "head.out."))
-        else:
-            unused.append("pooler.")
-        if self.head is None:
-            unused.append("classifier.")
+            to_head = self.prompt_head
+        is_pooled = any(old.startswith(POOLER) for old, _ in to_head)
         return WeightMap(
-            prefixes=(("bert.", ""),),
+            prefixes=tuple((prefix, "") for prefix in self.prefixes),
             renames=(*self.renames, *to_head),
-            fused=FUSED,
-            ignored=tuple(unused),
+            fused=self.fused,
+            ignored=(
+                *UNUSED,
+                *(() if is_pooled else (POOLER,)),
+                *(() if self.head is not None else ("classifier.",)),
+            ),
         )

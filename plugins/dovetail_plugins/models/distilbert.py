@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from torch import nn
 
-from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.class_head import DenseClasses
-from dovetail.layers.encoder import EncoderConfig, EncoderModel, usual_encoder
+from dovetail.layers.encoder import EncoderConfig, usual_encoder
+from dovetail_plugins.models.bert import BertModel
 
 RENAMES = (
     ("embeddings.word_embeddings.", "embeddings.words."),
@@ -27,10 +28,14 @@ RENAMES = (
 FUSED = {"q_lin": ("qkv_proj", "q"), "k_lin": ("qkv_proj", "k"), "v_lin": ("qkv_proj", "v")}
 
 
-class DistilBertModel(EncoderModel):
+class DistilBertModel(BertModel):
     """DistilBERT, for vectors of prompts, their classes, or classes of their tokens."""
 
     info = Info(summary="DistilBERT", source="https://arxiv.org/abs/1910.01108")
+    prefixes = ("distilbert.",)
+    renames = RENAMES
+    fused = FUSED
+    prompt_head = (("pre_classifier.", "head.dense."), ("classifier.", "head.out."))
 
     @classmethod
     def encoder_config(cls, model: ModelSpec) -> EncoderConfig:
@@ -41,16 +46,3 @@ class DistilBertModel(EncoderModel):
         """Return what makes classes: of a prompt by two matrices, of tokens by one."""
         is_of_prompt = context.model.head == "classes"
         return DenseClasses(context, act="relu") if is_of_prompt else super().build_head(context)
-
-    def weight_map(self) -> WeightMap:
-        """Return the names; checkpoints of whole models begin with "distilbert."."""
-        to_head: tuple[tuple[str, str], ...] = (("classifier.", "head."),)
-        if isinstance(self.head, DenseClasses):
-            to_head = (("pre_classifier.", "head.dense."), ("classifier.", "head.out."))
-        unused = ("vocab_", "embeddings.position_ids")
-        return WeightMap(
-            prefixes=(("distilbert.", ""),),
-            renames=(*RENAMES, *to_head),
-            fused=FUSED,
-            ignored=unused if self.head is not None else (*unused, "classifier."),
-        )

@@ -10,10 +10,9 @@ from dataclasses import replace
 from torch import nn
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.class_head import DenseClasses
 from dovetail.layers.encoder import (
     ONE_KIND,
     EncoderConfig,
@@ -84,6 +83,9 @@ class GteModel(BertModel):
     """GTE's encoder, for vectors of prompts, their classes, or classes of their tokens."""
 
     info = Info(summary="GTE (NewModel)", source="https://arxiv.org/abs/2407.19669")
+    prefixes = ("new.", "gte.")
+    renames = RENAMES
+    fused = FUSED
     layer_class = GteLayer
 
     @classmethod
@@ -105,20 +107,3 @@ class GteModel(BertModel):
         """Return the rotation of all layers."""
         settings = rope_settings(context, theta=160_000.0)
         return nn.ModuleDict({ONE_KIND: Rotary(settings, context.device)})
-
-    def weight_map(self) -> WeightMap:
-        """Return the names; checkpoints of whole models begin with "new." or "gte."."""
-        to_head: tuple[tuple[str, str], ...] = (("classifier.", "head."),)
-        unused = ["lm_head.", "embeddings.position_ids", "inv_freq"]
-        if isinstance(self.head, DenseClasses):
-            to_head = (("pooler.dense.", "head.dense."), ("classifier.", "head.out."))
-        else:
-            unused.append("pooler.")
-        if self.head is None:
-            unused.append("classifier.")
-        return WeightMap(
-            prefixes=(("new.", ""), ("gte.", "")),
-            renames=(*RENAMES, *to_head),
-            fused=FUSED,
-            ignored=tuple(unused),
-        )

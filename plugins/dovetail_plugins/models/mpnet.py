@@ -5,10 +5,9 @@ Source: Song et al. 2020.
 
 from __future__ import annotations
 
-from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.class_head import DenseClasses
 from dovetail.layers.encoder import EncoderConfig, usual_encoder
 from dovetail.layers.position_bias import BucketBias, PositionBias
 from dovetail_plugins.models import bert
@@ -29,6 +28,10 @@ class MPNetModel(bert.BertModel):
     """MPNet, for vectors of prompts, their classes, or classes of their tokens."""
 
     info = Info(summary="MPNet", source="https://arxiv.org/abs/2004.09297")
+    prefixes = ("mpnet.",)
+    renames = RENAMES
+    fused = FUSED
+    prompt_head = bert.OWN_HEAD
 
     @classmethod
     def encoder_config(cls, model: ModelSpec) -> EncoderConfig:
@@ -39,16 +42,3 @@ class MPNetModel(bert.BertModel):
         """Return the biases that all layers share."""
         count = int(context.model.hf_config["relative_attention_num_buckets"])
         return BucketBias(context, num_buckets=count, max_distance=MAX_DISTANCE)
-
-    def weight_map(self) -> WeightMap:
-        """Return the names; checkpoints of whole models begin with "mpnet."."""
-        to_head: tuple[tuple[str, str], ...] = (("classifier.", "head."),)
-        if isinstance(self.head, DenseClasses):
-            to_head = (("classifier.out_proj.", "head.out."), ("classifier.dense.", "head.dense."))
-        unused = ("lm_head.", "embeddings.position_ids", "pooler.")
-        return WeightMap(
-            prefixes=(("mpnet.", ""),),
-            renames=(*RENAMES, *to_head),
-            fused=FUSED,
-            ignored=unused if self.head is not None else (*unused, "classifier."),
-        )

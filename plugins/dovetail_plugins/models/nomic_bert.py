@@ -8,10 +8,9 @@ from __future__ import annotations
 from torch import nn
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.class_head import DenseClasses
 from dovetail.layers.encoder import ONE_KIND, EncoderConfig, usual_encoder
 from dovetail.layers.rotary import Rotary, rope_settings
 from dovetail_plugins.models.bert import BertModel
@@ -60,6 +59,9 @@ class NomicBertModel(BertModel):
     """NomicBERT, for vectors of prompts, their classes, or classes of their tokens."""
 
     info = Info(summary="NomicBERT", source="https://arxiv.org/abs/2402.01613")
+    prefixes = ("bert.", "nomic_bert.")
+    renames = RENAMES
+    fused = FUSED
 
     @classmethod
     def encoder_config(cls, model: ModelSpec) -> EncoderConfig:
@@ -89,20 +91,3 @@ class NomicBertModel(BertModel):
         """Return the rotation of all layers."""
         settings = rope_settings(context, theta=1000.0)
         return nn.ModuleDict({ONE_KIND: Rotary(settings, context.device)})
-
-    def weight_map(self) -> WeightMap:
-        """Return the names; checkpoints of whole models begin with "bert." or "nomic_bert."."""
-        to_head: tuple[tuple[str, str], ...] = (("classifier.", "head."),)
-        unused = ["cls.", "embeddings.position_ids", "inv_freq"]
-        if isinstance(self.head, DenseClasses):
-            to_head = (("pooler.dense.", "head.dense."), ("classifier.", "head.out."))
-        else:
-            unused.append("pooler.")
-        if self.head is None:
-            unused.append("classifier.")
-        return WeightMap(
-            prefixes=(("bert.", ""), ("nomic_bert.", "")),
-            renames=(*RENAMES, *to_head),
-            fused=FUSED,
-            ignored=tuple(unused),
-        )

@@ -34,12 +34,21 @@ _SIZES = {
     "num_labels": 3,
 }
 
+_DEBERTA = {
+    "relative_attention": True,
+    "position_buckets": 8,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": "p2c|c2p",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+}
 _T5 = {
     "d_model": 32,
     "d_kv": 16,
     "d_ff": 48,
     "num_layers": 2,
-    "num_heads": 3,
+    "num_attention_heads": 3,
     "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 20,
 }
@@ -94,6 +103,21 @@ FAMILIES = {
         begins="Gte", model_type="gte", fields={"type_vocab_size": 0}, has_classes=False
     ),
     "mpnet": Family(begins="MPNet", model_type="mpnet", fields={"pad_token_id": 1}, pooler="mean"),
+    "deberta": Family(begins="DebertaV2", model_type="deberta-v2", fields=_DEBERTA),
+    "deberta-far": Family(
+        begins="DebertaV2",
+        model_type="deberta-v2",
+        fields={
+            **_DEBERTA,
+            "pos_att_type": "c2p",
+            "position_buckets": -1,
+            "max_relative_positions": 12,
+            "position_biased_input": True,
+            "type_vocab_size": 2,
+            "norm_rel_ebd": "none",
+        },
+        has_classes=False,
+    ),
     "t5": Family(begins="T5Encoder", model_type="t5", fields=_T5, pooler="mean", has_classes=False),
     "t5-gated": Family(
         begins="T5Encoder",
