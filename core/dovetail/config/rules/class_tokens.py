@@ -87,7 +87,7 @@ def _tokenizer_folder(config: Config, model: ModelSpec) -> Path:
 
 def _numbered(folder: Path, words: Any) -> tuple[int, ...]:
     """Return the numbers of tokens. Raises: ConfigError for a word that is not a token"""
-    if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise ConfigError("must be a list of words.", where=OVERRIDE)
     content = read_json(folder / "tokenizer.json")
     stored = content.get("model", {}).get("vocab", {})

@@ -36,6 +36,7 @@ class PooledInput:
         self._most = spec.run.max_model_tokens
         self._vocab_size = spec.run.model.vocab_size
         self._name = name
+        self._has_tokenizer = spec.has_tokenizer
         self._longest = None if self._splits(EMBED) else self._most
 
     def prepare(
@@ -146,7 +147,9 @@ class PooledInput:
                 most, len(ids) if self._pooling.most_tokens is None else self._pooling.most_tokens
             )
         verify_pooled(len(ids), most)
-        return pieces(ids, self._most, *self._around) if len(ids) > self._most else (ids,)
+        if len(ids) <= self._most:
+            return (ids,)
+        return pieces(ids, self._most, *(self._around if self._has_tokenizer else ()))
 
     def _has_length_1(self, params: PoolingParams) -> bool:
         usual = self._pooling is not None and self._pooling.is_normalized
