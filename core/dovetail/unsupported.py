@@ -30,7 +30,6 @@ FEATURES: dict[str, Unsupported] = {
     "embeddings": Unsupported("embeddings are not supported yet"),
     "classification": Unsupported("classification is not supported yet"),
     "scoring": Unsupported("scores and rerankings are not supported yet"),
-    "pooling": Unsupported("pooling models are not supported yet"),
     "media": Unsupported("images, sound and video in prompts are not supported yet"),
     "transcription": Unsupported("transcription and translation of audio are not supported yet"),
     "terratorch": Unsupported("models of pixels are not supported; terratorch is not used"),
