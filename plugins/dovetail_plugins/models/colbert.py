@@ -35,7 +35,7 @@ class ColBert(BertModel):
         return replace(plain, prefixes=(("linear.", "head."), *plain.prefixes))
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return vectors of tokens, not yet of length 1. Shapes: token_ids, positions [T] -> [T, O]"""
+        """Return vectors of tokens, of any length. Shapes: token_ids, positions [T] -> [T, O]"""
         assert self.head is not None, "its head is what makes vectors"
         vectors: torch.Tensor = self.head(super().forward(token_ids, positions))
         return vectors
