@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from dovetail import LLM
@@ -208,3 +209,23 @@ def test_embedding_gemma(layers: str, tmp_path: Path) -> None:
         )
         told = llm.encode(["hello there"], use_tqdm=False)[0]
         assert told.data.shape == (24,)
+
+
+def test_colbert(tmp_path: Path) -> None:
+    """BERT and a matrix: a small vector of length 1 for every token."""
+    import transformers
+
+    shape = {"hidden_size": SIZE, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.BertConfig(vocab_size=VOCAB_SIZE, intermediate_size=48, **shape)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = transformers.BertModel(config, add_pooling_layer=False).eval()
+        matrix = torch.randn(12, SIZE)
+    folder = saved(model, tmp_path, architectures=["HF_ColBERT"], dim=12)
+    file = folder / "model.safetensors"
+    stored = {f"bert.{name}": tensor for name, tensor in load_file(file).items()}
+    save_file({**stored, "linear.weight": matrix}, file, metadata={"format": "pt"})
+    with served(folder, runner="auto", **WHOLE) as llm:
+        assert_equal(llm, TOKENS, lambda ids: to_length_1(hidden_states(model, ids) @ matrix.T))
+        with pytest.raises(RequestError, match="it does token_embed"):
+            llm.encode([[5]], PoolingParams(task=EMBED))

@@ -15,6 +15,7 @@ from torch import nn
 
 from dovetail import LLM
 from dovetail.engine.client.pooled_input import PooledInput
+from dovetail.engine.core import StepOutput
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.pooling_params import PoolingParams
 from support.tiny_decoders import (
@@ -41,7 +42,7 @@ TOKENS = PoolingParams(task="token_embed")
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    return tiny_model("LlamaModel", "LlamaForCausalLM")
+    return tiny_model("LlamaModel", "LlamaForCausalLM", num_key_value_heads=1)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,7 @@ def assert_vectors(llm: LLM, wanted: Sequence[np.ndarray]) -> None:
     [
         {"tensor_parallel_size": 2, "enable_sleep_mode": True},
         {"pipeline_parallel_size": 2},
-        {"tensor_parallel_size": 4, "decode_context_parallel_size": 2},
+        {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
         {"data_parallel_size": 2},
     ],
     ids=["two ranks", "two stages", "a divided cache", "two engines"],
@@ -87,6 +88,39 @@ def test_divided_equals_whole(
                 llm.encode(PROMPTS, use_tqdm=False)
             llm.wake_up()
             assert_vectors(llm, wanted)
+
+
+def test_preempted_prompts_are_computed_again(
+    model: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several prompts come in parts at once, in a cache that holds one and a half of them."""
+    ids = [[3 + (7 * i + k) % 300 for i in range(n)] for k, n in enumerate((50, 49, 51, 48, 60))]
+    flags = {
+        "max_num_partial_prefills": 3,
+        "long_prefill_token_threshold": 8,
+        "block_size": 8,
+        "num_gpu_blocks_override": 12,
+        "plugin_options": {"scheduler": {"growth_blocks": 0}},
+    }
+    counts = []
+    with LLM(model=str(folder), **ENGINE, **flags) as llm:
+        core = llm._engine.core
+        step = core.step
+
+        def counted() -> StepOutput:
+            output = step()
+            counts.append(output.stats.preemptions if output.stats else 0)
+            return output
+
+        monkeypatch.setattr(core, "step", counted)
+        for params in (TOKENS, None):
+            told = llm.encode(ids, params, use_tqdm=False)
+            assert sum(counts) > 0
+            counts.clear()
+            for one, prompt in zip(told, ids, strict=True):
+                states = hidden_states(model, prompt)
+                right = to_length_1(states if params is TOKENS else states[-1])
+                np.testing.assert_allclose(one.data, right.numpy(), rtol=0, atol=1e-5)
 
 
 CHUNKED = {"enable_chunked_processing": True}

@@ -25,6 +25,7 @@ LIFE = "e2e/test_server_life.py"
 NEWER = "core/server/test_newer_flags.py"
 RANKS = "e2e/test_tensor_parallel.py"
 STAGES = "core/config/rules/test_stages.py"
+POOLING = "core/config/rules/test_pooling.py"
 PLANS = "plugins/test_continuous.py"
 
 MACHINES = "e2e/test_several_machines.py::test_both_machines_answer_as_one_engine"
@@ -131,7 +132,10 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         "core/runner/test_graphs.py::test_graphs_equal_eager",
     ),
     "config_format": ("plugins/mistral/test_mistral_layout.py::test_both_layouts_in_one_folder",),
-    "convert": (f"{CHECKPOINT}::test_nothing_else_is",),
+    "convert": (
+        f"{POOLING}::test_what_a_model_is_run_for",
+        "e2e/test_pooled_rewards.py::test_what_tells_no_classes_apart_is_refused",
+    ),
     "configure_logging": ("e2e/test_variables.py::test_a_log_that_others_set_up",),
     "calculate_kv_scales": (f"{FP8_CACHE}::test_calculated_scales",),
     "cpu_cores": (
@@ -321,7 +325,14 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "rope_theta": (
         f"{CHECKPOINT_WHOLE}::test_rope_flags_do_what_the_same_config_does_in_transformers",
     ),
-    "runner": (f"{CHECKPOINT}::test_nothing_else_is",),
+    "pooler_config": (
+        f"{POOLING}::test_pooler_config",
+        "e2e/test_pooled_ways.py::test_long_prompts_in_pieces",
+    ),
+    "runner": (
+        f"{POOLING}::test_what_a_model_is_run_for",
+        "e2e/test_pooled_decoders.py::test_every_family_equals_transformers",
+    ),
     "safetensors_load_strategy": (
         f"{CHECKPOINT}::test_the_eager_strategy_reaches_the_load_format",
         "plugins/load_formats/test_load_formats.py::test_an_eager_file_is_in_memory_before_its_first_tensor",

@@ -103,9 +103,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     activations of `dtype`; empty means `dtype`. `rope_rules` maps each rope_type that hf_config
     names to the "module:function" of its rule. `head` is what stands on the hidden states: "logits"
     of the vocabulary, nothing (""), or the "classes" of a prompt or of its tokens
-    ("token_classes"). `is_causal` False: every token sees all others of its prompt, so nothing is
-    cached. The classes are the rows of the LM head that belong to the `class_tokens`, or with
-    `is_class_difference` the second less the first (none: the checkpoint has a matrix of its own).
+    ("token_classes"), or "token_vectors" that are smaller than hidden states. `is_causal` False:
+    every token sees all others of its prompt, so nothing is cached. The classes are the rows of the
+    LM head that belong to the `class_tokens`, or with `is_class_difference` the second less the
+    first (none: the checkpoint has a matrix of its own).
     """
 
     path: str

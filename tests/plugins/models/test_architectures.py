@@ -56,10 +56,10 @@ def test_refused_with_the_reason(tmp_path: Path, model_type: str) -> None:
 def test_models_that_are_not_decoders_are_told_apart(tmp_path: Path) -> None:
     """A class that transformers has for another task is not a misspelt name."""
     path = write_tiny(tmp_path, "llama")
-    change(path, architectures=["LlamaForSequenceClassification"])
+    change(path, architectures=["LlamaForQuestionAnswering"])
     verdict = verdict_of(path)
     assert verdict.state == REFUSED
-    assert "not a class for causal text generation" in verdict.reason
+    assert "neither a decoder that takes text alone nor an encoder" in verdict.reason
 
 
 def test_weights_that_do_not_fit_are_foreseen(tmp_path: Path) -> None:

@@ -7,8 +7,12 @@ from dovetail import registry
 GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Ends of the names of classes that generate."""
 LOGITS, NOTHING, CLASSES, TOKEN_CLASSES = "logits", "", "classes", "token_classes"
+TOKEN_VECTORS = "token_vectors"
+MAKES_VECTORS = (NOTHING, TOKEN_VECTORS)
+"""The heads of models that make vectors."""
 PROCESS_REWARD, REWARD = "ForProcessRewardModel", "ForRewardModel"
 _POOLS = {
+    "_ColBERT": TOKEN_VECTORS,
     "ForSequenceClassification": CLASSES,
     "ForTokenClassification": TOKEN_CLASSES,
     PROCESS_REWARD: TOKEN_CLASSES,

@@ -15,7 +15,7 @@ import msgspec
 
 from dovetail.config.checkpoint.json_files import read_json
 from dovetail.config.config import Config
-from dovetail.config.rules.architectures import LOGITS, NOTHING, stem
+from dovetail.config.rules.architectures import LOGITS, MAKES_VECTORS, stem
 from dovetail.config.rules.pooler_config import POOLER_CONFIG, PoolerConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import ModelSpec
@@ -34,7 +34,7 @@ def with_class_tokens(config: Config, model: ModelSpec, asked: PoolerConfig) -> 
     Raises: ConfigError naming what is wrong
     """
     facts = model.hf_config
-    if model.head in (LOGITS, NOTHING):
+    if model.head in (LOGITS, *MAKES_VECTORS):
         return model
     words = facts.get(WORDS)
     if words:
@@ -87,7 +87,7 @@ def _tokenizer_folder(config: Config, model: ModelSpec) -> Path:
 
 def _numbered(folder: Path, words: Any) -> tuple[int, ...]:
     """Return the numbers of tokens. Raises: ConfigError for a word that is not a token"""
-    if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise ConfigError("must be a list of words.", where=OVERRIDE)
     content = read_json(folder / "tokenizer.json")
     stored = content.get("model", {}).get("vocab", {})

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from dovetail.config.config import Config
-from dovetail.config.rules.architectures import NOTHING
+from dovetail.config.rules.architectures import MAKES_VECTORS
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import ACTIVATIONS, ModelSpec
 
@@ -58,7 +58,7 @@ def pooler_config(config: Config) -> PoolerConfig:
 def verify_fits(asked: PoolerConfig, model: ModelSpec, *, size: int, num_classes: int) -> None:
     """Check the keys against a model whose vectors have `size` numbers, or that tells so many
     classes apart. Raises: ConfigError naming the key"""
-    makes_vectors = model.head == NOTHING
+    makes_vectors = model.head in MAKES_VECTORS
     for key in _OF_CLASSES if makes_vectors else _OF_VECTORS:
         if getattr(asked, key) != _default(key):
             does = "makes vectors of prompts" if makes_vectors else "tells classes apart"

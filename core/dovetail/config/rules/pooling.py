@@ -17,16 +17,19 @@ from dovetail import registry
 from dovetail.config.checkpoint.added_tokens import added_token
 from dovetail.config.checkpoint.cross_encoder import stored_activation
 from dovetail.config.checkpoint.labels import labels
+from dovetail.config.checkpoint.late_interaction import vector_size
 from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.config.checkpoint.sentence_transformers import SentenceSettings, sentence_settings
 from dovetail.config.config import Config
 from dovetail.config.rules.architectures import (
     CLASSES,
     LOGITS,
+    MAKES_VECTORS,
     NOTHING,
     PROCESS_REWARD,
     REWARD,
     TOKEN_CLASSES,
+    TOKEN_VECTORS,
     stem,
 )
 from dovetail.config.rules.class_tokens import with_class_tokens
@@ -45,9 +48,12 @@ from dovetail.interfaces.spec import ModelSpec, PoolingSpec, Selection
 _CONVERTED = {"embed": NOTHING, "classify": CLASSES, "reward": TOKEN_CLASSES}
 _TASKS = {
     NOTHING: (EMBED, TOKEN_EMBED),
+    TOKEN_VECTORS: (TOKEN_EMBED,),
     CLASSES: (CLASSIFY, TOKEN_CLASSIFY),
     TOKEN_CLASSES: (TOKEN_CLASSIFY,),
 }
+_WITH_WHOLE = {(TOKEN_CLASSIFY,): (CLASSIFY, TOKEN_CLASSIFY), (TOKEN_EMBED,): (EMBED, TOKEN_EMBED)}
+"""The tasks of models that answer for tokens, where a pooler of whole prompts is asked for."""
 _PER_TOKEN, _LAST_TOKEN, _IN_PIECES = "per_token", "last_token", "in_pieces"
 _OTHER_NAMES = {"avg": "mean", "first": "cls"}
 """Words for poolers in config.json -> their names."""
@@ -164,6 +170,8 @@ def _pooling_spec(
 
 def _size(model: ModelSpec, sentences: SentenceSettings) -> int:
     """Return the number of a vector's dimensions."""
+    if model.head == TOKEN_VECTORS:
+        return vector_size(model.hf_config, Path(model.path))
     own = model.hf_config.get(facts_of(model.hf_config).output_size) or model.hidden_size
     sizes = [layer.out_size for layer in sentences.projections if layer.out_size]
     return sizes[-1] if sizes else int(own)
@@ -178,15 +186,14 @@ def _poolers(
     facts = facts_of(model.hf_config)
     named = _registered(asked.pooling_type) if asked.pooling_type else None
     usual = sentences.pooler or _by_config(facts.pooler, model.hf_config)
-    if model.head != NOTHING and facts.classes_pooler:
+    if model.head not in MAKES_VECTORS and facts.classes_pooler:
         usual = _by_config(facts.classes_pooler, model.hf_config)
     of_tokens = "all" if _step_token(model, asked) is None else "step"
     if named is None and not (sentences.has_modules and sentences.pooler is None):
         return tasks, _pooler(config, usual), _pooler(None, of_tokens)
     if named is None or _is_per_token(named):
         return tasks[::-1], _pooler(None, usual), _pooler(config, named or of_tokens)
-    if tasks == (TOKEN_CLASSIFY,):
-        tasks = (CLASSIFY, TOKEN_CLASSIFY)
+    tasks = _WITH_WHOLE.get(tasks, tasks)
     return tasks, _pooler(config, named), _pooler(None, of_tokens)
 
 
@@ -239,7 +246,7 @@ def _step_token(model: ModelSpec, asked: PoolerConfig) -> int | None:
 
 def _activation(config: Config, model: ModelSpec, asked: PoolerConfig) -> str:
     """Return what makes probabilities of the numbers of classes. Raises: ConfigError"""
-    if model.head == NOTHING or asked.activates is False:
+    if model.head in MAKES_VECTORS or asked.activates is False:
         return "identity"
     if isinstance(asked.activation, str):
         return asked.activation

@@ -38,6 +38,8 @@ class PooledInput:
         self._most = spec.run.max_model_tokens
         self._vocab_size = spec.run.model.vocab_size
         self._name = name
+        self._has_tokenizer = spec.has_tokenizer
+        self._longest = None if self._splits(EMBED) else self._most
 
     def prepare(
         self,
@@ -60,15 +62,15 @@ class PooledInput:
         Raises: RequestError naming the field that is wrong.
         """
         arrival_s = time.monotonic()
+        if isinstance(prompt, str):
+            params = self._with_prefix(params, prefix, adds_special_tokens)
+            prompt = self._as_read(prefix + prompt)
         verify_text("request_id", request_id)
         verify_text("cache_salt", cache_salt)
         verify_pooling(self._pooling, params)
         keep = tokens_kept(truncate, self._most)
         if isinstance(prompt, str):
-            params = self._with_prefix(params, prefix, adds_special_tokens)
-            text = self._as_read(prefix + prompt)
-            most = self._most_of(params.task)
-            prompt_ids = self._of_text(text, keep, keeps_start, adds_special_tokens, most)
+            prompt_ids = self._of_text(prompt, keep, keeps_start, adds_special_tokens)
         else:
             prompt_ids = tuple(prompt)
             verify_ids(PROMPT, prompt_ids, self._vocab_size)
@@ -98,19 +100,46 @@ class PooledInput:
             has_length_1=self._has_length_1(params),
         )
 
-    def _most_of(self, task: str) -> int | None:
-        """Return how long a prompt may be; None: any length."""
-        model = self._pooling
-        if model is None or not model.splits_long or task != EMBED:
-            return self._most
-        return None if model.most_tokens is None else max(model.most_tokens, self._most)
+    def _of_text(
+        self, text: str, keep: int | None, keeps_start: bool, adds_special_tokens: bool
+    ) -> tuple[int, ...]:
+        """Return the tokens of a text, cut between the special ones around it."""
+        verify_text(PROMPT, text)
+        ids = encoded(
+            self._tokenizer,
+            text,
+            add_special_tokens=adds_special_tokens,
+            most=self._longest,
+            keep=None if keep is None else keep + 1,
+            keeps_start=keeps_start,
+        )
+        if keep is None or len(ids) <= keep:
+            return tuple(ids)
+        before, after = self._around if adds_special_tokens else ((), ())
+        room = keep - len(before) - len(after)
+        if room < 1:
+            raise no_room(keep, keep - room, keep - room + 1)
+        inner = encoded(
+            self._tokenizer, text, add_special_tokens=False, keep=room, keeps_start=keeps_start
+        )
+        return (*before, *(inner[:room] if keeps_start else inner[-room:]), *after)
+
+    def _splits(self, task: str) -> bool:
+        """Return whether a prompt longer than the context is embedded in pieces."""
+        return self._pooling is not None and self._pooling.splits_long and task == EMBED
 
     def _parts(self, ids: tuple[int, ...], params: PoolingParams) -> tuple[tuple[int, ...], ...]:
         """Return the prompt, in pieces where it is longer than the context and may be. Raises:
         RequestError where it is too long"""
-        most = self._most_of(params.task)
-        verify_pooled(len(ids), len(ids) if most is None else most)
-        return pieces(ids, self._most, *self._around) if len(ids) > self._most else (ids,)
+        most = self._most
+        if self._pooling is not None and self._splits(params.task):
+            most = max(
+                most, len(ids) if self._pooling.most_tokens is None else self._pooling.most_tokens
+            )
+        verify_pooled(len(ids), most)
+        if len(ids) <= self._most:
+            return (ids,)
+        return pieces(ids, self._most, *(self._around if self._has_tokenizer else ()))
 
     def _has_length_1(self, params: PoolingParams) -> bool:
         usual = self._pooling is not None and self._pooling.is_normalized
@@ -133,35 +162,6 @@ class PooledInput:
         own = self._tokenizer.encode(self._as_read(prefix), add_special_tokens=False)
         return msgspec.structs.replace(params, unpooled_tokens=len(before) + len(own))
 
-    def _of_text(
-        self,
-        text: str,
-        keep: int | None,
-        keeps_start: bool,
-        adds_special_tokens: bool,
-        most: int | None,
-    ) -> tuple[int, ...]:
-        """Return the tokens of a text, cut between the special ones around it."""
-        verify_text(PROMPT, text)
-        ids = encoded(
-            self._tokenizer,
-            text,
-            add_special_tokens=adds_special_tokens,
-            most=most,
-            keep=None if keep is None else keep + 1,
-            keeps_start=keeps_start,
-        )
-        if keep is None or len(ids) <= keep:
-            return tuple(ids)
-        before, after = self._around if adds_special_tokens else ((), ())
-        room = keep - len(before) - len(after)
-        if room < 1:
-            raise no_room(keep, keep - room, keep - room + 1)
-        inner = encoded(
-            self._tokenizer, text, add_special_tokens=False, keep=room, keeps_start=keeps_start
-        )
-        return (*before, *(inner[:room] if keeps_start else inner[-room:]), *after)
-
     @cached_property
     def _around(self) -> tuple[Sequence[int], Sequence[int]]:
         return self._tokenizer.special_around()
@@ -183,11 +183,6 @@ def no_room(truncate: int, num_special: int, least: int) -> RequestError:
         "a prompt.",
         where=TRUNCATE,
     )
-
-
-def _without_prefix(params: PoolingParams) -> PoolingParams:
-    """Return the params of a piece that does not begin a text."""
-    return msgspec.structs.replace(params, unpooled_tokens=0) if params.unpooled_tokens else params
 
 
 def verify_pooling(model: PoolingSpec | None, params: PoolingParams) -> None:
@@ -222,3 +217,8 @@ def _verify_dimensions(model: PoolingSpec, asked: int | None) -> None:
     if model.allowed_dimensions and asked not in model.allowed_dimensions:
         known = ", ".join(map(str, model.allowed_dimensions))
         raise RequestError(f"the model was trained for {known}.", where="dimensions")
+
+
+def _without_prefix(params: PoolingParams) -> PoolingParams:
+    """Return the params of a piece that does not begin a text."""
+    return msgspec.structs.replace(params, unpooled_tokens=0) if params.unpooled_tokens else params

@@ -29,6 +29,15 @@ def test_text_parts() -> None:
     assert not known.has_text_part("UnheardOfForConditionalGeneration", "llama")
 
 
+def test_decoders_for_something_else_than_generating() -> None:
+    known = known_classes()
+    if not known.causal:
+        pytest.skip("transformers is not installed")
+    assert known.has_decoder("GPTNeoXForSequenceClassification", "gpt_neox")
+    assert not known.has_decoder("UnheardOfModel", "gpt_neox")
+    assert not known.has_decoder("BertModel", "bert")  # it has a causal class, and sees both sides
+
+
 def test_transformers_is_not_imported() -> None:
     code = (
         "import sys; from dovetail.config.rules.transformers_models import known_classes;"

@@ -1,0 +1,22 @@
+"""The size of the vectors that late interaction compares, of a checkpoint with a layer for them.
+
+Format: ColBERT's checkpoints have it in artifact.metadata, others as `dim` of config.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.config.checkpoint.json_files import read_json
+
+USUAL_SIZE = 128
+"""Source: Khattab and Zaharia, ColBERT, 2020"""
+
+
+def vector_size(facts: Mapping[str, Any], folder: Path) -> int:
+    """Return the number of dimensions of a token's vector."""
+    told = read_json(folder / "artifact.metadata", is_required=False)
+    found = next((one for one in (facts.get("dim"), told.get("dim")) if isinstance(one, int)), None)
+    return USUAL_SIZE if found is None else found
