@@ -11,6 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
+from support.browser import opened_browser, programs
 from support.server_process import ServerProcess
 from support.tiny_berts import MAX_TOKENS, write_bert
 
@@ -210,3 +211,13 @@ def test_what_the_server_counts(client: httpx.Client) -> None:
     assert total("dovetail:request_success_total", 'finished_reason="stop"') == len(TEXTS)
     assert total("dovetail:generation_tokens_total") == usage["completion_tokens"] == 0
     assert total("dovetail:http_requests_total", '"/v1/embeddings"') == 1
+
+
+@pytest.mark.slow
+def test_the_page_offers_no_chat(server: ServerProcess) -> None:
+    programs()
+    with opened_browser(server.url) as page:
+        page.open()
+        assert "does not chat" in page.wait(lambda: page.text(".purpose h1"))
+        assert "/v1/embeddings" in page.text(".purpose")
+        assert page.all("#view-chat > *") == page.all(".purpose")
