@@ -17,6 +17,7 @@ from support.tiny_berts import MAX_TOKENS, write_bert
 
 pytestmark = pytest.mark.e2e
 TEXTS = ["the cat sat.", "a cat", "the cat sat, the cat sat, the cat sat"]
+BROKEN = "z"
 PROMPTS = {"query": "ask, ", "document": ""}
 CHAT = "{% for m in messages %}{{ m.content }} {% endfor %}"
 
@@ -32,7 +33,7 @@ def theirs(folder: Path) -> Any:
     import torch
     from transformers import AutoTokenizer
 
-    model = write_bert(folder, prompts=PROMPTS)
+    model = write_bert(folder, prompts=PROMPTS, broken=BROKEN)
     tokenizer = AutoTokenizer.from_pretrained(folder)
 
     def embed(texts: list[str], *, is_normal: bool = True) -> np.ndarray:
@@ -176,6 +177,13 @@ def test_poison(client: httpx.Client, body: Any, status: int, where: str) -> Non
 def test_the_limit_of_inputs_is_named(client: httpx.Client) -> None:
     error = refused(client, "/v1/embeddings", {"input": ["a"] * 100_000})
     assert "100000" in error["message"] and "8192" in error["message"]
+
+
+def test_what_is_not_finite_fails_its_request_alone(client: httpx.Client) -> None:
+    (whole,) = embed(client, TEXTS[0])
+    error = refused(client, "/v1/embeddings", {"input": [TEXTS[0], BROKEN, TEXTS[1]]}, 500)
+    assert "not finite" in error["message"]
+    assert embed(client, TEXTS[0]) == [whole]
 
 
 def test_many_inputs_come_in_order(client: httpx.Client) -> None:
