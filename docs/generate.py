@@ -92,7 +92,9 @@ def http_page() -> str:
         NOTE,
         '\nErrors are JSON in OpenAI\'s shape: `{"error": {"message", "type", "param", '
         '"code"}}`; below `/v1/messages` in Anthropic\'s: `{"type", "error": {"type", '
-        '"message"}, "request_id"}`; below `/api` in Ollama\'s: `{"error"}`. When keys are '
+        '"message"}, "request_id"}`; below `/api` in Ollama\'s: `{"error"}`; on '
+        '`/v2/embed` in Cohere\'s: `{"message", "id"}`; on `/embed`, `/predict` and their like '
+        'in text-embeddings-inference\'s: `{"error", "error_type"}`. When keys are '
         "set (`--api-key`), every route needs one, as "
         "`Authorization: Bearer KEY` or `x-api-key: KEY`, except those marked "
         "open.\n",

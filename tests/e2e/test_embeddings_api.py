@@ -11,11 +11,13 @@ import httpx
 import numpy as np
 import pytest
 
+from support.browser import opened_browser, programs
 from support.server_process import ServerProcess
 from support.tiny_berts import MAX_TOKENS, write_bert
 
 pytestmark = pytest.mark.e2e
 TEXTS = ["the cat sat.", "a cat", "the cat sat, the cat sat, the cat sat"]
+BROKEN = "z"
 PROMPTS = {"query": "ask, ", "document": ""}
 CHAT = "{% for m in messages %}{{ m.content }} {% endfor %}"
 
@@ -31,7 +33,7 @@ def theirs(folder: Path) -> Any:
     import torch
     from transformers import AutoTokenizer
 
-    model = write_bert(folder, prompts=PROMPTS)
+    model = write_bert(folder, prompts=PROMPTS, broken=BROKEN)
     tokenizer = AutoTokenizer.from_pretrained(folder)
 
     def embed(texts: list[str], *, is_normal: bool = True) -> np.ndarray:
@@ -177,6 +179,13 @@ def test_the_limit_of_inputs_is_named(client: httpx.Client) -> None:
     assert "100000" in error["message"] and "8192" in error["message"]
 
 
+def test_what_is_not_finite_fails_its_request_alone(client: httpx.Client) -> None:
+    (whole,) = embed(client, TEXTS[0])
+    error = refused(client, "/v1/embeddings", {"input": [TEXTS[0], BROKEN, TEXTS[1]]}, 500)
+    assert "not finite" in error["message"]
+    assert embed(client, TEXTS[0]) == [whole]
+
+
 def test_many_inputs_come_in_order(client: httpx.Client) -> None:
     texts = [" ".join(["cat"] * (1 + which % 9)) for which in range(500)]
     told = np.array(embed(client, texts))
@@ -210,3 +219,13 @@ def test_what_the_server_counts(client: httpx.Client) -> None:
     assert total("dovetail:request_success_total", 'finished_reason="stop"') == len(TEXTS)
     assert total("dovetail:generation_tokens_total") == usage["completion_tokens"] == 0
     assert total("dovetail:http_requests_total", '"/v1/embeddings"') == 1
+
+
+@pytest.mark.slow
+def test_the_page_offers_no_chat(server: ServerProcess) -> None:
+    programs()
+    with opened_browser(server.url) as page:
+        page.open()
+        assert "does not chat" in page.wait(lambda: page.text(".purpose h1"))
+        assert "/v1/embeddings" in page.text(".purpose")
+        assert page.all("#view-chat > *") == page.all(".purpose")

@@ -13,9 +13,12 @@ VOCABULARY = (*WORDS, *PIECES, ".", ",", "the", "cat", "sat")
 MAX_TOKENS = 128
 
 
-def write_bert(folder: Path, *, labels: int = 0, prompts: dict[str, str] | None = None) -> Any:
+def write_bert(
+    folder: Path, *, labels: int = 0, prompts: dict[str, str] | None = None, broken: str = ""
+) -> Any:
     """Write a checkpoint and return its transformers model. `labels`: it tells so many classes;
-    `prompts` are those of a folder of sentence-transformers, which pools the first token."""
+    `prompts` are those of a folder of sentence-transformers, which pools the first token. The
+    embedding of the word `broken` is not a number."""
     import torch
     from transformers import (
         BertConfig,
@@ -40,6 +43,8 @@ def write_bert(folder: Path, *, labels: int = 0, prompts: dict[str, str] | None 
         config.num_labels = labels
     torch.manual_seed(0)
     model = BertForSequenceClassification(config) if labels else BertModel(config)
+    if broken:
+        model.get_input_embeddings().weight.data[VOCABULARY.index(broken)] = torch.nan
     model.eval().save_pretrained(folder)
     if prompts is not None:
         _write_sentence_settings(folder, prompts)

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 from dovetail.engine.client.connection import (
@@ -268,39 +269,17 @@ class AsyncEngine(EngineOperations):
             yield output
 
     async def pool(
-        self,
-        prompt: Prompt,
-        params: PoolingParams,
-        request_id: str,
-        *,
-        priority: int = 0,
-        truncate: int | None = None,
-        keeps_start: bool = True,
-        adds_special_tokens: bool = True,
-        cache_salt: str = "",
+        self, prompt: Prompt, params: PoolingParams, request_id: str, **how: Any
     ) -> RequestOutput:
         """Return what becomes of a prompt. Cancelling the call aborts it.
 
-        `truncate`, `keeps_start`: see PooledInput. Raises: as `generate`
+        `how`: what else PooledInput.prepare takes, by name. Raises: as `generate`
         """
         self._verify_open()
         if self.asleep:
             raise asleep_error()
         key = next(self._serials)
-
-        def prepare() -> PreparedRequest:
-            return self._pooled_input.prepare(
-                prompt,
-                params,
-                request_id,
-                serial=key,
-                priority=priority,
-                truncate=truncate,
-                keeps_start=keeps_start,
-                adds_special_tokens=adds_special_tokens,
-                cache_salt=cache_salt,
-            )
-
+        prepare = partial(self._pooled_input.prepare, prompt, params, request_id, serial=key, **how)
         is_short = len(prompt) <= INLINE_PROMPT_CHARS
         prepared = prepare() if is_short else await self._loop.run_in_executor(None, prepare)
         async with aclosing(self._outputs(key, prepared, None)) as outputs:

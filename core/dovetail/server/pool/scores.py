@@ -78,7 +78,7 @@ async def scored(
         keeps_start=body.truncation_side != "left",
     )
     answers = await answered(server, job, array_of)
-    return job.request_id, replace(answers, told=plan.scores(answers.told))
+    return job.request_id, replace(answers, items=plan.scores(answers.items))
 
 
 async def _planned(server: ServerState, body: PoolFields, pairs: Pairs) -> Scoring:

@@ -1,4 +1,4 @@
-"""The prompts of one request on their way through the engine, and what is told of each.
+"""The prompts of one request on their way through the engine, and the answer to each.
 
 However many prompts a request has, only as many of them are in the engine at once as fit into a
 step: other requests take their turns in between. When one fails, or the client leaves, all end.
@@ -66,9 +66,9 @@ class Job:
 
 @dataclass(slots=True, kw_only=True)
 class Answers:
-    """What was told of each prompt, in their order, and the tokens that were read for it."""
+    """What became of each prompt, in their order, and the tokens that were read for it."""
 
-    told: list[Any] = field(default_factory=list)
+    items: list[Any] = field(default_factory=list)
     num_tokens: int = 0
     num_cached_tokens: int = 0
 
@@ -130,7 +130,7 @@ class _Run:
         self._job = job
         self._told = told
         self._num_numbers = 0
-        self.answers = Answers(told=[None] * len(job.prompts))
+        self.answers = Answers(items=[None] * len(job.prompts))
 
     async def all(self, window: int) -> None:
         """Get all answers, `window` prompts being worked on at once. Raises: as `answered`"""
@@ -166,7 +166,7 @@ class _Run:
         self._note_size(output)
         self.answers.num_tokens += len(output.prompt_token_ids)
         self.answers.num_cached_tokens += output.num_cached_tokens
-        self.answers.told[which] = self._told(output)
+        self.answers.items[which] = self._told(output)
 
     def _note_size(self, output: RequestOutput) -> None:
         """Count the numbers of an answer. Raises: RequestError for too many"""
@@ -182,6 +182,6 @@ class _Run:
 
 
 def array_of(output: RequestOutput) -> Any:
-    """Return what was told of a prompt, float32."""
+    """Return the numbers of a prompt's answer, float32."""
     assert output.pooled is not None
     return numbers(output.pooled)

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from dovetail.config.sections.frontend import FrontendConfig
-from dovetail.interfaces.api import Api, ApiError, Route
-from dovetail.testing.fake_async_engine import FakeAsyncEngine
+from dovetail.interfaces.api import GENERATE, Api, ApiError, Route
+from dovetail.testing.fake_async_engine import FakeAsyncEngine, fake_pooling, fake_spec
 
 KEY = "conformance"
 
@@ -40,13 +40,27 @@ def frontend(api: Api, tmp_path: Path) -> FrontendConfig:
 
 
 @asynccontextmanager
-async def served(api: Api, frontend: FrontendConfig) -> Any:
-    """Give an application that serves the family alone, around an engine that is not one."""
+async def served(api: Api, frontend: FrontendConfig, *tasks: str) -> Any:
+    """Give an application that serves the family alone, around an engine that is not one: it
+    generates, or pools by the `tasks` that are named."""
     from dovetail.server.api.families import opened_apis
     from dovetail.server.app import build_app
 
     async with opened_apis({"this": api}, frontend) as apis:
-        yield build_app(FakeAsyncEngine(), frontend, apis)  # type: ignore[arg-type]
+        spec = fake_spec(pooling=fake_pooling(tasks=tasks) if tasks else None)
+        engine: Any = FakeAsyncEngine(spec=spec)
+        yield build_app(engine, frontend, apis)
+
+
+def by_tasks(api: Api) -> list[tuple[tuple[str, ...], list[Route]]]:
+    """Return the routes that declare a body by what the model must do: generate or nothing (no
+    tasks are named), or any of the other tasks."""
+    bodies = [route for route in api.routes if route.body is not None]
+    tasks = {route.path: api.tasks_of(route) for route in bodies}
+    pooled = [r for r in bodies if tasks[r.path] and GENERATE not in tasks[r.path]]
+    plain = [r for r in bodies if r not in pooled]
+    others = tuple(dict.fromkeys(task for r in pooled for task in tasks[r.path]))
+    return [((), plain), *([(others, pooled)] if pooled else ())]
 
 
 async def answer(
@@ -149,15 +163,19 @@ class TestApi:
     def test_described_in_openapi(self, api: Api, frontend: FrontendConfig) -> None:
         """/openapi.json has every route, and the model of its body where one is declared."""
 
-        async def description() -> Any:
-            async with served(api, frontend) as app:
+        async def description(tasks: tuple[str, ...]) -> Any:
+            async with served(api, frontend, *tasks) as app:
                 return app.openapi()
 
-        paths = asyncio.run(description())["paths"]
-        for route in api.routes:
-            shown = paths[re.sub(r":\w+\}", "}", route.path)][route.method.lower()]
-            if route.body is not None:
-                assert route.body.__name__ in json.dumps(shown["requestBody"])
+        def shown(paths: Any, route: Route) -> Any:
+            return paths[re.sub(r":\w+\}", "}", route.path)][route.method.lower()]
+
+        for tasks, routes in by_tasks(api):
+            paths = asyncio.run(description(tasks))["paths"]
+            assert all(shown(paths, route) for route in api.routes)
+            for route in routes:
+                assert route.body is not None
+                assert route.body.__name__ in json.dumps(shown(paths, route)["requestBody"])
 
     def test_a_body_that_is_not_json_is_a_client_error(
         self, api: Api, frontend: FrontendConfig
@@ -165,12 +183,14 @@ class TestApi:
         """A route with a body answers 4xx to one that is not JSON, in words of JSON."""
 
         async def answers() -> list[tuple[str, int, bytes]]:
-            async with served(api, frontend) as app:
-                return [
-                    (route.path, *await answer(app, route, key=KEY, body=b"{"))
-                    for route in api.routes
-                    if route.body is not None
-                ]
+            found = []
+            for tasks, routes in by_tasks(api):
+                async with served(api, frontend, *tasks) as app:
+                    found += [
+                        (route.path, *await answer(app, route, key=KEY, body=b"{"))
+                        for route in routes
+                    ]
+            return found
 
         for path, status, body in asyncio.run(answers()):
             assert 400 <= status < 500, f"{path} answers {status}"

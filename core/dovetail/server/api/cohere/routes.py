@@ -47,7 +47,7 @@ async def embed(body: CohereEmbedRequest, request: Request, server: ServerOf) ->
         params = PoolingParams(task=EMBED, dimensions=body.output_dimension)
         job, _ = await input_job(server, fields, request, params, field=field)
         answers = await answered(server, job, written)
-    by_kind = zip(*answers.told, strict=True)
+    by_kind = zip(*answers.items, strict=True)
     reply = {
         "id": job.request_id,
         "model": model,

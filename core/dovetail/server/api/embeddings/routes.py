@@ -28,7 +28,7 @@ async def create_embeddings(body: EmbeddingRequest, request: Request, server: Se
     answers = await answered(server, job, lambda output: shape.written(array_of(output)))
     data = [
         {"object": "embedding", "index": index, "embedding": vector}
-        for index, vector in enumerate(answers.told)
+        for index, vector in enumerate(answers.items)
     ]
     reply = {
         "id": f"embd-{job.request_id}",

@@ -36,7 +36,7 @@ async def embed(body: OllamaEmbedRequest, request: Request, server: ServerOf) ->
         answers = await _embedded(server, request, texts, params, field="input", truncate=cut)
     reply = {
         "model": body.model,
-        "embeddings": answers.told,
+        "embeddings": answers.items,
         "total_duration": time.monotonic_ns() - began_ns,
         "load_duration": 0,
         "prompt_eval_count": answers.num_tokens,
@@ -52,7 +52,7 @@ async def embed_prompt(body: OllamaEmbeddingsRequest, request: Request, server: 
         return raw_reply({"embedding": []}, ignored)
     params = PoolingParams(task=EMBED)
     answers = await _embedded(server, request, body.prompt, params, field="prompt", truncate=-1)
-    return raw_reply({"embedding": answers.told[0]}, ignored)
+    return raw_reply({"embedding": answers.items[0]}, ignored)
 
 
 def _checked(server: ServerState, body: OllamaEmbedFields) -> list[str]:

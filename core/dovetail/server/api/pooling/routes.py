@@ -57,7 +57,7 @@ async def create_pooling(body: PoolingRequest, request: Request, server: ServerO
         "model": model,
         "data": [
             {"object": "pooling", "index": index, "data": numbers}
-            for index, numbers in enumerate(answers.told)
+            for index, numbers in enumerate(answers.items)
         ],
         "usage": answers.usage(server).model_dump(),
     }
@@ -84,7 +84,7 @@ async def classify(body: ClassifyRequest, request: Request, server: ServerOf) ->
         "object": "list",
         "created": int(time.time()),
         "model": model,
-        "data": [_classified(i, told, labels) for i, told in enumerate(answers.told)],
+        "data": [_classified(i, told, labels) for i, told in enumerate(answers.items)],
         "usage": answers.usage(server).model_dump(),
     }
     return raw_reply(reply, ignored)

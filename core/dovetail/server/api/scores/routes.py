@@ -40,7 +40,7 @@ async def score(body: ScoreRequest, request: Request, server: ServerOf) -> Any:
         "model": model,
         "data": [
             {"index": index, "object": "score", "score": one}
-            for index, one in enumerate(answers.told)
+            for index, one in enumerate(answers.items)
         ],
         "usage": answers.usage(server).model_dump(),
     }
@@ -66,7 +66,7 @@ async def rerank(body: RerankRequest, request: Request, server: ServerOf) -> Any
         side = body.truncation_direction.lower()
         body = body.model_copy(update={"truncate_prompt_tokens": -1, "truncation_side": side})
     request_id, answers = await scored(server, body, request, pairs)
-    ranking = ranked(answers.told, body.top_n)
+    ranking = ranked(answers.items, body.top_n)
     if body.texts is not None:
         return raw_reply(_texts_reply(ranking, documents if body.return_text else None), ignored)
     shown = documents if body.return_documents is not False else None

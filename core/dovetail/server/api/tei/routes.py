@@ -63,7 +63,7 @@ async def _embedded(
     job, _ = await input_job(server, fields, request, params, field=FIELD)
     written = VectorFormat().written
     answers = await answered(server, job, lambda output: written(array_of(output)))
-    return raw_reply(answers.told, ignored)
+    return raw_reply(answers.items, ignored)
 
 
 async def predict(body: PredictRequest, request: Request, server: ServerOf) -> Any:
@@ -94,7 +94,7 @@ async def predict(body: PredictRequest, request: Request, server: ServerOf) -> A
     )
     labels = pooling_of(server).labels
     answers = await answered(server, job, array_of)
-    told = [_predicted(one, labels) for one in answers.told]
+    told = [_predicted(one, labels) for one in answers.items]
     return raw_reply(told[0] if is_single else told, ignored)
 
 
@@ -123,7 +123,7 @@ async def similarity(body: SimilarityRequest, request: Request, server: ServerOf
         second_field="inputs.sentences",
     )
     _, answers = await scored(server, PoolFields(**_cut(parameters)), request, pairs)
-    return raw_reply(answers.told, ignored)
+    return raw_reply(answers.items, ignored)
 
 
 def _cut(body: CutFields) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import { makeConversationList } from "./conversation_list.js";
 import { announce, el, iconButton } from "./dom.js";
 import { messageView } from "./message_view.js";
 import { makeOptions } from "./options.js";
+import { showPurpose } from "./purpose.js";
 import { ask, events } from "./server.js";
 import { listed, load, newConversation, save, watch } from "./store.js";
 
@@ -75,6 +76,7 @@ class Chat {
     const can = new Set(model?.capabilities ?? []);
     this.composer.setTakesImages(can.has("vision"));
     this.options.setCapabilities(can);
+    showPurpose(this.root, models[0]);
   }
 
   /** Show a conversation; an answer that is being written is stopped. */
