@@ -29,7 +29,18 @@ from dovetail.server.http.middleware import key_of
 
 MAX_PAGE = 100
 MAX_METADATA = 16
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+ENDPOINTS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/embeddings",
+    "/v1/score",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/classify",
+    "/pooling",
+)
 
 
 class NewBatch(Body):
