@@ -46,13 +46,16 @@ from dovetail.interfaces.pooling_params import CLASSIFY, EMBED, TOKEN_CLASSIFY, 
 from dovetail.interfaces.spec import ModelSpec, PoolingSpec, Selection
 
 _CONVERTED = {"embed": NOTHING, "classify": CLASSES, "reward": TOKEN_CLASSES}
-_TASKS = {
+_TASKS: dict[str, tuple[str, ...]] = {
     NOTHING: (EMBED, TOKEN_EMBED),
     TOKEN_VECTORS: (TOKEN_EMBED,),
     CLASSES: (CLASSIFY, TOKEN_CLASSIFY),
     TOKEN_CLASSES: (TOKEN_CLASSIFY,),
 }
-_WITH_WHOLE = {(TOKEN_CLASSIFY,): (CLASSIFY, TOKEN_CLASSIFY), (TOKEN_EMBED,): (EMBED, TOKEN_EMBED)}
+_WITH_WHOLE: dict[tuple[str, ...], tuple[str, ...]] = {
+    (TOKEN_CLASSIFY,): (CLASSIFY, TOKEN_CLASSIFY),
+    (TOKEN_EMBED,): (EMBED, TOKEN_EMBED),
+}
 """The tasks of models that answer for tokens, where a pooler of whole prompts is asked for."""
 _PER_TOKEN, _LAST_TOKEN, _IN_PIECES = "per_token", "last_token", "in_pieces"
 _OTHER_NAMES = {"avg": "mean", "first": "cls"}
