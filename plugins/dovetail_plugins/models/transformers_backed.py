@@ -27,8 +27,7 @@ log = logging.getLogger(__name__)
 IGNORED = ("rotary_emb.inv_freq", ".attn.masked_bias", ".attention.masked_bias")
 """Parts of names that hold no weight: tables and masks that old checkpoints have."""
 TEXT_PARTS = (
-    *("model.language_model.model.", "model.language_model."),
-    *("language_model.model.", "language_model."),
+    *("model.language_model.", "language_model.model.", "language_model."),
     *("model.text_model.", "text_model."),
 )
 """Where models that take images or sound keep the trunk of their text part."""
