@@ -162,3 +162,20 @@ def test_cross_encoders_activate_as_they_were_saved(
         wanted = [activate(model(input_ids=torch.tensor([ids])).logits[0]) for ids in PROMPTS]
     with LLM(model=str(folder), **FLAGS) as llm:
         assert_told(llm, "classify", wanted)
+
+
+def test_a_llama_that_sees_both_sides_as_a_reranker(tmp_path: Path) -> None:
+    """The mean of all tokens, one number, divided by a temperature: as llama-nemotron-rerank."""
+    model = tiny_model("LlamaForSequenceClassification", "LlamaForCausalLM", num_labels=1)
+    folder = saved(
+        model,
+        tmp_path,
+        model_type="llama_bidirec",
+        architectures=["LlamaBidirectionalForSequenceClassification"],
+        temperature=0.25,
+    )
+    with torch.inference_mode():
+        states = [hidden_states(model.model, ids, sees_all=True).mean(dim=0) for ids in PROMPTS]
+        wanted = [(model.score(one) / 0.25).sigmoid() for one in states]
+    with LLM(model=str(folder), **{**FLAGS, "max_num_batched_tokens": 64}) as llm:
+        assert_told(llm, "classify", wanted)
