@@ -172,6 +172,10 @@ def test_an_instruction_may_be_left_out_of_the_mean(model: Any, tmp_path: Path) 
         )
         assert list(prepared.prompt_ids) == list(tokenizer.encode("query: a brown fox"))
         told = llm.encode([prepared.prompt_ids], prepared.requests[0].pooling, use_tqdm=False)[0]
+        alone = PoolingParams(task="embed", unpooled_tokens=3)
+        empty, other = llm.encode([[5, 6, 7], [5, 6, 7, 8]], alone, use_tqdm=False)
+        assert empty.error is not None and "beside its instruction" in empty.error
+        assert other.error is None
         instruction = len(tokenizer.encode("query: ", add_special_tokens=False))
         states = hidden_states(model, prepared.prompt_ids)
         with torch.inference_mode():
