@@ -163,13 +163,18 @@ def test_an_instruction_may_be_left_out_of_the_mean(model: Any, tmp_path: Path) 
     pooling = {"pooling_mode_mean_tokens": True, "include_prompt": False}
     behind = [("Normalize", None), ("Dense", dense), ("LayerNorm", norm), ("Dropout", None)]
     folder = write_modules(
-        saved(model, tmp_path), pooling=pooling, behind=behind, do_lower_case=True
+        saved(model, tmp_path),
+        pooling=pooling,
+        behind=behind,
+        prompts={"query": "Query: "},
+        do_lower_case=True,
     )
     with LLM(model=str(folder), **ENGINE) as llm:
         tokenizer = llm.tokenizer
-        prepared = PooledInput(llm.spec, tokenizer).prepare(
-            "A Brown Fox", PoolingParams(task="embed"), "1", prefix="Query: "
-        )
+        made, vectors = PooledInput(llm.spec, tokenizer), PoolingParams(task="embed")
+        prepared = made.prepare("A Brown Fox", vectors, "1", prefix="Query: ")
+        again = made.prepare("Query: A Brown Fox", vectors, "1")
+        assert again.requests[0].pooling == prepared.requests[0].pooling
         assert list(prepared.prompt_ids) == list(tokenizer.encode("query: a brown fox"))
         told = llm.encode([prepared.prompt_ids], prepared.requests[0].pooling, use_tqdm=False)[0]
         alone = PoolingParams(task="embed", unpooled_tokens=3)
