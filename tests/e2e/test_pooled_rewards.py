@@ -81,6 +81,20 @@ def test_reward_models_of_qwen2(name: str, count: int, tmp_path: Path) -> None:
         assert_told(llm, "token_classify", wanted)
 
 
+def test_some_of_the_classes(tmp_path: Path) -> None:
+    """Those that are asked for alone are told, as if there were no others."""
+    model = tiny_model("LlamaForTokenClassification", "LlamaForCausalLM", num_labels=4)
+    folder = saved(model, tmp_path)
+    with torch.inference_mode():
+        logits = [model(input_ids=torch.tensor([ids])).logits[0] for ids in PROMPTS]
+    wanted = [
+        one[marks(ids)][:, [3, 1]].softmax(-1) for ids, one in zip(PROMPTS, logits, strict=True)
+    ]
+    asked = {"pooling_type": "STEP", "step_tag_id": MARK, "returned_token_ids": [3, 1]}
+    with LLM(model=str(folder), pooler_config=asked, **FLAGS) as llm:
+        assert_told(llm, "token_classify", wanted)
+
+
 def test_a_process_reward_model_that_answers_in_words(tmp_path: Path) -> None:
     """Math-Shepherd: the two tokens for good and bad steps, of a model that generates."""
     model = tiny_model("MistralForCausalLM", "MistralForCausalLM", sliding_window=None)
@@ -161,4 +175,21 @@ def test_cross_encoders_activate_as_they_were_saved(
     with torch.inference_mode():
         wanted = [activate(model(input_ids=torch.tensor([ids])).logits[0]) for ids in PROMPTS]
     with LLM(model=str(folder), **FLAGS) as llm:
+        assert_told(llm, "classify", wanted)
+
+
+def test_a_llama_that_sees_both_sides_as_a_reranker(tmp_path: Path) -> None:
+    """The mean of all tokens, one number, divided by a temperature: as llama-nemotron-rerank."""
+    model = tiny_model("LlamaForSequenceClassification", "LlamaForCausalLM", num_labels=1)
+    folder = saved(
+        model,
+        tmp_path,
+        model_type="llama_bidirec",
+        architectures=["LlamaBidirectionalForSequenceClassification"],
+        temperature=0.25,
+    )
+    with torch.inference_mode():
+        states = [hidden_states(model.model, ids, sees_all=True).mean(dim=0) for ids in PROMPTS]
+        wanted = [(model.score(one) / 0.25).sigmoid() for one in states]
+    with LLM(model=str(folder), **{**FLAGS, "max_num_batched_tokens": 64}) as llm:
         assert_told(llm, "classify", wanted)

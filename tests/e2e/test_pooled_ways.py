@@ -163,15 +163,24 @@ def test_an_instruction_may_be_left_out_of_the_mean(model: Any, tmp_path: Path) 
     pooling = {"pooling_mode_mean_tokens": True, "include_prompt": False}
     behind = [("Normalize", None), ("Dense", dense), ("LayerNorm", norm), ("Dropout", None)]
     folder = write_modules(
-        saved(model, tmp_path), pooling=pooling, behind=behind, do_lower_case=True
+        saved(model, tmp_path),
+        pooling=pooling,
+        behind=behind,
+        prompts={"query": "Query: "},
+        do_lower_case=True,
     )
     with LLM(model=str(folder), **ENGINE) as llm:
         tokenizer = llm.tokenizer
-        prepared = PooledInput(llm.spec, tokenizer).prepare(
-            "A Brown Fox", PoolingParams(task="embed"), "1", prefix="Query: "
-        )
+        made, vectors = PooledInput(llm.spec, tokenizer), PoolingParams(task="embed")
+        prepared = made.prepare("A Brown Fox", vectors, "1", prefix="Query: ")
+        again = made.prepare("Query: A Brown Fox", vectors, "1")
+        assert again.requests[0].pooling == prepared.requests[0].pooling
         assert list(prepared.prompt_ids) == list(tokenizer.encode("query: a brown fox"))
         told = llm.encode([prepared.prompt_ids], prepared.requests[0].pooling, use_tqdm=False)[0]
+        alone = PoolingParams(task="embed", unpooled_tokens=3)
+        empty, other = llm.encode([[5, 6, 7], [5, 6, 7, 8]], alone, use_tqdm=False)
+        assert empty.error is not None and "beside its instruction" in empty.error
+        assert other.error is None
         instruction = len(tokenizer.encode("query: ", add_special_tokens=False))
         states = hidden_states(model, prepared.prompt_ids)
         with torch.inference_mode():

@@ -52,10 +52,11 @@ def write_modules(
     *,
     pooling: dict[str, Any] | None,
     behind: Sequence[tuple[str, nn.Module | None]] = (),
+    prompts: dict[str, str] | None = None,
     **settings: Any,
 ) -> Path:
     """Write modules.json of sentence-transformers: a Transformer with `settings`, a Pooling, and
-    modules of these names behind it; return the folder."""
+    modules of these names behind it, and `prompts` by name; return the folder."""
     from safetensors.torch import save_file
 
     names = ["Transformer", *(["Pooling"] if pooling is not None else []), *(n for n, _ in behind)]
@@ -66,6 +67,8 @@ def write_modules(
     ]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "sentence_bert_config.json").write_text(json.dumps(settings))
+    told = json.dumps({"prompts": prompts or {}})
+    (folder / "config_sentence_transformers.json").write_text(told)
     for path in paths[1:]:
         (folder / path).mkdir()
     if pooling is not None:

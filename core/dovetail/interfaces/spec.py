@@ -62,10 +62,10 @@ class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True):
     through `projections`; numbers of classes through `activation` (one of ACTIVATIONS). `size` is
     the number of a vector's dimensions; `is_normalized`: it gets the length 1. `dimensions` is the
     usual number of dimensions (None: all); `allowed_dimensions` are those that a request may ask
-    for (none: any, if `is_matryoshka`). `step_token_id` marks the ends of
-    the steps that a process reward model judges, and `returned_token_ids` are the classes that are
-    told (none: all). `labels` names the classes. `prompts` are put before texts by name, that of
-    `default_prompt` where a request names none. What the `prefix_tasks` tell depends on the last
+    for (none: any, if `is_matryoshka`). `step_token_id` marks the ends of the steps that a process
+    reward model judges, and `returned_token_ids` are the classes that are told, before the
+    activation (none: all). `labels` names the classes. `prompts` are put before texts by name, that
+    of `default_prompt` where a request names none. What the `prefix_tasks` tell depends on the last
     token's hidden state alone, so that a prompt's prefix may come from the cache.
     `includes_prompt` False: the tokens of such prompts are not pooled. With `lowers_case` texts are
     read in lower case. With `splits_long` a prompt of more tokens than the context holds is

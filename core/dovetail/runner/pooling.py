@@ -124,6 +124,8 @@ class PromptPooling:
             row.kept.clear()
         if self._skips and params.task == EMBED:
             states = states[params.unpooled_tokens :]
+            if not len(states):
+                return "nothing is left of the prompt beside its instruction."
         pooler = self._pooler(params)
         ids = token_ids if FIRST_TOKEN in pooler.capabilities else token_ids[-len(states) :]
         try:
@@ -137,10 +139,10 @@ class PromptPooling:
     def _classes(self, pooled: torch.Tensor, params: PoolingParams) -> torch.Tensor:
         """Return numbers of classes. Shapes: pooled [E] or [m, E] -> [C] or [m, C]"""
         found = self._model.classes(pooled.view(-1, pooled.shape[-1])).float()
-        if params.is_activated is not False:
-            found = _ACTIVATIONS[self._spec.activation](found)
         if self._spec.returned_token_ids:
             found = found[:, list(self._spec.returned_token_ids)]
+        if params.is_activated is not False:
+            found = _ACTIVATIONS[self._spec.activation](found)
         return found if pooled.dim() == 2 else found[0]
 
     def _vector(self, pooled: torch.Tensor, params: PoolingParams) -> torch.Tensor:

@@ -29,6 +29,10 @@ LLAMA = Value(summary="Llama 1 to 3", value=FACTS)
 LLAMA_BIDIREC = Value(
     summary="Llama whose tokens see all others, for vectors",
     value=dataclasses.replace(
-        FACTS, is_encoder=True, pooler="config.pooling", classes_pooler="config.pooling"
+        FACTS,
+        is_encoder=True,
+        pooler="config.pooling",
+        classes_pooler="config.pooling",
+        defaults={**FACTS.defaults, "pooling": "avg", "temperature": 1.0},
     ),
 )

@@ -151,7 +151,12 @@ class ModelConfig:
         help="convert a generative model into a pooling model: embed, classify or reward",
     )
     pooler_config: Mapping[str, Any] = flag(
-        {}, kind="pooler", help="how hidden states are pooled into one vector"
+        {},
+        kind="pooler",
+        help="how prompts are pooled: pooling_type, normalize, dimensions; softmax, activation or "
+        "use_activation; step_tag_id, returned_token_ids; with enable_chunked_processing prompts "
+        "longer than the context, up to max_embed_len tokens, are embedded in pieces, whose "
+        "vectors are averaged by their numbers of tokens",
     )
     skip_tokenizer_init: bool = flag(
         False,

@@ -63,8 +63,9 @@ class PooledInput:
         """
         arrival_s = time.monotonic()
         if isinstance(prompt, str):
-            params = self._with_prefix(params, prefix, adds_special_tokens)
-            prompt = self._as_read(prefix + prompt)
+            prompt = prefix + prompt
+            params = self._with_instruction(params, prompt, prefix, adds_special_tokens)
+            prompt = self._as_read(prompt)
         verify_text("request_id", request_id)
         verify_text("cache_salt", cache_salt)
         verify_pooling(self._pooling, params)
@@ -149,17 +150,22 @@ class PooledInput:
         """Return a text as the model reads it."""
         return text.lower() if self._pooling is not None and self._pooling.lowers_case else text
 
-    def _with_prefix(
-        self, params: PoolingParams, prefix: str, adds_special_tokens: bool
+    def _with_instruction(
+        self, params: PoolingParams, text: str, prefix: str, adds_special_tokens: bool
     ) -> PoolingParams:
-        """Return the params of a text behind an instruction, whose tokens some models do not pool.
+        """Return the params of a text that begins with an instruction, `prefix` or a prompt of the
+        checkpoint's, whose tokens some models do not pool.
 
         Its tokens are counted as sentence-transformers does: those before it too, none behind it.
         """
-        if not prefix or self._pooling is None or self._pooling.includes_prompt:
+        if self._pooling is None or self._pooling.includes_prompt or params.unpooled_tokens:
+            return params
+        known = [one for one in self._pooling.prompts.values() if text.startswith(one)]
+        instruction = prefix or max(known, key=len, default="")
+        if not instruction:
             return params
         before = self._around[0] if adds_special_tokens else ()
-        own = self._tokenizer.encode(self._as_read(prefix), add_special_tokens=False)
+        own = self._tokenizer.encode(self._as_read(instruction), add_special_tokens=False)
         return msgspec.structs.replace(params, unpooled_tokens=len(before) + len(own))
 
     @cached_property

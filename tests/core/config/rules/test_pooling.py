@@ -180,3 +180,33 @@ def test_what_names_of_classes_say(
 ) -> None:
     assert stem(architecture) == (family, head)
     assert registered(architecture) == plugin
+
+
+POOLER = '''
+from dataclasses import dataclass
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.pooler import Pooler
+
+class Middle(Pooler):
+    """The token in the middle, or before it."""
+    info = Info(summary="the token in the middle")
+
+    @dataclass(frozen=True)
+    class Options:
+        """Options."""
+        before: int = 0
+
+    def pool(self, hidden, token_ids):
+        """Return the token's state."""
+        return hidden[len(hidden) // 2 - self.options.before]
+'''
+
+
+def test_a_pooler_of_ones_own_and_its_options(tmp_path: Path) -> None:
+    (tmp_path / "middle.py").write_text(POOLER)
+    asked = {"pooling_type": f"{tmp_path / 'middle.py'}:Middle"}
+    options = {"pooler": {"before": 2}}
+    found = pooling_of(
+        tmp_path, GENERATES, runner="pooling", pooler_config=asked, plugin_options=options
+    )
+    assert (found.pooler.options, found.token_pooler.options) == ({"before": 2}, {})
