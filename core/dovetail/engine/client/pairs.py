@@ -1,7 +1,6 @@
 """Two texts as one prompt, for models that read them together (cross-encoders).
 
 The special tokens around and between them are those of the tokenizer's own template for pairs.
-Knows no request.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from dovetail.interfaces.step import Pooled
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PooledNumbers:
-    """What was told of a prompt, float32: a vector, or one for each of its tokens."""
+    """What became of a prompt, float32: a vector, or one for each of its tokens."""
 
     data: np.ndarray
 
@@ -74,7 +74,7 @@ class PoolingResult:
 
     @property
     def outputs(self) -> PooledNumbers:
-        """Return what was told of the prompt. Raises: RequestFault where the request failed"""
+        """Return what became of the prompt. Raises: RequestFault where the request failed"""
         return PooledNumbers(data=self.data)
 
 
