@@ -301,8 +301,10 @@ def _beside(phase: str, port: int, seconds: float) -> Iterator[list[subprocess.P
         "flooded": (["--flood", str(port)], 1),
     }[phase]
     command = [sys.executable, __file__, *flags, "--seconds", str(10 * seconds)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    helpers = [subprocess.Popen(command, bufsize=0, **pipes) for _ in range(number)]
+    helpers = [
+        subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(number)
+    ]
     try:
         for helper in helpers:
             assert helper.stdout is not None
