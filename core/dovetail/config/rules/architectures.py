@@ -39,6 +39,6 @@ def registered(architecture: str) -> str | None:
     names = set(registry.names("model"))
     family, head = stem(architecture)
     ends = ("ForCausalLM", "LMHeadModel")
-    ends = ends if head == LOGITS else (*ends, "Model", "EncoderModel")
-    tried = (architecture, *(family + end for end in ends))
+    encoders = () if head == LOGITS else ("Model", "EncoderModel")
+    tried = (architecture, *(family + end for end in (*ends, *encoders)))
     return next((name for name in tried if name in names), None)
