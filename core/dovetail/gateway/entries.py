@@ -218,5 +218,5 @@ def _check_folders(found: Sequence[Entry]) -> None:
             raise ConfigError(
                 IMPOSSIBLE["file_storage"],
                 where=f"{flags()['file_storage'].spelling} of {entry.name}",
-                fix="give each model a folder of its own.",
+                fix="give each model its own folder.",
             )
