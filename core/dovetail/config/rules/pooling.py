@@ -52,7 +52,10 @@ _TASKS = {
     CLASSES: (CLASSIFY, TOKEN_CLASSIFY),
     TOKEN_CLASSES: (TOKEN_CLASSIFY,),
 }
-_WITH_WHOLE = {(TOKEN_CLASSIFY,): (CLASSIFY, TOKEN_CLASSIFY), (TOKEN_EMBED,): (EMBED, TOKEN_EMBED)}
+_WITH_WHOLE: dict[tuple[str, ...], tuple[str, ...]] = {
+    (TOKEN_CLASSIFY,): (CLASSIFY, TOKEN_CLASSIFY),
+    (TOKEN_EMBED,): (EMBED, TOKEN_EMBED),
+}
 """The tasks of models that answer for tokens, where a pooler of whole prompts is asked for."""
 _PER_TOKEN, _LAST_TOKEN, _IN_PIECES = "per_token", "last_token", "in_pieces"
 _OTHER_NAMES = {"avg": "mean", "first": "cls"}
