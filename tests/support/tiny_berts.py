@@ -61,7 +61,9 @@ def _write_tokenizer(folder: Path) -> None:
         special_tokens=[(word, ids[word]) for word in ("[CLS]", "[SEP]")],
     )
     names = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
-    PreTrainedTokenizerFast(tokenizer_object=made, **names).save_pretrained(folder)
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    whole = PreTrainedTokenizerFast(tokenizer_object=made, model_input_names=inputs, **names)
+    whole.save_pretrained(folder)
 
 
 def _write_sentence_settings(folder: Path, prompts: dict[str, str]) -> None:
