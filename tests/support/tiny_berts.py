@@ -20,16 +20,10 @@ def write_bert(
     `prompts` are those of a folder of sentence-transformers, which pools the first token. The
     embedding of the word `broken` is not a number."""
     import torch
-    from transformers import (
-        BertConfig,
-        BertForSequenceClassification,
-        BertModel,
-        BertTokenizerFast,
-    )
+    from transformers import BertConfig, BertForSequenceClassification, BertModel
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "vocab.txt").write_text("\n".join(VOCABULARY))
-    BertTokenizerFast(vocab_file=str(folder / "vocab.txt")).save_pretrained(folder)
+    _write_tokenizer(folder)
     config = BertConfig(
         vocab_size=len(VOCABULARY),
         hidden_size=64,
@@ -49,6 +43,27 @@ def write_bert(
     if prompts is not None:
         _write_sentence_settings(folder, prompts)
     return model
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """Write BERT's tokenizer with this vocabulary: words in pieces, a pair's texts told apart."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    ids = {word: at for at, word in enumerate(VOCABULARY)}
+    made = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[(word, ids[word]) for word in ("[CLS]", "[SEP]")],
+    )
+    names = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    whole = PreTrainedTokenizerFast(tokenizer_object=made, model_input_names=inputs, **names)
+    whole.save_pretrained(folder)
 
 
 def _write_sentence_settings(folder: Path, prompts: dict[str, str]) -> None:

@@ -68,6 +68,7 @@ async def input_job(
     ignored = server.fields.check(body, known=("messages.",))
     if (body.input is None) == (body.messages is None):
         raise RequestError("give either input or messages.", where=field)
+    prompts: Sequence[Prompt]
     if body.input is None:
         ids, unused = await _chat_prompt(server, body)
         ignored += server.fields.report(unused)
