@@ -39,11 +39,11 @@ def test_every_name_of_ollama_has_its_row(ollama: Any) -> None:
 def test_a_command_that_comes_fills_its_row(ollama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from dovetail.cli import main
 
-    others = tuple(name for name in main.COMMANDS if name != "pull")
+    others = tuple(name for name in main.COMMANDS if name != "stop")
     monkeypatch.setattr(main, "COMMANDS", others)
-    assert "`dovetail pull`" not in ollama.ollama_page("")
-    monkeypatch.setattr(main, "COMMANDS", (*others, "pull"))
-    assert row(ollama.ollama_page(""), "pull") == "`dovetail pull`"
+    assert "`dovetail stop`" not in ollama.ollama_page("")
+    monkeypatch.setattr(main, "COMMANDS", (*others, "stop"))
+    assert row(ollama.ollama_page(""), "stop") == "`dovetail stop`"
 
 
 def test_a_row_cannot_name_what_does_not_exist(

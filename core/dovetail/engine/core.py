@@ -21,6 +21,7 @@ import msgspec
 from dovetail import registry
 from dovetail.engine.affinity import keep_to
 from dovetail.engine.drafting import Drafting
+from dovetail.engine.faults import as_refusal, refused
 from dovetail.engine.kv import kv_groups
 from dovetail.engine.messages import EngineRequest, RequestUpdate, Timings
 from dovetail.engine.request import Request
@@ -173,7 +174,7 @@ class EngineCore:
         """
         refusal = self.sleep_mode.refusal()
         if refusal is not None:
-            self._updates.append(_refusal(message.request_id, refusal))
+            self._updates.append(refused(message.request_id, refusal))
         elif message.sampling.constraint is not None:
             self._preparing[message.request_id] = (
                 message,
@@ -191,7 +192,7 @@ class EngineCore:
             if error is None:
                 self._queue(message)
             else:
-                self._updates.append(_refusal(name, _as_refusal(error)))
+                self._updates.append(refused(name, as_refusal(error)))
 
     def _queue(self, message: EngineRequest) -> None:
         request = Request(
@@ -209,11 +210,11 @@ class EngineCore:
         try:
             self._scheduler.add(request)
         except RequestError as error:
-            self._updates.append(_refusal(message.request_id, error))
+            self._updates.append(refused(message.request_id, error))
         except Exception as error:  # a plugin's fault with this request, a policy's key for one
             logger.exception("request %s could not be queued", message.request_id)
             what = f"the request could not be queued: {type(error).__name__}: {error}"
-            self._updates.append(_refusal(message.request_id, RequestError(what, status=500)))
+            self._updates.append(refused(message.request_id, RequestError(what, status=500)))
         else:
             self._live[request.request_id] = _Live(request)
 
@@ -449,23 +450,6 @@ def _update_of(live: _Live, now_s: float) -> RequestUpdate:
         num_cached_tokens=request.num_cached_tokens,
         timings=Timings(live.scheduled_s, now_s, live.forward_s, live.execute_s),
         pooled=progress.pooled,
-    )
-
-
-def _as_refusal(error: BaseException) -> RequestError:
-    if isinstance(error, RequestError):
-        return error
-    logger.error("a constraint could not be loaded", exc_info=error)
-    return RequestError(f"the constraint could not be loaded: {error}", status=500)
-
-
-def _refusal(request_id: str, error: RequestError) -> RequestUpdate:
-    return RequestUpdate(
-        request_id=request_id,
-        finish_reason="error",
-        error=error.advice,
-        error_code=error.code,
-        error_status=error.status,
     )
 
 

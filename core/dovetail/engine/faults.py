@@ -1,13 +1,18 @@
-"""Errors between processes: one of dovetail's error tree becomes a Fault, and an error again.
+"""Errors between processes: one of dovetail's error tree becomes a Fault, and an error again, or
+the end of a request.
 
 A class of a plugin's own travels as the class of the tree that it derives from.
 """
 
 from __future__ import annotations
 
+import logging
+
 from dovetail import errors
-from dovetail.engine.messages import Fault
+from dovetail.engine.messages import Fault, RequestUpdate
 from dovetail.errors import DovetailError, Overloaded, RequestError
+
+logger = logging.getLogger(__name__)
 
 
 def fault_of(error: DovetailError) -> Fault:
@@ -36,3 +41,22 @@ def error_of(fault: Fault) -> DovetailError:
             fault.what, where=fault.where, fix=fault.fix, code=fault.code, status=fault.status
         )
     return error_class(fault.what, where=fault.where, fix=fault.fix)
+
+
+def as_refusal(error: BaseException) -> RequestError:
+    """Return what a request whose constraint could not be loaded is told."""
+    if isinstance(error, RequestError):
+        return error
+    logger.error("a constraint could not be loaded", exc_info=error)
+    return RequestError(f"the constraint could not be loaded: {error}", status=500)
+
+
+def refused(request_id: str, error: RequestError) -> RequestUpdate:
+    """Return the end of a request that cannot run."""
+    return RequestUpdate(
+        request_id=request_id,
+        finish_reason="error",
+        error=error.advice,
+        error_code=error.code,
+        error_status=error.status,
+    )
