@@ -39,8 +39,10 @@ def check_case(op: Op, case: Case, name: str, device: torch.device) -> str | Non
         function = op.pick(device.type, case.dtype, name=name)
     except LookupError:
         return None  # it does not claim this device or dtype
-    wanted = results_of(op.reference, case, case.build(device))
     arguments, untouched = case.build(device), case.build(device)
+    if op.why_not(name, arguments) is not None:
+        return None  # nor these arguments
+    wanted = results_of(op.reference, case, case.build(device))
     results = results_of(function, case, op.prepare(name, arguments))
     for i, (one, other) in enumerate(zip(results, wanted, strict=True)):
         if case.is_finite and not bool(one.float().isfinite().all()):
@@ -70,6 +72,8 @@ def time_case(op: Op, case: Case, name: str, device: torch.device) -> float | No
     except LookupError:
         return None
     built = case.build(device)
+    if op.why_not(name, built) is not None:
+        return None
     wanted = min(MAX_COPIES, 1 + CACHE_BYTES // max(1, case.moved_bytes))
     copies = itertools.cycle([op.prepare(name, _copied(built)) for _ in range(wanted)])
     function(**next(copies))

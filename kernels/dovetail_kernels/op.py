@@ -104,6 +104,11 @@ class Op:
         found = next((i for i in self.implementations if i.name == name), None)
         return arguments if found is None else found.prepare(arguments)
 
+    def why_not(self, name: str, arguments: Arguments) -> str | None:
+        """Return why the implementation of this name cannot take arguments; None when it can."""
+        found = next((i for i in self.implementations if i.name == name), None)
+        return None if found is None else found.why_not(arguments)
+
     def reasons_against(
         self, implementation: Implementation, device: str, dtype: torch.dtype
     ) -> list[str]:

@@ -136,11 +136,16 @@ def triton_calls(op: Op, most: int) -> list[tuple[str, Callable[[], Any]]]:
     implementation = next((i for i in op.implementations if i.name == TRITON), None)
     if implementation is None:
         return []
-    cases = [case for case in op.small_cases() if case.dtype in implementation.dtypes]
+    cases = [case for case in op.small_cases() if _takes(implementation, case)]
     return [
         (f"{case.name} {case.dtype}", partial(_call, implementation, case))
         for case in cases[:: -(-len(cases) // most)]
     ]
+
+
+def _takes(implementation: Implementation, case: Case) -> bool:
+    takes_dtype = case.dtype in implementation.dtypes
+    return takes_dtype and implementation.why_not(case.build(torch.device("cpu"))) is None
 
 
 def _call(implementation: Implementation, case: Case) -> None:
