@@ -72,7 +72,7 @@ async def input_job(
     if body.input is None:
         ids, unused = await _chat_prompt(server, body)
         ignored += server.fields.report(unused)
-        prompts: Sequence[Prompt] = [ids]
+        prompts = [ids]
         field, is_list = "messages", False
     else:
         prompts, is_list = listed(body.input)
