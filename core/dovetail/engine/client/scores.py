@@ -103,17 +103,26 @@ def score_task(pooling: PoolingSpec | None) -> str:
             where="task",
             fix="use a model that embeds or ranks, or start this one with --runner pooling.",
         )
-    if pooling.tasks[0] in (EMBED, TOKEN_EMBED):
-        return pooling.tasks[0]
-    num_classes = len(pooling.returned_token_ids) or len(pooling.labels)
-    if CLASSIFY in pooling.tasks and num_classes == 1:
-        return CLASSIFY
+    task = scoring_task(pooling)
+    if task is not None:
+        return task
     raise RequestError(
-        f"a model of one class scores, and this one has {num_classes}"
+        f"a model of one class scores, and this one has {_num_classes(pooling)}"
         + ("." if CLASSIFY in pooling.tasks else " for each token."),
         where="task",
         fix="classify with it, or use a cross-encoder or a model that embeds.",
     )
+
+
+def scoring_task(pooling: PoolingSpec) -> str | None:
+    """Return the task by which a pooling model scores, None where it cannot."""
+    if pooling.tasks[0] in (EMBED, TOKEN_EMBED):
+        return pooling.tasks[0]
+    return CLASSIFY if CLASSIFY in pooling.tasks and _num_classes(pooling) == 1 else None
+
+
+def _num_classes(pooling: PoolingSpec) -> int:
+    return len(pooling.returned_token_ids) or len(pooling.labels)
 
 
 def _paired(firsts: Sequence[str], seconds: Sequence[str]) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ Source: config_sentence_transformers.json of sentence-transformers (prompts, def
 
 from __future__ import annotations
 
+from dovetail.engine.client.named_prompts import prompt_before
 from dovetail.errors import RequestError
 from dovetail.interfaces.spec import PoolingSpec
 
@@ -23,22 +24,15 @@ def instruction(
 
     Raises: RequestError for names that are not known
     """
-    if prompt_name is not None:
-        if prompt_name not in pooling.prompts:
-            raise _unknown(pooling, "prompt_name")
-        return pooling.prompts[prompt_name]
-    if input_type is None:
-        return pooling.prompts.get(pooling.default_prompt, "")
+    if prompt_name is not None or input_type is None:
+        return prompt_before(pooling, prompt_name)
     names = next((names for names in (_QUERY, _DOCUMENT) if input_type in names), ())
     for name in (input_type, *names):
         if name in pooling.prompts:
             return pooling.prompts[name]
     if input_type not in INPUT_TYPES:
-        raise _unknown(pooling, "input_type")
+        known = ", ".join(sorted({*pooling.prompts, *INPUT_TYPES}))
+        raise RequestError(
+            f"is not known; there are: {known}.", where="input_type", fix="leave it out."
+        )
     return ""
-
-
-def _unknown(pooling: PoolingSpec, where: str) -> RequestError:
-    names = set(pooling.prompts) | (set(INPUT_TYPES) if where == "input_type" else set())
-    known = f"there are: {', '.join(sorted(names))}." if names else "this model has none."
-    return RequestError(f"is not known; {known}", where=where, fix="leave it out.")

@@ -8,13 +8,13 @@ from functools import partial
 
 from starlette.requests import Request
 
+from dovetail.engine.client.scores import Scoring, plan_scores, scoring_task
 from dovetail.engine.context_length import PROMPT
-from dovetail.interfaces.pooling_params import CLASSIFY, EMBED, PoolingParams
+from dovetail.interfaces.pooling_params import CLASSIFY, EMBED, TOKEN_EMBED, PoolingParams
 from dovetail.interfaces.spec import PoolingSpec
 from dovetail.server.generate.as_chat import in_words_of
 from dovetail.server.generate.server_state import ServerState
 from dovetail.server.pool.fields import PoolFields
-from dovetail.server.pool.pairs import Scoring, plan_scores
 from dovetail.server.pool.work import (
     Answers,
     Job,
@@ -24,13 +24,13 @@ from dovetail.server.pool.work import (
     request_id_of,
 )
 
-TASKS = (CLASSIFY, EMBED)
+TASKS = (CLASSIFY, EMBED, TOKEN_EMBED)
 """A model that can do one of them can score."""
 
 
 def can_score(pooling: PoolingSpec) -> bool:
     """Return whether a model scores pairs: by its one class, or by vectors."""
-    return EMBED in pooling.tasks or (CLASSIFY in pooling.tasks and len(pooling.labels) == 1)
+    return scoring_task(pooling) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

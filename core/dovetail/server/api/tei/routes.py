@@ -12,6 +12,7 @@ import numpy as np
 from fastapi import Request
 
 from dovetail.engine.client.input import Prompt
+from dovetail.engine.client.pairs import pair_prompt
 from dovetail.interfaces.api import Api, ApiError, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.pooling_params import CLASSIFY, EMBED, TASKS, TOKEN_EMBED, PoolingParams
@@ -26,7 +27,6 @@ from dovetail.server.generate.server_state import ServerState
 from dovetail.server.pool.fields import PoolFields
 from dovetail.server.pool.inputs import InputFields, input_job, pooling_of
 from dovetail.server.pool.labels import label_of
-from dovetail.server.pool.pairs import pair_prompt
 from dovetail.server.pool.replies import raw_reply
 from dovetail.server.pool.scores import Pairs, scored
 from dovetail.server.pool.vectors import VectorFormat

@@ -76,7 +76,7 @@ class Chat {
     const can = new Set(model?.capabilities ?? []);
     this.composer.setTakesImages(can.has("vision"));
     this.options.setCapabilities(can);
-    showPurpose(this.root, models[0]);
+    showPurpose(this.root, model);
   }
 
   /** Show a conversation; an answer that is being written is stopped. */
