@@ -73,14 +73,7 @@ def sentence_settings(folder: Path) -> SentenceSettings | None:
             projections.append(_dense(path))
         else:
             found["is_normalized"] = True
-    settings = SentenceSettings(**found, **_prompts(folder), projections=tuple(projections))
-    if not settings.includes_prompt and any(settings.prompts.values()):
-        raise ConfigError(
-            "pooling that leaves out the tokens of prompts (include_prompt) is not supported.",
-            where=str(file),
-            fix="remove the prompts from config_sentence_transformers.json, or use another model.",
-        )
-    return settings
+    return SentenceSettings(**found, **_prompts(folder), projections=tuple(projections))
 
 
 def _max_tokens(folder: Path) -> int | None:
