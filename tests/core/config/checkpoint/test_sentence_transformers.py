@@ -46,7 +46,9 @@ def test_what_is_missing_is_not_made_up(tmp_path: Path) -> None:
     write_sentence_settings(tmp_path, is_normalized=False)
     (tmp_path / "sentence_bert_config.json").unlink()
     (tmp_path / "config_sentence_transformers.json").unlink()
-    assert settings(tmp_path) == SentenceSettings(pooler="mean")
+    found = settings(tmp_path)
+    assert (found.pooler, found.max_tokens, found.is_normalized) == ("mean", None, False)
+    assert (found.projections, found.prompts, found.default_prompt) == ((), {}, "")
 
 
 def test_no_pooling_module_means_vectors_of_tokens(tmp_path: Path) -> None:
@@ -71,14 +73,11 @@ def test_the_poolers_that_newer_folders_name(tmp_path: Path) -> None:
     assert settings(tmp_path).pooler == "mean"
 
 
-def test_prompts_that_are_not_pooled_are_refused(tmp_path: Path) -> None:
-    write_sentence_settings(tmp_path, prompts={"document": ""})
+def test_prompts_that_are_not_pooled(tmp_path: Path) -> None:
+    write_sentence_settings(tmp_path, prompts={"query": "query: "})
+    assert settings(tmp_path).includes_prompt
     change(tmp_path / "1_Pooling" / "config.json", include_prompt=False)
     assert not settings(tmp_path).includes_prompt
-    write_sentence_settings(tmp_path, prompts={"query": "query: "})
-    change(tmp_path / "1_Pooling" / "config.json", include_prompt=False)
-    with pytest.raises(ConfigError, match="include_prompt"):
-        sentence_settings(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def pooled_input(pooling: PoolingSpec | None = None, *, most: int = 16) -> Poole
         max_model_tokens=most,
         model=SimpleNamespace(vocab_size=256),
     )
-    return PooledInput(SimpleNamespace(run=run), Framed(None, ""))  # type: ignore[arg-type]
+    return PooledInput(SimpleNamespace(run=run, has_tokenizer=True), Framed(None, ""))  # type: ignore[arg-type]
 
 
 def ids_of(prompt: Any, **how: Any) -> list[int]:
