@@ -17,7 +17,7 @@ def prompt_before(pooling: PoolingSpec | None, name: str | None = None) -> str:
         return prompts.get(usual, "")
     if name not in prompts:
         raise RequestError(
-            f'the checkpoint has no prompt "{name}"; there are: {", ".join(prompts) or "none"}.',
+            f'the checkpoint has no prompt "{name}"; there are: {", ".join(sorted(prompts)) or "none"}.',
             where="prompt_name",
             fix="leave it out, or write the prompt into the text.",
         )
