@@ -16,8 +16,9 @@ def prompt_before(pooling: PoolingSpec | None, name: str | None = None) -> str:
         usual = "" if pooling is None else pooling.default_prompt
         return prompts.get(usual, "")
     if name not in prompts:
+        known = ", ".join(sorted(prompts)) or "none"
         raise RequestError(
-            f'the checkpoint has no prompt "{name}"; there are: {", ".join(sorted(prompts)) or "none"}.',
+            f'the checkpoint has no prompt "{name}"; there are: {known}.',
             where="prompt_name",
             fix="leave it out, or write the prompt into the text.",
         )
