@@ -39,11 +39,12 @@ def test_every_name_of_ollama_has_its_row(ollama: Any) -> None:
 def test_a_command_that_comes_fills_its_row(ollama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from dovetail.cli import main
 
-    others = tuple(name for name in main.COMMANDS if name != "stop")
+    others = tuple(name for name in main.COMMANDS if name != "ps")
     monkeypatch.setattr(main, "COMMANDS", others)
-    assert "`dovetail stop`" not in ollama.ollama_page("")
-    monkeypatch.setattr(main, "COMMANDS", (*others, "stop"))
-    assert row(ollama.ollama_page(""), "stop") == "`dovetail stop`"
+    monkeypatch.setitem(ollama.INSTEAD["commands"], "ps", "not here")
+    assert "`dovetail ps`" not in ollama.ollama_page("")
+    monkeypatch.setattr(main, "COMMANDS", (*others, "ps"))
+    assert row(ollama.ollama_page(""), "ps") == "`dovetail ps`"
 
 
 def test_a_row_cannot_name_what_does_not_exist(

@@ -11,7 +11,7 @@ from dovetail.interfaces.spec import RankSpec
 from dovetail.ranks.door import Hello
 from dovetail.testing.tiny import tiny_run
 from dovetail_plugins.executors._launched_ranks import difference
-from dovetail_plugins.executors._ray_ranks import _fair_share
+from dovetail_plugins.executors._ray_places import fair_share
 
 
 def hello(**changes: Any) -> Hello:
@@ -59,4 +59,4 @@ def test_flags_may_not_differ(changes: dict[str, Any], told: str) -> None:
 def test_cpus_of_a_cluster_are_shared_out(
     nodes: tuple[int, ...], size: int, free: int, each: int
 ) -> None:
-    assert _fair_share(nodes, size, free) == each
+    assert fair_share(nodes, size, free) == each

@@ -101,7 +101,7 @@ def test_the_prompts_of_the_checkpoint(embedder: LLM) -> None:
     named = vectors(embedder, SHORT, prompt_name="query")
     assert np.abs(named - vectors(embedder, PROMPTS["query"] + SHORT)).max() < 1e-6
     assert np.abs(named - vectors(embedder, SHORT, prompt_name="document")).max() > 1e-3
-    with pytest.raises(RequestError, match='no prompt "passage"; there are: query, document'):
+    with pytest.raises(RequestError, match='no prompt "passage"; there are: document, query'):
         embedder.embed(SHORT, prompt_name="passage")
     with pytest.raises(RequestError, match="not before token ids"):
         embedder.embed([[5, 6]], prompt_name="query")

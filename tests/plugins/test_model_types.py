@@ -63,7 +63,7 @@ def test_no_type_is_declared_twice() -> None:
     assert set(OWN) & set(TABLED) == set()
 
 
-REMOTE = {"new"}
+REMOTE = {"llama_bidirec", "new"}
 """Types that only code beside the checkpoint knows."""
 
 

@@ -65,12 +65,7 @@ class Places:
     def fair_share(self) -> int:
         """Return the most CPUs that the nodes can give to each actor."""
         free = int(self._ray.available_resources().get("CPU", 0))
-        cpus = [node.get("CPU", 0) for node in self._nodes]
-        most = max(1, min(free // self._count, int(max(cpus))))
-        for each in range(most, 1, -1):
-            if sum(int(one) // each for one in cpus) >= self._count:
-                return each
-        return 1
+        return fair_share([int(node.get("CPU", 0)) for node in self._nodes], self._count, free)
 
     def reserve(self, wanted: Mapping[str, float], *, strategy: str, wait_s: float) -> None:
         """Reserve so much for each actor. Raises: ConfigError. Mutates: self"""
@@ -164,3 +159,12 @@ def reason_of(error: Exception) -> str:
     """Return the line of an error of Ray that says what happened."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[-1].strip() if lines else type(error).__name__
+
+
+def fair_share(cpus: Sequence[int], count: int, free: int) -> int:
+    """Return the most CPUs that nodes of so many can give to each of `count` actors, `free` of them
+    together."""
+    for each in range(max(1, min(free // count, max(cpus))), 1, -1):
+        if sum(one // each for one in cpus) >= count:
+            return each
+    return 1

@@ -14,7 +14,7 @@ from torch import nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 
-from dovetail.config.rules.architectures import stem
+from dovetail.config.rules.architectures import LOGITS, stem
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.decoder_head import class_score, generates
@@ -80,8 +80,7 @@ class TransformersBacked(nn.Module, Model):
         self.trunk_name, self.first_position = built.trunk_name, built.first_position
         self.tied = dict(built.causal.all_tied_weights_keys) if generates(context.model) else {}
         self.renamings = plain_renamings(built.causal)
-        own, _ = stem(type(built.causal).__name__)
-        self.is_text_part = own != stem(context.model.architecture)[0]
+        self.is_text_part = _is_text_part(type(built.causal).__name__, context.model.architecture)
         if self.is_text_part:
             log.warning(
                 "of %s only the text part is served: it gets no images and no sound",
@@ -141,6 +140,14 @@ class TransformersBacked(nn.Module, Model):
         """Return the numbers of the classes. Shapes: pooled [S, E] -> [S, C]"""
         found: torch.Tensor = self.score(pooled)
         return found
+
+
+def _is_text_part(causal: str, architecture: str) -> bool:
+    """Return whether a checkpoint's class is of a whole of which a causal class is the text part,
+    and not of the same text model with another head."""
+    family, head = stem(architecture)
+    generates_too = head in (LOGITS, None)
+    return causal != architecture if generates_too else stem(causal)[0] != family
 
 
 def _without_weights(causal: nn.Module) -> nn.Module:

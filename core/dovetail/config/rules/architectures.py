@@ -54,7 +54,6 @@ def registered(architecture: str) -> str | None:
     """
     names = set(registry.names("model"))
     family, head = stem(architecture)
-    decoders = ("ForCausalLM", "LMHeadModel")
-    ends = decoders if head == LOGITS else (*decoders, "Model", "EncoderModel")
+    ends = () if head == LOGITS else ("ForCausalLM", "LMHeadModel", "Model", "EncoderModel")
     tried = (architecture, *(family + end for end in ends))
     return next((name for name in tried if name in names), None)
