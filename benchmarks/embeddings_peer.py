@@ -1,13 +1,15 @@
 """One engine of `benchmarks.embeddings`: reads lines of JSON, answers with seconds or vectors.
 
-python -m benchmarks.embeddings_peer NAME FOLDER [FLAGS]
-python -m benchmarks.embeddings_peer export FOLDER      # what the ONNX and OpenVINO peers read
+    python -m benchmarks.embeddings_peer NAME FOLDER [FLAGS]
+    python -m benchmarks.embeddings_peer export FOLDER  # what the ONNX and OpenVINO peers read
+    python -m benchmarks.embeddings_peer bert-base REAL FOLDER  # random weights of that shape
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -62,6 +64,19 @@ def export(folder: Path) -> None:
     openvino.save_model(
         openvino.convert_model(plain), str(place / "model.xml"), compress_to_fp16=False
     )
+
+
+def bert_base(real: Path, folder: Path) -> None:
+    """Write a folder as `real`, with random weights in the shape of BERT-base."""
+    import torch
+    from transformers import BertConfig, BertModel
+
+    shutil.copytree(real, folder, ignore=shutil.ignore_patterns("model.safetensors"))
+    pooling = folder / "1_Pooling" / "config.json"
+    settings = json.loads(pooling.read_text()) | {"word_embedding_dimension": 768}
+    pooling.write_text(json.dumps(settings))
+    torch.manual_seed(0)
+    BertModel(BertConfig()).save_pretrained(folder)
 
 
 def dovetail(folder: Path, flags: list[str]) -> Embed:
@@ -203,6 +218,9 @@ ENGINES: dict[str, Callable[[Path, list[str]], Embed]] = {
 def main() -> None:
     """Load an engine, then answer line by line."""
     name, folder, *flags = sys.argv[1:]
+    if name == "bert-base":
+        bert_base(Path(folder), Path(flags[0]))
+        return
     if name == "export":
         export(Path(folder))
         return
