@@ -2,12 +2,13 @@
 
     python -m benchmarks.embeddings FOLDER --venv PEERS --threads 2 --rounds 3
 
-FOLDER is a sentence-transformers folder: a real one, or one of random weights in the shape of
-BERT-base (`python -m benchmarks.embeddings_peer bert-base REAL FOLDER`). Every engine is a process of its own that stays loaded; they take turns (A B C, the next
-round begins with B). Measures: `mixed` (texts of 8 to 512 tokens, sentences a second) and `short`
-(one text of 8 words, milliseconds). Texts are tokenized within the measure. Peers batch 32 texts
-of like length; ONNX Runtime and OpenVINO run what `python -m benchmarks.embeddings_peer export`
-has made of the same weights. Each engine's vectors are compared with torch's in float32 (cosine).
+FOLDER is a sentence-transformers folder: a real one, or one of random weights in the shape of BERT-
+base (`python -m benchmarks.embeddings_peer bert-base REAL FOLDER`). Every engine is a process of
+its own that stays loaded; they take turns (A B C, the next round begins with B). Measures: `mixed`
+(texts of 8 to 512 tokens, sentences a second) and `short` (one text of 8 words, milliseconds).
+Texts are tokenized within the measure. Peers batch 32 texts of like length; ONNX Runtime and
+OpenVINO run what `python -m benchmarks.embeddings_peer export` has made of the same weights. Each
+engine's vectors are compared with torch's in float32 (cosine).
 """
 
 from __future__ import annotations

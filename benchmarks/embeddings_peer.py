@@ -1,8 +1,8 @@
 """One engine of `benchmarks.embeddings`: reads lines of JSON, answers with seconds or vectors.
 
-    python -m benchmarks.embeddings_peer NAME FOLDER [FLAGS]
-    python -m benchmarks.embeddings_peer export FOLDER  # what the ONNX and OpenVINO peers read
-    python -m benchmarks.embeddings_peer bert-base REAL FOLDER  # random weights of that shape
+python -m benchmarks.embeddings_peer NAME FOLDER [FLAGS]
+python -m benchmarks.embeddings_peer export FOLDER  # what the ONNX and OpenVINO peers read
+python -m benchmarks.embeddings_peer bert-base REAL FOLDER  # random weights of that shape
 """
 
 from __future__ import annotations
