@@ -23,7 +23,7 @@ from dovetail.server.generate.chat_body import (
 from dovetail.server.generate.server_state import ServerState
 from dovetail.server.pool.fields import Inputs, PoolFields, listed
 from dovetail.server.pool.instructions import instruction
-from dovetail.server.pool.work import Job, check_inputs, request_id_of
+from dovetail.server.pool.work import Job, check_inputs, job_of
 
 _CHAT_FIELDS = (
     "messages",
@@ -78,17 +78,15 @@ async def input_job(
         prompts, is_list = listed(body.input)
         check_inputs(prompts, field, is_list=is_list)
         prompts = _with_instruction(server, body, prompts, field)
-    job = Job(
-        request_id=request_id_of(body, request),
-        prompts=prompts,
-        params=params,
+    adds_special_tokens = body.add_special_tokens is not False
+    job = job_of(
+        body,
+        request,
+        prompts,
+        params,
         field=field,
         is_list=is_list,
-        priority=body.priority,
-        cache_salt=body.cache_salt or "",
-        truncate=body.truncate_prompt_tokens,
-        keeps_start=body.truncation_side != "left",
-        adds_special_tokens=body.add_special_tokens is not False,
+        adds_special_tokens=adds_special_tokens,
     )
     return job, ignored
 

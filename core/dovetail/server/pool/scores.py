@@ -17,11 +17,10 @@ from dovetail.server.generate.server_state import ServerState
 from dovetail.server.pool.fields import PoolFields
 from dovetail.server.pool.work import (
     Answers,
-    Job,
     answered,
     array_of,
     check_inputs,
-    request_id_of,
+    job_of,
 )
 
 TASKS = (CLASSIFY, EMBED, TOKEN_EMBED)
@@ -66,16 +65,13 @@ async def scored(
     server.check_text(pairs.second_field)
     pairs.check()
     plan = await _planned(server, body, pairs)
-    job = Job(
-        request_id=request_id_of(body, request),
-        prompts=[one.prompt for one in plan.prompts],
-        params=[one.params for one in plan.prompts],
+    job = job_of(
+        body,
+        request,
+        [one.prompt for one in plan.prompts],
+        [one.params for one in plan.prompts],
         field=pairs.second_field,
         is_list=all(len(pair) == 1 for pair in plan.pairs),
-        priority=body.priority,
-        cache_salt=body.cache_salt or "",
-        truncate=body.truncate_prompt_tokens,
-        keeps_start=body.truncation_side != "left",
     )
     answers = await answered(server, job, array_of)
     return job.request_id, replace(answers, items=plan.scores(answers.items))

@@ -89,6 +89,31 @@ def request_id_of(body: PoolFields, request: Request) -> str:
     return body.request_id or str(request.state.request_id)
 
 
+def job_of(
+    body: PoolFields,
+    request: Request,
+    prompts: Sequence[Prompt],
+    params: PoolingParams | Sequence[PoolingParams],
+    *,
+    field: str,
+    is_list: bool,
+    adds_special_tokens: bool = True,
+) -> Job:
+    """Return the job of a request's prompts, with what its body says of all of them."""
+    return Job(
+        request_id=request_id_of(body, request),
+        prompts=prompts,
+        params=params,
+        field=field,
+        is_list=is_list,
+        priority=body.priority,
+        cache_salt=body.cache_salt or "",
+        truncate=body.truncate_prompt_tokens,
+        keeps_start=body.truncation_side != "left",
+        adds_special_tokens=adds_special_tokens,
+    )
+
+
 def check_inputs(prompts: Sequence[Prompt], where: str, *, is_list: bool = True) -> None:
     """Raise RequestError for too many prompts, and for one that is empty."""
     if len(prompts) > MAX_INPUTS:

@@ -32,11 +32,10 @@ from dovetail.server.pool.scores import Pairs, scored
 from dovetail.server.pool.vectors import VectorFormat
 from dovetail.server.pool.work import (
     MAX_INPUTS,
-    Job,
     answered,
     array_of,
     check_inputs,
-    request_id_of,
+    job_of,
 )
 from dovetail.version import __version__
 
@@ -83,15 +82,7 @@ async def predict(body: PredictRequest, request: Request, server: ServerOf) -> A
         wants = False if body.raw_scores else None
         params.append(PoolingParams(task=CLASSIFY, is_activated=wants, first_text_tokens=num_first))
     fields = PoolFields(**_cut(body))
-    job = Job(
-        request_id=request_id_of(fields, request),
-        prompts=prompts,
-        params=params,
-        field=FIELD,
-        is_list=not is_single,
-        truncate=fields.truncate_prompt_tokens,
-        keeps_start=fields.truncation_side != "left",
-    )
+    job = job_of(fields, request, prompts, params, field=FIELD, is_list=not is_single)
     labels = pooling_of(server).labels
     answers = await answered(server, job, array_of)
     told = [_predicted(one, labels) for one in answers.items]
