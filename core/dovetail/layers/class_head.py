@@ -11,11 +11,11 @@ from dovetail.layers.activation import activation
 from dovetail.layers.linear import ReplicatedLinear
 
 
-def class_linear(context: BuildContext, name: str, *, bias: bool = True) -> ReplicatedLinear:
+def class_linear(context: BuildContext, name: str) -> ReplicatedLinear:
     """Return the matrix that tells classes apart, whole on every rank."""
     model = context.model
     return ReplicatedLinear(
-        context, name, model.hidden_size, len(labels(model.hf_config)), bias=bias
+        context, name, model.hidden_size, len(labels(model.hf_config)), bias=True
     )
 
 

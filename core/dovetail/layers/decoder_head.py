@@ -5,7 +5,13 @@ from __future__ import annotations
 from torch import nn
 
 from dovetail.config.checkpoint.labels import labels
-from dovetail.config.rules.architectures import PROCESS_REWARD, REWARD
+from dovetail.config.rules.architectures import (
+    CLASSES,
+    LOGITS,
+    PROCESS_REWARD,
+    REWARD,
+    TOKEN_CLASSES,
+)
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.linear import ReplicatedLinear
@@ -23,14 +29,14 @@ NO_CLASSES = (
 
 def generates(model: ModelSpec) -> bool:
     """Return whether a model is built with the head that makes logits of the vocabulary."""
-    return model.head == "logits"
+    return model.head == LOGITS
 
 
 def class_score(context: BuildContext, stage: Stage, *, in_size: int | None = None) -> nn.Module:
     """Return the `score` of a decoder, of the layout that its class is published in; on the last
     stage of models that are built to tell classes apart."""
     model = context.model
-    has_classes = model.head in ("classes", "token_classes")
+    has_classes = model.head in (CLASSES, TOKEN_CLASSES)
 
     def make() -> nn.Module:
         size = in_size or model.hidden_size

@@ -1,4 +1,4 @@
-"""Facts of T5's encoder: positions are biases alone, and names of its own for all sizes."""
+"""Facts of T5's encoder: positions are biases alone, and every size has its own name."""
 
 from __future__ import annotations
 

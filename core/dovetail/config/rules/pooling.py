@@ -143,7 +143,8 @@ def _pooling_spec(
     if model.class_tokens:
         asked = msgspec.structs.replace(asked, returned_token_ids=())
     verify_fits(asked, model, size=size, num_classes=len(names))
-    tasks, whole, of_tokens = _poolers(config, model, asked, sentences)
+    step_token = _step_token(model, asked)
+    tasks, whole, of_tokens = _poolers(config, model, asked, sentences, step_token)
     if asked.enable_chunked_processing:
         _verify_pieces(whole)
     allowed = tuple(facts.get("matryoshka_dimensions") or ())
@@ -158,7 +159,7 @@ def _pooling_spec(
         dimensions=asked.dimensions,
         is_matryoshka=bool(allowed) or bool(facts.get("is_matryoshka")),
         allowed_dimensions=allowed,
-        step_token_id=_step_token(model, asked),
+        step_token_id=step_token,
         returned_token_ids=asked.returned_token_ids,
         labels=names,
         prompts=dict(sentences.prompts),
@@ -181,7 +182,11 @@ def _size(model: ModelSpec, sentences: SentenceSettings) -> int:
 
 
 def _poolers(
-    config: Config, model: ModelSpec, asked: PoolerConfig, sentences: SentenceSettings
+    config: Config,
+    model: ModelSpec,
+    asked: PoolerConfig,
+    sentences: SentenceSettings,
+    step_token: int | None,
 ) -> tuple[tuple[str, ...], Selection, Selection]:
     """Return the tasks, the usual one first, what makes one vector of a prompt, and what makes one
     for each token."""
@@ -191,7 +196,7 @@ def _poolers(
     usual = sentences.pooler or _by_config(facts.pooler, model.hf_config)
     if model.head not in MAKES_VECTORS and facts.classes_pooler:
         usual = _by_config(facts.classes_pooler, model.hf_config)
-    of_tokens = "all" if _step_token(model, asked) is None else "step"
+    of_tokens = "all" if step_token is None else "step"
     if named is None and not (sentences.has_modules and sentences.pooler is None):
         return tasks, _pooler(config, usual), _pooler(None, of_tokens)
     if named is None or _is_per_token(named):
@@ -265,7 +270,7 @@ def _activation(config: Config, model: ModelSpec, asked: PoolerConfig) -> str:
 
 
 def _is_reward(config: Config, model: ModelSpec) -> bool:
-    """Return whether the numbers of classes are rewards, which are no probabilities."""
+    """Return whether the numbers of classes are rewards, which are not probabilities."""
     if model.architecture.endswith(PROCESS_REWARD):
         return False
     converted = registry.value_of("convert", config.model.convert)
