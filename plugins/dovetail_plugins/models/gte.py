@@ -13,6 +13,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers import decoder
 from dovetail.layers.encoder import (
     ONE_KIND,
     EncoderConfig,
@@ -37,14 +38,7 @@ RENAMES = (
     (".post_mlp_layernorm.", ".output_norm."),
 )
 """The names of its first code, and those of transformers."""
-FUSED = {
-    "q_proj": ("qkv_proj", "q"),
-    "k_proj": ("qkv_proj", "k"),
-    "v_proj": ("qkv_proj", "v"),
-    "gate_proj": ("gate_up_proj", "gate"),
-    "up_proj": ("gate_up_proj", "up"),
-    "up_gate_proj": ("gate_up_proj", "up_gate"),
-}
+FUSED = {**decoder.FUSED, "up_gate_proj": ("gate_up_proj", "up_gate")}
 USUAL = {
     "position_embedding_type": "rope",
     "layer_norm_type": "layer_norm",

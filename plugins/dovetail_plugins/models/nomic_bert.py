@@ -11,6 +11,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers import decoder
 from dovetail.layers.encoder import ONE_KIND, EncoderConfig, usual_encoder
 from dovetail.layers.rotary import Rotary, rope_settings
 from dovetail_plugins.models.bert import BertModel
@@ -33,13 +34,9 @@ RENAMES = (
 )
 """The names of its first code, and those of transformers."""
 FUSED = {
-    "q_proj": ("qkv_proj", "q"),
-    "k_proj": ("qkv_proj", "k"),
-    "v_proj": ("qkv_proj", "v"),
+    **decoder.FUSED,
     "fc12": ("gate_up_proj", "gate"),
-    "gate_proj": ("gate_up_proj", "gate"),
     "fc11": ("gate_up_proj", "up"),
-    "up_proj": ("gate_up_proj", "up"),
 }
 ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu", "silu": "silu"}
 """What config.json calls the activation of a gated layer -> its name."""
