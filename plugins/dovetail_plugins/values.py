@@ -22,6 +22,9 @@ DTYPE_BFLOAT16 = Value(summary="16 bits: 8 exponent, 7 mantissa", value="bfloat1
 DTYPE_FLOAT = Value(summary="another name for float32", value="float32")
 DTYPE_FLOAT32 = Value(summary="32 bits", value="float32")
 
+# Number types of adapters: the choices of --lora-dtype. None keeps them as the weights are kept.
+LORA_DTYPE_AUTO = Value(summary="the data type of the model's weights", value=None)
+
 # Number types of the KV cache: the choices of --kv-cache-dtype.
 # `value` is torch's name of the type; None takes the type the model computes in.
 KV_CACHE_DTYPE_AUTO = Value(summary="the data type of the weights", value=None)

@@ -35,6 +35,7 @@ from dovetail.config.checkpoint.rope import rope_rules, with_rope
 from dovetail.config.checkpoint.weights_check import check_weights, has_weights, no_weights
 from dovetail.config.config import Config
 from dovetail.config.rules import selections, stages
+from dovetail.config.rules.adapters import adapter_spec, first_adapters
 from dovetail.config.rules.cache_size import (
     Room,
     cpu_cache_bytes,
@@ -225,7 +226,7 @@ def _engine_spec(
 ) -> EngineSpec:
     model = aim.model
     run = _run_spec(config, model, schedule, cache, kv_dtype, platform)
-    run = msgspec.structs.replace(run, pooling=aim.pooling)
+    run = msgspec.structs.replace(run, pooling=aim.pooling, adapters=adapter_spec(config, model))
     check_quantization(platform, run.quantization)
     _check_checkpoint(config, run)
     tokenizer_path = _tokenizer_path(config, Path(model.path))
@@ -273,6 +274,7 @@ def _engine_spec(
         socket_dir=config.engine.socket_dir,
         times_steps=bool(config.observability.collect_detailed_traces),
         can_sleep=may_sleep(config, executor, worker),
+        adapters=first_adapters(config),
     )
 
 

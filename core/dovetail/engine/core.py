@@ -19,6 +19,8 @@ from typing import Any
 import msgspec
 
 from dovetail import registry
+from dovetail.engine.adapters import AdapterHolder, serve_adapters
+from dovetail.engine.admission import Admission
 from dovetail.engine.affinity import keep_to
 from dovetail.engine.drafting import Drafting
 from dovetail.engine.faults import as_refusal, refused
@@ -36,7 +38,7 @@ from dovetail.interfaces.scheduler import Scheduler
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.stats import StepStats
-from dovetail.interfaces.step import KVLayout, StepPlan, StepResult
+from dovetail.interfaces.step import NO_SLOT, KVLayout, StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -65,12 +67,13 @@ class StepOutput:
 
 
 class _Live:
-    """A request that is not finished, and when it first took a row."""
+    """A request that is not finished, what it holds, and when it first took a row."""
 
-    __slots__ = ("execute_s", "forward_s", "has_token", "request", "scheduled_s")
+    __slots__ = ("execute_s", "forward_s", "has_token", "holder", "request", "scheduled_s")
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, holder: AdapterHolder | None) -> None:
         self.request = request
+        self.holder = holder
         self.scheduled_s = 0.0
         self.forward_s = 0.0
         self.execute_s = 0.0
@@ -128,12 +131,13 @@ class EngineCore:
             self.layout = self._executor.agreed(_plan_layout(spec, self._executor, kv_policy))
             self._executor.allocate(self.layout)
             watch.lap("create KV cache and warm up")
+            self.adapters = serve_adapters(spec, self._executor.prepare)
             self.cache = kv_policy.accounting(self.layout, spec.cache, os.urandom(32))
             self._scheduler: Scheduler = registry.make(
                 spec.scheduler, spec.schedule, self.cache, policy
             )
             self.sleep_mode = SleepMode(
-                self._executor, self.cache.forget_all, can_sleep=spec.can_sleep
+                self._executor, self._forget_memory, can_sleep=spec.can_sleep
             )
             self._counter = StepCounter(
                 self.cache, lambda: self.sleep_mode.level, engine=spec.engine
@@ -147,7 +151,9 @@ class EngineCore:
         self._depth = spec.schedule.plans_in_flight
         self._pending_steps: deque[_PendingStep] = deque()
         self._live: dict[str, _Live] = {}
-        self._preparing: dict[str, tuple[EngineRequest, Future[None]]] = {}
+        self._admission = Admission(
+            self._executor.prepare, self.adapters, self._queue, self._refuse
+        )
         self._updates: list[RequestUpdate] = []
         self._stalled_since_s: float | None = None
         self._is_busy = False
@@ -155,7 +161,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Return whether a step has anything to do or to tell, or other engines need one."""
-        own = self._live or self._pending_steps or self._updates or self._preparing
+        own = self._live or self._pending_steps or self._updates or self._admission
         return bool(own) or (self._together is not None and self._together.is_behind)
 
     @property
@@ -170,31 +176,21 @@ class EngineCore:
     def add(self, message: EngineRequest) -> None:
         """Queue a request. One that cannot run ends with an error, which the next step reports.
 
-        A request that has a constraint waits until the constraint is loaded; others pass it.
+        A request with a constraint or an adapter waits until that is loaded; others pass it.
         """
         refusal = self.sleep_mode.refusal()
+        if refusal is None:
+            try:
+                self._admission.add(message)
+            except RequestError as error:
+                refusal = error
         if refusal is not None:
             self._updates.append(refused(message.request_id, refusal))
-        elif message.sampling.constraint is not None:
-            self._preparing[message.request_id] = (
-                message,
-                self._executor.prepare(message.sampling.constraint),
-            )
-        else:
-            self._queue(message)
 
-    def _admit_prepared(self) -> None:
-        """Queue the requests whose constraints are loaded. Mutates: self"""
-        ready = [name for name, (_, pending) in self._preparing.items() if pending.done()]
-        for name in ready:
-            message, pending = self._preparing.pop(name)
-            error = pending.exception()
-            if error is None:
-                self._queue(message)
-            else:
-                self._updates.append(refused(name, as_refusal(error)))
+    def _refuse(self, request_id: str, error: BaseException) -> None:
+        self._updates.append(refused(request_id, as_refusal(error)))
 
-    def _queue(self, message: EngineRequest) -> None:
+    def _queue(self, message: EngineRequest, holder: AdapterHolder | None) -> None:
         request = Request(
             request_id=message.request_id,
             prompt_ids=message.prompt_ids,
@@ -204,19 +200,23 @@ class EngineCore:
             priority=message.priority,
             arrival_s=message.arrival_s,
             cache_salt=message.cache_salt,
+            adapter="" if holder is None else holder.key,
+            adapter_slot=NO_SLOT if holder is None else holder.slot,
             pooling=message.pooling,
             needs_whole_prompt=self._needs_whole_prompt(message),
         )
         try:
             self._scheduler.add(request)
         except RequestError as error:
+            self._admission.release(holder)
             self._updates.append(refused(message.request_id, error))
         except Exception as error:  # a plugin's fault with this request, a policy's key for one
             logger.exception("request %s could not be queued", message.request_id)
+            self._admission.release(holder)
             what = f"the request could not be queued: {type(error).__name__}: {error}"
             self._updates.append(refused(message.request_id, RequestError(what, status=500)))
         else:
-            self._live[request.request_id] = _Live(request)
+            self._live[request.request_id] = _Live(request, holder)
 
     def _needs_whole_prompt(self, message: EngineRequest) -> bool:
         """Return whether what a request is told depends on all of its prompt's steps."""
@@ -230,12 +230,12 @@ class EngineCore:
         for ended in self._scheduler.abort(request_ids):
             self._note(ended.request_id)
         for request_id in request_ids:
-            if self._preparing.pop(request_id, None) is not None:
+            if self._admission.abort(request_id):
                 self._updates.append(RequestUpdate(request_id=request_id, finish_reason="abort"))
 
     def abort_all(self) -> None:
         """End every request. The next steps tell of them."""
-        self.abort((*self._live, *self._preparing))
+        self.abort((*self._live, *self._admission))
 
     def stats(self) -> StepStats:
         """Return the engine's numbers between two steps."""
@@ -247,8 +247,10 @@ class EngineCore:
         Raises: EngineDead, or what a scheduler or executor raised: then the engine is lost.
         """
         started_s = time.monotonic()
-        if self._preparing:
-            self._admit_prepared()
+        if self.adapters is not None and self.adapters.is_loading:
+            self.adapters.poll()
+        if self._admission:
+            self._admission.admit()
         plan = self._scheduler.plan()
         if plan.rows:
             self._submit(plan, started_s)
@@ -273,6 +275,12 @@ class EngineCore:
         self._stalled_since_s = None
         stats = self._stats(step, result, time.monotonic() - started_s)
         return StepOutput(updates=self._take_updates(), stats=stats)
+
+    def _forget_memory(self) -> None:
+        """Count on nothing that the ranks kept in memory that they have released."""
+        self.cache.forget_all()
+        if self.adapters is not None:
+            self.adapters.empty_slots()
 
     def reset_prefix_cache(self) -> None:
         """Make no cached prefix findable any more; requests under way keep what they have."""
@@ -338,6 +346,8 @@ class EngineCore:
                 self._counter.preemptions += 1
             else:
                 live.scheduled_s = now_s
+        if self.adapters is not None:
+            plan = self.adapters.take_moves(plan)
         participants = self._participants(plan) if self.spec.times_steps else ()
         if self._together is not None:
             self._together.begin()
@@ -366,6 +376,7 @@ class EngineCore:
             self._counter.finished += 1
             self._counter.faults += request.finish_reason == "error"
             del self._live[request_id]
+            self._admission.release(live.holder)
             if self._drafting is not None:
                 self._drafting.forget(request_id)
         self._updates.append(update)
@@ -397,7 +408,7 @@ class EngineCore:
         return StepOutput(
             updates=self._take_updates(),
             stats=self._idle_stats(),
-            is_stalled=bool(self._live or self._preparing),
+            is_stalled=bool(self._live or self._admission),
         )
 
     def _idle_stats(self) -> StepStats | None:

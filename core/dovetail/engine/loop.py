@@ -16,11 +16,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, assert_never
 
+from dovetail.engine.adapters import Adapters
 from dovetail.engine.core import IDLE_WAKE_S, EngineCore, StepOutput
 from dovetail.engine.faults import fault_of
 from dovetail.engine.ipc.transport import EngineEnd
 from dovetail.engine.messages import (
     Abort,
+    AdapterList,
     AddRequests,
     AnyOperation,
     AnyResult,
@@ -33,6 +35,8 @@ from dovetail.engine.messages import (
     GetSleepStatus,
     Goodbye,
     Hello,
+    ListAdapters,
+    LoadAdapter,
     Phase,
     Ping,
     Ready,
@@ -44,6 +48,7 @@ from dovetail.engine.messages import (
     SleepStatus,
     StartFailed,
     ToEngine,
+    UnloadAdapter,
     Updates,
     WakeUp,
     WorkerAnswers,
@@ -270,12 +275,29 @@ class EngineLoop:
                 return SleepStatus(self._core.sleep_mode.asleep)
             case CallWorkers(call):
                 return WorkerAnswers(self._core.collective_rpc(call))
+            case LoadAdapter():
+                return self._adapters().load(operation.source, replaces=operation.replaces)
+            case UnloadAdapter(name):
+                self._adapters().unload(name)
+            case ListAdapters():
+                adapters = self._core.adapters
+                return AdapterList(() if adapters is None else adapters.served())
             case _:
                 assert_never(operation)
         return None
 
+    def _adapters(self) -> Adapters:
+        """Return what serves adapters. Raises: RequestError"""
+        if self._core.adapters is None:
+            raise RequestError(
+                "this server does not serve adapters.", fix="start it with --enable-lora."
+            )
+        return self._core.adapters
+
     def _return_finished(self) -> None:
         """Tell clients of their calls that are done, in the order of the calls. Mutates: self"""
+        if self._core.adapters is not None:
+            self._core.adapters.poll()
         calls, self._pending_calls = self._pending_calls, []
         for call in calls:
             if call.done.done():

@@ -13,7 +13,7 @@ import msgspec
 from dovetail.interfaces.executor import WorkerCall
 from dovetail.interfaces.pooling_params import PoolingParams
 from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.spec import AdapterSource, EngineSpec
 from dovetail.interfaces.stats import StepStats
 from dovetail.interfaces.step import Pooled, TokenLogprobs
 
@@ -24,7 +24,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """One generation, checked and tokenized. `sampling.n` is 1: fan-out has happened. With
     `pooling` nothing is generated.
 
-    `request_id` is unique in the engine, whatever ids clients chose. `arrival_s` is read from
+    `request_id` is unique in the engine, whatever ids clients chose; `adapter` names one that the
+    engine has loaded ("": none). `arrival_s` is read from
     the API process's monotonic clock, which all processes of one machine share: an engine elsewhere
     can only compare such times.
     """
@@ -37,6 +38,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     arrival_s: float = 0.0
     cache_salt: str = ""
     pooling: PoolingParams | None = None
+    adapter: str = ""
 
 
 class Timings(msgspec.Struct, frozen=True, array_like=True):
@@ -163,8 +165,42 @@ class CallWorkers(Operation[WorkerAnswers], frozen=True, tag="call_workers"):
     call: WorkerCall
 
 
-AnyOperation = Ping | ResetPrefixCache | Sleep | WakeUp | GetSleepStatus | CallWorkers
-AnyResult = EngineStatus | SleepStatus | WorkerAnswers | None
+class AdapterList(msgspec.Struct, frozen=True, tag="adapter_list"):
+    """The adapters that requests may ask for, in the order in which they were loaded."""
+
+    sources: tuple[AdapterSource, ...]
+
+
+class LoadAdapter(Operation[None], frozen=True, kw_only=True, tag="load_adapter"):
+    """Read an adapter on every rank and serve it from then on. `replaces`: one of the same name
+    may be there; requests under way keep it."""
+
+    source: AdapterSource
+    replaces: bool = False
+
+
+class UnloadAdapter(Operation[None], frozen=True, tag="unload_adapter"):
+    """Take no more requests for the adapter of this name; those under way keep it."""
+
+    name: str
+
+
+class ListAdapters(Operation[AdapterList], frozen=True, tag="list_adapters"):
+    """Ask which adapters are served."""
+
+
+AnyOperation = (
+    Ping
+    | ResetPrefixCache
+    | Sleep
+    | WakeUp
+    | GetSleepStatus
+    | CallWorkers
+    | LoadAdapter
+    | UnloadAdapter
+    | ListAdapters
+)
+AnyResult = EngineStatus | SleepStatus | WorkerAnswers | AdapterList | None
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dovetail.interfaces.pooling_params import PoolingParams
 from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.step import Pooled, RowResult, TokenLogprobs
+from dovetail.interfaces.step import NO_SLOT, Pooled, RowResult, TokenLogprobs
 
 WAITING = "waiting"
 RUNNING = "running"
@@ -39,6 +39,7 @@ class Request:
     `finish_reason` is None while the request lives, then "stop", "length", "abort" or "error";
     `stop_reason` is the stop token id that ended it (None for the model's own end token), `error`
     the text of a fault. A request never holds more than `max_tokens` tokens, prompt included.
+    `adapter` is the key of its adapter, which lies in `adapter_slot` for as long as it lives.
     """
 
     __slots__ = (
@@ -52,6 +53,7 @@ class Request:
         "_sends_prompt_logprobs",
         "_stop_ids",
         "adapter",
+        "adapter_slot",
         "arrival_s",
         "block_hashes",
         "cache_salt",
@@ -91,6 +93,7 @@ class Request:
         arrival_s: float = 0.0,
         cache_salt: str = "",
         adapter: str = "",
+        adapter_slot: int = NO_SLOT,
         pooling: PoolingParams | None = None,
         needs_whole_prompt: bool = False,
     ) -> None:
@@ -103,6 +106,7 @@ class Request:
         self.arrival_s = arrival_s
         self.cache_salt = cache_salt
         self.adapter = adapter
+        self.adapter_slot = adapter_slot
         self.token_ids = list(prompt_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.max_tokens = _max_tokens(sampling, self.num_prompt_tokens, max_model_tokens)

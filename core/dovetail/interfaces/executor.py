@@ -11,7 +11,7 @@ import msgspec
 
 from dovetail.errors import RequestError
 from dovetail.interfaces.plugin import Plugin
-from dovetail.interfaces.spec import RunSpec, Selection
+from dovetail.interfaces.spec import AdapterSource, RunSpec, Selection
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.structured_output import CompiledConstraint
 
@@ -28,6 +28,10 @@ class WorkerCall(msgspec.Struct, frozen=True, kw_only=True):
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     timeout_s: float | None = None
+
+
+Preparation = CompiledConstraint | AdapterSource
+"""What every rank loads beside the steps, before a row needs it."""
 
 
 class PendingStep(Protocol):
@@ -77,13 +81,15 @@ class Executor(Plugin):
     def submit(self, plan: StepPlan) -> PendingStep:
         """Hand a step to every rank."""
 
-    def prepare(self, compiled: CompiledConstraint) -> Future[None]:
-        """Load a constraint on every rank, during the steps. The future raises RequestError.
+    def prepare(self, item: Preparation) -> Future[None]:
+        """Load a constraint, or read an adapter, on every rank, during the steps. The future raises
+        RequestError.
 
-        The default: this executor does not support structured output.
+        The default: this executor supports neither structured output nor adapters.
         """
         refused: Future[None] = Future()
-        refused.set_exception(RequestError("this executor does not support structured outputs."))
+        what = "adapters" if isinstance(item, AdapterSource) else "structured outputs"
+        refused.set_exception(RequestError(f"this executor does not support {what}."))
         return refused
 
     def sleep(self, level: int) -> None:

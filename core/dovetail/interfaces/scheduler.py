@@ -30,6 +30,7 @@ class RequestState(Protocol):
     came, and those of them that came true; the scheduler adds to both.
     `block_hashes` and `prefix_keys` are the KV cache's: hashes of the full blocks known so far,
     and the (type, value) pairs beyond tokens that cached content depends on (salt, adapter).
+    `adapter_slot` holds the request's adapter from before it is queued until it has ended.
     With `pooling` the request ends with the step that computes its last token. `needs_whole_prompt`
     says that what is told of it depends on every token's step, so no prefix is taken from the cache
     and nothing cached is kept when it is preempted.
@@ -49,6 +50,7 @@ class RequestState(Protocol):
     num_inflight: int
     num_cached_tokens: int
     num_preemptions: int
+    adapter_slot: int
     draft_ids: tuple[int, ...]
     num_draft_tokens: int
     num_accepted_tokens: int

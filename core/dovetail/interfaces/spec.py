@@ -222,6 +222,39 @@ class StructuredOutputSpec(msgspec.Struct, frozen=True, kw_only=True):
     cache_bytes: int = 256 << 20
 
 
+class AdapterSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="adapter"):
+    """An adapter as users know it: the `name` that requests ask for, the folder `path` it is read
+    from, and the name of the model it was made for (`base`, "": not told).
+
+    `key` tells two adapters of one name apart, which follow each other; the engine gives it.
+    """
+
+    name: str
+    path: str
+    base: str = ""
+    key: str = ""
+
+
+class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The room for adapters: `max_slots` of them in one step, of at most `max_rank`, and `max_host`
+    in host memory; `dtype` is the type that they are kept in. `max_prompt_slots` of those that put
+    vectors before a prompt, at most `max_prompt_tokens`. `max_new_tokens` may be added to the
+    vocabulary by each. `takes_bias`: biases are applied, not refused. `is_divided`: ranks divide
+    all of an adapter's weights. `methods` read them.
+    """
+
+    max_slots: int = 1
+    max_rank: int = 16
+    max_host: int = 1
+    dtype: str
+    max_prompt_slots: int = 0
+    max_prompt_tokens: int = 0
+    max_new_tokens: int = 0
+    takes_bias: bool = False
+    is_divided: bool = False
+    methods: tuple[Selection, ...] = ()
+
+
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything one worker needs to load a model and run steps.
 
@@ -245,7 +278,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     worker's. Engines over which experts are divided exchange tokens by `all2all`, and meet in the
     folder `engines_folder`. `device` is the platform's device_type, `ops` its implementations of
     ops, each as "module:attribute" (see interfaces.platform). With `pooling` the model does not
-    generate.
+    generate. `adapters` is the room for adapters (None: none are served).
     """
 
     model: ModelSpec
@@ -289,6 +322,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     all2all: Selection | None = None
     engines_folder: str = ""
     pooling: PoolingSpec | None = None
+    adapters: AdapterSpec | None = None
 
 
 class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -380,7 +414,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     than `step_timeout_s` counts as dead; `reply_timeout_s` is how long an API process waits for an
     answer that needs no step. The socket lies in `socket_dir`. `times_steps` adds up what each
     request's steps have cost. `can_sleep` says that sleep mode is on: the engine can release its
-    memory while it runs.
+    memory while it runs. `adapters` are loaded at the start.
     """
 
     run: RunSpec
@@ -418,6 +452,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     elsewhere: tuple[int, ...] = ()
     variables: dict[str, str] = {}
     router: Selection | None = None
+    adapters: tuple[AdapterSource, ...] = ()
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -18,6 +18,8 @@ from dovetail.interfaces.pooling_params import PoolingParams
 from dovetail.interfaces.sampling_params import SamplingParams
 
 INT8_SCALE_BYTES = 4
+NO_SLOT = -1
+"""The slot of a row that uses no adapter."""
 
 
 class NewRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +27,7 @@ class NewRow(msgspec.Struct, frozen=True, kw_only=True):
 
     `token_ids` is the prompt followed by all tokens drawn so far; `num_computed_tokens` of them
     are already in the KV cache (prefix hit). `blocks[g]` are the block ids in KV group g. With
-    `pooling` nothing is drawn.
+    `pooling` nothing is drawn. The row uses the adapter in `adapter_slot` (NO_SLOT: none).
     """
 
     row: int
@@ -37,6 +39,14 @@ class NewRow(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     seed: int
     pooling: PoolingParams | None = None
+    adapter_slot: int = NO_SLOT
+
+
+class AdapterMove(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The adapter of this key, which every rank has read, goes into a slot."""
+
+    slot: int
+    key: str
 
 
 class RowStep(
@@ -63,7 +73,8 @@ class RowStep(
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One step. The runner first copies `swapped_out`, then `swapped_in`, then frees `freed_rows`,
-    then fills `new_rows`, then runs `rows`.
+    then fills `new_rows`, then forgets `dropped_adapters` (keys) and fills slots by `adapters`,
+    then runs `rows`.
 
     `swapped_out` are pairs (block, host block) and `swapped_in` pairs (host block, block): all that
     the first of a pair holds, in every KV tensor, is copied to the second. `extra` is plain data
@@ -76,6 +87,8 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     freed_rows: tuple[int, ...] = ()
     swapped_out: tuple[tuple[int, int], ...] = ()
     swapped_in: tuple[tuple[int, int], ...] = ()
+    dropped_adapters: tuple[str, ...] = ()
+    adapters: tuple[AdapterMove, ...] = ()
     extra: dict[str, Any] = {}
 
     @property

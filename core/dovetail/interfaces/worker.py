@@ -8,11 +8,10 @@ from concurrent.futures import Future
 from typing import Any, ClassVar
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.executor import PendingStep
+from dovetail.interfaces.executor import PendingStep, Preparation
 from dovetail.interfaces.plugin import Plugin
-from dovetail.interfaces.spec import RunSpec
+from dovetail.interfaces.spec import AdapterSource, RunSpec
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
-from dovetail.interfaces.structured_output import CompiledConstraint
 
 
 class Worker(Plugin):
@@ -72,12 +71,14 @@ class Worker(Plugin):
         """
         raise NotImplementedError(f"{type(self).__name__} knows no pipeline stages")
 
-    def prepare(self, compiled: CompiledConstraint) -> None:
-        """Load a constraint before a row needs it. May be called by another thread, during a step.
+    def prepare(self, item: Preparation) -> None:
+        """Load a constraint, or read an adapter, before a row needs it. May be called by another
+        thread, during a step.
 
-        Raises: RequestError. The default: this worker does not support structured outputs.
+        Raises: RequestError. The default: this worker supports neither.
         """
-        raise RequestError("this worker does not support structured outputs.")
+        what = "adapters" if isinstance(item, AdapterSource) else "structured outputs"
+        raise RequestError(f"this worker does not support {what}.")
 
     def sleep(self, level: int) -> None:
         """Release the memory of the KV cache and of the weights; no request is under way.

@@ -20,10 +20,9 @@ import msgspec
 
 from dovetail.engine.faults import error_of
 from dovetail.errors import EngineDead
-from dovetail.interfaces.executor import Executor, WorkerCall
+from dovetail.interfaces.executor import Executor, Preparation, WorkerCall
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
-from dovetail.interfaces.structured_output import CompiledConstraint
 from dovetail.ranks.messages import (
     Allocate,
     Answer,
@@ -295,7 +294,7 @@ class RanksExecutor(MortalExecutor):
         """Return a rank's next answer. Raises: OSError, EOFError when a rank is gone"""
         return self._decoder.decode(self._links.receive(number))
 
-    def prepare(self, compiled: CompiledConstraint) -> Future[None]:
+    def prepare(self, item: Preparation) -> Future[None]:
         """Load a constraint on every rank, during the steps. The future raises RequestError."""
         self.check()
         preparing = _Preparing(len(self._numbers))
@@ -303,7 +302,7 @@ class RanksExecutor(MortalExecutor):
         with self._lock:
             self._preparing[number] = preparing
         try:
-            self._links.tell(self._encoder.encode(Prepare(number, compiled)))
+            self._links.tell(self._encoder.encode(Prepare(number, item)))
         except OSError as error:
             raise self._dead() from error
         return preparing.done

@@ -12,10 +12,9 @@ from typing import Any
 import msgspec
 
 from dovetail.engine.messages import Fault
-from dovetail.interfaces.executor import WorkerCall
+from dovetail.interfaces.executor import Preparation, WorkerCall
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
-from dovetail.interfaces.structured_output import CompiledConstraint
 from dovetail.observability.logging import LogSettings
 
 
@@ -147,7 +146,7 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
     """Load a constraint, during the steps."""
 
     number: int
-    compiled: CompiledConstraint
+    item: Preparation
 
 
 class Prepared(msgspec.Struct, frozen=True, tag="prepared", omit_defaults=True):

@@ -246,7 +246,7 @@ class RankServer:
 
     def _prepare(self, order: Prepare) -> None:
         try:
-            self.worker.prepare(order.compiled)
+            self.worker.prepare(order.item)
             answer = Prepared(order.number)
         except DovetailError as error:
             answer = Prepared(order.number, fault_of(error))

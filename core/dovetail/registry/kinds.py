@@ -132,6 +132,8 @@ _TABLE = (
           "--worker-cls", default="auto", auto="by the device type"),
     _kind("pooler", "pooler:Pooler", "makes a vector of a prompt's hidden states",
           "--pooler-config"),
+    _kind("adapter", "adapter:AdapterMethod", "reads a sort of adapters to the model",
+          "--lora-modules", has_named_options=True),
     _kind("model", "model:Model", "one family of checkpoints; the name is the architecture"),
     _kind("tokenizer", "tokenizer:Tokenizer", "converts text to token ids and back",
           "--tokenizer-mode", default="auto", auto="by the files in the tokenizer's folder"),

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError, RequestError
-from dovetail.interfaces.executor import PendingStep
-from dovetail.interfaces.spec import RunSpec
+from dovetail.interfaces.executor import PendingStep, Preparation
+from dovetail.interfaces.spec import AdapterSource, RunSpec
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
-from dovetail.interfaces.structured_output import CompiledConstraint
 from dovetail.interfaces.worker import Worker
 
 if TYPE_CHECKING:
@@ -104,13 +103,18 @@ class DeviceWorker(Worker):
         """Take over the tokens that the last stage drew in a step begun here."""
         self.runner.learn(result)
 
-    def prepare(self, compiled: CompiledConstraint) -> None:
-        """Load a constraint before a row needs it. Raises: RequestError"""
+    def prepare(self, item: Preparation) -> None:
+        """Load a constraint, or read an adapter, before a row needs it. Raises: RequestError"""
+        if isinstance(item, AdapterSource):
+            if self.runner.adapters is None:
+                raise RequestError("adapters are not served here.", fix="give --enable-lora.")
+            self.runner.adapters.read(item)
+            return
         if not self.run.rank.is_last_stage:
             return
         if self.runner.constraints is None:
             raise RequestError("structured output is switched off here.")
-        self.runner.constraints.prepare(compiled)
+        self.runner.constraints.prepare(item)
 
     def _new_sleep(self, layout: KVLayout) -> RunnerSleep:
         from dovetail.runner.runner_sleep import RunnerSleep

@@ -22,10 +22,9 @@ import msgspec
 from dovetail.engine.affinity import keep_to
 from dovetail.engine.faults import error_of
 from dovetail.errors import DovetailError, EngineDead
-from dovetail.interfaces.executor import WorkerCall
+from dovetail.interfaces.executor import Preparation, WorkerCall
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
-from dovetail.interfaces.structured_output import CompiledConstraint
 from dovetail.ranks.executor import MortalExecutor
 from dovetail.ranks.messages import (
     Allocate,
@@ -209,7 +208,7 @@ class InStep(MortalExecutor):
         """Wait until the first rank's engine has planned the same step."""
         return _InStepPending(self, self._take(Step, Step(plan)))
 
-    def prepare(self, compiled: CompiledConstraint) -> Future[None]:
+    def prepare(self, item: Preparation) -> Future[None]:
         """Wait until the constraint is loaded here: all engines must queue its request at once."""
         done: Future[None] = Future()
         message = self._next(self._server.prepared)

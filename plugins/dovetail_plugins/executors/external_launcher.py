@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
-from dovetail.interfaces.executor import Executor, PendingStep, WorkerCall
+from dovetail.interfaces.executor import Executor, PendingStep, Preparation, WorkerCall
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan
-from dovetail.interfaces.structured_output import CompiledConstraint
 from dovetail.ranks.executor import RankLinks, RanksExecutor
 from dovetail.ranks.layout import rank_log
 from dovetail.ranks.remote import on_launcher_gone, serve_remote
@@ -70,9 +69,9 @@ class ExternalLauncherExecutor(Executor):
         """Hand a step to every rank, or see it come from the first one."""
         return self._part.submit(plan)
 
-    def prepare(self, compiled: CompiledConstraint) -> Future[None]:
+    def prepare(self, item: Preparation) -> Future[None]:
         """Load a constraint on every rank. The future raises RequestError."""
-        return self._part.prepare(compiled)
+        return self._part.prepare(item)
 
     def sleep(self, level: int) -> None:
         """Let every rank give its memory back. Raises: RequestError"""
@@ -109,10 +108,10 @@ class FirstRank(RanksExecutor):
         self._launched = LaunchedRanks(run, worker)
         return self._launched
 
-    def prepare(self, compiled: CompiledConstraint) -> Future[None]:
+    def prepare(self, item: Preparation) -> Future[None]:
         """Load a constraint on every rank. Where other engines go in step with this one it is
         loaded on return: all of them must queue its request at once."""
-        done = super().prepare(compiled)
+        done = super().prepare(item)
         if self._launched.has_engines:
             wait([done])
         return done

@@ -17,11 +17,10 @@ from typing import Any, TypeVar
 
 from dovetail import registry
 from dovetail.errors import EngineDead
-from dovetail.interfaces.executor import Executor, PendingStep, WorkerCall
+from dovetail.interfaces.executor import Executor, PendingStep, Preparation, WorkerCall
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
-from dovetail.interfaces.structured_output import CompiledConstraint
 from dovetail.interfaces.worker import Worker
 from dovetail.parallel import engines, groups
 from dovetail.ranks.worker_calls import call_worker, make_worker, too_late
@@ -125,9 +124,9 @@ class UniExecutor(Executor):
         if late is not None:
             wait([late])
 
-    def prepare(self, compiled: CompiledConstraint) -> Future[None]:
+    def prepare(self, item: Preparation) -> Future[None]:
         """Load a constraint on another thread."""
-        return self._loader.submit(self.worker.prepare, compiled)
+        return self._loader.submit(self.worker.prepare, item)
 
     def check(self) -> None:
         """Raise EngineDead when a step has raised."""

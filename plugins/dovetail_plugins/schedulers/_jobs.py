@@ -105,4 +105,5 @@ def new_row(request: RequestState, blocks: Blocks) -> NewRow:
         sampling=request.sampling,
         seed=request.seed,
         pooling=request.pooling,
+        adapter_slot=request.adapter_slot,
     )

@@ -252,10 +252,12 @@ class AsyncEngine(EngineOperations):
         *,
         priority: int = 0,
         cache_salt: str = "",
+        adapter: str = "",
         watch: Callable[[], TextWatch] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the request's outputs until it is finished. Closing the generator aborts it.
 
+        `adapter` names one that the engines have loaded ("": none).
         `watch` makes what looks for the stop strings of a completion, and is shown all its text.
         Raises: RequestError when the request is refused, RequestFault when it ends with an error,
         EngineDead when the engine is gone, EngineAsleep, Overloaded while draining.
@@ -264,7 +266,9 @@ class AsyncEngine(EngineOperations):
         if self.asleep:
             raise asleep_error()
         key = next(self._serials)
-        prepared = await self._prepare(prompt, params, request_id, key, priority, cache_salt)
+        prepared = await self._prepare(
+            prompt, params, request_id, key, priority, cache_salt, adapter
+        )
         async for output in self._outputs(key, prepared, watch):
             yield output
 
@@ -306,11 +310,17 @@ class AsyncEngine(EngineOperations):
 
     async def _prepare(
         self, prompt: Prompt, params: SamplingParams, request_id: str, key: int,
-        priority: int, cache_salt: str,
+        priority: int, cache_salt: str, adapter: str,
     ) -> PreparedRequest:  # fmt: skip
         def prepare() -> PreparedRequest:
             return self._input.prepare(
-                prompt, params, request_id, serial=key, priority=priority, cache_salt=cache_salt
+                prompt,
+                params,
+                request_id,
+                serial=key,
+                priority=priority,
+                cache_salt=cache_salt,
+                adapter=adapter,
             )
 
         if len(prompt) <= INLINE_PROMPT_CHARS:

@@ -73,6 +73,7 @@ class InputProcessor:
         serial: int = 0,
         priority: int = 0,
         cache_salt: str = "",
+        adapter: str = "",
     ) -> PreparedRequest:
         """Return the engine requests of one client's request.
 
@@ -103,6 +104,7 @@ class InputProcessor:
                 priority=priority,
                 arrival_s=arrival_s,
                 cache_salt=cache_salt,
+                adapter=adapter,
             )
             for index in range(params.n)
         )

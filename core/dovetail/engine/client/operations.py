@@ -12,13 +12,16 @@ from typing import Any, TypeVar
 from dovetail.engine.messages import (
     CallWorkers,
     GetSleepStatus,
+    ListAdapters,
+    LoadAdapter,
     Operation,
     ResetPrefixCache,
     Sleep,
+    UnloadAdapter,
     WakeUp,
 )
 from dovetail.interfaces.executor import WorkerCall
-from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.spec import AdapterSource, EngineSpec
 
 Result = TypeVar("Result")
 
@@ -80,6 +83,22 @@ class EngineOperations(ABC):
     async def is_sleeping(self) -> bool:
         """Return whether any of an engine sleeps. Raises: EngineDead"""
         return any(status.asleep for status in await self.call_each(GetSleepStatus()))
+
+    async def load_adapter(self, source: AdapterSource, *, replaces: bool = False) -> None:
+        """Have the engines read an adapter and serve it. `replaces`: in place of one of its name.
+
+        Raises: RequestError saying what is wrong with it; EngineDead
+        """
+        await self.call_each(LoadAdapter(source=source, replaces=replaces))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Have the engines take no more requests for an adapter. Raises: RequestError for a name
+        that is not known; EngineDead"""
+        await self.call_each(UnloadAdapter(name))
+
+    async def adapters(self) -> tuple[AdapterSource, ...]:
+        """Return the adapters that requests may ask for. Raises: EngineDead"""
+        return (await self.call(ListAdapters())).sources
 
     async def collective_rpc(self, call: WorkerCall) -> list[Any]:
         """Have the workers of all ranks run a method; return the answers, engine by engine in one

@@ -53,6 +53,7 @@ class PooledInput:
         keeps_start: bool = True,
         adds_special_tokens: bool = True,
         cache_salt: str = "",
+        adapter: str = "",
         prefix: str = "",
     ) -> PreparedRequest:
         """Return the engine request of a prompt. `truncate` keeps so many of its tokens (-1: as
@@ -87,6 +88,7 @@ class PooledInput:
                 priority=priority,
                 arrival_s=arrival_s,
                 cache_salt=cache_salt,
+                adapter=adapter,
                 pooling=params if index == 0 else _without_prefix(params),
             )
             for index, part in enumerate(parts)

@@ -53,6 +53,7 @@ class SyncClient(abc.ABC):
         *,
         priority: int = 0,
         cache_salt: str = "",
+        adapter: str = "",
     ) -> PreparedRequest:
         """Return a checked request that is not yet under way. Raises: RequestError"""
         refusal = self._refusal()
@@ -66,6 +67,7 @@ class SyncClient(abc.ABC):
             serial=serial,
             priority=priority,
             cache_salt=cache_salt,
+            adapter=adapter,
         )
 
     def prepare_pooled(

@@ -1,0 +1,302 @@
+"""Adapters of one engine: which are served, which lie in host memory and which in a slot.
+
+Counts what requests hold and decides what is read, put into a slot and forgotten; the ranks carry
+it out: files are read beside the steps, slots filled by the next plan. A slot is held by requests
+from before they are queued until they have ended, so a scheduler need not know of slots. Knows no
+tensor and no file.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import count
+
+import msgspec
+
+from dovetail.errors import ConfigError, RequestError
+from dovetail.interfaces.executor import Preparation
+from dovetail.interfaces.spec import AdapterSource, AdapterSpec, EngineSpec
+from dovetail.interfaces.step import NO_SLOT, AdapterMove, StepPlan
+
+logger = logging.getLogger(__name__)
+
+Read = Callable[[Preparation], "Future[None]"]
+"""Has every rank read an adapter, beside the steps."""
+Names = tuple[str, ...]
+
+PASSES_PER_SLOT = 64
+"""How many requests in a row may pass those that wait for a slot."""
+WAIT_S = 0.002
+
+
+def unknown_adapter(name: str) -> RequestError:
+    """Return the refusal of a request for an adapter that is not there."""
+    return RequestError(
+        f'the adapter "{name}" is not loaded.',
+        where="model",
+        code="model_not_found",
+        status=404,
+        fix="load it first, or name one that /v1/models lists.",
+    )
+
+
+class AdapterHolder:
+    """What a request holds of an adapter. `slot` is NO_SLOT until there is one."""
+
+    __slots__ = ("key", "slot")
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.slot = NO_SLOT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Copy:
+    """What the ranks have read of an adapter, or are about to read; each reading has a key of its
+    own, so that a late order to forget one does not hit the next."""
+
+    key: str
+    read: Future[None]
+
+    @property
+    def has_failed(self) -> bool:
+        return self.read.done() and self.read.exception() is not None
+
+
+class Adapters:
+    """The adapters that an engine serves. Called by the engine's thread."""
+
+    def __init__(self, spec: AdapterSpec, read: Read) -> None:
+        self._spec = spec
+        self._read = read
+        self._serials = count(1)
+        self._served: dict[str, AdapterSource] = {}
+        self._known: dict[str, AdapterSource] = {}
+        self._copies: OrderedDict[str, _Copy] = OrderedDict()
+        self._slots: OrderedDict[str, int] = OrderedDict()
+        self._free_slots = list(reversed(range(spec.max_slots)))
+        self._holders: Counter[str] = Counter()
+        self._waiting: OrderedDict[str, int] = OrderedDict()
+        self._num_passed = 0
+        self._loading: list[tuple[AdapterSource, Future[None]]] = []
+        self._moves: dict[int, AdapterMove] = {}
+        self._dropped: list[str] = []
+        self.has_freed = False
+
+    def load(self, source: AdapterSource, *, replaces: bool = False) -> Future[None]:
+        """Begin to read an adapter; it is served once the future is done.
+
+        Raises, at once or by the future: RequestError saying what is wrong. Mutates: self
+        """
+        if source.name in self._served and not replaces:
+            raise RequestError(
+                f'an adapter "{source.name}" is loaded already.',
+                where="lora_name",
+                fix="unload it first, or load it in place.",
+            )
+        key = f"{source.name}#{next(self._serials)}"
+        keyed = self._known[key] = msgspec.structs.replace(source, key=key)
+        done: Future[None] = Future()
+        self._loading.append((keyed, done))
+        self._bring(key)
+        return done
+
+    def unload(self, name: str) -> None:
+        """Serve an adapter no more; requests under way keep it. Raises: RequestError"""
+        if name not in self._served:
+            raise unknown_adapter(name)
+        self._forget_if_unused(self._served.pop(name).key)
+
+    def served(self) -> tuple[AdapterSource, ...]:
+        """Return the adapters that requests may ask for."""
+        return tuple(self._served.values())
+
+    @property
+    def names_in_use(self) -> tuple[Names, Names]:
+        """Return the names of the adapters that requests hold a slot of, and of those that requests
+        wait for."""
+        held = (key for key in self._slots if self._holders[key])
+        return self._names(held), self._names(self._waiting)
+
+    @property
+    def is_loading(self) -> bool:
+        """Return whether `poll` has something to look at."""
+        return bool(self._loading)
+
+    def poll(self) -> None:
+        """Serve the adapters that have been read since the last call. Mutates: self"""
+        loading, self._loading = self._loading, []
+        for source, done in loading:
+            read = self._copies[source.key].read
+            if not read.done():
+                self._loading.append((source, done))
+                continue
+            error = read.exception()
+            if error is not None:
+                self._forget(source.key)
+                done.set_exception(_refusal(source, error))
+                continue
+            previous = self._served.pop(source.name, None)
+            self._served[source.name] = source
+            if previous is not None:
+                self._forget_if_unused(previous.key)
+            done.set_result(None)
+
+    def hold(self, name: str) -> tuple[AdapterHolder, Future[None]]:
+        """Hold the adapter of this name for a request; the future is done once every rank has read
+        it. Raises: RequestError when it is not served. Mutates: self"""
+        source = self._served.get(name)
+        if source is None:
+            raise unknown_adapter(name)
+        self._holders[source.key] += 1
+        if source.key in self._slots:
+            return AdapterHolder(source.key), _done()
+        return AdapterHolder(source.key), self._bring(source.key)
+
+    def take_slot(self, holder: AdapterHolder) -> bool:
+        """Return whether the held adapter, which has been read, has a slot now.
+
+        Adapters wait for slots in order. Requests for one that is in a slot pass them, a bounded
+        number of times in a row, so that neither waits for ever. Mutates: self, holder
+        """
+        key = holder.key
+        has_others = len(self._waiting) > (key in self._waiting)
+        may_pass = not has_others or self._num_passed < PASSES_PER_SLOT * self._spec.max_slots
+        slot = self._slots.get(key) if may_pass else None
+        if slot is not None:
+            self._num_passed += has_others
+            return self._give(holder, slot)
+        if not has_others or next(iter(self._waiting)) == key:
+            slot = self._slots.get(key, self._empty_slot())
+        if slot is None:
+            self._waiting[key] = self._waiting.get(key, 0) + 1
+            return False
+        if key not in self._slots:
+            self._moves[slot] = AdapterMove(slot, self._copies[key].key)
+            self._slots[key] = slot
+        self._num_passed = 0
+        return self._give(holder, slot)
+
+    def release(self, holder: AdapterHolder) -> None:
+        """Let go of what a request held. Mutates: self"""
+        self._holders[holder.key] -= 1
+        if not self._holders[holder.key]:
+            self._waiting.pop(holder.key, None)
+            self.has_freed = True
+        self._forget_if_unused(holder.key)
+
+    def take_moves(self, plan: StepPlan) -> StepPlan:
+        """Return a plan with what its ranks must do first. Mutates: self"""
+        if not self._moves and not self._dropped:
+            return plan
+        moves, self._moves = tuple(self._moves.values()), {}
+        dropped, self._dropped = tuple(self._dropped), []
+        return msgspec.structs.replace(plan, adapters=moves, dropped_adapters=dropped)
+
+    def empty_slots(self) -> None:
+        """Count every slot as empty, since what the ranks kept in them is lost. No request is under
+        way. Mutates: self"""
+        assert not any(self._holders.values()), "an adapter in use cannot be taken away"
+        self._slots.clear()
+        self._moves.clear()
+        self._free_slots = list(reversed(range(self._spec.max_slots)))
+
+    def _give(self, holder: AdapterHolder, slot: int) -> bool:
+        self._slots.move_to_end(holder.key)
+        self._waiting.pop(holder.key, None)
+        holder.slot = slot
+        return True
+
+    def _empty_slot(self) -> int | None:
+        """Return a slot without an adapter, if need be that of the one not used for longest.
+        Mutates: self"""
+        if self._free_slots:
+            return self._free_slots.pop()
+        for key in self._slots:
+            if not self._holders[key]:
+                return self._slots.pop(key)
+        return None
+
+    def _bring(self, key: str) -> Future[None]:
+        """Have an adapter in host memory; others that nobody holds make room. Mutates: self"""
+        copy = self._copies.get(key)
+        if copy is not None and not copy.has_failed:
+            self._copies.move_to_end(key)
+            return copy.read
+        copy_key = f"{key}/{next(self._serials)}"
+        read = self._read(msgspec.structs.replace(self._known[key], key=copy_key))
+        self._copies[key] = _Copy(key=copy_key, read=read)
+        loading = {source.key for source, _ in self._loading}
+        spare = [k for k in self._copies if not (self._holders[k] or k == key or k in loading)]
+        for other in spare[: max(0, len(self._copies) - self._spec.max_host)]:
+            self._drop(other)
+        return read
+
+    def _drop(self, key: str) -> None:
+        """Have the ranks forget what they have read of an adapter; a slot keeps its own copy, and
+        one that was still to be filled is free again. Mutates: self"""
+        copy = self._copies.pop(key, None)
+        if copy is None:
+            return
+        self._dropped.append(copy.key)
+        slot = self._slots.get(key)
+        if slot is not None and slot in self._moves:
+            del self._moves[slot], self._slots[key]
+            self._free_slots.append(slot)
+
+    def _forget_if_unused(self, key: str) -> None:
+        """Forget an adapter that is not served any more once nobody holds it. Mutates: self"""
+        is_served = any(source.key == key for source in self._served.values())
+        is_loading = any(source.key == key for source, _ in self._loading)
+        if not (self._holders[key] or is_served or is_loading):
+            self._forget(key)
+
+    def _forget(self, key: str) -> None:
+        """Mutates: self"""
+        del self._known[key]
+        self._holders.pop(key, None)
+        self._drop(key)
+        if key in self._slots:
+            self._free_slots.append(self._slots.pop(key))
+
+    def _names(self, keys: Iterable[str]) -> Names:
+        return tuple(self._known[key].name for key in keys)
+
+
+def _done() -> Future[None]:
+    done: Future[None] = Future()
+    done.set_result(None)
+    return done
+
+
+def _refusal(source: AdapterSource, error: BaseException) -> RequestError:
+    """Return what the caller is told whose adapter could not be read."""
+    if isinstance(error, RequestError):
+        return error
+    logger.error("adapter %s could not be read", source.name, exc_info=error)
+    what = f'the adapter "{source.name}" could not be read: {type(error).__name__}: {error}'
+    return RequestError(what, status=500)
+
+
+def serve_adapters(spec: EngineSpec, read: Read) -> Adapters | None:
+    """Return what serves adapters, those of the start read; None where none are served.
+
+    Raises: ConfigError
+    """
+    if spec.run.adapters is None:
+        return None
+    adapters = Adapters(spec.run.adapters, read)
+    for source in spec.adapters:
+        loaded = adapters.load(source)
+        while not loaded.done():
+            time.sleep(WAIT_S)
+            adapters.poll()
+        error = loaded.exception()
+        if isinstance(error, RequestError):
+            raise ConfigError(error.what, where=f"adapter {source.name}", fix=error.fix)
+    return adapters

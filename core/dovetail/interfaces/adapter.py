@@ -1,0 +1,81 @@
+"""Adapter: small weights beside a model's own, which a request may ask for by name.
+
+An AdapterMethod reads one sort of checkpoint (LoRA and its kin, vectors before a prompt) and says
+what it changes, module by module; core cuts that for a rank, keeps it in numbered slots beside the
+layers and applies it to the rows that ask for it. Shape letters: I input, O output features, R
+rank, n tokens, E hidden size.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces.spec import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleChange:
+    """What an adapter does to one module of the checkpoint: y = x W^T + b becomes
+
+        y = g (x' W^T) + b + (x' down^T) up^T + shift,   x' = input_scale x
+
+    with the outputs' factor g = output_scale, and where there is a `magnitude` g = magnitude / the
+    norms of the rows of (W + up down), which also multiply up (DoRA). What is None is left out.
+    A `weight` takes the place of W, more rows than W has are new tokens; a `bias` that of b. Of a
+    token table the inputs are the tokens: I is the vocabulary.
+
+    Shapes: down [R, I], up [O, R] with all scaling in it, magnitude, output_scale, shift, bias [O],
+    input_scale [I], weight [O or more, I]
+    """
+
+    down: torch.Tensor | None = None
+    up: torch.Tensor | None = None
+    magnitude: torch.Tensor | None = None
+    output_scale: torch.Tensor | None = None
+    input_scale: torch.Tensor | None = None
+    shift: torch.Tensor | None = None
+    weight: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterWeights:
+    """An adapter as it was read. `changes` are by the module's dotted path in the checkpoint's
+    naming; `prompt` are vectors before the first token. Shapes: prompt [n, E]"""
+
+    changes: Mapping[str, ModuleChange]
+    prompt: torch.Tensor | None = None
+
+
+class AdapterMethod(Plugin):
+    """A sort of adapter checkpoint. One object per worker, called from any thread."""
+
+    interface_version: ClassVar[int] = 1
+    known_capabilities: ClassVar[Mapping[str, str]] = {
+        "changes_modules": "changes what modules of the model compute",
+        "prompt": "puts vectors before a request's prompt",
+    }
+    peft_types: ClassVar[Sequence[str]] = ()
+    """The values of adapter_config.json's `peft_type` that the method reads."""
+
+    @abstractmethod
+    def __init__(self, options: Any, model: ModelSpec) -> None:
+        """Keep what must be known of the model."""
+
+    @abstractmethod
+    def read(self, folder: Path, config: Mapping[str, Any]) -> AdapterWeights:
+        """Return the adapter in a folder, whose adapter_config.json is `config`.
+
+        Raises: ConfigError that names the file and the key at fault.
+        """
+
+    def num_prompt_tokens(self, config: Mapping[str, Any]) -> int:
+        """Return how many vectors the adapter puts before a prompt. The default: none."""
+        return 0

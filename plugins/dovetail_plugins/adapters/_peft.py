@@ -1,0 +1,66 @@
+"""PEFT's folders: adapter_config.json beside adapter_model.safetensors or .bin.
+
+Tensors are named by the module's path in the model that PEFT wrapped, behind "base_model.model.".
+Source: the checkpoint format page of the PEFT documentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from dovetail.errors import ConfigError
+
+CONFIG = "adapter_config.json"
+FILES = ("adapter_model.safetensors", "adapter_model.bin")
+PREFIX = "base_model.model."
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    """Return a folder's tensors by name, without the prefix. Raises: ConfigError naming the file"""
+    path = next((folder / name for name in FILES if (folder / name).is_file()), None)
+    if path is None:
+        raise ConfigError(
+            f"there is neither {FILES[0]} nor {FILES[1]}.",
+            where=str(folder),
+            fix="name a folder that PEFT has saved an adapter in.",
+        )
+    tensors = _load(path)
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise ConfigError(f"{name} holds numbers that are not finite.", where=str(path))
+    return {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
+
+
+def _load(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        if path.suffix == ".safetensors":
+            found: dict[str, torch.Tensor] = load_file(path)
+            return found
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, OSError, RuntimeError, EOFError) as error:
+        raise ConfigError(f"the file cannot be read: {error}.", where=str(path)) from error
+    except Exception as error:  # what unpickling refuses has many types
+        raise ConfigError(
+            f"the file holds more than tensors, so it is not loaded: {error}.",
+            where=str(path),
+            fix="save the adapter as safetensors.",
+        ) from error
+    if not isinstance(found, Mapping) or not all(torch.is_tensor(t) for t in found.values()):
+        raise ConfigError("the file does not map names to tensors.", where=str(path))
+    return dict(found)
+
+
+def setting(folder: Path, config: Mapping[str, Any], key: str, kind: type, default: Any) -> Any:
+    """Return a value of adapter_config.json. Raises: ConfigError naming the key"""
+    value = config.get(key, default)
+    value = default if value is None else value
+    is_number = kind is float and isinstance(value, int) and not isinstance(value, bool)
+    if not isinstance(value, kind) and not is_number:
+        raise ConfigError(f"{value!r} is not {kind.__name__}.", where=f"{folder / CONFIG}: {key}")
+    return value
