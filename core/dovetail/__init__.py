@@ -15,13 +15,23 @@ if TYPE_CHECKING:
     from dovetail.interfaces.pooling_params import PoolingParams
     from dovetail.interfaces.sampling_params import SamplingParams
     from dovetail.llm import LLM
+    from dovetail.lora_request import LoRARequest
     from dovetail.registry import register
 
-__all__ = ["LLM", "AsyncEngine", "PoolingParams", "SamplingParams", "__version__", "register"]
+__all__ = [
+    "LLM",
+    "AsyncEngine",
+    "LoRARequest",
+    "PoolingParams",
+    "SamplingParams",
+    "__version__",
+    "register",
+]
 
 _HOMES = {
     "AsyncEngine": "dovetail.engine.client.async_engine",
     "LLM": "dovetail.llm",
+    "LoRARequest": "dovetail.lora_request",
     "PoolingParams": "dovetail.interfaces.pooling_params",
     "SamplingParams": "dovetail.interfaces.sampling_params",
     "register": "dovetail.registry",

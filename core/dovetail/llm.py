@@ -29,6 +29,7 @@ from dovetail.interfaces.constraint import Constraint
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.structured_output import CompiledConstraint
+from dovetail.llm_adapters import AdapterCalls, Loras
 from dovetail.llm_pooling import PoolingCalls
 from dovetail.llm_prompts import Prompts, listed
 from dovetail.ranks.worker_calls import APPLY_MODEL, function_name, worker_call
@@ -41,7 +42,7 @@ from dovetail.structured_output.cache import (
 ChatMessages = Sequence[Mapping[str, Any]]
 
 
-class LLM(PoolingCalls, AbstractContextManager["LLM"]):
+class LLM(AdapterCalls, PoolingCalls, AbstractContextManager["LLM"]):
     """One loaded model. Use it from one thread; `close` (or `with`) releases the memory."""
 
     def __init__(self, model: str | None = None, **flags: Any) -> None:
@@ -106,20 +107,23 @@ class LLM(PoolingCalls, AbstractContextManager["LLM"]):
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        lora_request: Loras = None,
         priority: int = 0,
     ) -> list[GenerationResult]:
         """Return one result per prompt, in order.
 
         A prompt is text or a list of token ids, or either in {"prompt"} and {"prompt_token_ids"}.
+        `lora_request`: the adapter of all prompts, or of each, which is loaded if it is not there.
 
         A request that ends with a fault has `error` set; the others go on.
         Raises: RequestError before anything runs when a prompt or its params are wrong.
         """
         given = listed(prompts)
         params = self._params_for(sampling_params, len(given))
+        adapters = self._adapter_names(lora_request, len(given))
         prepared = [
-            self._engine.prepare(prompt, one, priority=priority)
-            for prompt, one in zip(given, params, strict=True)
+            self._engine.prepare(prompt, one, priority=priority, adapter=adapter)
+            for prompt, one, adapter in zip(given, params, adapters, strict=True)
         ]
         texts = [prompt if isinstance(prompt, str) else None for prompt in given]
         return self._run(prepared, texts, shows_progress=use_tqdm)
@@ -129,6 +133,7 @@ class LLM(PoolingCalls, AbstractContextManager["LLM"]):
         messages: ChatMessages | Sequence[ChatMessages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        lora_request: Loras = None,
         *,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
@@ -138,6 +143,7 @@ class LLM(PoolingCalls, AbstractContextManager["LLM"]):
     ) -> list[GenerationResult]:
         """Return one result per conversation; one conversation alone makes a list of one.
 
+        `lora_request` as `generate` has it.
         Raises: RequestError as `generate`, or when the chat template refuses the messages.
         """
         single = len(messages) == 0 or isinstance(messages[0], Mapping)
@@ -154,9 +160,10 @@ class LLM(PoolingCalls, AbstractContextManager["LLM"]):
             for conversation in conversations
         ]
         params = self._params_for(sampling_params, len(prompts))
+        adapters = self._adapter_names(lora_request, len(prompts))
         prepared = [
-            self._engine.prepare(self._tokens(rendered), one)
-            for rendered, one in zip(prompts, params, strict=True)
+            self._engine.prepare(self._tokens(rendered), one, adapter=adapter)
+            for rendered, one, adapter in zip(prompts, params, adapters, strict=True)
         ]
         texts = [rendered.text for rendered in prompts]
         return self._run(prepared, texts, shows_progress=use_tqdm)

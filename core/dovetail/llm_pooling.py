@@ -32,6 +32,7 @@ from dovetail.interfaces.pooling_params import (
     PoolingParams,
 )
 from dovetail.interfaces.spec import EngineSpec
+from dovetail.llm_adapters import Loras
 from dovetail.llm_prompts import Prompts, listed
 
 Result = TypeVar("Result", bound=PoolingResult)
@@ -48,6 +49,10 @@ class PoolingCalls:
     @abstractmethod
     def spec(self) -> EngineSpec:
         """Return the resolved facts of the engine."""
+
+    @abstractmethod
+    def _adapter_names(self, asked: Loras, count: int) -> list[str]:
+        """Return the adapter's name for each prompt, after loading what is not there yet."""
 
     @abstractmethod
     def _ended(
@@ -69,12 +74,14 @@ class PoolingCalls:
         pooling_task: str | None = None,
         truncate_prompt_tokens: int | None = None,
         prompt_name: str | None = None,
+        lora_request: Loras = None,
     ) -> list[PoolingResult]:
         """Return what the model makes of each prompt, in order: `outputs.data` has the numbers.
 
         `pooling_task` is one of PoolingParams' tasks (None: that of the params, or the model's
         usual one). A prompt longer than `truncate_prompt_tokens` is cut (-1: to what the model
-        takes). `prompt_name` is the checkpoint's prompt that is put before texts for vectors. A
+        takes). `prompt_name` is the checkpoint's prompt that is put before texts for vectors.
+        `lora_request`: the adapter of all prompts, or of each. A
         request that ends with a fault has `error` set; the others go on. Raises: RequestError
         before anything runs when a prompt or what is asked of it is wrong.
         """
@@ -86,6 +93,7 @@ class PoolingCalls:
             use_tqdm,
             truncate_prompt_tokens,
             prompt_name,
+            lora_request,
         )
 
     def embed(
@@ -96,6 +104,7 @@ class PoolingCalls:
         *,
         truncate_prompt_tokens: int | None = None,
         prompt_name: str | None = None,
+        lora_request: Loras = None,
     ) -> list[EmbeddingResult]:
         """Return the vector of each prompt as `outputs.embedding`; for the rest see `encode`."""
         return self._pool(
@@ -105,6 +114,7 @@ class PoolingCalls:
             use_tqdm,
             truncate_prompt_tokens,
             prompt_name,
+            lora_request,
         )
 
     def classify(
@@ -114,11 +124,19 @@ class PoolingCalls:
         pooling_params: PoolingParams | None = None,
         *,
         truncate_prompt_tokens: int | None = None,
+        lora_request: Loras = None,
     ) -> list[ClassificationResult]:
         """Return the probability of each class for each prompt as `outputs.probs`; for the rest see
         `encode`."""
         params = self._params(pooling_params, CLASSIFY)
-        return self._pool(ClassificationResult, prompts, params, use_tqdm, truncate_prompt_tokens)
+        return self._pool(
+            ClassificationResult,
+            prompts,
+            params,
+            use_tqdm,
+            truncate_prompt_tokens,
+            lora_request=lora_request,
+        )
 
     def reward(
         self,
@@ -127,13 +145,21 @@ class PoolingCalls:
         pooling_params: PoolingParams | None = None,
         *,
         truncate_prompt_tokens: int | None = None,
+        lora_request: Loras = None,
     ) -> list[PoolingResult]:
         """Return the rewards of each prompt as `outputs.data`: one for each token or step, or one
         for all where the model judges the whole. For the rest see `encode`."""
         pooling = self.spec.run.pooling
         judges_tokens = pooling is None or CLASSIFY not in pooling.tasks
         params = self._params(pooling_params, TOKEN_CLASSIFY if judges_tokens else CLASSIFY)
-        return self._pool(PoolingResult, prompts, params, use_tqdm, truncate_prompt_tokens)
+        return self._pool(
+            PoolingResult,
+            prompts,
+            params,
+            use_tqdm,
+            truncate_prompt_tokens,
+            lora_request=lora_request,
+        )
 
     def score(
         self,
@@ -144,6 +170,7 @@ class PoolingCalls:
         *,
         truncate_prompt_tokens: int | None = None,
         chat_template: str | None = None,
+        lora_request: Loras = None,
     ) -> list[ScoringResult]:
         """Return how well pairs of texts fit as `outputs.score`: one text and each of the others,
         or as many of both. How: see `engine.client.scores`. `chat_template` writes a pair as a
@@ -161,8 +188,11 @@ class PoolingCalls:
             params=pooling_params,
             join=self._join(chat_template),
         )
+        (adapter,) = self._adapter_names(lora_request, 1)
         prepared = [
-            self._engine.prepare_pooled(one.prompt, one.params, truncate=truncate_prompt_tokens)
+            self._engine.prepare_pooled(
+                one.prompt, one.params, truncate=truncate_prompt_tokens, adapter=adapter
+            )
             for one in scoring.prompts
         ]
         ended = self._ended(prepared, [None] * len(prepared), "score", shows_progress=use_tqdm)
@@ -176,12 +206,17 @@ class PoolingCalls:
         use_tqdm: bool,
         truncate: int | None = None,
         prompt_name: str | None = None,
+        lora_request: Loras = None,
     ) -> list[Result]:
         """Return the results of pooling prompts."""
         given = listed(prompts)
         if params.task in _VECTORS or prompt_name is not None:
             given = self._with_prompts(given, prompt_name)
-        prepared = [self._engine.prepare_pooled(one, params, truncate=truncate) for one in given]
+        adapters = self._adapter_names(lora_request, len(given))
+        prepared = [
+            self._engine.prepare_pooled(one, params, truncate=truncate, adapter=adapter)
+            for one, adapter in zip(given, adapters, strict=True)
+        ]
         texts = [prompt if isinstance(prompt, str) else None for prompt in given]
         ended = self._ended(prepared, texts, params.task, shows_progress=use_tqdm)
         return [collector.pooled(made) for collector in ended]

@@ -23,10 +23,10 @@ _BY_PACKAGE = "install a package that offers a platform of this name, if there i
 
 FEATURES: dict[str, Unsupported] = {
     # Models and what is asked of them.
-    "lora": Unsupported(
-        "LoRA adapters are not supported yet", "merge the adapter into the checkpoint"
+    "long_lora": Unsupported(
+        "LoRA adapters with a rope scaling of their own are not supported",
+        "serve the model with --rope-scaling, and adapters that were made for it",
     ),
-    "prompt_adapters": Unsupported("prompt adapters are not supported"),
     "media": Unsupported("images, sound and video in prompts are not supported yet"),
     "transcription": Unsupported("transcription and translation of audio are not supported yet"),
     "terratorch": Unsupported("models of pixels are not supported; terratorch is not used"),

@@ -38,12 +38,6 @@ _FLAGS_OF = {
         "disable_log_requests",
         "use_v2_block_manager",
     ),
-    "promptadapter": (
-        "enable_prompt_adapter",
-        "prompt_adapters",
-        "max_prompt_adapters",
-        "max_prompt_adapter_token",
-    ),
 }
 """Groups that only others have -> their flags."""
 

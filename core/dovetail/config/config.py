@@ -30,6 +30,7 @@ from dovetail.config.sections.multimodal import MultiModalConfig
 from dovetail.config.sections.observability import ObservabilityConfig
 from dovetail.config.sections.parallel import ParallelConfig
 from dovetail.config.sections.plugin import PluginConfig
+from dovetail.config.sections.prompt_adapter import PromptAdapterConfig
 from dovetail.config.sections.scheduler import SchedulerConfig
 from dovetail.config.sections.speculative import SpeculativeConfig
 from dovetail.config.sections.structured_outputs import StructuredOutputsConfig
@@ -46,6 +47,7 @@ GROUPS: dict[str, type[object]] = {
     "speculative": SpeculativeConfig,
     "structured": StructuredOutputsConfig,
     "lora": LoRAConfig,
+    "prompt_adapter": PromptAdapterConfig,
     "multimodal": MultiModalConfig,
     "parallel": ParallelConfig,
     "device": DeviceConfig,
@@ -75,6 +77,7 @@ class Config:
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     structured: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
     lora: LoRAConfig = field(default_factory=LoRAConfig)
+    prompt_adapter: PromptAdapterConfig = field(default_factory=PromptAdapterConfig)
     multimodal: MultiModalConfig = field(default_factory=MultiModalConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)

@@ -35,7 +35,7 @@ from dovetail.config.checkpoint.rope import rope_rules, with_rope
 from dovetail.config.checkpoint.weights_check import check_weights, has_weights, no_weights
 from dovetail.config.config import Config
 from dovetail.config.rules import selections, stages
-from dovetail.config.rules.adapters import adapter_spec, first_adapters
+from dovetail.config.rules.adapters import adapter_search, adapter_spec, first_adapters
 from dovetail.config.rules.cache_size import (
     Room,
     cpu_cache_bytes,
@@ -274,7 +274,8 @@ def _engine_spec(
         socket_dir=config.engine.socket_dir,
         times_steps=bool(config.observability.collect_detailed_traces),
         can_sleep=may_sleep(config, executor, worker),
-        adapters=first_adapters(config),
+        adapters=first_adapters(config, hub_of(config), served_names(config)),
+        adapter_search=adapter_search(config, served_names(config)),
     )
 
 

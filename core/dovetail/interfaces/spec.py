@@ -10,22 +10,11 @@ from typing import Any
 
 import msgspec
 
+from dovetail.interfaces.adapter_search import AdapterSearch
+from dovetail.interfaces.selection import Selection as Selection
+
 NO_TOKENIZER = "none"
 """Name of the Selection that stands in for a tokenizer that was not wanted."""
-
-
-class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """One chosen plugin as data: children load `target`, they never search for the name again.
-
-    `target` is "package.module:attribute", or "/path/file.py:attribute" for a plugin file.
-    """
-
-    kind: str
-    name: str
-    target: str
-    distribution: str = ""
-    options: dict[str, Any] = {}
-
 
 PAGED = Selection(
     kind="kv_policy",
@@ -414,7 +403,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     than `step_timeout_s` counts as dead; `reply_timeout_s` is how long an API process waits for an
     answer that needs no step. The socket lies in `socket_dir`. `times_steps` adds up what each
     request's steps have cost. `can_sleep` says that sleep mode is on: the engine can release its
-    memory while it runs. `adapters` are loaded at the start.
+    memory while it runs. `adapters` are loaded at the start; `adapter_search` says where others are
+    found.
     """
 
     run: RunSpec
@@ -453,6 +443,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     variables: dict[str, str] = {}
     router: Selection | None = None
     adapters: tuple[AdapterSource, ...] = ()
+    adapter_search: AdapterSearch = AdapterSearch()
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ from dovetail.interfaces.spec import (
 )
 from dovetail.interfaces.step import Pooled, TokenLogprobs
 from dovetail.interfaces.tokenizer import Tokenizer, TokenStream
+from dovetail.testing.fake_adapters import FakeAdapters
 
 VOCAB_SIZE = 0x110000
 EOS_ID = 0
@@ -137,12 +138,13 @@ class Script:
 
 
 def fake_spec(**changes: Any) -> EngineSpec:
-    """Return the spec of a fake engine; `max_model_tokens`, `max_rows`, `pooling` and fields of
-    EngineSpec may be changed."""
+    """Return the spec of a fake engine; `max_model_tokens`, `max_rows`, `pooling`, `room` for
+    adapters and fields of EngineSpec may be changed."""
     max_model_tokens = changes.pop("max_model_tokens", 4096)
     max_rows = changes.pop("max_rows", 8)
     run = RunSpec(
         pooling=changes.pop("pooling", None),
+        adapters=changes.pop("room", None),
         model=_model_spec(),
         device="cpu",
         kv_dtype="float32",
@@ -237,7 +239,7 @@ def _selection(kind: str) -> Selection:
     return Selection(kind=kind, name="fake", target="dovetail.testing.fake_async_engine:Fake")
 
 
-class FakeAsyncEngine:
+class FakeAsyncEngine(FakeAdapters):
     """Has the methods of AsyncEngine that the server calls, and notes what it was asked."""
 
     def __init__(
@@ -267,6 +269,8 @@ class FakeAsyncEngine:
         self.constraint_compiler = None
         self.asked: list[tuple[str, SamplingParams, dict[str, Any]]] = []
         self.pooled: list[tuple[str, PoolingParams, tuple[int, ...]]] = []
+        self.pooled_with: list[str] = []
+        FakeAdapters.__init__(self, self.spec)
         self.most_running = 0
         self._input = InputProcessor(self.spec, self.tokenizer)
         self._pooled_input = PooledInput(self.spec, self.tokenizer)
@@ -343,13 +347,17 @@ class FakeAsyncEngine:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        adapter: str = "",
         watch: Callable[[], TextWatch] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the script, once per completion. Stop strings end nothing, watched or not."""
         if not self.is_alive:
             raise EngineDead(self.death_reason or "dead")
-        prepared = self._input.prepare(prompt, params, request_id)
+        prepared = self._input.prepare(prompt, params, request_id, adapter=adapter)
+        self._check_adapter(adapter)
         extras = {"priority": priority, "cache_salt": cache_salt, "prompt": prepared.prompt_ids}
+        if adapter:
+            extras["adapter"] = adapter
         self.asked.append((request_id, prepared.params, extras))
         self.running.add(request_id)
         is_done = False
@@ -368,7 +376,10 @@ class FakeAsyncEngine:
         """Return `fake_numbers` of a prompt after the script's pause, or raise what it raises."""
         if not self.is_alive:
             raise EngineDead(self.death_reason or "dead")
-        ids = self._pooled_input.prepare(prompt, params, request_id, **how).prompt_ids
+        prepared = self._pooled_input.prepare(prompt, params, request_id, **how)
+        self._check_adapter(prepared.requests[0].adapter)
+        self.pooled_with.append(prepared.requests[0].adapter)
+        ids = prepared.prompt_ids
         pooling = self.spec.run.pooling
         assert pooling is not None
         self.pooled.append((request_id, params, ids))

@@ -8,6 +8,7 @@ always happens.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -103,13 +104,9 @@ class DeprecatedFlags:
     max_seq_len_to_capture: int | None = flag(
         None, ge=0, unit="tokens", help="longest context for captured steps"
     )
-    enable_prompt_adapter: bool | None = flag(None, help="serve prompt adapters")
-    prompt_adapters: tuple[str, ...] = flag((), metavar="NAME=PATH", help="prompt adapters")
-    max_prompt_adapters: int = flag(1, ge=1, help="maximum number of prompt adapters in one step")
-    max_prompt_adapter_token: int = flag(
-        0, ge=0, unit="tokens", help="maximum number of tokens of a prompt adapter"
+    qlora_adapter_name_or_path: str | None = flag(
+        None, help="a LoRA adapter over quantized weights; requests name it as it is named here"
     )
-    qlora_adapter_name_or_path: str | None = flag(None, help="a QLoRA adapter")
     long_lora_scaling_factors: tuple[str, ...] = flag(
         (), metavar="X", help="scaling factors of LoRA adapters for long contexts"
     )
@@ -271,6 +268,14 @@ def _speculative_model(value: Any) -> Fields:
     return {"speculative_config": guesser}
 
 
+def _qlora(value: Any) -> Fields:
+    """Quantized weights take adapters as others do, and this one is loaded at the start."""
+    if value is None:
+        return {}
+    module = json.dumps({"name": value, "path": value})
+    return {"enable_lora": True, "lora_modules": (module,)}
+
+
 def _preemption(value: Any) -> Fields:
     known: dict[Any, Fields] = {
         None: {},
@@ -300,8 +305,6 @@ def _attention(value: Any) -> Fields:
     return {} if backend is None else {"attention_backend": str(backend).lower()}
 
 
-_ADAPTERS = _waits_for("prompt_adapters", None, False, 0, ())
-_LORA = _waits_for("lora", None, ())
 _TYPICAL = _waits_for("typical_acceptance", None)
 _WHATEVER_THE_CONTEXT = Mapped(
     f"{_NOTHING}steps are captured per batch size, for any context length", lambda value: {}
@@ -349,12 +352,8 @@ MAPPED: dict[str, Mapped] = {
     "disable_cascade_attn": _settled("cascade attention is not used", True, False),
     "max_context_len_to_capture": _WHATEVER_THE_CONTEXT,
     "max_seq_len_to_capture": _WHATEVER_THE_CONTEXT,
-    "enable_prompt_adapter": _ADAPTERS,
-    "prompt_adapters": _ADAPTERS,
-    "max_prompt_adapters": _waits_for("prompt_adapters", 1),
-    "max_prompt_adapter_token": _ADAPTERS,
-    "qlora_adapter_name_or_path": _LORA,
-    "long_lora_scaling_factors": _LORA,
+    "qlora_adapter_name_or_path": Mapped("--lora-modules with --enable-lora", _qlora),
+    "long_lora_scaling_factors": _waits_for("long_lora", None, (), ("1",), ("1.0",)),
     "override_neuron_config": _waits_for("neuron", {}),
     "preemption_mode": Mapped("--swap-space", _preemption),
     "num_lookahead_slots": Mapped(

@@ -46,6 +46,7 @@ UNSUPPORTED_FLAGS: dict[str, UnsupportedFlag] = {
         "media",
         "allowed_local_media_path",
         "allowed_media_domains",
+        "default_mm_loras",
         "disable_chunked_mm_input",
         "interleave_mm_strings",
         "media_io_kwargs",

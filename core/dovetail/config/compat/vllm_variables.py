@@ -122,6 +122,7 @@ _OPENVINO = UnsupportedVariable("openvino")
 FOREIGN: dict[str, Row] = {
     # What a request or an operator can see.
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": _field("allow_long_max_model_len"),
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": _field("allow_runtime_lora_updating"),
     "VLLM_API_KEY": _field("api_key"),
     "VLLM_ATTENTION_BACKEND": _field("attention_backend"),
     "VLLM_CONFIGURE_LOGGING": _field("configure_logging"),
@@ -192,7 +193,6 @@ FOREIGN: dict[str, Row] = {
     "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": NoEffect("the outputs of a step are processed together"),
     "VLLM_VIDEO_FETCH_TIMEOUT": _MEDIA,
     # What is not supported.
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": UnsupportedVariable("lora"),
     "VLLM_CI_USE_S3": UnsupportedVariable("s3"),
     "VLLM_CUDART_SO_PATH": UnsupportedVariable("cuda_runtime"),
     "VLLM_DISABLED_KERNELS": UnsupportedVariable("disabled_kernels"),

@@ -1,75 +1,211 @@
-"""Adapters resolved: the flags about LoRA become the room for adapters and those of the start."""
+"""Adapters resolved: the flags about LoRA and prompt adapters become the room for adapters, those
+of the start, and where others are found."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dovetail import registry
-from dovetail.config.config import Config
+from dovetail.config.checkpoint.adapter_path import find_adapter
+from dovetail.config.checkpoint.hub import Hub
+from dovetail.config.config import Config, flags
 from dovetail.config.rules.selections import select
-from dovetail.errors import ConfigError
+from dovetail.errors import ConfigError, PluginError
+from dovetail.interfaces.adapter_search import AdapterSearch
 from dovetail.interfaces.spec import AdapterSource, AdapterSpec, ModelSpec, Selection
 
-MODULES = "--lora-modules"
+log = logging.getLogger(__name__)
+
+ENABLE, ENABLE_PROMPT = "--enable-lora", "--enable-prompt-adapter"
+MODULES, PROMPT_MODULES = "--lora-modules", "--prompt-adapters"
+RESOLVERS, FOLDER_FLAG = "--lora-resolvers", "--lora-resolver-cache-dir"
+PROMPT = "prompt"
+"""The capability of adapters that put vectors before a prompt."""
+FOLDER = "folder"
+"""The resolver that --lora-resolver-cache-dir sets up."""
+
+_NAMING = {
+    ENABLE: ("lora_modules", "lora_resolvers", "lora_resolver_cache_dir"),
+    ENABLE_PROMPT: ("prompt_adapters",),
+}
+"""Flag -> the flags that name adapters and can do nothing without it."""
+_SIZING = {
+    ENABLE: (
+        "max_loras",
+        "max_lora_rank",
+        "max_cpu_loras",
+        "lora_dtype",
+        "lora_extra_vocab_size",
+        "enable_lora_bias",
+        "fully_sharded_loras",
+        "allow_runtime_lora_updating",
+    ),
+    ENABLE_PROMPT: ("max_prompt_adapters", "max_prompt_adapter_token"),
+}
+"""Flag -> the flags that have no effect without it, and do no harm."""
 
 
 def adapter_spec(config: Config, model: ModelSpec) -> AdapterSpec | None:
     """Return the room for adapters, None where none are served. Raises: ConfigError"""
-    lora = config.lora
-    if not lora.enable_lora:
+    lora, prompt = config.lora, config.prompt_adapter
+    check_adapter_flags(config)
+    if not (lora.enable_lora or prompt.enable_prompt_adapter):
         return None
+    num_prompt = prompt.max_prompt_adapters if prompt.enable_prompt_adapter else 0
+    num_lora = lora.max_loras if lora.enable_lora else 0
+    num_host = (lora.max_cpu_loras or lora.max_loras) if lora.enable_lora else 0
     return AdapterSpec(
-        max_slots=lora.max_loras,
-        max_rank=lora.max_lora_rank,
-        max_host=max(lora.max_cpu_loras or lora.max_loras, lora.max_loras),
+        max_slots=num_lora + num_prompt,
+        max_rank=lora.max_lora_rank if lora.enable_lora else 0,
+        max_host=num_host + num_prompt,
         dtype=registry.value_of("lora_dtype", lora.lora_dtype) or model.weight_dtype or model.dtype,
-        max_new_tokens=lora.lora_extra_vocab_size,
+        max_prompt_slots=num_prompt,
+        max_prompt_tokens=prompt.max_prompt_adapter_token if num_prompt else 0,
+        max_new_tokens=lora.lora_extra_vocab_size if lora.enable_lora else 0,
         takes_bias=lora.enable_lora_bias,
         is_divided=lora.fully_sharded_loras,
         methods=_methods(config),
     )
 
 
-def first_adapters(config: Config) -> tuple[AdapterSource, ...]:
-    """Return the adapters to load at the start. Raises: ConfigError"""
-    return tuple(_source(text) for text in config.lora.lora_modules)
+def check_adapter_flags(config: Config) -> None:
+    """Tell of flags that have no effect. Raises: ConfigError for flags that name adapters which are
+    not served, and for less room in host memory than there are slots"""
+    lora, is_on = config.lora, _switches(config)
+    for switch, names in _NAMING.items():
+        for name in names:
+            if not is_on[switch] and config.value(name):
+                raise ConfigError(
+                    "names adapters, and none are served.",
+                    where=flags()[name].spelling,
+                    fix=f"give {switch} too, or leave it out.",
+                )
+    for switch, names in _SIZING.items():
+        for name in names:
+            flag = flags()[name]
+            if not is_on[switch] and config.value(name) != flag.default:
+                log.warning("%s has no effect: it needs %s", flag.spelling, switch)
+    if lora.enable_lora and lora.max_cpu_loras is not None and lora.max_cpu_loras < lora.max_loras:
+        raise ConfigError(
+            f"{lora.max_cpu_loras} adapters in host memory are fewer than the {lora.max_loras} of "
+            "a step (--max-loras), which are read into it first.",
+            where="--max-cpu-loras",
+            fix=f"give at least {lora.max_loras}, or leave it out.",
+        )
+
+
+def first_adapters(config: Config, hub: Hub, served: Sequence[str]) -> tuple[AdapterSource, ...]:
+    """Return the adapters to load at the start. Raises: ConfigError for one without a folder, or
+    with a name that something else has"""
+    found: dict[str, AdapterSource] = {}
+    for text, flag in _named(config):
+        source = _source(text, flag)
+        if source.name in served or source.name in found:
+            other = "another adapter" if source.name in found else "the model"
+            raise ConfigError(
+                f'"{source.name}" is the name of {other} too.',
+                where=flag,
+                fix="give each adapter a name of its own.",
+            )
+        folder = find_adapter(source.path, hub, where=f"{flag} {source.name}")
+        found[source.name] = AdapterSource(name=source.name, path=str(folder), base=source.base)
+    return tuple(found.values())
+
+
+def adapter_search(config: Config, served: Sequence[str]) -> AdapterSearch:
+    """Return where adapters are found that are not loaded at the start. Raises: PluginError,
+    ConfigError"""
+    lora = config.lora
+    if not lora.enable_lora:
+        return AdapterSearch()
+    names = list(lora.lora_resolvers)
+    options = config.plugin.options_of("adapter_resolver")
+    if lora.lora_resolver_cache_dir is not None:
+        folder = {"path": lora.lora_resolver_cache_dir, **options.get(FOLDER, {})}
+        options = {**options, FOLDER: folder}
+        names = names if FOLDER in names else [FOLDER, *names]
+    resolvers = tuple(
+        select("adapter_resolver", name, where=RESOLVERS, options=options.get(name, {}))
+        for name in dict.fromkeys(names)
+    )
+    model = config.model.model
+    return AdapterSearch(
+        resolvers=resolvers,
+        base_names=tuple(dict.fromkeys((*served, *([model] if model else [])))),
+        hub_cache=config.load.download_dir or "",
+    )
+
+
+def _switches(config: Config) -> dict[str, bool]:
+    return {
+        ENABLE: config.lora.enable_lora,
+        ENABLE_PROMPT: config.prompt_adapter.enable_prompt_adapter,
+    }
 
 
 def _methods(config: Config) -> tuple[Selection, ...]:
+    """Return what reads adapters. Raises: ConfigError where nothing reads prompt adapters"""
     options = config.plugin.options_of("adapter")
+    if config.prompt_adapter.enable_prompt_adapter and not _has_prompt_method():
+        raise ConfigError(
+            f'no adapter plugin that is installed has the capability "{PROMPT}".',
+            where=ENABLE_PROMPT,
+            fix="leave it out, or install one; `dovetail plugins list adapter` lists them.",
+        )
     return tuple(
         select("adapter", name, where=MODULES, options=options.get(name, {}))
         for name in registry.names("adapter")
     )
 
 
-def _source(text: str) -> AdapterSource:
+def _has_prompt_method() -> bool:
+    for name in registry.names("adapter"):
+        try:
+            if PROMPT in registry.load("adapter", name, where=ENABLE_PROMPT).capabilities:
+                return True
+        except PluginError as error:
+            log.warning("the adapter plugin %s is left out: %s", name, error)
+    return False
+
+
+def _named(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield the texts that name adapters of the start, each with its flag."""
+    for flag, given in (
+        (MODULES, config.lora.lora_modules),
+        (PROMPT_MODULES, config.prompt_adapter.prompt_adapters),
+    ):
+        yield from ((text, flag) for text in given)
+
+
+def _source(text: str, flag: str) -> AdapterSource:
     """Return the adapter that NAME=PATH, or a JSON object, names. Raises: ConfigError"""
     if text.lstrip().startswith("{"):
-        return _from_object(text)
+        return _from_object(text, flag)
     name, _, path = text.partition("=")
-    if not name or not path:
+    if not name.strip() or not path.strip():
         raise ConfigError(
             f"{text!r} does not say which name an adapter gets.",
-            where=MODULES,
+            where=flag,
             fix='write NAME=PATH, or {"name": ..., "path": ..., "base_model_name": ...}.',
         )
-    return AdapterSource(name=name, path=path)
+    return AdapterSource(name=name.strip(), path=path.strip())
 
 
-def _from_object(text: str) -> AdapterSource:
+def _from_object(text: str, flag: str) -> AdapterSource:
     try:
         given: Mapping[str, Any] = json.loads(text)
-        return AdapterSource(
-            name=str(given["name"]),
-            path=str(given["path"]),
-            base=str(given.get("base_model_name") or ""),
-        )
+        name, path = given["name"], given["path"]
+        base = given.get("base_model_name") or ""
+        if not all(isinstance(word, str) for word in (name, path, base)) or not (name and path):
+            raise ValueError("name, path and base_model_name are texts")
     except (ValueError, KeyError, AttributeError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise ConfigError(
-            f"{text} does not describe an adapter: {error!r}.",
-            where=MODULES,
+            f"{text} does not describe an adapter: {what}.",
+            where=flag,
             fix='write {"name": ..., "path": ..., "base_model_name": ...}.',
         ) from error
+    return AdapterSource(name=name, path=path, base=base)

@@ -121,7 +121,11 @@ def _check_names(config: Config, kind: registry.Kind, options: Mapping[str, Any]
         raise ConfigError("constants have no options.", where=where, fix="leave it out.")
     if not kind.has_named_options:
         return
-    paths = {"stat_logger": config.observability.stat_loggers, "api": config.frontend.api}
+    paths = {
+        "stat_logger": config.observability.stat_loggers,
+        "api": config.frontend.api,
+        "adapter_resolver": config.lora.lora_resolvers,
+    }
     known = {*registry.names(kind.name), *paths.get(kind.name, ())}
     for name, given in options.items():
         if name not in known or not isinstance(given, Mapping):

@@ -27,7 +27,9 @@ from dovetail.registry.select import reasons_against
 
 log = logging.getLogger(__name__)
 
-_USE_TORCH = frozenset({"load_format", "logits_processor", "model", "quantization", "worker"})
+_USE_TORCH = frozenset(
+    {"adapter", "load_format", "logits_processor", "model", "quantization", "worker"}
+)
 TAKEN_OVER = {
     "vllm.core.scheduler.Scheduler": "continuous",
     "vllm.v1.core.sched.scheduler.Scheduler": "continuous",

@@ -251,6 +251,11 @@ class FrontendConfig:
         help="serve endpoints for development and measurements, such as /reset_prefix_cache and "
         "/server_info",
     )
+    allow_runtime_lora_updating: bool = flag(
+        False,
+        help="let clients load and unload LoRA adapters while the server runs, by "
+        "/v1/load_lora_adapter and /v1/unload_lora_adapter",
+    )
     keep_alive_on_engine_death: bool = flag(
         False, help="when the engine has died, keep the server running and answer with errors"
     )

@@ -20,7 +20,7 @@ class LoRAConfig:
         help="LoRA adapters to load at start, each with the model name that requests use",
     )
     max_loras: int = flag(1, ge=1, help="maximum number of LoRA adapters in one step")
-    max_lora_rank: int = flag(16, ge=1, help="maximum rank of a LoRA adapter")
+    max_lora_rank: int = flag(16, ge=1, le=512, help="maximum rank of a LoRA adapter")
     max_cpu_loras: int | None = flag(
         None,
         ge=1,
@@ -33,6 +33,18 @@ class LoRAConfig:
     )
     enable_lora_bias: bool = flag(False, help="accept LoRA adapters with biases")
     fully_sharded_loras: bool = flag(False, help="divide all LoRA computation over the devices")
+    lora_resolvers: tuple[str, ...] = flag(
+        (),
+        kind="adapter_resolver",
+        metavar="NAME",
+        help="where the adapters are looked for that requests name and that are not loaded",
+        default_note="folder with --lora-resolver-cache-dir, else none",
+    )
+    lora_resolver_cache_dir: str | None = flag(
+        None,
+        metavar="DIR",
+        help="folder whose subfolders are LoRA adapters, which are loaded when a request names one",
+    )
     default_mm_loras: Mapping[str, Any] = flag(
         {}, help="LoRA adapters that are used for requests with media of a kind, as MODALITY: PATH"
     )

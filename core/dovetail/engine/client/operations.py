@@ -5,6 +5,7 @@ Each operation is one call that every engine gets; a new one is a method here an
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from dovetail.engine.messages import (
     UnloadAdapter,
     WakeUp,
 )
+from dovetail.errors import RequestError
 from dovetail.interfaces.executor import WorkerCall
 from dovetail.interfaces.spec import AdapterSource, EngineSpec
 
@@ -89,7 +91,11 @@ class EngineOperations(ABC):
 
         Raises: RequestError saying what is wrong with it; EngineDead
         """
-        await self.call_each(LoadAdapter(source=source, replaces=replaces))
+        try:
+            await self.call_each(LoadAdapter(source=source, replaces=replaces))
+        except RequestError:
+            await self._even_out(source.name)
+            raise
 
     async def unload_adapter(self, name: str) -> None:
         """Have the engines take no more requests for an adapter. Raises: RequestError for a name
@@ -97,8 +103,20 @@ class EngineOperations(ABC):
         await self.call_each(UnloadAdapter(name))
 
     async def adapters(self) -> tuple[AdapterSource, ...]:
-        """Return the adapters that requests may ask for. Raises: EngineDead"""
-        return (await self.call(ListAdapters())).sources
+        """Return the adapters that requests may ask for, whichever engine they go to. Raises:
+        EngineDead"""
+        first, *others = [told.sources for told in await self.call_each(ListAdapters())]
+        names = [{source.name for source in sources} for sources in others]
+        return tuple(source for source in first if all(source.name in known for known in names))
+
+    async def _even_out(self, name: str) -> None:
+        """Have the engines forget an adapter that only some of them could load. Raises:
+        EngineDead"""
+        told = await self.call_each(ListAdapters())
+        holding = [any(source.name == name for source in one.sources) for one in told]
+        if any(holding) and not all(holding):
+            with contextlib.suppress(RequestError):  # of those that do not have it
+                await self.call_each(UnloadAdapter(name))
 
     async def collective_rpc(self, call: WorkerCall) -> list[Any]:
         """Have the workers of all ranks run a method; return the answers, engine by engine in one

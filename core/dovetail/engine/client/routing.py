@@ -52,7 +52,8 @@ class Routing:
         self, router: Router, prepared: PreparedRequest, awake: Sequence[EngineConnection]
     ) -> EngineConnection:
         first = prepared.requests[0]
-        request = RoutedRequest(prepared.prompt_ids, first.cache_salt, len(prepared.requests))
+        salt = first.cache_salt if not first.adapter else f"{first.cache_salt}\0{first.adapter}"
+        request = RoutedRequest(prepared.prompt_ids, salt, len(prepared.requests))
         try:
             number = router.choose(request, awake)
         except Exception as error:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import abc
 import itertools
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from dovetail.engine.adapters import WAIT_S
 from dovetail.engine.client.input import InputProcessor, PreparedRequest, Prompt, load_tokenizer
 from dovetail.engine.client.output import OutputProcessor
 from dovetail.engine.client.outputs import RequestOutput
@@ -18,7 +20,7 @@ from dovetail.engine.core import EngineCore
 from dovetail.errors import DovetailError, RequestError
 from dovetail.interfaces.pooling_params import PoolingParams
 from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.spec import AdapterSource, EngineSpec
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.observability.stats import StatLoggers
 
@@ -71,7 +73,12 @@ class SyncClient(abc.ABC):
         )
 
     def prepare_pooled(
-        self, prompt: Prompt, params: PoolingParams, *, truncate: int | None = None
+        self,
+        prompt: Prompt,
+        params: PoolingParams,
+        *,
+        truncate: int | None = None,
+        adapter: str = "",
     ) -> PreparedRequest:
         """Return a checked request to pool a prompt; `truncate` as PooledInput has it. Raises:
         RequestError"""
@@ -80,7 +87,7 @@ class SyncClient(abc.ABC):
             raise refusal
         serial = next(self._serials)
         return self._pooled_input.prepare(
-            prompt, params, str(serial), serial=serial, truncate=truncate
+            prompt, params, str(serial), serial=serial, truncate=truncate, adapter=adapter
         )
 
 
@@ -139,6 +146,23 @@ class SyncEngine(SyncClient):
     def is_sleeping(self) -> bool:
         """Return whether weights or KV cache are asleep."""
         return bool(self.core.sleep_mode.asleep)
+
+    def load_adapter(self, source: AdapterSource, *, replaces: bool = False) -> None:
+        """Read an adapter and serve it. Raises: RequestError saying what is wrong with it"""
+        adapters = self.core.adapters_served()
+        loaded = adapters.load(source, replaces=replaces)
+        while not loaded.done():
+            time.sleep(WAIT_S)
+            adapters.poll()
+        loaded.result()
+
+    def unload_adapter(self, name: str) -> None:
+        """Take no more requests for an adapter. Raises: RequestError"""
+        self.core.adapters_served().unload(name)
+
+    def adapters(self) -> tuple[AdapterSource, ...]:
+        """Return the adapters that requests may ask for."""
+        return () if self.core.adapters is None else self.core.adapters.served()
 
     def settle(self) -> None:
         """Run the remaining steps, whose results are dropped, until the engine is idle."""

@@ -19,7 +19,7 @@ from dovetail.engine.client.outputs import RequestOutput
 from dovetail.engine.client.sync_engine import SyncClient, SyncStep
 from dovetail.engine.sleep_mode import asleep_error
 from dovetail.errors import DovetailError, EngineDead, RequestError
-from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.spec import AdapterSource, EngineSpec
 
 Result = TypeVar("Result")
 
@@ -152,6 +152,18 @@ class SyncEngines(SyncClient):
     def is_sleeping(self) -> bool:
         """Return whether weights or KV cache are asleep in any engine."""
         return self._thread.do(self._engine.is_sleeping())
+
+    def load_adapter(self, source: AdapterSource, *, replaces: bool = False) -> None:
+        """Have the engines read an adapter and serve it. Raises: RequestError"""
+        self._thread.do(self._engine.load_adapter(source, replaces=replaces))
+
+    def unload_adapter(self, name: str) -> None:
+        """Have the engines take no more requests for an adapter. Raises: RequestError"""
+        self._thread.do(self._engine.unload_adapter(name))
+
+    def adapters(self) -> tuple[AdapterSource, ...]:
+        """Return the adapters that requests may ask for."""
+        return self._thread.do(self._engine.adapters())
 
     def settle(self) -> None:
         """End what is still under way, whose results are dropped."""

@@ -18,6 +18,7 @@ from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.api import Api
 from dovetail.interfaces.spec import Selection
+from dovetail.server.api.adapters.routes import AdaptersApi
 from dovetail.server.api.admin.routes import AdminApi
 from dovetail.server.api.batches.routes import BatchesApi
 from dovetail.server.api.chat.routes import ChatApi
@@ -53,6 +54,7 @@ BUILT_IN: dict[str, type[Api]] = {
     "cohere": CohereApi,
     "tei": TeiApi,
     "models": ModelsApi,
+    "adapters": AdaptersApi,
     "invocations": InvocationsApi,
     "parse": ParseApi,
     "tokenize": TokenizeApi,

@@ -10,9 +10,9 @@ Source: the beam search of transformers (GenerationMixin), whose scores and ends
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dovetail.engine.client.outputs import CompletionDelta, RequestOutput
 from dovetail.errors import RequestError, RequestFault
@@ -181,6 +181,7 @@ async def beam_outputs(
     *,
     priority: int,
     cache_salt: str,
+    adapter: str = "",
 ) -> AsyncGenerator[RequestOutput, None]:
     """Yield the best answers at once, when all are found. Closing it aborts what still runs.
 
@@ -192,13 +193,12 @@ async def beam_outputs(
     asked = SamplingParams(
         max_tokens=1, seed=0, logprobs=beams.num_wanted, ignore_eos=True, detokenize=False
     )
+    how = {"priority": priority, "cache_salt": cache_salt, "adapter": adapter}
     while beams.live:
         async with asyncio.TaskGroup() as group:
             asking = [
                 group.create_task(
-                    _next_tokens(
-                        engine, (*prompt_ids, *beam.tokens), asked, request_id, priority, cache_salt
-                    )
+                    _next_tokens(engine, (*prompt_ids, *beam.tokens), asked, request_id, how)
                 )
                 for beam in beams.live
             ]
@@ -219,11 +219,10 @@ async def _next_tokens(
     ids: tuple[int, ...],
     params: SamplingParams,
     request_id: str,
-    priority: int,
-    cache_salt: str,
+    how: Mapping[str, Any],
 ) -> TokenLogprobs:
-    """Return the likeliest tokens after these."""
-    outputs = engine.generate(ids, params, request_id, priority=priority, cache_salt=cache_salt)
+    """Return the likeliest tokens after these. `how`: what else `generate` takes."""
+    outputs = engine.generate(ids, params, request_id, **how)
     told: TokenLogprobs | None = None
     try:
         async for output in outputs:

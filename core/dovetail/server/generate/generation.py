@@ -34,7 +34,7 @@ from dovetail.server.generate.intervals import in_intervals
 from dovetail.server.generate.logprobs import TokenNames
 from dovetail.server.generate.request_log import with_request_log
 from dovetail.server.generate.sampling import build_sampling
-from dovetail.server.generate.server_state import ServerState
+from dovetail.server.generate.server_state import AskedModel, ServerState
 from dovetail.server.generate.streaming import (
     EventStream,
     Framing,
@@ -51,10 +51,12 @@ CLAMPED_HEADER = "x-dovetail-max-tokens"
 
 @dataclass(slots=True, kw_only=True)
 class ResponseMeta:
-    """The facts of an answer before its first token: ids, names, headers."""
+    """The facts of an answer before its first token: ids, names, headers. `adapter` is the one that
+    the request uses ("": none)."""
 
     request_id: str
     model: str
+    adapter: str = ""
     created_s: int
     fingerprint: str
     names: TokenNames
@@ -110,6 +112,7 @@ class Generation:
                 self.request_id,
                 priority=self.priority,
                 cache_salt=self.cache_salt,
+                adapter=self.meta.adapter,
             )
         return server.engine.generate(
             self.prompt_ids,
@@ -117,6 +120,7 @@ class Generation:
             self.request_id,
             priority=self.priority,
             cache_salt=self.cache_salt,
+            adapter=self.meta.adapter,
             watch=(lambda: CountedSession(plan)) if plan.stops else None,
         )
 
@@ -125,7 +129,7 @@ def response_meta(
     server: ServerState,
     body: SamplingFields,
     request: Request,
-    model: str,
+    model: AskedModel,
     ignored: Sequence[str],
 ) -> ResponseMeta:
     """Return the facts of the answer before its first token; its id is the body's, or the header's,
@@ -135,7 +139,8 @@ def response_meta(
         writes_ids = server.frontend.return_tokens_as_token_ids
     return ResponseMeta(
         request_id=body.request_id or str(request.state.request_id),
-        model=model,
+        model=model.name,
+        adapter=model.adapter,
         created_s=int(time.time()),
         fingerprint=server.fingerprint,
         names=TokenNames(tokenizer=server.engine.tokenizer, writes_ids=writes_ids),

@@ -64,9 +64,10 @@ def _log_arrival(server: ServerState, generation: Generation) -> None:
     """Log the numbers of a request; its text only at level debug."""
     ids = generation.prompt_ids
     logger.info(
-        "request %s: %d prompt tokens%s",
+        "request %s: %d prompt tokens%s%s",
         generation.request_id,
         len(ids),
+        f", adapter {generation.meta.adapter}" if generation.meta.adapter else "",
         _set_fields(generation.params),
     )
     if logger.isEnabledFor(logging.DEBUG):

@@ -26,6 +26,7 @@ from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.spec import StructuredOutputSpec
 from dovetail.interfaces.structured_output import CompiledConstraint
 from dovetail.interfaces.tool_parser import ToolParser
+from dovetail.server.generate.adapters import ServedAdapters
 from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.events import SessionPlan
 from dovetail.server.generate.ignored_fields import FieldReporter
@@ -62,6 +63,14 @@ class Parsers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AskedModel:
+    """What a request means by a model: the `name` to answer with, the `adapter` ("": none)."""
+
+    name: str
+    adapter: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
     """One application's parts. `structured_output_spec` says how answers are constrained; None
     where no backend is installed. `special_ids` returns the special tokens in which texts are
@@ -80,6 +89,7 @@ class ServerState:
     structured_output_spec: StructuredOutputSpec | None
     special_ids: Callable[[frozenset[str]], tuple[int, ...]]
     in_force: InForce | None
+    adapters: ServedAdapters
 
     @property
     def tasks(self) -> frozenset[str]:
@@ -87,14 +97,19 @@ class ServerState:
         pooling = self.engine.spec.run.pooling
         return frozenset((GENERATE,) if pooling is None else pooling.tasks)
 
-    def model_name(self, requested: str | None) -> str:
-        """Return the name to answer with. Raises: NotFound"""
+    async def model_of(self, requested: str | None) -> AskedModel:
+        """Return what a request means that names this model, or none.
+
+        Raises: NotFound; RequestError for an adapter that is found and cannot be loaded
+        """
         names = self.engine.spec.model_names
         if not requested:
-            return names[0]
+            return AskedModel(name=names[0])
         if requested in names:
-            return requested
-        raise model_not_found(requested, names)
+            return AskedModel(name=requested)
+        if await self.adapters.find(requested) is None:
+            raise model_not_found(requested, (*names, *self.adapters.shown_names()))
+        return AskedModel(name=requested, adapter=requested)
 
     def parsers_for(self, tool: str | None, reasoning: str | None) -> Parsers:
         """Return the server's parsers, with those that a request names. Raises: RequestError"""
@@ -261,6 +276,7 @@ def build_server(
         structured_output_spec=engine.spec.run.structured_output,
         special_ids=lru_cache(MAX_TEXT_SETS)(partial(_special_ids, special)),
         in_force=in_force,
+        adapters=ServedAdapters(engine),
     )
 
 

@@ -53,10 +53,6 @@ UNSUPPORTED_FIELDS = {
     "web_search_options": "web_search",
     "mm_processor_kwargs": "media",
     "kv_transfer_params": "kv_transfer",
-    "lora": "lora",
-    "lora_path": "lora",
-    "lora_request": "lora",
-    "adapter_id": "lora",
     "custom_logit_processor": "request_processors",
     **dict.fromkeys(
         (
@@ -99,6 +95,11 @@ _LENGTH = (
 _PROMPT = "the prompt has another field in this API"
 
 MISPLACED_FIELDS = {
+    "lora": "adapters cannot be mixed or scaled in a request; name one as model",
+    **dict.fromkeys(
+        ("lora_path", "lora_request", "adapter_id", "adapters"),
+        "an adapter is named as model; /v1/models lists those that are there",
+    ),
     "functions": "is no longer part of the API; use tools",
     "function_call": "is no longer part of the API; use tool_choice",
     "thinking_token_budget": "a thinking budget needs a conversation (/v1/chat/completions)",

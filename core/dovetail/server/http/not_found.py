@@ -17,8 +17,6 @@ MAX_PATH_CHARS = 256
 UNSUPPORTED_ROUTES = {
     "/v1/audio/transcriptions": "transcription",
     "/v1/audio/translations": "transcription",
-    "/v1/load_lora_adapter": "lora",
-    "/v1/unload_lora_adapter": "lora",
     "/reset_mm_cache": "media",
     "/start_profile": "profiling",
     "/stop_profile": "profiling",

@@ -62,9 +62,10 @@ async def input_job(
     params: PoolingParams,
     *,
     field: str = "input",
+    adapter: str = "",
 ) -> tuple[Job, list[str]]:
     """Return the job of a body, and the names of its fields that had no effect. `field` is the
-    inputs' name in it. Raises: RequestError"""
+    inputs' name in it, `adapter` the one to use. Raises: RequestError"""
     ignored = server.fields.check(body, known=("messages.",))
     if (body.input is None) == (body.messages is None):
         raise RequestError("give either input or messages.", where=field)
@@ -87,6 +88,7 @@ async def input_job(
         field=field,
         is_list=is_list,
         adds_special_tokens=adds_special_tokens,
+        adapter=adapter,
     )
     return job, ignored
 

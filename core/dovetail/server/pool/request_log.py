@@ -25,7 +25,8 @@ def logged(server: ServerState, job: Job, answers: Answers) -> Iterator[None]:
         yield
         return
     task = job.params_of(0).task
-    logger.info("request %s: %d prompts to %s", job.request_id, len(job.prompts), task)
+    adapter = f", adapter {job.adapter}" if job.adapter else ""
+    logger.info("request %s: %d prompts to %s%s", job.request_id, len(job.prompts), task, adapter)
     if logger.isEnabledFor(logging.DEBUG):
         shown = shortened(str(job.prompts[0]), server.frontend.max_log_len)
         logger.debug("request %s: first prompt %r", job.request_id, shown)

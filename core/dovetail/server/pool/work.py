@@ -46,6 +46,7 @@ class Job:
     is_list: bool = True
     priority: int = 0
     cache_salt: str = ""
+    adapter: str = ""
     truncate: int | None = None
     keeps_start: bool = True
     adds_special_tokens: bool = True
@@ -98,6 +99,7 @@ def job_of(
     field: str,
     is_list: bool,
     adds_special_tokens: bool = True,
+    adapter: str = "",
 ) -> Job:
     """Return the job of a request's prompts, with what its body says of all of them."""
     return Job(
@@ -108,6 +110,7 @@ def job_of(
         is_list=is_list,
         priority=body.priority,
         cache_salt=body.cache_salt or "",
+        adapter=adapter,
         truncate=body.truncate_prompt_tokens,
         keeps_start=body.truncation_side != "left",
         adds_special_tokens=adds_special_tokens,
@@ -187,6 +190,7 @@ class _Run:
                 keeps_start=job.keeps_start,
                 adds_special_tokens=job.adds_special_tokens,
                 cache_salt=job.cache_salt,
+                adapter=job.adapter,
             )
         self._note_size(output)
         self.answers.num_tokens += len(output.prompt_token_ids)

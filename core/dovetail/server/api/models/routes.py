@@ -5,6 +5,7 @@ from __future__ import annotations
 from dovetail.errors import NotFound
 from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.spec import AdapterSource
 from dovetail.server.api.models.protocol import ModelCard, ModelList
 from dovetail.server.generate.dependencies import ServerOf
 from dovetail.server.generate.server_state import ServerState
@@ -12,15 +13,25 @@ from dovetail.server.pool.scores import can_score
 
 
 async def list_models(server: ServerOf) -> ModelList:
-    """Return every served name."""
-    return ModelList(data=[_card(server, name) for name in server.engine.spec.model_names])
+    """Return every served name, those of adapters too."""
+    cards = [_card(server, name) for name in server.engine.spec.model_names]
+    adapters = await server.adapters.all()
+    return ModelList(data=[*cards, *(_adapter_card(server, source) for source in adapters)])
 
 
 async def show_model(model_id: str, server: ServerOf) -> ModelCard:
     """Return one served name."""
     if not model_id:
         raise NotFound("the path names no model.", where="model")
-    return _card(server, server.model_name(model_id))
+    asked = await server.model_of(model_id)
+    source = await server.adapters.find(asked.adapter) if asked.adapter else None
+    return _card(server, asked.name) if source is None else _adapter_card(server, source)
+
+
+def _adapter_card(server: ServerState, source: AdapterSource) -> ModelCard:
+    """Return the card of an adapter: where it lies, and the model that it belongs to."""
+    parent = source.base or server.engine.spec.model_names[0]
+    return _card(server, source.name).model_copy(update={"root": source.path, "parent": parent})
 
 
 def _card(server: ServerState, name: str) -> ModelCard:

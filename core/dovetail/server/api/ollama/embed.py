@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import Request
 
 from dovetail.interfaces.pooling_params import EMBED, PoolingParams
-from dovetail.server.api.ollama.models import check_model
+from dovetail.server.api.ollama.models import meant_model
 from dovetail.server.api.ollama.options import check_fields
 from dovetail.server.api.ollama.protocol import (
     OllamaEmbeddingsRequest,
@@ -26,14 +26,16 @@ from dovetail.server.pool.work import Answers, answered, array_of
 async def embed(body: OllamaEmbedRequest, request: Request, server: ServerOf) -> Any:
     """Return the vectors of one or several texts in Ollama's shape."""
     began_ns = time.monotonic_ns()
-    check_model(server, body.model)
+    model = await meant_model(server, body.model)
     ignored = _checked(server, body)
     texts = [body.input] if isinstance(body.input, str) else body.input
     params = PoolingParams(task=EMBED, dimensions=body.dimensions)
     answers = Answers()
     if any(texts):
         cut = -1 if body.truncate is not False else None
-        answers = await _embedded(server, request, texts, params, field="input", truncate=cut)
+        answers = await _embedded(
+            server, request, texts, params, field="input", truncate=cut, adapter=model.adapter
+        )
     reply = {
         "model": body.model,
         "embeddings": answers.items,
@@ -46,12 +48,14 @@ async def embed(body: OllamaEmbedRequest, request: Request, server: ServerOf) ->
 
 async def embed_prompt(body: OllamaEmbeddingsRequest, request: Request, server: ServerOf) -> Any:
     """Return the vector of one text in Ollama's older shape."""
-    check_model(server, body.model)
+    model = await meant_model(server, body.model)
     ignored = _checked(server, body)
     if not body.prompt:
         return raw_reply({"embedding": []}, ignored)
     params = PoolingParams(task=EMBED)
-    answers = await _embedded(server, request, body.prompt, params, field="prompt", truncate=-1)
+    answers = await _embedded(
+        server, request, body.prompt, params, field="prompt", truncate=-1, adapter=model.adapter
+    )
     return raw_reply({"embedding": answers.items[0]}, ignored)
 
 
@@ -70,8 +74,9 @@ async def _embedded(
     *,
     field: str,
     truncate: int | None,
+    adapter: str,
 ) -> Answers:
     fields = InputFields(input=texts, truncate_prompt_tokens=truncate)
-    job, _ = await input_job(server, fields, request, params, field=field)
+    job, _ = await input_job(server, fields, request, params, field=field, adapter=adapter)
     written = VectorFormat().written
     return await answered(server, job, lambda output: written(array_of(output)))

@@ -21,7 +21,7 @@ from dovetail.server.api.ollama.protocol import OllamaShowRequest
 from dovetail.server.api.ollama.response import written_time
 from dovetail.server.generate.dependencies import ServerOf
 from dovetail.server.generate.infill import infill_of
-from dovetail.server.generate.server_state import ServerState
+from dovetail.server.generate.server_state import AskedModel, ServerState
 from dovetail.version import __version__
 
 LATEST = ":latest"
@@ -32,16 +32,16 @@ UNQUANTIZED = "none"
 MAX_KNOWN = 4
 
 
-def check_model(server: ServerState, asked: str) -> str:
-    """Return the served name that is meant; the tag `latest` may be left out or added. Raises:
-    NotFound"""
+async def meant_model(server: ServerState, asked: str) -> AskedModel:
+    """Return the model that is meant; the tag `latest` may be left out or added. Raises: as
+    `ServerState.model_of`"""
     bare = asked.removesuffix(LATEST)
-    return server.model_name(bare if asked not in server.engine.spec.model_names else asked)
+    return await server.model_of(bare if asked not in server.engine.spec.model_names else asked)
 
 
 async def list_models(server: ServerOf) -> dict[str, Any]:
     """Return the served names, as Ollama lists the models of a machine."""
-    return {"models": [_entry(server, name) for name in server.engine.spec.model_names]}
+    return {"models": [_entry(server, name) for name in await _names(server)]}
 
 
 async def list_loaded(server: ServerOf) -> dict[str, Any]:
@@ -53,18 +53,28 @@ async def list_loaded(server: ServerOf) -> dict[str, Any]:
         "size_vram": 0 if run.device == "cpu" else size,
         "context_length": run.max_model_tokens,
     }
-    return {"models": [_entry(server, name) | loaded for name in server.engine.spec.model_names]}
+    return {"models": [_entry(server, name) | loaded for name in await _names(server)]}
+
+
+async def _names(server: ServerState) -> list[str]:
+    """Return the served names, those of the adapters behind the model's."""
+    adapters = await server.adapters.all()
+    return [*server.engine.spec.model_names, *(source.name for source in adapters)]
 
 
 async def show_model(body: OllamaShowRequest, server: ServerOf) -> dict[str, Any]:
     """Return the facts of the model: its sizes, its template, what it can do."""
-    name = check_model(server, body.model)
+    asked = await meant_model(server, body.model)
+    base = server.engine.spec.model_names[0] if asked.adapter else asked.name
     parameters = [f"{key} {value}" for key, value in server.engine.spec.default_sampling.items()]
+    lines = [f"FROM {base}", *(f"PARAMETER {line}" for line in parameters)]
+    if asked.adapter:
+        lines.append(f"ADAPTER {asked.adapter}")
     return {
-        "modelfile": "\n".join([f"FROM {name}", *(f"PARAMETER {line}" for line in parameters)]),
+        "modelfile": "\n".join(lines),
         "parameters": "\n".join(parameters),
         "template": server.renderer.source,
-        "details": _details(server),
+        "details": {**_details(server), "parent_model": base if asked.adapter else ""},
         "model_info": _model_info(server),
         "capabilities": _capabilities(server),
         "modified_at": _modified_at(server),

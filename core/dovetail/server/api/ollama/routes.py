@@ -26,9 +26,9 @@ from dovetail.server.api.ollama.input import (
     switches,
 )
 from dovetail.server.api.ollama.models import (
-    check_model,
     list_loaded,
     list_models,
+    meant_model,
     show_model,
     show_version,
 )
@@ -65,13 +65,13 @@ from dovetail.server.generate.dependencies import ServerOf
 from dovetail.server.generate.dialect import Dialect
 from dovetail.server.generate.generation import Generation, event_stream_response
 from dovetail.server.generate.ignored_fields import HEADER, header_value
-from dovetail.server.generate.server_state import ServerState
+from dovetail.server.generate.server_state import AskedModel, ServerState
 
 
 async def create_chat(body: OllamaChatRequest, request: Request, server: ServerOf) -> Any:
     """Answer a conversation in Ollama's shapes, as lines of JSON or whole."""
     began_ns = time.monotonic_ns()
-    model, ignored = _checked(server, body)
+    model, ignored = await _checked(server, body)
     if not body.messages:
         return _loaded(body, as_message)
     with in_words_of(CHAT_NAMES):
@@ -85,7 +85,7 @@ async def create_chat(body: OllamaChatRequest, request: Request, server: ServerO
 async def create_answer(body: OllamaGenerateRequest, request: Request, server: ServerOf) -> Any:
     """Answer a prompt, or continue it, in Ollama's shapes, as lines of JSON or whole."""
     began_ns = time.monotonic_ns()
-    model, ignored = _checked(server, body)
+    model, ignored = await _checked(server, body)
     if not (body.prompt or body.suffix):
         return _loaded(body, as_response)
     async with AsyncExitStack() as owned:
@@ -101,10 +101,10 @@ async def create_answer(body: OllamaGenerateRequest, request: Request, server: S
         return await _answered(server, body, request, owned, generation, as_response, began_ns)
 
 
-def _checked(server: ServerState, body: OllamaRequest) -> tuple[str, list[str]]:
-    """Return the served name that is meant, and the names of what changes nothing. Raises:
+async def _checked(server: ServerState, body: OllamaRequest) -> tuple[AskedModel, list[str]]:
+    """Return the model that is meant, and the names of what changes nothing. Raises:
     RequestError"""
-    return check_model(server, body.model), check_fields(server, body)
+    return await meant_model(server, body.model), check_fields(server, body)
 
 
 async def _prepared(
@@ -113,14 +113,14 @@ async def _prepared(
     chat: ChatRequest,
     request: Request,
     dialect: Dialect,
-    model: str,
+    model: AskedModel,
     ignored: Sequence[str],
 ) -> Generation:
     """Return a conversation ready for the engine. Raises: RequestError, also for thinking asked of
     a model that does none"""
     generation = await prepare(
         server,
-        chat.model_copy(update={"model": model}),
+        chat.model_copy(update={"model": model.name}),
         request,
         dialect=dialect,
         ignored=ignored,

@@ -1,0 +1,24 @@
+"""LoRARequest: the adapter that an offline request uses, as users of vLLM write it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LoRARequest:
+    """An adapter by its name, with the folder or hub id that it is loaded from when it is first
+    used. `lora_int_id` tells nothing here: the name does. With `load_inplace` it is loaded anew, in
+    place of one of this name."""
+
+    lora_name: str
+    lora_int_id: int = 1
+    lora_path: str = ""
+    base_model_name: str | None = None
+    load_inplace: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.lora_name:
+            raise ValueError("lora_name is empty")
+        if self.lora_int_id < 1:
+            raise ValueError(f"lora_int_id is {self.lora_int_id}, and ids begin with 1")

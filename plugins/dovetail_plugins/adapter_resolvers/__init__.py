@@ -1,0 +1,1 @@
+"""Where adapters are found that requests name."""

@@ -1,0 +1,80 @@
+"""Adapters that lie in subfolders of one folder, under the names that requests use."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.adapter_resolver import AdapterResolver, ResolverFacts
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.spec import AdapterSource
+
+CONFIG = "adapter_config.json"
+BASE = "base_model_name_or_path"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    path: str = field(
+        default="",
+        metadata={"help": "folder of the adapters; --lora-resolver-cache-dir sets it"},
+    )
+
+
+class FolderResolver(AdapterResolver):
+    """PATH/NAME, where its adapter_config.json names the served model as its base.
+
+    Only folders directly in PATH have names; where a link in it leads does not matter.
+    """
+
+    info = Info(summary="adapters in the subfolders of a folder, under the folders' names")
+    Options = _Options
+
+    def __init__(self, options: Any, facts: ResolverFacts) -> None:
+        self._facts = facts
+        if not options.path:
+            raise ConfigError(
+                "no folder says where adapters lie.",
+                where="--lora-resolvers folder",
+                fix="give --lora-resolver-cache-dir DIR.",
+            )
+        self._folder = Path(options.path).expanduser().absolute()
+        if not self._folder.is_dir():
+            raise ConfigError(
+                f"there is no folder {options.path}.",
+                where="--lora-resolver-cache-dir",
+                fix="make it, or name another one.",
+            )
+
+    def find(self, name: str) -> AdapterSource | None:
+        """Return the adapter in the folder of this name."""
+        if not _is_plain(name):
+            return None
+        folder = self._folder / name
+        try:
+            config = json.loads((folder / CONFIG).read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            log.warning("%s cannot be read: %s", folder / CONFIG, error)
+            return None
+        base = str(config.get(BASE) or "") if isinstance(config, dict) else ""
+        if not self._facts.fits(base):
+            log.info(
+                "%s was made for %r, not for the model that is served here (%s)",
+                folder,
+                base,
+                ", ".join(self._facts.base_names),
+            )
+            return None
+        return AdapterSource(name=name, path=str(folder), base=base)
+
+
+def _is_plain(name: str) -> bool:
+    """Return whether a name is that of a folder itself, and leads nowhere else."""
+    return name not in ("", ".", "..") and not any(mark in name for mark in ("/", "\\", "\0"))
