@@ -19,8 +19,9 @@ from itertools import count
 import msgspec
 
 from dovetail.errors import ConfigError, RequestError
+from dovetail.interfaces.adapter_spec import AdapterSource, AdapterSpec
 from dovetail.interfaces.executor import Preparation
-from dovetail.interfaces.spec import AdapterSource, AdapterSpec, EngineSpec
+from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.step import NO_SLOT, AdapterMove, StepPlan
 
 logger = logging.getLogger(__name__)

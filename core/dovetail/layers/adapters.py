@@ -21,7 +21,7 @@ from dovetail.layers.dtypes import dtype_of
 from dovetail.parallel.collectives import all_reduce
 
 if TYPE_CHECKING:
-    from dovetail.interfaces.spec import AdapterSpec
+    from dovetail.interfaces.adapter_spec import AdapterSpec
     from dovetail.layers.linear import Linear
 
 

@@ -21,8 +21,9 @@ from torch import nn
 from dovetail import registry
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.adapter import AdapterMethod, AdapterWeights, ModuleChange
+from dovetail.interfaces.adapter_spec import AdapterSource, AdapterSpec
 from dovetail.interfaces.model import Model
-from dovetail.interfaces.spec import AdapterSource, AdapterSpec, RunSpec
+from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import NO_SLOT, StepPlan
 from dovetail.layers.adapters import LinearSlots, SlotWeights, TableSlots
 from dovetail.layers.context import StepAdapters

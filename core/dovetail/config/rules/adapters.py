@@ -10,7 +10,8 @@ from dovetail import registry
 from dovetail.config.config import Config
 from dovetail.config.rules.selections import select
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import AdapterSource, AdapterSpec, ModelSpec, Selection
+from dovetail.interfaces.adapter_spec import AdapterSource, AdapterSpec
+from dovetail.interfaces.spec import ModelSpec, Selection
 
 MODULES = "--lora-modules"
 

@@ -20,8 +20,9 @@ from dovetail.engine.messages import (
     UnloadAdapter,
     WakeUp,
 )
+from dovetail.interfaces.adapter_spec import AdapterSource
 from dovetail.interfaces.executor import WorkerCall
-from dovetail.interfaces.spec import AdapterSource, EngineSpec
+from dovetail.interfaces.spec import EngineSpec
 
 Result = TypeVar("Result")
 
