@@ -8,17 +8,22 @@ R the largest rank, I input, O output features of this rank, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dovetail.interfaces.quantization import Gate
+from dovetail.interfaces.quantization import Gate, LinearSpec
 from dovetail.layers.context import step_adapters
 from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.native import NATIVE
 from dovetail.parallel.collectives import all_reduce
+from dovetail_kernels.low_rank import OP
+from dovetail_kernels.low_rank.native import LowRank
 
 if TYPE_CHECKING:
     from dovetail.interfaces.adapter_spec import AdapterSpec
@@ -57,10 +62,9 @@ class LowRankSlots(nn.Module):
     up: torch.Tensor
     ranks: torch.Tensor
 
-    def __init__(
-        self, spec: AdapterSpec, parts: tuple[int, ...], in_size: int, device: torch.device
-    ) -> None:
+    def __init__(self, spec: AdapterSpec, layer: LinearSpec) -> None:
         super().__init__()
+        parts, in_size, device = layer.out_sizes, layer.in_size, torch.device(layer.device)
         slots, rank, dtype = spec.max_slots, spec.max_rank, dtype_of(spec.dtype)
         self.parts = parts
         down = torch.zeros(slots, len(parts), rank, in_size, dtype=dtype, device=device)
@@ -69,6 +73,15 @@ class LowRankSlots(nn.Module):
         self.register_buffer("up", up, persistent=False)
         ranks = torch.zeros(slots, dtype=torch.int32, device=device)
         self.register_buffer("ranks", ranks, persistent=False)
+        self._kernel = self._kernel_of(dtype_of(layer.dtype))
+
+    def _kernel_of(self, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+        """Return what adds the slots' products to a base, for activations of a type."""
+        if OP.runs(NATIVE, self.down.device.type, dtype):
+            return LowRank(self.down, self.up, self.ranks, self.parts)
+        run = OP.pick(self.down.device.type, dtype)
+        weights = {"down": self.down, "up": self.up, "ranks": self.ranks, "parts": self.parts}
+        return partial(run, **weights)
 
     def put(self, slot: int, down: torch.Tensor | None, up: torch.Tensor | None) -> None:
         """Fill a slot, or empty it. Shapes: down [P, r, I], up [r, O]. Mutates: self"""
@@ -84,14 +97,14 @@ class LowRankSlots(nn.Module):
 
         Shapes: x [T, I], slots [T] int32, base None, [O] or [T, O] -> [T, O]
         """
-        return low_rank(x, slots, self.down, self.up, self.ranks, self.parts, base)
+        return self._kernel(x, slots, base=base)
 
 
 class LinearSlots(LowRankSlots):
     """The adapters of one linear layer."""
 
-    def __init__(self, layer: Linear, spec: AdapterSpec, device: torch.device) -> None:
-        super().__init__(spec, layer.spec.out_sizes, layer.spec.in_size, device)
+    def __init__(self, layer: Linear, spec: AdapterSpec) -> None:
+        super().__init__(spec, layer.spec)
         self._is_first = layer.group.rank == 0 or not layer.is_input_split
         self._others: dict[int, SlotWeights] = {}
 
@@ -281,26 +294,3 @@ class TableSlots(nn.Module):
             inner = hidden[rows] @ second.to(hidden).t()
             found = found.index_add(0, rows, (inner @ first.to(hidden).t()).to(found))
         return found
-
-
-def low_rank(
-    x: torch.Tensor,
-    slots: torch.Tensor,
-    down: torch.Tensor,
-    up: torch.Tensor,
-    ranks: torch.Tensor,
-    parts: tuple[int, ...],
-    base: torch.Tensor | None,
-) -> torch.Tensor:
-    out = x.new_zeros(x.shape[0], sum(parts))
-    if base is not None:
-        out = out + base
-    for slot in range(len(ranks)):
-        rank = int(ranks[slot])
-        rows = (slots == slot).nonzero().flatten()
-        if not rank or not len(rows):
-            continue
-        inner = torch.einsum("ti,pri->ptr", x[rows].float(), down[slot, :, :rank].float())
-        wide = up[slot, :rank].float().split(parts, dim=1)
-        out[rows] += torch.cat([h @ u for h, u in zip(inner, wide, strict=True)], dim=1).to(out)
-    return out

@@ -77,7 +77,7 @@ class RunnerAdapters:
                 layer.adapters = TableSlots()
                 self._tables[path] = layer
             elif isinstance(layer, Linear) and id(layer) not in of_heads:
-                layer.adapters = LinearSlots(layer, self._spec, self._device)
+                layer.adapters = LinearSlots(layer, self._spec)
                 self._linears[path] = layer
 
     def read(self, source: AdapterSource) -> None:
