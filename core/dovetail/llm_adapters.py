@@ -12,7 +12,8 @@ from dovetail.config.checkpoint.adapter_path import find_adapter
 from dovetail.config.checkpoint.hub import Hub
 from dovetail.engine.adapters import unknown_adapter
 from dovetail.errors import ConfigError, RequestError
-from dovetail.interfaces.spec import AdapterSource, EngineSpec
+from dovetail.interfaces.adapter_spec import AdapterSource
+from dovetail.interfaces.spec import EngineSpec
 from dovetail.lora_request import LoRARequest
 
 OneLora = LoRARequest | str | None

@@ -22,6 +22,7 @@ OP_NAMES = (
     "qk_rotary",
     "embedding",
     "gated_activation",
+    "low_rank",
     "paged_attention",
     "cache_write",
     "token_mask",

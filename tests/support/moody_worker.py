@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from dovetail.errors import ConfigError, RequestError
+from dovetail.interfaces.executor import Preparation
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
-from dovetail.interfaces.structured_output import CompiledConstraint
 from dovetail.interfaces.worker import Worker
 
 LAYER = KVLayer(name="a", num_kv_heads=1, head_size=8, dtype="float32")
@@ -49,7 +49,7 @@ class Moody(Worker):
             time.sleep(60)
         return StepResult(step_id=plan.step_id, rows=())
 
-    def prepare(self, compiled: CompiledConstraint) -> None:
+    def prepare(self, item: Preparation) -> None:
         if self.is_second:
             raise RequestError("the second rank cannot load this.")
 

@@ -19,8 +19,9 @@ from itertools import count
 import msgspec
 
 from dovetail.errors import ConfigError, RequestError
+from dovetail.interfaces.adapter_spec import AdapterSource, AdapterSpec
 from dovetail.interfaces.executor import Preparation
-from dovetail.interfaces.spec import AdapterSource, AdapterSpec, EngineSpec
+from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.step import NO_SLOT, AdapterMove, StepPlan
 
 logger = logging.getLogger(__name__)
@@ -281,6 +282,15 @@ def _refusal(source: AdapterSource, error: BaseException) -> RequestError:
     logger.error("adapter %s could not be read", source.name, exc_info=error)
     what = f'the adapter "{source.name}" could not be read: {type(error).__name__}: {error}'
     return RequestError(what, status=500)
+
+
+def serving(adapters: Adapters | None) -> Adapters:
+    """Return the adapters. Raises: RequestError where none are served"""
+    if adapters is None:
+        raise RequestError(
+            "this server does not serve adapters.", fix="start it with --enable-lora."
+        )
+    return adapters
 
 
 def serve_adapters(spec: EngineSpec, read: Read) -> Adapters | None:

@@ -39,9 +39,7 @@ class _Preparing:
 class Admission:
     """The requests on their way to the scheduler of one engine."""
 
-    def __init__(
-        self, load: Load, adapters: Adapters | None, queue: Queue, refuse: Refuse
-    ) -> None:
+    def __init__(self, load: Load, adapters: Adapters | None, queue: Queue, refuse: Refuse) -> None:
         self._load = load
         self._adapters = adapters
         self._queue = queue

@@ -11,7 +11,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -179,13 +178,13 @@ class EngineCore:
         A request with a constraint or an adapter waits until that is loaded; others pass it.
         """
         refusal = self.sleep_mode.refusal()
-        if refusal is None:
-            try:
-                self._admission.add(message)
-            except RequestError as error:
-                refusal = error
         if refusal is not None:
             self._updates.append(refused(message.request_id, refusal))
+            return
+        try:
+            self._admission.add(message)
+        except RequestError as error:
+            self._updates.append(refused(message.request_id, error))
 
     def _refuse(self, request_id: str, error: BaseException) -> None:
         self._updates.append(refused(request_id, as_refusal(error)))

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from dovetail.engine.adapters import Adapters
+from dovetail.engine.adapters import serving
 from dovetail.engine.core import IDLE_WAKE_S, EngineCore, StepOutput
 from dovetail.engine.faults import fault_of
 from dovetail.engine.ipc.transport import EngineEnd
@@ -276,23 +276,16 @@ class EngineLoop:
             case CallWorkers(call):
                 return WorkerAnswers(self._core.collective_rpc(call))
             case LoadAdapter():
-                return self._adapters().load(operation.source, replaces=operation.replaces)
+                adapters = serving(self._core.adapters)
+                return adapters.load(operation.source, replaces=operation.replaces)
             case UnloadAdapter(name):
-                self._adapters().unload(name)
+                serving(self._core.adapters).unload(name)
             case ListAdapters():
                 adapters = self._core.adapters
                 return AdapterList(() if adapters is None else adapters.served())
             case _:
                 assert_never(operation)
         return None
-
-    def _adapters(self) -> Adapters:
-        """Return what serves adapters. Raises: RequestError"""
-        if self._core.adapters is None:
-            raise RequestError(
-                "this server does not serve adapters.", fix="start it with --enable-lora."
-            )
-        return self._core.adapters
 
     def _return_finished(self) -> None:
         """Tell clients of their calls that are done, in the order of the calls. Mutates: self"""

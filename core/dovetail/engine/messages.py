@@ -10,10 +10,11 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from dovetail.interfaces.adapter_spec import AdapterSource
 from dovetail.interfaces.executor import WorkerCall
 from dovetail.interfaces.pooling_params import PoolingParams
 from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import AdapterSource, EngineSpec
+from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.stats import StepStats
 from dovetail.interfaces.step import Pooled, TokenLogprobs
 

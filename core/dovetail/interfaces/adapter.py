@@ -20,6 +20,7 @@ from dovetail.interfaces.spec import ModelSpec
 if TYPE_CHECKING:
     import torch
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleChange:
     """What an adapter does to one module of the checkpoint: y = x W^T + b becomes

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from dovetail.interfaces.adapter_spec import AdapterSource
 from dovetail.interfaces.plugin import Plugin
-from dovetail.interfaces.spec import AdapterSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

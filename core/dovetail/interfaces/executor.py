@@ -10,8 +10,9 @@ from typing import Any, ClassVar, Protocol
 import msgspec
 
 from dovetail.errors import RequestError
+from dovetail.interfaces.adapter_spec import AdapterSource
 from dovetail.interfaces.plugin import Plugin
-from dovetail.interfaces.spec import AdapterSource, RunSpec, Selection
+from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.structured_output import CompiledConstraint
 

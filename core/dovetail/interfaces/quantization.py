@@ -157,12 +157,20 @@ class LinearMethod(ABC):
         Shapes: x [T, I], residual [T, O] -> [T, O]"""
         return residual + self.apply(layer, x, bias)
 
+    def halves(self, layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """Return x W^T, of a gated layer both halves side by side and without an activation. For
+        adapters, not for speed. Shapes: x [T, I] -> [T, O]"""
+        return self.apply(layer, x, None)
+
     def apply_gated(
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None, gate: Gate
     ) -> torch.Tensor:
         """Return act(first half) * second half of x W^T + bias, in one pass where a kernel can.
-        Shapes: x [T, I], W [2F, I] -> [T, F]"""
-        out = self.apply(layer, x, bias)
+        Shapes: x [T, I], W [2F, I], bias [2F] or [T, 2F] -> [T, F]"""
+        if bias is None or bias.dim() == 1:
+            out = self.apply(layer, x, bias)
+        else:
+            out = self.apply_add(layer, x, None, bias)
         if gate.halves is not None:
             return gate.halves(out)
         first, second = out.chunk(2, dim=-1)

@@ -1,4 +1,4 @@
-"""Selection: a chosen plugin as data."""
+"""Selection: a chosen plugin, as every process gets it. Pure data."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail.interfaces.adapter_search import AdapterSearch
+from dovetail.interfaces.adapter_spec import AdapterSearch, AdapterSource, AdapterSpec
 from dovetail.interfaces.selection import Selection as Selection
 
 NO_TOKENIZER = "none"
@@ -209,39 +209,6 @@ class StructuredOutputSpec(msgspec.Struct, frozen=True, kw_only=True):
     compile_limit_s: float = 10.0
     compile_memory_bytes: int = 2 << 30
     cache_bytes: int = 256 << 20
-
-
-class AdapterSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="adapter"):
-    """An adapter as users know it: the `name` that requests ask for, the folder `path` it is read
-    from, and the name of the model it was made for (`base`, "": not told).
-
-    `key` tells two adapters of one name apart, which follow each other; the engine gives it.
-    """
-
-    name: str
-    path: str
-    base: str = ""
-    key: str = ""
-
-
-class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The room for adapters: `max_slots` of them in one step, of at most `max_rank`, and `max_host`
-    in host memory; `dtype` is the type that they are kept in. `max_prompt_slots` of those that put
-    vectors before a prompt, at most `max_prompt_tokens`. `max_new_tokens` may be added to the
-    vocabulary by each. `takes_bias`: biases are applied, not refused. `is_divided`: ranks divide
-    all of an adapter's weights. `methods` read them.
-    """
-
-    max_slots: int = 1
-    max_rank: int = 16
-    max_host: int = 1
-    dtype: str
-    max_prompt_slots: int = 0
-    max_prompt_tokens: int = 0
-    max_new_tokens: int = 0
-    takes_bias: bool = False
-    is_divided: bool = False
-    methods: tuple[Selection, ...] = ()
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,9 +8,10 @@ from concurrent.futures import Future
 from typing import Any, ClassVar
 
 from dovetail.errors import RequestError
+from dovetail.interfaces.adapter_spec import AdapterSource
 from dovetail.interfaces.executor import PendingStep, Preparation
 from dovetail.interfaces.plugin import Plugin
-from dovetail.interfaces.spec import AdapterSource, RunSpec
+from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
 
 

@@ -17,6 +17,15 @@ from dovetail.interfaces.attention import AttentionBackend
 from dovetail.interfaces.model import RowView
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepAdapters:
+    """Which adapter slot each token of a step uses, -1: none. `is_low_rank`: none of those in use
+    does more than add low-rank products to linear layers. Shapes: slots [T] int32"""
+
+    slots: torch.Tensor
+    is_low_rank: bool = True
+
+
 @dataclass(slots=True, kw_only=True)
 class ForwardContext:
     """One step as the layers see it.
@@ -37,6 +46,7 @@ class ForwardContext:
 
 class _Slot(threading.local):
     current: ForwardContext | None = None
+    adapters: StepAdapters | None = None
 
 
 _slot = _Slot()
@@ -46,6 +56,22 @@ def forward_context() -> ForwardContext:
     """Return the context of the step that runs in this thread."""
     assert _slot.current is not None, "a model's forward ran outside use_context"
     return _slot.current
+
+
+def step_adapters() -> StepAdapters | None:
+    """Return which adapters the tokens use that this thread computes, None where none does."""
+    return _slot.adapters
+
+
+@contextmanager
+def use_adapters(adapters: StepAdapters | None) -> Iterator[None]:
+    """Have layers apply adapters inside a with block; what was before returns after it."""
+    previous = _slot.adapters
+    _slot.adapters = adapters
+    try:
+        yield
+    finally:
+        _slot.adapters = previous
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dovetail.interfaces.model import BuildContext
+from dovetail.layers.adapters import TableSlots
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.linear import linear_spec
 from dovetail.layers.native import runs_natively
@@ -48,6 +49,7 @@ class VocabParallelEmbedding(WeightHolder):
         self.group = tensor_group(context.rank)
         self.part = vocab_part(vocab_size, self.group)
         self.factor = factor
+        self.adapters: TableSlots | None = None
         self._native: LookUp | None = None
         self.spec = linear_spec(context, head or "", size, (self.part.local,))
         quant = context.quant
@@ -64,6 +66,13 @@ class VocabParallelEmbedding(WeightHolder):
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the tokens' vectors, whole on every rank. Shapes: token_ids [T] -> [T, E]"""
+        found = self._vectors(token_ids)
+        if self.adapters is not None:
+            return self.adapters.vectors(token_ids, found, self.factor)
+        return found
+
+    def _vectors(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return the table's own vectors. Shapes: token_ids [T] -> [T, E]"""
         if self._native is not None and not is_traced():
             rows = self._native(token_ids.contiguous(), self.weight)
             return rows if self.group.size == 1 else all_reduce(rows, self.group)

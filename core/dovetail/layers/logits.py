@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from dovetail.interfaces.model import BuildContext
+from dovetail.layers.adapters import TableSlots
 from dovetail.layers.embedding import VocabParallelEmbedding, vocab_part
 from dovetail.layers.linear import Linear
 from dovetail.layers.placement import Placement, WeightHolder
@@ -36,6 +37,7 @@ class LogitsHead(WeightHolder):
         self.soft_cap = soft_cap
         self.scale = scale
         self.tied = tied
+        self.adapters: TableSlots | None = None
         part = vocab_part(vocab_size, self.group)
         self.linear = None if tied else Linear(context, name, size, (part,), bias=bias)
 
@@ -47,6 +49,8 @@ class LogitsHead(WeightHolder):
             assert self.linear is not None
             local = self.linear(hidden)
         logits = all_gather(local, self.group)[:, : self.vocab_size]
+        if self.adapters is not None:
+            logits = self.adapters.logits(hidden, logits)
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.soft_cap is not None:

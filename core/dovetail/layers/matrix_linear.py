@@ -111,6 +111,10 @@ class MatrixLinear(LinearMethod):
         """Return x W^T + bias. Shapes: x [T, I], bias [O] -> [T, O]"""
         return self._multiply(x, bias, size=self._spec.out_size)
 
+    def halves(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """Return x W^T, of a gated layer both halves. Shapes: x [T, I] -> [T, O]"""
+        return self._matrix.halves(x)
+
     def apply_add(
         self,
         layer: nn.Module,

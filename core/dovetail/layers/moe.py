@@ -9,7 +9,7 @@ experts exchange tokens. Shape letters: X experts, of which this rank holds H, A
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -18,7 +18,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from dovetail.interfaces.model import BuildContext
+from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.activation import gate, gated
+from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.expert_slots import ExpertSlots
 from dovetail.layers.linear import ReplicatedLinear, even_part, linear_spec
 from dovetail.layers.native import fused_kernel
@@ -50,6 +52,13 @@ def route(
     if renormalizes:
         weights = weights / weights.sum(dim=-1, keepdim=True)
     return weights, experts
+
+
+def help_others(experts: Sequence[Experts], model: ModelSpec, device: torch.device) -> None:
+    """Compute what engines that share experts with this one need, in a step without tokens."""
+    none = torch.zeros(0, model.hidden_size, dtype=dtype_of(model.dtype), device=device)
+    for layer in experts:
+        layer.help_others(none)
 
 
 class Experts(WeightHolder):

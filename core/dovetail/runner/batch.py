@@ -11,7 +11,7 @@ from typing import overload
 
 import numpy as np
 
-from dovetail.interfaces.step import NewRow, RowStep, StepPlan
+from dovetail.interfaces.step import NO_SLOT, NewRow, RowStep, StepPlan
 from dovetail.runner.block_table import BlockTable
 
 AHEAD_TOKENS = 2
@@ -22,10 +22,11 @@ UNKNOWN = -1
 
 @dataclass(slots=True, kw_only=True)
 class StepInputs:
-    """One step's rows and tokens on the host. `drafted` are the indices of rows with drafts.
+    """One step's rows and tokens on the host. `drafted` are the indices of rows with drafts,
+    `adapters` the tokens' adapter slots (None: no row uses one).
 
     Shapes: all but token_ids and positions [R]; query_start [R + 1]; token_ids, positions and
-    token_rows [T], all int64 but lists.
+    token_rows [T], all int64 but lists; adapters [T] int32
     """
 
     steps: Sequence[RowStep]
@@ -38,6 +39,7 @@ class StepInputs:
     token_ids: np.ndarray
     positions: np.ndarray
     drafted: Sequence[int] = ()
+    adapters: np.ndarray | None = None
 
     @property
     def seq_lens(self) -> np.ndarray:
@@ -77,6 +79,7 @@ class Batch:
         self.tokens = np.zeros((max_rows, width), dtype=np.int32)
         self.lengths = np.zeros(max_rows, dtype=np.int64)
         self.num_prompt = np.zeros(max_rows, dtype=np.int64)
+        self.adapters = np.full(max_rows, NO_SLOT, dtype=np.int32)
         self.num_rows = max_rows
         self._epochs = np.zeros(max_rows, dtype=np.int64)
         max_blocks = -(-width // block_tokens)
@@ -91,6 +94,7 @@ class Batch:
         self.tokens[new.row, :count] = new.token_ids
         self.lengths[new.row] = count
         self.num_prompt[new.row] = new.num_prompt_tokens
+        self.adapters[new.row] = new.adapter_slot
         self._epochs[new.row] += 1
         for table, blocks in zip(self._kept, new.blocks, strict=True):
             table.fill_row(new.row, blocks)
@@ -176,7 +180,13 @@ class Batch:
             token_ids=self.tokens[token_rows, positions].astype(np.int64),
             positions=positions,
             drafted=drafted,
+            adapters=self._adapters(rows, token_rows),
         )
+
+    def _adapters(self, rows: np.ndarray, token_rows: np.ndarray) -> np.ndarray | None:
+        """Return the adapter slots of a step's tokens, None where no row uses one."""
+        found: np.ndarray = self.adapters[token_rows]
+        return found if (self.adapters[rows] != NO_SLOT).any() else None
 
     def _lay_drafts(self, steps: Sequence[RowStep], is_drafted: np.ndarray) -> Sequence[int]:
         """Write drafts behind their rows' known tokens, which do not grow by that.

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError, RequestError
+from dovetail.interfaces.adapter_spec import AdapterSource
 from dovetail.interfaces.executor import PendingStep, Preparation
-from dovetail.interfaces.spec import AdapterSource, RunSpec
+from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.worker import Worker
 

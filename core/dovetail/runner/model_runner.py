@@ -11,7 +11,6 @@ result.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -32,19 +31,26 @@ from dovetail.interfaces.step import (
     StepResult,
 )
 from dovetail.layers.attention import attention_layers, kv_layers, step_layers
-from dovetail.layers.context import ForwardContext, use_context
+from dovetail.layers.context import (
+    ForwardContext,
+    StepAdapters,
+    step_adapters,
+    use_adapters,
+    use_context,
+)
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.kv_scales import set_scales
-from dovetail.layers.moe import Experts
+from dovetail.layers.moe import Experts, help_others
 from dovetail.layers.native import use_ops
 from dovetail.parallel.context import over_ranks
 from dovetail.parallel.engines import exchange
 from dovetail.runner import measure, verify, warm_up
+from dovetail.runner.adapters import RunnerAdapters
 from dovetail.runner.batch import Batch, StepInputs
 from dovetail.runner.compiled import CompiledForward, ModelForward
 from dovetail.runner.device import DeviceCalls, calls_of
 from dovetail.runner.expert_balancer import expert_balancer
-from dovetail.runner.graphs import GraphManager
+from dovetail.runner.graphs import GraphManager, why_not_captured
 from dovetail.runner.host_blocks import HostBlockStorage
 from dovetail.runner.kv_alloc import allocate_kv, allocate_step, group_of_layers
 from dovetail.runner.loader import load_model
@@ -56,26 +62,13 @@ from dovetail.runner.prompt_logprobs import PromptLogprobs
 from dovetail.runner.recorded import RecordedForward
 from dovetail.runner.results import verified_results
 from dovetail.runner.stage_link import StageLink, UnseenDraws
-from dovetail.runner.step_reader import BegunStep, StepReader
+from dovetail.runner.step_reader import BegunStep, Computed, StepReader
 from dovetail.runner.tensors import DeviceTensors, HostTensors
 from dovetail.runner.timing_passes import timing_passes
 from dovetail.sampling.sampler import PendingDraws, Sampler
 from dovetail.structured_output.cache import ConstraintCache
 from dovetail.structured_output.mask_processor import ConstraintProcessor
 from dovetail.structured_output.thinking import ReasoningBudget
-
-
-@dataclass(slots=True, kw_only=True)
-class _Computed:
-    """The model's outputs of a step. `drawn_after` picks the tokens after which is drawn (None:
-    all); `drawn_rows` are their rows, told where there are steps ahead.
-
-    Shapes: hidden [T, E]; drawn_after, drawn_rows [S] on the device
-    """
-
-    hidden: torch.Tensor
-    drawn_after: torch.Tensor | None = None
-    drawn_rows: torch.Tensor | None = None
 
 
 class ModelRunner:
@@ -98,6 +91,8 @@ class ModelRunner:
         constrained = run.structured_output if self._draws else None
         self.constraints = None if constrained is None else ConstraintCache(constrained)
         self._masks: ConstraintProcessor | None = None
+        own = run.adapters
+        self.adapters = None if own is None else RunnerAdapters(own, run, device)
 
     def load(self) -> None:
         """Build the model and fill its weights. Raises: ConfigError. Mutates: self
@@ -111,6 +106,8 @@ class ModelRunner:
         loaded = load_model(self.run, self.device)
         self._model = loaded.model
         self._stage.attach(loaded.module)
+        if self.adapters is not None:
+            self.adapters.attach(loaded.module)
         self._compiled: CompiledForward | None = None
         if self.run.compiles and "needs_host_rows" not in self._model.capabilities:
             self._compiled = CompiledForward(self._model.forward, self._calls)
@@ -199,23 +196,16 @@ class ModelRunner:
             return None  # such steps hold whole prompts
 
         def own(*step: Any) -> torch.Tensor:  # of the model that is loaded by then
-            return self._run_model(self._model.forward, *step)
+            *inputs, adapters = step
+            with use_adapters(adapters):
+                return self._run_model(self._model.forward, *inputs)
 
         return RecordedForward(own, self._batch.tables, run.max_rows, run.graph_sizes)
 
     def _graph_manager(self, tensors: DeviceTensors) -> GraphManager:
         """Return the manager of captured steps; it logs why where nothing is captured."""
-        run, reason = self.run, None
-        if run.is_eager or not run.graph_sizes:
-            reason = "graphs are switched off"
-        elif run.rank.context_size > 1:
-            reason = "the KV cache is divided over ranks"
-        elif run.pooling is not None:
-            reason = "steps hold whole prompts"
-        elif "graphs" not in self._backend.capabilities:
-            reason = f"attention backend {run.attention.name} cannot be captured"
-        elif "needs_host_rows" in self._model.capabilities:
-            reason = "the model looks at rows on the host"
+        run = self.run
+        reason = why_not_captured(run, self._backend, self._model)
         manager = GraphManager(
             self._forward_eagerly,
             tensors,
@@ -311,24 +301,18 @@ class ModelRunner:
         if self._host is not None:
             self._host.swap_out(plan.swapped_out)
             self._host.swap_in(plan.swapped_in)
+        if self.adapters is not None:
+            self.adapters.follow(plan)
         self._update_rows(plan)
         if self._pending_steps and self._must_know(plan):
             self._pending_steps.resolve_all_but(0)
         if not plan.rows:
-            self._help_others()
+            if self._exchange is not None:
+                self._exchange.begin_step(0)
+                help_others(self._experts, self.run.model, self.device)
             return self._pending_steps.start(lambda: StepResult(step_id=plan.step_id, rows=()))
         step = self._begin(plan)
         return self._pending_steps.start(lambda: self._reader.read(step))
-
-    def _help_others(self) -> None:
-        """Compute what engines that share experts with this one need, in a step without tokens."""
-        if self._exchange is None:
-            return
-        self._exchange.begin_step(0)
-        model = self.run.model
-        none = torch.zeros(0, model.hidden_size, dtype=dtype_of(model.dtype), device=self.device)
-        for layer in self._experts:
-            layer.help_others(none)
 
     def _must_know(self, plan: StepPlan) -> bool:
         """Return whether the host must know all tokens before the step: one of its rows has a
@@ -350,7 +334,8 @@ class ModelRunner:
         sampling = np.flatnonzero(inputs.samples)
         self._stage.receive(len(inputs.token_ids))
         begun = self._calls.mark()
-        computed = self._forward(inputs, sampling)
+        with use_adapters(self._adapters_in(inputs.adapters)):
+            computed = self._forward(inputs, sampling)
         step = BegunStep(
             step_id=plan.step_id, inputs=inputs, begun=begun, computed=self._calls.mark()
         )
@@ -361,7 +346,7 @@ class ModelRunner:
             step.ended = self._calls.mark()
             return step
         step.prompt = self._prompt_logprobs.begin(
-            self._batch, inputs, computed.hidden, self._model.logits
+            self._batch, inputs, computed.hidden, self._logits
         )
         if inputs.drafted and sampling.size:
             step.rows = self._verified(step, computed, sampling)
@@ -371,7 +356,7 @@ class ModelRunner:
         step.ended = self._calls.mark()
         return step
 
-    def _hand_on(self, step: BegunStep, computed: _Computed) -> BegunStep:
+    def _hand_on(self, step: BegunStep, computed: Computed) -> BegunStep:
         """Let the next stage go on with a step; there is nothing to draw here. Mutates: step"""
         self._stage.send(computed.hidden)
         self._unseen.begin(step.step_id, step.inputs)
@@ -411,27 +396,26 @@ class ModelRunner:
             output_ids=self._batch.output_ids(new.row),
         )
 
-    def _forward(self, inputs: StepInputs, sampling: np.ndarray) -> _Computed:
+    def _forward(self, inputs: StepInputs, sampling: np.ndarray) -> Computed:
         """Run the model on the step's tokens. Shapes: sampling [S] indices of rows"""
-        if self._recorded is not None:
+        adapters = step_adapters()
+        if self._recorded is not None and (adapters is None or adapters.is_low_rank):
             hidden = self._recorded.run(inputs)
             if hidden is not None:
                 after = verify.drawn_after(inputs, sampling)
-                return _Computed(
+                return Computed(
                     hidden=hidden,
                     drawn_after=None if after is None else torch.from_numpy(after),
                 )
-        if self._graphs is not None and len(sampling) == len(inputs.steps):
+        if self._graphs is not None and adapters is None and len(sampling) == len(inputs.steps):
             outputs = self._graphs.run(inputs)
             if outputs is not None:
-                return _Computed(hidden=outputs[0], drawn_rows=outputs[1])
+                return Computed(hidden=outputs[0], drawn_rows=outputs[1])
         placed = self._tensors.place(inputs, verify.drawn_after(inputs, sampling))
         hidden = self._forward_eagerly(
             placed.token_ids, placed.positions, placed.layouts, self._batch.views(inputs)
         )
-        return _Computed(
-            hidden=hidden, drawn_after=placed.drawn_after, drawn_rows=placed.drawn_rows
-        )
+        return Computed(hidden=hidden, drawn_after=placed.drawn_after, drawn_rows=placed.drawn_rows)
 
     def _forward_eagerly(
         self,
@@ -441,7 +425,8 @@ class ModelRunner:
         rows: Sequence[RowView] = (),
     ) -> torch.Tensor:
         """Run the model, compiled where that is faster. Shapes: as the model's"""
-        forward = self._compiled or self._model.forward
+        compiled = None if step_adapters() is not None else self._compiled
+        forward = compiled or self._model.forward
         return self._run_model(forward, token_ids, positions, layouts, rows)
 
     def _run_model(
@@ -466,7 +451,20 @@ class ModelRunner:
         with use_context(context):
             return forward(token_ids, positions)
 
-    def _draw(self, made: _Computed, rows: np.ndarray) -> PendingDraws:
+    def _adapters_in(self, slots: np.ndarray | None) -> StepAdapters | None:
+        """Return what layers must know of tokens in these slots. Shapes: slots [T] int32"""
+        return None if self.adapters is None else self.adapters.in_slots(slots)
+
+    def _logits(self, hidden: torch.Tensor, row: int | np.ndarray) -> torch.Tensor:
+        """Return logits as the rows' adapters have them, of one row or of one row each.
+
+        Shapes: hidden [S, E], row [S] -> [S, V]
+        """
+        slots = np.broadcast_to(self._batch.adapters[row], len(hidden))
+        with use_adapters(self._adapters_in(slots)):
+            return self._model.logits(hidden)
+
+    def _draw(self, made: Computed, rows: np.ndarray) -> PendingDraws:
         """Begin to draw a token for each of the rows, and leave it on the device for the next step.
 
         Shapes: rows [S]. Mutates: sampling state
@@ -474,7 +472,7 @@ class ModelRunner:
         hidden = made.hidden if made.drawn_after is None else made.hidden[made.drawn_after]
         positions = self._batch.lengths[rows] - self._batch.num_prompt[rows]
         pending = self._sampler.begin(
-            self._model.logits(hidden), rows, positions, lambda: self._model.logits(hidden)
+            self._logits(hidden, rows), rows, positions, lambda: self._logits(hidden, rows)
         )
         if self._is_ahead and isinstance(self._tensors, DeviceTensors):
             assert made.drawn_rows is not None
@@ -482,11 +480,12 @@ class ModelRunner:
         return pending
 
     def _verified(
-        self, step: BegunStep, made: _Computed, sampling: np.ndarray
+        self, step: BegunStep, made: Computed, sampling: np.ndarray
     ) -> tuple[RowResult, ...]:
         """Draw as far as drafts come true and put every row's result together. Mutates: self"""
         hidden = made.hidden if made.drawn_after is None else made.hidden[made.drawn_after]
+        rows = verify.drawn_rows(step.inputs, sampling)
         draws = verify.verify_drafts(
-            self._sampler, self._batch, step.inputs, sampling, lambda: self._model.logits(hidden)
+            self._sampler, self._batch, step.inputs, sampling, lambda: self._logits(hidden, rows)
         )
         return verified_results(step.inputs.steps, sampling.tolist(), draws, *step.prompt())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -28,6 +29,12 @@ Told = tuple[dict[int, tuple[TokenLogprobs, ...]], dict[int, str]]
 PromptFinish = Callable[[], Told]
 RowFinish = Callable[[], list[TokenLogprobs] | None]
 """Waits for one row's logprobs; None where its logits are not finite."""
+
+
+class LogitsOfRow(Protocol):
+    """Makes logits of hidden states of one row. Shapes: hidden [S, E] -> [S, V]"""
+
+    def __call__(self, hidden: torch.Tensor, row: int) -> torch.Tensor: ...
 
 
 def nothing_told() -> Told:
@@ -64,10 +71,11 @@ class PromptLogprobs:
         batch: Batch,
         inputs: StepInputs,
         hidden: torch.Tensor,
-        logits_of: Callable[[torch.Tensor], torch.Tensor],
+        logits_of: LogitsOfRow,
     ) -> PromptFinish:
         """Start on the prompt tokens that follow the step's computed ones; return what waits for
-        their logprobs. Shapes: hidden [T, E], logits_of [S, E] -> [S, V]"""
+        their logprobs. `logits_of` is also told the row. Shapes: hidden [T, E], logits_of [S, E] ->
+        [S, V]"""
         begun: dict[int, RowFinish] = {}
         for index, step in enumerate(inputs.steps if self._num_top else ()):
             num_top = self._num_top.get(step.row)
@@ -79,7 +87,8 @@ class PromptLogprobs:
             wanted = batch.tokens[step.row, step.start + 1 : step.start + 1 + count].copy()
             run = _at_once if hidden.device.type == "cpu" else _queued
             part = hidden[first : first + count]
-            begun[index] = run(part, wanted, num_top, logits_of, self._tells_logits)
+            of_row = partial(logits_of, row=step.row)
+            begun[index] = run(part, wanted, num_top, of_row, self._tells_logits)
         return partial(_finish, begun) if begun else nothing_told
 
 

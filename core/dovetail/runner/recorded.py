@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from dovetail.interfaces.attention import BatchLayout
+from dovetail.layers.context import StepAdapters
 from dovetail.runner.batch import StepInputs
 from dovetail.runner.block_table import BlockTable
 from dovetail_kernels.cpu import library as native
@@ -26,13 +27,17 @@ MAX_ROWS = 64
 
 log = logging.getLogger(__name__)
 
-Forward = Callable[[torch.Tensor, torch.Tensor, list[BatchLayout]], torch.Tensor]
-"""(token_ids, positions, one layout a KV group) -> hidden states."""
+Forward = Callable[
+    [torch.Tensor, torch.Tensor, list[BatchLayout], StepAdapters | None], torch.Tensor
+]
+"""(token_ids, positions, one layout a KV group, adapters in use) -> hidden states."""
+Size = tuple[int, bool]
+"""A number of rows, and whether some of them use adapters."""
 
 
 class RecordedForward:
-    """Programs by number of rows, and the fixed places of their inputs. `sizes`: no other numbers
-    of rows are recorded (None: all up to 64)."""
+    """Programs by number of rows, those with adapters apart, and the fixed places of their inputs.
+    `sizes`: no other numbers of rows are recorded (None: all up to 64)."""
 
     def __init__(
         self,
@@ -50,10 +55,11 @@ class RecordedForward:
         self._positions = np.zeros(rows, dtype=np.int64)
         self._seq_lens = np.zeros(rows, dtype=np.int32)
         self._starts = np.arange(rows + 1, dtype=np.int32)
+        self._adapters = np.zeros(rows, dtype=np.int32)
         self._blocks = [np.zeros((rows, t.ids.shape[1]), dtype=np.int32) for t in tables]
         self._slots = [np.zeros(rows, dtype=np.int64) for _ in tables]
-        self._programs: dict[int, Program | None] = {}
-        self._proven: set[int] = set()
+        self._programs: dict[Size, Program | None] = {}
+        self._proven: set[Size] = set()
         self._pool = Pool()
         self._reason: str | None = native.missing_reason()
 
@@ -72,23 +78,23 @@ class RecordedForward:
             return None
         if count > self._max_rows or count not in self._sizes:
             return None
-        if count not in self._programs:
-            self._programs[count] = None  # the next time it comes it is worth recording
+        size = count, inputs.adapters is not None
+        if size not in self._programs:
+            self._programs[size] = None  # the next time it comes it is worth recording
             return None
         self._fill(inputs, count)
-        program = self._programs[count] or self._record(count)
+        program = self._programs[size] or self._record(size)
         if program is None:
             return None
-        return program.run() if count in self._proven else self._prove(program, count)
+        return program.run() if size in self._proven else self._prove(program, size)
 
-    def _prove(self, program: Program, count: int) -> torch.Tensor | None:
+    def _prove(self, program: Program, size: Size) -> torch.Tensor | None:
         """Return the model's output for the program's first new inputs; check that the program's is
         the same. The model's own run is the last: what it writes into the KV cache stays."""
         output = program.run().clone()
-        token_ids, positions = self._inputs(count)
-        wanted = self._forward(token_ids, positions, self._layouts(count))
+        wanted = self._run(size, self._layouts(size[0]))
         if torch.equal(output.nan_to_num(), wanted.nan_to_num()):
-            self._proven.add(count)
+            self._proven.add(size)
         else:
             self._reason = "a repeated step differed from the model's own"
             log.warning("steps are not recorded: %s", self._reason)
@@ -100,32 +106,35 @@ class RecordedForward:
         self._token_ids[:count] = inputs.token_ids
         self._positions[:count] = inputs.positions
         self._seq_lens[:count] = seq_lens
+        if inputs.adapters is not None:
+            self._adapters[:count] = inputs.adapters
         longest = int(seq_lens.max())
         for table, blocks, slots in zip(self._tables, self._blocks, self._slots, strict=True):
             gathered = table.gather(inputs.rows, longest)
             blocks[:count, : gathered.shape[1]] = gathered
             slots[:count] = table.slots(inputs.rows, inputs.positions)
 
-    def _record(self, count: int) -> Program | None:
-        """Return the program of `count` rows, or None for good when the model has none."""
-        token_ids, positions = self._inputs(count)
-        layouts = self._layouts(count)
+    def _record(self, size: Size) -> Program | None:
+        """Return the program of a step, or None for good when the model has none."""
+        layouts = self._layouts(size[0])
         try:
-            program = record(
-                lambda: self._forward(token_ids, positions, layouts), self._pool, kept=layouts
-            )
+            program = record(lambda: self._run(size, layouts), self._pool, kept=layouts)
         except NotRecordable as error:
             self._reason = str(error)
             log.info("steps are not recorded: %s", error)
             return None
-        log.debug("recorded %d calls for %d rows", len(program), count)
-        self._programs[count] = program
+        log.debug("recorded %d calls for %d rows", len(program), size[0])
+        self._programs[size] = program
         return program
 
-    def _inputs(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the fixed places of token ids and positions."""
+    def _run(self, size: Size, layouts: list[BatchLayout]) -> torch.Tensor:
+        """Run the model itself on the fixed places."""
+        count, has_adapters = size
         token_ids = torch.from_numpy(self._token_ids)[:count]
-        return token_ids, torch.from_numpy(self._positions)[:count]
+        positions = torch.from_numpy(self._positions)[:count]
+        slots = torch.from_numpy(self._adapters)[:count]
+        adapters = StepAdapters(slots=slots) if has_adapters else None
+        return self._forward(token_ids, positions, layouts, adapters)
 
     def _layouts(self, count: int) -> list[BatchLayout]:
         """Return layouts over the fixed places. Sizes known on the host are the largest

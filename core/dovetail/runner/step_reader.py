@@ -21,6 +21,19 @@ from dovetail.structured_output.mask_processor import ConstraintProcessor
 
 
 @dataclass(slots=True, kw_only=True)
+class Computed:
+    """The model's outputs of a step. `drawn_after` picks the tokens after which is drawn (None:
+    all); `drawn_rows` are their rows, told where there are steps ahead.
+
+    Shapes: hidden [T, E]; drawn_after, drawn_rows [S] on the device
+    """
+
+    hidden: torch.Tensor
+    drawn_after: torch.Tensor | None = None
+    drawn_rows: torch.Tensor | None = None
+
+
+@dataclass(slots=True, kw_only=True)
 class BegunStep:
     """A step whose draws are not read yet. `rows`: results of a step that needed no reading;
     `prompt` waits for the logprobs of prompts, `pooled` for the results of pooled prompts."""

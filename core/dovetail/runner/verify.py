@@ -61,6 +61,12 @@ def drawn_positions(inputs: StepInputs, sampling: np.ndarray) -> np.ndarray:
     return np.arange(len(firsts)) + firsts
 
 
+def drawn_rows(inputs: StepInputs, sampling: np.ndarray) -> np.ndarray:
+    """Return the row of each of `drawn_positions`. Shapes: sampling [S] -> [sum of 1 + drafts]"""
+    found: np.ndarray = np.repeat(inputs.rows[sampling], _sizes(inputs, sampling))
+    return found
+
+
 def verify_drafts(
     sampler: Sampler,
     batch: Batch,

@@ -6,7 +6,8 @@ from typing import Any
 
 from dovetail.engine.adapters import unknown_adapter
 from dovetail.errors import RequestError
-from dovetail.interfaces.spec import AdapterSource, AdapterSpec, EngineSpec
+from dovetail.interfaces.adapter_spec import AdapterSource, AdapterSpec
+from dovetail.interfaces.spec import EngineSpec
 
 
 def fake_room(**changes: Any) -> AdapterSpec:

@@ -4,27 +4,13 @@
 // entry. Rows lie anywhere in a large table, so a single row costs a few misses of the cache.
 
 #include "embedding/args.h"
+#include "entries.h"
 #include "rows.h"
 
 using namespace dt;
 using namespace dt::DT_ISA;
 
 namespace {
-
-DT_INLINE Vec load_of(const float* p) { return load(p); }
-DT_INLINE float one_of(float x) { return x; }
-struct Bf16 {
-  bf16 bits;
-};
-struct F16 {
-  f16 bits;
-};
-DT_INLINE Vec load_of(const Bf16* p) { return load_bf16(&p->bits); }
-DT_INLINE float one_of(Bf16 x) { return bf16_to_float(x.bits); }
-DT_INLINE Vec load_of(const F16* p) { return load_f16(&p->bits); }
-DT_INLINE float one_of(F16 x) { return f16_to_float(x.bits); }
-DT_INLINE Vec load_of(const int8_t* p) { return load_s8(p); }
-DT_INLINE float one_of(int8_t x) { return static_cast<float>(x); }
 
 template <class Entry>
 int look_up(const EmbeddingArgs& args) {

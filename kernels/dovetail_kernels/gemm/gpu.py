@@ -157,6 +157,10 @@ class GpuPacked:
         )  # fmt: skip
         return out
 
+    def halves(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x W^T, of a gated weight both halves side by side. Shapes: x [M, K] -> [M, N]"""
+        return replace(self, is_gated=False)(x)
+
     def plan(self, rows: int, x: torch.Tensor) -> Tiles:
         """Return the tiles for this many rows like those of x, in one part."""
         return tiles(rows, self.work(x), x.device)

@@ -118,6 +118,17 @@ class Matrix:
         assert self._weight is not None
         return reference(x, self._weight, bias, residual, activation, self._is_gated)
 
+    def halves(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x W^T, of a gated matrix both halves side by side. Shapes: x [M, K] -> [M, N]"""
+        if not self._is_gated:
+            return self.multiply(x)
+        if self._order is not None:
+            x = x.index_select(1, self._order)
+        if self._packed is not None:
+            return self._packed.halves(x)
+        assert self._weight is not None
+        return reference(x, self._weight)
+
     @property
     def layout(self) -> str:
         """Return a text of what `tensors` do not tell: equal ones can be copied over each other,

@@ -148,6 +148,7 @@ class Packed:
         self.data, rows = _pack(native, weight, is_gated, told)
         paired, halved = _paired_codes(weight), halved_codes(weight)
         codes = halved if paired is None else paired
+        self._panels = rows.shape
         self.scales = _spread(weight.scales if codes is None else codes, rows)
         self.zeros = _spread(weight.zeros, rows)
         self.offsets = None if paired is not None else _spread(weight.offsets, rows)
@@ -219,6 +220,20 @@ class Packed:
         args.activation = CODES[activation]
         if self._kernel(self.reference):
             raise MemoryError(f"no memory for {rows} rows of {self.in_size}")
+
+    def halves(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x W^T of a gated weight, both halves side by side. Shapes: x [M, K] -> [M, N]"""
+        panels, columns = self._panels
+        args = GemmArgs.from_buffer_copy(self._args)
+        out = torch.empty((x.shape[0], panels * columns))
+        args.x, args.x_stride, args.rows = x.data_ptr(), x.stride(0), x.shape[0]
+        args.out, args.out_stride = out.data_ptr(), out.shape[1]
+        args.bias = args.residual = None
+        args.activation, args.is_gated, args.out_size = CODES["none"], 0, out.shape[1]
+        if self._kernel(ctypes.byref(args)):
+            raise MemoryError(f"no memory for {x.shape[0]} rows of {self.in_size}")
+        sides = out.view(-1, panels, 2, columns // 2).transpose(1, 2).flatten(2)
+        return sides[:, :, : self.out_size].flatten(1)
 
     def rows(self, index: torch.Tensor, first: int = 0) -> torch.Tensor:
         """Return rows of the matrix that is meant, whose first one has the number `first`; zeros

@@ -10,8 +10,8 @@ from typing import Any
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.adapter_resolver import AdapterResolver, ResolverFacts
+from dovetail.interfaces.adapter_spec import AdapterSource
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import AdapterSource
 
 CONFIG = "adapter_config.json"
 BASE = "base_model_name_or_path"

@@ -47,8 +47,7 @@ class LoraAdapter(AdapterMethod):
             module, part = _split(name)
             modules[module][part] = tensor
         changes = {
-            module: self._change(folder, config, module, parts)
-            for module, parts in modules.items()
+            module: self._change(folder, config, module, parts) for module, parts in modules.items()
         }
         return AdapterWeights(changes=changes)
 

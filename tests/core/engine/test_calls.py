@@ -24,6 +24,8 @@ from dovetail.engine.messages import (
     CallWorkers,
     FromEngine,
     GetSleepStatus,
+    ListAdapters,
+    LoadAdapter,
     Operation,
     Ping,
     ResetPrefixCache,
@@ -31,6 +33,7 @@ from dovetail.engine.messages import (
     Sleep,
     SleepStatus,
     ToEngine,
+    UnloadAdapter,
     WakeUp,
 )
 from dovetail.errors import (
@@ -41,6 +44,7 @@ from dovetail.errors import (
     Overloaded,
     RequestError,
 )
+from dovetail.interfaces.adapter_spec import AdapterSource
 from dovetail.interfaces.executor import WorkerCall
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.testing.fake_engine import fake_spec
@@ -54,6 +58,9 @@ OPERATIONS: dict[type, Operation[Any]] = {
         WakeUp(("weights",)),
         GetSleepStatus(),
         CallWorkers(WorkerCall(method="m", args=(1, [b"2"]), kwargs={"a": None}, timeout_s=3.0)),
+        LoadAdapter(source=AdapterSource(name="a", path="/a", base="b"), replaces=True),
+        UnloadAdapter("a"),
+        ListAdapters(),
     )
 }
 

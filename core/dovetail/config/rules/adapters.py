@@ -14,8 +14,8 @@ from dovetail.config.checkpoint.hub import Hub
 from dovetail.config.config import Config, flags
 from dovetail.config.rules.selections import select
 from dovetail.errors import ConfigError, PluginError
-from dovetail.interfaces.adapter_search import AdapterSearch
-from dovetail.interfaces.spec import AdapterSource, AdapterSpec, ModelSpec, Selection
+from dovetail.interfaces.adapter_spec import AdapterSearch, AdapterSource, AdapterSpec
+from dovetail.interfaces.spec import ModelSpec, Selection
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,9 @@ from dovetail.engine.messages import (
     WakeUp,
 )
 from dovetail.errors import RequestError
+from dovetail.interfaces.adapter_spec import AdapterSource
 from dovetail.interfaces.executor import WorkerCall
-from dovetail.interfaces.spec import AdapterSource, EngineSpec
+from dovetail.interfaces.spec import EngineSpec
 
 Result = TypeVar("Result")
 

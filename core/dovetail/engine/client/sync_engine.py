@@ -11,16 +11,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dovetail.engine.adapters import WAIT_S
+from dovetail.engine.adapters import WAIT_S, serving
 from dovetail.engine.client.input import InputProcessor, PreparedRequest, Prompt, load_tokenizer
 from dovetail.engine.client.output import OutputProcessor
 from dovetail.engine.client.outputs import RequestOutput
 from dovetail.engine.client.pooled_input import PooledInput
 from dovetail.engine.core import EngineCore
 from dovetail.errors import DovetailError, RequestError
+from dovetail.interfaces.adapter_spec import AdapterSource
 from dovetail.interfaces.pooling_params import PoolingParams
 from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import AdapterSource, EngineSpec
+from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.observability.stats import StatLoggers
 
@@ -149,7 +150,7 @@ class SyncEngine(SyncClient):
 
     def load_adapter(self, source: AdapterSource, *, replaces: bool = False) -> None:
         """Read an adapter and serve it. Raises: RequestError saying what is wrong with it"""
-        adapters = self.core.adapters_served()
+        adapters = serving(self.core.adapters)
         loaded = adapters.load(source, replaces=replaces)
         while not loaded.done():
             time.sleep(WAIT_S)
@@ -158,7 +159,7 @@ class SyncEngine(SyncClient):
 
     def unload_adapter(self, name: str) -> None:
         """Take no more requests for an adapter. Raises: RequestError"""
-        self.core.adapters_served().unload(name)
+        serving(self.core.adapters).unload(name)
 
     def adapters(self) -> tuple[AdapterSource, ...]:
         """Return the adapters that requests may ask for."""

@@ -19,7 +19,8 @@ from dovetail.engine.client.outputs import RequestOutput
 from dovetail.engine.client.sync_engine import SyncClient, SyncStep
 from dovetail.engine.sleep_mode import asleep_error
 from dovetail.errors import DovetailError, EngineDead, RequestError
-from dovetail.interfaces.spec import AdapterSource, EngineSpec
+from dovetail.interfaces.adapter_spec import AdapterSource
+from dovetail.interfaces.spec import EngineSpec
 
 Result = TypeVar("Result")
 

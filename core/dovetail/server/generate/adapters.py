@@ -19,7 +19,7 @@ from dovetail.config.checkpoint.adapter_path import find_adapter
 from dovetail.config.checkpoint.hub import Hub
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.adapter_resolver import AdapterResolver, ResolverFacts
-from dovetail.interfaces.spec import AdapterSource
+from dovetail.interfaces.adapter_spec import AdapterSource
 
 if TYPE_CHECKING:
     from dovetail.engine.client.async_engine import AsyncEngine

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dovetail.errors import NotFound
+from dovetail.interfaces.adapter_spec import AdapterSource
 from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import AdapterSource
 from dovetail.server.api.models.protocol import ModelCard, ModelList
 from dovetail.server.generate.dependencies import ServerOf
 from dovetail.server.generate.server_state import ServerState

@@ -1,0 +1,296 @@
+"""Slots of adapters beside layers: what the adapters in use change, for all rows of a step at once.
+
+A layer that adapters may change holds their weights by slot; the step says which slot each token
+uses. Low-rank changes are one kernel beside the layer's own product. What also scales, shifts or
+replaces is rarer and is put together here. Shape letters: S slots, P parts fused along the output,
+R the largest rank, I input, O output features of this rank, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dovetail.interfaces.quantization import Gate, LinearSpec
+from dovetail.layers.context import step_adapters
+from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.native import NATIVE
+from dovetail.parallel.collectives import all_reduce
+from dovetail_kernels.low_rank import OP
+from dovetail_kernels.low_rank.native import LowRank
+
+if TYPE_CHECKING:
+    from dovetail.interfaces.adapter_spec import AdapterSpec
+    from dovetail.layers.linear import Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotWeights:
+    """One adapter's change of one layer, as this rank holds it. See ModuleChange; a `gain` is the
+    outputs' factor, None where the magnitude still has to be divided by the norms.
+
+    Shapes: down [P, r, I], up [r, O], magnitude, gain, shift, bias [O], input_scale [I],
+    weight [O, I]
+    """
+
+    down: torch.Tensor | None = None
+    up: torch.Tensor | None = None
+    magnitude: torch.Tensor | None = None
+    gain: torch.Tensor | None = None
+    shift: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    input_scale: torch.Tensor | None = None
+    weight: torch.Tensor | None = None
+
+    @property
+    def is_low_rank(self) -> bool:
+        """Return whether the change is a low-rank sum and nothing else."""
+        others = (self.magnitude, self.gain, self.shift, self.bias, self.input_scale, self.weight)
+        return all(other is None for other in others)
+
+
+class LowRankSlots(nn.Module):
+    """Pairs of low-rank matrices by slot. Shapes: down [S, P, R, I], up [S, R, O], ranks [S]"""
+
+    down: torch.Tensor
+    up: torch.Tensor
+    ranks: torch.Tensor
+
+    def __init__(self, spec: AdapterSpec, layer: LinearSpec) -> None:
+        super().__init__()
+        parts, in_size, device = layer.out_sizes, layer.in_size, torch.device(layer.device)
+        slots, rank, dtype = spec.max_slots, spec.max_rank, dtype_of(spec.dtype)
+        self.parts = parts
+        down = torch.zeros(slots, len(parts), rank, in_size, dtype=dtype, device=device)
+        up = torch.zeros(slots, rank, sum(parts), dtype=dtype, device=device)
+        self.register_buffer("down", down, persistent=False)
+        self.register_buffer("up", up, persistent=False)
+        ranks = torch.zeros(slots, dtype=torch.int32, device=device)
+        self.register_buffer("ranks", ranks, persistent=False)
+        self._kernel = self._kernel_of(dtype_of(layer.dtype))
+
+    def _kernel_of(self, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+        """Return what adds the slots' products to a base, for activations of a type."""
+        if OP.runs(NATIVE, self.down.device.type, dtype):
+            return LowRank(self.down, self.up, self.ranks, self.parts)
+        run = OP.pick(self.down.device.type, dtype)
+        weights = {"down": self.down, "up": self.up, "ranks": self.ranks, "parts": self.parts}
+        return partial(run, **weights)
+
+    def put(self, slot: int, down: torch.Tensor | None, up: torch.Tensor | None) -> None:
+        """Fill a slot, or empty it. Shapes: down [P, r, I], up [r, O]. Mutates: self"""
+        rank = 0
+        if down is not None and up is not None:
+            rank = up.shape[0]
+            self.down[slot, :, :rank].copy_(down)
+            self.up[slot, :rank].copy_(up)
+        self.ranks[slot] = rank
+
+    def add(self, x: torch.Tensor, slots: torch.Tensor, base: torch.Tensor | None) -> torch.Tensor:
+        """Return base + what the slots' matrices make of x.
+
+        Shapes: x [T, I], slots [T] int32, base None, [O] or [T, O] -> [T, O]
+        """
+        return self._kernel(x, slots, base=base)
+
+
+class LinearSlots(LowRankSlots):
+    """The adapters of one linear layer."""
+
+    def __init__(self, layer: Linear, spec: AdapterSpec) -> None:
+        super().__init__(spec, layer.spec)
+        self._is_first = layer.group.rank == 0 or not layer.is_input_split
+        self._others: dict[int, SlotWeights] = {}
+
+    def put_change(self, layer: Linear, slot: int, change: SlotWeights | None) -> None:
+        """Fill a slot with a change of the layer, or empty it. Mutates: self"""
+        self._others.pop(slot, None)
+        if change is None:
+            self.put(slot, None, None)
+            return
+        if change.magnitude is not None:
+            change = with_gain(layer, change)
+        up = change.up
+        if up is not None and change.gain is not None:
+            up = up * change.gain
+        self.put(slot, change.down, up)
+        if not change.is_low_rank:
+            self._others[slot] = change
+
+    def product(
+        self,
+        layer: Linear,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return (residual +) the layer's product as each row's adapter has it.
+
+        Shapes: x [T, I], residual [T, O] -> [T, O]
+        """
+        step = step_adapters()
+        if step is None:
+            if residual is None:
+                return layer.method.apply(layer, x, bias)
+            return layer.method.apply_add(layer, x, bias, residual)
+        if not step.is_low_rank and self._others:
+            out = self._put_together(layer, x, bias, step.slots)
+            return out if residual is None else residual + out
+        return layer.method.apply_add(layer, x, bias, self.add(x, step.slots, residual))
+
+    def gated(
+        self, layer: Linear, x: torch.Tensor, bias: torch.Tensor | None, gate: Gate
+    ) -> torch.Tensor:
+        """Return act(first half) * second half of the product as each row's adapter has it.
+
+        Shapes: x [T, I] -> [T, F]
+        """
+        step = step_adapters()
+        if step is None:
+            return layer.method.apply_gated(layer, x, bias, gate)
+        if not step.is_low_rank and self._others:
+            first, second = self._put_together(layer, x, bias, step.slots).chunk(2, dim=-1)
+            return gate.function(first) * second
+        return layer.method.apply_gated(layer, x, self.add(x, step.slots, bias), gate)
+
+    def _put_together(
+        self, layer: Linear, x: torch.Tensor, bias: torch.Tensor | None, slots: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the products of rows whose adapters may do anything. Shapes: -> [T, O]"""
+        used = [(slot, slots == slot) for slot in self._others]
+        used = [(slot, rows) for slot, rows in used if bool(rows.any())]
+        for slot, rows in used:
+            scale = self._others[slot].input_scale
+            if scale is not None:
+                x = torch.where(rows.unsqueeze(1), x * scale.to(x), x)
+        out = layer.method.halves(layer, x)
+        for slot, rows in used:
+            change = self._others[slot]
+            own = out
+            if change.weight is not None:
+                own = F.linear(x, change.weight.to(x))
+            if change.gain is not None:
+                own = own * change.gain.to(own)
+            shift = self._shift(change, bias)
+            out = torch.where(rows.unsqueeze(1), own if shift is None else own + shift, out)
+        if bias is not None:
+            changed = torch.zeros_like(slots, dtype=torch.bool)
+            for _, rows in used:
+                changed |= rows
+            out = torch.where(changed.unsqueeze(1), out, out + bias)
+        return self.add(x, slots, out)
+
+    def _shift(self, change: SlotWeights, bias: torch.Tensor | None) -> torch.Tensor | None:
+        """Return what is added to a slot's products: a bias, the adapter's or the layer's, and the
+        shift; of a sum over ranks the first one's alone."""
+        if not self._is_first:
+            return None
+        own = bias if change.bias is None else change.bias
+        if change.shift is None:
+            return own
+        return change.shift if own is None else own + change.shift
+
+
+def with_gain(layer: Linear, change: SlotWeights) -> SlotWeights:
+    """Return a change whose magnitude is divided by the norms of the changed matrix's rows.
+
+    Every rank calls it at once: the inputs of a row may lie on several. Source: Liu et al., "DoRA:
+    weight-decomposed low-rank adaptation", 2024.
+    """
+    squares = sum_of_squares(layer, change)
+    if layer.is_input_split:
+        squares = all_reduce(squares, layer.group)
+    assert change.magnitude is not None
+    gain = change.magnitude.to(squares) / squares.sqrt()
+    return replace(change, gain=gain, magnitude=None)
+
+
+NORM_INPUTS = 256
+"""Inputs whose columns are held at once."""
+
+
+def sum_of_squares(layer: Linear, change: SlotWeights) -> torch.Tensor:
+    """Return the squared norms of the rows of (W + up down), of this rank's inputs. The matrix is
+    read by multiplying unit vectors, as it may be packed. Shapes: -> [O]"""
+    size, dtype = layer.spec.in_size, dtype_of(layer.spec.dtype)
+    device = torch.device(layer.spec.device)
+    total = torch.zeros(layer.spec.out_size, device=device)
+    for start in range(0, size, NORM_INPUTS):
+        count = min(NORM_INPUTS, size - start)
+        units = torch.zeros(count, size, dtype=dtype, device=device)
+        units[torch.arange(count), start + torch.arange(count)] = 1
+        columns = layer.method.halves(layer, units).float()
+        if change.down is not None and change.up is not None:
+            down = change.down[:, :, start : start + count].float()
+            ups = change.up.float().split(layer.spec.out_sizes, dim=1)
+            pairs = zip(down, ups, strict=True)
+            columns = columns + torch.cat([d.t() @ u for d, u in pairs], dim=1).to(columns)
+        total += columns.square().sum(dim=0)
+    return total
+
+
+class TableSlots(nn.Module):
+    """The adapters of a token table, or of a head over the vocabulary: by slot, whole on each rank.
+
+    Shapes: of a pair first [V, r] and second [r, E]; weight [V, E]
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._weights: dict[int, torch.Tensor] = {}
+
+    def put(
+        self,
+        slot: int,
+        pair: tuple[torch.Tensor, torch.Tensor] | None,
+        weight: torch.Tensor | None,
+    ) -> None:
+        """Fill a slot, or empty it. Mutates: self"""
+        self._pairs.pop(slot, None)
+        self._weights.pop(slot, None)
+        if pair is not None:
+            self._pairs[slot] = pair
+        if weight is not None:
+            self._weights[slot] = weight
+
+    def vectors(self, token_ids: torch.Tensor, found: torch.Tensor, factor: float) -> torch.Tensor:
+        """Return the tokens' vectors as each one's adapter has them; `found` are the table's own.
+
+        Shapes: token_ids [T], found [T, E] -> [T, E]
+        """
+        step = step_adapters()
+        if step is None or step.is_low_rank:
+            return found
+        for slot, weight in self._weights.items():
+            rows = (step.slots == slot).nonzero().flatten()
+            own = F.embedding(token_ids[rows], weight).to(found) * factor
+            found = found.index_copy(0, rows, own)
+        for slot, (first, second) in self._pairs.items():
+            rows = (step.slots == slot).nonzero().flatten()
+            change = F.embedding(token_ids[rows], first).to(found) @ second.to(found)
+            found = found.index_add(0, rows, change * factor)
+        return found
+
+    def logits(self, hidden: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+        """Return the logits as each row's adapter has them; `found` are the head's own.
+
+        Shapes: hidden [S, E], found [S, V] -> [S, V]
+        """
+        step = step_adapters()
+        if step is None:
+            return found
+        for slot, weight in self._weights.items():
+            rows = (step.slots == slot).nonzero().flatten()
+            found = found.index_copy(0, rows, F.linear(hidden[rows], weight.to(hidden)).to(found))
+        for slot, (first, second) in self._pairs.items():
+            rows = (step.slots == slot).nonzero().flatten()
+            inner = hidden[rows] @ second.to(hidden).t()
+            found = found.index_add(0, rows, (inner @ first.to(hidden).t()).to(found))
+        return found
