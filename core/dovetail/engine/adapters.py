@@ -2,8 +2,7 @@
 
 Counts what requests hold and decides what is read, put into a slot and forgotten; the ranks carry
 it out: files are read beside the steps, slots filled by the next plan. A slot is held by requests
-from before they are queued until they have ended, so a scheduler need not know of slots. Knows no
-tensor and no file.
+from before they are queued until they have ended, so a scheduler need not know of slots.
 """
 
 from __future__ import annotations
@@ -116,6 +115,11 @@ class Adapters:
     def served(self) -> tuple[AdapterSource, ...]:
         """Return the adapters that requests may ask for."""
         return tuple(self._served.values())
+
+    @property
+    def max_slots(self) -> int:
+        """Return how many adapters a step may use."""
+        return self._spec.max_slots
 
     @property
     def names_in_use(self) -> tuple[Names, Names]:

@@ -139,7 +139,7 @@ class EngineCore:
                 self._executor, self._forget_memory, can_sleep=spec.can_sleep
             )
             self._counter = StepCounter(
-                self.cache, lambda: self.sleep_mode.level, engine=spec.engine
+                self.cache, lambda: self.sleep_mode.level, self.adapters, engine=spec.engine
             )
             self._drafting: Drafting | None = None
             if spec.drafting is not None and drafter is not None:

@@ -1,10 +1,11 @@
-"""StepCounter: counts between two StepStats. Knows the totals of the KV cache and how deep the
-engine sleeps, nothing of requests."""
+"""StepCounter: counts between two StepStats. Knows the totals of the KV cache, the adapters and how
+deep the engine sleeps, nothing of requests."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from dovetail.engine.adapters import Adapters
 from dovetail.interfaces.kv_policy import KVAccounting
 from dovetail.interfaces.stats import StepStats
 from dovetail.interfaces.step import StepResult
@@ -16,6 +17,7 @@ class StepCounter:
     """The engine core adds to the public counts; `take` returns them and starts again."""
 
     __slots__ = (
+        "_adapters",
         "_cache",
         "_engine",
         "_hit_tokens",
@@ -34,9 +36,15 @@ class StepCounter:
     )
 
     def __init__(
-        self, cache: KVAccounting, sleep_level: Callable[[], int] = lambda: 0, *, engine: int = 0
+        self,
+        cache: KVAccounting,
+        sleep_level: Callable[[], int] = lambda: 0,
+        adapters: Adapters | None = None,
+        *,
+        engine: int = 0,
     ) -> None:
         self._cache = cache
+        self._adapters = adapters
         self._engine = engine
         self._sleep_level = sleep_level
         self._queried_tokens = 0
@@ -73,6 +81,8 @@ class StepCounter:
         exposed_s = result.idle_s if is_busy else 0.0
         cache = self._cache
         queried, hit = cache.num_queried_tokens, cache.num_hit_tokens
+        adapters = self._adapters
+        running, waiting = ((), ()) if adapters is None else adapters.names_in_use
         stats = StepStats(
             num_running=counts[0],
             num_waiting=counts[1],
@@ -98,6 +108,9 @@ class StepCounter:
             device_s=result.forward_s + result.sample_s,
             exposed_s=exposed_s,
             hidden_s=max(0.0, step_s - wait_s - exposed_s),
+            running_adapters=running,
+            waiting_adapters=waiting,
+            max_adapters=0 if adapters is None else adapters.max_slots,
             engine=self._engine,
         )
         self._queried_tokens, self._hit_tokens = queried, hit

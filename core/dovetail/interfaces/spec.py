@@ -417,6 +417,10 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Return the names that requests may call the model by, the main one first."""
         return self.served_names or (self.run.model.path,)
 
+    def adapter_of(self, name: str) -> str:
+        """Return the adapter that answers under a name ("": the model itself does)."""
+        return "" if name in ("", *self.model_names) else name
+
     @property
     def total_rows(self) -> int:
         """Return how many requests all engines run at once."""

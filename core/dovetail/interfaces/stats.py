@@ -25,7 +25,9 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     again. `sleep_level` is 0 while the engine is awake. `device_s` is what the model took where it
     runs; `exposed_s` is how long it stood still before that for the host to bring the step,
     `hidden_s` the rest of the host's time, spent while it ran. (Where the host itself runs the
-    model and does not plan ahead, the model's time is in both.)
+    model and does not plan ahead, the model's time is in both.) `running_adapters` are the names of
+    the adapters that requests have a slot of, `waiting_adapters` of those that requests wait for a
+    slot of; there are `max_adapters` slots (0: no adapters are served).
     """
 
     num_running: int
@@ -52,6 +54,9 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     device_s: float = 0.0
     exposed_s: float = 0.0
     hidden_s: float = 0.0
+    running_adapters: tuple[str, ...] = ()
+    waiting_adapters: tuple[str, ...] = ()
+    max_adapters: int = 0
     engine: int = 0
 
 

@@ -13,12 +13,11 @@ from typing import Any
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats, TokenStats
 from dovetail.observability.metrics import PREFIX, counter, gauge, histogram
+from dovetail_plugins.stat_loggers._adapters import AdapterGauge
 from dovetail_plugins.stat_loggers._families import (
     COUNTERS,
     GAUGES,
     HIDDEN,
-    LORA,
-    LORA_LABELS,
     OWN,
     SUCCESS,
     SUCCESS_REASONS,
@@ -50,10 +49,7 @@ class PrometheusStats(StatLogger):
         self._name = model_name
         self._families = _Families(max_model_tokens, shows_hidden=options.shows_hidden)
         self._engines: dict[int, _EngineMetrics] = {}
-        lora = gauge(
-            _full(LORA), "Always 0: LoRA adapters are not supported", LORA_LABELS, has_alias=True
-        )
-        lora.labels("0", "", "").set(0)
+        self._adapters = AdapterGauge()
 
     def expect(self, engines: Sequence[int]) -> None:
         """Show the zeros of these engines: a rate needs the zero that came before."""
@@ -69,6 +65,7 @@ class PrometheusStats(StatLogger):
     def step(self, stats: StepStats) -> None:
         """Record an engine's state after a step."""
         self._of(stats.engine).step(stats)
+        self._adapters.step(stats)
 
     def tokens(self, stats: TokenStats) -> None:
         """Record tokens as they reach their requests."""

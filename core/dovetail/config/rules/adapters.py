@@ -108,7 +108,7 @@ def first_adapters(config: Config, hub: Hub, served: Sequence[str]) -> tuple[Ada
             raise ConfigError(
                 f'"{source.name}" is the name of {other} too.',
                 where=flag,
-                fix="give each adapter a name of its own.",
+                fix="give each adapter its own name.",
             )
         folder = find_adapter(source.path, hub, where=f"{flag} {source.name}")
         found[source.name] = AdapterSource(name=source.name, path=str(folder), base=source.base)

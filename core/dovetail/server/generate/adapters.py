@@ -1,8 +1,8 @@
 """The adapters that requests may name, as one API process knows them.
 
 Which are there only the engines know: another API process may have loaded or unloaded one. What
-they told is used for a moment; a name that was not among it is asked for again, then resolvers are.
-Knows no HTTP.
+they told is used for a moment; a name that was not among it is asked for again, then resolvers
+are.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ async def prepare(
     """
     with in_words_of(dialect.field_names):
         body = with_offered_tools(body, server.frontend)
-        model = await server.model_of(body.model)
+        model = await server.model_name(body.model)
         parsers = server.parsers_for(body.tool_parser, body.reasoning_parser)
         prompt = await server.render(body, others)
         ids = await server.tokenize_prompt(prompt, body)

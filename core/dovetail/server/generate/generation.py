@@ -34,7 +34,7 @@ from dovetail.server.generate.intervals import in_intervals
 from dovetail.server.generate.logprobs import TokenNames
 from dovetail.server.generate.request_log import with_request_log
 from dovetail.server.generate.sampling import build_sampling
-from dovetail.server.generate.server_state import AskedModel, ServerState
+from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.streaming import (
     EventStream,
     Framing,
@@ -129,7 +129,7 @@ def response_meta(
     server: ServerState,
     body: SamplingFields,
     request: Request,
-    model: AskedModel,
+    model: str,
     ignored: Sequence[str],
 ) -> ResponseMeta:
     """Return the facts of the answer before its first token; its id is the body's, or the header's,
@@ -139,8 +139,8 @@ def response_meta(
         writes_ids = server.frontend.return_tokens_as_token_ids
     return ResponseMeta(
         request_id=body.request_id or str(request.state.request_id),
-        model=model.name,
-        adapter=model.adapter,
+        model=model,
+        adapter=server.engine.spec.adapter_of(model),
         created_s=int(time.time()),
         fingerprint=server.fingerprint,
         names=TokenNames(tokenizer=server.engine.tokenizer, writes_ids=writes_ids),

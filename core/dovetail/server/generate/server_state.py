@@ -63,14 +63,6 @@ class Parsers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedModel:
-    """What a request means by a model: the `name` to answer with, the `adapter` ("": none)."""
-
-    name: str
-    adapter: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
     """One application's parts. `structured_output_spec` says how answers are constrained; None
     where no backend is installed. `special_ids` returns the special tokens in which texts are
@@ -97,19 +89,17 @@ class ServerState:
         pooling = self.engine.spec.run.pooling
         return frozenset((GENERATE,) if pooling is None else pooling.tasks)
 
-    async def model_of(self, requested: str | None) -> AskedModel:
-        """Return what a request means that names this model, or none.
+    async def model_name(self, requested: str | None) -> str:
+        """Return the name to answer with, the model's or an adapter's.
 
         Raises: NotFound; RequestError for an adapter that is found and cannot be loaded
         """
         names = self.engine.spec.model_names
         if not requested:
-            return AskedModel(name=names[0])
-        if requested in names:
-            return AskedModel(name=requested)
-        if await self.adapters.find(requested) is None:
-            raise model_not_found(requested, (*names, *self.adapters.shown_names()))
-        return AskedModel(name=requested, adapter=requested)
+            return names[0]
+        if requested in names or await self.adapters.find(requested) is not None:
+            return requested
+        raise model_not_found(requested, (*names, *self.adapters.shown_names()))
 
     def parsers_for(self, tool: str | None, reasoning: str | None) -> Parsers:
         """Return the server's parsers, with those that a request names. Raises: RequestError"""

@@ -62,10 +62,10 @@ async def input_job(
     params: PoolingParams,
     *,
     field: str = "input",
-    adapter: str = "",
+    model: str = "",
 ) -> tuple[Job, list[str]]:
     """Return the job of a body, and the names of its fields that had no effect. `field` is the
-    inputs' name in it, `adapter` the one to use. Raises: RequestError"""
+    inputs' name in it, `model` the name that answers. Raises: RequestError"""
     ignored = server.fields.check(body, known=("messages.",))
     if (body.input is None) == (body.messages is None):
         raise RequestError("give either input or messages.", where=field)
@@ -88,7 +88,7 @@ async def input_job(
         field=field,
         is_list=is_list,
         adds_special_tokens=adds_special_tokens,
-        adapter=adapter,
+        adapter=server.engine.spec.adapter_of(model),
     )
     return job, ignored
 

@@ -58,7 +58,7 @@ class Pairs:
 
 
 async def scored(
-    server: ServerState, body: PoolFields, request: Request, pairs: Pairs, *, adapter: str = ""
+    server: ServerState, body: PoolFields, request: Request, pairs: Pairs, model: str = ""
 ) -> tuple[str, Answers]:
     """Return the request's id, and the scores with the tokens that were read. Raises: as
     `answered`; RequestError where the model tells several classes"""
@@ -72,7 +72,7 @@ async def scored(
         [one.params for one in plan.prompts],
         field=pairs.second_field,
         is_list=all(len(pair) == 1 for pair in plan.pairs),
-        adapter=adapter,
+        adapter=server.engine.spec.adapter_of(model),
     )
     answers = await answered(server, job, array_of)
     return job.request_id, replace(answers, items=plan.scores(answers.items))

@@ -26,7 +26,7 @@ NAMES = {"dimensions": "output_dimension", "truncate_prompt_tokens": "max_tokens
 
 async def embed(body: CohereEmbedRequest, request: Request, server: ServerOf) -> Any:
     """Return the vectors of texts, in one type of number or several."""
-    model = await server.model_of(body.model)
+    model = await server.model_name(body.model)
     ignored = server.fields.check(body)
     texts, field = texts_of(body)
     most = server.engine.spec.run.max_model_tokens
@@ -45,14 +45,12 @@ async def embed(body: CohereEmbedRequest, request: Request, server: ServerOf) ->
 
     with in_words_of(NAMES):
         params = PoolingParams(task=EMBED, dimensions=body.output_dimension)
-        job, _ = await input_job(
-            server, fields, request, params, field=field, adapter=model.adapter
-        )
+        job, _ = await input_job(server, fields, request, params, field=field, model=model)
         answers = await answered(server, job, written)
     by_kind = zip(*answers.items, strict=True)
     reply = {
         "id": job.request_id,
-        "model": model.name,
+        "model": model,
         "embeddings": dict(zip(formats, by_kind, strict=True)),
         "texts": texts,
         "response_type": "embeddings_by_type",

@@ -103,7 +103,7 @@ async def _prepare(
     prompts: Sequence[str | list[int]],
     usage: StreamUsage,
 ) -> tuple[ResponseMeta, list[Generation], CompletionResponseOptions]:
-    model = await server.model_of(body.model)
+    model = await server.model_name(body.model)
     meta = response_meta(server, body, request, model, server.fields.check(body))
     fields = _engine_fields(body)
     if body.suffix and not body.ignore_eos:

@@ -20,10 +20,10 @@ from dovetail.server.pool.work import answered, array_of
 
 async def create_embeddings(body: EmbeddingRequest, request: Request, server: ServerOf) -> Any:
     """Return the vectors of inputs, or of a conversation."""
-    model = await server.model_of(body.model)
+    model = await server.model_name(body.model)
     wants = body.normalize if body.normalize is not None else body.use_activation
     params = PoolingParams(task=EMBED, dimensions=body.dimensions, is_normalized=wants)
-    job, ignored = await input_job(server, body, request, params, adapter=model.adapter)
+    job, ignored = await input_job(server, body, request, params, model=model)
     shape = vector_format(body.encoding_format, body.embed_dtype, body.endianness)
     answers = await answered(server, job, lambda output: shape.written(array_of(output)))
     data = [
@@ -34,7 +34,7 @@ async def create_embeddings(body: EmbeddingRequest, request: Request, server: Se
         "id": f"embd-{job.request_id}",
         "object": "list",
         "created": int(time.time()),
-        "model": model.name,
+        "model": model,
         "data": data,
         "usage": answers.usage(server).model_dump(),
     }

@@ -23,9 +23,10 @@ async def show_model(model_id: str, server: ServerOf) -> ModelCard:
     """Return one served name."""
     if not model_id:
         raise NotFound("the path names no model.", where="model")
-    asked = await server.model_of(model_id)
-    source = await server.adapters.find(asked.adapter) if asked.adapter else None
-    return _card(server, asked.name) if source is None else _adapter_card(server, source)
+    name = await server.model_name(model_id)
+    adapter = server.engine.spec.adapter_of(name)
+    source = await server.adapters.find(adapter) if adapter else None
+    return _card(server, name) if source is None else _adapter_card(server, source)
 
 
 def _adapter_card(server: ServerState, source: AdapterSource) -> ModelCard:

@@ -17,7 +17,7 @@ from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.events import SessionPlan
 from dovetail.server.generate.generation import Generation, generation_for, response_meta
 from dovetail.server.generate.infill import infill_of, suffix_ids
-from dovetail.server.generate.server_state import AskedModel, ServerState
+from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.structured_outputs import requested_constraint
 
 
@@ -26,7 +26,7 @@ async def prepare_continuation(
     body: OllamaGenerateRequest,
     request: Request,
     *,
-    model: AskedModel,
+    model: str,
     ignored: Sequence[str],
 ) -> Generation:
     """Return the request ready for the engine. Raises: RequestError in the client's names"""

@@ -34,7 +34,13 @@ async def embed(body: OllamaEmbedRequest, request: Request, server: ServerOf) ->
     if any(texts):
         cut = -1 if body.truncate is not False else None
         answers = await _embedded(
-            server, request, texts, params, field="input", truncate=cut, adapter=model.adapter
+            server,
+            request,
+            texts,
+            params,
+            field="input",
+            truncate=cut,
+            model=model,
         )
     reply = {
         "model": body.model,
@@ -54,7 +60,13 @@ async def embed_prompt(body: OllamaEmbeddingsRequest, request: Request, server: 
         return raw_reply({"embedding": []}, ignored)
     params = PoolingParams(task=EMBED)
     answers = await _embedded(
-        server, request, body.prompt, params, field="prompt", truncate=-1, adapter=model.adapter
+        server,
+        request,
+        body.prompt,
+        params,
+        field="prompt",
+        truncate=-1,
+        model=model,
     )
     return raw_reply({"embedding": answers.items[0]}, ignored)
 
@@ -74,9 +86,9 @@ async def _embedded(
     *,
     field: str,
     truncate: int | None,
-    adapter: str,
+    model: str,
 ) -> Answers:
     fields = InputFields(input=texts, truncate_prompt_tokens=truncate)
-    job, _ = await input_job(server, fields, request, params, field=field, adapter=adapter)
+    job, _ = await input_job(server, fields, request, params, field=field, model=model)
     written = VectorFormat().written
     return await answered(server, job, lambda output: written(array_of(output)))

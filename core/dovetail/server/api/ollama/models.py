@@ -21,7 +21,7 @@ from dovetail.server.api.ollama.protocol import OllamaShowRequest
 from dovetail.server.api.ollama.response import written_time
 from dovetail.server.generate.dependencies import ServerOf
 from dovetail.server.generate.infill import infill_of
-from dovetail.server.generate.server_state import AskedModel, ServerState
+from dovetail.server.generate.server_state import ServerState
 from dovetail.version import __version__
 
 LATEST = ":latest"
@@ -32,11 +32,11 @@ UNQUANTIZED = "none"
 MAX_KNOWN = 4
 
 
-async def meant_model(server: ServerState, asked: str) -> AskedModel:
-    """Return the model that is meant; the tag `latest` may be left out or added. Raises: as
-    `ServerState.model_of`"""
+async def meant_model(server: ServerState, asked: str) -> str:
+    """Return the served name that is meant; the tag `latest` may be left out or added. Raises: as
+    `ServerState.model_name`"""
     bare = asked.removesuffix(LATEST)
-    return await server.model_of(bare if asked not in server.engine.spec.model_names else asked)
+    return await server.model_name(bare if asked not in server.engine.spec.model_names else asked)
 
 
 async def list_models(server: ServerOf) -> dict[str, Any]:
@@ -64,17 +64,18 @@ async def _names(server: ServerState) -> list[str]:
 
 async def show_model(body: OllamaShowRequest, server: ServerOf) -> dict[str, Any]:
     """Return the facts of the model: its sizes, its template, what it can do."""
-    asked = await meant_model(server, body.model)
-    base = server.engine.spec.model_names[0] if asked.adapter else asked.name
+    name = await meant_model(server, body.model)
+    adapter = server.engine.spec.adapter_of(name)
+    base = server.engine.spec.model_names[0] if adapter else name
     parameters = [f"{key} {value}" for key, value in server.engine.spec.default_sampling.items()]
     lines = [f"FROM {base}", *(f"PARAMETER {line}" for line in parameters)]
-    if asked.adapter:
-        lines.append(f"ADAPTER {asked.adapter}")
+    if adapter:
+        lines.append(f"ADAPTER {adapter}")
     return {
         "modelfile": "\n".join(lines),
         "parameters": "\n".join(parameters),
         "template": server.renderer.source,
-        "details": {**_details(server), "parent_model": base if asked.adapter else ""},
+        "details": {**_details(server), "parent_model": base if adapter else ""},
         "model_info": _model_info(server),
         "capabilities": _capabilities(server),
         "modified_at": _modified_at(server),

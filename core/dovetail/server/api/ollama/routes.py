@@ -65,7 +65,7 @@ from dovetail.server.generate.dependencies import ServerOf
 from dovetail.server.generate.dialect import Dialect
 from dovetail.server.generate.generation import Generation, event_stream_response
 from dovetail.server.generate.ignored_fields import HEADER, header_value
-from dovetail.server.generate.server_state import AskedModel, ServerState
+from dovetail.server.generate.server_state import ServerState
 
 
 async def create_chat(body: OllamaChatRequest, request: Request, server: ServerOf) -> Any:
@@ -101,8 +101,8 @@ async def create_answer(body: OllamaGenerateRequest, request: Request, server: S
         return await _answered(server, body, request, owned, generation, as_response, began_ns)
 
 
-async def _checked(server: ServerState, body: OllamaRequest) -> tuple[AskedModel, list[str]]:
-    """Return the model that is meant, and the names of what changes nothing. Raises:
+async def _checked(server: ServerState, body: OllamaRequest) -> tuple[str, list[str]]:
+    """Return the served name that is meant, and the names of what changes nothing. Raises:
     RequestError"""
     return await meant_model(server, body.model), check_fields(server, body)
 
@@ -113,14 +113,14 @@ async def _prepared(
     chat: ChatRequest,
     request: Request,
     dialect: Dialect,
-    model: AskedModel,
+    model: str,
     ignored: Sequence[str],
 ) -> Generation:
     """Return a conversation ready for the engine. Raises: RequestError, also for thinking asked of
     a model that does none"""
     generation = await prepare(
         server,
-        chat.model_copy(update={"model": model.name}),
+        chat.model_copy(update={"model": model}),
         request,
         dialect=dialect,
         ignored=ignored,

@@ -37,7 +37,7 @@ _OLDER = {
 
 async def create_pooling(body: PoolingRequest, request: Request, server: ServerOf) -> Any:
     """Return what the model makes of inputs, or of each of their tokens."""
-    model = await server.model_of(body.model)
+    model = await server.model_name(body.model)
     task = task_of(body.task, pooling_of(server))
     is_vector = task in (EMBED, TOKEN_EMBED)
     normal = body.normalize if body.normalize is not None else body.use_activation
@@ -47,14 +47,14 @@ async def create_pooling(body: PoolingRequest, request: Request, server: ServerO
         is_normalized=normal if is_vector else None,
         is_activated=None if is_vector else body.wants_activation(),
     )
-    job, ignored = await input_job(server, body, request, params, adapter=model.adapter)
+    job, ignored = await input_job(server, body, request, params, model=model)
     shape = vector_format(body.encoding_format, body.embed_dtype, body.endianness)
     answers = await answered(server, job, lambda output: shape.written(array_of(output)))
     reply = {
         "id": f"pool-{job.request_id}",
         "object": "list",
         "created": int(time.time()),
-        "model": model.name,
+        "model": model,
         "data": [
             {"object": "pooling", "index": index, "data": numbers}
             for index, numbers in enumerate(answers.items)
@@ -74,16 +74,16 @@ def task_of(asked: str | None, pooling: PoolingSpec) -> str:
 
 async def classify(body: ClassifyRequest, request: Request, server: ServerOf) -> Any:
     """Return the most likely class of each input, with the probabilities of all."""
-    model = await server.model_of(body.model)
+    model = await server.model_name(body.model)
     params = PoolingParams(task=CLASSIFY, is_activated=body.wants_activation())
-    job, ignored = await input_job(server, body, request, params, adapter=model.adapter)
+    job, ignored = await input_job(server, body, request, params, model=model)
     answers = await answered(server, job, array_of)
     labels = pooling_of(server).labels
     reply = {
         "id": f"classify-{job.request_id}",
         "object": "list",
         "created": int(time.time()),
-        "model": model.name,
+        "model": model,
         "data": [_classified(i, told, labels) for i, told in enumerate(answers.items)],
         "usage": answers.usage(server).model_dump(),
     }

@@ -23,7 +23,7 @@ Ranking = list[tuple[int, float]]
 
 async def score(body: ScoreRequest, request: Request, server: ServerOf) -> Any:
     """Return how well texts go together, a number for each pair."""
-    model = await server.model_of(body.model)
+    model = await server.model_name(body.model)
     ignored = server.fields.check(body)
     pairs = Pairs(
         firsts=_texts(body.text_1),
@@ -32,12 +32,12 @@ async def score(body: ScoreRequest, request: Request, server: ServerOf) -> Any:
         second_field="text_2",
         is_activated=_wants(body),
     )
-    request_id, answers = await scored(server, body, request, pairs, adapter=model.adapter)
+    request_id, answers = await scored(server, body, request, pairs, model=model)
     reply = {
         "id": f"score-{request_id}",
         "object": "list",
         "created": int(time.time()),
-        "model": model.name,
+        "model": model,
         "data": [
             {"index": index, "object": "score", "score": one}
             for index, one in enumerate(answers.items)
@@ -49,7 +49,7 @@ async def score(body: ScoreRequest, request: Request, server: ServerOf) -> Any:
 
 async def rerank(body: RerankRequest, request: Request, server: ServerOf) -> Any:
     """Sort documents by how well they answer a query, the best first."""
-    model = await server.model_of(body.model)
+    model = await server.model_name(body.model)
     ignored = server.fields.check(body)
     if (body.documents is None) == (body.texts is None):
         raise RequestError("give documents.", where="documents")
@@ -65,12 +65,12 @@ async def rerank(body: RerankRequest, request: Request, server: ServerOf) -> Any
     if body.truncate and body.truncate_prompt_tokens is None:
         side = body.truncation_direction.lower()
         body = body.model_copy(update={"truncate_prompt_tokens": -1, "truncation_side": side})
-    request_id, answers = await scored(server, body, request, pairs, adapter=model.adapter)
+    request_id, answers = await scored(server, body, request, pairs, model=model)
     ranking = ranked(answers.items, body.top_n)
     if body.texts is not None:
         return raw_reply(_texts_reply(ranking, documents if body.return_text else None), ignored)
     shown = documents if body.return_documents is not False else None
-    return raw_reply(_reply(server, request_id, model.name, answers, ranking, shown), ignored)
+    return raw_reply(_reply(server, request_id, model, answers, ranking, shown), ignored)
 
 
 def ranked(scores: Iterable[float], top_n: int | None) -> Ranking:

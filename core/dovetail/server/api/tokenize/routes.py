@@ -34,7 +34,7 @@ async def tokenize(body: TokenizeRequest, request: Request, server: ServerOf) ->
 
 
 async def _tokenize(server: ServerState, body: TokenizeRequest) -> Response:
-    await server.model_of(body.model)
+    await server.model_name(body.model)
     ignored = server.fields.check(body, known=("messages.",), is_answered=False)
     rendered = await _text(server, body)
     ignored += server.fields.report(rendered.unused)
@@ -109,7 +109,7 @@ async def get_tokenizer_info(server: ServerOf) -> Response:
 
 async def detokenize(body: DetokenizeRequest, server: ServerOf) -> Any:
     """Return the text of token ids."""
-    await server.model_of(body.model)
+    await server.model_name(body.model)
     ignored = server.fields.check(body, is_answered=False)
     size = server.engine.spec.run.model.vocab_size
     if body.tokens and max(body.tokens) >= size:
