@@ -30,7 +30,43 @@ PLANS = "plugins/test_continuous.py"
 
 MACHINES = "e2e/test_several_machines.py::test_both_machines_answer_as_one_engine"
 
+ADAPTERS = "core/config/rules/test_adapters.py"
+ADAPTERS_WHOLE = "e2e/test_adapters_served.py"
+
 FLAG_TESTS: dict[str, tuple[str, ...]] = {
+    "allow_runtime_lora_updating": (
+        "core/server/api/test_adapters.py::test_load_use_reload_unload",
+        "core/server/api/test_adapters.py::test_loading_needs_its_flag_and_room_for_adapters",
+    ),
+    "enable_lora": (
+        f"{ADAPTERS_WHOLE}::test_each_name_answers_as_its_adapter",
+        f"{ADAPTERS}::test_without_the_flag_there_is_no_room",
+    ),
+    "enable_prompt_adapter": (f"{ADAPTERS}::test_prompt_adapters_where_a_plugin_reads_them",),
+    "max_prompt_adapter_token": (f"{ADAPTERS}::test_prompt_adapters_where_a_plugin_reads_them",),
+    "max_prompt_adapters": (f"{ADAPTERS}::test_prompt_adapters_where_a_plugin_reads_them",),
+    "prompt_adapters": (f"{ADAPTERS}::test_prompt_adapters_where_a_plugin_reads_them",),
+    **dict.fromkeys(
+        (
+            "enable_lora_bias",
+            "fully_sharded_loras",
+            "lora_dtype",
+            "lora_extra_vocab_size",
+            "max_cpu_loras",
+            "max_lora_rank",
+            "max_loras",
+        ),
+        (f"{ADAPTERS}::test_every_flag_has_its_place",),
+    ),
+    "lora_modules": (
+        f"{ADAPTERS_WHOLE}::test_each_name_answers_as_its_adapter",
+        f"{ADAPTERS}::test_adapters_of_the_start",
+    ),
+    "lora_resolver_cache_dir": (
+        f"{ADAPTERS_WHOLE}::test_a_folder_of_adapters_answers_by_name",
+        f"{ADAPTERS}::test_resolvers",
+    ),
+    "lora_resolvers": (f"{ADAPTERS}::test_resolvers",),
     "data_parallel_address": (f"{WHOLE}::test_several_engines", MACHINES),
     "data_parallel_backend": (f"{WHOLE}::test_several_engines",),
     "data_parallel_hybrid_lb": (

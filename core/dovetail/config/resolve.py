@@ -275,7 +275,7 @@ def _engine_spec(
         times_steps=bool(config.observability.collect_detailed_traces),
         can_sleep=may_sleep(config, executor, worker),
         adapters=first_adapters(config, hub_of(config), served_names(config)),
-        adapter_search=adapter_search(config, served_names(config)),
+        adapter_search=adapter_search(config, served_names(config), model),
     )
 
 

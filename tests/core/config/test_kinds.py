@@ -58,6 +58,7 @@ def test_text_flags_without_a_kind_are_free_text() -> None:
         "hf_token",
         "host",
         "log_config_file",
+        "lora_resolver_cache_dir",
         "log_prefix",
         "models",
         "logits_processor_pattern",

@@ -14,6 +14,7 @@ from dovetail.config.checkpoint.hub import Hub
 from dovetail.config.config import Config, flags
 from dovetail.config.rules.selections import select
 from dovetail.errors import ConfigError, PluginError
+from dovetail.interfaces.adapter_resolver import ResolverFacts
 from dovetail.interfaces.adapter_spec import AdapterSearch, AdapterSource, AdapterSpec
 from dovetail.interfaces.spec import ModelSpec, Selection
 
@@ -115,9 +116,9 @@ def first_adapters(config: Config, hub: Hub, served: Sequence[str]) -> tuple[Ada
     return tuple(found.values())
 
 
-def adapter_search(config: Config, served: Sequence[str]) -> AdapterSearch:
-    """Return where adapters are found that are not loaded at the start. Raises: PluginError,
-    ConfigError"""
+def adapter_search(config: Config, served: Sequence[str], model: ModelSpec) -> AdapterSearch:
+    """Return where adapters are found that are not loaded at the start. Raises: PluginError;
+    ConfigError for a resolver that cannot be made"""
     lora = config.lora
     if not lora.enable_lora:
         return AdapterSearch()
@@ -131,11 +132,13 @@ def adapter_search(config: Config, served: Sequence[str]) -> AdapterSearch:
         select("adapter_resolver", name, where=RESOLVERS, options=options.get(name, {}))
         for name in dict.fromkeys(names)
     )
-    model = config.model.model
+    given = config.model.model
+    base_names = tuple(dict.fromkeys((*served, *([given] if given else []))))
+    facts = ResolverFacts(base_names=base_names, model_path=model.path)
+    for selection in resolvers:  # made again by the API processes; what is wrong is told here
+        registry.make(selection, facts)
     return AdapterSearch(
-        resolvers=resolvers,
-        base_names=tuple(dict.fromkeys((*served, *([model] if model else [])))),
-        hub_cache=config.load.download_dir or "",
+        resolvers=resolvers, base_names=base_names, hub_cache=config.load.download_dir or ""
     )
 
 

@@ -74,6 +74,11 @@ MEANT: list[tuple[str, Any, dict[str, Any]]] = [
     ("kv_offloading_size", 2.5, {"swap_space": 2.5}),
     ("spec_method", "ngram", {SPECULATION: {"method": "ngram"}}),
     ("spec_model", "small", {SPECULATION: {"model": "small"}}),
+    (
+        "qlora_adapter_name_or_path",
+        "a/b",
+        {"enable_lora": True, "lora_modules": ('{"name": "a/b", "path": "a/b"}',)},
+    ),
     ("spec_tokens", 3, {SPECULATION: {"num_speculative_tokens": 3}}),
 ]
 """Flag, value, fields of today."""
@@ -84,12 +89,7 @@ SETTLED: list[tuple[str, tuple[Any, ...], tuple[Any, ...]]] = [
     ("max_context_len_to_capture", (None, 8192, 4096), ()),
     ("max_seq_len_to_capture", (None, 32768), ()),
     ("num_lookahead_slots", (0, 5), ()),
-    ("enable_prompt_adapter", (None, False), (True,)),
-    ("prompt_adapters", ((),), (("a=b",),)),
-    ("max_prompt_adapters", (1,), (2,)),
-    ("max_prompt_adapter_token", (0,), (1,)),
-    ("qlora_adapter_name_or_path", (None,), ("a",)),
-    ("long_lora_scaling_factors", ((),), (("2",),)),
+    ("long_lora_scaling_factors", ((), ("1.0",)), (("2",),)),
     ("override_neuron_config", ({},), ({"a": 1},)),
     ("num_scheduler_steps", (1,), (8,)),
     ("multi_step_stream_outputs", (True,), (False,)),

@@ -168,6 +168,7 @@ def test_kubernetes_service_links_are_no_settings() -> None:
 
 SAMPLES: dict[str, tuple[str, str, Any]] = {
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": ("1", "allow_long_max_model_len", True),
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": ("1", "allow_runtime_lora_updating", True),
     "VLLM_API_KEY": ("one,two", "api_key", ("one", "two")),
     "VLLM_ATTENTION_BACKEND": ("TORCH_SDPA", "attention_backend", "TORCH_SDPA"),
     "VLLM_CONFIGURE_LOGGING": ("0", "configure_logging", False),
