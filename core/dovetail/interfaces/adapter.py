@@ -25,19 +25,20 @@ if TYPE_CHECKING:
 class ModuleChange:
     """What an adapter does to one module of the checkpoint: y = x W^T + b becomes
 
-        y = g (x' W^T) + b + (x' down^T) up^T + shift,   x' = input_scale x
+        y = g (x' W^T) + b + g scale (x' down^T) up^T + shift,   x' = input_scale x
 
-    with the outputs' factor g = output_scale, and where there is a `magnitude` g = magnitude / the
-    norms of the rows of (W + up down), which also multiply up (DoRA). What is None is left out.
+    with the outputs' factor g = output_scale, or where there is a `magnitude` g = magnitude / the
+    norms of the rows of (W + scale up down), as DoRA has it. What is None is left out.
     A `weight` takes the place of W, more rows than W has are new tokens; a `bias` that of b. Of a
     token table the inputs are the tokens: I is the vocabulary.
 
-    Shapes: down [R, I], up [O, R] with all scaling in it, magnitude, output_scale, shift, bias [O],
+    Shapes: down [R, I], up [O, R], magnitude, output_scale, shift, bias [O],
     input_scale [I], weight [O or more, I]
     """
 
     down: torch.Tensor | None = None
     up: torch.Tensor | None = None
+    scale: float = 1.0
     magnitude: torch.Tensor | None = None
     output_scale: torch.Tensor | None = None
     input_scale: torch.Tensor | None = None

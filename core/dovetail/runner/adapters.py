@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from threading import Lock
 from typing import Any, cast
@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 CONFIG = "adapter_config.json"
 LowRank = tuple[torch.Tensor, torch.Tensor]
+INFINITY = {torch.float32: 0x7F800000, torch.float16: 0x7C00, torch.bfloat16: 0x7F80}
+"""Infinity of a type, as an integer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -150,6 +152,7 @@ class RunnerAdapters:
     def _cut(self, source: AdapterSource, weights: AdapterWeights) -> _OnHost:
         """Return what this rank's layers keep of an adapter. Raises: ConfigError"""
         linears: dict[str, dict[str | None, ModuleChange]] = {}
+        numbers: list[tuple[str, torch.Tensor]] = []
         found = _OnHost(linears={}, tables={}, is_plain=True)
         for module, change in weights.changes.items():
             path, layer, target = self._layer(source, module)
@@ -157,11 +160,13 @@ class RunnerAdapters:
                 continue
             where = f"{source.path}: {module}"
             self._verify(where, change)
+            numbers += _numbers(where, change)
             if isinstance(layer, Linear):
                 linears.setdefault(path, {})[target.part] = change
             elif isinstance(layer, VocabParallelEmbedding | LogitsHead):
                 found.tables[path] = self._of_table(where, layer, change)
                 found.is_plain &= isinstance(layer, LogitsHead)
+        _check_finite(numbers)
         for path, parts in linears.items():
             slot = _Cutting(f"{source.path}: {path}", self._linears[path], self._dtype).cut(parts)
             found.linears[path] = slot
@@ -229,7 +234,8 @@ class RunnerAdapters:
             weight = weight.to(self._dtype).contiguous()
         if change.down is None or change.up is None:
             return None, weight
-        first, second = (change.up, change.down) if is_head else (change.down.t(), change.up.t())
+        up = change.up * change.scale
+        first, second = (up, change.down) if is_head else (change.down.t(), up.t())
         if first.shape[0] != vocab:
             raise ConfigError(
                 f"it is of {first.shape[0]} tokens and the model has {vocab}.", where=where
@@ -302,15 +308,17 @@ class _Cutting:
         if not any(ranks):
             return None, None
         spec = self._layer.spec
-        down = torch.zeros(len(changes), max(ranks), spec.in_size, dtype=self._dtype)
-        up = torch.zeros(max(ranks), spec.out_size, dtype=self._dtype)
+        make = torch.empty if min(ranks) == max(ranks) else torch.zeros
+        down = make(len(changes), max(ranks), spec.in_size, dtype=self._dtype)
+        up = make(max(ranks), spec.out_size, dtype=self._dtype)
         column = 0
         for number, (change, offset) in enumerate(changes):
             size = spec.out_sizes[number]
             if change.down is not None and change.up is not None:
-                down[number, : ranks[number]] = self._cut_inputs(change.down, 1)
+                own = self._cut_inputs(change.down, 1)
+                torch.mul(own, change.scale, out=down[number, : ranks[number]])
                 own = self._rows(change.up, number, offset)
-                up[: ranks[number], column : column + size] = own.t()
+                copy_turned(up[: ranks[number], column : column + size], own)
             column += size
         return down, up
 
@@ -356,6 +364,43 @@ class _Cutting:
             where=self._where,
             fix="use an adapter that was trained for this model.",
         )
+
+
+def _numbers(where: str, change: ModuleChange) -> list[tuple[str, torch.Tensor]]:
+    """Return the tensors of a change, each with where it is."""
+    given = {one.name: getattr(change, one.name) for one in fields(change)}
+    return [(f"{where}: {name}", t) for name, t in given.items() if isinstance(t, torch.Tensor)]
+
+
+def _check_finite(numbers: Sequence[tuple[str, torch.Tensor]]) -> None:
+    """Raises: ConfigError naming a tensor with a number that is not finite"""
+    for where, tensor in numbers:
+        if not is_finite(tensor):
+            raise ConfigError("it holds numbers that are not finite.", where=where)
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Return whether all numbers are finite.
+
+    As integers, infinities and what is beyond them are the largest among the positive numbers, and
+    the largest of all without a sign among the negative ones: two fast passes on one core.
+    """
+    infinity = INFINITY.get(tensor.dtype)
+    if infinity is None or not tensor.numel():
+        return bool(torch.isfinite(tensor).all())
+    signed = tensor.contiguous().view(torch.int32 if tensor.itemsize == 4 else torch.int16).numpy()
+    unsigned = signed.view(np.uint32 if tensor.itemsize == 4 else np.uint16)
+    sign = 1 << (8 * tensor.itemsize - 1)
+    return bool(signed.max() < infinity) and bool(unsigned.max() < infinity + sign)
+
+
+def copy_turned(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy a matrix with its axes exchanged; of 16-bit numbers as integers, which numpy does in
+    half of torch's time. Shapes: target [R, O], source [O, R]. Mutates: target"""
+    if target.dtype == source.dtype and target.itemsize == 2:
+        target.view(torch.int16).numpy()[:] = source.view(torch.int16).numpy().T
+    else:
+        target.copy_(source.t())
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -83,7 +83,8 @@ class LoraAdapter(AdapterMethod):
         return replace(
             change,
             down=down,
-            up=up.float() * scale,
+            up=up,
+            scale=scale,
             magnitude=None if magnitude is None else magnitude.flatten(),
             shift=shift,
         )

@@ -1,0 +1,208 @@
+"""What adapters cost a decode step, and what it costs to load one.
+
+A model of Qwen2-0.5B's shape (0.47 billion parameters, random) decodes the same rows without room
+for adapters, with room and none in use, all rows with one adapter, and each row with its own; the
+engines take turns. Adapters change every linear layer. Loading is from the call until a request
+may ask for it, against reading the file alone. The floor is bytes: what adapters in use add to
+what a step reads.
+
+    PYTHONPATH=core:plugins:kernels python -m benchmarks.adapters [--rows 8] [--rank 16]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from dovetail import LLM, SamplingParams
+from dovetail.engine.client.sync_engine import SyncEngine
+from dovetail.interfaces.adapter_spec import AdapterSource
+
+HIDDEN, INNER, LAYERS, KV_SIZE, VOCAB = 896, 4864, 24, 128, 151936
+SIZES = {
+    "self_attn.q_proj": (HIDDEN, HIDDEN),
+    "self_attn.k_proj": (HIDDEN, KV_SIZE),
+    "self_attn.v_proj": (HIDDEN, KV_SIZE),
+    "self_attn.o_proj": (HIDDEN, HIDDEN),
+    "mlp.gate_proj": (HIDDEN, INNER),
+    "mlp.up_proj": (HIDDEN, INNER),
+    "mlp.down_proj": (INNER, HIDDEN),
+}
+CONFIG = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 4096,
+    "rope_theta": 1e6,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+SKIPPED_STEPS = 4
+
+
+def write_adapter(folder: Path, rank: int, seed: int) -> Path:
+    """Write a random adapter of every linear layer, as PEFT saves it; return its folder."""
+    folder.mkdir()
+    chance = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for layer in range(LAYERS):
+        for module, (inputs, outputs) in SIZES.items():
+            name = f"base_model.model.model.layers.{layer}.{module}"
+            down = torch.randn(rank, inputs, generator=chance) / inputs**0.5
+            up = torch.randn(outputs, rank, generator=chance) * 0.01
+            tensors[f"{name}.lora_A.weight"] = down.bfloat16()
+            tensors[f"{name}.lora_B.weight"] = up.bfloat16()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def engine_of(model: Path, threads: int, **settings: object) -> SyncEngine:
+    """Return an engine of the model with random weights."""
+    llm = LLM(
+        model=str(model),
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        max_model_len=1024,
+        max_num_seqs=32,
+        num_gpu_blocks_override=512,
+        num_threads=threads,
+        use_tqdm_on_load=False,
+        **settings,
+    )
+    engine = llm._engine
+    assert isinstance(engine, SyncEngine)
+    return engine
+
+
+def step_times(engine: SyncEngine, adapters: Sequence[str], num_steps: int) -> list[float]:
+    """Return the seconds of decode steps of rows that use these adapters."""
+    params = SamplingParams(
+        max_tokens=num_steps + SKIPPED_STEPS, temperature=0.0, ignore_eos=True, detokenize=False
+    )
+    for row, adapter in enumerate(adapters):
+        prompt = [(row * 97 + i * 31) % 1000 for i in range(16)]
+        engine.submit(engine.prepare(prompt, params, adapter=adapter))
+    times = []
+    while engine.has_work:
+        start_s = time.perf_counter()
+        engine.step()
+        times.append(time.perf_counter() - start_s)
+    return times[SKIPPED_STEPS:-1]
+
+
+def load(engine: SyncEngine, name: str, folder: Path) -> float:
+    """Return how long an adapter takes until a request may ask for it."""
+    adapters = engine.core.adapters
+    assert adapters is not None
+    start_s = time.perf_counter()
+    done = adapters.load(AdapterSource(name=name, path=str(folder)))
+    while not done.done():
+        time.sleep(0.0002)
+        adapters.poll()
+    done.result()
+    return time.perf_counter() - start_s
+
+
+def main() -> None:
+    """Print the times and their ratios."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=7)
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        run(chosen, Path(scratch))
+
+
+def run(chosen: argparse.Namespace, scratch: Path) -> None:
+    """Build the engines, load adapters, decode in turns."""
+    (scratch / "model").mkdir()
+    (scratch / "model" / "config.json").write_text(json.dumps(CONFIG))
+    rows, names = chosen.rows, [f"a{i}" for i in range(chosen.rows)]
+    plain = engine_of(scratch / "model", chosen.threads)
+    room = engine_of(
+        scratch / "model",
+        chosen.threads,
+        enable_lora=True,
+        max_loras=rows,
+        max_lora_rank=chosen.rank,
+    )
+    folders = [write_adapter(scratch / name, chosen.rank, i) for i, name in enumerate(names)]
+    file = folders[0] / "adapter_model.safetensors"
+    load_file(file)
+    loads = [load(room, name, folder) for name, folder in zip(names, folders, strict=True)]
+    reads = [timed(lambda path=path: copied(path)) for path in folders]
+    ways: dict[str, Callable[[], list[float]]] = {
+        "no room for adapters": lambda: step_times(plain, [""] * rows, chosen.steps),
+        "room, none in use": lambda: step_times(room, [""] * rows, chosen.steps),
+        "one adapter": lambda: step_times(room, names[:1] * rows, chosen.steps),
+        f"{rows} adapters": lambda: step_times(room, names, chosen.steps),
+    }
+    for way in ways.values():
+        way()
+    medians: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(chosen.rounds):
+        for name, way in ways.items():
+            medians[name].append(statistics.median(way()))
+    first = medians["no room for adapters"]
+    print(f"{rows} rows, rank {chosen.rank}, {chosen.threads} threads; milliseconds a step")
+    for name, found in medians.items():
+        ratios = [one / base for one, base in zip(found, first, strict=True)]
+        low, high = min(ratios), max(ratios)
+        print(
+            f"{name:<22}{statistics.median(found) * 1e3:8.2f}   "
+            f"{statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})"
+        )
+    report_floor(chosen.rank, rows)
+    read_s, load_s = statistics.median(reads), statistics.median(loads)
+    print(
+        f"loading one, {file.stat().st_size / 2**20:.0f} MiB: {load_s * 1e3:.1f} ms; reading its "
+        f"file {read_s * 1e3:.1f} ms: {load_s / read_s:.2f}"
+    )
+
+
+def report_floor(rank: int, rows: int) -> None:
+    """Print what adapters add to the bytes that a step reads, in bfloat16."""
+    own = sum(inputs * outputs for inputs, outputs in SIZES.values()) * LAYERS
+    own += VOCAB * HIDDEN
+    of_one = sum(inputs + outputs for inputs, outputs in SIZES.values()) * LAYERS * rank
+    print(
+        f"bytes read: one adapter {1 + of_one / own:.3f}, {rows} adapters "
+        f"{1 + rows * of_one / own:.3f} of the model's alone"
+    )
+
+
+def copied(folder: Path) -> None:
+    """Read an adapter's file into memory of its own."""
+    for tensor in load_file(folder / "adapter_model.safetensors").values():
+        tensor.clone()
+
+
+def timed(call: Callable[[], None]) -> float:
+    """Return the seconds that a call takes."""
+    start_s = time.perf_counter()
+    call()
+    return time.perf_counter() - start_s
+
+
+if __name__ == "__main__":
+    main()
