@@ -28,6 +28,7 @@ ROUTERS, EXECUTORS = HERE / "wrong_routers.py", HERE / "wrong_executors.py"
 EXCHANGES = HERE / "wrong_exchanges.py"
 STAGES = HERE / "wrong_stages.py"
 POOLERS = HERE / "wrong_poolers.py"
+RESOLVERS = HERE / "wrong_resolvers.py"
 
 POLICY = "scheduling_policy"
 WRONG: list[tuple[str, str, str]] = [
@@ -75,6 +76,12 @@ WRONG: list[tuple[str, str, str]] = [
     ("pooler", f"{POOLERS}:PaddingSteps", "makes_a_vector_for_tokens[9]"),
     ("pooler", f"{POOLERS}:CentringSteps", "vectors_are_those_of_their_tokens"),
     ("pooler", f"{POOLERS}:LastStep", "steps_are_found"),
+    ("adapter_resolver", f"{RESOLVERS}:TrustingResolver", "no_name_leads_elsewhere[3]"),
+    ("adapter_resolver", f"{RESOLVERS}:IndifferentResolver", "the_base_counts"),
+    ("adapter_resolver", f"{RESOLVERS}:RaisingResolver", "what_is_not_there_is_none"),
+    ("adapter_resolver", f"{RESOLVERS}:RenamingResolver", "what_is_there_is_found"),
+    ("adapter_resolver", f"{RESOLVERS}:SharedResolver", "threads_do_not_mix"),
+    ("adapter_resolver", f"{RESOLVERS}:ScribblingResolver", "nothing_is_written"),
     ("dtype", f"{PLAIN}:ALIEN", "keeps_its_interface"),
     ("expert_placement", f"{PLAIN}:CROWDED", "each_expert_is_on_one_rank[8-2]"),
     ("hash_algorithm", f"{PLAIN}:COLLIDING", "hashes_tell_blocks_apart"),
@@ -181,6 +188,7 @@ RIGHT = [
     ("api", f"{APIS}:RightApi"),
     ("drafter", f"{PLAIN}:RightDrafter"),
     ("router", f"{ROUTERS}:RightRouter"),
+    ("adapter_resolver", f"{RESOLVERS}:RightResolver"),
     ("pooler", f"{POOLERS}:RightPooler"),
     ("pooler", f"{POOLERS}:RightSteps"),
     ("tool_parser", f"{PLAIN}:SlashParser"),

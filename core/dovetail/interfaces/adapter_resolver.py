@@ -6,7 +6,7 @@ It is asked in the API process, for names that clients write; what it finds the 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -39,6 +39,13 @@ class AdapterResolver(Plugin):
     """
 
     interface_version: ClassVar[int] = 1
+
+    @classmethod
+    def sample_options(cls, folder: Path) -> Mapping[str, Any]:
+        """Return options with which it finds the adapters in the subfolders of a folder, by their
+        names: for the conformance kit, which lays "poems" and others there. A resolver that asks
+        somewhere else may copy them there, or return what makes it answer as if it had."""
+        return {}
 
     @abstractmethod
     def __init__(self, options: Any, facts: ResolverFacts) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,11 @@ class FolderResolver(AdapterResolver):
 
     info = Info(summary="adapters in the subfolders of a folder, under the folders' names")
     Options = _Options
+
+    @classmethod
+    def sample_options(cls, folder: Path) -> Mapping[str, Any]:
+        """Return the folder itself."""
+        return {"path": str(folder)}
 
     def __init__(self, options: Any, facts: ResolverFacts) -> None:
         self._facts = facts
