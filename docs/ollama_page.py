@@ -95,7 +95,7 @@ INSTEAD: dict[str, dict[str, str]] = {
         "PARAMETER": "defaults of requests: `--override-generation-config`; the rest as above",
         "TEMPLATE": "`--chat-template`, a Jinja file; the checkpoint's own is the default",
         "SYSTEM": "a message of the system in the request, or in the template",
-        "ADAPTER": "`--enable-lora` with `--lora-modules NAME=PATH`; NAME is a model to clients",
+        "ADAPTER": "`--lora-modules` with `--enable-lora`; its name there is a model to clients",
         "LICENSE": "absent: it stays in the checkpoint's folder",
         "MESSAGE": "messages of the request",
     },

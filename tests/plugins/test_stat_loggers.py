@@ -7,6 +7,7 @@ import logging
 import math
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dovetail.errors import ConfigError
 from dovetail.interfaces.stats import Caller, StepStats, TokenStats
 from dovetail.observability import metrics
-from dovetail.testing.fakes import request_stats
+from dovetail.testing.fakes import request_stats, step_stats
 from dovetail_plugins.stat_loggers.jsonl import RequestLines
 from dovetail_plugins.stat_loggers.log import LogStats
 from dovetail_plugins.stat_loggers.prometheus import PrometheusStats
@@ -218,3 +219,36 @@ def test_every_request_is_a_json_line(tmp_path: Path) -> None:
     assert (two["finish_reasons"], two["error"], two["ttft_s"]) == (["error"], "NaN\nlogits", None)
     with pytest.raises(ConfigError, match="cannot write"):
         RequestLines(RequestLines.Options(path=str(tmp_path / "no" / "file")), "mine", 100)
+
+
+def test_adapters_in_use_are_the_labels_of_one_series() -> None:
+    stats = PrometheusStats(PrometheusStats.Options(), "with adapters", 4096)
+
+    def shown() -> list[tuple[dict[str, str], float]]:
+        return [(s.labels, s.value) for s in families()["vllm:lora_requests_info"].samples]
+
+    def tell(engine: int, running: tuple[str, ...], waiting: tuple[str, ...] = ()) -> None:
+        stats.step(
+            step_stats(
+                engine=engine, running_adapters=running, waiting_adapters=waiting, max_adapters=4
+            )
+        )
+
+    stats.step(step_stats())
+    assert ({"max_lora": "0", "waiting_lora_adapters": "", "running_lora_adapters": ""}, 0) in (
+        shown()
+    )
+    before_s = time.time()
+    tell(0, ("b", "a"), ("c",))
+    tell(1, ("d", "a"))
+    ((labels, since_s),) = shown()
+    assert labels == {
+        "max_lora": "4",
+        "waiting_lora_adapters": "c",
+        "running_lora_adapters": "a,b,d",
+    }
+    assert before_s - 1 <= since_s <= time.time()
+    tell(0, ())
+    tell(1, ())
+    ((labels, _),) = shown()
+    assert labels["running_lora_adapters"] == labels["waiting_lora_adapters"] == ""

@@ -31,9 +31,10 @@ class FakeRow:
     num_tokens: int
 
 
-def step_stats(**counts: int) -> StepStats:
+def step_stats(**counts: Any) -> StepStats:
     """Return the numbers of a quiet step with these counts changed."""
-    return StepStats(**({"num_running": 1, "num_waiting": 0, "kv_usage": 0} | counts))
+    quiet: dict[str, Any] = {"num_running": 1, "num_waiting": 0, "kv_usage": 0}
+    return StepStats(**(quiet | counts))
 
 
 def request_stats(request_id: str = "r", finish_reason: str = "stop") -> RequestStats:

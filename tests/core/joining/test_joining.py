@@ -352,7 +352,7 @@ OWN = {
         "stat_loggers", "hooks", "served_names", "request_seed", "max_logprobs",
         "processor_pattern", "default_sampling", "log_level", "log_config", "log_prefix",
         "sets_up_log", "step_timeout_s", "reply_timeout_s", "socket_dir", "checks_invariants",
-        "engine", "shares", "elsewhere", "variables", "router",
+        "engine", "shares", "elsewhere", "variables", "router", "adapter_search",
     },
 }  # fmt: skip
 """What machines may differ in: it concerns one of them alone, or is told elsewhere in the spec."""
