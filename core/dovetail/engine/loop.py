@@ -276,8 +276,8 @@ class EngineLoop:
             case CallWorkers(call):
                 return WorkerAnswers(self._core.collective_rpc(call))
             case LoadAdapter():
-                adapters = serving(self._core.adapters)
-                return adapters.load(operation.source, replaces=operation.replaces)
+                loader = serving(self._core.adapters)
+                return loader.load(operation.source, replaces=operation.replaces)
             case UnloadAdapter(name):
                 serving(self._core.adapters).unload(name)
             case ListAdapters():
