@@ -78,6 +78,8 @@ ENDS: dict[str, dict[str, Any]] = {
     "bias_gelu": {"bias": True, "activation": "gelu"},
     "gated_silu": {"is_gated": True, "activation": "silu"},
     "gated_bias_gelu_tanh": {"is_gated": True, "bias": True, "activation": "gelu_tanh"},
+    "rows_bias_silu": {"bias": True, "has_bias_rows": True, "residual": True, "activation": "silu"},
+    "gated_rows_bias": {"is_gated": True, "bias": True, "has_bias_rows": True},
     "quick_gelu": {"activation": "quick_gelu"},
     "relu": {"activation": "relu"},
     "relu2": {"activation": "relu2"},
@@ -363,7 +365,8 @@ def _builder(
             "is_gated": is_gated,
         }
         if options.get("bias"):
-            arguments["bias"] = normal((outputs,), dtype, device, seed=3)
+            shape = (rows, outputs) if options.get("has_bias_rows") else (outputs,)
+            arguments["bias"] = normal(shape, dtype, device, seed=3)
         if options.get("residual"):
             arguments["residual"] = normal((rows, width), dtype, device, seed=4)
         return arguments
