@@ -79,7 +79,12 @@ ENDS: dict[str, dict[str, Any]] = {
     "gated_silu": {"is_gated": True, "activation": "silu"},
     "gated_bias_gelu_tanh": {"is_gated": True, "bias": True, "activation": "gelu_tanh"},
     "rows_bias_silu": {"bias": True, "has_bias_rows": True, "residual": True, "activation": "silu"},
-    "gated_rows_bias": {"is_gated": True, "bias": True, "has_bias_rows": True},
+    "gated_rows_bias_silu": {
+        "is_gated": True,
+        "bias": True,
+        "has_bias_rows": True,
+        "activation": "silu",
+    },
     "quick_gelu": {"activation": "quick_gelu"},
     "relu": {"activation": "relu"},
     "relu2": {"activation": "relu2"},
@@ -365,8 +370,9 @@ def _builder(
             "is_gated": is_gated,
         }
         if options.get("bias"):
-            shape = (rows, outputs) if options.get("has_bias_rows") else (outputs,)
-            arguments["bias"] = normal(shape, dtype, device, seed=3)
+            arguments["bias"] = normal((outputs,), dtype, device, seed=3)
+        if options.get("has_bias_rows"):  # small: an error of the gate is multiplied by up
+            arguments["bias"] = normal((rows, outputs), dtype, device, seed=3) / 4
         if options.get("residual"):
             arguments["residual"] = normal((rows, width), dtype, device, seed=4)
         return arguments
