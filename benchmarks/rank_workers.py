@@ -12,8 +12,7 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import KVLayer, KVLayout, RowResult, StepPlan, StepResult
 from dovetail.interfaces.worker import Worker
-from dovetail.parallel.collectives import all_reduce
-from dovetail.parallel.groups import stage_after, stage_before, tensor_group
+from dovetail.parallel.groups import stage_after, stage_before
 from dovetail.testing.stage_worker import StageWorker
 
 SLEEP_S = 0.01
@@ -26,7 +25,6 @@ class PlainWorker(Worker):
 
     def __init__(self, options: Any, run: RunSpec) -> None:
         self.step_s = float(run.load_options.get("step_us", 0)) * 1e-6
-        self._rank, self._sum = run.rank, torch.zeros(1)
 
     def load(self) -> None:
         """Load nothing."""
@@ -43,19 +41,14 @@ class PlainWorker(Worker):
         """Allocate nothing."""
 
     def step(self, plan: StepPlan) -> StepResult:
-        """Return a token a row, once all ranks have computed: `forward_s` is the time of this
-        rank's own work, `sample_s` that of waiting for the others."""
-        clock, started_s = time.perf_counter, time.perf_counter()
-        while clock() - started_s < self.step_s:
+        """Return a token a row, drawn when the computing is over; `forward_s` is all the time that
+        this took."""
+        started_s = time.perf_counter()
+        while time.perf_counter() - started_s < self.step_s:
             pass
-        computed_s = clock()
-        all_reduce(self._sum, tensor_group(self._rank))
-        met_s = clock()
         rows = tuple(RowResult(row=row.row, token_ids=(row.start,)) for row in plan.rows)
-        own_s = computed_s - started_s + clock() - met_s
-        return StepResult(
-            step_id=plan.step_id, rows=rows, forward_s=own_s, sample_s=met_s - computed_s
-        )
+        took_s = time.perf_counter() - started_s
+        return StepResult(step_id=plan.step_id, rows=rows, forward_s=took_s)
 
 
 class SleepyStage(StageWorker):
