@@ -149,6 +149,8 @@ def measure_handing(step_us: int, turns: int = 40) -> None:
     steps, as a busy engine makes them, and for the first one after a pause. The ranks are bound to
     a core each, as those of an engine are."""
     cores = cores_of_ranks(None, 2)
+    if not cores:
+        raise SystemExit("two ranks are bound to a core each: this needs two cores, and Linux.")
     run = msgspec.structs.replace(tiny_run(), load_options={"step_us": step_us})
     rank = RankSpec(world_size=2, local_size=2)
     two = msgspec.structs.replace(run, rank=rank, rank_processors=cores)
