@@ -101,7 +101,7 @@ class AsyncEngine(EngineOperations):
         self.text_process = (
             TextProcess(spec, lambda: sum(self.load()) > 0) if spec.has_tokenizer else None
         )
-        structured_output = spec.run.structured_output
+        structured_output = spec.run.structured_output if spec.has_tokenizer else None
         self.constraint_compiler = (
             ConstraintCompiler(structured_output) if structured_output is not None else None
         )
