@@ -123,6 +123,8 @@ class ServerState:
 
     def check_structured_output(self, where: str) -> None:
         """Raise RequestError where nothing can constrain an answer."""
+        if not self.engine.spec.has_tokenizer:
+            raise text_refused(where)
         if self.engine.constraint_compiler is None:
             raise none_installed(where)
 
