@@ -281,12 +281,16 @@ class DecoderForCausalLM(nn.Module, Model):
                 soft_cap=config.final_logit_softcap,
             ),
         )
-        self.score = class_score(context, stage)
+        self.score = self.build_score(context, stage)
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
         """Return how this family differs, read from its config."""
         return usual_config(model)
+
+    def build_score(self, context: BuildContext, stage: Stage) -> nn.Module:
+        """Return what makes numbers of classes of hidden states, where the model has classes."""
+        return class_score(context, stage)
 
     def weight_map(self) -> WeightMap:
         """Return the names: the checkpoint's own, with q, k, v and gate, up fused."""

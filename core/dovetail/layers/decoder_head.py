@@ -32,15 +32,22 @@ def generates(model: ModelSpec) -> bool:
     return model.head == LOGITS
 
 
-def class_score(context: BuildContext, stage: Stage, *, in_size: int | None = None) -> nn.Module:
+def class_score(
+    context: BuildContext,
+    stage: Stage,
+    *,
+    in_size: int | None = None,
+    two_layers: tuple[str, ...] = TWO_LAYERS,
+) -> nn.Module:
     """Return the `score` of a decoder, of the layout that its class is published in; on the last
-    stage of models that are built to tell classes apart."""
+    stage of models that are built to tell classes apart. Classes with `two_layers` are those whose
+    names end so."""
     model = context.model
     has_classes = model.head in (CLASSES, TOKEN_CLASSES)
 
     def make() -> nn.Module:
         size = in_size or model.hidden_size
-        if model.architecture.endswith(TWO_LAYERS):
+        if model.architecture.endswith(two_layers):
             return RewardScore(context, size)
         has_bias = model.architecture.endswith(WITH_BIAS)
         return _matrix(context, "score", size, len(labels(model.hf_config)), bias=has_bias)
