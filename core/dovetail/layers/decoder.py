@@ -33,7 +33,7 @@ from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.attention import Attention
 from dovetail.layers.decoder_head import class_score, generates
 from dovetail.layers.embedding import VocabParallelEmbedding
-from dovetail.layers.linear import GatedLinear, QKVParallelLinear, RowParallelLinear
+from dovetail.layers.linear import GatedLinear, RowParallelLinear, attention_linears
 from dovetail.layers.logits import LogitsHead
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.rotary import HeadRotary, Rope, Rotary, rope_settings
@@ -110,21 +110,8 @@ class DecoderAttention(nn.Module):
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
         super().__init__()
         model = context.model
-        self.qkv_proj = QKVParallelLinear(
-            context,
-            f"{name}.qkv_proj",
-            model.hidden_size,
-            num_heads=model.num_heads,
-            num_kv_heads=model.num_kv_heads,
-            head_size=model.head_size,
-            bias=config.has_qkv_bias,
-        )
-        self.o_proj = RowParallelLinear(
-            context,
-            f"{name}.o_proj",
-            model.num_heads * model.head_size,
-            model.hidden_size,
-            bias=config.has_out_bias,
+        self.qkv_proj, self.o_proj = attention_linears(
+            context, name, qkv_bias=config.has_qkv_bias, out_bias=config.has_out_bias
         )
         self.q_norm = self.build_head_norm(context, config)
         self.k_norm = self.build_head_norm(context, config)

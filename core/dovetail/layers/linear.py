@@ -257,6 +257,25 @@ class RowParallelLinear(Linear):
         return all_reduce(self.method.apply(self, x, self.bias), self.group)
 
 
+def attention_linears(
+    context: BuildContext, name: str, *, qkv_bias: bool, out_bias: bool
+) -> tuple[QKVParallelLinear, RowParallelLinear]:
+    """Return the matrices before and behind the attention of a layer, of the model's heads."""
+    model = context.model
+    qkv = QKVParallelLinear(
+        context,
+        f"{name}.qkv_proj",
+        model.hidden_size,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_size=model.head_size,
+        bias=qkv_bias,
+    )
+    width = model.num_heads * model.head_size
+    out = RowParallelLinear(context, f"{name}.o_proj", width, model.hidden_size, bias=out_bias)
+    return qkv, out
+
+
 def linear_spec(
     context: BuildContext,
     name: str,
