@@ -297,6 +297,7 @@ def test_the_cohere_client() -> None:
 
 
 def test_the_langchain_client() -> None:
+    # Not in the test extra: 40 MB, with a tracer that reports elsewhere (langsmith), for one class.
     langchain = pytest.importorskip("langchain_openai")
 
     def made(http: Any) -> Any:
