@@ -133,7 +133,7 @@ class T5EncoderModel(EncoderModel):
 
 
 class UMT5Attention(EncoderAttention):
-    """Attention with biases by position of its own."""
+    """Attention with its own biases by position."""
 
     def __init__(self, context: BuildContext, name: str, config: EncoderConfig, layer: int) -> None:
         super().__init__(context, name, config, layer)
