@@ -283,7 +283,7 @@ def test_lines_for_a_model_that_pools(tmp_path: Path) -> None:
     assert run.wait() == 1, run.log
     told = {one["custom_id"]: one["response"] for one in results_of(target)}
     assert told["/classify"]["status_code"] == 404
-    assert "vectors" in told["/classify"]["body"]["error"]["message"]
+    assert 'can "embed"' in told["/classify"]["body"]["error"]["message"]
     found = {url: one["body"] for url, one in told.items() if one["status_code"] == 200}
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "bert")
     with torch.inference_mode():
