@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -211,20 +211,19 @@ class ServerState:
         is long and does not fit into the context
         """
         verify_text(PROMPT, text)
-        context = self.engine.spec.run.max_model_tokens
-        encode = partial(
-            encoded,
-            self.engine.tokenizer,
-            text,
-            add_special_tokens=add_special_tokens,
-            most=None if takes_any_length else context,
-            keep=kept(truncates_to, context),
-            keeps_start=keeps_start,
-            plain=plain,
-        )
+        run = self.engine.spec.run
+        asked: dict[str, Any] = {
+            "add_special_tokens": add_special_tokens,
+            "most": None if takes_any_length else run.max_model_tokens,
+            "keep": kept(truncates_to, run.max_model_tokens),
+            "keeps_start": keeps_start,
+            "plain": plain,
+        }
         process = self.engine.text_process
         if process is not None and len(text) > LONG_TEXT_CHARS:
-            return await process.encode(text, **encode.keywords)
+            return await process.encode(text, **asked)
+        answers = run.pooling is None
+        encode = partial(encoded, self.engine.tokenizer, text, answers=answers, **asked)
         return await self.run(encode, len(text))
 
 
