@@ -387,7 +387,7 @@ def is_odd(found: Sequence[Seen | Left], left: Left) -> bool:
     """Return whether a round ended as it should not: look at the logs."""
     seen = [one for one in found if isinstance(one, Seen)]
     early = [one for one in seen[:-1] if one.answered_after < NUM_AFTER]
-    never = [one for one in seen if one.never_ended]
+    never = [one for one in seen if one.never_ended or one.stayed]
     return bool(early or never or left.orphans or left.files or None in left.statuses)
 
 

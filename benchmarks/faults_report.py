@@ -28,6 +28,11 @@ class Seen:
     answered_after: int = 0
     never_ended: int = 0
 
+    @property
+    def stayed(self) -> bool:
+        """Return whether a process that was given up was there long after."""
+        return self.notice_s is not None and self.gone_s is None
+
 
 @dataclass(slots=True, kw_only=True)
 class Left:
@@ -87,8 +92,10 @@ def report(found: Sequence[Seen | Left], rounds: Sequence[str]) -> bool:
     parts = {name: [x for one in lefts for x in getattr(one, name)] for name in LEFT}
     for name, things in parts.items():
         print(f"left {name}: {len(things)} {things[:3] if things else ''}")
-    never = sum(one.never_ended for rows in by_fault.values() for one in rows)
-    return not (never or any(parts.values()))
+    all_seen = [one for rows in by_fault.values() for one in rows]
+    stayed = [f"{one.target} {one.fault}" for one in all_seen if one.stayed]
+    print(f"stayed until the server ended: {len(stayed)} {stayed[:3] if stayed else ''}")
+    return not (sum(one.never_ended for one in all_seen) or stayed or any(parts.values()))
 
 
 LEFT = ("orphans", "files", "segments")

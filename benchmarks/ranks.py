@@ -3,11 +3,12 @@ model brings.
 
 The two sides of every comparison run in turn, so that a busy machine slows both. Bars: a plan of 32
 rows handed to two ranks and its result back, 80 us over what the step takes; two ranks with a core
-each, 0.9 of the speed of one rank with two threads. An idle engine's ranks use no processor. Stages
+each, 0.9 of the speed of one rank with two threads. Beside the first stands what bare sockets take
+for it on the same cores in the same run. An idle engine's ranks use no processor. Stages
 of a pipeline are compared without a bar: each reads its weights once for every plan, so small
 batches cost what they cost.
 
-    PYTHONPATH=core:plugins:kernels python benchmarks/ranks.py [handing | dividing | stages]
+    PYTHONPATH=core:plugins:kernels python -m benchmarks.ranks [handing | dividing | stages]
 """
 
 from __future__ import annotations
@@ -18,29 +19,25 @@ import statistics
 import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
-import torch
 
+from benchmarks import rank_workers
+from benchmarks.ping_pong import PingPong
 from dovetail import LLM, SamplingParams, registry
-from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import RankSpec, RunSpec, Selection
+from dovetail.config.rules.cores import cores_of_ranks
+from dovetail.interfaces.spec import RankSpec, Selection
 from dovetail.interfaces.step import (
-    KVLayer,
     KVLayout,
     NewRow,
-    RowResult,
     RowStep,
     StepPlan,
-    StepResult,
 )
-from dovetail.interfaces.worker import Worker
-from dovetail.parallel.groups import stage_after, stage_before
-from dovetail.testing.stage_worker import StageWorker
 from dovetail.testing.tiny import tiny_layout, tiny_run
 from dovetail_plugins.executors.mp import MpExecutor
 from dovetail_plugins.executors.uni import UniExecutor
@@ -72,55 +69,9 @@ SHAPE: dict[str, Any] = {
 }
 
 
-SLEEP_S = 0.01
+WORKERS = Path(rank_workers.__file__).resolve()
 SPLIT = "7,5"
 """Layers of the two stages: the head, of the last one, weighs as much as two layers."""
-
-
-class PlainWorker(Worker):
-    """Has no model: a step keeps its core busy for a while and gives every row a token."""
-
-    info = Info(summary="benchmark worker: no model", devices=("cpu",))
-
-    def __init__(self, options: Any, run: RunSpec) -> None:
-        self.step_s = float(run.load_options.get("step_us", 0)) * 1e-6
-
-    def load(self) -> None:
-        """Load nothing."""
-
-    def kv_layers(self) -> Sequence[KVLayer]:
-        """Return nothing."""
-        return ()
-
-    def free_bytes(self) -> int:
-        """Return nothing."""
-        return 0
-
-    def allocate(self, layout: KVLayout) -> None:
-        """Allocate nothing."""
-
-    def step(self, plan: StepPlan) -> StepResult:
-        """Return a token a row; `forward_s` is all the time that this took."""
-        started_s = time.perf_counter()
-        rows = tuple(RowResult(row=row.row, token_ids=(row.start,)) for row in plan.rows)
-        while time.perf_counter() - started_s < self.step_s:
-            pass
-        took_s = time.perf_counter() - started_s
-        return StepResult(step_id=plan.step_id, rows=rows, forward_s=took_s)
-
-
-class SleepyStage(StageWorker):
-    """A stage that sleeps instead of computing, so that a busy machine does not disturb it."""
-
-    def step(self, plan: StepPlan) -> StepResult:
-        """Sleep between what comes and what goes."""
-        if self._rank.stage:
-            stage_before().receive(torch.zeros(16, 1024))
-        time.sleep(SLEEP_S)
-        result = super().step(plan)
-        if not self._rank.is_last_stage:
-            stage_after().send(torch.ones(16, 1024))
-        return result
 
 
 def measure_sleeping(count: int = 60) -> None:
@@ -128,7 +79,7 @@ def measure_sleeping(count: int = 60) -> None:
     rank = RankSpec(world_size=2, num_stages=2, stage_layers=(1, 1), local_size=2)
     communicator = registry.choose("communicator", "shared_memory")
     run = msgspec.structs.replace(tiny_run(), rank=rank, communicator=communicator)
-    target = f"{Path(__file__).resolve()}:SleepyStage"
+    target = f"{WORKERS}:SleepyStage"
     executor = MpExecutor(None, run, Selection(kind="worker", name="sleepy", target=target))
     try:
         layout = tiny_layout(list(executor.kv_layers()))
@@ -143,7 +94,7 @@ def measure_sleeping(count: int = 60) -> None:
             while pending:
                 pending.popleft().result()
             each_ms = (time.perf_counter() - started_s) / count * 1e3
-            wait = 1 - SLEEP_S * 1e3 / each_ms
+            wait = 1 - rank_workers.SLEEP_S * 1e3 / each_ms
             print(f"{depth} plans under way: {each_ms:.1f} ms a plan, a stage waits {wait:.0%}")
     finally:
         executor.shutdown()
@@ -168,7 +119,7 @@ def sleepy_plan(layout: KVLayout, depth: int, number: int) -> StepPlan:
     )
 
 
-WORKER = Selection(kind="worker", name="plain", target=f"{Path(__file__).resolve()}:PlainWorker")
+WORKER = Selection(kind="worker", name="plain", target=f"{WORKERS}:PlainWorker")
 
 
 def plan_of(step_id: int) -> StepPlan:
@@ -195,32 +146,53 @@ def over_s(executor: Any, plan: StepPlan) -> float:
 
 def measure_handing(step_us: int, turns: int = 40) -> None:
     """Print what handing a step over costs with two ranks, and within the process: in a run of
-    steps, as a busy engine makes them, and for the first one after a pause."""
-    options = {"step_us": step_us}
-    run = msgspec.structs.replace(tiny_run(), load_options=options)
-    two = msgspec.structs.replace(run, rank=RankSpec(world_size=2, local_size=2))
-    executors = {"uni": UniExecutor(None, run, WORKER), "mp": MpExecutor(None, two, WORKER)}
-    running: dict[str, list[float]] = {name: [] for name in executors}
-    first: dict[str, list[float]] = {name: [] for name in executors}
-    try:
+    steps, as a busy engine makes them, and for the first one after a pause. The ranks are bound to
+    a core each, as those of an engine are."""
+    cores = cores_of_ranks(None, 2)
+    if not cores:
+        raise SystemExit("two ranks are bound to a core each: this needs two cores, and Linux.")
+    run = msgspec.structs.replace(tiny_run(), load_options={"step_us": step_us})
+    rank = RankSpec(world_size=2, local_size=2)
+    two = msgspec.structs.replace(run, rank=rank, rank_processors=cores)
+    running: dict[str, list[float]] = {"uni": [], "mp": []}
+    first: dict[str, list[float]] = {name: [] for name in running}
+    floor: list[float] = []
+    with (
+        closing(UniExecutor(None, run, WORKER)) as uni,
+        closing(MpExecutor(None, two, WORKER)) as mp,
+        PingPong(step_us, (cores[0][0], cores[1][0])) as sockets,
+    ):
         for _ in range(turns):
-            for name, executor in executors.items():
+            for name, executor in (("uni", uni), ("mp", mp)):
                 time.sleep(PAUSE_S)
                 taken = [over_s(executor, planned(number)) for number in range(RUN_STEPS)]
                 first[name].append(taken[0])
                 running[name] += taken[1:]
-        idle = idle_share(executors["mp"])
-    finally:
-        for executor in executors.values():
-            executor.shutdown()
-    for name in executors:
+            floor += [after_planning(sockets.over_s) for _ in range(RUN_STEPS)][1:]
+        idle = idle_share(mp)
+    for name, taken in running.items():
         print(
-            f"step of {step_us:5d} us, {name:3}: over it {quartiles_us(running[name])} us, after a "
+            f"step of {step_us:5d} us, {name:3}: over it {quartiles_us(taken)} us, after a "
             f"pause {quartiles_us(first[name])} us (quartiles)"
         )
-    print(f"  idle ranks: {idle:.3%} of a processor each")
+    print(f"  bare sockets: {quartiles_us(floor)} us; idle ranks: {idle:.3%} of a processor each")
     over = statistics.median(running["mp"])
-    print(f"  bar {BAR_S * 1e6:.0f} us: {'met' if over <= BAR_S else 'MISSED'}")
+    print(f"  bar {BAR_S * 1e6:.0f} us: {'met' if over <= BAR_S else 'MISSED'}", flush=True)
+
+
+@contextmanager
+def closing(executor: Any) -> Iterator[Any]:
+    """Shut an executor down at the end."""
+    try:
+        yield executor
+    finally:
+        executor.shutdown()
+
+
+def after_planning(measure: Callable[[], float]) -> float:
+    """Return what is measured after as long as an engine plans at a step."""
+    planned(0)
+    return measure()
 
 
 def planned(step_id: int) -> StepPlan:

@@ -35,10 +35,11 @@ or does not run on the machine of the trial. Of a model that takes images or sou
 served, without them.
 
 Encoders stand in another list: BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, ModernBERT,
-NomicBERT, GTE (`NewModel`, `GteModel`), MPNet, DeBERTa v2 and v3, T5's encoder and Jina BERT v2
-have plugins of their own, which tell vectors, classes of texts and of tokens. Tests compare them
-with transformers (Jina BERT with its formulas). A class that generates is not theirs: for example
-`BertLMHeadModel` runs over transformers.
+NomicBERT, GTE (`NewModel`, `GteModel`), MPNet, DeBERTa v2 and v3, the encoders of T5, mT5 and
+UMT5, and Jina BERT v2 have plugins of their own, which tell vectors, classes of texts and of
+tokens. Tests compare them with transformers (Jina BERT with its formulas). A class that generates
+is not theirs: for example `BertLMHeadModel` runs over transformers. InternLM2 (and its reward
+models), which transformers does not have, is served too.
 
 {counts}. `make sweep` tries them all again, `python -m benchmarks.architectures NAME` one alone.
 

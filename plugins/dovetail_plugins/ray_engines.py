@@ -38,7 +38,7 @@ class RayEngines(EngineStarter):
         self._wanted = wanted
         self._actors: list[Any] = []
         self._ends: list[Any] = []
-        self._ray: Any = session.connect(None)
+        self._ray: Any = session.connect(None, flag=BACKEND)
         self._places = Places(self._ray, len(wanted.numbers), what="engines", flag=SIZE_FLAG)
         try:
             resources = self._resources()

@@ -36,6 +36,9 @@ def client(answer: tuple[Path, list[int]]) -> Iterator[httpx.Client]:
     args = (str(answer[0]), "--skip-tokenizer-init", "--port", "0", *FLAGS)
     with ServerProcess(*args) as server, server.wait_ready().client() as made:
         yield made
+        server.process.terminate()
+        assert server.wait() == 0
+        assert not [line for line in server.lines if "Traceback" in line]
 
 
 @pytest.mark.e2e
@@ -65,6 +68,11 @@ def test_streams_carry_token_ids_too(client: httpx.Client, answer: tuple[Path, l
         ("/v1/completions", BODY | {"stop": "x"}, "stop"),
         ("/v1/completions", BODY | {"bad_words": ["x"]}, "bad_words"),
         ("/v1/completions", BODY | {"echo": True}, "prompt"),
+        (
+            "/v1/completions",
+            BODY | {"structured_outputs": {"regex": "a"}},
+            "structured_outputs.regex",
+        ),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}, "messages"),
         ("/tokenize", {"prompt": "hello"}, "prompt"),
         ("/detokenize", {"tokens": [1]}, "prompt"),

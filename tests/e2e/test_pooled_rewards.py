@@ -11,12 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from dovetail import LLM
 from dovetail.errors import ConfigError
 from dovetail.interfaces.pooling_params import PoolingParams
-from support.tiny_decoders import SIZE, add_tensors, hidden_states, saved, tiny_model
+from support.tiny_decoders import (
+    SIZE,
+    add_tensors,
+    as_internlm2,
+    hidden_states,
+    saved,
+    tiny_model,
+)
 
 pytestmark = pytest.mark.e2e
 
@@ -77,6 +85,21 @@ def test_reward_models_of_qwen2(name: str, count: int, tmp_path: Path) -> None:
                 rewards.softmax(-1)[marks(ids)]
                 for ids, rewards in zip(PROMPTS, wanted, strict=True)
             ]
+    with LLM(model=str(folder), **FLAGS) as llm:
+        assert_told(llm, "token_classify", wanted)
+
+
+def test_reward_model_of_internlm2(tmp_path: Path) -> None:
+    """A reward of each token by one matrix, of which the last one's is the text's."""
+    trunk = tiny_model("LlamaModel", "LlamaForCausalLM", attention_bias=True)
+    head = torch.randn(1, SIZE, generator=torch.Generator().manual_seed(5))
+    folder = as_internlm2(saved(trunk, tmp_path), "InternLM2ForRewardModel", reward_token_id=MARK)
+    tensors = load_file(folder / "model.safetensors")
+    named = {f"model.{name}": x for name, x in tensors.items()}
+    metadata = {"format": "pt"}
+    save_file({**named, "v_head.weight": head}, folder / "model.safetensors", metadata=metadata)
+    with torch.inference_mode():
+        wanted = [hidden_states(trunk, ids) @ head.T for ids in PROMPTS]
     with LLM(model=str(folder), **FLAGS) as llm:
         assert_told(llm, "token_classify", wanted)
 

@@ -20,6 +20,9 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+import torch
+
+from support.tiny_berts import write_bert
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -255,3 +258,44 @@ def test_faults_are_found_before_the_model_loads(
     error = capsys.readouterr().err.splitlines()[-2:]
     assert cause in error[0]
     assert error[1].startswith("fix: ")
+
+
+def test_lines_for_a_model_that_pools(tmp_path: Path) -> None:
+    """Vectors, scores and rankings in one file; what the model does not do fails alone."""
+    from transformers import AutoTokenizer
+
+    model = write_bert(tmp_path / "bert")
+    texts = ["the cat sat.", "a cat", "z"]
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/embeddings": {"input": texts},
+        "/score": {"text_1": texts[0], "text_2": texts[1:]},
+        "/rerank": {"query": texts[0], "documents": texts[1:]},
+        "/pooling": {"input": texts[0], "task": "token_embed"},
+        "/classify": {"input": texts[0]},
+    }
+    lines = (
+        {"custom_id": url, "method": "POST", "url": url, "body": body}
+        for url, body in bodies.items()
+    )
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(json.dumps(line) for line in lines))
+    run = Run("-i", str(source), "-o", str(target), "--model", str(tmp_path / "bert"))
+    assert run.wait() == 1, run.log
+    told = {one["custom_id"]: one["response"] for one in results_of(target)}
+    assert told["/classify"]["status_code"] == 404
+    assert 'can "embed"' in told["/classify"]["body"]["error"]["message"]
+    found = {url: one["body"] for url, one in told.items() if one["status_code"] == 200}
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "bert")
+    with torch.inference_mode():
+        told_states = [model(**tokenizer(text, return_tensors="pt")) for text in texts]
+    states = [one.last_hidden_state[0] for one in told_states]
+    vectors = torch.nn.functional.normalize(torch.stack([one[0] for one in states]), dim=-1)
+    ours = torch.tensor([one["embedding"] for one in found["/v1/embeddings"]["data"]])
+    torch.testing.assert_close(ours, vectors, rtol=0, atol=1e-4)
+    scores = (vectors[1:] @ vectors[0]).tolist()
+    assert [one["score"] for one in found["/score"]["data"]] == pytest.approx(scores, abs=1e-4)
+    ranked = {one["index"]: one["relevance_score"] for one in found["/rerank"]["results"]}
+    assert [ranked[0], ranked[1]] == pytest.approx(scores, abs=1e-4)
+    of_tokens = torch.tensor(found["/pooling"]["data"][0]["data"])
+    wanted = torch.nn.functional.normalize(states[0], dim=-1)
+    torch.testing.assert_close(of_tokens, wanted, rtol=0, atol=1e-4)

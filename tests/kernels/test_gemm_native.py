@@ -246,6 +246,30 @@ def test_trits_spelled_out_mean_the_same(format: str, is_symmetric: bool) -> Non
     assert torch.equal(wider.dequantize(), weight.dequantize())
 
 
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_a_bias_of_each_row_is_that_rows(format: str, is_gated: bool) -> None:
+    """The same bits as one for all rows, which a call after it has again."""
+    packed = Packed(make_weight(format, 90, 200), is_gated=is_gated)
+    x, biases = inputs(5), inputs(5, 90)
+    found = packed(x, biases, None, "silu")
+    for row in range(5):
+        wanted = packed(x[row : row + 1], biases[row], None, "silu")
+        assert torch.equal(found[row : row + 1], wanted)
+    assert torch.equal(packed(x, biases[:1].expand(5, -1).contiguous()), packed(x, biases[0]))
+
+
+def test_a_recorded_product_follows_the_bias_of_each_row() -> None:
+    packed = Packed(make_weight("bfloat16", 90, 200), is_gated=True)
+    x, biases = inputs(8), inputs(8, 90)
+    with torch.inference_mode():
+        program = record(lambda: packed(x, biases, None, "silu"), Pool(), kept=(x, biases))
+        packed(x, biases[0])
+        for _ in range(2):
+            assert torch.equal(program.run(), packed(x, biases, None, "silu"))
+            biases.copy_(inputs(9, 90)[1:])
+
+
 def test_matrices_beside_each_other_are_one_recorded_product() -> None:
     """Parts of a fused layer in different formats: no torch operator joins them."""
     weights = [make_weight(f, n, 96) for f, n in (("int4_int8", 50), ("int6_int8", 24))]

@@ -39,6 +39,52 @@ def saved(model: Any, folder: Path, **config: Any) -> Path:
     return folder
 
 
+def as_internlm2(folder: Path, architecture: str, **config: Any) -> Path:
+    """Give a saved Llama the names of InternLM2, each kv head's queries, key and value behind each
+    other in one matrix, and `config` written over fields of its config.json; return the folder.
+    Mutates: the files"""
+    from safetensors.torch import load_file, save_file
+
+    said = json.loads((folder / "config.json").read_text())
+    named = {"architectures": [architecture], "model_type": "internlm2"}
+    said |= {**named, "bias": said.pop("attention_bias"), **config}
+    (folder / "config.json").write_text(json.dumps(said))
+    tensors = load_file(folder / "model.safetensors")
+    stored = {_internlm2_name(name): x for name, x in tensors.items() if "_proj" not in name}
+    for name in [name for name in tensors if "_proj" in name]:
+        layer, leaf, kind = name.rsplit(".", 2)
+        if leaf in ("k_proj", "v_proj"):
+            continue
+        x = tensors[name]
+        if leaf == "q_proj":
+            parts = [tensors[f"{layer}.{n}_proj.{kind}"] for n in "qkv"]
+            groups = said["num_key_value_heads"]
+            x = torch.cat([part.unflatten(0, (groups, -1)) for part in parts], 1).flatten(0, 1)
+        stored[_internlm2_name(name)] = x.contiguous()
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+_INTERNLM2 = {
+    "embed_tokens": "tok_embeddings",
+    "self_attn": "attention",
+    "mlp": "feed_forward",
+    "q_proj": "wqkv",
+    "o_proj": "wo",
+    "gate_proj": "w1",
+    "up_proj": "w3",
+    "down_proj": "w2",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "lm_head": "output",
+}
+"""Words of Llama's names -> InternLM2's."""
+
+
+def _internlm2_name(name: str) -> str:
+    return ".".join(_INTERNLM2.get(word, word) for word in name.split("."))
+
+
 def add_tensors(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     """Add tensors to a saved model's weights. Mutates: the file"""
     from safetensors.torch import load_file, save_file

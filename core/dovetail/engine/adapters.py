@@ -81,6 +81,7 @@ class Adapters:
         self._slots: OrderedDict[str, int] = OrderedDict()
         self._free_slots = list(reversed(range(spec.max_slots)))
         self._holders: Counter[str] = Counter()
+        self._users: Counter[str] = Counter()
         self._waiting: OrderedDict[str, int] = OrderedDict()
         self._num_passed = 0
         self._loading: list[tuple[AdapterSource, Future[None]]] = []
@@ -125,7 +126,7 @@ class Adapters:
     def names_in_use(self) -> tuple[Names, Names]:
         """Return the names of the adapters that requests hold a slot of, and of those that requests
         wait for."""
-        held = (key for key in self._slots if self._holders[key])
+        held = (key for key in self._slots if self._users[key])
         return self._names(held), self._names(self._waiting)
 
     @property
@@ -190,9 +191,11 @@ class Adapters:
     def release(self, holder: AdapterHolder) -> None:
         """Let go of what a request held. Mutates: self"""
         self._holders[holder.key] -= 1
+        if holder.slot != NO_SLOT:
+            self._users[holder.key] -= 1
         if not self._holders[holder.key]:
             self._waiting.pop(holder.key, None)
-            self.has_freed = True
+        self.has_freed |= not self._users[holder.key]
         self._forget_if_unused(holder.key)
 
     def take_moves(self, plan: StepPlan) -> StepPlan:
@@ -213,6 +216,7 @@ class Adapters:
 
     def _give(self, holder: AdapterHolder, slot: int) -> bool:
         self._slots.move_to_end(holder.key)
+        self._users[holder.key] += 1
         self._waiting.pop(holder.key, None)
         holder.slot = slot
         return True
@@ -223,7 +227,7 @@ class Adapters:
         if self._free_slots:
             return self._free_slots.pop()
         for key in self._slots:
-            if not self._holders[key]:
+            if not self._users[key]:
                 return self._slots.pop(key)
         return None
 
@@ -265,6 +269,7 @@ class Adapters:
         """Mutates: self"""
         del self._known[key]
         self._holders.pop(key, None)
+        self._users.pop(key, None)
         self._drop(key)
         if key in self._slots:
             self._free_slots.append(self._slots.pop(key))

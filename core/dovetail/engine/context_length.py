@@ -8,6 +8,13 @@ PROMPT = "prompt"
 """What errors about the prompt name; a conversation's server says "messages" in its place."""
 
 
+def context_length(max_model_tokens: int, *, answers: bool = True) -> str:
+    """Return in words how many tokens a request may have. `answers`: tokens are drawn behind its
+    prompt, which count too."""
+    shared = ", for prompt and answer together" if answers else ""
+    return f"the context length is {max_model_tokens} tokens{shared}"
+
+
 def room_for_answer(num_prompt_tokens: int, max_model_tokens: int) -> int:
     """Return how many tokens of the context the prompt leaves. Raises: RequestError for none"""
     if not num_prompt_tokens:
@@ -15,7 +22,7 @@ def room_for_answer(num_prompt_tokens: int, max_model_tokens: int) -> int:
     if num_prompt_tokens >= max_model_tokens:
         raise prompt_too_long(
             num_prompt_tokens,
-            f"the context length is {max_model_tokens}, for prompt and answer together",
+            context_length(max_model_tokens),
             "set truncate_prompt_tokens to -1, or start with a larger --max-model-len",
         )
     return max_model_tokens - num_prompt_tokens
@@ -28,7 +35,7 @@ def verify_pooled(num_prompt_tokens: int, max_model_tokens: int) -> None:
     if num_prompt_tokens > max_model_tokens:
         raise prompt_too_long(
             num_prompt_tokens,
-            f"the context length is {max_model_tokens}",
+            context_length(max_model_tokens, answers=False),
             "set truncate_prompt_tokens to -1, or start with a larger --max-model-len",
         )
 

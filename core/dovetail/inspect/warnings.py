@@ -12,13 +12,11 @@ from dovetail.inspect.facts import Group, Memory, TextFacts, WeightFile
 from dovetail.inspect.how import How
 from dovetail.inspect.layers import EMBEDDING, HEAD, UNUSED, num_blocks, purpose_of
 from dovetail.interfaces.headers import StoredLayer
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.interfaces.spec import LOGITS, ModelSpec
 
 _FLOATS = ("float32", "bfloat16", "float16")
 _PICKLED = (".bin", ".pt", ".pth")
 _SHOWN = 3
-LOGITS = "logits"
-"""The head of a model that generates (see ModelSpec)."""
 
 
 def of_checkpoint(

@@ -42,6 +42,19 @@ class PendingStep(Protocol):
         """Wait for the result. Raises: EngineDead when a worker is gone."""
 
 
+class DoneStep:
+    """A step that has run already."""
+
+    __slots__ = ("_result",)
+
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def result(self) -> StepResult:
+        """Return the result."""
+        return self._result
+
+
 class Executor(Plugin):
     """Owns the workers. One thread calls it; steps run in the order they were submitted."""
 

@@ -24,6 +24,12 @@ PAGED = Selection(
 )
 
 
+LOGITS, NOTHING, CLASSES, TOKEN_CLASSES = "logits", "", "classes", "token_classes"
+TOKEN_VECTORS = "token_vectors"
+"""What stands on hidden states (ModelSpec.head)."""
+MAKES_VECTORS = (NOTHING, TOKEN_VECTORS)
+"""The heads of models that make vectors."""
+
 ACTIVATIONS = ("identity", "sigmoid", "softmax")
 """What may be made of numbers of classes."""
 
@@ -90,9 +96,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     what it alone needs from there. `dtype` is the torch name of the type computed in ("float32"),
     `weight_dtype` of the type that matrices may be kept in where a kernel multiplies them by
     activations of `dtype`; empty means `dtype`. `rope_rules` maps each rope_type that hf_config
-    names to the "module:function" of its rule. `head` is what stands on the hidden states: "logits"
-    of the vocabulary, nothing (""), or the "classes" of a prompt or of its tokens
-    ("token_classes"), or "token_vectors" that are smaller than hidden states. `is_causal` False:
+    names to the "module:function" of its rule. `head` is what stands on the hidden states: LOGITS
+    of the vocabulary, NOTHING, the CLASSES of a prompt, those of its tokens (TOKEN_CLASSES), or
+    TOKEN_VECTORS that are smaller than hidden states. `is_causal` False:
     every token sees all others of its prompt, so nothing is cached. The classes are the rows of the
     LM head that belong to the `class_tokens`, or with `is_class_difference` the second less the
     first (none: the checkpoint has a matrix of its own).
@@ -113,7 +119,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     rope_rules: dict[str, str] = {}
-    head: str = "logits"
+    head: str = LOGITS
     is_causal: bool = True
     class_tokens: tuple[int, ...] = ()
     is_class_difference: bool = False

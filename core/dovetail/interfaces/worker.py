@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any, ClassVar
 
 from dovetail.errors import RequestError
 from dovetail.interfaces.adapter_spec import AdapterSource
-from dovetail.interfaces.executor import PendingStep, Preparation
+from dovetail.interfaces.executor import DoneStep, PendingStep, Preparation
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
@@ -60,9 +59,7 @@ class Worker(Plugin):
         With `run.async_steps` a worker with the capability "overlapped_steps" gets a step before
         the result of the one before it was read; results are read in the order of the steps.
         """
-        done: Future[StepResult] = Future()
-        done.set_result(self.step(plan))
-        return done
+        return DoneStep(self.step(plan))
 
     def learn(self, result: StepResult) -> None:
         """Take over the tokens that the last stage of a pipeline drew in a step that this worker

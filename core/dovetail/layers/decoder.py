@@ -33,7 +33,7 @@ from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.attention import Attention
 from dovetail.layers.decoder_head import class_score, generates
 from dovetail.layers.embedding import VocabParallelEmbedding
-from dovetail.layers.linear import GatedLinear, QKVParallelLinear, RowParallelLinear
+from dovetail.layers.linear import GatedLinear, RowParallelLinear, attention_linears
 from dovetail.layers.logits import LogitsHead
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.rotary import HeadRotary, Rope, Rotary, rope_settings
@@ -110,21 +110,8 @@ class DecoderAttention(nn.Module):
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
         super().__init__()
         model = context.model
-        self.qkv_proj = QKVParallelLinear(
-            context,
-            f"{name}.qkv_proj",
-            model.hidden_size,
-            num_heads=model.num_heads,
-            num_kv_heads=model.num_kv_heads,
-            head_size=model.head_size,
-            bias=config.has_qkv_bias,
-        )
-        self.o_proj = RowParallelLinear(
-            context,
-            f"{name}.o_proj",
-            model.num_heads * model.head_size,
-            model.hidden_size,
-            bias=config.has_out_bias,
+        self.qkv_proj, self.o_proj = attention_linears(
+            context, name, qkv_bias=config.has_qkv_bias, out_bias=config.has_out_bias
         )
         self.q_norm = self.build_head_norm(context, config)
         self.k_norm = self.build_head_norm(context, config)
@@ -281,12 +268,16 @@ class DecoderForCausalLM(nn.Module, Model):
                 soft_cap=config.final_logit_softcap,
             ),
         )
-        self.score = class_score(context, stage)
+        self.score = self.build_score(context, stage)
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
         """Return how this family differs, read from its config."""
         return usual_config(model)
+
+    def build_score(self, context: BuildContext, stage: Stage) -> nn.Module:
+        """Return what makes numbers of classes of hidden states, where the model has classes."""
+        return class_score(context, stage)
 
     def weight_map(self) -> WeightMap:
         """Return the names: the checkpoint's own, with q, k, v and gate, up fused."""

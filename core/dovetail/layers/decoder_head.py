@@ -5,15 +5,9 @@ from __future__ import annotations
 from torch import nn
 
 from dovetail.config.checkpoint.labels import labels
-from dovetail.config.rules.architectures import (
-    CLASSES,
-    LOGITS,
-    PROCESS_REWARD,
-    REWARD,
-    TOKEN_CLASSES,
-)
+from dovetail.config.rules.architectures import PROCESS_REWARD, REWARD
 from dovetail.interfaces.model import BuildContext
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.interfaces.spec import CLASSES, LOGITS, TOKEN_CLASSES, ModelSpec
 from dovetail.layers.linear import ReplicatedLinear
 from dovetail.layers.stages import Stage, made_if
 
@@ -32,15 +26,22 @@ def generates(model: ModelSpec) -> bool:
     return model.head == LOGITS
 
 
-def class_score(context: BuildContext, stage: Stage, *, in_size: int | None = None) -> nn.Module:
+def class_score(
+    context: BuildContext,
+    stage: Stage,
+    *,
+    in_size: int | None = None,
+    two_layers: tuple[str, ...] = TWO_LAYERS,
+) -> nn.Module:
     """Return the `score` of a decoder, of the layout that its class is published in; on the last
-    stage of models that are built to tell classes apart."""
+    stage of models that are built to tell classes apart. Classes with `two_layers` are those whose
+    names end so."""
     model = context.model
     has_classes = model.head in (CLASSES, TOKEN_CLASSES)
 
     def make() -> nn.Module:
         size = in_size or model.hidden_size
-        if model.architecture.endswith(TWO_LAYERS):
+        if model.architecture.endswith(two_layers):
             return RewardScore(context, size)
         has_bias = model.architecture.endswith(WITH_BIAS)
         return _matrix(context, "score", size, len(labels(model.hf_config)), bias=has_bias)

@@ -42,8 +42,8 @@ from dovetail.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from dovetail.layers.linear import (
     ColumnParallelLinear,
     GatedLinear,
-    QKVParallelLinear,
     RowParallelLinear,
+    attention_linears,
 )
 from dovetail.layers.norm import LayerNorm, RMSNorm
 from dovetail.layers.position_bias import PositionBias
@@ -167,21 +167,8 @@ class EncoderAttention(nn.Module):
     def __init__(self, context: BuildContext, name: str, config: EncoderConfig, layer: int) -> None:
         super().__init__()
         model = context.model
-        self.qkv_proj = QKVParallelLinear(
-            context,
-            f"{name}.qkv_proj",
-            model.hidden_size,
-            num_heads=model.num_heads,
-            num_kv_heads=model.num_heads,
-            head_size=model.head_size,
-            bias=config.has_qkv_bias,
-        )
-        self.o_proj = RowParallelLinear(
-            context,
-            f"{name}.o_proj",
-            model.num_heads * model.head_size,
-            model.hidden_size,
-            bias=config.has_out_bias,
+        self.qkv_proj, self.o_proj = attention_linears(
+            context, name, qkv_bias=config.has_qkv_bias, out_bias=config.has_out_bias
         )
         spec = self.attention_spec(model, config, layer)
         self.attn = Attention(name, spec)

@@ -18,13 +18,19 @@ from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.placement import (
     Part,
     Placement,
+    Rows,
     WeightHolder,
     held_parts,
+    is_per_part,
     mark_axes,
     place_parts,
+    place_rows,
 )
 from dovetail.parallel.collectives import all_gather, all_reduce
 from dovetail.parallel.groups import Group, tensor_group
+
+GROUPS = "groups"
+"""The name of queries, keys and values stored group by group (see QKVParallelLinear)."""
 
 
 class Linear(WeightHolder):
@@ -178,7 +184,8 @@ class GatedLinear(Linear):
 class QKVParallelLinear(Linear):
     """Queries, keys and values in one matrix, divided by heads.
 
-    With more ranks than kv heads, each kv head is held by several ranks.
+    With more ranks than kv heads, each kv head is held by several ranks. A checkpoint tensor that
+    is the part GROUPS holds for each kv head the query heads that use it, its key and its value.
     """
 
     def __init__(
@@ -200,11 +207,39 @@ class QKVParallelLinear(Linear):
         k, v = (Part(name=n, full=full, local=local, start=kv_start) for n in "kv")
         super().__init__(context, name, in_size, (q, k, v), bias=bias)
         self.num_heads, self.num_kv_heads = self_heads, kv_heads
+        self._head_size, self._group_heads = head_size, num_heads // num_kv_heads
 
     def forward_split(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return q, k, v of this rank's heads. Shapes: x [T, I] -> [T, H*D], [T, K*D], [T, K*D]"""
         q, k, v = self.forward(x).split(self.spec.out_sizes, dim=-1)
         return q, k, v
+
+    def place(self, leaf: str, part: str | None) -> list[Placement] | None:
+        """Return where the checkpoint tensor goes (see WeightHolder)."""
+        parameter = self._parameters.get(leaf)
+        if parameter is None or part != GROUPS:
+            return super().place(leaf, part)
+        if held_parts(parameter, self.parts) != self.parts:
+            return None
+        if is_per_part(parameter):  # one number for all is one for each
+            return super().place(leaf, None)
+        local = sum(self.spec.out_sizes)
+        return place_rows(leaf, parameter, local, self._rows_of_groups(), self._input_cut())
+
+    def _rows_of_groups(self) -> list[Rows]:
+        """Return where each of this rank's heads lies in a tensor of GROUPS."""
+        size, group = self._head_size, self._group_heads
+        full, offset, rows = sum(part.full for part in self.parts), 0, []
+        for part in self.parts:
+            for head in range(part.start // size, (part.start + part.local) // size):
+                place = head // group * (group + 2) + head % group
+                if part.name != "q":
+                    place = head * (group + 2) + group + (part.name == "v")
+                rows.append(
+                    Rows(piece=part.name, start=place * size, size=size, full=full, offset=offset)
+                )
+                offset += size
+        return rows
 
 
 class RowParallelLinear(Linear):
@@ -230,6 +265,25 @@ class RowParallelLinear(Linear):
         if residual is not None:
             return all_reduce(self.method.apply_add(self, x, self.bias, residual), self.group)
         return all_reduce(self.method.apply(self, x, self.bias), self.group)
+
+
+def attention_linears(
+    context: BuildContext, name: str, *, qkv_bias: bool, out_bias: bool
+) -> tuple[QKVParallelLinear, RowParallelLinear]:
+    """Return the matrices before and behind the attention of a layer, of the model's heads."""
+    model = context.model
+    qkv = QKVParallelLinear(
+        context,
+        f"{name}.qkv_proj",
+        model.hidden_size,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_size=model.head_size,
+        bias=qkv_bias,
+    )
+    width = model.num_heads * model.head_size
+    out = RowParallelLinear(context, f"{name}.o_proj", width, model.hidden_size, bias=out_bias)
+    return qkv, out
 
 
 def linear_spec(

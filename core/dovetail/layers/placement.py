@@ -69,6 +69,18 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """`size` rows of a fused part `piece`: from `start` on of a checkpoint tensor with `full` rows,
+    from `offset` on of this rank's parameter."""
+
+    piece: str
+    start: int
+    size: int
+    full: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """One of the matrices fused along the output of a layer.
 
@@ -202,16 +214,30 @@ def place_parts(
         return None
     if is_per_part(parameter):
         return _place_per_part(leaf, parameter, parts, wanted, input_cut)
-    output_axis, input_axis = axes_of(parameter)
-    cuts = _input_cuts(leaf, parameter.shape, input_axis, input_cut)
-    if output_axis is None:
-        pieces = [wanted] if wanted is not None else [p.name for p in parts]
-        return [Placement(name=leaf, piece=p, target=parameter.data, cuts=cuts) for p in pieces]
-    return [
-        _place_part(leaf, parameter.data, output_axis, parts, part, cuts, is_joined=wanted is None)
+    rows = [
+        _rows_of(parts, part, is_joined=wanted is None)
         for part in parts
         if wanted is None or part.name == wanted
     ]
+    return place_rows(leaf, parameter, sum(p.local for p in parts), rows, input_cut)
+
+
+def place_rows(
+    leaf: str,
+    parameter: nn.Parameter,
+    local: int,
+    rows: Sequence[Rows],
+    input_cut: tuple[int, int, int] | None,
+) -> list[Placement]:
+    """Return the placements of rows of a checkpoint tensor in a parameter of `local` rows; packed
+    parameters hold a number of entries per row, and those without rows come whole for each part."""
+    output_axis, input_axis = axes_of(parameter)
+    cuts = _input_cuts(leaf, parameter.shape, input_axis, input_cut)
+    if output_axis is None:
+        pieces = dict.fromkeys(one.piece for one in rows)
+        return [Placement(name=leaf, piece=p, target=parameter.data, cuts=cuts) for p in pieces]
+    per = Fraction(parameter.shape[output_axis], local)
+    return [_placed(leaf, parameter.data, output_axis, per, one, cuts) for one in rows]
 
 
 def _input_cuts(
@@ -242,33 +268,33 @@ def _place_per_part(
     ]
 
 
-def _place_part(
-    leaf: str,
-    data: torch.Tensor,
-    axis: int,
-    parts: Sequence[Part],
-    part: Part,
-    cuts: tuple[Cut, ...],
-    *,
-    is_joined: bool,
-) -> Placement:
-    """Return the placement of one part; packed parameters hold `per` entries per output."""
-    per = Fraction(data.shape[axis], sum(p.local for p in parts))
+def _rows_of(parts: Sequence[Part], part: Part, *, is_joined: bool) -> Rows:
+    """Return the rows of one part, in a tensor of its own or of all parts joined."""
     before = parts[: parts.index(part)]
-    held = _whole(leaf, part.held * per)
-    offset = _whole(leaf, sum(p.local for p in before) * per)
-    base = sum(p.full for p in before) if is_joined else 0
-    full = sum(p.full for p in parts) if is_joined else part.full
+    return Rows(
+        piece=part.name,
+        start=(sum(p.full for p in before) if is_joined else 0) + part.start,
+        size=part.held,
+        full=sum(p.full for p in parts) if is_joined else part.full,
+        offset=sum(p.local for p in before),
+    )
+
+
+def _placed(
+    leaf: str, data: torch.Tensor, axis: int, per: Fraction, rows: Rows, cuts: tuple[Cut, ...]
+) -> Placement:
+    """Return the placement of some rows, of which each has `per` entries."""
+    held = _whole(leaf, rows.size * per)
     cut = Cut(
         axis=axis,
-        start=_whole(leaf, (base + part.start) * per),
+        start=_whole(leaf, rows.start * per),
         size=held,
-        full=_whole(leaf, full * per),
+        full=_whole(leaf, rows.full * per),
     )
-    target = data.narrow(axis, offset, held)
+    target = data.narrow(axis, _whole(leaf, rows.offset * per), held)
     is_all = cut.start == 0 and cut.size == cut.full
     return Placement(
-        name=leaf, piece=part.name, target=target, cuts=cuts if is_all else (*cuts, cut)
+        name=leaf, piece=rows.piece, target=target, cuts=cuts if is_all else (*cuts, cut)
     )
 
 

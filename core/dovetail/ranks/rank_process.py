@@ -104,7 +104,7 @@ class RankServer:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Order)
         self._worker: Worker | None = None
-        self._is_ahead = False
+        self._most_begun = 0
         self._begun: deque[PendingStep] = deque()
 
     @property
@@ -146,7 +146,7 @@ class RankServer:
         """Do what is asked and answer. Raises: whatever a step raises"""
         if isinstance(order, Step):
             self._begun.append(self.worker.begin(order.plan))
-            while len(self._begun) > (1 if self._is_ahead else 0):
+            while len(self._begun) > self._most_begun:
                 self._send_oldest()
             return
         while self._begun:
@@ -208,7 +208,8 @@ class RankServer:
         """Build the worker, which takes its device, and join the other ranks."""
         task, run = self._task, self._task.run
         plugin = registry.load_selection(task.worker)
-        self._is_ahead = run.async_steps and "overlapped_steps" in plugin.capabilities
+        is_ahead = run.async_steps and "overlapped_steps" in plugin.capabilities
+        self._most_begun = 1 if is_ahead else 0
         self._worker = make_worker(task.worker, run)
         if run.rank.tensor_size > 1 or run.rank.num_stages > 1:
             from dovetail.parallel.groups import join

@@ -25,7 +25,8 @@ class Wire:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self._buffer = bytearray()
+        self._messages: deque[bytes] = deque()
+        self._begun = bytearray()
         self._chunk = memoryview(bytearray(READ_BYTES))
 
     def send(self, payload: bytes) -> None:
@@ -34,23 +35,17 @@ class Wire:
 
     def receive(self) -> bytes:
         """Return the next message. Raises: EOFError when the other end is gone"""
-        while (message := self.take()) is None:
+        while not self._messages:
             self.read()
-        return message
+        return self._messages.popleft()
 
     def has_message(self) -> bool:
         """Return whether `receive` would return at once, without looking at the connection."""
-        return self._length() is not None
+        return bool(self._messages)
 
     def take(self) -> bytes | None:
         """Return a message that has been read, or None. Mutates: self"""
-        length = self._length()
-        if length is None:
-            return None
-        end = LENGTH.size + length
-        message = bytes(self._buffer[LENGTH.size : end])
-        del self._buffer[:end]
-        return message
+        return self._messages.popleft() if self._messages else None
 
     def read(self) -> None:
         """Read what is there, at least a byte. Raises: EOFError when the other end is gone"""
@@ -63,14 +58,22 @@ class Wire:
             count = 0
         if not count:
             raise EOFError("the other end of the connection is gone")
-        self._buffer += self._chunk[:count]
+        start = LENGTH.size
+        if not self._begun and count >= start and _length(self._chunk) == count - start:
+            self._messages.append(bytes(self._chunk[start:count]))  # one message, as nearly always
+            return
+        self._begun += self._chunk[:count]
+        self._cut()
 
-    def _length(self) -> int | None:
-        """Return the length of the first message, None until all of it has been read."""
-        if len(self._buffer) < LENGTH.size:
-            return None
-        (length,) = LENGTH.unpack_from(self._buffer)
-        return length if len(self._buffer) >= LENGTH.size + length else None
+    def _cut(self) -> None:
+        """Cut whole messages from what has been read. Mutates: self"""
+        start = LENGTH.size
+        while len(self._begun) >= start:
+            end = start + _length(self._begun)
+            if len(self._begun) < end:
+                return
+            self._messages.append(bytes(self._begun[start:end]))
+            del self._begun[:end]
 
     def shut_down(self) -> None:
         """Make every call on this wire, by whatever thread, end with an error."""
@@ -80,6 +83,12 @@ class Wire:
     def close(self) -> None:
         """Close the connection. May be called twice."""
         self.connection.close()
+
+
+def _length(buffer: bytearray | memoryview) -> int:
+    """Return the length of the message at the beginning of a buffer."""
+    (length,) = LENGTH.unpack_from(buffer)
+    return int(length)
 
 
 def _yield_core() -> None:
@@ -124,7 +133,6 @@ class Wires:
 
     def __init__(self, connections: Sequence[socket.socket]) -> None:
         self._wires = [Wire(connection) for connection in connections]
-        self._inboxes: list[deque[bytes]] = [deque() for _ in connections]
         self._selector = selectors.DefaultSelector()
         for number, connection in enumerate(connections):
             self._selector.register(connection, selectors.EVENT_READ, number)
@@ -141,15 +149,12 @@ class Wires:
             self._send_to(number, framed(payload))
 
     def _send_to(self, number: int, message: bytes) -> None:
-        rest = memoryview(message)
-        connection = self._wires[number].connection
-        while True:
+        connection, sent = self._wires[number].connection, 0
+        while sent < len(message):
             try:
-                rest = rest[connection.send(rest, socket.MSG_DONTWAIT) :]
+                sent += connection.send(memoryview(message)[sent:], socket.MSG_DONTWAIT)
             except BlockingIOError:
                 self._wait_to_send(number)
-            if not rest:
-                return
 
     def _wait_to_send(self, number: int) -> None:
         """Wait until a rank can be sent to, reading what any of them sends. Mutates: self"""
@@ -162,9 +167,7 @@ class Wires:
 
     def receive(self, number: int) -> bytes:
         """Return the next message of one rank. Raises: EOFError when it is gone"""
-        while not self._inboxes[number]:
-            self._read(number)
-        return self._inboxes[number].popleft()
+        return self._wires[number].receive()
 
     def receive_any(self, numbers: Collection[int], deadline_s: float | None) -> int | None:
         """Return the number of one of these ranks whose message is there; None at the deadline.
@@ -173,7 +176,7 @@ class Wires:
         """
         while True:
             for number in numbers:
-                if self._inboxes[number]:
+                if self._wires[number].has_message():
                     return number
             if deadline_s is not None and time.monotonic() > deadline_s:
                 return None
@@ -183,14 +186,7 @@ class Wires:
         """Read from whoever has sent something, waiting for the first. Mutates: self"""
         for key, events in self._selector.select(timeout_s):
             if events & selectors.EVENT_READ:
-                self._read(key.data)
-
-    def _read(self, number: int) -> None:
-        """Read what a rank sends, waiting for it. Mutates: self"""
-        wire = self._wires[number]
-        wire.read()
-        while (message := wire.take()) is not None:
-            self._inboxes[number].append(message)
+                self._wires[key.data].read()
 
     def shut_down(self) -> None:
         """Make every call on these wires, by whatever thread, end with an error."""

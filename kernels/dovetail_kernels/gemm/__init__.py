@@ -1,7 +1,8 @@
 """gemm: out = act(x W^T + bias) + residual, or act(gate) * up when W holds gate and up.
 
-Shapes: x [M, K] float32, W [N, K] in one of `FORMATS`, bias [N], residual [M, N] -> [M, N] float32
-(gated: W [2F, K], gate rows first -> [M, F], no residual)
+Shapes: x [M, K] float32, W [N, K] in one of `FORMATS`, bias [N] or [M, N] contiguous (one for each
+row), residual [M, N] -> [M, N] float32 (gated: W [2F, K], gate rows first, bias as wide -> [M, F],
+no residual)
 """
 
 from dovetail_kernels.gemm.cases import cases, perf_cases, small_cases

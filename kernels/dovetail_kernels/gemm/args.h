@@ -13,7 +13,7 @@ struct VectorArgs {
   int32_t is_float;
 };
 
-// out[m, n] = act(sum_k x[m, k] w[n, k] + bias[n]) + residual[m, n]
+// out[m, n] = act(sum_k x[m, k] w[n, k] + bias[m, n]) + residual[m, n]
 // gated: w holds F gate rows and F up rows, out[m, f] = act(gate) * up, no residual.
 struct GemmArgs {
   const float* x;         // [M, K], rows x_stride floats apart
@@ -27,9 +27,10 @@ struct GemmArgs {
   const float* table;     // table4: what the sixteen codes stand for
   const float* outer;     // table4: [N padded], a factor of all scales of an output; or null
   const VectorArgs* vectors;  // kVectors: its points; null for others
-  const float* bias;      // [N] or null
+  const float* bias;      // [M, N], rows bias_stride floats apart; or null
   const float* residual;  // like out, may be out itself; or null
   int64_t x_stride, out_stride;
+  int64_t bias_stride;              // 0: all rows have one
   int64_t rows, in_size, out_size;  // M, K, N
   int64_t group;                    // inputs that share a scale of the weight
   int64_t rounded_inputs;           // integer products: inputs that share a scale of a row; 0: all

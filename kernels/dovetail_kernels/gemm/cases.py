@@ -78,6 +78,13 @@ ENDS: dict[str, dict[str, Any]] = {
     "bias_gelu": {"bias": True, "activation": "gelu"},
     "gated_silu": {"is_gated": True, "activation": "silu"},
     "gated_bias_gelu_tanh": {"is_gated": True, "bias": True, "activation": "gelu_tanh"},
+    "rows_bias_silu": {"bias": True, "has_bias_rows": True, "residual": True, "activation": "silu"},
+    "gated_rows_bias_silu": {
+        "is_gated": True,
+        "bias": True,
+        "has_bias_rows": True,
+        "activation": "silu",
+    },
     "quick_gelu": {"activation": "quick_gelu"},
     "relu": {"activation": "relu"},
     "relu2": {"activation": "relu2"},
@@ -364,6 +371,8 @@ def _builder(
         }
         if options.get("bias"):
             arguments["bias"] = normal((outputs,), dtype, device, seed=3)
+        if options.get("has_bias_rows"):  # small: an error of the gate is multiplied by up
+            arguments["bias"] = normal((rows, outputs), dtype, device, seed=3) / 4
         if options.get("residual"):
             arguments["residual"] = normal((rows, width), dtype, device, seed=4)
         return arguments

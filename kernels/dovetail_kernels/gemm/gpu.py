@@ -135,7 +135,7 @@ class GpuPacked:
     ) -> torch.Tensor:
         """Return act(x W^T + bias) + residual, or act(gate) * up. Shapes: x [M, K] -> [M, N or F]
 
-        Rows of x and residual may lie apart.
+        Rows of x and residual may lie apart; a bias of each row, [M, N or 2 F], is contiguous.
         """
         rows, kernels = x.shape[0], _kernels()
         out = torch.empty((rows, self.out_size), dtype=x.dtype, device=x.device)
@@ -152,8 +152,8 @@ class GpuPacked:
         kernels.finish[rows, -(-self.out_size // block)](
             sums, bias, residual, 0 if residual is None else residual.stride(0), out,
             out.stride(0), rows, self.out_size, self.stored,
-            PARTS=plan.parts, IS_GATED=self.is_gated, ACTIVATION=activation, BLOCK=block,
-            num_warps=4,
+            PARTS=plan.parts, BIAS_ROWS=_has_rows(bias), IS_GATED=self.is_gated,
+            ACTIVATION=activation, BLOCK=block, num_warps=4,
         )  # fmt: skip
         return out
 
@@ -262,8 +262,8 @@ class GpuPacked:
             PAIRED=self.is_paired, dot_type=dot, TEXT=text, PLACES=places,
             IS_CENTERED=text != "" and self.has_whole_zeros, FLOAT8_X=is_float8,
             IS_PADDED=is_packed or self.in_size % size == 0,
-            IS_GATED=self.is_gated, IS_SPLIT=plan.parts > 1, ACTIVATION=activation,
-            PICKED=picked, GROUP=self.group, RUN=self.run, CODES=self.codes,
+            BIAS_ROWS=_has_rows(bias), IS_GATED=self.is_gated, IS_SPLIT=plan.parts > 1,
+            ACTIVATION=activation, PICKED=picked, GROUP=self.group, RUN=self.run, CODES=self.codes,
             SHARED=self._shared(), H=size, BN=plan.outputs, BM=plan.rows,
             num_warps=plan.warps, num_stages=plan.stages,
         )  # fmt: skip
@@ -440,6 +440,11 @@ def _picked(scales: torch.Tensor | None, index: torch.Tensor) -> torch.Tensor | 
     if scales.dtype != torch.float8_e4m3fn:
         return scales[:, index].t()
     return scales.view(torch.uint8)[:, index].t().contiguous().view(scales.dtype)
+
+
+def _has_rows(bias: torch.Tensor | None) -> bool:
+    """Return whether each row has a bias of its own."""
+    return bias is not None and bias.dim() == 2
 
 
 def _bytes(scales: torch.Tensor | None) -> torch.Tensor | None:

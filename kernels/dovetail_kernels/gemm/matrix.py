@@ -110,7 +110,11 @@ class Matrix:
         residual: torch.Tensor | None = None,
         activation: str = "none",
     ) -> torch.Tensor:
-        """Return act(x W^T + bias) + residual, or act(gate) * up. Shapes: x [M, K] -> [M, N]"""
+        """Return act(x W^T + bias) + residual, or act(gate) * up.
+
+        Shapes: x [M, K], bias [outputs of the weight as given] or one for each row, contiguous,
+        residual [M, N] -> [M, N]
+        """
         if self._order is not None:
             x = x.index_select(1, self._order)
         if self._packed is not None:

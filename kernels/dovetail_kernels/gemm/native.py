@@ -65,6 +65,7 @@ class GemmArgs(ctypes.Structure):
         ("residual", _pointer),
         ("x_stride", _int64),
         ("out_stride", _int64),
+        ("bias_stride", _int64),
         ("rows", _int64),
         ("in_size", _int64),
         ("out_size", _int64),
@@ -191,9 +192,10 @@ class Packed:
         residual: torch.Tensor | None = None,
         activation: str = "none",
     ) -> torch.Tensor:
-        """Return act(x W^T + bias) + residual. Shapes: x [M, K], residual [M, N] -> [M, N]
+        """Return act(x W^T + bias) + residual.
 
-        x may be a slice whose rows lie apart; residual must be contiguous. All float32.
+        x may be a slice whose rows lie apart; the others are contiguous. All float32.
+        Shapes: x [M, K], bias [N] or [M, N] (gated: 2 N), residual [M, N] -> [M, N]
         """
         out = torch.empty((x.shape[0], self.out_size))
         self.multiply_into(out, x, bias, residual, activation)
@@ -210,12 +212,14 @@ class Packed:
     ) -> None:
         """Write act(x W^T + bias) + residual from a column of `out` on. Mutates: out
 
-        bias and residual are as wide as out. Shapes: x [M, K], out and residual [M, N or more]
+        bias and residual are as wide as out (a gated product's bias twice that).
+        Shapes: x [M, K], out and residual [M, N or more], bias one row or M contiguous ones
         """
         rows, args, start = x.shape[0], self._args, 4 * column
         args.x, args.x_stride, args.rows = x.data_ptr(), x.stride(0), rows
         args.out, args.out_stride = out.data_ptr() + start, out.shape[1]
         args.bias = None if bias is None else bias.data_ptr() + start
+        args.bias_stride = 0 if bias is None or bias.dim() == 1 else bias.shape[1]
         args.residual = None if residual is None else residual.data_ptr() + start
         args.activation = CODES[activation]
         if self._kernel(self.reference):
@@ -322,7 +326,8 @@ def multiply_beside(
 ) -> torch.Tensor:
     """Return the products by several matrices side by side, plus bias and residual.
 
-    Shapes: x [M, K], bias [sum of N], residual [M, sum of N] contiguous -> [M, sum of N]
+    Shapes: x [M, K], bias [sum of N] or one for each row, residual [M, sum of N], both contiguous
+    -> [M, sum of N]
     """
     out = torch.empty((x.shape[0], sum(weight.out_size for weight in weights)))
     column = 0

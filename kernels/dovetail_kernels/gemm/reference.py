@@ -30,7 +30,7 @@ def reference(
 ) -> torch.Tensor:
     """Return act(x W^T + bias) + residual, or act(gate) * up, in x's dtype.
 
-    Shapes: x [M, K] -> [M, N or F]
+    Shapes: x [M, K], bias [N or 2 F] or one for each row -> [M, N or F]
     """
     out = _product(x.float(), weight) if weight.values.dtype != x.dtype else _plain(x, weight)
     if bias is not None:

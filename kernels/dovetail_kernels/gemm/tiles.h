@@ -186,13 +186,14 @@ DT_INLINE void finish(const GemmArgs& args, const float* c, int rows, int64_t ro
     const int64_t row = row0 + i;
     Vec v[2];
     const int64_t half = args.out_size / 2;
+    const float* bias = args.bias ? args.bias + row * args.bias_stride : nullptr;
     for (int j = 0; j < 2; ++j) {
       v[j] = load(c + i * kPanel + j * kLanes);
-      if (!args.bias) continue;
+      if (!bias) continue;
       const int64_t at = args.is_gated ? j * half + panel * kLanes : panel * kPanel + j * kLanes;
       const int64_t left = (args.is_gated ? (j + 1) * half : args.out_size) - at;
-      v[j] = add(v[j], left >= kLanes ? load(args.bias + at)
-                       : left > 0     ? load_some(args.bias + at, static_cast<int>(left), 0.0f)
+      v[j] = add(v[j], left >= kLanes ? load(bias + at)
+                       : left > 0     ? load_some(bias + at, static_cast<int>(left), 0.0f)
                                       : zero());
     }
     if (args.is_gated) {

@@ -202,10 +202,14 @@ def _quarters(codes, highs, shift, k, stored, inside, zeros, table, count, STORE
 
 @triton.jit
 def _write(found, row, n, m_inside, stored, bias, residual, residual_stride, pair_weights, out,
-           out_stride, STORED, IS_GATED: tl.constexpr, ACTIVATION: tl.constexpr,
-           BN: tl.constexpr, BM: tl.constexpr):  # fmt: skip
+           out_stride, STORED, BIAS_ROWS: tl.constexpr, IS_GATED: tl.constexpr,
+           ACTIVATION: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr):  # fmt: skip
     """Apply what follows a product and store it. Shapes: found [BN, BM], row [BM], n [BN]"""
-    if bias is not None:
+    if BIAS_ROWS:
+        at = row[None, :] * STORED + stored[:, None]
+        kept = (n < STORED)[:, None] & m_inside[None, :]
+        found += tl.load(bias + at, mask=kept, other=0.0).to(tl.float32)
+    elif bias is not None:
         found += tl.load(bias + stored, mask=n < STORED, other=0.0).to(tl.float32)[:, None]
     if IS_GATED:
         pairwise = tl.permute(tl.reshape(found, (BN // 2, 2, BM)), (0, 2, 1))
@@ -320,8 +324,8 @@ def product(
     KIND: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, CENTER: tl.constexpr,
     SCALING: tl.constexpr, PAIRED: tl.constexpr, dot_type: tl.constexpr,
     TEXT: tl.constexpr, PLACES: tl.constexpr, IS_CENTERED: tl.constexpr, FLOAT8_X: tl.constexpr,
-    IS_PADDED: tl.constexpr, IS_GATED: tl.constexpr, IS_SPLIT: tl.constexpr,
-    ACTIVATION: tl.constexpr, PICKED: tl.constexpr,
+    IS_PADDED: tl.constexpr, BIAS_ROWS: tl.constexpr, IS_GATED: tl.constexpr,
+    IS_SPLIT: tl.constexpr, ACTIVATION: tl.constexpr, PICKED: tl.constexpr,
     GROUP: tl.constexpr, RUN: tl.constexpr, CODES: tl.constexpr, SHARED: tl.constexpr,
     H: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
@@ -377,14 +381,15 @@ def product(
     else:
         _write(
             found, row, n, m_inside, stored, bias, residual, residual_stride, pair_weights, out,
-            out_stride, STORED, IS_GATED, ACTIVATION, BN, BM,
+            out_stride, STORED, BIAS_ROWS, IS_GATED, ACTIVATION, BN, BM,
         )  # fmt: skip
 
 
 @triton.jit
 def finish(
     sums, bias, residual, residual_stride, out, out_stride, rows, width, STORED,
-    PARTS: tl.constexpr, IS_GATED: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
+    PARTS: tl.constexpr, BIAS_ROWS: tl.constexpr, IS_GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add the parts of a row in their order and apply what follows. Shapes: sums [PARTS, M, N]"""
     row = tl.program_id(0).to(tl.int64)
@@ -398,6 +403,8 @@ def finish(
         if IS_GATED:
             up += tl.load(at + width, mask=inside, other=0.0)
     if bias is not None:
+        if BIAS_ROWS:
+            bias += row * STORED
         found += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
         if IS_GATED:
             up += tl.load(bias + width + column, mask=inside, other=0.0).to(tl.float32)

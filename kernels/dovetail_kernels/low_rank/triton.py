@@ -24,7 +24,8 @@ FEW_ROWS, MANY_ROWS = 16, 64
 """Rows of a block: a dot product has 16 at least."""
 RANKS = 16
 """Ranks of a dot product, which has as many at least."""
-INPUTS = 128
+INPUTS, WIDE_INPUTS = 128, 32
+"""Inputs of a dot product, and of one of float32, which has fewer registers for them."""
 PART = 512
 """Inputs that are one part of a sum: more are shared by several programs."""
 COLUMNS = 128
@@ -137,19 +138,22 @@ def run(
         return out
     splits = triton.cdiv(inputs, PART)
     h = torch.empty((splits, rows, num_parts, largest), dtype=torch.float32, device=x.device)
+    is_wide = x.dtype == torch.float32
+    few_inputs = WIDE_INPUTS if is_wide else INPUTS
+    many_rows = MANY_ROWS // 2 if is_wide else MANY_ROWS
     tiles = {
         "dot_type": _dot_type(x.dtype),
-        "BM": FEW_ROWS if rows <= FEW_ROWS else MANY_ROWS,
+        "BM": FEW_ROWS if rows <= FEW_ROWS else many_rows,
         "BR": RANKS,
         "num_warps": 4,
     }
     shrink[(rows, num_parts * triton.cdiv(largest, RANKS), splits)](
         x, x.stride(0), slots, ranks, down, h, rows, inputs, num_slots, num_parts, largest,
-        PART=PART, BK=min(INPUTS, max(16, triton.next_power_of_2(inputs))), **tiles,
+        PART=PART, BK=min(few_inputs, max(16, triton.next_power_of_2(inputs))), **tiles,
     )  # fmt: skip
     first = 0
     for part, size in enumerate(parts):
-        columns = min(COLUMNS, max(16, triton.next_power_of_2(size)))
+        columns = min(COLUMNS // 2 if is_wide else COLUMNS, max(16, triton.next_power_of_2(size)))
         expand[(rows, triton.cdiv(size, columns))](
             h, slots, ranks, up, base, 0 if base is None or base.dim() == 1 else base.stride(0),
             out, rows, outputs, first, size, part, num_slots, num_parts, largest,

@@ -121,7 +121,7 @@ class Places:
 
 
 def in_order(
-    ray: Any, actors: Sequence[Any], what: str, also: str = "", *, flag: str = session.FLAG
+    ray: Any, actors: Sequence[Any], what: str, *, flag: str = session.FLAG
 ) -> tuple[list[Any], list[Place]]:
     """Return actors and their places, machine by machine, this one first.
 
@@ -133,7 +133,7 @@ def in_order(
         raise ConfigError(
             f"Ray could not start {what}: {reason_of(error)}",
             where=flag,
-            fix=f"install the same dovetail on every machine of the cluster{also}.",
+            fix="install the same dovetail on every machine of the cluster.",
         ) from error
     places = [msgspec.msgpack.decode(one, type=Place) for one in told]
     for place in places:

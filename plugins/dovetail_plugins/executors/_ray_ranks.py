@@ -13,6 +13,7 @@ from dovetail.ranks.door import Door, Guest
 from dovetail.ranks.layout import rank_log, rank_run
 from dovetail.ranks.links import SocketLinks
 from dovetail.ranks.messages import RankTask
+from dovetail_plugins.executors import _ray_nsight as nsight
 from dovetail_plugins.executors import _ray_session as session
 from dovetail_plugins.executors._ray_actor import ActorBoot, RankActor
 from dovetail_plugins.executors._ray_places import (
@@ -25,8 +26,6 @@ from dovetail_plugins.executors._ray_places import (
 
 SIZE_FLAG = "--tensor-parallel-size"
 LOOPBACK = "127.0.0.1"
-NSIGHT = {"t": "cuda,cudnn,cublas,nvtx", "o": "'dovetail_rank_%p'", "stop-on-exit": "true"}
-"""Options of `nsys profile`, which write a file per rank into Ray's log folder."""
 
 
 class RayRanks(SocketLinks):
@@ -79,13 +78,16 @@ class RayRanks(SocketLinks):
 
     def _environment(self) -> dict[str, Any]:
         """Return the runtime environment of Ray in which ranks run."""
-        nsight = {"nsight": NSIGHT} if self._options.uses_nsight else {}
-        return {"env_vars": session.variables(), **nsight}
+        variables = session.variables()
+        if self._options.uses_nsight:
+            return nsight.environment(variables)
+        return {"env_vars": variables}
 
     def _gather(self, num_threads: int) -> None:
         """Number the actors by machine, make them ranks and let them come in. Mutates: self"""
-        also = ", and nsys" if self._options.uses_nsight else ""
-        self._actors, places = in_order(self._ray, self._actors, "a rank", also)
+        if self._options.uses_nsight:
+            nsight.check(self._ray, self._actors)
+        self._actors, places = in_order(self._ray, self._actors, "a rank")
         self._placed = places
         own = self._ray.util.get_node_ip_address()
         is_local = all(place.address == own for place in places)

@@ -22,6 +22,8 @@ from dovetail_plugins.executors._ray_guard import Guard
 FLAG = "--distributed-executor-backend"
 NO_REPORTS = {"RAY_USAGE_STATS_ENABLED": "0"}
 CONNECT_LIMIT_S = 10.0
+REFUSED = "AuthenticationError"
+"""In the name or the text of Ray's errors about a cluster's token."""
 PASSED_ON = ("DOVETAIL_", "GLOO_", "HF_", "NCCL_", "TORCH_")
 """How the variables begin that ranks on other machines get from this process."""
 
@@ -31,8 +33,9 @@ _is_ours = False
 _guard: Guard | None = None
 
 
-def connect(address: str | None) -> Any:
-    """Return the module ray, connected to a cluster. Each call needs a `disconnect`.
+def connect(address: str | None, *, flag: str = FLAG) -> Any:
+    """Return the module ray, connected to a cluster. Each call needs a `disconnect`. `flag` is what
+    asked for it.
 
     Raises: ConfigError when the cluster cannot be reached
     """
@@ -41,7 +44,8 @@ def connect(address: str | None) -> Any:
 
     with _lock:
         if not ray.is_initialized():
-            _check_address(address or os.environ.get("RAY_ADDRESS"))
+            named = address or os.environ.get("RAY_ADDRESS")
+            _check_address(named, flag)
             os.environ.update({key: os.environ.get(key, own) for key, own in NO_REPORTS.items()})
             try:
                 with _kept_signals():
@@ -50,9 +54,11 @@ def connect(address: str | None) -> Any:
                         include_dashboard=False if address is None else None,
                         logging_level="warning",
                     )
-            except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
-                reason = str(error).strip().partition("\n")[0]
-                raise _unreachable(address or os.environ.get("RAY_ADDRESS"), reason) from error
+            except (
+                *(ConnectionError, RuntimeError, TimeoutError, ValueError),
+                ray.exceptions.RayError,
+            ) as error:
+                raise _not_connected(named, error, flag) from error
             _is_ours = True
             if ray._private.worker._global_node.head:
                 _guard = Guard()
@@ -82,24 +88,48 @@ def disconnect() -> None:
                 _guard = None
 
 
-def _check_address(address: str | None) -> None:
+def _check_address(address: str | None, flag: str) -> None:
     """See that somebody listens: Ray itself would try for minutes. Raises: ConfigError"""
     if not address or address in ("auto", "local"):
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
-        raise _unreachable(address, "the address is not HOST:PORT")
+        raise _unreachable(address, "the address is not HOST:PORT", flag)
     try:
         socket.create_connection((host, int(port)), CONNECT_LIMIT_S).close()
     except (OSError, OverflowError) as error:
-        raise _unreachable(address, str(error)) from error
+        raise _unreachable(address, str(error), flag) from error
 
 
-def _unreachable(address: str | None, reason: str) -> ConfigError:
-    named = f"the Ray cluster at {address}" if address else "a Ray cluster"
+def _not_connected(address: str | None, error: BaseException, flag: str) -> ConfigError:
+    """Return why Ray did not connect, in words."""
+    if not _is_about_token(error):
+        return _unreachable(address, str(error).strip().partition("\n")[0], flag)
     return ConfigError(
-        f"{named} cannot be reached: {reason}",
-        where=FLAG,
+        f"{_name(address)} lets in only who shows its token, and this program has not.",
+        where=flag,
+        fix="set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to what `ray get-auth-token` prints "
+        "where the cluster was started.",
+    )
+
+
+def _is_about_token(error: BaseException | None) -> bool:
+    """Return whether an error of Ray, or one that led to it, is about the cluster's token."""
+    while error is not None:
+        if REFUSED in f"{type(error).__name__}: {error}":
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _name(address: str | None) -> str:
+    return f"the Ray cluster at {address}" if address else "a Ray cluster"
+
+
+def _unreachable(address: str | None, reason: str, flag: str) -> ConfigError:
+    return ConfigError(
+        f"{_name(address)} cannot be reached: {reason}",
+        where=flag,
         fix="give the address of a cluster that runs in RAY_ADDRESS, or unset it: then one is "
         "started here.",
     )

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from dovetail.interfaces.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
+from dovetail_plugins.model_types import bert
 
 FACTS = ModelFacts(
     is_encoder=True,
     pooler="mean",
     classes_pooler="cls",
     defaults={
+        **bert.FACTS.defaults,
         "vocab_size": 30528,
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "intermediate_size": 3072,
         "hidden_act": "silu",
         "max_position_embeddings": 2048,
-        "type_vocab_size": 2,
-        "layer_norm_eps": 1e-12,
     },
     attribute_map={
         "hidden_size": "n_embd",

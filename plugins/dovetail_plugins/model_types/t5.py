@@ -1,6 +1,8 @@
-"""Facts of T5's encoder: positions are biases alone, and every size has its own name."""
+"""Facts of T5's encoders: positions are biases alone, and every size has its own name."""
 
 from __future__ import annotations
+
+import dataclasses
 
 from dovetail.interfaces.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
@@ -33,4 +35,18 @@ FACTS = ModelFacts(
     },
 )
 
+MANY_LANGUAGES = dataclasses.replace(
+    FACTS,
+    defaults={
+        **FACTS.defaults,
+        "vocab_size": 250112,
+        "d_ff": 1024,
+        "num_layers": 8,
+        "num_heads": 6,
+        "feed_forward_proj": "gated-gelu",
+    },
+)
+
 T5 = Value(summary="T5", value=FACTS)
+MT5 = Value(summary="mT5", value=MANY_LANGUAGES)
+UMT5 = Value(summary="UMT5", value=MANY_LANGUAGES)

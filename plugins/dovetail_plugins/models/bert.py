@@ -13,7 +13,7 @@ from torch import nn
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.interfaces.spec import CLASSES, ModelSpec
 from dovetail.layers.class_head import DenseClasses
 from dovetail.layers.encoder import EncoderConfig, EncoderModel, usual_encoder
 
@@ -73,7 +73,7 @@ class BertModel(EncoderModel):
 
     def build_head(self, context: BuildContext) -> nn.Module:
         """Return what makes classes: of a prompt through the pooler's matrix, of tokens without."""
-        is_of_prompt = context.model.head == "classes"
+        is_of_prompt = context.model.head == CLASSES
         return DenseClasses(context) if is_of_prompt else super().build_head(context)
 
     def weight_map(self) -> WeightMap:

@@ -24,7 +24,7 @@ from torch import nn
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.interfaces.spec import CLASSES, ModelSpec
 from dovetail.layers.class_head import DenseClasses
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.encoder import (
@@ -35,7 +35,7 @@ from dovetail.layers.encoder import (
     encoder_norm,
     usual_encoder,
 )
-from dovetail.layers.linear import QKVParallelLinear, RowParallelLinear
+from dovetail.layers.linear import QKVParallelLinear, attention_linears
 from dovetail.layers.placement import Placement, WeightHolder
 from dovetail_plugins.models.bert import RENAMES, BertModel
 
@@ -128,22 +128,7 @@ class DebertaAttention(nn.Module):
         super().__init__()
         model = context.model
         self.name = name
-        self.qkv_proj = QKVParallelLinear(
-            context,
-            f"{name}.qkv_proj",
-            model.hidden_size,
-            num_heads=model.num_heads,
-            num_kv_heads=model.num_heads,
-            head_size=model.head_size,
-            bias=True,
-        )
-        self.o_proj = RowParallelLinear(
-            context,
-            f"{name}.o_proj",
-            model.num_heads * model.head_size,
-            model.hidden_size,
-            bias=True,
-        )
+        self.qkv_proj, self.o_proj = attention_linears(context, name, qkv_bias=True, out_bias=True)
         terms = _terms(model.hf_config)
         self.reads_positions, self.is_read = "c2p" in terms, "p2c" in terms
         self.scale = 1 / math.sqrt(model.head_size * (1 + len(terms)))
@@ -246,7 +231,7 @@ class DebertaV2Model(BertModel):
 
     def build_head(self, context: BuildContext) -> nn.Module:
         """Return what makes classes: of a prompt through the pooler's matrix, of tokens without."""
-        if context.model.head != "classes":
+        if context.model.head != CLASSES:
             return super().build_head(context)
         return DenseClasses(context, act=context.model.hf_config["pooler_hidden_act"])
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.interfaces.spec import CLASSES, ModelSpec
 from dovetail.layers.class_head import DenseClasses
 from dovetail.layers.encoder import EncoderConfig, usual_encoder
 from dovetail_plugins.models.bert import BertModel
@@ -44,5 +44,5 @@ class DistilBertModel(BertModel):
 
     def build_head(self, context: BuildContext) -> nn.Module:
         """Return what makes classes: of a prompt by two matrices, of tokens by one."""
-        is_of_prompt = context.model.head == "classes"
+        is_of_prompt = context.model.head == CLASSES
         return DenseClasses(context, act="relu") if is_of_prompt else super().build_head(context)

@@ -14,9 +14,10 @@ from torch import nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 
-from dovetail.config.rules.architectures import LOGITS, stem
+from dovetail.config.rules.architectures import stem
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.spec import LOGITS
 from dovetail.layers.decoder_head import class_score, generates
 from dovetail.layers.placement import WeightHolder, mark_axes
 from dovetail.layers.stages import Elsewhere, Stage

@@ -33,7 +33,7 @@ class Candidates:
         if count > MOST:
             draw = self._random.random
             first, apart = int(draw() * count), 1 + int(draw() * (count - 1))
-            return [engines[(first + turn * apart) % count] for turn in range(MOST)]
+            return [engines[at % count] for at in range(first, first + MOST * apart, apart)]
         self._turn = turn = (self._turn + 1) % count
         return (*engines[turn:], *engines[:turn])
 

@@ -1,48 +1,61 @@
 """PrefixIndex: which engines probably have which prefixes cached. Knows no loads.
 
-A prefix has a key (`_prefix_keys`) at each of some lengths, the same for all prompts, so the
-engines that have a prefix are found by looking the keys up in order. For each engine the index
-keeps the keys of what was sent there last, as many as the engine's cache holds tokens, and forgets
-the least recently used first, of one prompt the longest, as the engine does. It is never told what
-an engine really has: a wrong guess, and two prefixes of one key, cost a prefill and no more.
+A prefix has a key (`_prefix_keys`) at each of some lengths, the same for all prompts. For each
+engine the index keeps the keys of what was sent there last, as many as the engine's cache holds
+tokens, and forgets the least recently used first, of one prompt the longest, as the engine does.
+It is never told what an engine really has: a wrong guess, and two prefixes of one key, cost a
+prefill and no more.
 
-Who has a prefix has all shorter ones, used as recently or later. So what is new of a prompt is
-found by bisection, and a prompt is kept as a whole: one list, not an entry for each key.
+The keys are a radix tree: keys that follow one another and that the same engines have are one
+stretch, found by its first key. A key stands for all that lies before it, so where two prompts part
+is found by bisection, and a prompt that nobody has costs one look and one stretch, however long it
+is.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 
 SPARE_PROMPTS = 64
 
 
-class _Held:
-    """What one engine has: the number of the last prompt that each of its keys was part of, and
-    the prompts, the oldest first. Of a prompt whose last key has a later number, all have."""
+class _Stretch:
+    """Some of the keys of a prompt, from the `start`-th on.
 
-    __slots__ = ("last", "most_prompts", "prompts", "tokens")
+    `last` has the engines that have all of it, each with the number of the last prompt there that
+    it was part of; `engines` has them as bits. `before` is what comes before it (None: nothing).
+    Who has a stretch has those before it, used as recently or later.
+    """
+
+    __slots__ = ("before", "engines", "keys", "last", "start")
+
+    def __init__(
+        self, before: _Stretch | None, start: int, keys: list[int], last: dict[int, int], bits: int
+    ) -> None:
+        self.before = before
+        self.start = start
+        self.keys = keys
+        self.last = last
+        self.engines = bits
+
+    @property
+    def stop(self) -> int:
+        """Return how many keys of a prompt lie up to its end."""
+        return self.start + len(self.keys)
+
+
+class _Held:
+    """What one engine has: how many keys and tokens, and the prompts, the oldest first, by number
+    and last stretch."""
+
+    __slots__ = ("most_prompts", "num_keys", "prompts", "tokens")
 
     def __init__(self) -> None:
-        self.last: dict[int, int] = {}
-        self.prompts: deque[tuple[int, list[int]]] = deque()
-        self.tokens = 0
+        self.prompts: deque[tuple[int, _Stretch]] = deque()
+        self.tokens = self.num_keys = 0
         self.most_prompts = SPARE_PROMPTS
-
-    def add(self, number: int, keys: list[int]) -> None:
-        """Add a prompt. Mutates: self"""
-        new = dict.fromkeys(keys, number)
-        if self.last:
-            self.last.update(new)
-        else:
-            self.last = new
-        self.prompts.append((number, keys))
-        if len(self.prompts) > self.most_prompts:
-            last = self.last
-            self.prompts = deque(one for one in self.prompts if last.get(one[1][-1]) == one[0])
-            self.most_prompts = 2 * len(self.prompts) + SPARE_PROMPTS
 
 
 class PrefixIndex:
@@ -51,61 +64,95 @@ class PrefixIndex:
     `ends[i]` is how many tokens the i-th key of a prompt covers.
     """
 
-    __slots__ = ("_cache_tokens", "_ends", "_engines", "_held", "_most_keys", "_number")
+    __slots__ = ("_bits", "_cache_tokens", "_ends", "_held", "_most_keys", "_number", "_stretches")
 
     def __init__(
         self, num_engines: int, *, ends: Sequence[int], cache_tokens: int, most_keys: int
     ) -> None:
-        self._ends = ends
+        self._ends = (0, *ends)
         self._cache_tokens = cache_tokens
         self._most_keys = most_keys
         self._number = 0
-        self._engines: dict[int, int] = {}
-        """Key -> the engines that have its prefix, as bits."""
+        self._stretches: dict[int, _Stretch] = {}
+        """By their first keys."""
         self._held = [_Held() for _ in range(num_engines)]
+        self._bits = [1 << engine for engine in range(num_engines)]
 
     def __len__(self) -> int:
-        return sum(len(held.last) for held in self._held)
+        return sum(held.num_keys for held in self._held)
 
-    def found(self, keys: Sequence[int]) -> list[tuple[int, int]]:
+    def found(self, keys: list[int]) -> list[tuple[int, int]]:
         """Return (tokens, engines as bits that have so many and no more), longest first."""
         levels: list[tuple[int, int]] = []
-        last, tokens, get = -1, 0, self._engines.get
-        for key, end in zip(keys, self._ends, strict=False):
-            having = get(key, 0) & last
-            if having != last:
-                if tokens:
-                    levels.append((tokens, last & ~having))
-                last = having
-                if not having:
-                    break
-            tokens = end
-        else:
-            if keys:
-                levels.append((tokens, last))
+        having, place = 0, 0
+        while place < len(keys) and (stretch := self._stretches.get(keys[place])) is not None:
+            if place and stretch.engines != having:
+                levels.append((self._ends[place], having & ~stretch.engines))
+            having = stretch.engines
+            same = _same(stretch.keys, keys, place)
+            place += same
+            if same < len(stretch.keys):
+                break
+        if place:
+            levels.append((self._ends[place], having))
         levels.reverse()
         return levels
 
-    def note(self, engine: int, keys: Sequence[int]) -> None:
+    def note(self, engine: int, keys: list[int]) -> None:
         """Take note that a prompt with these keys goes to an engine. Mutates: self"""
-        own, held = list(keys[: self._most_keys]), self._held[engine]
+        own = keys if len(keys) <= self._most_keys else keys[: self._most_keys]
         if not own:
             return
-        known = _first_missing(own, held.last)
-        if known < len(own):
-            self._add(own[known:], 1 << engine)
-            held.tokens += self._tokens(len(own)) - self._tokens(known)
-        self._number += 1
-        held.add(self._number, own)
+        self._number = number = self._number + 1
+        place, before, held = 0, None, self._held[engine]
+        while place < len(own) and (stretch := self._stretches.get(own[place])) is not None:
+            same = _same(stretch.keys, own, place)
+            if same < len(stretch.keys):
+                stretch = self._split(stretch, same)
+            if engine not in stretch.last:
+                stretch.engines |= self._bits[engine]
+                self._count(held, place, place + same)
+            stretch.last[engine] = number
+            place, before = place + same, stretch
+        if place < len(own):
+            rest = own[place:]
+            before = _Stretch(before, place, rest, {engine: number}, self._bits[engine])
+            self._stretches[rest[0]] = before
+            self._count(held, place, len(own))
+        assert before is not None, "a prompt with keys has a stretch"
+        self._keep(engine, number, before)
         self._shrink(engine, self._most_keys, self._cache_tokens)
 
-    def _add(self, keys: list[int], bit: int) -> None:
-        """Note that an engine has the prefixes of these keys. Mutates: self"""
-        engines = self._engines
-        known = _first_missing(keys, engines)
-        for key in keys[:known]:
-            engines[key] |= bit
-        engines.update(dict.fromkeys(keys[known:], bit))
+    def _count(self, held: _Held, start: int, stop: int) -> None:
+        """Count keys that are new to an engine. Mutates: held"""
+        held.num_keys += stop - start
+        held.tokens += self._ends[stop] - self._ends[start]
+
+    def _keep(self, engine: int, number: int, last: _Stretch) -> None:
+        """Keep a prompt's end; now and then drop those which later prompts have repeated. Mutates:
+        self"""
+        held = self._held[engine]
+        held.prompts.append((number, last))
+        if len(held.prompts) > held.most_prompts:
+            held.prompts = deque(one for one in held.prompts if one[1].last.get(engine) == one[0])
+            held.most_prompts = 2 * len(held.prompts) + SPARE_PROMPTS
+
+    def _split(self, stretch: _Stretch, count: int) -> _Stretch:
+        """Return a new stretch of the first `count` keys; the rest stays what prompts and longer
+        prefixes refer to. Mutates: self"""
+        head = _Stretch(
+            stretch.before,
+            stretch.start,
+            stretch.keys[:count],
+            dict(stretch.last),
+            stretch.engines,
+        )
+        self._stretches[head.keys[0]] = head
+        stretch.keys = stretch.keys[count:]
+        stretch.start += count
+        stretch.before = head
+        self._stretches[stretch.keys[0]] = stretch
+        return head
 
     def forget(self, engine: int) -> None:
         """Drop what an engine has. Mutates: self"""
@@ -113,37 +160,54 @@ class PrefixIndex:
 
     def _shrink(self, engine: int, most_keys: int, most_tokens: int) -> None:
         """Drop what an engine used least recently until it is within bounds. Mutates: self"""
-        held, bit = self._held[engine], 1 << engine
-        while held.tokens > most_tokens or len(held.last) > most_keys:
-            number, keys = held.prompts[0]
-            later = bisect_left(keys, True, key=lambda key: held.last.get(key) == number)
-            tokens, count = self._tokens(len(keys)), len(held.last)
-            kept = bisect_right(self._ends, tokens - (held.tokens - most_tokens))
-            kept = max(later, min(kept, len(keys) - (count - most_keys)))
-            held.tokens -= tokens - self._tokens(kept)
-            self._drop(held.last, keys[kept:], bit)
-            del keys[kept:]
-            if kept == later:  # what is left of it belongs to later prompts
+        held, ends = self._held[engine], self._ends
+        while held.tokens > most_tokens or held.num_keys > most_keys:
+            number, stretch = held.prompts[0]
+            if stretch.last.get(engine) != number:  # what is left of it belongs to later prompts
                 held.prompts.popleft()
+                continue
+            start, stop = stretch.start, stretch.stop
+            kept = bisect_right(ends, ends[stop] - (held.tokens - most_tokens)) - 1
+            kept = max(start, min(kept, stop - (held.num_keys - most_keys)))
+            self._count(held, stop, kept)
+            if kept > start:
+                held.prompts[0] = (number, self._cut(stretch, kept - start, engine))
+                continue
+            self._drop(stretch, engine)
+            if stretch.before is None:
+                held.prompts.popleft()
+            else:
+                held.prompts[0] = (number, stretch.before)
 
-    def _drop(self, last: dict[int, int], keys: list[int], bit: int) -> None:
-        """Drop keys of an engine. Mutates: self, last"""
-        engines = self._engines
-        for key in keys:
-            del last[key]
-            left = engines.pop(key) ^ bit
-            if left:
-                engines[key] = left
+    def _cut(self, stretch: _Stretch, count: int, engine: int) -> _Stretch:
+        """Return the first `count` keys of a stretch, of which an engine drops the rest. Mutates:
+        self, stretch"""
+        if len(stretch.last) == 1:
+            del stretch.keys[count:]
+            return stretch
+        head = self._split(stretch, count)
+        self._drop(stretch, engine)
+        return head
 
-    def _tokens(self, count: int) -> int:
-        """Return how many tokens so many keys of a prompt cover."""
-        return self._ends[count - 1] if count else 0
+    def _drop(self, stretch: _Stretch, engine: int) -> None:
+        """Drop a stretch of an engine. Mutates: self, stretch"""
+        del stretch.last[engine]
+        stretch.engines ^= self._bits[engine]
+        if not stretch.last:
+            del self._stretches[stretch.keys[0]]
 
 
-def _first_missing(keys: list[int], among: dict[int, int]) -> int:
-    """Return how many of the first keys are there; of those behind them none is."""
-    if keys[-1] in among:
-        return len(keys)
-    if keys[0] not in among:
-        return 0
-    return bisect_left(keys, True, key=lambda key: key not in among)
+def _same(stretch: list[int], keys: list[int], place: int) -> int:
+    """Return how many keys of a stretch are those of a prompt from a place on; the first is."""
+    count = len(stretch)
+    part = keys[place : place + count]
+    if part == stretch:
+        return count
+    low, high = 1, len(part)
+    while low < high:  # the first `low` are the same, of the first `high` + 1 the last is not
+        middle = (low + high + 1) // 2
+        if part[middle - 1] == stretch[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -52,7 +52,7 @@ class PrefixKeys:
         end = ends[count - 1]
         if len(prompt_ids) > 2 * end:
             prompt_ids = prompt_ids[:end]
-        packed = Struct(f"{len(prompt_ids)}Q").pack(*prompt_ids)
+        packed = Struct(f"{len(prompt_ids)}n").pack(*prompt_ids)
         products = self._products[:end]
         np.multiply(np.frombuffer(packed, np.uint64, end), self._factors[:end], out=products)
         sums = np.add.accumulate(np.add.reduceat(products, self._starts[:count]))

@@ -8,8 +8,10 @@ another engine computes the prefix, and has it from then on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from dovetail.interfaces.plugin import Info
@@ -80,10 +82,14 @@ class PrefixAware(Router):
         share, weight = self._uncached_share, self._running_tokens
         best, least, saved = -1, float("inf"), 0
         for view in self._compared(engines, cached):
-            hit = cached.get(view.number, 0)
-            cost = view.pending_tokens * share + view.num_running * weight - hit
+            number = view.number
+            hit = cached.get(number, 0)
+            pending = view.pending_tokens * share
+            if pending - hit >= least:
+                continue  # whatever it runs
+            cost = pending + view.num_running * weight - hit
             if cost < least:
-                best, least, saved = view.number, cost, hit
+                best, least, saved = number, cost, hit
         index.note(best, keys)
         self._uncached_share += MEMORY * ((num_tokens - saved) / num_tokens - share)
         return best
@@ -112,4 +118,12 @@ class PrefixAware(Router):
             return views
         if len(engines) == self._count:
             return (*views, *(engines[number] for number in cached))
-        return (*views, *(engine for engine in engines if engine.number in cached))
+        return (*views, *_of_numbers(engines, sorted(cached)))
+
+
+def _of_numbers(engines: Sequence[EngineView], numbers: Sequence[int]) -> Iterator[EngineView]:
+    """Yield the engines of these numbers that are among `engines`, which are in their order."""
+    for number in numbers:
+        place = bisect_left(engines, number, key=attrgetter("number"))
+        if place < len(engines) and engines[place].number == number:
+            yield engines[place]

@@ -261,6 +261,37 @@ def test_a_fault_elsewhere_ends_the_requests_of_that_engine_alone(
     asyncio.run(main())
 
 
+def test_an_engine_that_another_api_process_has_given_up_is_ended(meeting: Meeting) -> None:
+    """The process that owns it cannot see that it hangs: it has no requests there itself."""
+    spec = spec_of(1, 1, step_timeout_s=0.4)
+
+    async def main() -> None:
+        joining = serving(spec, meeting, far(spec, 1), num_processes=1)
+        async with joining as (owner, (machine,)):
+            here, _ = owner.hosts
+            (victim,) = [child for child in children() if child.pid != here.pid]  # type: ignore[attr-defined]
+            own, there = owner.addresses_for(0)
+            number = descriptor_of(there)
+            assert number is not None
+            addresses = [own, f"{DESCRIPTOR}{os.dup(number)}"]
+            other = await AsyncEngine.attach(addresses, spec, process=0)
+            owner.hand_over()
+            try:
+                victim.send_signal(signal.SIGSTOP)
+                asked = (whole(other) for _ in range(2))
+                ended = await asyncio.gather(*asked, return_exceptions=True)
+                assert sorted(type(one).__name__ for one in ended) == ["EngineDead", "str"]
+                assert owner.given_up() == {} and survivors([victim], 0.1) == [victim]
+                owner.give_up(other.given_up())
+                assert "--engine-step-timeout" in owner.given_up()[1]
+                assert await asyncio.to_thread(survivors, [victim], 4.0) == []
+                assert machine.ended() == 1
+            finally:
+                await other.shutdown()
+
+    asyncio.run(main())
+
+
 def test_engines_end_with_their_server(meeting: Meeting) -> None:
     """The server's connections end without a word, as when it is killed."""
     spec = spec_of(0, 1)

@@ -14,6 +14,7 @@ from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.spec import RankSpec
 from dovetail.layers.embedding import VocabParallelEmbedding
 from dovetail.layers.linear import (
+    GROUPS,
     MergedColumnParallelLinear,
     QKVParallelLinear,
     RowParallelLinear,
@@ -135,6 +136,25 @@ def test_kv_heads_are_repeated_when_ranks_outnumber_them() -> None:
         head = tensor_rank // 2
         _, k, _ = layer.get_parameter("weight").split([2, 2, 2])
         assert torch.equal(k, given["k_proj.weight"][2 * head : 2 * head + 2])
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_queries_keys_and_values_stored_by_group(num_ranks: int) -> None:
+    """Each kv head's queries, key and value behind each other: the same as one tensor for each."""
+    given = checkpoint()
+    q, k, v = (given[f"{name}_proj.weight"] for name in "qkv")
+    groups = [x.view(2, -1, 8) for x in (q, k, v)]
+    stored = {"wqkv.weight": torch.cat(groups, dim=1).reshape(16, 8)}
+    apart = {f"{name}_proj.weight": given[f"{name}_proj.weight"] for name in "qkv"}
+    names = replace(MAP, fused={**MAP.fused, "wqkv": ("qkv", GROUPS)})
+    for place in range(num_ranks):
+        rank = RankSpec(rank=place, world_size=num_ranks, tensor_rank=place, tensor_size=num_ranks)
+        context, weights = replace(CONTEXT, rank=rank), []
+        for tensors in (stored, apart):
+            layer = QKVParallelLinear(context, "qkv", 8, num_heads=4, num_kv_heads=2, head_size=2)
+            load_weights(nn.ModuleDict({"qkv": layer}), names, tensors.items())
+            weights.append(layer.get_parameter("weight"))
+        assert torch.equal(*weights)
 
 
 def test_what_a_model_wants_fills_it() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from dovetail import registry
 from dovetail.errors import ConfigError
 from dovetail.testing.harness import PagedModel
 from dovetail.testing.tiny_models import FAMILIES, VOCAB_SIZE, write_tiny_checkpoint
+from support.tiny_decoders import as_internlm2
 
 TOLERANCE = 1e-4
 BACKED = ("GPTNeoXForCausalLM", "StableLmForCausalLM", "CohereForCausalLM", "GraniteForCausalLM")
@@ -161,6 +163,19 @@ def test_native(folder: Any, case: str) -> None:
     check_all_ways(path, PagedModel.load(path, backend="torch_sdpa"))
 
 
+@pytest.mark.parametrize(
+    "fields", [{}, {"attention_bias": True, "tie_word_embeddings": True}], ids=["plain", "biases"]
+)
+def test_internlm2_is_llama_by_other_names(tmp_path: Path, fields: dict[str, Any]) -> None:
+    """A family that transformers does not have: Llama's numbers of Llama's weights."""
+    as_llama = write_tiny_checkpoint(tmp_path / "llama", "LlamaForCausalLM", **fields)
+    path = as_internlm2(copytree(as_llama, tmp_path / "named"), "InternLM2ForCausalLM")
+    tokens = prompt(21, 21)
+    model = PagedModel.load(path, backend="torch_sdpa")
+    pieces = [model.forward([(0, tokens[a:b])])[0] for a, b in ((0, 5), (5, 20), (20, 21))]
+    assert_same(torch.cat(pieces), reference(as_llama, tuple(tokens)))
+
+
 @pytest.mark.parametrize("case", ["LlamaForCausalLM", "Gemma2ForCausalLM"])
 def test_native_over_the_slow_reference(folder: Any, case: str) -> None:
     path = folder(case)
@@ -186,5 +201,7 @@ def test_every_registered_architecture_has_a_case() -> None:
     builtin = {e.name for e in registry.entries("model") if "dovetail_plugins.models" in e.target}
     encoders = {name for name in builtin if name.endswith("Model") and name not in NATIVE}
     encoders |= {"HF_ColBERT"}
-    assert builtin - {"transformers"} - encoders <= set(NATIVE), "add a tiny checkpoint for it"
+    assert builtin - {"transformers", "InternLM2ForCausalLM"} - encoders <= set(NATIVE), (
+        "add a tiny checkpoint for it"
+    )
     assert set(NATIVE) <= registered

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from dovetail import LLM, registry
+from dovetail.errors import ConfigError
 from dovetail.interfaces.pooling_params import PoolingParams
 from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_tokenizer
 
@@ -58,13 +59,14 @@ _T5 = {
 class Family:
     """One family: how its classes' names begin, its type, and fields of its config. `has_classes`:
     transformers has its classes for sequences and tokens, and they are not those of a family
-    before. `pooler` is the usual one."""
+    before. `pooler` is the usual one, `end` how the name of the class for vectors ends."""
 
     begins: str
     model_type: str
     fields: dict[str, Any] = field(default_factory=dict)
     has_classes: bool = True
     pooler: str = "cls"
+    end: str = "Model"
 
 
 FAMILIES = {
@@ -118,16 +120,24 @@ FAMILIES = {
         },
         has_classes=False,
     ),
-    "t5": Family(begins="T5Encoder", model_type="t5", fields=_T5, pooler="mean", has_classes=False),
-    "t5-gated": Family(
-        begins="T5Encoder",
-        model_type="t5",
-        fields={**_T5, "feed_forward_proj": "gated-gelu"},
+    "t5": Family(begins="T5", end="EncoderModel", model_type="t5", fields=_T5, pooler="mean"),
+    "mt5": Family(
+        begins="MT5",
+        end="EncoderModel",
+        model_type="mt5",
+        fields=_T5,
         pooler="mean",
         has_classes=False,
     ),
+    "umt5": Family(begins="UMT5", end="EncoderModel", model_type="umt5", fields=_T5, pooler="mean"),
 }
-WITH_CLASSES = [name for name, family in FAMILIES.items() if family.has_classes]
+CLASSES = [
+    (name, end)
+    for name, family in FAMILIES.items()
+    for end in ("ForSequenceClassification", "ForTokenClassification")
+    if family.has_classes and (end == "ForTokenClassification" or family.end == "Model")
+]
+"""Families and ends of classes; T5 tells classes of texts by its decoder."""
 
 
 def prompts() -> list[list[int]]:
@@ -180,7 +190,7 @@ def check(llm: LLM, task: str, wanted: list[torch.Tensor]) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_vectors(tmp_path: Path, name: str) -> None:
-    model = written(tmp_path, FAMILIES[name], "Model")
+    model = written(tmp_path, FAMILIES[name], FAMILIES[name].end)
     with torch.inference_mode():
         states = [model(torch.tensor([p])).last_hidden_state[0] for p in prompts()]
     with engine(tmp_path) as llm:
@@ -188,8 +198,7 @@ def test_vectors(tmp_path: Path, name: str) -> None:
         check(llm, "embed", [POOLERS[FAMILIES[name].pooler](one) for one in states])
 
 
-@pytest.mark.parametrize("name", WITH_CLASSES)
-@pytest.mark.parametrize("end", ["ForSequenceClassification", "ForTokenClassification"])
+@pytest.mark.parametrize(("name", "end"), CLASSES)
 def test_classes(tmp_path: Path, name: str, end: str) -> None:
     model = written(tmp_path, FAMILIES[name], end)
     with torch.inference_mode():
@@ -197,6 +206,29 @@ def test_classes(tmp_path: Path, name: str, end: str) -> None:
     task = "classify" if end == "ForSequenceClassification" else "token_classify"
     with engine(tmp_path) as llm:
         check(llm, task, logits)
+
+
+@pytest.mark.parametrize(
+    ("name", "end", "flags"),
+    [
+        ("bert", "ForSequenceClassification", {"convert": "embed"}),
+        ("modernbert", "ForTokenClassification", {"convert": "embed"}),
+        ("t5", "ForSequenceClassification", {"convert": "embed"}),
+        ("umt5", "ForConditionalGeneration", {"runner": "pooling"}),
+    ],
+)
+def test_vectors_of_models_that_were_saved_for_something_else(
+    tmp_path: Path, name: str, end: str, flags: dict[str, str]
+) -> None:
+    model = written(tmp_path, FAMILIES[name], end)
+    trunk = model.base_model if name.endswith("bert") else model.get_encoder()
+    with torch.inference_mode():
+        states = [trunk(torch.tensor([p])).last_hidden_state[0] for p in prompts()]
+    if name == "t5":
+        with pytest.raises(ConfigError, match="by the last state of its decoder"):
+            LLM(str(tmp_path), **FLAGS)
+    with engine(tmp_path, **flags) as llm:
+        check(llm, "token_embed", states)
 
 
 OLDER: dict[str, dict[str, Any]] = {
@@ -329,7 +361,7 @@ def test_jina_on_two_ranks_and_one(tmp_path: Path) -> None:
 
 def test_every_registered_encoder_has_a_case() -> None:
     here = {entry.name for entry in registry.entries("model") if is_encoder(entry.name)}
-    tried = {family.begins + "Model" for family in FAMILIES.values()}
+    tried = {family.begins + family.end for family in FAMILIES.values()}
     assert here - tried == {"NewModel", "JinaBertModel"}, "add it to FAMILIES"
 
 

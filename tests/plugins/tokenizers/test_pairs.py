@@ -70,9 +70,9 @@ def test_impossible_lengths(tokenizer: Tokenizer, keep: int) -> None:
 
 def test_too_long_for_the_context(tokenizer: Tokenizer) -> None:
     long = "dog " * 100_000
-    with pytest.raises(RequestError, match="context length is 16"):
+    with pytest.raises(RequestError, match=r"context length is 16 tokens\."):
         pair_prompt(tokenizer, "the dog", "the cat " * 7, most=16)
-    with pytest.raises(RequestError, match="context length is 16"):
+    with pytest.raises(RequestError, match=r"context length is 16 tokens\."):
         pair_prompt(tokenizer, "the dog", long, most=16)
     ids, border = pair_prompt(tokenizer, "the dog", long, most=16, truncate=-1)
     assert (len(ids), border) == (16, 4)

@@ -241,9 +241,10 @@ def _task(value: Any) -> Fields:
         "transcription": {"runner": "generate"},
         "classify": {"runner": "pooling", "convert": "classify"},
         "reward": {"runner": "pooling", "convert": "reward"},
+        "embed": {"runner": "pooling", "convert": "embed"},
+        "embedding": {"runner": "pooling", "convert": "embed"},
+        "score": {"runner": "pooling"},
     }
-    pooling: Fields = {"runner": "pooling", "convert": "embed"}
-    known |= dict.fromkeys(("embed", "embedding", "score"), pooling)
     if value not in known:
         raise ConfigError(
             f'"{value}" is not a task.', fix=f"use one of {', '.join(sorted(known))}."

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dovetail import registry
+from dovetail.interfaces.spec import CLASSES, LOGITS, NOTHING, TOKEN_CLASSES, TOKEN_VECTORS
 
 GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Ends of the names of classes that generate."""
-LOGITS, NOTHING, CLASSES, TOKEN_CLASSES = "logits", "", "classes", "token_classes"
-TOKEN_VECTORS = "token_vectors"
-MAKES_VECTORS = (NOTHING, TOKEN_VECTORS)
-"""The heads of models that make vectors."""
 PROCESS_REWARD, REWARD = "ForProcessRewardModel", "ForRewardModel"
 _POOLS = {
     "_ColBERT": TOKEN_VECTORS,
@@ -47,13 +44,15 @@ def _family(architecture: str, end: str) -> str:
     return name
 
 
-def registered(architecture: str) -> str | None:
-    """Return the name of the model plugin that runs a class: its own, or its family's.
+def registered(architecture: str, wanted: str | None = None) -> str | None:
+    """Return the name of the model plugin that runs a class: its own, or its family's. `wanted` is
+    the head that it gets, where that is not what its name says.
 
     A family's decoder serves what pools; its encoder generates nothing.
     """
     names = set(registry.names("model"))
     family, head = stem(architecture)
+    head = head if wanted is None else wanted
     ends = () if head == LOGITS else ("ForCausalLM", "LMHeadModel", "Model", "EncoderModel")
     tried = (architecture, *(family + end for end in ends))
     return next((name for name in tried if name in names), None)

@@ -15,10 +15,10 @@ import msgspec
 
 from dovetail.config.checkpoint.json_files import read_json
 from dovetail.config.config import Config
-from dovetail.config.rules.architectures import LOGITS, MAKES_VECTORS, stem
+from dovetail.config.rules.architectures import stem
 from dovetail.config.rules.pooler_config import POOLER_CONFIG, PoolerConfig
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.interfaces.spec import LOGITS, MAKES_VECTORS, ModelSpec
 
 WORDS = "classifier_from_token"
 OVERRIDE = f"--hf-overrides.{WORDS}"

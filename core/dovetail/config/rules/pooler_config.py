@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 
 from dovetail.config.config import Config
-from dovetail.config.rules.architectures import MAKES_VECTORS
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import ACTIVATIONS, ModelSpec
+from dovetail.interfaces.spec import ACTIVATIONS, MAKES_VECTORS, ModelSpec
 
 POOLER_CONFIG = "--pooler-config"
 _OF_VECTORS = ("normalize", "dimensions", "enable_chunked_processing", "max_embed_len")

@@ -21,17 +21,7 @@ from dovetail.config.checkpoint.late_interaction import vector_size
 from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.config.checkpoint.sentence_transformers import SentenceSettings, sentence_settings
 from dovetail.config.config import Config
-from dovetail.config.rules.architectures import (
-    CLASSES,
-    LOGITS,
-    MAKES_VECTORS,
-    NOTHING,
-    PROCESS_REWARD,
-    REWARD,
-    TOKEN_CLASSES,
-    TOKEN_VECTORS,
-    stem,
-)
+from dovetail.config.rules.architectures import PROCESS_REWARD, REWARD, stem
 from dovetail.config.rules.class_tokens import with_class_tokens
 from dovetail.config.rules.pooled_flags import check_pooled_flags
 from dovetail.config.rules.pooler_config import (
@@ -43,7 +33,17 @@ from dovetail.config.rules.pooler_config import (
 from dovetail.config.rules.selections import select
 from dovetail.errors import ConfigError
 from dovetail.interfaces.pooling_params import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED
-from dovetail.interfaces.spec import ModelSpec, PoolingSpec, Selection
+from dovetail.interfaces.spec import (
+    CLASSES,
+    LOGITS,
+    MAKES_VECTORS,
+    NOTHING,
+    TOKEN_CLASSES,
+    TOKEN_VECTORS,
+    ModelSpec,
+    PoolingSpec,
+    Selection,
+)
 
 _CONVERTED = {"embed": NOTHING, "classify": CLASSES, "reward": TOKEN_CLASSES}
 _TASKS: dict[str, tuple[str, ...]] = {
@@ -127,6 +127,8 @@ def _head(config: Config, model: ModelSpec, sentences: SentenceSettings | None) 
                 fix="leave the flag out, or use a checkpoint that generates.",
             )
         return LOGITS
+    if convert == "embed" and head in (CLASSES, TOKEN_CLASSES):
+        return NOTHING
     if convert:
         return _CONVERTED[convert] if head in (LOGITS, None) else head or _CONVERTED[convert]
     if head not in (LOGITS, None):

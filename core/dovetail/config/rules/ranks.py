@@ -9,7 +9,7 @@ import msgspec
 from dovetail import registry
 from dovetail.config.config import Config
 from dovetail.config.rules.context_parallel import context_size
-from dovetail.config.rules.cores import BAR, UNBOUND, cores_of_ranks, word_of
+from dovetail.config.rules.cores import BAR, UNBOUND, chosen_cores, cores_of_ranks, word_of
 from dovetail.config.rules.cores import FLAG as CORES
 from dovetail.config.rules.placement import placed
 from dovetail.config.rules.platform import usable_cores
@@ -95,14 +95,14 @@ def rank_processors(
     text = config.device.cpu_cores
     if not on_cores or (rank.local_size == 1 and BAR not in (text or "")):
         return ()
-    found = cores_of_ranks(text, rank.local_size)
-    if not found and word_of(text) != UNBOUND and usable_cores() < rank.local_size:
+    found, usable = cores_of_ranks(text, rank.local_size), usable_cores(chosen_cores(text))
+    if not found and word_of(text) != UNBOUND and usable < rank.local_size:
         both = f" ({TENSOR} times {PIPELINE})"
         product = both if rank.tensor_size > 1 and rank.num_stages > 1 else ""
         raise ConfigError(
-            f"{rank.local_size} ranks need a core each, and this process may use {usable_cores()}.",
+            f"{rank.local_size} ranks need a core each, and this process may use {usable}.",
             where=PIPELINE if rank.tensor_size == 1 else TENSOR,
-            fix=f"use at most {usable_cores()}{product}, or {CORES} nobind.",
+            fix=f"use at most {usable}{product}, or {CORES} nobind.",
         )
     return found
 

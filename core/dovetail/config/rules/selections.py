@@ -16,13 +16,13 @@ from typing import Any
 from dovetail import registry
 from dovetail.config.config import Config, flags
 from dovetail.config.rules import demo, stat_loggers
-from dovetail.config.rules.architectures import LOGITS, registered
+from dovetail.config.rules.architectures import registered
 from dovetail.config.rules.transformers_models import PAGE, known_classes
 from dovetail.errors import ConfigError, PluginError, UnknownPlugin
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.interfaces.platform import PlatformDefaults
 from dovetail.interfaces.quantization import QuantMethod
-from dovetail.interfaces.spec import NO_TOKENIZER, ModelSpec, Selection
+from dovetail.interfaces.spec import LOGITS, NO_TOKENIZER, ModelSpec, Selection
 from dovetail.registry.select import reasons_against
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ def select_model(config: Config, model: ModelSpec) -> Selection:
     Raises: UnknownPlugin with the nearest names when neither knows the class, ConfigError when
     transformers has it for something else.
     """
-    own = registered(model.architecture)
+    own = registered(model.architecture, model.head)
     architecture = own or model.architecture
     impl = registry.value_of("model_impl", config.model.model_impl)
     is_own = own is not None and architecture != TRANSFORMERS

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeVar
@@ -101,7 +101,7 @@ class AsyncEngine(EngineOperations):
         self.text_process = (
             TextProcess(spec, lambda: sum(self.load()) > 0) if spec.has_tokenizer else None
         )
-        structured_output = spec.run.structured_output
+        structured_output = spec.run.structured_output if spec.has_tokenizer else None
         self.constraint_compiler = (
             ConstraintCompiler(structured_output) if structured_output is not None else None
         )
@@ -230,6 +230,16 @@ class AsyncEngine(EngineOperations):
     def states(self) -> list[EngineState]:
         """Return how each engine is, in the order of their numbers."""
         return [connection.state() for connection in self._connections]
+
+    def given_up(self) -> dict[int, str]:
+        """Return why engines died, by number."""
+        return {s.engine: s.reason for s in self.states() if s.reason is not None}
+
+    def give_up(self, engines: Mapping[int, str]) -> None:
+        """Take engines for dead, by number, for the reasons that another process had."""
+        for connection in self._connections:
+            if connection.spec.engine in engines:
+                connection.die(engines[connection.spec.engine])
 
     def heartbeat_age_s(self) -> float:
         """Return the seconds since an engine last said anything; each is asked every second."""

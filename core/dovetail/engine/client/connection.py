@@ -164,6 +164,11 @@ class EngineConnection:
         if self.death_reason is not None:
             raise EngineDead(self.death_reason, fix=START_FIX)
 
+    @property
+    def is_stalled(self) -> bool:
+        """Return whether it has work and has been silent for long."""
+        return self.heartbeat_age_s() > STALL_S and self._num_present > 0
+
     def state(self) -> EngineState:
         """Return how the engine is."""
         return EngineState(

@@ -11,6 +11,7 @@ import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 
+from dovetail.engine.context_length import context_length
 from dovetail.errors import RequestError
 from dovetail.interfaces.tokenizer import Tokenizer
 
@@ -41,19 +42,21 @@ def encoded(
     most: int | None = None,
     keep: int | None = None,
     keeps_start: bool = False,
+    answers: bool = True,
     plain: Sequence[tuple[int, int]] = (),
     rest: Rest = no_rest,
 ) -> Sequence[int]:
     """Return the tokens of a text, or with `keep` at least that many from its end, or its start.
 
-    `most` is the length of the context; None: any number is wanted. The control words at `plain`
-    are ordinary text. `rest` is called between parts of a long text. Raises: RequestError
+    `most` is the length of the context; None: any number is wanted. `answers`: the answer has to
+    fit into it too. The control words at `plain` are ordinary text. `rest` is called between parts
+    of a long text. Raises: RequestError
     """
     if keep and not plain:
         return _part(tokenizer, text, add_special_tokens, keep, keeps_start=keeps_start)
     if most is not None and len(text) > LONG_TEXT_CHARS:
-        too_many_chars(len(text), tokenizer.longest_token_chars(), most, "prompt")
-        check_fits(tokenizer, text, most, rest)
+        too_many_chars(len(text), tokenizer.longest_token_chars(), most, "prompt", answers=answers)
+        check_fits(tokenizer, text, most, rest, answers=answers)
     if plain:
         return tokenizer.encode_with_plain(text, plain, add_special_tokens=add_special_tokens)
     ids = array("I")
@@ -70,21 +73,24 @@ def kept(truncates_to: int | None, context: int) -> int | None:
     return min(truncates_to, context) if truncates_to > 0 else context
 
 
-def too_many_chars(num_chars: int, longest_token_chars: int | None, most: int, where: str) -> None:
+def too_many_chars(
+    num_chars: int, longest_token_chars: int | None, most: int, where: str, *, answers: bool = True
+) -> None:
     """Raise RequestError for a text of more characters than `most` tokens can stand for."""
     if longest_token_chars is None or num_chars <= most * longest_token_chars:
         return
     raise RequestError(
         f"the text has {num_chars} characters, and a token of this model stands for at most "
-        f"{longest_token_chars}; the context length is {most} tokens, for prompt and answer "
-        "together.",
+        f"{longest_token_chars}; {context_length(most, answers=answers)}.",
         where=where,
         fix="shorten the text, or set truncate_prompt_tokens to -1.",
         code="context_length_exceeded",
     )
 
 
-def check_fits(tokenizer: Tokenizer, text: str, most: int, rest: Rest) -> None:
+def check_fits(
+    tokenizer: Tokenizer, text: str, most: int, rest: Rest, *, answers: bool = True
+) -> None:
     """Raise RequestError for a long text as soon as its pieces have more tokens than `most`."""
     if len(text) <= 2 * PIECE_CHARS:
         return
@@ -95,8 +101,8 @@ def check_fits(tokenizer: Tokenizer, text: str, most: int, rest: Rest) -> None:
         rest()
         if num_tokens - num_spare > most:
             raise RequestError(
-                f"the prompt has more than {num_tokens - num_spare} tokens; the context length is "
-                f"{most}, for prompt and answer together.",
+                f"the prompt has more than {num_tokens - num_spare} tokens; "
+                f"{context_length(most, answers=answers)}.",
                 where="prompt",
                 fix="shorten the prompt, set truncate_prompt_tokens to -1, or start with a larger "
                 "--max-model-len.",

@@ -44,7 +44,13 @@ def _tokens(tokenizer: Tokenizer, text: str, most: int, room: int | None) -> Seq
     """Return a text's tokens, at least the first `room`. Raises: RequestError"""
     verify_text(PROMPT, text)
     return encoded(
-        tokenizer, text, add_special_tokens=False, most=most, keep=room, keeps_start=True
+        tokenizer,
+        text,
+        add_special_tokens=False,
+        most=most,
+        keep=room,
+        keeps_start=True,
+        answers=False,
     )
 
 

@@ -115,6 +115,7 @@ class PooledInput:
             most=self._longest,
             keep=None if keep is None else keep + 1,
             keeps_start=keeps_start,
+            answers=False,
         )
         if keep is None or len(ids) <= keep:
             return tuple(ids)

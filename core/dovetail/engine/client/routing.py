@@ -45,7 +45,7 @@ class Routing:
             raise asleep_error()
         if self._router is None:
             return awake[0]
-        moving = [connection for connection in awake if not connection.state().is_stalled]
+        moving = [connection for connection in awake if not connection.is_stalled]
         return self._chosen(self._router, prepared, moving or awake)
 
     def _chosen(

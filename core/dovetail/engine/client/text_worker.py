@@ -193,6 +193,7 @@ class TextReader:
                     most=job.most,
                     keep=job.keep,
                     keeps_start=job.keeps_start,
+                    answers=self._spec.run.pooling is None,
                     plain=job.plain,
                     rest=self._rest,
                 )
@@ -254,7 +255,13 @@ class TextReader:
         if is_bounded and isinstance(body, dict):
             longest = self._tokenizer.longest_token_chars()
             for path, text in _prompt_texts(body):
-                too_many_chars(len(text), longest, self._most, _dotted(path))
+                too_many_chars(
+                    len(text),
+                    longest,
+                    self._most,
+                    _dotted(path),
+                    answers=self._spec.run.pooling is None,
+                )
 
     def _cut(self, body: Any) -> None:
         """Leave of a prompt what truncate_prompt_tokens can keep of it. Mutates: body"""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -128,6 +128,8 @@ class ServerState:
 
     def check_structured_output(self, where: str) -> None:
         """Raise RequestError where nothing can constrain an answer."""
+        if not self.engine.spec.has_tokenizer:
+            raise text_refused(where)
         if self.engine.constraint_compiler is None:
             raise none_installed(where)
 
@@ -214,20 +216,19 @@ class ServerState:
         is long and does not fit into the context
         """
         verify_text(PROMPT, text)
-        context = self.engine.spec.run.max_model_tokens
-        encode = partial(
-            encoded,
-            self.engine.tokenizer,
-            text,
-            add_special_tokens=add_special_tokens,
-            most=None if takes_any_length else context,
-            keep=kept(truncates_to, context),
-            keeps_start=keeps_start,
-            plain=plain,
-        )
+        run = self.engine.spec.run
+        asked: dict[str, Any] = {
+            "add_special_tokens": add_special_tokens,
+            "most": None if takes_any_length else run.max_model_tokens,
+            "keep": kept(truncates_to, run.max_model_tokens),
+            "keeps_start": keeps_start,
+            "plain": plain,
+        }
         process = self.engine.text_process
         if process is not None and len(text) > LONG_TEXT_CHARS:
-            return await process.encode(text, **encode.keywords)
+            return await process.encode(text, **asked)
+        answers = run.pooling is None
+        encode = partial(encoded, self.engine.tokenizer, text, answers=answers, **asked)
         return await self.run(encode, len(text))
 
 

@@ -17,7 +17,8 @@ from dovetail.observability import logging as log_setup
 from dovetail.server.api.families import build_apis, opened_apis
 from dovetail.server.app import build_app
 from dovetail.server.generate.parsers import build_parsers
-from dovetail.server.launch.api_processes import BEAT, BEAT_PERIOD_S, ChildBoot
+from dovetail.server.launch.api_processes import ChildBoot
+from dovetail.server.launch.beats import send_beats
 from dovetail.server.launch.event_loop import run_loop
 from dovetail.server.launch.lifecycle import ServerLifecycle
 from dovetail.server.launch.serve import stopped_while_starting
@@ -59,15 +60,7 @@ async def _serve(boot: ChildBoot) -> int:
         sock = socket.socket(fileno=boot.socket_fd)
 
         def begin() -> None:
-            stack.callback(asyncio.create_task(_beat(channel)).cancel)
+            beats = asyncio.create_task(send_beats(channel, engine.given_up))
+            stack.callback(beats.cancel)
 
         return await ServerLifecycle(app, engine, boot.frontend).run(sock, begin)
-
-
-async def _beat(channel: socket.socket) -> None:
-    """Tell the parent that this process listens, and then that it still does."""
-    channel.setblocking(False)
-    while True:
-        with contextlib.suppress(OSError):  # a parent that is stopped has enough to read
-            channel.send(BEAT)
-        await asyncio.sleep(BEAT_PERIOD_S)

@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import socket
-import time
 
 import msgspec
 
@@ -27,6 +26,7 @@ from dovetail.process import Child, spawn
 from dovetail.server.api.families import build_apis, opened_apis
 from dovetail.server.generate.parsers import ParserChoice, choose_parsers
 from dovetail.server.generate.template.chat import ChatRenderer
+from dovetail.server.launch.beats import Beats
 from dovetail.server.launch.engine_start import (
     METRICS_VARIABLE,
     max_queued,
@@ -40,11 +40,6 @@ logger = logging.getLogger("dovetail.server")
 WATCH_PERIOD_S = 0.1
 GRACE_S = 5.0
 START_LIMIT_S = 120.0
-BEAT, BEAT_PERIOD_S = b"!", 1.0
-"""What a child sends once it listens, and how often from then on."""
-SILENCE_S = 10.0
-"""A child may be silent for so long, or for --engine-step-timeout if that is longer; without that
-flag, for ever."""
 
 
 class ChildBoot(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +76,7 @@ async def run(
             engine.hand_over()
             await _wait_started(children)
             tell_ready(config, spec, sock, timer)
-            beats = _Beats(children, spec.step_timeout_s)
+            beats = Beats(children, spec.step_timeout_s)
             return await _watch(children, engine, stop, beats, config.frontend.shutdown_timeout)
         finally:
             _end(children)
@@ -146,9 +141,9 @@ async def _wait_started(children: list[Child]) -> None:
 
 
 async def _received(loop: asyncio.AbstractEventLoop, channel: socket.socket) -> bytes:
-    """Return the next bytes, none when the other side has closed or was reset."""
+    """Return the first byte, none when the other side has closed or was reset."""
     try:
-        return await loop.sock_recv(channel, len(BEAT))
+        return await loop.sock_recv(channel, 1)
     except ConnectionError:
         return b""
 
@@ -165,7 +160,7 @@ async def _watch(
     children: list[Child],
     engine: AsyncEngine,
     signals: asyncio.Queue[int],
-    beats: _Beats,
+    beats: Beats,
     timeout_s: float,
 ) -> int:
     """Wait for the end: all children gone after a signal (0), or something that broke (1)."""
@@ -183,45 +178,14 @@ async def _watch(
         if deadline_s is None and gone and engine.is_alive:
             logger.error("a server process ended with status %d: stopping", gone[0])
             return 1
-        if deadline_s is None and engine.is_alive and (silence := beats.silence()):
-            logger.error("%s: stopping", silence)
-            return 1
+        if deadline_s is None and engine.is_alive:
+            engine.give_up(beats.read())
+            if silence := beats.silence():
+                logger.error("%s: stopping", silence)
+                return 1
         if deadline_s is not None and loop.time() > deadline_s:
             logger.warning("%d server processes did not end in time", len(children) - len(gone))
             return 1
-
-
-class _Beats:
-    """When each child was last heard. One that hangs would let its clients wait for ever."""
-
-    def __init__(self, children: list[Child], step_timeout_s: float | None) -> None:
-        self._children = children
-        self._limit_s = None if step_timeout_s is None else max(SILENCE_S, step_timeout_s)
-        self._looked_s = time.monotonic()
-        self._heard_s = dict.fromkeys(range(len(children)), self._looked_s)
-
-    def silence(self) -> str | None:
-        """Return which child has been silent for too long. Mutates: self"""
-        now_s = time.monotonic()
-        if now_s - self._looked_s > 2 * BEAT_PERIOD_S:  # this process was stopped itself
-            self._heard_s = dict.fromkeys(self._heard_s, now_s)
-        self._looked_s = now_s
-        for number, child in enumerate(self._children):
-            if _has_beaten(child):
-                self._heard_s[number] = now_s
-            silent_s = now_s - self._heard_s[number]
-            if self._limit_s is not None and silent_s > self._limit_s:
-                return f"server process {number} has been silent for {silent_s:.0f} s"
-        return None
-
-
-def _has_beaten(child: Child) -> bool:
-    """Return whether a child has sent anything since it was last asked."""
-    assert child.channel is not None
-    try:
-        return bool(child.channel.recv(4096))
-    except (BlockingIOError, ConnectionError):
-        return False
 
 
 def _signal(children: list[Child], number: int) -> None:

@@ -48,6 +48,19 @@ class Pairs:
         check_inputs(self.firsts, self.first_field, is_list=len(self.firsts) > 1)
         check_inputs(self.seconds, self.second_field)
 
+    def places(self) -> Mapping[str, str]:
+        """Return where each text stands in the body, first where it stands twice."""
+        is_one = len(self.firsts) == 1
+        firsts = {
+            text: self.first_field if is_one else f"{self.first_field}[{place}]"
+            for place, text in reversed([*enumerate(self.firsts)])
+        }
+        seconds = {
+            text: f"{self.second_field}[{place}]"
+            for place, text in reversed([*enumerate(self.seconds)])
+        }
+        return seconds | firsts
+
     def names(self) -> Mapping[str, str]:
         """Return the client's names of what errors name."""
         return {
@@ -65,13 +78,15 @@ async def scored(
     server.check_text(pairs.second_field)
     pairs.check()
     plan = await _planned(server, body, pairs)
+    are_joined = all(len(pair) == 1 for pair in plan.pairs)
     job = job_of(
         body,
         request,
         [one.prompt for one in plan.prompts],
         [one.params for one in plan.prompts],
         field=pairs.second_field,
-        is_list=all(len(pair) == 1 for pair in plan.pairs),
+        is_list=are_joined,
+        places=None if are_joined else pairs.places(),
         adapter=server.engine.spec.adapter_of(model),
     )
     answers = await answered(server, job, array_of)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -37,13 +37,15 @@ Told = TypeVar("Told")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A request's prompts, and what is asked of them. `params` are those of each prompt, or of all;
-    `field` is the prompts' name in the body, `is_list`: each has a place in it."""
+    `field` is the prompts' name in the body, `is_list`: each has a place in it. `places` are those
+    of texts that do not stand in one field."""
 
     request_id: str
     prompts: Sequence[Prompt]
     params: PoolingParams | Sequence[PoolingParams]
     field: str
     is_list: bool = True
+    places: Mapping[str, str] | None = None
     priority: int = 0
     cache_salt: str = ""
     adapter: str = ""
@@ -58,6 +60,9 @@ class Job:
     def names(self, which: int) -> dict[str, str]:
         """Return the client's names of what errors name."""
         place = f"{self.field}[{which}]" if self.is_list else self.field
+        prompt = self.prompts[which]
+        if self.places is not None and isinstance(prompt, str):
+            place = self.places.get(prompt, self.field)
         return {PROMPT: place}
 
     def id_of(self, which: int) -> str:
@@ -98,6 +103,7 @@ def job_of(
     *,
     field: str,
     is_list: bool,
+    places: Mapping[str, str] | None = None,
     adds_special_tokens: bool = True,
     adapter: str = "",
 ) -> Job:
@@ -108,6 +114,7 @@ def job_of(
         params=params,
         field=field,
         is_list=is_list,
+        places=places,
         priority=body.priority,
         cache_salt=body.cache_salt or "",
         adapter=adapter,

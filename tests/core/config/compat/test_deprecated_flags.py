@@ -27,7 +27,7 @@ MEANT: list[tuple[str, Any, dict[str, Any]]] = [
     ("task", "generate", {"runner": "generate"}),
     ("task", "embed", {"runner": "pooling", "convert": "embed"}),
     ("task", "embedding", {"runner": "pooling", "convert": "embed"}),
-    ("task", "score", {"runner": "pooling", "convert": "embed"}),
+    ("task", "score", {"runner": "pooling"}),
     ("task", "classify", {"runner": "pooling", "convert": "classify"}),
     ("task", "reward", {"runner": "pooling", "convert": "reward"}),
     ("task", "draft", {"runner": "draft"}),

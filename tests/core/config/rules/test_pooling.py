@@ -57,6 +57,8 @@ def pooling_of(folder: Path, config: dict[str, Any], **fields: Any) -> PoolingSp
         ({**LLAMA, "architectures": ["LlamaModel"]}, {}, "", VECTORS),
         (CLASSIFIES, {}, "classes", CLASSES),
         (CLASSIFIES, {"task": "score"}, "classes", CLASSES),
+        (GENERATES, {"task": "score"}, "", VECTORS),
+        (CLASSIFIES, {"convert": "embed"}, "", VECTORS),
         (CLASSIFIES, {"task": "classify"}, "classes", CLASSES),
         (GENERATES, {"runner": "pooling", "pooler_config": {"pooling_type": "ALL"}}, "",
          VECTORS[::-1]),

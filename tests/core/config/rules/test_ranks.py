@@ -9,7 +9,7 @@ import pytest
 
 from dovetail import registry
 from dovetail.config.config import Config
-from dovetail.config.rules import cores, ranks
+from dovetail.config.rules import cores, platform
 from dovetail.config.rules.ranks import (
     cached_model,
     check_division,
@@ -84,7 +84,9 @@ class TestCores:
     def machine(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cores, "usable_processors", lambda: set(range(8)))
         monkeypatch.setattr(cores, "core_of", lambda cpu: str(cpu % 4))
-        monkeypatch.setattr(ranks, "usable_cores", lambda: 4)
+        monkeypatch.setattr(platform, "core_of", lambda cpu: str(cpu % 4))
+        monkeypatch.setattr(platform, "usable_processors", lambda: set(range(8)))
+        monkeypatch.setattr(platform, "quota_cores", lambda: None)
 
     def of(self, size: int, text: str | None = None) -> tuple[tuple[int, ...], ...]:
         config = Config.from_fields({"tensor_parallel_size": size, "cpu_cores": text})
@@ -99,6 +101,12 @@ class TestCores:
     def test_lists_are_taken_as_they_are(self) -> None:
         assert self.of(2, "0-2|5") == ((0, 1, 2), (5,))
         assert cores.chosen_cores("0-2|5") == (0, 1, 2, 5)
+
+    @pytest.mark.parametrize(("text", "count"), [("3", 1), ("0,4", 1), ("0-1,5", 2), (None, 4)])
+    def test_fewer_cores_than_ranks_are_refused(self, text: str | None, count: int) -> None:
+        told = rf"5 ranks need a core each, and this process may use {count}\."
+        with pytest.raises(ConfigError, match=told):
+            self.of(5, text)
 
     def test_nobind_binds_nothing(self) -> None:
         assert self.of(8, "nobind") == ()

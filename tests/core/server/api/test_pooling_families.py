@@ -186,6 +186,15 @@ def test_a_model_of_vectors_scores_by_their_angle() -> None:
     assert len(engine.pooled) == 4  # each text once
     results = told(app, "/v1/rerank", {"query": "a", "documents": TEXTS, "top_n": 1})["results"]
     assert [one["index"] for one in results] == [int(np.argmax(expected))]
+    for query, documents, place in (
+        ("a", ["b", "x" * 99], "documents[1]"),
+        ("x" * 99, ["b"], "query"),
+    ):
+        refused = send(app, "POST", "/rerank", {"query": query, "documents": documents})
+        message = refused.json()["error"]["message"]
+        assert refused.status_code == 400 and message.startswith(f"{place}: the prompt has"), (
+            message
+        )
 
 
 def test_what_a_model_is_for() -> None:
@@ -297,6 +306,7 @@ def test_the_cohere_client() -> None:
 
 
 def test_the_langchain_client() -> None:
+    # Not in the test extra: 40 MB, with a tracer that reports elsewhere (langsmith), for one class.
     langchain = pytest.importorskip("langchain_openai")
 
     def made(http: Any) -> Any:

@@ -1,39 +1,86 @@
-"""An API process that hangs is noticed where a step may not take for ever."""
+"""An API process that hangs is noticed where a step may not take for ever, and the engines that
+one has given up are known to its parent."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import socket
 import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dovetail.server.launch import api_processes
-from dovetail.server.launch.api_processes import BEAT, _Beats
+from dovetail.server.launch import beats
+from dovetail.server.launch.beats import Beats, beat, send_beats
+
+
+@pytest.fixture
+def pairs() -> Iterator[list[tuple[socket.socket, socket.socket]]]:
+    """Return two channels, the parent's ends first."""
+    with contextlib.ExitStack() as stack:
+        made = [socket.socketpair() for _ in range(2)]
+        for ours, theirs in made:
+            ours.setblocking(False)
+            stack.enter_context(ours)
+            stack.enter_context(theirs)
+        yield made
+
+
+def children_of(pairs: list[tuple[socket.socket, socket.socket]]) -> list[Any]:
+    return [SimpleNamespace(channel=ours) for ours, _ in pairs]
 
 
 def test_a_silent_process_is_named_and_a_stopped_parent_blames_nobody(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, pairs: list[tuple[socket.socket, socket.socket]]
 ) -> None:
     now_s = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
-    monkeypatch.setattr(api_processes, "SILENCE_S", 5.0)
-    pairs = [socket.socketpair() for _ in range(2)]
-    children: list[Any] = []
-    for ours, _ in pairs:
-        ours.setblocking(False)
-        children.append(SimpleNamespace(channel=ours))
-    limited, patient = _Beats(children, 2.0), _Beats([], None)
+    monkeypatch.setattr(beats, "SILENCE_S", 5.0)
+    limited, patient = Beats(children_of(pairs), 2.0), Beats([], None)
     told = []
     for _ in range(8):
         now_s[0] += 1.0
-        pairs[0][1].sendall(BEAT)
+        pairs[0][1].sendall(beat({}))
+        assert limited.read() == {}
         told.append(limited.silence())
     assert told == [None] * 5 + [f"server process 1 has been silent for {n} s" for n in (6, 7, 8)]
-    assert patient.silence() is None
+    assert patient.read() == {} and patient.silence() is None
     now_s[0] += 60.0  # this process was stopped: nobody's fault
-    assert limited.silence() is None
-    for ours, theirs in pairs:
-        ours.close()
-        theirs.close()
+    assert limited.read() == {} and limited.silence() is None
+
+
+def test_engines_that_any_child_has_given_up_are_read_also_after_a_part(
+    pairs: list[tuple[socket.socket, socket.socket]],
+) -> None:
+    heard = Beats(children_of(pairs), None)
+    pairs[0][1].sendall(beat({3: "it hangs"})[:9])
+    assert heard.read() == {}
+    pairs[0][1].sendall(beat({3: "it hangs"}))
+    pairs[1][1].sendall(beat({}) + beat({0: "it\nended"})[:-1])
+    assert heard.read() == {3: "it hangs"}
+    pairs[1][1].sendall(b"\n")
+    assert heard.read() == {0: "it\nended"}
+
+
+def test_a_child_says_what_it_has_given_up_and_outlives_a_parent_that_reads_nothing(
+    monkeypatch: pytest.MonkeyPatch, pairs: list[tuple[socket.socket, socket.socket]]
+) -> None:
+    monkeypatch.setattr(beats, "PERIOD_S", 0.0)
+    heard, long = Beats(children_of(pairs[:1]), None), "x" * 5000
+
+    async def main() -> None:
+        sending = asyncio.create_task(send_beats(pairs[0][1], lambda: {1: long}))
+        for _ in range(500):  # far more than the channel takes
+            await asyncio.sleep(0)
+        assert not sending.done()
+        while heard.read():
+            pass
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert heard.read() == {1: long}
+        sending.cancel()
+
+    asyncio.run(main())
