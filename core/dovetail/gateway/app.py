@@ -155,7 +155,8 @@ async def show_metrics(request: Request) -> Response:
 async def list_models(request: Request) -> Response:
     """Return every name of every model, loaded or not, with the model's state."""
     state = _state(request)
-    cards = [_card(state, one, name) for one in state.fleet.models for name in one.entry.names]
+    models = state.fleet.models
+    cards = [_card(state, one, name) for one in models for name in one.entry.every_name]
     return JSONResponse({"object": "list", "data": cards})
 
 
@@ -172,11 +173,11 @@ def _card(state: GatewayState, model: Model, name: str) -> dict[str, Any]:
         "object": "model",
         "created": state.created_s,
         "owned_by": "dovetail",
-        "root": model.name,
-        "parent": None,
         "max_model_len": model.need.context_tokens,
     }
-    return card | model.card | {"state": str(model.state)}
+    parent = None if name in model.entry.names else model.name
+    place = {"root": model.name, "parent": parent}
+    return card | model.card | place | {"state": str(model.state)}
 
 
 OWN: tuple[tuple[str, Callable[..., Any], tuple[str, ...]], ...] = (

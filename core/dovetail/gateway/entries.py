@@ -13,6 +13,7 @@ from typing import Any
 from dovetail.config.config import Config, flags
 from dovetail.config.parse.yaml_files import fields_of, read_mapping
 from dovetail.config.resolve import served_names
+from dovetail.config.rules.adapters import adapter_names
 from dovetail.config.rules.checks import checked
 from dovetail.config.sections.field import flags_of
 from dovetail.config.sections.gateway import GatewayConfig
@@ -71,10 +72,13 @@ IMPOSSIBLE = {
     "server has to end.",
     "headless": "the engines of one machine join one model's server.",
     "file_storage": "two models' servers cannot share a folder of files and batches.",
+    "allow_runtime_lora_updating": "which model a name belongs to is known before it is loaded.",
+    "lora_resolver_cache_dir": "which model a name belongs to is known before it is loaded.",
+    "lora_resolvers": "which model a name belongs to is known before it is loaded.",
 }
 """Flags that several models cannot have together."""
 
-NEVER = frozenset({"keep_alive_on_engine_death", "headless"})
+NEVER = IMPOSSIBLE.keys() - {"file_storage"}
 """Those of them that no single one of several models can have either."""
 
 
@@ -95,6 +99,11 @@ class Entry:
     def name(self) -> str:
         """Return the name that answers and metrics carry."""
         return self.names[0]
+
+    @property
+    def every_name(self) -> tuple[str, ...]:
+        """Return the names that requests may have for it, those of its adapters too."""
+        return (*self.names, *adapter_names(self.config))
 
 
 def entries_of(config: Config, models: Sequence[str]) -> tuple[Entry, ...]:
@@ -200,7 +209,7 @@ def _check_names(found: Sequence[Entry]) -> None:
     """Raise ConfigError for a name of two models."""
     owners: dict[str, Entry] = {}
     for entry in found:
-        for name in entry.names:
+        for name in entry.every_name:
             if owners.setdefault(name, entry) is not entry:
                 raise ConfigError(
                     f'two models are called "{name}".',

@@ -57,7 +57,7 @@ class Fleet:
         limit_bytes: int | None = None,
     ) -> None:
         self.models = tuple(models)
-        self._by_name = {name: model for model in models for name in model.entry.names}
+        self._by_name = {name: model for model in models for name in model.entry.every_name}
         self._start = start
         self.wait_s = wait_s
         self.limit_bytes = limit_bytes

@@ -23,7 +23,7 @@ async def list_models(request: Request) -> Response:
     rows = [
         row
         for model, told in zip(models, known, strict=True)
-        for row in told or [_unloaded(name, created) for name in model.entry.names]
+        for row in told or [_unloaded(name, created) for name in model.entry.every_name]
     ]
     return JSONResponse({"models": rows})
 

@@ -15,6 +15,9 @@ from dovetail.config.parse.parse_config import parse_config
 from dovetail.errors import ConfigError
 from dovetail.gateway.entries import Entry, entries_of
 from dovetail.gateway.figures import labelled
+from dovetail.gateway.fleet import Fleet
+from dovetail.gateway.model import Model
+from dovetail.gateway.need import Need
 from dovetail.gateway.serve import fleet_of
 from dovetail.gateway.server import child_fields
 from support.fake_models import Rig
@@ -114,3 +117,24 @@ def test_a_sample_gets_the_models_name_once() -> None:
     assert labelled("x 1", 'a"b') == 'x{model_name="a\\"b"} 1'
     assert labelled('x{le="1"} 1 2', "a") == 'x{model_name="a",le="1"} 1 2'
     assert labelled('x{e="0",model_name="m"} 1', "a") == 'x{e="0",model_name="m"} 1'
+
+
+def test_adapters_are_names_of_their_model(tmp_path: Path) -> None:
+    text = (
+        "models:\n"
+        "- {model: /x, served_model_name: a, enable_lora: true, lora_modules: [sql=/s, poems=/p]}\n"
+        "- {model: /y, served_model_name: b}\n"
+    )
+    first, second = of_file(tmp_path, text)
+    assert (first.names, first.every_name) == (("a",), ("a", "sql", "poems"))
+    assert second.every_name == ("b",)
+    assert child_fields(first, "/s")["served_model_name"] == ("a",)
+    need = Need(num_bytes=0, context_tokens=8, is_host=True, free_bytes=lambda: None)
+    models = [Model(entry, need) for entry in (first, second)]
+    fleet = Fleet(models, start=lambda _: pytest.fail("nothing starts"), wait_s=0)
+    assert fleet.find("poems") is models[0]
+    with pytest.raises(ConfigError, match='two models are called "sql"'):
+        of_file(tmp_path, text.replace("name: b}", "name: sql}"))
+    for flag in ("allow_runtime_lora_updating: true", "lora_resolver_cache_dir: /z"):
+        with pytest.raises(ConfigError, match="which model a name belongs to"):
+            of_file(tmp_path, text.replace("name: b}", f"name: b, {flag}}}"))

@@ -116,6 +116,11 @@ def first_adapters(config: Config, hub: Hub, served: Sequence[str]) -> tuple[Ada
     return tuple(found.values())
 
 
+def adapter_names(config: Config) -> tuple[str, ...]:
+    """Return the names of the adapters of the start. Raises: ConfigError"""
+    return tuple(_source(text, flag).name for text, flag in _named(config))
+
+
 def adapter_search(config: Config, served: Sequence[str], model: ModelSpec) -> AdapterSearch:
     """Return where adapters are found that are not loaded at the start. Raises: PluginError;
     ConfigError for a resolver that cannot be made"""
