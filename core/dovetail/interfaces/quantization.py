@@ -98,12 +98,18 @@ class StoredTensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gate:
-    """The activation of a gated layer: its name among kernels ("" for one they do not know),
-    itself, and what makes act(first half) * second half of rows at once, where there is that."""
+class NamedActivation:
+    """An activation: its name among kernels ("" for one they do not know), and itself."""
 
     name: str
     function: Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate(NamedActivation):
+    """The activation of a gated layer, and what makes act(first half) * second half of rows at
+    once, where there is that."""
+
     halves: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
@@ -156,6 +162,16 @@ class LinearMethod(ABC):
         """Return residual + x W^T + bias, in one pass where a kernel can.
         Shapes: x [T, I], residual [T, O] -> [T, O]"""
         return residual + self.apply(layer, x, bias)
+
+    def apply_activated(
+        self,
+        layer: torch.nn.Module,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: NamedActivation,
+    ) -> torch.Tensor:
+        """Return act(x W^T + bias), in one pass where a kernel can. Shapes: x [T, I] -> [T, O]"""
+        return activation.function(self.apply(layer, x, bias))
 
     def apply_gated(
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None, gate: Gate
