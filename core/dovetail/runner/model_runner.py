@@ -418,7 +418,7 @@ class ModelRunner:
             second_text = None if self._pooling is None else self._pooling.second_text
             hidden = self._recorded.run(inputs, second_text)
             if hidden is not None:
-                after = verify.drawn_after(inputs, sampling)
+                after = verify.drawn_after(inputs, sampling) if self._draws else None
                 return _Computed(
                     hidden=hidden,
                     drawn_after=None if after is None else torch.from_numpy(after),
