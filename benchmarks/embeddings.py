@@ -6,15 +6,17 @@ FOLDER is a sentence-transformers folder: a real one, or one of random weights i
 base (`python -m benchmarks.embeddings_peer bert-base REAL FOLDER`). Every engine is a process of
 its own that stays loaded; they take turns (A B C, the next round begins with B). Measures: `mixed`
 (texts of 8 to 512 tokens, sentences a second) and `short` (one text of 8 words, milliseconds).
-Texts are tokenized within the measure. Peers batch 32 texts of like length; ONNX Runtime and
-OpenVINO run what `python -m benchmarks.embeddings_peer export` has made of the same weights. Each
-engine's vectors are compared with torch's in float32 (cosine).
+`--count 0` measures `short` alone, which takes seconds. Texts are tokenized within the measure.
+Peers batch 32 texts of like length; ONNX Runtime and OpenVINO run what `python -m
+benchmarks.embeddings_peer export` has made of the same weights. Each engine's vectors are compared
+with torch's in float32 (cosine).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import statistics
@@ -86,10 +88,11 @@ class Peer:
 
 
 def measured(peer: Peer, mixed: list[str]) -> dict[str, float]:
-    """Return sentences a second of the mixed texts, and the milliseconds of a short one."""
-    many = peer.ask({"texts": mixed})["seconds"]
-    one = [peer.ask({"texts": [SHORT]})["seconds"] for _ in range(30)]
-    return {"mixed": len(mixed) / many, "short": 1e3 * statistics.median(one)}
+    """Return sentences a second of the mixed texts (NaN of none), and the milliseconds of a short
+    one: the median of a block of calls, and the least."""
+    many = peer.ask({"texts": mixed})["seconds"] if mixed else math.nan
+    one = [1e3 * peer.ask({"texts": [SHORT]})["seconds"] for _ in range(30)]
+    return {"mixed": len(mixed) / many, "short": statistics.median(one), "least": min(one)}
 
 
 def cosines(peer: Peer, wanted: list[list[float]], some: list[str]) -> tuple[float, float]:
@@ -105,14 +108,16 @@ def report(rows: dict[str, list[dict[str, float]]], quality: dict[str, tuple[flo
     """Return the table: medians, and ratios to the first engine of all."""
     ours = next(iter(rows))
     base = {key: statistics.median(row[key] for row in rows[ours]) for key in ("mixed", "short")}
-    lines = [f"{'engine':28} {'mixed/s':>9} {'spread':>7} {'short ms':>9}  {ours}: mixed, short"]
+    head = f"{'mixed/s':>9} {'spread':>7} {'short ms':>9} {'least':>6}"
+    lines = [f"{'engine':28} {head}  {ours}: mixed, short"]
     for name, taken in rows.items():
         many, one = ([row[key] for row in taken] for key in ("mixed", "short"))
         middle, spread = statistics.median(many), (max(many) - min(many)) / statistics.median(many)
         ratio = f"{base['mixed'] / middle:.2f}x, {statistics.median(one) / base['short']:.2f}x"
         mean, least = quality.get(name, (float("nan"),) * 2)
         lines.append(
-            f"{name:28} {middle:9.1f} {spread:7.0%} {statistics.median(one):9.2f}  {ratio:14} "
+            f"{name:28} {middle:9.1f} {spread:7.0%} {statistics.median(one):9.2f} "
+            f"{min(row['least'] for row in taken):6.2f}  {ratio:14} "
             f"cosine {mean:.5f}, least {least:.5f}"
         )
     return "\n".join(lines)
@@ -147,7 +152,7 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--count", type=int, default=128)
+    parser.add_argument("--count", type=int, default=128, help="mixed texts; 0: a short one alone")
     parser.add_argument("--words", type=int, default=450)
     arguments = parser.parse_args()
     arguments.engine = arguments.engine or ["--dtype float32"]
@@ -161,7 +166,7 @@ def main() -> None:
         some = mixed[:32]
         named = {peer.name: peer for peer in peers}
         quality = {}
-        if REFERENCE in named:
+        if REFERENCE in named and some:
             wanted = named[REFERENCE].ask({"texts": some, "tells": True})["vectors"]
             quality = {name: cosines(peer, wanted, some) for name, peer in named.items()}
     finally:

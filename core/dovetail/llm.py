@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -247,19 +247,20 @@ class LLM(AdapterCalls, PoolingCalls, AbstractContextManager["LLM"]):
         }
         unfinished = set(collectors)
         try:
-            with tqdm(total=len(collectors), desc=doing, disable=not shows_progress) as bar:
-                progress = _Progress(bar)
+            with _progress(doing, len(collectors), is_shown=shows_progress) as progress:
                 while unfinished:
                     ended = self._step(collectors, progress)
                     unfinished -= ended
-                    bar.update(len(ended))
+                    progress.update(len(ended))
         finally:
             for key in unfinished:
                 engine.abort(key)
             engine.settle()
         return list(collectors.values())
 
-    def _step(self, collectors: Mapping[int, RequestCollector], progress: _Progress) -> set[int]:
+    def _step(
+        self, collectors: Mapping[int, RequestCollector], progress: _Progress | _NoProgress
+    ) -> set[int]:
         """Run one step; return the keys of the requests it ended."""
         step = self._engine.step()
         ended = set()
@@ -352,8 +353,28 @@ def _num_tokens(output: RequestOutput) -> int:
     return sum(len(delta.token_ids) for delta in output.deltas)
 
 
+class _NoProgress:
+    """Shows nothing."""
+
+    def add(self, num_tokens: int) -> None:
+        """Count no tokens."""
+
+    def update(self, num_requests: int) -> None:
+        """Count no requests."""
+
+
+@contextmanager
+def _progress(doing: str, total: int, *, is_shown: bool) -> Iterator[_Progress | _NoProgress]:
+    """Show a bar of requests inside a with block."""
+    if not is_shown:
+        yield _NoProgress()
+        return
+    with tqdm(total=total, desc=doing) as bar:
+        yield _Progress(bar)
+
+
 class _Progress:
-    """Shows tokens per second beside the bar, a few times a second."""
+    """A bar of requests, with tokens per second beside it, a few times a second."""
 
     def __init__(self, bar: Any) -> None:
         self._bar = bar
@@ -368,6 +389,10 @@ class _Progress:
             self._shown_s = now_s
             rate = self._num_tokens / (now_s - self._started_s)
             self._bar.set_postfix_str(f"{rate:.1f} tokens/s", refresh=True)
+
+    def update(self, num_requests: int) -> None:
+        """Count requests that ended. Mutates: the bar"""
+        self._bar.update(num_requests)
 
 
 def _parsed(body: Any, items: Sequence[Mapping[str, Any]], where: str) -> list[Any]:

@@ -148,6 +148,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("load_format", f"{TORCH}:HoardingFormat", "keeps_no_tensor"),
     ("load_format", f"{TORCH}:SecretFormat", "reads_something"),
     ("quantization", f"{TORCH}:DoubleBias", "is_linear"),
+    ("quantization", f"{TORCH}:PlainEnds", "ends_are_those_of_the_plain_product"),
     ("quantizer", f"{TORCH}:ScribblingQuantizer", "leaves_the_matrix_alone"),
     ("quantizer", f"{TORCH}:NamelessQuantizer", "settings_name_the_method"),
     ("scheduler", f"{TORCH}:SilentAbort", "keeps_every_promise[0]"),

@@ -21,7 +21,7 @@ from dovetail.interfaces.load_format import Checkpoint
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.platform import Platform, PlatformDefaults
 from dovetail.interfaces.plugin import Info, Value
-from dovetail.interfaces.quantization import LinearMethod, LinearSpec
+from dovetail.interfaces.quantization import LinearMethod, LinearSpec, NamedActivation
 from dovetail.interfaces.quantizer import Inputs, Quantized
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.scheduler import RequestState
@@ -375,6 +375,40 @@ class _DoubleBias(LinearMethod):
     def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         out = self.right.apply(layer, x, bias)
         return out if bias is None else out + bias
+
+
+class PlainEnds(Unquantized):
+    """Leaves activations out."""
+
+    info = Info(summary="no activations")
+    capabilities = frozenset({"from_checkpoint"})
+
+    def linear(self, spec: LinearSpec) -> LinearMethod:
+        """Return the faulty method."""
+        return _PlainEnds(super().linear(spec))
+
+
+class _PlainEnds(LinearMethod):
+    def __init__(self, right: LinearMethod) -> None:
+        self.right = right
+
+    def create(self, layer: nn.Module, spec: LinearSpec) -> None:
+        self.right.create(layer, spec)
+
+    def finish(self, layer: nn.Module) -> None:
+        self.right.finish(layer)
+
+    def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return self.right.apply(layer, x, bias)
+
+    def apply_activated(
+        self,
+        layer: nn.Module,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: NamedActivation,
+    ) -> torch.Tensor:
+        return self.right.apply(layer, x, bias)
 
 
 class SilentAbort(ContinuousScheduler):

@@ -97,6 +97,19 @@ def test_norms_equal_torch(source: Library) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=2e-6)
 
 
+def test_gelu_is_as_exact_as_torch_and_keeps_its_ends(source: Library) -> None:
+    """Within five roundings of the input's size everywhere; x or nothing far from 0; NaN."""
+    near = torch.cat([torch.linspace(-9, 9, 200_001), torch.logspace(-30, 0, 301)])
+    ends = torch.tensor([-1e30, -1e4, -9.0, 9.0, 1e4, 1e30, float("inf"), float("nan")])
+    gate = Gate("gelu", source=source)
+    exact = F.gelu(near.double())
+    off = (gate(torch.cat([near, torch.ones_like(near)])[None])[0].double() - exact).abs()
+    assert float((off / near.abs().clamp(min=1e-30)).max()) < 5 * 2**-24
+    found = gate(torch.cat([ends, torch.ones_like(ends)])[None])[0]
+    assert found[:3].tolist() == [0.0, 0.0, 0.0]
+    assert torch.equal(found[3:7], ends[3:7]) and found[7].isnan()
+
+
 def test_values_beside_a_row_are_left_alone(source: Library) -> None:
     """The lanes after an odd width belong to the next row."""
     x, delta = normal(4, 40, seed=1), normal(4, 40, seed=2)

@@ -98,12 +98,18 @@ class StoredTensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gate:
-    """The activation of a gated layer: its name among kernels ("" for one they do not know),
-    itself, and what makes act(first half) * second half of rows at once, where there is that."""
+class NamedActivation:
+    """An activation: its name among kernels ("" for one they do not know), and itself."""
 
     name: str
     function: Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate(NamedActivation):
+    """The activation of a gated layer, and what makes act(first half) * second half of rows at
+    once, where there is that."""
+
     halves: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
@@ -162,19 +168,35 @@ class LinearMethod(ABC):
         adapters, not for speed. Shapes: x [T, I] -> [T, O]"""
         return self.apply(layer, x, None)
 
+    def apply_activated(
+        self,
+        layer: torch.nn.Module,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: NamedActivation,
+    ) -> torch.Tensor:
+        """Return act(x W^T + bias), in one pass where a kernel can.
+        Shapes: x [T, I], bias [O] or [T, O] -> [T, O]"""
+        return activation.function(self._plus(layer, x, bias))
+
     def apply_gated(
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None, gate: Gate
     ) -> torch.Tensor:
         """Return act(first half) * second half of x W^T + bias, in one pass where a kernel can.
         Shapes: x [T, I], W [2F, I], bias [2F] or [T, 2F] -> [T, F]"""
-        if bias is None or bias.dim() == 1:
-            out = self.apply(layer, x, bias)
-        else:
-            out = self.apply_add(layer, x, None, bias)
+        out = self._plus(layer, x, bias)
         if gate.halves is not None:
             return gate.halves(out)
         first, second = out.chunk(2, dim=-1)
         return gate.function(first) * second
+
+    def _plus(
+        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return x W^T + a bias of all rows or of each. Shapes: bias [O] or [T, O] -> [T, O]"""
+        if bias is None or bias.dim() == 1:
+            return self.apply(layer, x, bias)
+        return self.apply_add(layer, x, None, bias)
 
     def part_rows(
         self, layer: torch.nn.Module, index: torch.Tensor, first: int

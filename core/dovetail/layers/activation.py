@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext
-from dovetail.interfaces.quantization import Gate
+from dovetail.interfaces.quantization import Gate, NamedActivation
 from dovetail.layers.native import fused_kernel
 from dovetail.layers.opaque import is_traced
 from dovetail_kernels.gated_activation import OP
@@ -71,6 +71,12 @@ def gate(name: str, context: BuildContext | None = None) -> Gate:
     act = activation(name)
     halves = None if run is None else partial(_halves, partial(run, activation=known), act)
     return Gate(name=known, function=act, halves=halves)
+
+
+def named_activation(name: str) -> NamedActivation:
+    """Return the function that a config calls `name`, with what kernels call it. Raises:
+    ConfigError if unknown"""
+    return NamedActivation(name=KERNEL_NAMES.get(name, ""), function=activation(name))
 
 
 def activation(name: str) -> Activation:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dovetail.interfaces.quantization import Gate, LinearSpec
+from dovetail.interfaces.quantization import Gate, LinearSpec, NamedActivation
 from dovetail.layers.context import step_adapters
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.native import NATIVE
@@ -143,6 +143,25 @@ class LinearSlots(LowRankSlots):
             out = self._put_together(layer, x, bias, step.slots)
             return out if residual is None else residual + out
         return layer.method.apply_add(layer, x, bias, self.add(x, step.slots, residual))
+
+    def activated(
+        self,
+        layer: Linear,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: NamedActivation,
+    ) -> torch.Tensor:
+        """Return the activation of the product as each row's adapter has it.
+
+        Shapes: x [T, I] -> [T, O]
+        """
+        step = step_adapters()
+        if step is None:
+            return layer.method.apply_activated(layer, x, bias, activation)
+        if not step.is_low_rank and self._others:
+            return activation.function(self._put_together(layer, x, bias, step.slots))
+        own = self.add(x, step.slots, bias)
+        return layer.method.apply_activated(layer, x, own, activation)
 
     def gated(
         self, layer: Linear, x: torch.Tensor, bias: torch.Tensor | None, gate: Gate

@@ -135,8 +135,12 @@ class PositionEmbedding(nn.Module):
         is_native = runs_natively(OP, context)
         self._native = LookUp(kept, first=-offset) if is_native else None
 
-    def forward(self, positions: torch.Tensor) -> torch.Tensor:
-        """Shapes: positions [T] -> [T, E]"""
+    def forward(self, positions: torch.Tensor, onto: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the positions' vectors, added to `onto` where there is that, which may change.
+
+        Shapes: positions [T], onto [T, E] contiguous -> [T, E]
+        """
         if self._native is not None and not is_traced():
-            return self._native(positions.contiguous(), self.weight)
-        return F.embedding(positions + self.offset, self.weight).to(self.dtype)
+            return self._native(positions.contiguous(), self.weight, onto=onto)
+        found = F.embedding(positions + self.offset, self.weight).to(self.dtype)
+        return found if onto is None else onto + found

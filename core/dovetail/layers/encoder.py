@@ -7,12 +7,12 @@ A model of it computes, for the T tokens of a step (H heads, D head size):
         q, k, v = qkv_proj(x)                           # [T, H*D] each, rotated where it says so
         a = attention(q, k, v)                          # over all tokens of this row
         x = attention_norm(x + o_proj(a))
-        x = output_norm(x + down_proj(act(up_proj(x))))
+        x = output_norm(x + down_proj(up_proj(x)))      # up_proj ends in the activation
 
 With norms before what they serve (`has_norms_before`) a layer is, and a norm comes behind the last:
 
         x = x + o_proj(attention(qkv_proj(attention_norm(x))))
-        x = x + down_proj(act(up_proj(output_norm(x))))
+        x = x + down_proj(up_proj(output_norm(x)))
 
 A family derives from `EncoderModel`, says in an `EncoderConfig` how it differs, and in `weight_map`
 how its checkpoints name what is here. What stands on the hidden states is its own: `classes`.
@@ -33,21 +33,24 @@ from dovetail.config.checkpoint.model_facts import unused_positions
 from dovetail.interfaces.attention import AttentionSpec
 from dovetail.interfaces.model import BuildContext, Model
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.activation import activation
 from dovetail.layers.attention import Attention
 from dovetail.layers.class_head import class_linear
 from dovetail.layers.context import forward_context
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from dovetail.layers.linear import (
-    ColumnParallelLinear,
+    ActivatedLinear,
     GatedLinear,
     RowParallelLinear,
     attention_linears,
 )
+from dovetail.layers.native import runs_natively
 from dovetail.layers.norm import LayerNorm, RMSNorm
+from dovetail.layers.opaque import is_traced
 from dovetail.layers.position_bias import PositionBias
 from dovetail.layers.rotary import HeadRotary, Rope, Rotary, rope_settings
+from dovetail_kernels import embedding
+from dovetail_kernels.embedding.native import LookUp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,13 +131,14 @@ class TypeEmbedding(nn.Module):
         dtype = dtype_of(context.model.dtype)
         empty = torch.empty(num_types, size, dtype=dtype, device=context.device)
         self.weight = nn.Parameter(empty, requires_grad=False)
+        self._native = LookUp(dtype) if runs_natively(embedding.OP, context) else None
 
-    def forward(self) -> torch.Tensor:
-        """Return what is added to the tokens of the step. Shapes: -> [E] or [T, E]"""
-        second = forward_context().second_text
-        if second is None or len(self.weight) == 1:
-            return self.weight[0]
-        return F.embedding(second, self.weight)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x with the types of the step's tokens added; x may change. Shapes: [T, E]"""
+        second = None if len(self.weight) == 1 else forward_context().second_text
+        if self._native is not None and not is_traced():
+            return self._native(second, self.weight, onto=x)
+        return x + (self.weight[0] if second is None else F.embedding(second, self.weight))
 
 
 class EncoderEmbeddings(nn.Module):
@@ -155,9 +159,9 @@ class EncoderEmbeddings(nn.Module):
         """Shapes: token_ids, positions [T] -> [T, E]"""
         x = self.words(token_ids)
         if self.positions is not None:
-            x = x + self.positions(positions)
+            x = self.positions(positions, x)
         if self.types is not None:
-            x = x + self.types()
+            x = self.types(x)
         return self.norm(x)
 
 
@@ -222,10 +226,14 @@ class EncoderLayer(nn.Module):
                 bias=config.has_up_bias,
             )
         else:
-            self.up_proj = ColumnParallelLinear(
-                context, f"{name}.up_proj", size, inner, bias=config.has_up_bias
+            self.up_proj = ActivatedLinear(
+                context,
+                f"{name}.up_proj",
+                size,
+                inner,
+                act=config.hidden_act,
+                bias=config.has_up_bias,
             )
-            self.act = activation(config.hidden_act)
         self.is_gated, self.has_norms_before = config.is_gated, config.has_norms_before
         self.down_proj = RowParallelLinear(
             context, f"{name}.down_proj", inner, size, bias=config.has_down_bias
@@ -252,7 +260,7 @@ class EncoderLayer(nn.Module):
 
     def mlp(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Return residual and what the inner layer adds. Shapes: x, residual [T, E] -> [T, E]"""
-        inner = self.gate_up_proj(x) if self.is_gated else self.act(self.up_proj(x))
+        inner = self.gate_up_proj(x) if self.is_gated else self.up_proj(x)
         return self.down_proj(inner, residual)
 
 

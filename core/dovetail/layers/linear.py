@@ -12,7 +12,7 @@ from torch import nn
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.quantization import LinearSpec
-from dovetail.layers.activation import gate
+from dovetail.layers.activation import gate, named_activation
 from dovetail.layers.adapters import LinearSlots
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.placement import (
@@ -135,6 +135,29 @@ class ColumnParallelLinear(Linear):
         """Return x W^T + bias. Shapes: x [T, I] -> [T, O], all outputs if it gathers"""
         out = super().forward(x)
         return all_gather(out, self.group) if self.gathers else out
+
+
+class ActivatedLinear(ColumnParallelLinear):
+    """A column-parallel matrix that ends in an activation."""
+
+    def __init__(
+        self,
+        context: BuildContext,
+        name: str,
+        in_size: int,
+        out_size: int,
+        *,
+        act: str,
+        bias: bool = False,
+    ) -> None:
+        super().__init__(context, name, in_size, out_size, bias=bias)
+        self.activation = named_activation(act)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return act(x W^T + bias) for this rank's outputs. Shapes: x [T, I] -> [T, O]"""
+        if self.adapters is not None:
+            return self.adapters.activated(self, x, self.bias, self.activation)
+        return self.method.apply_activated(self, x, self.bias, self.activation)
 
 
 class MergedColumnParallelLinear(Linear):

@@ -19,6 +19,7 @@ from dovetail.interfaces.quantization import (
     Gate,
     LinearMethod,
     LinearSpec,
+    NamedActivation,
     StoredTensor,
     weight_tensor,
 )
@@ -124,6 +125,18 @@ class MatrixLinear(LinearMethod):
     ) -> torch.Tensor:
         """Return residual + x W^T + bias. Shapes: x [T, I], residual [T, O] -> [T, O]"""
         return self._multiply(x, bias, residual, size=self._spec.out_size)
+
+    def apply_activated(
+        self,
+        layer: nn.Module,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: NamedActivation,
+    ) -> torch.Tensor:
+        """Return act(x W^T + bias). Shapes: x [T, I] -> [T, O]"""
+        if not activation.name:
+            return super().apply_activated(layer, x, bias, activation)
+        return self._multiply(x, bias, None, size=self._spec.out_size, word=activation.name)
 
     def apply_gated(
         self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None, gate: Gate

@@ -105,9 +105,9 @@ class Batch:
         Returns the first such id. Mutates: self
         """
         tokens = self.tokens[row, : self.lengths[row]]
-        is_foreign = (tokens < 0) | (tokens >= vocab_size)
-        if not is_foreign.any():
+        if not len(tokens) or (tokens.min() >= 0 and tokens.max() < vocab_size):
             return None
+        is_foreign = (tokens < 0) | (tokens >= vocab_size)
         first = int(tokens[is_foreign][0])
         tokens[is_foreign] = 0
         return first
@@ -165,6 +165,10 @@ class Batch:
         np.cumsum(counts, out=query_start[1:])
         if query_start[-1] == len(steps):
             token_rows, positions = rows, starts
+        elif len(steps) == 1:
+            (step,) = steps
+            token_rows = np.full(step.num_tokens, step.row)
+            positions = np.arange(step.start, step.start + step.num_tokens)
         else:
             token_rows = np.repeat(rows, counts)
             shift = np.repeat(starts - query_start[:-1], counts)

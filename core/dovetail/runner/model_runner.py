@@ -59,7 +59,7 @@ from dovetail.runner.offloaded_memory import offload
 from dovetail.runner.pending_steps import PendingStep, PendingSteps
 from dovetail.runner.pooling import PromptPooling
 from dovetail.runner.prompt_logprobs import PromptLogprobs
-from dovetail.runner.recorded import RecordedForward
+from dovetail.runner.recorded import RecordedForward, recorded_prompts, recorded_rows
 from dovetail.runner.results import verified_results
 from dovetail.runner.stage_link import StageLink, UnseenDraws
 from dovetail.runner.step_reader import BegunStep, Computed, StepReader
@@ -192,15 +192,15 @@ class ModelRunner:
         run, is_divided = self.run, self.run.rank.context_size > 1
         if run.is_eager or run.ops or is_divided or self.device.type != "cpu":
             return None
-        if run.pooling is not None:
-            return None  # such steps hold whole prompts
 
         def own(*step: Any) -> torch.Tensor:  # of the model that is loaded by then
-            *inputs, adapters = step
+            *rest, second_text, adapters = step
             with use_adapters(adapters):
-                return self._run_model(self._model.forward, *inputs)
+                return self._run_model(self._model.forward, *rest, second_text=second_text)
 
-        return RecordedForward(own, self._batch.tables, run.max_rows, run.graph_sizes)
+        if run.pooling is not None:
+            return recorded_prompts(own, self._batch.tables, run.max_rows)
+        return recorded_rows(own, self._batch.tables, run.max_rows, run.graph_sizes)
 
     def _graph_manager(self, tensors: DeviceTensors) -> GraphManager:
         """Return the manager of captured steps; it logs why where nothing is captured."""
@@ -400,9 +400,10 @@ class ModelRunner:
         """Run the model on the step's tokens. Shapes: sampling [S] indices of rows"""
         adapters = step_adapters()
         if self._recorded is not None and (adapters is None or adapters.is_low_rank):
-            hidden = self._recorded.run(inputs)
+            second_text = None if self._pooling is None else self._pooling.second_text
+            hidden = self._recorded.run(inputs, second_text)
             if hidden is not None:
-                after = verify.drawn_after(inputs, sampling)
+                after = verify.drawn_after(inputs, sampling) if self._draws else None
                 return Computed(
                     hidden=hidden,
                     drawn_after=None if after is None else torch.from_numpy(after),
@@ -427,7 +428,10 @@ class ModelRunner:
         """Run the model, compiled where that is faster. Shapes: as the model's"""
         compiled = None if step_adapters() is not None else self._compiled
         forward = compiled or self._model.forward
-        return self._run_model(forward, token_ids, positions, layouts, rows)
+        second_text = None if self._pooling is None else self._pooling.second_text
+        return self._run_model(
+            forward, token_ids, positions, layouts, rows, second_text=second_text
+        )
 
     def _run_model(
         self,
@@ -436,8 +440,10 @@ class ModelRunner:
         positions: torch.Tensor,
         layouts: Sequence[BatchLayout],
         rows: Sequence[RowView] = (),
+        *,
+        second_text: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run a forward pass on a step. Shapes: token_ids, positions [T] -> [T, E]"""
+        """Run a forward pass on a step. Shapes: token_ids, positions, second_text [T] -> [T, E]"""
         if self._exchange is not None:
             self._exchange.begin_step(len(token_ids))
         prepared = [self._backend.prepare(layout) for layout in layouts]
@@ -446,7 +452,7 @@ class ModelRunner:
             prepared={name: prepared[g] for name, g in self._groups.items()},
             caches=self._caches,
             rows=rows,
-            second_text=None if self._pooling is None else self._pooling.second_text,
+            second_text=second_text,
         )
         with use_context(context):
             return forward(token_ids, positions)

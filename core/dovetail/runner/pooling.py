@@ -27,6 +27,8 @@ from dovetail.runner.batch import StepInputs
 FIRST_TOKEN, LAST_TOKEN = "first_token", "last_token"
 _PLACED = frozenset({FIRST_TOKEN, LAST_TOKEN})
 FAR = np.iinfo(np.int64).max
+LEAST_LENGTH = 1e-12
+"""A vector is divided by at least this where it becomes one of length 1."""
 Layer = Callable[[torch.Tensor], torch.Tensor]
 Finish = Callable[[], tuple[RowResult, ...]]
 """Waits for what a step has pooled and returns the results of its rows."""
@@ -127,9 +129,11 @@ class PromptPooling:
             if not len(states):
                 return "nothing is left of the prompt beside its instruction."
         pooler = self._pooler(params)
-        ids = token_ids if FIRST_TOKEN in pooler.capabilities else token_ids[-len(states) :]
+        if len(token_ids) != len(states):
+            is_first = FIRST_TOKEN in pooler.capabilities
+            token_ids = token_ids[: len(states)] if is_first else token_ids[-len(states) :]
         try:
-            pooled = pooler.pool(states, ids[: len(states)])
+            pooled = pooler.pool(states, token_ids)
             if params.task in (CLASSIFY, TOKEN_CLASSIFY):
                 return self._classes(pooled, params)
             return self._vector(pooled, params)
@@ -177,7 +181,7 @@ def _normalize(spec: ProjectionSpec, device: torch.device) -> Layer:
 
 
 def _to_length_1(x: torch.Tensor) -> torch.Tensor:
-    return F.normalize(x, dim=-1)
+    return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min_(LEAST_LENGTH)
 
 
 _BEHIND: dict[str, Callable[[ProjectionSpec, torch.device], Layer]] = {
@@ -246,9 +250,7 @@ def _result(row: int, told: torch.Tensor | str | None) -> RowResult:
         return RowResult(row=row)
     if isinstance(told, str):
         return RowResult(row=row, fault=told)
-    numbers = told.detach().cpu().contiguous()
-    if not bool(torch.isfinite(numbers).all()):
+    numbers = told.detach().cpu().numpy()
+    if not np.isfinite(numbers).all():
         return RowResult(row=row, fault="the model's numbers for this prompt are not finite.")
-    return RowResult(
-        row=row, pooled=Pooled(shape=tuple(numbers.shape), data=numbers.numpy().tobytes())
-    )
+    return RowResult(row=row, pooled=Pooled(shape=numbers.shape, data=numbers.tobytes()))

@@ -1,10 +1,10 @@
 """RecordedForward: the forward pass of small steps, recorded once and run again as one native call.
 
-In a step where every row computes one token, the calls are the same each time and only numbers
-change. So their inputs lie at fixed places, the model's native calls are recorded for each number
-of rows when it comes for the second time, and from then on Python's share of a step is gone. The
-first repetition is compared with the model itself. A model that runs anything but native calls is
-left as it is.
+In a step where every row computes one token, and in one of whole short prompts, the calls depend on
+the number of tokens alone and only numbers change. So their inputs lie at fixed places, the model's
+native calls are recorded for each number of tokens when it comes for the second time, and from then
+on Python's share of a step is gone. The first repetition is compared with the model itself. A model
+that runs anything but native calls is left as it is.
 """
 
 from __future__ import annotations
@@ -12,54 +12,63 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 
-import numpy as np
 import torch
 
 from dovetail.interfaces.attention import BatchLayout
 from dovetail.layers.context import StepAdapters
 from dovetail.runner.batch import StepInputs
 from dovetail.runner.block_table import BlockTable
+from dovetail.runner.recorded_inputs import PromptInputs, RecordedInputs, RowInputs
 from dovetail_kernels.cpu import library as native
 from dovetail_kernels.cpu.program import NotRecordable, Pool, Program, record
 
 MAX_ROWS = 64
 """Above this many rows the products take so long that recording saves nothing worth its memory."""
+MAX_PROMPT_TOKENS, MAX_PROMPTS = 128, 16
+"""The same of prompts: how many tokens a step may have, and of how many prompts."""
 
 log = logging.getLogger(__name__)
 
 Forward = Callable[
-    [torch.Tensor, torch.Tensor, list[BatchLayout], StepAdapters | None], torch.Tensor
+    [torch.Tensor, torch.Tensor, list[BatchLayout], torch.Tensor | None, StepAdapters | None],
+    torch.Tensor,
 ]
-"""(token_ids, positions, one layout a KV group, adapters in use) -> hidden states."""
+"""(token_ids, positions, one layout a KV group, marks of second texts, adapters in use) -> hidden
+states."""
 Size = tuple[int, bool]
-"""A number of rows, and whether some of them use adapters."""
+"""A number of tokens, and whether some of them use adapters."""
+
+
+def recorded_rows(
+    forward: Forward,
+    tables: list[BlockTable],
+    max_rows: int,
+    sizes: Collection[int] | None = None,
+) -> RecordedForward:
+    """Return the recorder of steps in which every row computes one token. `sizes`: no other numbers
+    of rows are recorded (None: all up to 64)."""
+    most = min(max_rows, MAX_ROWS if sizes is None else max(sizes, default=1))
+    counts = range(1, most + 1) if sizes is None else frozenset(s for s in sizes if s <= most)
+    return RecordedForward(forward, RowInputs(tables, most), counts)
+
+
+def recorded_prompts(forward: Forward, tables: list[BlockTable], max_rows: int) -> RecordedForward:
+    """Return the recorder of steps that compute a few short prompts."""
+    inputs = PromptInputs(tables, min(max_rows, MAX_PROMPTS), MAX_PROMPT_TOKENS)
+    return RecordedForward(forward, inputs, range(1, MAX_PROMPT_TOKENS + 1))
 
 
 class RecordedForward:
-    """Programs by number of rows, those with adapters apart, and the fixed places of their inputs.
-    `sizes`: no other numbers of rows are recorded (None: all up to 64)."""
+    """Programs by number of tokens, those with adapters apart, and the fixed places of their
+    inputs; no other numbers than `counts` are recorded."""
 
-    def __init__(
-        self,
-        forward: Forward,
-        tables: list[BlockTable],
-        max_rows: int,
-        sizes: Collection[int] | None = None,
-    ) -> None:
-        rows = min(max_rows, MAX_ROWS if sizes is None else max(sizes, default=1))
-        self._sizes = range(1, rows + 1) if sizes is None else frozenset(sizes)
+    def __init__(self, forward: Forward, inputs: RecordedInputs, counts: Collection[int]) -> None:
         self._forward = forward
-        self._tables = tables
-        self._max_rows = rows
-        self._token_ids = np.zeros(rows, dtype=np.int64)
-        self._positions = np.zeros(rows, dtype=np.int64)
-        self._seq_lens = np.zeros(rows, dtype=np.int32)
-        self._starts = np.arange(rows + 1, dtype=np.int32)
-        self._adapters = np.zeros(rows, dtype=np.int32)
-        self._blocks = [np.zeros((rows, t.ids.shape[1]), dtype=np.int32) for t in tables]
-        self._slots = [np.zeros(rows, dtype=np.int64) for _ in tables]
+        self._inputs = inputs
+        self._counts = counts
         self._programs: dict[Size, Program | None] = {}
         self._proven: set[Size] = set()
+        self._records_adapters = True
         self._pool = Pool()
         self._reason: str | None = native.missing_reason()
 
@@ -68,21 +77,24 @@ class RecordedForward:
         """Return why nothing is recorded; None while it is."""
         return self._reason
 
-    def run(self, inputs: StepInputs) -> torch.Tensor | None:
-        """Return the hidden states of a step that can be run so, None of any other. Shapes: [T, E]
+    def run(
+        self, inputs: StepInputs, second_text: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """Return the hidden states of a step that can be run so, None of any other. Shapes:
+        second_text [T] (see ForwardContext) -> [T, E]
 
         They are valid until the next step. Mutates: self, and the KV cache
         """
-        count = len(inputs.rows)
-        if self._reason is not None or count != len(inputs.token_ids):
-            return None
-        if count > self._max_rows or count not in self._sizes:
+        count = len(inputs.token_ids)
+        if self._reason is not None or count not in self._counts or not self._inputs.fits(inputs):
             return None
         size = count, inputs.adapters is not None
+        if size[1] and not self._records_adapters:
+            return None
         if size not in self._programs:
             self._programs[size] = None  # the next time it comes it is worth recording
             return None
-        self._fill(inputs, count)
+        self._inputs.fill(inputs, second_text)
         program = self._programs[size] or self._record(size)
         if program is None:
             return None
@@ -92,7 +104,7 @@ class RecordedForward:
         """Return the model's output for the program's first new inputs; check that the program's is
         the same. The model's own run is the last: what it writes into the KV cache stays."""
         output = program.run().clone()
-        wanted = self._run(size, self._layouts(size[0]))
+        wanted = self._run_model(size)
         if torch.equal(output.nan_to_num(), wanted.nan_to_num()):
             self._proven.add(size)
         else:
@@ -100,56 +112,33 @@ class RecordedForward:
             log.warning("steps are not recorded: %s", self._reason)
         return wanted
 
-    def _fill(self, inputs: StepInputs, count: int) -> None:
-        """Write a step's inputs where the programs read them. Mutates: self"""
-        seq_lens = inputs.seq_lens
-        self._token_ids[:count] = inputs.token_ids
-        self._positions[:count] = inputs.positions
-        self._seq_lens[:count] = seq_lens
-        if inputs.adapters is not None:
-            self._adapters[:count] = inputs.adapters
-        longest = int(seq_lens.max())
-        for table, blocks, slots in zip(self._tables, self._blocks, self._slots, strict=True):
-            gathered = table.gather(inputs.rows, longest)
-            blocks[:count, : gathered.shape[1]] = gathered
-            slots[:count] = table.slots(inputs.rows, inputs.positions)
-
     def _record(self, size: Size) -> Program | None:
-        """Return the program of a step, or None for good when the model has none."""
-        layouts = self._layouts(size[0])
+        """Return the program of steps of a size, or None for good when the model has none."""
+        kept: list[BatchLayout] = []
         try:
-            program = record(lambda: self._run(size, layouts), self._pool, kept=layouts)
+            program = record(lambda: self._run_model(size, kept), self._pool, kept=kept)
         except NotRecordable as error:
-            self._reason = str(error)
-            log.info("steps are not recorded: %s", error)
+            self._give_up(size, str(error))
             return None
-        log.debug("recorded %d calls for %d rows", len(program), size[0])
+        log.debug("recorded %d calls for %d tokens", len(program), size[0])
         self._programs[size] = program
         return program
 
-    def _run(self, size: Size, layouts: list[BatchLayout]) -> torch.Tensor:
-        """Run the model itself on the fixed places."""
-        count, has_adapters = size
-        token_ids = torch.from_numpy(self._token_ids)[:count]
-        positions = torch.from_numpy(self._positions)[:count]
-        slots = torch.from_numpy(self._adapters)[:count]
-        adapters = StepAdapters(slots=slots) if has_adapters else None
-        return self._forward(token_ids, positions, layouts, adapters)
+    def _give_up(self, size: Size, reason: str) -> None:
+        """Record no more steps, or no more with adapters. Mutates: self"""
+        if size[1]:
+            self._records_adapters = False
+            log.info("steps with adapters are not recorded: %s", reason)
+        else:
+            self._reason = reason
+            log.info("steps are not recorded: %s", reason)
 
-    def _layouts(self, count: int) -> list[BatchLayout]:
-        """Return layouts over the fixed places. Sizes known on the host are the largest
-        possible."""
-        return [
-            BatchLayout(
-                query_start=torch.from_numpy(self._starts)[: count + 1],
-                seq_lens=torch.from_numpy(self._seq_lens)[:count],
-                block_table=torch.from_numpy(blocks)[:count],
-                slots=torch.from_numpy(slots)[:count],
-                query_start_host=list(range(count + 1)),
-                seq_lens_host=self._seq_lens[:count].tolist(),
-                block_tokens=table.block_tokens,
-                max_query_tokens=1,
-                max_seq_tokens=int(self._seq_lens[:count].max()),
-            )
-            for table, blocks, slots in zip(self._tables, self._blocks, self._slots, strict=True)
-        ]
+    def _run_model(self, size: Size, kept: list[BatchLayout] | None = None) -> torch.Tensor:
+        """Return the hidden states of what lies at the fixed places. `kept` gets the layouts."""
+        count, has_adapters = size
+        layouts = self._inputs.layouts(count)
+        if kept is not None:
+            kept.extend(layouts)
+        adapters = self._inputs.adapters(count) if has_adapters else None
+        second_text = self._inputs.second_text(count)
+        return self._forward(*self._inputs.tokens(count), layouts, second_text, adapters)

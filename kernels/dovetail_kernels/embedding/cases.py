@@ -16,12 +16,18 @@ PERF_ROWS = 2000
 
 def cases() -> list[Case]:
     """Return every format of a table, odd sizes, a factor, and ids of other ranks."""
-    return [
+    plain = [
         _case(kind, tokens, size, rows=50, first=first, factor=factor)
         for kind in TABLES
         for tokens, size in ((1, 1024), (5, 77), (70, 300))
         for first, factor in ((0, 1.0), (20, 3.25))
     ]
+    added = [
+        _case(kind, 70, 77, rows=50, first=20, factor=1.0, is_added=True, has_ids=has_ids)
+        for kind in TABLES
+        for has_ids in (True, False)
+    ]
+    return plain + added
 
 
 def perf_cases() -> list[Case]:
@@ -34,13 +40,31 @@ def perf_cases() -> list[Case]:
 
 
 def _case(
-    kind: torch.dtype, tokens: int, size: int, *, rows: int, first: int, factor: float
+    kind: torch.dtype,
+    tokens: int,
+    size: int,
+    *,
+    rows: int,
+    first: int,
+    factor: float,
+    is_added: bool = False,
+    has_ids: bool = True,
 ) -> Case:
     name = str(kind).removeprefix("torch.")
+    end = ("_added" if is_added else "") + ("" if has_ids else "_first_row")
+    build = _builder(kind, tokens, size, rows, first, factor)
+
+    def build_added(device: torch.device) -> Arguments:
+        arguments = build(device)
+        if not has_ids:
+            arguments["ids"] = None
+        return {**arguments, "onto": normal((tokens, size), torch.float32, device, seed=3)}
+
     return Case(
-        name=f"{name}_T{tokens}_E{size}_from{first}",
+        name=f"{name}_T{tokens}_E{size}_from{first}{end}",
         dtype=torch.float32,
-        build=_builder(kind, tokens, size, rows, first, factor),
+        build=build_added if is_added else build,
+        mutates=("onto",) if is_added else (),
         moved_bytes=tokens * size * (kind.itemsize + 4),
         flops=tokens * size,
         rtol=1e-6,

@@ -27,6 +27,7 @@ class EmbeddingArgs(ctypes.Structure):
         ("table", _pointer),
         ("scales", _pointer),
         ("ids", _pointer),
+        ("onto", _pointer),
         ("out", _pointer),
         ("rows", _int64),
         ("size", _int64),
@@ -56,19 +57,30 @@ class LookUp:
         self._reference = ctypes.byref(self._args)
 
     def __call__(
-        self, ids: torch.Tensor, table: torch.Tensor, scales: torch.Tensor | None = None
+        self,
+        ids: torch.Tensor | None,
+        table: torch.Tensor,
+        scales: torch.Tensor | None = None,
+        onto: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return rows as floats, zeros for ids outside the table.
+        """Return rows as floats, zeros for ids outside the table: new ones, or `onto` with them
+        added. Without ids every row is the table's first.
 
-        Shapes: ids [T] int64, table [V, E], scales [V] float32 -> [T, E] float32
-        All contiguous; the table is of the dtype given at first.
+        Shapes: ids [T] int64, table [V, E], scales [V] float32, onto [T, E] -> [T, E] float32
+        All contiguous; the table is of the dtype given at first. Mutates: onto
         """
-        rows, size = ids.shape[0], table.shape[1]
-        out = torch.empty((rows, size))
-        args = self._args
+        size, args = table.shape[1], self._args
+        if onto is None:
+            assert ids is not None, "ids or what is added to say how many rows there are"
+            out = torch.empty((ids.shape[0], size))
+            args.onto = None
+        else:
+            out = onto
+            args.onto = onto.data_ptr()
         args.table, args.table_rows, args.size = table.data_ptr(), table.shape[0], size
         args.scales = None if scales is None else scales.data_ptr()
-        args.ids, args.rows = ids.data_ptr(), rows
+        args.ids = None if ids is None else ids.data_ptr()
+        args.rows = out.shape[0]
         args.out = out.data_ptr()
         self._kernel(self._reference)
         return out
@@ -85,12 +97,13 @@ def _prepare(arguments: Arguments) -> Arguments:
 
 def _look_up(
     look_up: LookUp,
-    ids: torch.Tensor,
+    ids: torch.Tensor | None,
     table: torch.Tensor,
     scales: torch.Tensor | None = None,
+    onto: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return rows of the table (see LookUp)."""
-    return look_up(ids, table, scales)
+    return look_up(ids, table, scales, onto)
 
 
 NATIVE = Implementation(

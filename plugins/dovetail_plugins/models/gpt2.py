@@ -14,11 +14,10 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionSpec
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.layers.activation import activation
 from dovetail.layers.attention import Attention
 from dovetail.layers.decoder_head import class_score, generates
 from dovetail.layers.embedding import PositionEmbedding, VocabParallelEmbedding
-from dovetail.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from dovetail.layers.linear import ActivatedLinear, QKVParallelLinear, RowParallelLinear
 from dovetail.layers.logits import LogitsHead
 from dovetail.layers.norm import LayerNorm
 from dovetail.layers.stages import Stage, made_if
@@ -59,19 +58,19 @@ class GPT2Attention(nn.Module):
 
 
 class GPT2MLP(nn.Module):
-    """act(c_fc(x)), then c_proj."""
+    """c_fc, which ends in the activation, then c_proj."""
 
     def __init__(self, context: BuildContext, name: str) -> None:
         super().__init__()
         config, size = context.model.hf_config, context.model.hidden_size
         inner = int(config.get("n_inner") or 4 * size)
-        self.act = activation(config.get("activation_function", "gelu_new"))
-        self.c_fc = ColumnParallelLinear(context, f"{name}.c_fc", size, inner, bias=True)
+        act = config.get("activation_function", "gelu_new")
+        self.c_fc = ActivatedLinear(context, f"{name}.c_fc", size, inner, act=act, bias=True)
         self.c_proj = RowParallelLinear(context, f"{name}.c_proj", inner, size, bias=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]"""
-        return self.c_proj(self.act(self.c_fc(x)))
+        return self.c_proj(self.c_fc(x))
 
 
 class GPT2Layer(nn.Module):

@@ -13,12 +13,11 @@ from torch import nn
 from dovetail.interfaces.attention import AttentionSpec
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.layers.activation import activation
 from dovetail.layers.attention import Attention
 from dovetail.layers.decoder_head import class_score, generates
 from dovetail.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from dovetail.layers.linear import (
-    ColumnParallelLinear,
+    ActivatedLinear,
     QKVParallelLinear,
     ReplicatedLinear,
     RowParallelLinear,
@@ -63,19 +62,19 @@ class OPTAttention(nn.Module):
 
 
 class OPTMLP(nn.Module):
-    """act(fc1(x)), then fc2."""
+    """fc1, which ends in the activation, then fc2."""
 
     def __init__(self, context: BuildContext, name: str, *, bias: bool) -> None:
         super().__init__()
         config, size = context.model.hf_config, context.model.hidden_size
         inner = int(config["ffn_dim"])
-        self.act = activation(config.get("activation_function", "relu"))
-        self.fc1 = ColumnParallelLinear(context, f"{name}.fc1", size, inner, bias=bias)
+        act = config.get("activation_function", "relu")
+        self.fc1 = ActivatedLinear(context, f"{name}.fc1", size, inner, act=act, bias=bias)
         self.fc2 = RowParallelLinear(context, f"{name}.fc2", inner, size, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]"""
-        return self.fc2(self.act(self.fc1(x)))
+        return self.fc2(self.fc1(x))
 
 
 class OPTLayer(nn.Module):

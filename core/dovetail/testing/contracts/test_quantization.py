@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from dovetail.interfaces.headers import StoredLayer, TensorHeader
-from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod
+from dovetail.interfaces.quantization import LinearMethod, LinearSpec, NamedActivation, QuantMethod
 from dovetail.testing.contract import device_of, model_spec, without
 from dovetail_kernels.cpu.library import library
 
@@ -87,6 +88,20 @@ class TestQuantization:
         plain = linear.apply(layer, x, None)
         torch.testing.assert_close(linear.apply(layer, x, bias), plain + bias)
         torch.testing.assert_close(linear.apply(layer, 2 * x, None), 2 * plain, rtol=1e-2, atol=0.1)
+
+    def test_ends_are_those_of_the_plain_product(self, method: QuantMethod) -> None:
+        """An activation and a residual, which a kernel may join, change nothing else."""
+        spec = SPECS["plain"]
+        linear = method.linear(spec)
+        layer = filled(linear, spec)
+        x, bias = inputs(spec, 3), torch.arange(spec.out_size, dtype=torch.float32) / 9 - 4
+        plain = linear.apply(layer, x, bias)
+        for name, function in (("gelu", F.gelu), ("relu", F.relu), ("", torch.tanh)):
+            act = NamedActivation(name=name, function=function)
+            found = linear.apply_activated(layer, x, bias, act)
+            torch.testing.assert_close(found, function(plain))
+        found = linear.apply_add(layer, x, bias, plain)
+        torch.testing.assert_close(found, plain + plain)
 
     @without("while_loading")
     def test_unquantized_is_exact(self, method: QuantMethod, entry: Any) -> None:

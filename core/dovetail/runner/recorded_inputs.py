@@ -1,0 +1,133 @@
+"""RecordedInputs: a step's inputs at places in memory that stay, where recorded calls read them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from dovetail.interfaces.attention import BatchLayout
+from dovetail.layers.context import StepAdapters
+from dovetail.runner.batch import StepInputs
+from dovetail.runner.block_table import BlockTable
+
+
+class RecordedInputs(ABC):
+    """Room for the tokens and rows of one step."""
+
+    def __init__(self, tables: Sequence[BlockTable], max_rows: int, max_tokens: int) -> None:
+        self._tables = tables
+        self._token_ids = np.zeros(max_tokens, dtype=np.int64)
+        self._positions = np.zeros(max_tokens, dtype=np.int64)
+        self._adapters = np.zeros(max_tokens, dtype=np.int32)
+        self._seq_lens = np.zeros(max_rows, dtype=np.int32)
+        self._starts = np.zeros(max_rows + 1, dtype=np.int32)
+        self._blocks = [np.zeros((max_rows, t.ids.shape[1]), dtype=np.int32) for t in tables]
+        self._slots = [np.zeros(max_tokens, dtype=np.int64) for _ in tables]
+
+    @abstractmethod
+    def fits(self, inputs: StepInputs) -> bool:
+        """Return whether a step is of the kind that is recorded, its number of tokens apart."""
+
+    @abstractmethod
+    def second_text(self, num_tokens: int) -> torch.Tensor | None:
+        """Return what marks the tokens of second texts, if steps may have such. Shapes: [T]"""
+
+    @abstractmethod
+    def num_rows(self, num_tokens: int) -> int:
+        """Return the rows of all steps with so many tokens."""
+
+    def fill(self, inputs: StepInputs, second_text: torch.Tensor | None) -> None:
+        """Write a step's inputs at their places. Shapes: second_text [T]. Mutates: self"""
+        count, rows, seq_lens = len(inputs.token_ids), len(inputs.rows), inputs.seq_lens
+        self._token_ids[:count] = inputs.token_ids
+        self._positions[:count] = inputs.positions
+        if inputs.adapters is not None:
+            self._adapters[:count] = inputs.adapters
+        self._seq_lens[:rows] = seq_lens
+        longest = int(seq_lens.max())
+        for table, blocks, slots in zip(self._tables, self._blocks, self._slots, strict=True):
+            gathered = table.gather(inputs.rows, longest)
+            blocks[:rows, : gathered.shape[1]] = gathered
+            slots[:count] = table.slots(inputs.token_rows, inputs.positions)
+
+    def tokens(self, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the places of token ids and positions. Shapes: [T]"""
+        token_ids = torch.from_numpy(self._token_ids)[:num_tokens]
+        return token_ids, torch.from_numpy(self._positions)[:num_tokens]
+
+    def adapters(self, num_tokens: int) -> StepAdapters:
+        """Return the place of the tokens' adapter slots."""
+        return StepAdapters(slots=torch.from_numpy(self._adapters)[:num_tokens])
+
+    def layouts(self, num_tokens: int) -> list[BatchLayout]:
+        """Return layouts over the places, one a table. What they say on the host is this step's."""
+        rows = self.num_rows(num_tokens)
+        starts, seq_lens = self._starts[: rows + 1], self._seq_lens[:rows]
+        return [
+            BatchLayout(
+                query_start=torch.from_numpy(starts),
+                seq_lens=torch.from_numpy(seq_lens),
+                block_table=torch.from_numpy(blocks)[:rows],
+                slots=torch.from_numpy(slots)[:num_tokens],
+                query_start_host=starts.tolist(),
+                seq_lens_host=seq_lens.tolist(),
+                block_tokens=table.block_tokens,
+                max_query_tokens=int(np.diff(starts).max()),
+                max_seq_tokens=int(seq_lens.max()),
+            )
+            for table, blocks, slots in zip(self._tables, self._blocks, self._slots, strict=True)
+        ]
+
+
+class RowInputs(RecordedInputs):
+    """Steps in which every row computes one token."""
+
+    def __init__(self, tables: Sequence[BlockTable], max_rows: int) -> None:
+        super().__init__(tables, max_rows, max_rows)
+        self._starts[:] = np.arange(max_rows + 1)
+
+    def fits(self, inputs: StepInputs) -> bool:
+        """Return whether every row has one token."""
+        return len(inputs.rows) == len(inputs.token_ids)
+
+    def second_text(self, num_tokens: int) -> None:
+        """Return None: no prompt is computed."""
+        return
+
+    def num_rows(self, num_tokens: int) -> int:
+        """Return a row for each token."""
+        return num_tokens
+
+
+class PromptInputs(RecordedInputs):
+    """Steps of a few prompts. All are taken to have the most rows; those that a step lacks have no
+    tokens, so that the calls do not depend on where one prompt ends and the next begins."""
+
+    def __init__(self, tables: Sequence[BlockTable], max_rows: int, max_tokens: int) -> None:
+        super().__init__(tables, max_rows, max_tokens)
+        self._second_text = np.zeros(max_tokens, dtype=np.int64)
+        self._max_rows = max_rows
+
+    def fits(self, inputs: StepInputs) -> bool:
+        """Return whether there is a row for every prompt."""
+        return len(inputs.rows) <= self._max_rows
+
+    def second_text(self, num_tokens: int) -> torch.Tensor:
+        """Return the place of the marks: zeros where no prompt has two texts. Shapes: [T]"""
+        return torch.from_numpy(self._second_text)[:num_tokens]
+
+    def num_rows(self, num_tokens: int) -> int:
+        """Return the most rows."""
+        return self._max_rows
+
+    def fill(self, inputs: StepInputs, second_text: torch.Tensor | None) -> None:
+        """Write a step's inputs; rows behind the last one end where it ends. Mutates: self"""
+        super().fill(inputs, second_text)
+        count, rows = len(inputs.token_ids), len(inputs.rows)
+        self._starts[: rows + 1] = inputs.query_start
+        self._starts[rows + 1 :] = count
+        self._seq_lens[rows:] = 0
+        self._second_text[:count] = 0 if second_text is None else second_text.numpy()
