@@ -276,9 +276,9 @@ class AsyncEngine(EngineOperations):
         if self.asleep:
             raise asleep_error()
         key = next(self._serials)
-        prepared = await self._prepare(
-            prompt, params, request_id, key, priority, cache_salt, adapter
-        )
+        how: Any = {"priority": priority, "cache_salt": cache_salt, "adapter": adapter}
+        prepare = partial(self._input.prepare, prompt, params, request_id, serial=key, **how)
+        prepared = await self._prepared(prompt, prepare)
         async for output in self._outputs(key, prepared, watch):
             yield output
 
@@ -294,8 +294,7 @@ class AsyncEngine(EngineOperations):
             raise asleep_error()
         key = next(self._serials)
         prepare = partial(self._pooled_input.prepare, prompt, params, request_id, serial=key, **how)
-        is_short = len(prompt) <= INLINE_PROMPT_CHARS
-        prepared = prepare() if is_short else await self._loop.run_in_executor(None, prepare)
+        prepared = await self._prepared(prompt, prepare)
         async with aclosing(self._outputs(key, prepared, None)) as outputs:
             return await anext(outputs)
 
@@ -318,24 +317,12 @@ class AsyncEngine(EngineOperations):
         finally:
             self._forget(key, prepared.request_id)
 
-    async def _prepare(
-        self, prompt: Prompt, params: SamplingParams, request_id: str, key: int,
-        priority: int, cache_salt: str, adapter: str,
-    ) -> PreparedRequest:  # fmt: skip
-        def prepare() -> PreparedRequest:
-            return self._input.prepare(
-                prompt,
-                params,
-                request_id,
-                serial=key,
-                priority=priority,
-                cache_salt=cache_salt,
-                adapter=adapter,
-            )
-
-        if len(prompt) <= INLINE_PROMPT_CHARS:
-            return prepare()
-        return await self._loop.run_in_executor(None, prepare)
+    async def _prepared(
+        self, prompt: Prompt, prepare: Callable[[], PreparedRequest]
+    ) -> PreparedRequest:
+        """Return the checked request of a prompt, made in a thread where the prompt is long."""
+        is_short = len(prompt) <= INLINE_PROMPT_CHARS
+        return prepare() if is_short else await self._loop.run_in_executor(None, prepare)
 
     def _submit(
         self, key: int, prepared: PreparedRequest, watch: Callable[[], TextWatch] | None
