@@ -245,7 +245,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     worker's. Engines over which experts are divided exchange tokens by `all2all`, and meet in the
     folder `engines_folder`. `device` is the platform's device_type, `ops` its implementations of
     ops, each as "module:attribute" (see interfaces.platform). With `pooling` the model does not
-    generate.
+    generate. `acceptance` decides on drafts (None: there are none that it is asked about).
     """
 
     model: ModelSpec
@@ -289,6 +289,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     all2all: Selection | None = None
     engines_folder: str = ""
     pooling: PoolingSpec | None = None
+    acceptance: Selection | None = None
 
 
 class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):

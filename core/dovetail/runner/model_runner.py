@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from dovetail import registry
+from dovetail.interfaces.acceptance import DraftProbabilities
 from dovetail.interfaces.attention import AttentionBackend, BatchLayout
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.model import Model, RowView
@@ -98,6 +99,7 @@ class ModelRunner:
         constrained = run.structured_output if self._draws else None
         self.constraints = None if constrained is None else ConstraintCache(constrained)
         self._masks: ConstraintProcessor | None = None
+        self._draft_probabilities: DraftProbabilities | None = None
 
     def load(self) -> None:
         """Build the model and fill its weights. Raises: ConfigError. Mutates: self
@@ -184,6 +186,7 @@ class ModelRunner:
             processors,
             tells_processed=run.logprobs_stage == "processed",
             tells_logits=tells_logits,
+            acceptance=None if run.acceptance is None else registry.make(run.acceptance),
         )
         forcing = None if run.async_steps else self._masks  # steps ahead count on one token
         self._reader = StepReader(self._batch, self._sampler, forcing)
@@ -486,7 +489,8 @@ class ModelRunner:
     ) -> tuple[RowResult, ...]:
         """Draw as far as drafts come true and put every row's result together. Mutates: self"""
         hidden = made.hidden if made.drawn_after is None else made.hidden[made.drawn_after]
+        logits, sampled = lambda: self._model.logits(hidden), self._draft_probabilities
         draws = verify.verify_drafts(
-            self._sampler, self._batch, step.inputs, sampling, lambda: self._model.logits(hidden)
+            self._sampler, self._batch, step.inputs, sampling, logits, sampled
         )
         return verified_results(step.inputs.steps, sampling.tolist(), draws, *step.prompt())
