@@ -14,9 +14,7 @@ class RightAcceptance(Acceptance):
     info = Info(summary="rejection sampling")
     capabilities = frozenset({"exact"})
 
-    def chance(
-        self, p: torch.Tensor, drafts: torch.Tensor, q: torch.Tensor | None
-    ) -> torch.Tensor:
+    def chance(self, p: torch.Tensor, drafts: torch.Tensor, q: torch.Tensor | None) -> torch.Tensor:
         """Return min(1, p / q)."""
         at = drafts.unsqueeze(1)
         theirs = torch.ones_like(p) if q is None else q.to(p.dtype)
@@ -35,9 +33,7 @@ class EagerAcceptance(RightAcceptance):
 
     info = Info(summary="p / q")
 
-    def chance(
-        self, p: torch.Tensor, drafts: torch.Tensor, q: torch.Tensor | None
-    ) -> torch.Tensor:
+    def chance(self, p: torch.Tensor, drafts: torch.Tensor, q: torch.Tensor | None) -> torch.Tensor:
         """Return p / q, above 1 where the model likes a draft better."""
         at = drafts.unsqueeze(1)
         theirs = torch.ones_like(p) if q is None else q.to(p.dtype)
@@ -49,9 +45,7 @@ class TrustingAcceptance(RightAcceptance):
 
     info = Info(summary="by q alone")
 
-    def chance(
-        self, p: torch.Tensor, drafts: torch.Tensor, q: torch.Tensor | None
-    ) -> torch.Tensor:
+    def chance(self, p: torch.Tensor, drafts: torch.Tensor, q: torch.Tensor | None) -> torch.Tensor:
         """Return q, whatever the model says."""
         theirs = torch.ones_like(p) if q is None else q.to(p.dtype)
         return theirs.gather(1, drafts.unsqueeze(1)).squeeze(1)
@@ -64,7 +58,7 @@ class CarelessAcceptance(RightAcceptance):
 
     def residual(self, p: torch.Tensor, drafts: torch.Tensor, q: torch.Tensor | None) -> None:
         """Return None, as if the draft had not been asked about."""
-        return None
+        return
 
 
 class ScribblingAcceptance(RightAcceptance):
@@ -84,9 +78,7 @@ class CrowdAcceptance(RightAcceptance):
 
     info = Info(summary="one chance for all")
 
-    def chance(
-        self, p: torch.Tensor, drafts: torch.Tensor, q: torch.Tensor | None
-    ) -> torch.Tensor:
+    def chance(self, p: torch.Tensor, drafts: torch.Tensor, q: torch.Tensor | None) -> torch.Tensor:
         """Return the smallest chance of a draft for each."""
         own = super().chance(p, drafts, q)
         return own.min().expand(len(own))

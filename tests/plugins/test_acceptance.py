@@ -13,12 +13,11 @@ from dovetail.interfaces.acceptance import Acceptance
 from dovetail.interfaces.logits import RowTokens
 from dovetail.interfaces.plugin import Info, NoOptions
 from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import Selection
-from dovetail.interfaces.step import NewRow, RowResult, RowStep, StepPlan
-from dovetail.runner.model_runner import ModelRunner
+from dovetail.interfaces.step import NewRow, RowStep, StepPlan
+from dovetail.runner.batch import Batch
+from dovetail.runner.verify import RowDraws, drawn_positions, verify_drafts
 from dovetail.sampling.acceptance import DRAFT_STREAM, Proposals
 from dovetail.sampling.sampler import Draws, Sampler
-from dovetail.testing.tiny import VOCAB, tiny_layout, tiny_run
 from dovetail_kernels.sample.definition import uniforms
 from dovetail_plugins.acceptance.rejection_sampler import RejectionSampler
 from dovetail_plugins.acceptance.typical_acceptance_sampler import (
@@ -111,3 +110,179 @@ def test_rejection_keeps_the_distribution(propose: Propose | None) -> None:
 def test_the_chi_square_test_finds_a_lean_towards_drafts() -> None:
     found, _ = counts(Careless(NoOptions()), far_away)
     assert chi_square(found) > 50 * LIMIT
+
+
+FEW = 4
+"""Tokens of the chain below."""
+AFTER = torch.randn(FEW, FEW, generator=torch.Generator().manual_seed(1))
+GUESSED = AFTER + torch.randn(FEW, FEW, generator=torch.Generator().manual_seed(2))
+"""Logits of the next token, by the last one: the model's, and the drafter's."""
+Q = GUESSED.softmax(1)
+HEAPS = Q.double().cumsum(1).numpy()
+PLAIN = SamplingParams()
+
+
+class ChainDrafter:
+    """Samples drafts from GUESSED, as a drafter on the worker does; knows nothing of the rest."""
+
+    def __init__(self, *, knows: Sequence[int]) -> None:
+        self._knows = set(knows)
+        self._tables: dict[int, torch.Tensor] = {}
+
+    def propose(self, row: int, last: int, position: int, count: int) -> tuple[int, ...]:
+        """Return `count` drafts after the token `last`; `position` is that of the first."""
+        drafts, tables = [], []
+        for place in range(position, position + count):
+            q = Q[last]
+            lot = uniforms(SEEDS[row : row + 1] ^ DRAFT_STREAM, np.array([place]))
+            last = min(int(np.searchsorted(HEAPS[last], lot[0], side="right")), FEW - 1)
+            drafts.append(last)
+            tables.append(q)
+        self._tables[row] = torch.stack(tables) if tables else Q[:0]
+        return tuple(drafts)
+
+    def of(self, row: int, drafts: Sequence[int]) -> torch.Tensor | None:
+        return self._tables[row][: len(drafts)] if row in self._knows else None
+
+
+class Chain:
+    """A model that is a table, driven by verify_drafts; every row begins with token 0."""
+
+    def __init__(self, acceptance: Acceptance | None, ways: Sequence[SamplingParams]) -> None:
+        self.rows = np.arange(len(ways))
+        self.sampler = Sampler(len(ways), {}, acceptance=acceptance)
+        self.batch = Batch(len(ways), 16, 0, 4)
+        self.told: list[list[int]] = [[] for _ in ways]
+        self.draws: list[RowDraws] = []
+        for row, way in enumerate(ways):
+            self.batch.add_row(NewRow(
+                row=row, request_id=str(row), token_ids=(0,), num_prompt_tokens=1,
+                num_computed_tokens=0, blocks=(), sampling=way, seed=int(SEEDS[row]),
+            ))  # fmt: skip
+            self.sampler.add_row(
+                RowTokens(row=row, params=way, prompt_ids=(0,), output_ids=[]), int(SEEDS[row])
+            )
+
+    def run(self, drafter: ChainDrafter, num_tokens: int, num_drafts: int) -> list[list[int]]:
+        """Return what each row draws, `num_tokens` or a few more."""
+        while live := [row for row in self.rows.tolist() if len(self.told[row]) < num_tokens]:
+            steps = tuple(self._step(drafter, row, num_drafts) for row in live)
+            inputs = self.batch.gather(StepPlan(step_id=1, rows=steps))
+            sampling = np.arange(len(live))
+            after = AFTER[torch.from_numpy(inputs.token_ids[drawn_positions(inputs, sampling)])]
+            self.draws = verify_drafts(
+                self.sampler, self.batch, inputs, sampling, after.clone, drafter
+            )
+            for row, one in zip(live, self.draws, strict=True):
+                self.told[row] += one.token_ids
+        return self.told
+
+    def _step(self, drafter: ChainDrafter, row: int, num_drafts: int) -> RowStep:
+        length = int(self.batch.lengths[row])
+        last = int(self.batch.tokens[row, length - 1])
+        drafts = drafter.propose(row, last, length - 1, num_drafts)
+        return RowStep(
+            row=row, start=length - 1, num_tokens=1 + num_drafts, samples=True, new_blocks=(),
+            drafts=drafts,
+        )  # fmt: skip
+
+
+def joint_distribution() -> np.ndarray:
+    """Return how likely three tokens in a row are, after token 0. Shapes: [FEW ** 3]"""
+    after = AFTER.double().softmax(1).numpy()
+    told: np.ndarray = np.einsum("a,ab,bc->abc", after[0], after, after).ravel()
+    return told
+
+
+@pytest.mark.parametrize("knows", ["all", "half", "none"])
+def test_several_sampled_drafts_in_a_step_keep_the_joint_distribution(knows: str) -> None:
+    """Also where some drafts are handed in with what they were sampled from, and others are not:
+    then a draft counts as certain, which costs acceptance and nothing else."""
+    known = {"all": range(ROWS), "half": range(0, ROWS, 2), "none": ()}[knows]
+    chain = Chain(RejectionSampler(NoOptions()), [PLAIN] * ROWS)
+    told = np.array([one[:3] for one in chain.run(ChainDrafter(knows=known), 3, 3)])
+    found = np.bincount(told @ [FEW * FEW, FEW, 1], minlength=FEW**3)
+    expected = joint_distribution() * ROWS
+    chi_squared = float(((found - expected) ** 2 / expected).sum())
+    assert chi_squared < 103.4  # of 63 degrees of freedom, once in a thousand times
+
+
+MIXED = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.7, logprobs=2),
+    SamplingParams(repetition_penalty=1.5, logprobs=1),
+    SamplingParams(temperature=0.0, logprobs=0, frequency_penalty=1.0),
+    SamplingParams(temperature=1.3, top_p=0.9),
+)
+
+
+@pytest.mark.parametrize("acceptance", [RejectionSampler(NoOptions()), None])
+def test_greedy_rows_are_the_same_to_the_bit(acceptance: Acceptance | None) -> None:
+    """Beside rows that are not greedy; and those are the same whoever stands beside them."""
+    known = range(len(MIXED)) if acceptance is not None else ()
+    together = Chain(acceptance, MIXED).run(ChainDrafter(knows=known), 9, 3)
+    without = Chain(None, MIXED).run(ChainDrafter(knows=()), 9, 0)
+    assert together[0][:9] == without[0][:9] and together[3][:9] == without[3][:9]
+    if acceptance is None:
+        assert [one[:9] for one in together] == [one[:9] for one in without]
+
+
+def test_a_row_draws_the_same_alone_and_in_a_batch() -> None:
+    rule, known = RejectionSampler(NoOptions()), range(len(MIXED))
+    together = Chain(rule, MIXED).run(ChainDrafter(knows=known), 9, 3)
+    for row, way in enumerate(MIXED):
+        quiet = [SamplingParams(temperature=0.0)] * row + [way]
+        alone = Chain(rule, quiet).run(ChainDrafter(knows=[row]), 9, 3)
+        assert alone[row][:9] == together[row][:9]
+
+
+def test_logprobs_are_those_of_what_stands() -> None:
+    chain = Chain(RejectionSampler(NoOptions()), [SamplingParams(logprobs=2)] * 50)
+    chain.run(ChainDrafter(knows=range(50)), 1, 3)
+    assert len({len(one.token_ids) for one in chain.draws}) > 1
+    for one in chain.draws:
+        assert [each.token_id for each in one.logprobs] == one.token_ids
+        before = [0, *one.token_ids[:-1]]
+        for each, last in zip(one.logprobs, before, strict=True):
+            own = float(AFTER[last].log_softmax(0)[each.token_id])
+            assert each.logprob == pytest.approx(own, abs=1e-5)
+
+
+def typical(**options: float) -> TypicalAcceptanceSampler:
+    return TypicalAcceptanceSampler(TypicalOptions(**options))
+
+
+def test_typical_acceptance_keeps_likely_drafts_and_no_others() -> None:
+    p = torch.tensor([[0.5, 0.3, 0.15, 0.05]], dtype=torch.float64)
+    entropy = float(-(p * p.log()).sum())
+
+    def accepted(rule: TypicalAcceptanceSampler) -> list[float]:
+        return rule.chance(p.repeat(4, 1), torch.arange(4), None).tolist()
+
+    assert accepted(typical()) == [1.0, 1.0, 1.0, 0.0]
+    assert typical().options.alpha == pytest.approx(0.3)
+    assert accepted(typical(posterior_threshold=0.4, posterior_alpha=9.0)) == [1.0, 0.0, 0.0, 0.0]
+    alpha = 0.2 / np.exp(-entropy)
+    assert accepted(typical(posterior_threshold=0.9, posterior_alpha=alpha)) == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_typical_acceptance_decides_on_drafts_that_were_not_sampled() -> None:
+    """It accepts more, and the answers lean towards drafts; what it rejects leaves no trace."""
+    ways = [PLAIN] * ROWS
+    kinds = (None, typical(), typical(posterior_threshold=1.0, posterior_alpha=1e9))
+    chains = [Chain(rule, ways).run(ChainDrafter(knows=()), 3, 3) for rule in kinds]
+    exact, leaning, strict = ([tuple(one[:3]) for one in chain] for chain in chains)
+    assert strict == exact  # no draft is likely enough
+    assert leaning != exact
+    lengths = [sum(map(len, chain)) for chain in chains]
+    assert lengths[1] > 1.1 * lengths[0]
+    found = np.bincount(np.array(leaning) @ [FEW * FEW, FEW, 1], minlength=FEW**3)
+    expected = joint_distribution() * ROWS
+    assert ((found - expected) ** 2 / expected).sum() > 1000
+
+
+def test_typical_acceptance_leaves_greedy_rows_alone() -> None:
+    greedy = [SamplingParams(temperature=0.0)] * 3
+    drafted = Chain(typical(), greedy).run(ChainDrafter(knows=()), 9, 3)
+    plain = Chain(None, greedy).run(ChainDrafter(knows=()), 9, 0)
+    assert [one[:9] for one in drafted] == [one[:9] for one in plain]

@@ -55,9 +55,7 @@ class Acceptance(Plugin):
         return EXACT in self.capabilities
 
     @abstractmethod
-    def chance(
-        self, p: torch.Tensor, drafts: torch.Tensor, q: torch.Tensor | None
-    ) -> torch.Tensor:
+    def chance(self, p: torch.Tensor, drafts: torch.Tensor, q: torch.Tensor | None) -> torch.Tensor:
         """Return the probability by which each draft is accepted, 0 to 1.
 
         `p` is what the model would draw from: after penalties, masks, temperature and filters; `q`

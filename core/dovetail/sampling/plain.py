@@ -126,9 +126,7 @@ class PlainDraws:
             rows = step.rows[proposals.indices]
             at = torch.from_numpy(np.searchsorted(indices, proposals.indices)).to(logits.device)
             seeds, positions = self._params.tables.seed[rows], step.positions[proposals.indices]
-            drawn[at] = settle(
-                self._acceptance, logits[at], proposals, drawn[at], seeds, positions
-            )
+            drawn[at] = settle(self._acceptance, logits[at], proposals, drawn[at], seeds, positions)
 
     def _scale(self, logits: torch.Tensor, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Make row maxima 0 and divide by the temperature; return the maxima that were and what

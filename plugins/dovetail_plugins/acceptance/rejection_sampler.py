@@ -25,9 +25,7 @@ class RejectionSampler(Acceptance):
     )
     capabilities = frozenset({"exact"})
 
-    def chance(
-        self, p: torch.Tensor, drafts: torch.Tensor, q: torch.Tensor | None
-    ) -> torch.Tensor:
+    def chance(self, p: torch.Tensor, drafts: torch.Tensor, q: torch.Tensor | None) -> torch.Tensor:
         """Return min(1, p / q) of each draft. Shapes: p, q [K, V], drafts [K] -> [K]"""
         own = p.gather(1, drafts.unsqueeze(1)).squeeze(1)
         if q is None:

@@ -36,8 +36,8 @@ class TypicalOptions:
     posterior_alpha: float | None = field(
         default=None,
         metadata={
-            "help": "share of e^-entropy that a draft's probability must exceed, where that is less "
-            "than posterior_threshold; the square root of posterior_threshold if not given",
+            "help": "share of e^-entropy that a draft's probability must exceed, where that is "
+            "less than posterior_threshold; the square root of posterior_threshold if not given",
             "ge": 0.0,
         },
     )
@@ -58,9 +58,7 @@ class TypicalAcceptanceSampler(Acceptance):
     )
     Options = TypicalOptions
 
-    def chance(
-        self, p: torch.Tensor, drafts: torch.Tensor, q: torch.Tensor | None
-    ) -> torch.Tensor:
+    def chance(self, p: torch.Tensor, drafts: torch.Tensor, q: torch.Tensor | None) -> torch.Tensor:
         """Return 1 for likely drafts, 0 for others. Shapes: p [K, V], drafts [K] -> [K]"""
         own = p.gather(1, drafts.unsqueeze(1)).squeeze(1)
         certainty = (p * p.clamp(min=LEAST_P).log()).sum(dim=1).exp()
@@ -69,4 +67,4 @@ class TypicalAcceptanceSampler(Acceptance):
 
     def residual(self, p: torch.Tensor, drafts: torch.Tensor, q: torch.Tensor | None) -> None:
         """Return None: an unlikely draft leaves no trace."""
-        return None
+        return
