@@ -347,13 +347,14 @@ class ScheduleSpec(msgspec.Struct, frozen=True, kw_only=True):
 class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Speculation: who guesses, and how many tokens ahead at most.
 
-    No tokens are drafted while more than `pause_above_requests` requests run or wait (None: no
-    limit).
+    No tokens are drafted while more than `pause_above_requests` requests run or wait, and none for
+    a request beyond its first `max_model_tokens` tokens (None: no limit).
     """
 
     drafter: Selection
     max_tokens: int
     pause_above_requests: int | None = None
+    max_model_tokens: int | None = None
 
 
 class EngineShare(msgspec.Struct, frozen=True, kw_only=True):
