@@ -98,9 +98,7 @@ class Drafting:
             request.num_draft_tokens,
             request.num_accepted_tokens,
         )
-        self._counter.drafts += 1
-        self._counter.draft_tokens += num_drafted
-        self._counter.accepted_tokens += num_accepted
+        self._counter.count_draft(num_drafted, num_accepted)
         if length.max_tokens:
             length.record(num_accepted, request.num_tokens, self._max_tokens)
 
