@@ -95,6 +95,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("drafter", f"{PLAIN}:ScribblingDrafter", "leaves_the_tokens_alone"),
     ("drafter", f"{PLAIN}:ChattyDrafter", "requests_do_not_mix"),
     ("drafter", f"{PLAIN}:ForgetlessDrafter", "forgets"),
+    ("drafter", f"{PLAIN}:AmnesicDrafter", "remembers"),
     ("stat_logger", f"{PLAIN}:SlowLogger", "does_not_block"),
     ("stat_logger", f"{PLAIN}:PickyLogger", "takes_all_numbers"),
     ("acceptance", f"{ACCEPTANCES}:EagerAcceptance", "chances_are_probabilities[far]"),
