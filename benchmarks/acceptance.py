@@ -26,9 +26,11 @@ from dovetail_plugins.acceptance.typical_acceptance_sampler import (
 
 PROMPTS = ("Once upon a time", "The", "A dog", "What is the", "One day", "My name", "Is it", "If")
 NUM_TOKENS = 96
-EACH = 8
+MOST = 64
+"""Tokens that the drafter samples among, the most likely ones."""
+EACH = 3
 """One position of so many is looked at."""
-SEEN = 12
+SEEN = 3
 """Tokens that the drafter sees."""
 TEMPERATURES = (0.3, 0.7, 1.0, 1.3)
 WAYS: tuple[tuple[str, Acceptance], ...] = (
@@ -56,11 +58,12 @@ def of_sampled(acceptance: Acceptance, p: torch.Tensor, q: torch.Tensor) -> tupl
 
     Shapes: p, q [V] float64
     """
-    size = len(p)
-    drafts, own = torch.arange(size), p.expand(size, -1)
-    told, chance = outcome(acceptance, own, drafts, q.float().expand(size, -1))
-    mixed = (told * q.unsqueeze(1)).sum(dim=0)
-    return float((mixed - p).abs().sum()) / 2, float((chance * q).sum())
+    share, drafts = q.topk(MOST)
+    share /= share.sum()
+    q = torch.zeros_like(q).scatter_(0, drafts, share)
+    told, chance = outcome(acceptance, p.expand(MOST, -1), drafts, q.float().expand(MOST, -1))
+    mixed = (told * share.unsqueeze(1)).sum(dim=0)
+    return float((mixed - p).abs().sum()) / 2, float((chance * share).sum())
 
 
 def of_certain(acceptance: Acceptance, p: torch.Tensor, q: torch.Tensor) -> tuple[float, float]:
@@ -91,7 +94,9 @@ def logits_of_texts() -> tuple[torch.Tensor, torch.Tensor]:
 def main() -> int:
     """Print the table."""
     ours, theirs = logits_of_texts()
-    print(f"{len(ours[::EACH])} positions, {ours.shape[1]} tokens; mean total variation / share accepted")
+    print(
+        f"{len(ours[::EACH])} positions, {ours.shape[1]} tokens; mean total variation / share accepted"
+    )
     for name, of_one in (("sampled", of_sampled), ("most likely", of_certain)):
         for temperature in TEMPERATURES:
             cells = []

@@ -1,7 +1,7 @@
 """Acceptance of drafts in a step's draws: random numbers and residuals around an Acceptance plugin.
 
 Drafts that need none of this are those that the draw itself decides: a token is drawn as without
-drafts, and the draft stands if it is that token. Knows no row and no batch.
+drafts, and the draft stands if it is that token. The batch is `runner.verify`'s.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 the acceptance, and what is left for the drafter.
 
 Keys of earlier generations that choose among implementations which are not here are told in a log
-line. Knows no drafter by name.
+line.
 """
 
 from __future__ import annotations

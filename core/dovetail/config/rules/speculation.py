@@ -1,7 +1,4 @@
-"""Speculation resolved: --speculative-config becomes a DraftSpec and an acceptance.
-
-Knows no drafter by name but for what earlier generations wrote in place of a method.
-"""
+"""Speculation resolved: --speculative-config becomes a DraftSpec and an acceptance."""
 
 from __future__ import annotations
 
