@@ -95,7 +95,8 @@ def main() -> int:
     """Print the table."""
     ours, theirs = logits_of_texts()
     print(
-        f"{len(ours[::EACH])} positions, {ours.shape[1]} tokens; mean total variation / share accepted"
+        f"{len(ours[::EACH])} positions, {ours.shape[1]} tokens; "
+        "mean total variation / share accepted"
     )
     for name, of_one in (("sampled", of_sampled), ("most likely", of_certain)):
         for temperature in TEMPERATURES:

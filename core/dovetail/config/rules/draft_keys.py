@@ -23,7 +23,7 @@ FLAG = "--speculative-config"
 ACCEPTANCE = "acceptance_method"
 _ACCEPTANCE_OPTIONS = ("posterior_threshold", "posterior_alpha")
 _ELSEWHERE = {
-    "disable_logprobs": "logprobs are told as without speculation, and cost nothing where no "
+    "disable_logprobs": "logprobs are reported as without speculation, and cost nothing where no "
     "request asks for them",
     "disable_mqa_scorer": "the drafts of a request are always verified in one pass, in the "
     "request's own row",
