@@ -4,6 +4,7 @@ and rows in the runner whose drafts come with what they were sampled from."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from dovetail.interfaces.plugin import Info, NoOptions
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.step import NewRow, RowStep, StepPlan
 from dovetail.runner.batch import Batch
+from dovetail.runner.sampled_drafts import SampledDrafts
 from dovetail.runner.verify import RowDraws, drawn_positions, verify_drafts
 from dovetail.sampling.acceptance import DRAFT_STREAM, Proposals
 from dovetail.sampling.sampler import Draws, Sampler
@@ -129,17 +131,23 @@ class ChainDrafter:
         self._knows = set(knows)
         self._tables: dict[int, torch.Tensor] = {}
 
-    def propose(self, row: int, last: int, position: int, count: int) -> tuple[int, ...]:
-        """Return `count` drafts after the token `last`; `position` is that of the first."""
-        drafts, tables = [], []
-        for place in range(position, position + count):
-            q = Q[last]
-            lot = uniforms(SEEDS[row : row + 1] ^ DRAFT_STREAM, np.array([place]))
-            last = min(int(np.searchsorted(HEAPS[last], lot[0], side="right")), FEW - 1)
-            drafts.append(last)
-            tables.append(q)
-        self._tables[row] = torch.stack(tables) if tables else Q[:0]
-        return tuple(drafts)
+    def propose(
+        self, rows: np.ndarray, last: np.ndarray, positions: np.ndarray, count: int
+    ) -> np.ndarray:
+        """Return `count` drafts of each row after its token `last`, the first one at `positions`.
+
+        Shapes: [S] each -> [S, count]
+        """
+        drafts = np.zeros((len(rows), count), dtype=np.int64)
+        tables = []
+        for place in range(count):
+            tables.append(Q[torch.from_numpy(last)])
+            lots = uniforms(SEEDS[rows] ^ DRAFT_STREAM, positions + place)
+            last = np.minimum((HEAPS[last] <= lots[:, None]).sum(axis=1), FEW - 1)
+            drafts[:, place] = last
+        of_rows = torch.stack(tables, dim=1) if tables else Q.new_zeros(len(rows), 0, FEW)
+        self._tables |= dict(zip(rows.tolist(), of_rows, strict=True))
+        return drafts
 
     def of(self, row: int, drafts: Sequence[int]) -> torch.Tensor | None:
         return self._tables[row][: len(drafts)] if row in self._knows else None
@@ -163,10 +171,16 @@ class Chain:
                 RowTokens(row=row, params=way, prompt_ids=(0,), output_ids=[]), int(SEEDS[row])
             )
 
-    def run(self, drafter: ChainDrafter, num_tokens: int, num_drafts: int) -> list[list[int]]:
+    def run(self, drafter: Any, num_tokens: int, num_drafts: int) -> list[list[int]]:
         """Return what each row draws, `num_tokens` or a few more."""
         while live := [row for row in self.rows.tolist() if len(self.told[row]) < num_tokens]:
-            steps = tuple(self._step(drafter, row, num_drafts) for row in live)
+            rows = np.array(live)
+            lengths = self.batch.lengths[rows]
+            last = self.batch.tokens[rows, lengths - 1].astype(np.int64)
+            drafts = drafter.propose(rows, last, lengths - 1, num_drafts)
+            starts = (lengths - 1).tolist()
+            parts = zip(live, starts, drafts.tolist(), strict=True)
+            steps = tuple(row_step(row, start, tuple(own)) for row, start, own in parts)
             inputs = self.batch.gather(StepPlan(step_id=1, rows=steps))
             sampling = np.arange(len(live))
             after = AFTER[torch.from_numpy(inputs.token_ids[drawn_positions(inputs, sampling)])]
@@ -177,14 +191,31 @@ class Chain:
                 self.told[row] += one.token_ids
         return self.told
 
-    def _step(self, drafter: ChainDrafter, row: int, num_drafts: int) -> RowStep:
-        length = int(self.batch.lengths[row])
-        last = int(self.batch.tokens[row, length - 1])
-        drafts = drafter.propose(row, last, length - 1, num_drafts)
-        return RowStep(
-            row=row, start=length - 1, num_tokens=1 + num_drafts, samples=True, new_blocks=(),
-            drafts=drafts,
-        )  # fmt: skip
+
+def row_step(row: int, start: int, drafts: tuple[int, ...]) -> RowStep:
+    return RowStep(
+        row=row, start=start, num_tokens=1 + len(drafts), samples=True, new_blocks=(),
+        drafts=drafts,
+    )  # fmt: skip
+
+
+class SamplingDrafter:
+    """Drafts as a model on the worker does, by the sampler and with what it keeps."""
+
+    def __init__(self, chain: Chain) -> None:
+        self._own = SampledDrafts(chain.sampler)
+        self.of = self._own.of
+
+    def propose(
+        self, rows: np.ndarray, last: np.ndarray, positions: np.ndarray, count: int
+    ) -> np.ndarray:
+        """Return `count` drafts of each row, after one more for which there is no room."""
+        self._own.begin(rows)
+        drafts = []
+        for place in range(count + 1):
+            last = self._own.sample(GUESSED[torch.from_numpy(last)], rows, positions + place)
+            drafts.append(last)
+        return np.stack(drafts[:count], axis=1)
 
 
 def joint_distribution() -> np.ndarray:
@@ -205,6 +236,37 @@ def test_several_sampled_drafts_in_a_step_keep_the_joint_distribution(knows: str
     expected = joint_distribution() * ROWS
     chi_squared = float(((found - expected) ** 2 / expected).sum())
     assert chi_squared < 103.4  # of 63 degrees of freedom, once in a thousand times
+
+
+@pytest.mark.parametrize("most", [2, 64])
+def test_drafts_sampled_on_the_worker_keep_the_joint_distribution(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where they are sampled among fewer tokens than there are."""
+    monkeypatch.setattr("dovetail.sampling.drafts.MOST_TOKENS", most)
+    chain = Chain(RejectionSampler(NoOptions()), [PLAIN] * ROWS)
+    told = np.array([one[:3] for one in chain.run(SamplingDrafter(chain), 3, 2)])
+    found = np.bincount(told @ [FEW * FEW, FEW, 1], minlength=FEW**3)
+    expected = joint_distribution() * ROWS
+    assert ((found - expected) ** 2 / expected).sum() < 103.4
+
+
+def test_what_drafts_were_sampled_from_is_kept_by_row() -> None:
+    ways = [SamplingParams(temperature=0.5, top_k=2), SamplingParams(temperature=0.0)]
+    chain, rows = Chain(None, ways), np.arange(2)
+    own = SampledDrafts(chain.sampler)
+    first, second = (own.sample(GUESSED[:2], rows, np.full(2, place)) for place in (0, 1))
+    assert first[1] == second[1] == int(GUESSED[1].argmax())
+    assert own.of(1, [int(first[1])]) is None  # it was not sampled
+    tables = own.of(0, [int(first[0]), int(second[0])])
+    assert tables is not None and len(tables) == 2
+    logits = GUESSED[0] / 0.5
+    logits[logits < logits.topk(2).values[-1]] = -torch.inf
+    assert torch.allclose(tables[0], logits.softmax(0), atol=1e-6)
+    assert own.of(0, [int(first[0])]) is not None
+    assert own.of(0, [(int(first[0]) + 1) % FEW]) is None
+    own.begin(rows)
+    assert own.of(0, [int(first[0])]) is None
 
 
 MIXED = (

@@ -23,12 +23,12 @@ EXACT = "exact"
 class DraftProbabilities(Protocol):
     """What a drafter that runs on the worker knows of its drafts."""
 
-    def of(self, row: int, drafts: Sequence[int]) -> torch.Tensor | None:
+    def of(self, row: int, drafts: Sequence[int]) -> Sequence[torch.Tensor] | None:
         """Return the distributions that a row's drafts were sampled from, each after those before
         it, by random numbers that nothing else uses; None: the drafts were not sampled.
 
-        `drafts` are those of this step, the first of those last proposed or fewer. Shapes: [n, V]
-        float32, each row adds up to 1
+        `drafts` are those of this step, the first of those last proposed or fewer. Shapes: n
+        or more of [V] float32, each adds up to 1
         """
 
 

@@ -118,7 +118,7 @@ class _Offers:
     ) -> None:
         self._steps = steps
         self._all = sampler.weighs_every_draft
-        self._sampled: dict[int, torch.Tensor] = {}
+        self._sampled: dict[int, Sequence[torch.Tensor]] = {}
         if probabilities is None:
             return
         for i, step in enumerate(steps):

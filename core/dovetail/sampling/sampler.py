@@ -22,6 +22,7 @@ from dovetail.interfaces.step import TokenLogprobs
 from dovetail.sampling import rows as bits
 from dovetail.sampling.acceptance import Proposals
 from dovetail.sampling.device import DeviceDraws, Reading, draws_on
+from dovetail.sampling.drafts import SampledTokens, sample_drafts
 from dovetail.sampling.logprobs import (
     ToldLogprobs,
     floats,
@@ -125,6 +126,10 @@ class Sampler:
     def has_processors(self, rows: np.ndarray) -> bool:
         """Return whether a processor looks at what any of the rows has drawn. Shapes: [S]"""
         return bool((self._params.features[rows] & (bits.PROCESSED | bits.SHAPED)).any())
+
+    def draft(self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray) -> SampledTokens:
+        """Return one draft per row, of the logits of another model. Shapes: as in `sample`"""
+        return sample_drafts(self._params, logits, rows, positions)
 
     def sample(
         self,
