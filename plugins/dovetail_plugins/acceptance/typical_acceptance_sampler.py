@@ -17,7 +17,7 @@ from dovetail.interfaces.plugin import Info
 if TYPE_CHECKING:
     import torch
 
-LEAST_P = 1e-300
+LEAST_P = 1e-37
 """Below it p log p is 0."""
 
 
@@ -61,7 +61,8 @@ class TypicalAcceptanceSampler(Acceptance):
     def chance(self, p: torch.Tensor, drafts: torch.Tensor, q: torch.Tensor | None) -> torch.Tensor:
         """Return 1 for likely drafts, 0 for others. Shapes: p [K, V], drafts [K] -> [K]"""
         own = p.gather(1, drafts.unsqueeze(1)).squeeze(1)
-        certainty = (p * p.clamp(min=LEAST_P).log()).sum(dim=1).exp()
+        narrow = p.float()
+        certainty = (narrow * narrow.clamp(min=LEAST_P).log()).sum(dim=1).exp().to(p.dtype)
         least = (certainty * self.options.alpha).clamp_(max=self.options.posterior_threshold)
         return (own > least).to(p.dtype)
 
