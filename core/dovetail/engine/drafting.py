@@ -59,6 +59,7 @@ class Drafting:
     ) -> None:
         self._max_tokens = spec.max_tokens
         self._pause_above = spec.pause_above_requests
+        self._max_model_tokens = spec.max_model_tokens
         self._vocab_size = model.vocab_size
         self._counter = counter
         self._lengths: dict[str, _AdaptiveDraftLength] = {}
@@ -97,15 +98,20 @@ class Drafting:
             request.num_draft_tokens,
             request.num_accepted_tokens,
         )
-        self._counter.drafts += 1
-        self._counter.draft_tokens += num_drafted
-        self._counter.accepted_tokens += num_accepted
+        self._counter.count_draft(num_drafted, num_accepted)
         if length.max_tokens:
             length.record(num_accepted, request.num_tokens, self._max_tokens)
 
+    def _room(self, request: RequestState) -> int:
+        """Return how many drafts of the request stay within the drafter's context."""
+        most = self._max_model_tokens
+        return self._max_tokens if most is None else most - request.num_tokens
+
     def _guess(self, request: RequestState, length: _AdaptiveDraftLength) -> tuple[int, ...]:
         """Return the drafter's guesses; none, now and later, when it fails. Mutates: length"""
-        limit = length.max_tokens
+        limit = min(length.max_tokens, self._room(request))
+        if limit < 1:
+            return ()
         try:
             guesses = tuple(
                 self._drafter.propose(request.request_id, request.token_ids, limit)[:limit]

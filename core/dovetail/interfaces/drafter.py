@@ -8,7 +8,7 @@ tokens. Source: Leviathan et al., "Fast inference from transformers via speculat
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from dovetail.interfaces.plugin import Plugin
@@ -25,6 +25,9 @@ class Drafter(Plugin):
     """
 
     interface_version: ClassVar[int] = 1
+    known_capabilities: ClassVar[Mapping[str, str]] = {
+        "remembers": "learns from requests that ended, so that later ones may be drafted otherwise",
+    }
 
     @abstractmethod
     def __init__(self, options: Any, model: ModelSpec, max_draft_tokens: int) -> None:
@@ -40,4 +43,5 @@ class Drafter(Plugin):
 
     @abstractmethod
     def forget(self, request_id: str) -> None:
-        """Drop what is kept of a request; unknown ones are ignored."""
+        """Drop what is kept of a request, but for what "remembers" learns of it; unknown ones are
+        ignored."""

@@ -241,7 +241,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     worker's. Engines over which experts are divided exchange tokens by `all2all`, and meet in the
     folder `engines_folder`. `device` is the platform's device_type, `ops` its implementations of
     ops, each as "module:attribute" (see interfaces.platform). With `pooling` the model does not
-    generate. `adapters` is the room for adapters (None: none are served).
+    generate. `adapters` is the room for adapters (None: none are served). `acceptance` decides on
+    drafts (None: there are none that it is asked about).
     """
 
     model: ModelSpec
@@ -286,6 +287,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     engines_folder: str = ""
     pooling: PoolingSpec | None = None
     adapters: AdapterSpec | None = None
+    acceptance: Selection | None = None
 
 
 class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -343,13 +345,14 @@ class ScheduleSpec(msgspec.Struct, frozen=True, kw_only=True):
 class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Speculation: who guesses, and how many tokens ahead at most.
 
-    No tokens are drafted while more than `pause_above_requests` requests run or wait (None: no
-    limit).
+    No tokens are drafted while more than `pause_above_requests` requests run or wait, and none for
+    a request beyond its first `max_model_tokens` tokens (None: no limit).
     """
 
     drafter: Selection
     max_tokens: int
     pause_above_requests: int | None = None
+    max_model_tokens: int | None = None
 
 
 class EngineShare(msgspec.Struct, frozen=True, kw_only=True):

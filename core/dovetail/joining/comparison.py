@@ -38,6 +38,7 @@ COMPARED = {
     "run.adapters.dtype": "--lora-dtype",
     "run.adapters": "--max-loras",
     "adapters": "--lora-modules",
+    "run.acceptance": "--speculative-config",
     "run.structured_output.tokenizer_path": "",
     "run.structured_output.compile_limit_s": "",
     "run.structured_output.compile_memory_bytes": "",

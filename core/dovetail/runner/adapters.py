@@ -52,6 +52,11 @@ class _OnHost:
     is_plain: bool
 
 
+def runner_adapters(run: RunSpec, device: torch.device) -> RunnerAdapters | None:
+    """Return the adapters of a runner, None where none are served."""
+    return None if run.adapters is None else RunnerAdapters(run.adapters, run, device)
+
+
 class RunnerAdapters:
     """The adapters of one rank."""
 

@@ -11,6 +11,7 @@ result.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 
 from dovetail import registry
+from dovetail.interfaces.acceptance import DraftProbabilities
 from dovetail.interfaces.attention import AttentionBackend, BatchLayout
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.model import Model, RowView
@@ -45,7 +47,7 @@ from dovetail.layers.native import use_ops
 from dovetail.parallel.context import over_ranks
 from dovetail.parallel.engines import exchange
 from dovetail.runner import measure, verify, warm_up
-from dovetail.runner.adapters import RunnerAdapters
+from dovetail.runner.adapters import runner_adapters
 from dovetail.runner.batch import Batch, StepInputs
 from dovetail.runner.compiled import CompiledForward, ModelForward
 from dovetail.runner.device import DeviceCalls, calls_of
@@ -64,7 +66,7 @@ from dovetail.runner.results import verified_results
 from dovetail.runner.stage_link import StageLink, UnseenDraws
 from dovetail.runner.step_reader import BegunStep, Computed, StepReader
 from dovetail.runner.tensors import DeviceTensors, HostTensors
-from dovetail.runner.timing_passes import timing_passes
+from dovetail.runner.timing_passes import rows_run_again, timing_passes
 from dovetail.sampling.sampler import PendingDraws, Sampler
 from dovetail.structured_output.cache import ConstraintCache
 from dovetail.structured_output.mask_processor import ConstraintProcessor
@@ -91,8 +93,8 @@ class ModelRunner:
         constrained = run.structured_output if self._draws else None
         self.constraints = None if constrained is None else ConstraintCache(constrained)
         self._masks: ConstraintProcessor | None = None
-        own = run.adapters
-        self.adapters = None if own is None else RunnerAdapters(own, run, device)
+        self.adapters = runner_adapters(run, device)
+        self._draft_probabilities: DraftProbabilities | None = None
 
     def load(self) -> None:
         """Build the model and fill its weights. Raises: ConfigError. Mutates: self
@@ -181,6 +183,7 @@ class ModelRunner:
             processors,
             tells_processed=run.logprobs_stage == "processed",
             tells_logits=tells_logits,
+            acceptance=None if run.acceptance is None else registry.make(run.acceptance),
         )
         forcing = None if run.async_steps else self._masks  # steps ahead count on one token
         self._reader = StepReader(self._batch, self._sampler, forcing)
@@ -243,11 +246,8 @@ class ModelRunner:
     @torch.inference_mode()
     def _choose_forward(self, compiled: CompiledForward) -> None:
         """Find out at which sizes the compiled pass is the faster one. Mutates: compiled"""
-        run, rows, captured = self.run, self.run.max_rows, 0
-        if self._recorded is not None and self._recorded.reason is None:
-            rows = 0  # such steps are recorded
-        elif self._graphs is not None and self._graphs.reason is None:
-            rows = captured = max(run.graph_sizes or (1,))
+        run = self.run
+        rows, captured = rows_run_again(run, self._recorded, self._graphs)
         most = min(run.max_step_tokens, run.max_model_tokens)
         passes = timing_passes(
             self._forward_eagerly, self._batch.tables, self.device, most_rows=rows, most_tokens=most
@@ -490,8 +490,9 @@ class ModelRunner:
     ) -> tuple[RowResult, ...]:
         """Draw as far as drafts come true and put every row's result together. Mutates: self"""
         hidden = made.hidden if made.drawn_after is None else made.hidden[made.drawn_after]
-        rows = verify.drawn_rows(step.inputs, sampling)
+        rows, sampled = verify.drawn_rows(step.inputs, sampling), self._draft_probabilities
+        logits = partial(self._logits, hidden, rows)
         draws = verify.verify_drafts(
-            self._sampler, self._batch, step.inputs, sampling, lambda: self._logits(hidden, rows)
+            self._sampler, self._batch, step.inputs, sampling, logits, sampled
         )
         return verified_results(step.inputs.steps, sampling.tolist(), draws, *step.prompt())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dovetail.interfaces.stats import RequestStats, StepStats
 
@@ -31,7 +32,7 @@ class FakeRow:
     num_tokens: int
 
 
-def step_stats(**counts: int) -> StepStats:
+def step_stats(**counts: Any) -> StepStats:
     """Return the numbers of a quiet step with these counts changed."""
     return StepStats(**({"num_running": 1, "num_waiting": 0, "kv_usage": 0} | counts))
 
