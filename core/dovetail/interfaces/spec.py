@@ -222,6 +222,25 @@ class StructuredOutputSpec(msgspec.Struct, frozen=True, kw_only=True):
     cache_bytes: int = 256 << 20
 
 
+class WorkerDraftSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A drafter that runs beside the model, and its checkpoint: `model`, read by `load_format`.
+
+    `model_plugin` is the class of a checkpoint that is a whole model (None: the drafter's own).
+    Its layers are divided as the target's are if `is_divided`, and else whole on every rank. Rows
+    of more than `max_model_tokens` tokens get no drafts. `max_tokens` is the longest draft.
+    """
+
+    drafter: Selection
+    max_tokens: int
+    model: ModelSpec
+    model_plugin: Selection | None
+    load_format: Selection
+    quantization: Selection
+    attention: Selection
+    max_model_tokens: int
+    is_divided: bool = False
+
+
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything one worker needs to load a model and run steps.
 
@@ -245,7 +264,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     worker's. Engines over which experts are divided exchange tokens by `all2all`, and meet in the
     folder `engines_folder`. `device` is the platform's device_type, `ops` its implementations of
     ops, each as "module:attribute" (see interfaces.platform). With `pooling` the model does not
-    generate.
+    generate. `drafts` is the drafter that runs beside it (None: none).
     """
 
     model: ModelSpec
@@ -289,6 +308,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     all2all: Selection | None = None
     engines_folder: str = ""
     pooling: PoolingSpec | None = None
+    drafts: WorkerDraftSpec | None = None
 
 
 class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):

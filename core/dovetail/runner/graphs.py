@@ -16,7 +16,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from dovetail.interfaces.attention import BatchLayout
+from dovetail.interfaces.attention import AttentionBackend, BatchLayout
+from dovetail.interfaces.model import Model
+from dovetail.interfaces.spec import RunSpec
 from dovetail.runner.batch import StepInputs
 from dovetail.runner.block_table import BlockTable
 from dovetail.runner.device import DeviceCalls, Graph
@@ -49,6 +51,21 @@ def captured_keys(sizes: Sequence[int], max_model_tokens: int) -> list[Key]:
     keys = [(size, shortest) for size in sizes]
     keys += [(size, context) for context in longer for size in coarse]
     return sorted(keys, reverse=True)
+
+
+def why_not_captured(run: RunSpec, backend: AttentionBackend, model: Model) -> str | None:
+    """Return why no step is captured; None where steps may be."""
+    if run.is_eager or not run.graph_sizes:
+        return "graphs are switched off"
+    if run.rank.context_size > 1:
+        return "the KV cache is divided over ranks"
+    if run.pooling is not None:
+        return "steps hold whole prompts"
+    if "graphs" not in backend.capabilities:
+        return f"attention backend {run.attention.name} cannot be captured"
+    if "needs_host_rows" in model.capabilities:
+        return "the model looks at rows on the host"
+    return None
 
 
 class GraphManager:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from dovetail.interfaces.attention import BatchLayout
+from dovetail.interfaces.spec import RunSpec
 from dovetail.runner.batch import StepInputs
 from dovetail.runner.block_table import BlockTable
 from dovetail_kernels.cpu import library as native
@@ -28,6 +29,13 @@ log = logging.getLogger(__name__)
 
 Forward = Callable[[torch.Tensor, torch.Tensor, list[BatchLayout]], torch.Tensor]
 """(token_ids, positions, one layout a KV group) -> hidden states."""
+
+
+def is_recorded(run: RunSpec, device_type: str) -> bool:
+    """Return whether the run allows that small steps are recorded. Steps that are pooled hold whole
+    prompts."""
+    is_other = bool(run.is_eager or run.ops or run.pooling)
+    return not is_other and run.rank.context_size == 1 and device_type == "cpu"
 
 
 class RecordedForward:

@@ -43,7 +43,7 @@ from dovetail.config.rules.pooler_config import (
 from dovetail.config.rules.selections import select
 from dovetail.errors import ConfigError
 from dovetail.interfaces.pooling_params import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED
-from dovetail.interfaces.spec import ModelSpec, PoolingSpec, Selection
+from dovetail.interfaces.spec import ModelSpec, PoolingSpec, Selection, WorkerDraftSpec
 
 _CONVERTED = {"embed": NOTHING, "classify": CLASSES, "reward": TOKEN_CLASSES}
 _TASKS: dict[str, tuple[str, ...]] = {
@@ -69,11 +69,13 @@ STEP_END = "<extra_0>"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purpose:
     """What a model is run for: its spec with the head that it gets, and how it pools (None: it
-    generates). `max_tokens` is the longest prompt that its folder asks for."""
+    generates). `max_tokens` is the longest prompt that its folder asks for. `drafts` is the drafter
+    beside it."""
 
     model: ModelSpec
     pooling: PoolingSpec | None = None
     max_tokens: int | None = None
+    drafts: WorkerDraftSpec | None = None
 
 
 def purpose(config: Config, model: ModelSpec) -> Purpose:
