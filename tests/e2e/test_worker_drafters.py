@@ -177,7 +177,7 @@ def test_a_row_takes_its_drafts_along(
         engine.answers(greedy, [f"{PROMPT} {i}" for i in range(6)])
     if "num_gpu_blocks_override" in fields:
         assert engine.count("preemptions") > 0
-    assert engine.count("accepted_tokens") == engine.count("draft_tokens") > 50
+    assert engine.count("accepted_tokens") == engine.count("draft_tokens") > 10
 
 
 def test_a_prefix_of_the_model_is_one_of_the_drafter(folder: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_prefix_of_the_model_is_one_of_the_drafter(folder: Path) -> None:
         engine.stats.clear()
         whole = [*first.prompt_token_ids, *first.outputs[0].token_ids]
         engine.answers([greedy], [{"prompt_token_ids": whole}])
-    assert engine.count("hit_tokens") >= len(whole) - 9
+    assert engine.count("prefix_hit_tokens") >= len(whole) - 9
     assert engine.count("accepted_tokens") == engine.count("draft_tokens") > 16
 
 

@@ -83,7 +83,8 @@ class TargetModel(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftContext:
     """The arguments of a worker drafter's constructor. `build` is of the drafter's own checkpoint,
-    and `model_plugin` the class of a checkpoint that is a whole model."""
+    and `model_plugin` the model plugin of the class that its settings name (None: there is none).
+    """
 
     build: BuildContext
     target: TargetModel

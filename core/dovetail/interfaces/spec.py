@@ -225,7 +225,7 @@ class StructuredOutputSpec(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerDraftSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A drafter that runs beside the model, and its checkpoint: `model`, read by `load_format`.
 
-    `model_plugin` is the class of a checkpoint that is a whole model (None: the drafter's own).
+    `model_plugin` is that of the class that its settings name (None: there is none).
     Its layers are divided as the target's are if `is_divided`, and else whole on every rank. Rows
     of more than `max_model_tokens` tokens get no drafts. `max_tokens` is the longest draft.
     """

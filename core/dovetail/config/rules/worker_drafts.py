@@ -67,9 +67,9 @@ def worker_drafts(
     _check_place(config)
     model = _model(config, plugin, settings, target, platform, hub)
     _check_fit(plugin, model, target)
-    model_plugin = None
-    if "whole_model" in plugin.capabilities:
-        name = registered(model.architecture) or model.architecture
+    model_plugin, name = None, registered(model.architecture)
+    if name is not None or "whole_model" in plugin.capabilities:
+        name = name or model.architecture
         model_plugin = selections.select("model", name, where=f"{FLAG}.model: its architectures")
     is_divided = _is_divided(config, settings, plugin)
     if is_divided and model_plugin is not None:
@@ -182,6 +182,13 @@ def _check_fit(plugin: type[WorkerDrafter], model: ModelSpec, target: ModelSpec)
         raise ConfigError(
             f"the drafter has a vocabulary of {model.vocab_size} tokens, and the model one of "
             f"{target.vocab_size}.",
+            where=f"{FLAG}.model",
+            fix="use a drafter that was made for this model.",
+        )
+    if "hidden_states" in plugin.capabilities and model.hidden_size != target.hidden_size:
+        raise ConfigError(
+            f"the drafter continues hidden states of {model.hidden_size} numbers, and the model's "
+            f"have {target.hidden_size}.",
             where=f"{FLAG}.model",
             fix="use a drafter that was made for this model.",
         )
