@@ -80,9 +80,6 @@ FEATURES: dict[str, Unsupported] = {
     "flash_attn_version": Unsupported("the newest flash-attn that is installed is used"),
     "cuda_runtime": Unsupported("dovetail uses the CUDA runtime of torch"),
     "draft_model": Unsupported("draft models are not supported yet"),
-    "typical_acceptance": Unsupported(
-        "drafts are accepted by rejection sampling, which leaves the answers' distribution as it is"
-    ),
     "request_processors": Unsupported(
         "a request cannot name code to run", "load processors at start with --logits-processors"
     ),

@@ -28,6 +28,7 @@ ROUTERS, EXECUTORS = HERE / "wrong_routers.py", HERE / "wrong_executors.py"
 EXCHANGES = HERE / "wrong_exchanges.py"
 STAGES = HERE / "wrong_stages.py"
 POOLERS = HERE / "wrong_poolers.py"
+ACCEPTANCES = HERE / "wrong_acceptances.py"
 
 POLICY = "scheduling_policy"
 WRONG: list[tuple[str, str, str]] = [
@@ -94,8 +95,14 @@ WRONG: list[tuple[str, str, str]] = [
     ("drafter", f"{PLAIN}:ScribblingDrafter", "leaves_the_tokens_alone"),
     ("drafter", f"{PLAIN}:ChattyDrafter", "requests_do_not_mix"),
     ("drafter", f"{PLAIN}:ForgetlessDrafter", "forgets"),
+    ("drafter", f"{PLAIN}:AmnesicDrafter", "remembers"),
     ("stat_logger", f"{PLAIN}:SlowLogger", "does_not_block"),
     ("stat_logger", f"{PLAIN}:PickyLogger", "takes_all_numbers"),
+    ("acceptance", f"{ACCEPTANCES}:EagerAcceptance", "chances_are_probabilities[far]"),
+    ("acceptance", f"{ACCEPTANCES}:TrustingAcceptance", "nothing_impossible_stands[filtered]"),
+    ("acceptance", f"{ACCEPTANCES}:CarelessAcceptance", "keeps_the_distribution[near]"),
+    ("acceptance", f"{ACCEPTANCES}:ScribblingAcceptance", "leaves_its_input_alone"),
+    ("acceptance", f"{ACCEPTANCES}:CrowdAcceptance", "rows_do_not_mix"),
     ("tool_parser", f"{PLAIN}:NoSamples", "has_samples"),
     ("tool_parser", f"{PLAIN}:WrongSample", "samples_parse"),
     ("tool_parser", f"{PLAIN}:CrashingParser", "malformed_bodies[0]"),
@@ -181,6 +188,7 @@ RIGHT = [
     ("api", f"{APIS}:RightApi"),
     ("drafter", f"{PLAIN}:RightDrafter"),
     ("router", f"{ROUTERS}:RightRouter"),
+    ("acceptance", f"{ACCEPTANCES}:RightAcceptance"),
     ("pooler", f"{POOLERS}:RightPooler"),
     ("pooler", f"{POOLERS}:RightSteps"),
     ("tool_parser", f"{PLAIN}:SlashParser"),

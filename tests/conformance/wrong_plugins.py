@@ -431,6 +431,12 @@ class ForgetlessDrafter(RightDrafter):
         """Keep everything."""
 
 
+class AmnesicDrafter(RightDrafter):
+    """Says that it remembers, and does not."""
+
+    capabilities = frozenset({"remembers"})
+
+
 ALIEN = Value(summary="a type that nobody computes in", value="posit16")
 COLLIDING = Value(summary="looks at four bytes", value=f"{__file__}:FEW")
 CROWDED = Value(summary="gives the last rank nothing to do", value=f"{__file__}:crowded")

@@ -67,7 +67,7 @@ from dovetail.config.rules.ranks import (
     select_communicator,
 )
 from dovetail.config.rules.schedule import schedule_spec
-from dovetail.config.rules.speculation import asked_drafter, draft_spec
+from dovetail.config.rules.speculation import acceptance_of, asked_drafter, draft_spec
 from dovetail.config.rules.structured_output import structured_output_spec
 from dovetail.config.rules.worker_drafts import draft_bytes, runs_on_worker, worker_drafts
 from dovetail.config.rules.worker_extension import worker_extension
@@ -375,6 +375,7 @@ def _run_spec(
         kv_scales=kv_scales(config, model, kv_dtype),
         kv_steps=kv_steps(os.environ) if config.cache.calculate_kv_scales else None,
         offload_bytes=offloaded,
+        acceptance=acceptance_of(config),
     )
 
 

@@ -62,6 +62,7 @@ class Drafting:
     ) -> None:
         self._max_tokens = spec.max_tokens
         self._pause_above = spec.pause_above_requests
+        self._max_model_tokens = spec.max_model_tokens
         self._vocab_size = model.vocab_size
         self._counter = counter
         self._lengths: dict[str, _AdaptiveDraftLength] = {}
@@ -86,6 +87,7 @@ class Drafting:
                 self._record(request, length)
             is_asked = length.max_tokens > 0 and request.num_tokens >= length.paused_until
             limit = length.max_tokens if is_asked and not is_crowded else 0
+            limit = max(0, min(limit, self._room(request)))
             if self._drafter is None:
                 request.draft_ids = self._brought(request, length, limit)
                 request.num_wanted_drafts = limit if length.max_tokens else 0
@@ -112,9 +114,7 @@ class Drafting:
             request.num_draft_tokens,
             request.num_accepted_tokens,
         )
-        self._counter.drafts += 1
-        self._counter.draft_tokens += num_drafted
-        self._counter.accepted_tokens += num_accepted
+        self._counter.count_draft(num_drafted, num_accepted)
         if length.max_tokens:
             length.record(num_accepted, request.num_tokens, self._max_tokens)
 
@@ -124,6 +124,11 @@ class Drafting:
         """Return the worker's drafts, as far as they are wanted still. Mutates: length"""
         drafts = request.draft_ids[:limit] if request.status == RUNNING else ()
         return drafts if self._are_known(drafts) else self._given_up(request, length, FOREIGN)
+
+    def _room(self, request: RequestState) -> int:
+        """Return how many drafts of the request stay within the drafter's context."""
+        most = self._max_model_tokens
+        return self._max_tokens if most is None else most - request.num_tokens
 
     def _guess(
         self, request: RequestState, length: _AdaptiveDraftLength, limit: int

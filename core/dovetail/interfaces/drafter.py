@@ -34,6 +34,7 @@ class AnyDrafter(Plugin):
         "hidden_states": "continues the hidden states of the model beside it (worker drafters)",
         "by_depth": "computes something else for each place of a draft (worker drafters)",
         "whole_model": "runs a model plugin, of a checkpoint of its own (worker drafters)",
+        "remembers": "learns from requests that ended, so that later ones may be drafted otherwise",
         "own_weights": "its weights are part of the model's own checkpoint (worker drafters)",
     }
 
@@ -60,7 +61,8 @@ class Drafter(AnyDrafter):
 
     @abstractmethod
     def forget(self, request_id: str) -> None:
-        """Drop what is kept of a request; unknown ones are ignored."""
+        """Drop what is kept of a request, but for what "remembers" learns of it; unknown ones are
+        ignored."""
 
 
 class TargetModel(Protocol):

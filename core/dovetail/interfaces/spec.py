@@ -239,6 +239,7 @@ class WorkerDraftSpec(msgspec.Struct, frozen=True, kw_only=True):
     attention: Selection
     max_model_tokens: int
     is_divided: bool = False
+    is_sampled: bool = False
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -265,6 +266,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     folder `engines_folder`. `device` is the platform's device_type, `ops` its implementations of
     ops, each as "module:attribute" (see interfaces.platform). With `pooling` the model does not
     generate. `drafts` is the drafter that runs beside it (None: none).
+    `acceptance` decides on drafts (None: there are none that it is asked about).
     """
 
     model: ModelSpec
@@ -309,6 +311,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     engines_folder: str = ""
     pooling: PoolingSpec | None = None
     drafts: WorkerDraftSpec | None = None
+    acceptance: Selection | None = None
 
 
 class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -366,13 +369,14 @@ class ScheduleSpec(msgspec.Struct, frozen=True, kw_only=True):
 class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Speculation: who guesses, and how many tokens ahead at most.
 
-    No tokens are drafted while more than `pause_above_requests` requests run or wait (None: no
-    limit).
+    No tokens are drafted while more than `pause_above_requests` requests run or wait, and none for
+    a request beyond its first `max_model_tokens` tokens (None: no limit).
     """
 
     drafter: Selection
     max_tokens: int
     pause_above_requests: int | None = None
+    max_model_tokens: int | None = None
 
 
 class EngineShare(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,6 +35,7 @@ COMPARED = {
     "run.logprobs_scale": "--logprobs-mode",
     "run.pooling.projections": "",
     "run.pooling": "--pooler-config",
+    "run.acceptance": "--speculative-config",
     "run.structured_output.tokenizer_path": "",
     "run.structured_output.compile_limit_s": "",
     "run.structured_output.compile_memory_bytes": "",

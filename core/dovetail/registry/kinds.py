@@ -112,6 +112,8 @@ _TABLE = (
           "--scheduling-policy", default="fcfs"),
     _kind("drafter", "drafter:AnyDrafter", "drafts tokens for speculative decoding",
           "--speculative-config"),
+    _kind("acceptance", "acceptance:Acceptance", "decides which drafted tokens are kept",
+          "--spec-decoding-acceptance-method", default="rejection_sampler"),
     _kind("platform", "platform:Platform",
           "a type of device: whether it is there, its defaults and its limits",
           "--device", default="auto", auto="the device that is there, the highest rank first"),
@@ -202,8 +204,6 @@ _TABLE = (
            "MCP servers, each given as HOST:PORT", default=None, is_open=True),
     _value("preemption_mode", "--preemption-mode", "how a preempted request resumes",
            default="recompute"),
-    _value("spec_acceptance_method", "--spec-decoding-acceptance-method",
-           "how drafted tokens are accepted", default="rejection_sampler"),
     _value("tokenizer_pool", "--tokenizer-pool-type", "pools of tokenizer processes",
            default=None),
 )  # fmt: skip

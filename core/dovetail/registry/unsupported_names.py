@@ -26,7 +26,6 @@ UNSUPPORTED_NAMES: dict[str, dict[str, str]] = {
     "model_impl": {"terratorch": "terratorch"},
     "reasoning_parser": {"minimax_m2_append_think": "thinking_in_content"},
     "runner": {"draft": "draft_model"},
-    "spec_acceptance_method": {"typical_acceptance_sampler": "typical_acceptance"},
     "tokenizer": {"custom": "custom_tokenizer"},
     "tokenizer_pool": {"ray": "tokenizer_pool"},
     "tool_server": {"demo": "demo_tools"},

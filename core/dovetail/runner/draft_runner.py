@@ -31,7 +31,9 @@ from dovetail.runner.draft_rows import DraftRows
 from dovetail.runner.host_blocks import HostBlockStorage
 from dovetail.runner.kv_alloc import allocate_kv
 from dovetail.runner.recorded import MAX_ROWS, RecordedForward, is_recorded
+from dovetail.runner.sampled_drafts import SampledDrafts
 from dovetail.runner.tensors import DeviceTensors, HostTensors
+from dovetail.sampling.sampler import Sampler
 
 LAG_TOKENS = 16
 """A row that wants no drafts is caught up on once so many tokens wait."""
@@ -49,6 +51,7 @@ class DraftRunner:
         self._backend: AttentionBackend = registry.make(run.drafts.attention)
         self._caches: dict[str, torch.Tensor] = {}
         self._host: HostBlockStorage | None = None
+        self._sampled: SampledDrafts | None = None
         self.layers: list[KVLayer] = []
 
     def load(self, model: Model) -> None:
@@ -97,6 +100,11 @@ class DraftRunner:
         keeps = self._continues and bool(self.layers)
         self._rows = DraftRows(batch, self._spec.max_tokens, shift=shift, keeps=keeps)
         self._recorded: dict[int, _RecordedPass] = {}
+
+    def sample_by(self, sampler: Sampler) -> SampledDrafts | None:
+        """Sample drafts from now on, where the spec says so; return what knows of it."""
+        self._sampled = SampledDrafts(sampler) if self._spec.is_sampled else None
+        return self._sampled
 
     def caches(self) -> list[torch.Tensor]:
         """Return the KV tensors."""
@@ -197,6 +205,8 @@ class DraftRunner:
         the positions of what comes next. Shapes: [R], states [R, E]. Mutates: the cache"""
         drafts = np.zeros((len(rows), int(wants.max())), dtype=np.int64)
         live = np.arange(len(rows))
+        if self._sampled is not None:
+            self._sampled.begin(rows)
         for depth in range(drafts.shape[1]):
             if depth:
                 going = np.flatnonzero(wants[live] > depth)
@@ -206,8 +216,12 @@ class DraftRunner:
                 states = self._advance(
                     rows[live], places, np.ones_like(places), tokens, states, depth
                 )
-            found = self._drafter.logits(states, depth).argmax(dim=-1)
-            drafts[live, depth] = found.cpu().numpy()
+            logits = self._drafter.logits(states, depth)
+            if self._sampled is None:
+                drafts[live, depth] = logits.argmax(dim=-1).cpu().numpy()
+            else:
+                drawn = starts[live] + depth - self._batch.num_prompt[rows[live]]
+                drafts[live, depth] = self._sampled.sample(logits, rows[live], drawn)
         return [line[:count] for line, count in zip(drafts, wants.tolist(), strict=True)]
 
     def _finish(self, rows: np.ndarray) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from dovetail import registry
+from dovetail.interfaces.acceptance import DraftProbabilities
 from dovetail.interfaces.attention import AttentionBackend, BatchLayout
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.model import Model, RowView
@@ -100,6 +101,7 @@ class ModelRunner:
         self.constraints = None if constrained is None else ConstraintCache(constrained)
         self._masks: ConstraintProcessor | None = None
         self._drafts = DraftRunner(run, device) if run.drafts and self._draws else None
+        self._draft_probabilities: DraftProbabilities | None = None
 
     def load(self) -> None:
         """Build the model and fill its weights. Raises: ConfigError. Mutates: self
@@ -191,7 +193,10 @@ class ModelRunner:
             processors,
             tells_processed=run.logprobs_stage == "processed",
             tells_logits=tells_logits,
+            acceptance=None if run.acceptance is None else registry.make(run.acceptance),
         )
+        if self._drafts is not None:
+            self._draft_probabilities = self._drafts.sample_by(self._sampler)
         forcing = None if run.async_steps else self._masks  # steps ahead count on one token
         self._reader = StepReader(self._batch, self._sampler, forcing)
         self._prompt_logprobs = PromptLogprobs(tells_logits=tells_logits)
@@ -495,7 +500,8 @@ class ModelRunner:
     ) -> tuple[RowResult, ...]:
         """Draw as far as drafts come true and put every row's result together. Mutates: self"""
         hidden = made.hidden if made.drawn_after is None else made.hidden[made.drawn_after]
+        logits, sampled = lambda: self._model.logits(hidden), self._draft_probabilities
         draws = verify.verify_drafts(
-            self._sampler, self._batch, step.inputs, sampling, lambda: self._model.logits(hidden)
+            self._sampler, self._batch, step.inputs, sampling, logits, sampled
         )
         return verified_results(step.inputs.steps, sampling.tolist(), draws, *step.prompt())

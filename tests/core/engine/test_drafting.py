@@ -115,7 +115,9 @@ def test_counts_what_was_verified() -> None:
     bench.draws(request, accepted=0)
     stats = bench.counter.take((1, 0))
     assert (stats.drafts, stats.draft_tokens, stats.accepted_tokens) == (2, 16, 3)
-    assert bench.counter.take((1, 0)).drafts == 0
+    assert stats.drafted_at == (2,) * 8 and stats.accepted_at == (1, 1, 1, 0, 0, 0, 0, 0)
+    after = bench.counter.take((1, 0))
+    assert (after.drafts, after.drafted_at, after.accepted_at) == (0, (), ())
 
 
 @pytest.mark.parametrize("name", ["raises", "foreign"])
@@ -136,6 +138,13 @@ def test_nobody_is_asked_in_a_crowd_or_for_waiting_requests() -> None:
     assert [bench.draws(request, others=n) for n in (2, 3, 2)] == [LONGEST, 0, LONGEST]
     request.status = WAITING
     assert bench.draws(request) == 0
+
+
+def test_nothing_is_drafted_beyond_the_drafters_context() -> None:
+    bench = Bench(max_model_tokens=12)
+    request = bench.request()
+    lengths = [bench.draws(request) for _ in range(13)]
+    assert lengths == [8, 8, 8, 7, 6, 5, 4, 3, 2, 1, 0, 0, 0]
 
 
 def test_forgets_what_ended() -> None:

@@ -86,6 +86,7 @@ def worker_drafts(
         attention=select_attention(config, model, kv_dtype, platform),
         max_model_tokens=_longest(settings, plugin, model, schedule),
         is_divided=is_divided,
+        is_sampled=settings.get("draft_sample_method") == "probabilistic",
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dovetail.interfaces.drafter import Drafter
-from dovetail.testing.contract import default_options, model_spec
+from dovetail.testing.contract import default_options, model_spec, requires, without
 
 VOCAB_SIZE = 12
 MAX_TOKENS = 6
@@ -100,6 +100,22 @@ class TestDrafter:
         guesses = drafter.propose("r", [1, 2, 3] * 100, MAX_TOKENS)
         assert len(guesses) <= MAX_TOKENS
 
+    @requires("remembers")
+    def test_remembers(self, plugin: Any) -> None:
+        """A text that was asked about before is drafted better than the first time."""
+        drafter, text = made(plugin), texts()[0]
+
+        def num_right(name: str) -> int:
+            asked = list(growth(text, 0))
+            drafts = [drafter.propose(name, part, MAX_TOKENS) for part in asked]
+            drafter.forget(name)
+            pairs = zip(asked, drafts, strict=True)
+            return sum(list(d) == text[len(part) : len(part) + len(d)] for part, d in pairs if d)
+
+        first = num_right("r")
+        assert num_right("r") > first
+
+    @without("remembers")
     def test_forgets(self, plugin: Any, drafter: Drafter) -> None:
         """After forget the same name stands for another request; unknown names are ignored."""
         first, second = texts()[0], texts()[3]
