@@ -142,7 +142,7 @@ class EngineCore:
                 self.cache, lambda: self.sleep_mode.level, engine=spec.engine
             )
             self._drafting: Drafting | None = None
-            if spec.drafting is not None and drafter is not None:
+            if spec.drafting is not None:
                 self._drafting = Drafting(spec.drafting, drafter, spec.run.model, self._counter)
         except BaseException:
             self._executor.shutdown()
@@ -216,6 +216,8 @@ class EngineCore:
             self._updates.append(refused(message.request_id, RequestError(what, status=500)))
         else:
             self._live[request.request_id] = _Live(request, holder)
+            if self._drafting is not None:
+                self._drafting.begin(request, sum(self._scheduler.counts()))
 
     def _needs_whole_prompt(self, message: EngineRequest) -> bool:
         """Return whether what a request is told depends on all of its prompt's steps."""
@@ -494,5 +496,7 @@ def _plan_layout(spec: EngineSpec, executor: Executor, policy: KVPolicy) -> KVLa
 def _build_drafter(spec: EngineSpec) -> Drafter | None:
     if spec.drafting is None:
         return None
+    if spec.run.drafts is not None:
+        return None  # it is made beside the model
     made: Drafter = registry.make(spec.drafting.drafter, spec.run.model, spec.drafting.max_tokens)
     return made

@@ -218,6 +218,26 @@ class StructuredOutputSpec(msgspec.Struct, frozen=True, kw_only=True):
     cache_bytes: int = 256 << 20
 
 
+class WorkerDraftSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A drafter that runs beside the model, and its checkpoint: `model`, read by `load_format`.
+
+    `model_plugin` is that of the class that its settings name (None: there is none).
+    Its layers are divided as the target's are if `is_divided`, and else whole on every rank. Rows
+    of more than `max_model_tokens` tokens get no drafts. `max_tokens` is the longest draft.
+    """
+
+    drafter: Selection
+    max_tokens: int
+    model: ModelSpec
+    model_plugin: Selection | None
+    load_format: Selection
+    quantization: Selection
+    attention: Selection
+    max_model_tokens: int
+    is_divided: bool = False
+    is_sampled: bool = False
+
+
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything one worker needs to load a model and run steps.
 
@@ -241,8 +261,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     worker's. Engines over which experts are divided exchange tokens by `all2all`, and meet in the
     folder `engines_folder`. `device` is the platform's device_type, `ops` its implementations of
     ops, each as "module:attribute" (see interfaces.platform). With `pooling` the model does not
-    generate. `adapters` is the room for adapters (None: none are served). `acceptance` decides on
-    drafts (None: there are none that it is asked about).
+    generate. `adapters` is the room for adapters (None: none are served), `drafts` the drafter that
+    runs beside the model (None: none). `acceptance` decides on drafts (None: there are none that it
+    is asked about).
     """
 
     model: ModelSpec
@@ -287,6 +308,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     engines_folder: str = ""
     pooling: PoolingSpec | None = None
     adapters: AdapterSpec | None = None
+    drafts: WorkerDraftSpec | None = None
     acceptance: Selection | None = None
 
 

@@ -110,7 +110,7 @@ _TABLE = (
     _kind("scheduling_policy", "scheduling_policy:SchedulingPolicy",
           "order of waiting requests, and which ones to preempt",
           "--scheduling-policy", default="fcfs"),
-    _kind("drafter", "drafter:Drafter", "drafts tokens for speculative decoding",
+    _kind("drafter", "drafter:AnyDrafter", "drafts tokens for speculative decoding",
           "--speculative-config"),
     _kind("acceptance", "acceptance:Acceptance", "decides which drafted tokens are kept",
           "--spec-decoding-acceptance-method", default="rejection_sampler"),

@@ -17,7 +17,6 @@ UNSUPPORTED_NAMES: dict[str, dict[str, str]] = {
     ),
     "attention_backend": {"MLA": "latent_attention", "XFORMERS": "xformers"},
     "platform": {name: name for name in ("hpu", "neuron", "openvino", "rocm", "tpu", "xpu")},
-    "drafter": {"draft_model": "draft_model"},
     "kv_cache_dtype": {"fp8_inc": "hpu"},
     "mamba_cache_dtype": dict.fromkeys(("auto", "float32"), "mamba_layers"),
     "mm_cache": dict.fromkeys(("lru", "shm"), "media"),

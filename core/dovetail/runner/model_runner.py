@@ -51,6 +51,7 @@ from dovetail.runner.adapters import runner_adapters
 from dovetail.runner.batch import Batch, StepInputs
 from dovetail.runner.compiled import CompiledForward, ModelForward
 from dovetail.runner.device import DeviceCalls, calls_of
+from dovetail.runner.draft_runner import DraftRunner
 from dovetail.runner.expert_balancer import expert_balancer
 from dovetail.runner.graphs import GraphManager, why_not_captured
 from dovetail.runner.host_blocks import HostBlockStorage
@@ -61,7 +62,7 @@ from dovetail.runner.offloaded_memory import offload
 from dovetail.runner.pending_steps import PendingStep, PendingSteps
 from dovetail.runner.pooling import PromptPooling
 from dovetail.runner.prompt_logprobs import PromptLogprobs
-from dovetail.runner.recorded import RecordedForward, recorded_prompts, recorded_rows
+from dovetail.runner.recorded import RecordedForward, is_recorded, recorded_prompts, recorded_rows
 from dovetail.runner.results import verified_results
 from dovetail.runner.stage_link import StageLink, UnseenDraws
 from dovetail.runner.step_reader import BegunStep, Computed, StepReader
@@ -94,6 +95,7 @@ class ModelRunner:
         self.constraints = None if constrained is None else ConstraintCache(constrained)
         self._masks: ConstraintProcessor | None = None
         self.adapters = runner_adapters(run, device)
+        self._drafts = DraftRunner(run, device) if run.drafts and self._draws else None
         self._draft_probabilities: DraftProbabilities | None = None
 
     def load(self) -> None:
@@ -124,6 +126,8 @@ class ModelRunner:
             set_scales(self._attention, self.run.kv_dtype, own)
         self._layers = kv_layers(self._attention, self.run)
         self._step_layers = step_layers(self._attention, self.run)
+        if self._drafts is not None:
+            self._drafts.load(loaded.model)
         if self.run.pooling is not None and self._stage.is_last:
             self._pooling = PromptPooling(self.run.pooling, loaded.model, self.device)
 
@@ -143,11 +147,12 @@ class ModelRunner:
     def weights(self) -> list[torch.Tensor]:
         """Return all that the model keeps in memory."""
         module = cast(nn.Module, self._model)
-        return [*module.parameters(), *module.buffers()]
+        drafts = [] if self._drafts is None else self._drafts.weights()
+        return [*module.parameters(), *module.buffers(), *drafts]
 
     def kv_layers(self) -> Sequence[KVLayer]:
-        """Return what the attention layers cache, in layer order."""
-        return self._layers
+        """Return what the attention layers cache, in layer order, a drafter's behind them."""
+        return [*self._layers, *(self._drafts.layers if self._drafts is not None else ())]
 
     def allocate(self, layout: KVLayout) -> None:
         """Create KV tensors, rows and sampling state. Raises: ConfigError. Mutates: self"""
@@ -177,6 +182,8 @@ class ModelRunner:
         if self._calls.runs_ahead:
             self._tensors = DeviceTensors(self._batch, self.device, self._calls)
             self._graphs = self._graph_manager(self._tensors)
+        if self._drafts is not None:
+            self._drafts.allocate(layout, self._batch, self._tensors)
         tells_logits = run.logprobs_scale == "logits"
         self._sampler = Sampler(
             run.max_rows,
@@ -185,6 +192,8 @@ class ModelRunner:
             tells_logits=tells_logits,
             acceptance=None if run.acceptance is None else registry.make(run.acceptance),
         )
+        if self._drafts is not None:
+            self._draft_probabilities = self._drafts.sample_by(self._sampler)
         forcing = None if run.async_steps else self._masks  # steps ahead count on one token
         self._reader = StepReader(self._batch, self._sampler, forcing)
         self._prompt_logprobs = PromptLogprobs(tells_logits=tells_logits)
@@ -192,8 +201,8 @@ class ModelRunner:
 
     def _recorder(self) -> RecordedForward | None:
         """Return the recorder that runs small steps as one call, where the run allows it."""
-        run, is_divided = self.run, self.run.rank.context_size > 1
-        if run.is_eager or run.ops or is_divided or self.device.type != "cpu":
+        run = self.run
+        if not is_recorded(run, self.device.type):
             return None
 
         def own(*step: Any) -> torch.Tensor:  # of the model that is loaded by then
@@ -273,7 +282,8 @@ class ModelRunner:
 
         The runner must be allocated (again) afterwards. Mutates: self
         """
-        layout, plan = measure.largest_step(self._layers, self._backend, self.run)
+        draft = None if self._drafts is None else self._drafts.layout
+        layout, plan = measure.largest_step(self._layers, self._backend, self.run, draft)
         self.allocate(layout)
         peak = measure.peak_bytes(lambda: self.step(plan), self._compiled, self._graphs, peak_of)
         self.release()
@@ -283,7 +293,11 @@ class ModelRunner:
         """Let go of cache, rows and graphs, so that `allocate` may come again. Mutates: self"""
         self._pending_steps.resolve_all_but(0)
         self._graphs, self._host = None, None
-        offload(self._caches.values(), keeps=False)  # an allocator may keep what is only freed
+        caches = list(self._caches.values())
+        if self._drafts is not None:
+            caches += self._drafts.caches()
+            self._drafts.release()
+        offload(caches, keeps=False)  # an allocator may keep what is only freed
         del self._caches, self._batch, self._tensors, self._recorded, self._sampler, self._reader
 
     def step(self, plan: StepPlan) -> StepResult:
@@ -298,6 +312,8 @@ class ModelRunner:
         Mutates: rows, KV cache, sampling state
         """
         self._pending_steps.resolve_all_but(1 if self._is_ahead else 0)
+        if self._drafts is not None:
+            self._drafts.before(plan)
         if self._host is not None:
             self._host.swap_out(plan.swapped_out)
             self._host.swap_in(plan.swapped_in)
@@ -320,7 +336,7 @@ class ModelRunner:
         rows = np.array([step.row for step in plan.rows], dtype=np.int64)
         return (
             self._sampler.has_processors(rows)
-            or any(step.drafts for step in plan.rows)
+            or any(step.drafts or step.num_drafts for step in plan.rows)
             or "needs_host_rows" in self._model.capabilities
         )
 
@@ -353,6 +369,10 @@ class ModelRunner:
         elif sampling.size:
             pending = self._draw(computed, inputs.rows[sampling])
             step.drawn = (sampling, pending, self._batch.expect(inputs.rows[sampling]))
+        if self._drafts is not None:
+            if any(row.num_drafts for row in inputs.steps):
+                self._reader.collect(step)
+            step.rows = self._drafts.draft(inputs, computed.hidden, step.rows)
         step.ended = self._calls.mark()
         return step
 
@@ -378,6 +398,8 @@ class ModelRunner:
                 self._prompt_logprobs.remove_row(row)
         for new in plan.new_rows:
             self._batch.add_row(new)
+            if self._drafts is not None:
+                self._drafts.add_row(new)
             rows = self._pooling or self._sampler
             if self._pooling is not None:
                 self._pooling.add_row(new)

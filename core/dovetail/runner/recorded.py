@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection
 import torch
 
 from dovetail.interfaces.attention import BatchLayout
+from dovetail.interfaces.spec import RunSpec
 from dovetail.layers.context import StepAdapters
 from dovetail.runner.batch import StepInputs
 from dovetail.runner.block_table import BlockTable
@@ -56,6 +57,13 @@ def recorded_prompts(forward: Forward, tables: list[BlockTable], max_rows: int) 
     """Return the recorder of steps that compute a few short prompts."""
     inputs = PromptInputs(tables, min(max_rows, MAX_PROMPTS), MAX_PROMPT_TOKENS)
     return RecordedForward(forward, inputs, range(1, MAX_PROMPT_TOKENS + 1))
+
+
+def is_recorded(run: RunSpec, device_type: str) -> bool:
+    """Return whether the run allows that small steps are recorded. Steps that are pooled hold whole
+    prompts."""
+    is_other = bool(run.is_eager or run.ops or run.pooling)
+    return not is_other and run.rank.context_size == 1 and device_type == "cpu"
 
 
 class RecordedForward:

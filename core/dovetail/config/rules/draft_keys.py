@@ -43,10 +43,17 @@ class DraftCheckpoint:
     revision: str | None = None
     quantization: str | None = None
     draft_tensor_parallel_size: int | None = None
+    draft_sample_method: str | None = None
 
     def given(self) -> dict[str, Any]:
         """Return the keys that have a value."""
-        names = ("model", "revision", "quantization", "draft_tensor_parallel_size")
+        names = (
+            "model",
+            "revision",
+            "quantization",
+            "draft_tensor_parallel_size",
+            "draft_sample_method",
+        )
         values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -104,6 +111,7 @@ def _read(settings: dict[str, Any]) -> DraftKeys:
             revision=_text(settings, "revision"),
             quantization=_text(settings, "quantization"),
             draft_tensor_parallel_size=_count(settings, "draft_tensor_parallel_size"),
+            draft_sample_method=_text(settings, "draft_sample_method"),
         ),
         acceptance_method=_text(settings, ACCEPTANCE),
         acceptance_options={

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from dovetail.config.rules.draft_keys import (
 )
 from dovetail.config.rules.draft_methods import LOOKUP, LOOKUP_WORDS, method_for
 from dovetail.config.rules.selections import select
+from dovetail.config.rules.worker_drafts import Asked, runs_on_worker
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import DraftSpec, ScheduleSpec, Selection
 from dovetail.registry.options import option_types
@@ -37,14 +39,18 @@ def draft_spec(config: Config, schedule: ScheduleSpec, scheduler: Selection) -> 
     keys = draft_keys(config)
     if keys is None:
         return None
-    method = _method(config, keys)
-    if "drafts" not in registry.load_selection(scheduler).capabilities:
+    asked = asked_drafter(config)
+    assert asked is not None, "there are keys"
+    needed = {"drafts"}
+    if runs_on_worker(registry.load_selection(asked.drafter)):
+        needed.add("worker_drafts")
+    if not needed <= registry.load_selection(scheduler).capabilities:
         raise ConfigError(
             f'the scheduler "{scheduler.name}" does not plan drafts.',
             where=FLAG,
             fix="use --scheduler-cls continuous, or leave the flag out.",
         )
-    max_tokens = keys.num_speculative_tokens or DEFAULT_DRAFT_TOKENS
+    max_tokens = asked.max_tokens
     if max_tokens >= schedule.max_step_tokens:
         raise ConfigError(
             f"{max_tokens} guesses do not fit in a step of {schedule.max_step_tokens} tokens.",
@@ -52,10 +58,31 @@ def draft_spec(config: Config, schedule: ScheduleSpec, scheduler: Selection) -> 
             fix=f"use at most {schedule.max_step_tokens - 1}.",
         )
     return DraftSpec(
-        drafter=_drafter(config, method, keys),
+        drafter=asked.drafter,
         max_tokens=max_tokens,
         pause_above_requests=keys.disable_by_batch_size,
         max_model_tokens=keys.max_model_len,
+    )
+
+
+def asked_drafter(config: Config) -> Asked | None:
+    """Return the drafter that was asked for, every key of the flag checked; None without one.
+    Raises: ConfigError."""
+    keys = draft_keys(config)
+    if keys is None:
+        return None
+    method = _method(config, keys)
+    plugin = registry.load("drafter", method, where=f"{FLAG}.method")
+    of_checkpoint: dict[str, Any] = {}
+    if runs_on_worker(plugin):
+        of_checkpoint = keys.checkpoint.given()
+        if keys.max_model_len is not None:
+            of_checkpoint["max_model_len"] = keys.max_model_len
+    options = {} if of_checkpoint else _of_checkpoint(plugin, method, keys.checkpoint)
+    return Asked(
+        drafter=_drafter(config, method, {**options, **keys.options}),
+        max_tokens=keys.num_speculative_tokens or DEFAULT_DRAFT_TOKENS,
+        settings=of_checkpoint,
     )
 
 
@@ -121,11 +148,10 @@ def draft_folder(
         raise
 
 
-def _drafter(config: Config, method: str, keys: DraftKeys) -> Selection:
+def _drafter(config: Config, method: str, settings: Mapping[str, Any]) -> Selection:
     """Return the drafter with its options. Raises: ConfigError"""
     where = f"{FLAG}.method"
     plugin = registry.load("drafter", method, where=where)
-    settings = {**_of_checkpoint(plugin, method, keys.checkpoint), **keys.options}
     # Checked here first, so that an error names this flag.
     registry.options_for(plugin, settings, where=FLAG)
     options = {**config.plugin.options_of("drafter"), **settings}
