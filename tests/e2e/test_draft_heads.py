@@ -24,6 +24,8 @@ LENGTH = 4
 MADE: dict[str, Callable[[Path], Head]] = {
     "eagle": draft_heads.eagle,
     "eagle-nested": partial(draft_heads.eagle, nested=True),
+    "eagle3": draft_heads.eagle3,
+    "eagle3-whole": partial(draft_heads.eagle3, whole=True),
     "medusa": draft_heads.medusa,
     "medusa-renamed": partial(draft_heads.medusa, renamed=True),
     "mlp": draft_heads.mlp_speculator,
@@ -98,7 +100,7 @@ def test_guesses_what_the_formulas_say(
         assert drafts == head.guess(target, token_ids, len(drafts))
 
 
-@pytest.mark.parametrize("name", ["eagle", "medusa", "mlp"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa", "mlp"])
 def test_the_same_answers_short_of_cache(name: str, folder: Path, tmp_path: Path) -> None:
     head = MADE[name](tmp_path / "head")
     params = [wish for wish in MIXED for _ in PROMPTS]

@@ -179,6 +179,43 @@ def eagle(folder: Path, *, nested: bool = False) -> Head:
     return Head(method="eagle:Eagle", folder=write(folder, config, w), guess=guess)
 
 
+def eagle3(folder: Path, *, whole: bool = False) -> Head:
+    """Return a head of EAGLE 3, of half the vocabulary; `whole`: of all, and of other layers."""
+    g, count = torch.Generator().manual_seed(4), VOCAB if whole else VOCAB // 2
+    name = "layers.0" if whole else "midlayer"
+    w = {"fc.weight": drawn(g, SIZE, 3 * SIZE), **layer_weights(g, name, 2 * SIZE)}
+    for norm in (f"{name}.input_layernorm", f"{name}.hidden_norm", "norm"):
+        w[f"{norm}.weight"] = 1 + drawn(g, SIZE)
+    w["lm_head.weight"] = drawn(g, count, SIZE)
+    tokens = torch.arange(count) if whole else torch.randperm(VOCAB, generator=g)[:count].sort()[0]
+    config: dict[str, Any] = {**LLAMA, "architectures": ["LlamaForCausalLMEagle3"]}
+    places = [2, 3, 3]
+    if whole:
+        config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}
+        places = [1, 2, 4]
+    else:
+        config["draft_vocab_size"] = count
+        w["d2t"] = tokens - torch.arange(count)
+        w["t2d"] = torch.isin(torch.arange(VOCAB), tokens)
+
+    def run(vectors: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        e = rms(vectors, w[f"{name}.input_layernorm.weight"])
+        x = torch.cat([e, rms(states, w[f"{name}.hidden_norm.weight"])], -1)
+        return feed(w, name, states + attend(w, name, x))
+
+    def logits(states: torch.Tensor) -> torch.Tensor:
+        every = torch.full((len(states), VOCAB), -torch.inf)
+        every[:, tokens] = rms(states, w["norm.weight"]) @ w["lm_head.weight"].T
+        return every
+
+    def guess(target: Target, token_ids: list[int], wanted: int) -> list[int]:
+        inner = target.states(token_ids)
+        states = torch.cat([inner[i] for i in places], -1)[:-1] @ w["fc.weight"].T
+        return continued(target, token_ids, wanted, states, run, logits)
+
+    return Head(method="eagle3:Eagle3", folder=write(folder, config, w), guess=guess)
+
+
 def medusa(folder: Path, *, renamed: bool = False) -> Head:
     """Return heads of Medusa; `renamed`: with the names that converters write."""
     g = torch.Generator().manual_seed(2)

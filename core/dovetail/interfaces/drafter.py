@@ -103,6 +103,8 @@ class WorkerDrafter(AnyDrafter):
     """
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"on_worker"})
+    example_settings: ClassVar[Mapping[str, Any]] = {}
+    """What config.json of a tiny checkpoint has beside a Llama's settings, for the conformance kit."""
 
     @classmethod
     def settings(cls, raw: Mapping[str, Any], target: ModelSpec) -> dict[str, Any]:
@@ -123,6 +125,11 @@ class WorkerDrafter(AnyDrafter):
     def module(self) -> nn.Module:
         """Return the torch module that core fills: it has a `weight_map`, as a Model does. What
         the target owns is not part of it."""
+
+    def inner_layers(self) -> tuple[int, ...]:
+        """Return the numbers of the model's layers whose inputs are the states at depth 0, side by
+        side; none: the final hidden states are."""
+        return ()
 
     def tensors(
         self, found: Iterable[tuple[str, torch.Tensor]]

@@ -10,20 +10,24 @@ but the step's own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import cast
 
 import msgspec
 import numpy as np
 import torch
+from torch import nn
 
 from dovetail import registry
 from dovetail.engine.kv.kv_groups import draft_layout, with_blocks
-from dovetail.errors import BrokenPlugin
+from dovetail.errors import BrokenPlugin, ConfigError
 from dovetail.interfaces.attention import AttentionBackend, BatchLayout
 from dovetail.interfaces.model import Model
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import KVLayer, KVLayout, NewRow, RowResult, StepPlan
 from dovetail.layers.attention import attention_layers
 from dovetail.layers.context import ForwardContext, use_context
+from dovetail.layers.decoder import DecoderModel
 from dovetail.layers.kv_scales import set_scales
 from dovetail.runner.batch import Batch, StepInputs
 from dovetail.runner.draft_loader import Target, drafter_run, load_drafter
@@ -31,6 +35,7 @@ from dovetail.runner.draft_rows import DraftRows
 from dovetail.runner.host_blocks import HostBlockStorage
 from dovetail.runner.kv_alloc import allocate_kv
 from dovetail.runner.recorded import MAX_ROWS, RecordedForward, is_recorded
+from dovetail.runner.step_reader import BegunStep, StepReader
 from dovetail.runner.tensors import DeviceTensors, HostTensors
 
 LAG_TOKENS = 16
@@ -38,7 +43,7 @@ LAG_TOKENS = 16
 
 
 class DraftRunner:
-    """Call as a ModelRunner, which owns it: load, allocate, then `draft` after every step."""
+    """Call as a ModelRunner, which owns it: load, allocate, then `after` every step."""
 
     def __init__(self, run: RunSpec, device: torch.device) -> None:
         assert run.drafts is not None, "there is no drafter on the worker"
@@ -50,11 +55,13 @@ class DraftRunner:
         self._caches: dict[str, torch.Tensor] = {}
         self._host: HostBlockStorage | None = None
         self.layers: list[KVLayer] = []
+        self.inner: dict[int, torch.Tensor | None] = {}
 
     def load(self, model: Model) -> None:
         """Make the drafter beside a model that is loaded. Raises: ConfigError. Mutates: self"""
         target = Target(spec=self._target_run.model, rank=self._target_run.rank, model=model)
         self._drafter = load_drafter(self._spec, self._run, target, self._device)
+        self._look_into(model)
         self._attention = attention_layers(self._drafter.module())
         set_scales(self._attention, self._run.kv_dtype, ())
         kv_dtype = self._run.kv_dtype
@@ -62,6 +69,25 @@ class DraftRunner:
         capabilities = self._drafter.capabilities
         self._continues = "hidden_states" in capabilities
         self._is_by_depth = "by_depth" in capabilities
+
+    def _look_into(self, model: Model) -> None:
+        """Have the model keep the inputs of the layers that the drafter asks for. Raises:
+        ConfigError"""
+        wanted = self._drafter.inner_layers()
+        self._inner_layers = wanted
+        if not wanted:
+            return
+        modules = cast(nn.Module, model).modules()
+        decoder = next((m for m in modules if isinstance(m, DecoderModel)), None)
+        if decoder is None or max(wanted) >= len(decoder.layers) or min(wanted) < 0:
+            raise ConfigError(
+                f"the drafter reads states within the model, and {type(model).__name__} does not "
+                f"tell those of the layers {', '.join(map(str, wanted))}.",
+                where="--speculative-config.method",
+                fix="use a drafter of the last hidden states, such as eagle.",
+            )
+        self.inner.update(dict.fromkeys(wanted))
+        decoder.inner = self.inner
 
     def weights(self) -> list[torch.Tensor]:
         """Return all that the drafter keeps in memory, but for its cache."""
@@ -98,15 +124,13 @@ class DraftRunner:
         self._rows = DraftRows(batch, self._spec.max_tokens, shift=shift, keeps=keeps)
         self._recorded: dict[int, _RecordedPass] = {}
 
-    def caches(self) -> list[torch.Tensor]:
-        """Return the KV tensors."""
-        return list(self._caches.values())
-
-    def release(self) -> None:
-        """Let go of cache and rows. Mutates: self"""
+    def release(self) -> list[torch.Tensor]:
+        """Let go of cache and rows; return the KV tensors. Mutates: self"""
+        caches = list(self._caches.values())
         self._host = None
         self._caches = {}
         del self._batch, self._tensors, self._rows, self._recorded
+        return caches
 
     def before(self, plan: StepPlan) -> None:
         """Finish the rows that end, then copy blocks to and from the host. Mutates: the cache"""
@@ -122,17 +146,25 @@ class DraftRunner:
         """Begin a row. What the model has cached of it, the drafter has too. Mutates: self"""
         self._rows.begin(new.row, new.num_computed_tokens)
 
-    def draft(
+    def after(self, step: BegunStep, hidden: torch.Tensor, reader: StepReader) -> None:
+        """Take in a step; its results get the drafts that were wanted. Shapes: hidden [T, E]
+
+        Mutates: step, the cache, the rows' state
+        """
+        if any(row.num_drafts for row in step.inputs.steps):
+            reader.collect(step)
+        step.rows = self._draft(step.inputs, hidden, step.rows)
+
+    def _draft(
         self,
         inputs: StepInputs,
         hidden: torch.Tensor,
         rows: tuple[RowResult, ...] | None,
     ) -> tuple[RowResult, ...] | None:
-        """Take in a step; return its results with the drafts that were wanted. `rows` None: the
-        results are not read yet, and no drafts are wanted. Shapes: hidden [T, E]
-
-        Mutates: the cache, the rows' state
-        """
+        """Return a step's results with the drafts that were wanted. `rows` None: the results are
+        not read yet, and no drafts are wanted. Shapes: hidden [T, E]"""
+        if self._inner_layers:
+            hidden = torch.cat([_there(self.inner[i]) for i in self._inner_layers], dim=-1)
         known = self._rows.known(inputs.rows)
         wants = self._wanted(inputs, known, rows)
         self._rows.settle(inputs.rows)
@@ -309,9 +341,8 @@ class DraftRunner:
             return None
         key = depth if self._is_by_depth else 0
         if key not in self._recorded:
-            self._recorded[key] = _RecordedPass(
-                lambda *given: self._run_module(*given, key), self._batch
-            )
+            forward = partial(self._run_module, depth=key)
+            self._recorded[key] = _RecordedPass(forward, self._batch)
         return self._recorded[key]
 
 
@@ -338,6 +369,11 @@ class _RecordedPass:
     ) -> torch.Tensor:
         given = None if self._given is None else self._given[: len(token_ids)]
         return self._forward(token_ids, positions, layouts, given)
+
+
+def _there(state: torch.Tensor | None) -> torch.Tensor:
+    assert state is not None, "a step leaves the inputs of its layers"
+    return state
 
 
 def _laid(rows: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> StepInputs:

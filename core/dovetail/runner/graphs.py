@@ -53,8 +53,13 @@ def captured_keys(sizes: Sequence[int], max_model_tokens: int) -> list[Key]:
     return sorted(keys, reverse=True)
 
 
-def why_not_captured(run: RunSpec, backend: AttentionBackend, model: Model) -> str | None:
-    """Return why no step is captured; None where steps may be."""
+def why_not_captured(
+    run: RunSpec, backend: AttentionBackend, model: Model, *, reads_inner: bool
+) -> str | None:
+    """Return why no step is captured; None where steps may be. `reads_inner`: a drafter looks at
+    states within the model."""
+    if reads_inner:
+        return "a drafter reads states within the model"
     if run.is_eager or not run.graph_sizes:
         return "graphs are switched off"
     if run.rank.context_size > 1:

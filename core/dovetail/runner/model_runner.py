@@ -54,7 +54,7 @@ from dovetail.runner.offloaded_memory import offload
 from dovetail.runner.pending_steps import PendingStep, PendingSteps
 from dovetail.runner.pooling import PromptPooling
 from dovetail.runner.prompt_logprobs import PromptLogprobs
-from dovetail.runner.recorded import RecordedForward, is_recorded
+from dovetail.runner.recorded import MAX_ROWS, RecordedForward, is_recorded
 from dovetail.runner.results import verified_results
 from dovetail.runner.stage_link import StageLink, UnseenDraws
 from dovetail.runner.step_reader import BegunStep, StepReader
@@ -113,8 +113,12 @@ class ModelRunner:
         loaded = load_model(self.run, self.device)
         self._model = loaded.model
         self._stage.attach(loaded.module)
+        if self._drafts is not None:
+            self._drafts.load(loaded.model)
+        self._inner = self._drafts.inner if self._drafts is not None else {}
         self._compiled: CompiledForward | None = None
-        if self.run.compiles and "needs_host_rows" not in self._model.capabilities:
+        is_plain = "needs_host_rows" not in self._model.capabilities and not self._inner
+        if self.run.compiles and is_plain:
             self._compiled = CompiledForward(self._model.forward, self._calls)
         self.expert_balancer = expert_balancer(loaded.module, self.run)
         self._experts = [m for m in loaded.module.modules() if isinstance(m, Experts)]
@@ -127,8 +131,6 @@ class ModelRunner:
             set_scales(self._attention, self.run.kv_dtype, own)
         self._layers = kv_layers(self._attention, self.run)
         self._step_layers = step_layers(self._attention, self.run)
-        if self._drafts is not None:
-            self._drafts.load(loaded.model)
         if self.run.pooling is not None and self._stage.is_last:
             self._pooling = PromptPooling(self.run.pooling, loaded.model, self.device)
 
@@ -206,12 +208,13 @@ class ModelRunner:
         def own(*step: Any) -> torch.Tensor:  # of the model that is loaded by then
             return self._run_model(self._model.forward, *step)
 
-        return RecordedForward(own, self._batch.tables, run.max_rows, run.graph_sizes)
+        rows, sizes = (MAX_ROWS, None) if run.drafts else (run.max_rows, run.graph_sizes)
+        return RecordedForward(own, self._batch.tables, rows, sizes, self._inner)
 
     def _graph_manager(self, tensors: DeviceTensors) -> GraphManager:
         """Return the manager of captured steps; it logs why where nothing is captured."""
         run = self.run
-        reason = why_not_captured(run, self._backend, self._model)
+        reason = why_not_captured(run, self._backend, self._model, reads_inner=bool(self._inner))
         manager = GraphManager(
             self._forward_eagerly,
             tensors,
@@ -290,11 +293,10 @@ class ModelRunner:
         """Let go of cache, rows and graphs, so that `allocate` may come again. Mutates: self"""
         self._pending_steps.resolve_all_but(0)
         self._graphs, self._host = None, None
-        caches = list(self._caches.values())
-        if self._drafts is not None:
-            caches += self._drafts.caches()
-            self._drafts.release()
-        offload(caches, keeps=False)  # an allocator may keep what is only freed
+        drafts = [] if self._drafts is None else self._drafts.release()
+        offload(
+            [*self._caches.values(), *drafts], keeps=False
+        )  # an allocator may keep what is only freed
         del self._caches, self._batch, self._tensors, self._recorded, self._sampler, self._reader
 
     def step(self, plan: StepPlan) -> StepResult:
@@ -372,9 +374,7 @@ class ModelRunner:
             pending = self._draw(computed, inputs.rows[sampling])
             step.drawn = (sampling, pending, self._batch.expect(inputs.rows[sampling]))
         if self._drafts is not None:
-            if any(row.num_drafts for row in inputs.steps):
-                self._reader.collect(step)
-            step.rows = self._drafts.draft(inputs, computed.hidden, step.rows)
+            self._drafts.after(step, computed.hidden, self._reader)
         step.ended = self._calls.mark()
         return step
 

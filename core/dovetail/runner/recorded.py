@@ -19,6 +19,7 @@ from dovetail.interfaces.attention import BatchLayout
 from dovetail.interfaces.spec import RunSpec
 from dovetail.runner.batch import StepInputs
 from dovetail.runner.block_table import BlockTable
+from dovetail.runner.verify import one_by_one
 from dovetail_kernels.cpu import library as native
 from dovetail_kernels.cpu.program import NotRecordable, Pool, Program, record
 
@@ -40,7 +41,7 @@ def is_recorded(run: RunSpec, device_type: str) -> bool:
 
 class RecordedForward:
     """Programs by number of rows, and the fixed places of their inputs. `sizes`: no other numbers
-    of rows are recorded (None: all up to 64)."""
+    of rows are recorded (None: all up to 64). What a pass leaves in `inner` a repeated one does."""
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class RecordedForward:
         tables: list[BlockTable],
         max_rows: int,
         sizes: Collection[int] | None = None,
+        inner: dict[int, torch.Tensor | None] | None = None,
     ) -> None:
         rows = min(max_rows, MAX_ROWS if sizes is None else max(sizes, default=1))
         self._sizes = range(1, rows + 1) if sizes is None else frozenset(sizes)
@@ -61,6 +63,8 @@ class RecordedForward:
         self._blocks = [np.zeros((rows, t.ids.shape[1]), dtype=np.int32) for t in tables]
         self._slots = [np.zeros(rows, dtype=np.int64) for _ in tables]
         self._programs: dict[int, Program | None] = {}
+        self._inner = {} if inner is None else inner
+        self._left: dict[int, dict[int, torch.Tensor | None]] = {}
         self._proven: set[int] = set()
         self._pool = Pool()
         self._reason: str | None = native.missing_reason()
@@ -73,8 +77,10 @@ class RecordedForward:
     def run(self, inputs: StepInputs) -> torch.Tensor | None:
         """Return the hidden states of a step that can be run so, None of any other. Shapes: [T, E]
 
-        They are valid until the next step. Mutates: self, and the KV cache
+        Drafts are rows of their own in it. The states are valid until the next step.
+        Mutates: self, and the KV cache
         """
+        inputs = one_by_one(inputs) if inputs.drafted else inputs
         count = len(inputs.rows)
         if self._reason is not None or count != len(inputs.token_ids):
             return None
@@ -87,7 +93,10 @@ class RecordedForward:
         program = self._programs[count] or self._record(count)
         if program is None:
             return None
-        return program.run() if count in self._proven else self._prove(program, count)
+        if count not in self._proven:
+            return self._prove(program, count)
+        self._inner.update(self._left[count])
+        return program.run()
 
     def _prove(self, program: Program, count: int) -> torch.Tensor | None:
         """Return the model's output for the program's first new inputs; check that the program's is
@@ -128,6 +137,7 @@ class RecordedForward:
             return None
         log.debug("recorded %d calls for %d rows", len(program), count)
         self._programs[count] = program
+        self._left[count] = dict(self._inner)
         return program
 
     def _inputs(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:

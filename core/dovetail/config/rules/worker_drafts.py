@@ -131,7 +131,7 @@ def _model(
     found = load_model_facts(folder, overrides=plugin.settings(raw, target))
     requested = registry.value_of("dtype", config.model.dtype) or AUTO_DTYPE
     _, kept = chosen_dtypes(requested, found.hf_config, platform)
-    rope = with_rope(found.hf_config, None, None)
+    rope = with_rope(found.hf_config, None, {})
     return msgspec.structs.replace(
         found, hf_config=rope, rope_rules=rope_rules(rope), dtype=target.dtype, weight_dtype=kept
     )
