@@ -89,6 +89,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("kv_policy", f"{TORCH}:SharingPolicy", "every_request_ends[plain]"),
     ("bench_dataset", f"{PLAIN}:ForgetfulDataset", "draws_the_same_again"),
     ("bench_dataset", f"{PLAIN}:ShiftyDataset", "more_prompts_add_to_the_end"),
+    ("scheduler", f"{TORCH}:CrampedScheduler", "drafts_of_the_worker_have_room[False]"),
     ("drafter", f"{PLAIN}:EagerDrafter", "never_more_than_asked[1]"),
     ("drafter", f"{PLAIN}:ForeignDrafter", "ids_are_in_the_vocabulary"),
     ("drafter", f"{PLAIN}:ScribblingDrafter", "leaves_the_tokens_alone"),

@@ -668,6 +668,18 @@ class AnywhereCommunicator(GlooCommunicator):
         return []
 
 
+class CrampedScheduler(ContinuousScheduler):
+    """Asks the worker for drafts that have no room."""
+
+    def plan(self) -> StepPlan:
+        """Want ten drafts wherever some are wanted."""
+        plan = super().plan()
+        rows = (
+            msgspec.structs.replace(row, num_drafts=10 * bool(row.num_drafts)) for row in plan.rows
+        )
+        return msgspec.structs.replace(plan, rows=tuple(rows))
+
+
 class MixingDrafter(Eagle):
     """Lets the rows of a batch know of each other."""
 

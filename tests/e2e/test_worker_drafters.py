@@ -201,8 +201,10 @@ def test_two_ranks(folder: Path, plain: list[GenerationResult]) -> None:
         engine = Engine(folder, folder, speculative_config=speculation, **asked)
         with engine.llm:
             found = engine.all_answers()
+            engine.stats.clear()
+            engine.answers([SamplingParams(temperature=0.0, max_tokens=30)], [PROMPT])
         assert [r.outputs[0].token_ids for r in found] == [r.outputs[0].token_ids for r in plain]
-        assert engine.count("accepted_tokens") > engine.count("draft_tokens") / 2 > 50
+        assert engine.count("accepted_tokens") == engine.count("draft_tokens") > 10
 
 
 def test_rows_longer_than_the_drafter_knows(folder: Path, plain: list[GenerationResult]) -> None:

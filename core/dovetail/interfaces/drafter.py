@@ -104,7 +104,7 @@ class WorkerDrafter(AnyDrafter):
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"on_worker"})
     example_settings: ClassVar[Mapping[str, Any]] = {}
-    """What config.json of a tiny checkpoint has beside a Llama's settings, for the conformance kit."""
+    """What a tiny checkpoint has in config.json beside a Llama's settings, for the kit."""
 
     @classmethod
     def settings(cls, raw: Mapping[str, Any], target: ModelSpec) -> dict[str, Any]:

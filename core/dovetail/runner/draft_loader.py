@@ -42,7 +42,7 @@ class Target:
         raise BrokenPlugin(
             f"{type(self.model).__name__} has no VocabParallelEmbedding.",
             where="--speculative-config.method",
-            fix="use a drafter with a table of its own, such as draft_model.",
+            fix="use a drafter with its own table, such as draft_model.",
         )
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

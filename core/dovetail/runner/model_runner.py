@@ -155,7 +155,7 @@ class ModelRunner:
 
     def kv_layers(self) -> Sequence[KVLayer]:
         """Return what the attention layers cache, in layer order, a drafter's behind them."""
-        return [*self._layers, *(self._drafts.layers if self._drafts is not None else ())]
+        return [*self._layers, *(() if self._drafts is None else self._drafts.layers)]
 
     def allocate(self, layout: KVLayout) -> None:
         """Create KV tensors, rows and sampling state. Raises: ConfigError. Mutates: self"""

@@ -160,7 +160,7 @@ class Eagle3Layer(nn.Module):
 
 
 class Eagle3Module(nn.Module):
-    """fc over three of the model's states, a layer, and a head of a vocabulary of its own.
+    """fc over three of the model's states, a layer, and a head of its own vocabulary.
 
     `token_ids` are those of the model that its rows stand for (None: the same vocabulary).
     Shapes: token_ids [V of the head] int64

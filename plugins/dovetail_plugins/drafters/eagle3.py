@@ -1,4 +1,4 @@
-"""Eagle3: a layer over three of the model's inner states, with a head of its own.
+"""Eagle3: a layer over three of the model's inner states, with its own head.
 
 Beside a token's vector the layer reads what fc makes of the states before three of the model's
 layers, and behind the first guess its own last state. Its head may know a part of the vocabulary.

@@ -156,7 +156,7 @@ def _folder(
         return Path(target.path)
     if not isinstance(name, str) or not name:
         raise ConfigError(
-            "the drafter has a checkpoint of its own, and none is named."
+            "the drafter has its own checkpoint, and none is named."
             if name is None
             else f"{name!r} is not the name of a model.",
             where=where,

@@ -16,6 +16,7 @@ from dovetail.config.rules.architectures import registered
 from dovetail.config.rules.selections import select
 from dovetail.interfaces.drafter import DraftContext, WorkerDrafter
 from dovetail.interfaces.model import BuildContext
+from dovetail.interfaces.plugin import NoOptions
 from dovetail.interfaces.spec import ModelSpec, RankSpec
 from dovetail.layers.weights import finish_weights
 from dovetail.testing.contract import default_options, model_spec, requires
@@ -87,7 +88,7 @@ def drafter(plugin: Any, tmp_path: Path) -> WorkerDrafter:
     model = load_model_facts(tmp_path, overrides=plugin.settings(raw, TARGET), dtype="float32")
     name = registered(model.architecture)
     context = DraftContext(
-        build=BuildContext(model=model, quant=PlainWeights(), device="cpu"),
+        build=BuildContext(model=model, quant=PlainWeights(NoOptions(), model), device="cpu"),
         target=FakeTarget(),
         max_draft_tokens=MAX_TOKENS,
         model_plugin=None if name is None else select("model", name),
