@@ -113,6 +113,11 @@ class WorkerDrafter(AnyDrafter):
         return dict(raw)
 
     @classmethod
+    def reads(cls, name: str) -> bool:
+        """Return whether a checkpoint's tensor of this name is of any use; others are not read."""
+        return True
+
+    @classmethod
     def num_cached_layers(cls, model: ModelSpec) -> int:
         """Return how many layers of the draft's checkpoint keep keys and values."""
         return model.num_layers

@@ -91,8 +91,10 @@ def load_drafter(
         shapes = None
         if "random_weights" in load_format.capabilities:
             shapes = checkpoint_shapes(module, cast(Model, module).weight_map())
-        with reading(run, device, shapes) as checkpoint:
-            found = _checked(load_format.tensors(checkpoint), run.model.path)
+        with reading(run, device, shapes, lambda name: not drafter.reads(name)) as checkpoint:
+            tensors = load_format.tensors(checkpoint)
+            used = ((name, tensor) for name, tensor in tensors if drafter.reads(name))
+            found = _checked(used, run.model.path)
             fill(module, drafter.tensors(found), quant, run.rank)
     module.eval().requires_grad_(False)
     log.info("loaded the drafter %s: %.1f MiB", spec.drafter.name, num_bytes(module) / 2**20)

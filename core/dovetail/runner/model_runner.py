@@ -115,7 +115,7 @@ class ModelRunner:
         self._stage.attach(loaded.module)
         if self._drafts is not None:
             self._drafts.load(loaded.model)
-        self._inner = self._drafts.inner if self._drafts is not None else {}
+        self._inner = {} if self._drafts is None else self._drafts.inner
         self._compiled: CompiledForward | None = None
         is_plain = "needs_host_rows" not in self._model.capabilities and not self._inner
         if self.run.compiles and is_plain:
@@ -293,10 +293,9 @@ class ModelRunner:
         """Let go of cache, rows and graphs, so that `allocate` may come again. Mutates: self"""
         self._pending_steps.resolve_all_but(0)
         self._graphs, self._host = None, None
-        drafts = [] if self._drafts is None else self._drafts.release()
-        offload(
-            [*self._caches.values(), *drafts], keeps=False
-        )  # an allocator may keep what is only freed
+        caches = [] if self._drafts is None else self._drafts.release()
+        caches += self._caches.values()
+        offload(caches, keeps=False)  # an allocator may keep what is only freed
         del self._caches, self._batch, self._tensors, self._recorded, self._sampler, self._reader
 
     def step(self, plan: StepPlan) -> StepResult:

@@ -67,10 +67,7 @@ def worker_drafts(
     _check_place(config)
     model = _model(config, plugin, settings, target, platform, hub)
     _check_fit(plugin, model, target)
-    model_plugin, name = None, registered(model.architecture)
-    if name is not None or "whole_model" in plugin.capabilities:
-        name = name or model.architecture
-        model_plugin = selections.select("model", name, where=f"{FLAG}.model: its architectures")
+    model_plugin = _model_plugin(config, plugin, model, target)
     is_divided = _is_divided(config, settings, plugin)
     if is_divided and model_plugin is not None:
         check_division(model, model_plugin, rank_spec(config))
@@ -102,6 +99,20 @@ def draft_bytes(drafts: WorkerDraftSpec | None, kv_dtype: str, tensor_size: int)
     return num_layers * per_layer
 
 
+def _model_plugin(
+    config: Config, plugin: type[WorkerDrafter], model: ModelSpec, target: ModelSpec
+) -> Selection | None:
+    """Return the model plugin of the class that a drafter's settings name, if there is one.
+    Raises: UnknownPlugin for a whole model of a class that is not known"""
+    if "own_weights" in plugin.capabilities:
+        return selections.select_model(config, target)
+    name = registered(model.architecture)
+    if name is None and "whole_model" not in plugin.capabilities:
+        return None
+    where = f"{FLAG}.model: its architectures"
+    return selections.select("model", name or model.architecture, where=where)
+
+
 def _check_place(config: Config) -> None:
     """Raise ConfigError for engines in which no rank sees all of a step."""
     parallel = config.parallel
@@ -128,6 +139,8 @@ def _model(
     """Return the facts of the drafter's checkpoint. Raises: ConfigError"""
     folder = _folder(config, plugin, settings, target, hub)
     raw = read_settings(folder)
+    if "own_weights" in plugin.capabilities:  # with what the flags have changed
+        raw = {**raw, **target.hf_config}
     found = load_model_facts(folder, overrides=plugin.settings(raw, target))
     requested = registry.value_of("dtype", config.model.dtype) or AUTO_DTYPE
     _, kept = chosen_dtypes(requested, found.hf_config, platform)
