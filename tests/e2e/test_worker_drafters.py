@@ -194,6 +194,19 @@ def test_a_prefix_of_the_model_is_one_of_the_drafter(folder: Path) -> None:
     assert engine.count("accepted_tokens") == engine.count("draft_tokens") > 16
 
 
+def test_layers_that_forget(tmp_path: Path) -> None:
+    """The drafter's keys lie beside those of the layers that forget nothing."""
+    mixed = write_tiny_checkpoint(tmp_path / "mixed", "Gemma3ForCausalLM")
+    greedy = [SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)] * 2
+    engine = Engine(mixed, mixed)
+    with engine.llm:
+        found = engine.answers(greedy, [PROMPT, "abc"])
+    assert engine.count("accepted_tokens") == engine.count("draft_tokens") > 20
+    engine = Engine(mixed)
+    with engine.llm:
+        assert_same(engine.answers(greedy, [PROMPT, "abc"]), found)
+
+
 def test_two_ranks(folder: Path, plain: list[GenerationResult]) -> None:
     asked = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
     for size in (1, 2):
@@ -251,7 +264,10 @@ def test_refusals_name_the_key(folder: Path, tmp_path: Path) -> None:
         (folder, {"quantization": "nobodys"}, "speculative-config.quantization"),
         (folder, {"model": None}, "none is named"),
         (folder, {"draft": 3}, "draft"),
+        (folder, {"num_speculative_tokens": 48}, "do not fit in a step"),
     ]
+    with pytest.raises(ConfigError, match="pipeline-parallel-size 2"):
+        Engine(folder, folder, pipeline_parallel_size=2)
     for draft, asked, text in wrong:
         with pytest.raises(ConfigError, match=text):
             Engine(folder, draft, speculative_config=asked)
