@@ -177,6 +177,7 @@ def test_a_row_takes_its_drafts_along(
         engine.answers(greedy, [f"{PROMPT} {i}" for i in range(6)])
     if "num_gpu_blocks_override" in fields:
         assert engine.count("preemptions") > 0
+        assert (engine.count("swaps") > 0) == ("swap_space" in fields)
     assert engine.count("accepted_tokens") == engine.count("draft_tokens") > 10
 
 
@@ -253,10 +254,16 @@ def changed(source: Path, target: Path, **fields: Any) -> Path:
 def test_refusals_name_the_key(folder: Path, tmp_path: Path) -> None:
     smaller = write_tiny_checkpoint(tmp_path / "smaller", "LlamaForCausalLM", vocab_size=300)
     layers = changed(folder, tmp_path / "layers", num_hidden_layers=3)
+    foreign = changed(folder, tmp_path / "foreign")
+    tokens = json.loads((foreign / "tokenizer.json").read_text())
+    vocab = tokens["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    (foreign / "tokenizer.json").write_text(json.dumps(tokens))
     unknown = changed(folder, tmp_path / "unknown", architectures=["NobodysForCausalLM"])
     wrong: list[tuple[Path, dict[str, Any], str]] = [
         (smaller, {}, "vocabulary of 300 tokens"),
         (layers, {}, "missing: model.layers.2"),
+        (foreign, {}, r"the token '[ab]' is \d+ to the model and \d+ to the drafter"),
         (unknown, {}, "NobodysForCausalLM"),
         (tmp_path / "nowhere", {}, "speculative-config.model"),
         (folder, {"draft_tensor_parallel_size": 3}, "not over 3"),

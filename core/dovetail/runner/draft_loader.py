@@ -52,7 +52,9 @@ class Target:
 
 def drafter_run(run: RunSpec, spec: WorkerDraftSpec) -> RunSpec:
     """Return the target's run with the drafter's own checkpoint in place of the model."""
-    rank = run.rank if spec.is_divided else RankSpec(local_rank=run.rank.local_rank)
+    rank = RankSpec(local_rank=run.rank.local_rank)
+    if spec.is_divided:  # not over other engines, which draft at other times
+        rank = msgspec.structs.replace(run.rank, data_rank=0, data_size=1)
     return msgspec.structs.replace(
         run,
         model=spec.model,

@@ -6,6 +6,7 @@ loaded. Imports no torch; knows no drafter by name.
 
 from __future__ import annotations
 
+import filecmp
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from dovetail.config.checkpoint.dtypes import BYTES, chosen_dtypes
 from dovetail.config.checkpoint.formats import read_settings
 from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.config.checkpoint.hub import Hub
+from dovetail.config.checkpoint.json_files import read_json
 from dovetail.config.checkpoint.model_path import find_model
 from dovetail.config.checkpoint.rope import rope_rules, with_rope
 from dovetail.config.config import Config
@@ -198,12 +200,32 @@ def _check_fit(plugin: type[WorkerDrafter], model: ModelSpec, target: ModelSpec)
             where=f"{FLAG}.model",
             fix="use a drafter that was made for this model.",
         )
+    if "whole_model" in plugin.capabilities:
+        _check_tokens(Path(model.path), Path(target.path))
     if "hidden_states" in plugin.capabilities and model.hidden_size != target.hidden_size:
         raise ConfigError(
             f"the drafter continues hidden states of {model.hidden_size} numbers, and the model's "
             f"have {target.hidden_size}.",
             where=f"{FLAG}.model",
             fix="use a drafter that was made for this model.",
+        )
+
+
+def _check_tokens(draft: Path, target: Path) -> None:
+    """Raise ConfigError where both have a tokenizer.json and a number means another token in it."""
+    files = [folder / "tokenizer.json" for folder in (draft, target)]
+    if not all(file.is_file() for file in files) or filecmp.cmp(*files, shallow=False):
+        return
+    ours, theirs = (read_json(file).get("model", {}).get("vocab") for file in files)
+    if not isinstance(ours, dict) or not isinstance(theirs, dict):
+        return  # pieces with scores, which the sizes speak for
+    differing = next((token for token, number in theirs.items() if ours.get(token) != number), None)
+    if differing is not None:
+        raise ConfigError(
+            f"the token {differing!r} is {theirs[differing]} to the model and "
+            f"{ours.get(differing)} to the drafter.",
+            where=f"{FLAG}.model",
+            fix="use a drafter with the model's own tokenizer.",
         )
 
 
