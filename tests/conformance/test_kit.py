@@ -276,6 +276,7 @@ def test_every_kind_has_clauses_and_every_word_is_asked(kind: str) -> None:
 
 
 UNASKED = {
+    "drafter": {"by_depth", "own_weights", "whole_model"},  # how engines load and record it
     "executor": {"launched_ranks", "places_ranks"},  # who starts ranks: a kit has no launcher
     "worker": {"stages"},  # a stage needs others in their own processes: whole engines show it
     "platform": {"host_cores"},  # a claim about who computes: resolve gives it threads

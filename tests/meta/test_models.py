@@ -18,7 +18,12 @@ NAMES_OF_PARSERS = {("demo.py", "qwen3")}
 """Words of core that are a model type too, and mean another plugin there."""
 
 
-TYPES_OF_REMOTE_CODE = {"NewModel": "new", "JinaBertModel": "bert", "HF_ColBERT": "bert"}
+TYPES_OF_REMOTE_CODE = {
+    "MiMoForCausalLM": "mimo",
+    "NewModel": "new",
+    "JinaBertModel": "bert",
+    "HF_ColBERT": "bert",
+}
 """Classes that transformers does not have -> the model type in their config.json."""
 
 

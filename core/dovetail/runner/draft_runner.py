@@ -37,8 +37,8 @@ from dovetail.runner.recorded import MAX_ROWS, RecordedForward, is_recorded
 from dovetail.runner.step_reader import BegunStep, StepReader
 from dovetail.runner.tensors import DeviceTensors, HostTensors
 
-LAG_TOKENS = 16
-"""A row that wants no drafts is caught up on once so many tokens wait."""
+LAG_TOKENS, LAG_STATES = 64, 16
+"""A row that wants no drafts is caught up on once so many tokens, or states of them, wait."""
 
 
 class DraftRunner:
@@ -152,7 +152,19 @@ class DraftRunner:
         """
         if any(row.num_drafts for row in step.inputs.steps):
             reader.collect(step)
+        elif self._may_wait(step.inputs):
+            return
         step.rows = self._draft(step.inputs, hidden, step.rows)
+
+    def _may_wait(self, inputs: StepInputs) -> bool:
+        """Return whether a step that wants no drafts may be passed over. Mutates: row state"""
+        if not self.layers:
+            return True
+        if self._continues or inputs.drafted:
+            return False
+        limits = inputs.seq_lens
+        self._rows.limits[inputs.rows] = limits
+        return bool((limits - self._rows.computed[inputs.rows]).max() < LAG_TOKENS)
 
     def _draft(
         self,
@@ -213,7 +225,8 @@ class DraftRunner:
             return np.flatnonzero(wants), limits
         is_within = limits + self._spec.max_tokens <= self._spec.max_model_tokens
         lag = limits - row_state.computed[rows]
-        is_due = (lag > 0) & is_within & ((wants > 0) | (lag >= LAG_TOKENS))
+        most = LAG_STATES if self._continues else LAG_TOKENS
+        is_due = (lag > 0) & is_within & ((wants > 0) | (lag >= most))
         if self._continues:
             valid = np.minimum(inputs.seq_lens, self._batch.lengths[rows] - 1)
             is_due &= limits == valid  # the others have tokens that the host does not know yet

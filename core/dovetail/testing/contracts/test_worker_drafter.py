@@ -67,12 +67,13 @@ class Beside(nn.Module):
         self.inside = drafter.module()
         self.drafter = drafter
         self.width = SIZE * max(1, len(drafter.inner_layers()))
+        self.table = drawn(3, VOCAB_SIZE, self.width)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the drafter's states of known tokens. Shapes: [T], [T] -> [T, E]"""
         states = None
         if "hidden_states" in self.drafter.capabilities:
-            states = drawn(3, VOCAB_SIZE, self.width)[token_ids]
+            states = self.table[token_ids]
         return self.drafter.advance(token_ids, positions, states, 0)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
@@ -152,6 +153,18 @@ class TestWorkerDrafter:
         """Asked twice, it guesses the same."""
         for one, other in zip(guessed(drafter), guessed(drafter), strict=True):
             assert torch.equal(one, other)
+
+    @requires("hidden_states")
+    def test_states_count(self, drafter: WorkerDrafter) -> None:
+        """The same token behind another state is followed by other logits."""
+        beside = Beside(drafter)
+        with torch.inference_mode():
+            found = []
+            for seed in (4, 5):
+                model = PagedModel(beside)
+                beside.table = drawn(seed, VOCAB_SIZE, beside.width)
+                found.append(model.forward([(0, [5])])[0])
+        assert not torch.equal(*found)
 
     @requires("on_worker")
     def test_owns_nothing_of_the_model(self, drafter: WorkerDrafter) -> None:
