@@ -90,12 +90,18 @@ WRONG: list[tuple[str, str, str]] = [
     ("kv_policy", f"{TORCH}:SharingPolicy", "every_request_ends[plain]"),
     ("bench_dataset", f"{PLAIN}:ForgetfulDataset", "draws_the_same_again"),
     ("bench_dataset", f"{PLAIN}:ShiftyDataset", "more_prompts_add_to_the_end"),
+    ("scheduler", f"{TORCH}:CrampedScheduler", "drafts_of_the_worker_have_room[False]"),
     ("drafter", f"{PLAIN}:EagerDrafter", "never_more_than_asked[1]"),
     ("drafter", f"{PLAIN}:ForeignDrafter", "ids_are_in_the_vocabulary"),
     ("drafter", f"{PLAIN}:ScribblingDrafter", "leaves_the_tokens_alone"),
     ("drafter", f"{PLAIN}:ChattyDrafter", "requests_do_not_mix"),
     ("drafter", f"{PLAIN}:ForgetlessDrafter", "forgets"),
     ("drafter", f"{PLAIN}:AmnesicDrafter", "remembers"),
+    ("drafter", f"{TORCH}:MixingDrafter", "batch_and_chunks"),
+    ("drafter", f"{TORCH}:WideDrafter", "logits_over_the_vocabulary"),
+    ("drafter", f"{TORCH}:MoodyDrafter", "is_deterministic"),
+    ("drafter", f"{TORCH}:ScribblingSettings", "leaves_the_settings_alone"),
+    ("drafter", f"{PLAIN}:ImposingDrafter", "is_of_its_sort"),
     ("stat_logger", f"{PLAIN}:SlowLogger", "does_not_block"),
     ("stat_logger", f"{PLAIN}:PickyLogger", "takes_all_numbers"),
     ("acceptance", f"{ACCEPTANCES}:EagerAcceptance", "chances_are_probabilities[far]"),
@@ -188,6 +194,7 @@ RIGHT = [
     (POLICY, f"{PLAIN}:KnownFailure"),
     ("api", f"{APIS}:RightApi"),
     ("drafter", f"{PLAIN}:RightDrafter"),
+    ("drafter", "dovetail_plugins.drafters.eagle:Eagle"),
     ("router", f"{ROUTERS}:RightRouter"),
     ("acceptance", f"{ACCEPTANCES}:RightAcceptance"),
     ("pooler", f"{POOLERS}:RightPooler"),
@@ -278,6 +285,7 @@ def test_every_kind_has_clauses_and_every_word_is_asked(kind: str) -> None:
 
 
 UNASKED = {
+    "drafter": {"by_depth", "own_weights", "whole_model"},  # how engines load and record it
     "executor": {"launched_ranks", "places_ranks"},  # who starts ranks: a kit has no launcher
     "worker": {"stages"},  # a stage needs others in their own processes: whole engines show it
     "platform": {"host_cores"},  # a claim about who computes: resolve gives it threads

@@ -19,11 +19,15 @@ pytest.importorskip("dovetail_plugins")
 from tests.support import draft_heads
 from tests.support.draft_heads import Head, Target
 
+from dovetail_plugins.models import mimo
+
 PROMPTS = ["one two three one two", "abc", "the dog and the dog and the dog and so on " * 2]
 LENGTH = 4
 MADE: dict[str, Callable[[Path], Head]] = {
     "eagle": draft_heads.eagle,
     "eagle-nested": partial(draft_heads.eagle, nested=True),
+    "eagle3": draft_heads.eagle3,
+    "eagle3-whole": partial(draft_heads.eagle3, whole=True),
     "medusa": draft_heads.medusa,
     "medusa-renamed": partial(draft_heads.medusa, renamed=True),
     "mlp": draft_heads.mlp_speculator,
@@ -62,7 +66,7 @@ def made(folder: Path, head: Head | None = None, **fields: Any) -> LLM:
     if head is not None:
         flags["speculative_config"] = {
             "method": f"dovetail_plugins.drafters.{head.method}",
-            "model": str(head.folder),
+            **({} if head.folder == folder else {"model": str(head.folder)}),
             "num_speculative_tokens": LENGTH,
             **fields.pop("speculative_config", {}),
         }
@@ -98,7 +102,7 @@ def test_guesses_what_the_formulas_say(
         assert drafts == head.guess(target, token_ids, len(drafts))
 
 
-@pytest.mark.parametrize("name", ["eagle", "medusa", "mlp"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa", "mlp"])
 def test_the_same_answers_short_of_cache(name: str, folder: Path, tmp_path: Path) -> None:
     head = MADE[name](tmp_path / "head")
     params = [wish for wish in MIXED for _ in PROMPTS]
@@ -109,3 +113,21 @@ def test_the_same_answers_short_of_cache(name: str, folder: Path, tmp_path: Path
         found = llm.generate(PROMPTS * 3, params, use_tqdm=False)
         llm._engine.core.check_idle()
     assert [r.outputs[0].token_ids for r in found] == [r.outputs[0].token_ids for r in wanted]
+
+
+def test_layers_that_come_with_the_model(tmp_path: Path) -> None:
+    sizes = {"tie_word_embeddings": False}
+    source = write_tiny_checkpoint(tmp_path / "source", "Qwen2ForCausalLM", **sizes)
+    head = draft_heads.mtp(tmp_path / "head", source)
+    model = f"{mimo.__name__}:MiMoForCausalLM"
+    asked = {"hf_overrides": {"architectures": [model]}, "num_gpu_blocks_override": 40}
+    with made(head.folder, **asked) as llm:
+        wanted = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    target = Target(source)
+    with made(head.folder, head, **asked) as llm:
+        drafts = drafts_of(llm)
+        found = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert [r.outputs[0].token_ids for r in found] == [r.outputs[0].token_ids for r in wanted]
+    assert len(drafts) > 20
+    for token_ids, guessed in drafts:
+        assert guessed == head.guess(target, token_ids, len(guessed))

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 Weights = dict[str, torch.Tensor]
 Guess = Callable[["Target", list[int], int], list[int]]
@@ -111,7 +111,11 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
 
 def attend(w: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
     """Return causal attention. Shapes: x [T, I] -> [T, E]"""
-    q, k, v = (x @ w[f"{name}.self_attn.{leaf}_proj.weight"].T for leaf in "qkv")
+    q, k, v = (
+        x @ w[f"{name}.self_attn.{leaf}_proj.weight"].T
+        + w.get(f"{name}.self_attn.{leaf}_proj.bias", torch.zeros(1))
+        for leaf in "qkv"
+    )
     q = rotated(q.unflatten(-1, (HEADS, HEAD_SIZE)))
     k = rotated(k.unflatten(-1, (KV_HEADS, HEAD_SIZE)))
     v = v.unflatten(-1, (KV_HEADS, HEAD_SIZE))
@@ -177,6 +181,43 @@ def eagle(folder: Path, *, nested: bool = False) -> Head:
         return continued(target, token_ids, count, states, run, target.logits)
 
     return Head(method="eagle:Eagle", folder=write(folder, config, w), guess=guess)
+
+
+def eagle3(folder: Path, *, whole: bool = False) -> Head:
+    """Return a head of EAGLE 3, of half the vocabulary; `whole`: of all, and of other layers."""
+    g, count = torch.Generator().manual_seed(4), VOCAB if whole else VOCAB // 2
+    name = "layers.0" if whole else "midlayer"
+    w = {"fc.weight": drawn(g, SIZE, 3 * SIZE), **layer_weights(g, name, 2 * SIZE)}
+    for norm in (f"{name}.input_layernorm", f"{name}.hidden_norm", "norm"):
+        w[f"{norm}.weight"] = 1 + drawn(g, SIZE)
+    w["lm_head.weight"] = drawn(g, count, SIZE)
+    tokens = torch.arange(count) if whole else torch.randperm(VOCAB, generator=g)[:count].sort()[0]
+    config: dict[str, Any] = {**LLAMA, "architectures": ["LlamaForCausalLMEagle3"]}
+    places = [2, 3, 3]
+    if whole:
+        config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}
+        places = [1, 2, 4]
+    else:
+        config["draft_vocab_size"] = count
+        w["d2t"] = tokens - torch.arange(count)
+        w["t2d"] = torch.isin(torch.arange(VOCAB), tokens)
+
+    def run(vectors: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        e = rms(vectors, w[f"{name}.input_layernorm.weight"])
+        x = torch.cat([e, rms(states, w[f"{name}.hidden_norm.weight"])], -1)
+        return feed(w, name, states + attend(w, name, x))
+
+    def logits(states: torch.Tensor) -> torch.Tensor:
+        every = torch.full((len(states), VOCAB), -torch.inf)
+        every[:, tokens] = rms(states, w["norm.weight"]) @ w["lm_head.weight"].T
+        return every
+
+    def guess(target: Target, token_ids: list[int], wanted: int) -> list[int]:
+        inner = target.states(token_ids)
+        states = torch.cat([inner[i] for i in places], -1)[:-1] @ w["fc.weight"].T
+        return continued(target, token_ids, wanted, states, run, logits)
+
+    return Head(method="eagle3:Eagle3", folder=write(folder, config, w), guess=guess)
 
 
 def medusa(folder: Path, *, renamed: bool = False) -> Head:
@@ -254,3 +295,35 @@ def mlp_speculator(folder: Path, *, tied: bool = False) -> Head:
         return drafts
 
     return Head(method="mlp_speculator:MlpSpeculator", folder=write(folder, config, w), guess=guess)
+
+
+def mtp(folder: Path, source: Path) -> Head:
+    """Return MiMo's layer for further tokens, in the checkpoint of a Qwen2 model."""
+    g, prefix = torch.Generator().manual_seed(5), "model.mtp_layers.0"
+    w = {f"{prefix}.input_proj.weight": drawn(g, SIZE, 2 * SIZE), **layer_weights(g, prefix)}
+    for leaf in ("token_layernorm", "hidden_layernorm", "final_layernorm", "input_layernorm"):
+        w[f"{prefix}.{leaf}.weight"] = 1 + drawn(g, SIZE)
+    for leaf in "qkv":
+        size = SIZE if leaf == "q" else KV_HEADS * HEAD_SIZE
+        w[f"{prefix}.self_attn.{leaf}_proj.bias"] = drawn(g, size)
+    config = json.loads((source / "config.json").read_text())
+    config |= {"architectures": ["MiMoForCausalLM"], "model_type": "mimo"}
+    config["num_nextn_predict_layers"] = 1
+    write(folder, config, load_file(source / "model.safetensors") | w)
+    for file in source.glob("tokenizer*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    theta = float((config.get("rope_parameters") or config)["rope_theta"])
+    assert theta == 10000.0, "what `rotated` knows"
+
+    def run(vectors: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        e = rms(vectors, w[f"{prefix}.token_layernorm.weight"])
+        h = rms(states, w[f"{prefix}.hidden_layernorm.weight"])
+        x = torch.cat([h, e], -1) @ w[f"{prefix}.input_proj.weight"].T
+        attended = attend(w, prefix, rms(x, w[f"{prefix}.input_layernorm.weight"]))
+        return rms(feed(w, prefix, x + attended), w[f"{prefix}.final_layernorm.weight"])
+
+    def guess(target: Target, token_ids: list[int], wanted: int) -> list[int]:
+        states = target.states(token_ids)[-1][:-1]
+        return continued(target, token_ids, wanted, states, run, target.logits)
+
+    return Head(method="mtp:Mtp", folder=folder, guess=guess)

@@ -27,6 +27,7 @@ from dovetail.engine.kv import kv_groups
 from dovetail.engine.messages import EngineRequest, RequestUpdate, Timings
 from dovetail.engine.request import Request
 from dovetail.engine.sleep_mode import SleepMode
+from dovetail.engine.start_watch import Report, StartWatch
 from dovetail.engine.step_stats import StepCounter
 from dovetail.engine.steps_together import StepsTogether
 from dovetail.errors import EngineDead, RequestError
@@ -50,9 +51,6 @@ LEAVE_LIMIT_S = 2.0
 
 STEP_ALONG = -2
 """The number of steps without requests."""
-
-Report = Callable[[str, float], None]
-"""Told the name and the seconds of each part of the start-up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +116,7 @@ class EngineCore:
         self.spec = spec
         self.num_steps = 0
         keep_to(spec.run.processors)
-        watch = _Watch(report)
+        watch = StartWatch(report)
         self._together = _steps_together(spec)
         # What needs no weights is made first: a wrong option need not wait for them.
         policy: SchedulingPolicy = registry.make(spec.policy)
@@ -430,20 +428,6 @@ def _steps_together(spec: EngineSpec) -> StepsTogether | None:
         return None
     rank = spec.run.rank
     return StepsTogether(Path(spec.run.engines_folder), rank.data_rank, rank.data_size)
-
-
-class _Watch:
-    """Reports the seconds since the last lap."""
-
-    def __init__(self, report: Report | None) -> None:
-        self._report = report
-        self._started_s = time.monotonic()
-
-    def lap(self, name: str) -> None:
-        now_s = time.monotonic()
-        if self._report is not None:
-            self._report(name, now_s - self._started_s)
-        self._started_s = now_s
 
 
 def _update_of(live: _Live, now_s: float) -> RequestUpdate:

@@ -105,12 +105,19 @@ class WorkerDrafter(AnyDrafter):
     """
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"on_worker"})
+    example_settings: ClassVar[Mapping[str, Any]] = {}
+    """What a tiny checkpoint has in config.json beside a Llama's settings, for the kit."""
 
     @classmethod
     def settings(cls, raw: Mapping[str, Any], target: ModelSpec) -> dict[str, Any]:
         """Return a draft checkpoint's settings under the usual names of config.json, with the class
         in `architectures`. Raises: ConfigError. Imports no torch."""
         return dict(raw)
+
+    @classmethod
+    def reads(cls, name: str) -> bool:
+        """Return whether a checkpoint's tensor of this name is of any use; others are not read."""
+        return True
 
     @classmethod
     def num_cached_layers(cls, model: ModelSpec) -> int:
@@ -125,6 +132,11 @@ class WorkerDrafter(AnyDrafter):
     def module(self) -> nn.Module:
         """Return the torch module that core fills: it has a `weight_map`, as a Model does. What
         the target owns is not part of it."""
+
+    def inner_layers(self) -> tuple[int, ...]:
+        """Return the numbers of the model's layers whose inputs are the states at depth 0, side by
+        side; none: the final hidden states are."""
+        return ()
 
     def tensors(
         self, found: Iterable[tuple[str, torch.Tensor]]

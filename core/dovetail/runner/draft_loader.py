@@ -42,7 +42,7 @@ class Target:
         raise BrokenPlugin(
             f"{type(self.model).__name__} has no VocabParallelEmbedding.",
             where="--speculative-config.method",
-            fix="use a drafter with a table of its own, such as draft_model.",
+            fix="use a drafter with its own table, such as draft_model.",
         )
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -52,7 +52,9 @@ class Target:
 
 def drafter_run(run: RunSpec, spec: WorkerDraftSpec) -> RunSpec:
     """Return the target's run with the drafter's own checkpoint in place of the model."""
-    rank = run.rank if spec.is_divided else RankSpec(local_rank=run.rank.local_rank)
+    rank = RankSpec(local_rank=run.rank.local_rank)
+    if spec.is_divided:  # not over other engines, which draft at other times
+        rank = msgspec.structs.replace(run.rank, data_rank=0, data_size=1)
     return msgspec.structs.replace(
         run,
         model=spec.model,
@@ -91,8 +93,10 @@ def load_drafter(
         shapes = None
         if "random_weights" in load_format.capabilities:
             shapes = checkpoint_shapes(module, cast(Model, module).weight_map())
-        with reading(run, device, shapes) as checkpoint:
-            found = _checked(load_format.tensors(checkpoint), run.model.path)
+        with reading(run, device, shapes, lambda name: not drafter.reads(name)) as checkpoint:
+            tensors = load_format.tensors(checkpoint)
+            used = ((name, tensor) for name, tensor in tensors if drafter.reads(name))
+            found = _checked(used, run.model.path)
             fill(module, drafter.tensors(found), quant, run.rank)
     module.eval().requires_grad_(False)
     log.info("loaded the drafter %s: %.1f MiB", spec.drafter.name, num_bytes(module) / 2**20)

@@ -3,44 +3,48 @@
 After the model's step the drafter catches up on the tokens that it has not seen, all rows in one
 pass, and then guesses token after token, each time all rows that want another one. A row that wants
 no drafts waits until it has some tokens to catch up on, or ends. What it keeps of a token lies
-under the block that the model's first KV group has for it. Knows no request and no plan of tokens
-but the step's own.
+under the block that the model's first KV group has for it. Knows rows and no requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import cast
 
 import msgspec
 import numpy as np
 import torch
+from torch import nn
 
 from dovetail import registry
 from dovetail.engine.kv.kv_groups import draft_layout, with_blocks
-from dovetail.errors import BrokenPlugin
+from dovetail.errors import BrokenPlugin, ConfigError
 from dovetail.interfaces.attention import AttentionBackend, BatchLayout
 from dovetail.interfaces.model import Model
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import KVLayer, KVLayout, NewRow, RowResult, StepPlan
 from dovetail.layers.attention import attention_layers
 from dovetail.layers.context import ForwardContext, use_context
+from dovetail.layers.decoder import DecoderModel
 from dovetail.layers.kv_scales import set_scales
 from dovetail.runner.batch import Batch, StepInputs
 from dovetail.runner.draft_loader import Target, drafter_run, load_drafter
 from dovetail.runner.draft_rows import DraftRows
 from dovetail.runner.host_blocks import HostBlockStorage
 from dovetail.runner.kv_alloc import allocate_kv
-from dovetail.runner.recorded import MAX_ROWS, RecordedForward, is_recorded
+from dovetail.runner.recorded import MAX_ROWS, is_recorded, recorded_rows
 from dovetail.runner.sampled_drafts import SampledDrafts
+from dovetail.runner.step_reader import BegunStep, StepReader
 from dovetail.runner.tensors import DeviceTensors, HostTensors
 from dovetail.sampling.sampler import Sampler
 
-LAG_TOKENS = 16
-"""A row that wants no drafts is caught up on once so many tokens wait."""
+LAG_TOKENS, LAG_STATES = 64, 16
+"""A row that wants no drafts is caught up on once so many tokens, or states of them, wait."""
 
 
 class DraftRunner:
-    """Call as a ModelRunner, which owns it: load, allocate, then `draft` after every step."""
+    """Call as a ModelRunner, which owns it: load, allocate, then `after` every step."""
 
     def __init__(self, run: RunSpec, device: torch.device) -> None:
         assert run.drafts is not None, "there is no drafter on the worker"
@@ -53,11 +57,13 @@ class DraftRunner:
         self._host: HostBlockStorage | None = None
         self._sampled: SampledDrafts | None = None
         self.layers: list[KVLayer] = []
+        self.inner: dict[int, torch.Tensor | None] = {}
 
     def load(self, model: Model) -> None:
         """Make the drafter beside a model that is loaded. Raises: ConfigError. Mutates: self"""
         target = Target(spec=self._target_run.model, rank=self._target_run.rank, model=model)
         self._drafter = load_drafter(self._spec, self._run, target, self._device)
+        self._look_into(model)
         self._attention = attention_layers(self._drafter.module())
         set_scales(self._attention, self._run.kv_dtype, ())
         kv_dtype = self._run.kv_dtype
@@ -65,6 +71,25 @@ class DraftRunner:
         capabilities = self._drafter.capabilities
         self._continues = "hidden_states" in capabilities
         self._is_by_depth = "by_depth" in capabilities
+
+    def _look_into(self, model: Model) -> None:
+        """Have the model keep the inputs of the layers that the drafter asks for. Raises:
+        ConfigError"""
+        wanted = self._drafter.inner_layers()
+        self._inner_layers = wanted
+        if not wanted:
+            return
+        modules = cast(nn.Module, model).modules()
+        decoder = next((m for m in modules if isinstance(m, DecoderModel)), None)
+        if decoder is None or max(wanted) >= len(decoder.layers) or min(wanted) < 0:
+            raise ConfigError(
+                f"the drafter reads states within the model, and {type(model).__name__} does not "
+                f"tell those of the layers {', '.join(map(str, wanted))}.",
+                where="--speculative-config.method",
+                fix="use a drafter of the last hidden states, such as eagle.",
+            )
+        self.inner.update(dict.fromkeys(wanted))
+        decoder.inner = self.inner
 
     def weights(self) -> list[torch.Tensor]:
         """Return all that the drafter keeps in memory, but for its cache."""
@@ -106,15 +131,13 @@ class DraftRunner:
         self._sampled = SampledDrafts(sampler) if self._spec.is_sampled else None
         return self._sampled
 
-    def caches(self) -> list[torch.Tensor]:
-        """Return the KV tensors."""
-        return list(self._caches.values())
-
-    def release(self) -> None:
-        """Let go of cache and rows. Mutates: self"""
+    def release(self) -> list[torch.Tensor]:
+        """Let go of cache and rows; return the KV tensors. Mutates: self"""
+        caches = list(self._caches.values())
         self._host = None
         self._caches = {}
         del self._batch, self._tensors, self._rows, self._recorded
+        return caches
 
     def before(self, plan: StepPlan) -> None:
         """Finish the rows that end, then copy blocks to and from the host. Mutates: the cache"""
@@ -130,17 +153,37 @@ class DraftRunner:
         """Begin a row. What the model has cached of it, the drafter has too. Mutates: self"""
         self._rows.begin(new.row, new.num_computed_tokens)
 
-    def draft(
+    def after(self, step: BegunStep, hidden: torch.Tensor, reader: StepReader) -> None:
+        """Take in a step; its results get the drafts that were wanted. Shapes: hidden [T, E]
+
+        Mutates: step, the cache, the rows' state
+        """
+        if any(row.num_drafts for row in step.inputs.steps):
+            reader.collect(step)
+        elif self._may_wait(step.inputs):
+            return
+        step.rows = self._draft(step.inputs, hidden, step.rows)
+
+    def _may_wait(self, inputs: StepInputs) -> bool:
+        """Return whether a step that wants no drafts may be passed over. Mutates: row state"""
+        if not self.layers:
+            return True
+        if self._continues or inputs.drafted:
+            return False
+        limits = inputs.seq_lens
+        self._rows.limits[inputs.rows] = limits
+        return bool((limits - self._rows.computed[inputs.rows]).max() < LAG_TOKENS)
+
+    def _draft(
         self,
         inputs: StepInputs,
         hidden: torch.Tensor,
         rows: tuple[RowResult, ...] | None,
     ) -> tuple[RowResult, ...] | None:
-        """Take in a step; return its results with the drafts that were wanted. `rows` None: the
-        results are not read yet, and no drafts are wanted. Shapes: hidden [T, E]
-
-        Mutates: the cache, the rows' state
-        """
+        """Return a step's results with the drafts that were wanted. `rows` None: the results are
+        not read yet, and no drafts are wanted. Shapes: hidden [T, E]"""
+        if self._inner_layers:
+            hidden = torch.cat([_there(self.inner[i]) for i in self._inner_layers], dim=-1)
         known = self._rows.known(inputs.rows)
         wants = self._wanted(inputs, known, rows)
         self._rows.settle(inputs.rows)
@@ -190,7 +233,8 @@ class DraftRunner:
             return np.flatnonzero(wants), limits
         is_within = limits + self._spec.max_tokens <= self._spec.max_model_tokens
         lag = limits - row_state.computed[rows]
-        is_due = (lag > 0) & is_within & ((wants > 0) | (lag >= LAG_TOKENS))
+        most = LAG_STATES if self._continues else LAG_TOKENS
+        is_due = (lag > 0) & is_within & ((wants > 0) | (lag >= most))
         if self._continues:
             valid = np.minimum(inputs.seq_lens, self._batch.lengths[rows] - 1)
             is_due &= limits == valid  # the others have tokens that the host does not know yet
@@ -323,9 +367,8 @@ class DraftRunner:
             return None
         key = depth if self._is_by_depth else 0
         if key not in self._recorded:
-            self._recorded[key] = _RecordedPass(
-                lambda *given: self._run_module(*given, key), self._batch
-            )
+            forward = partial(self._run_module, depth=key)
+            self._recorded[key] = _RecordedPass(forward, self._batch)
         return self._recorded[key]
 
 
@@ -335,7 +378,7 @@ class _RecordedPass:
     def __init__(self, forward: Callable[..., torch.Tensor], batch: Batch) -> None:
         self._forward = forward
         self._given: torch.Tensor | None = None
-        self._recorded = RecordedForward(self._run, batch.tables[:1], MAX_ROWS)
+        self._recorded = recorded_rows(self._run, batch.tables[:1], MAX_ROWS)
 
     def run(self, inputs: StepInputs, states: torch.Tensor | None) -> torch.Tensor | None:
         """Return the states after a pass, None of one that is not recorded. Mutates: self"""
@@ -348,10 +391,19 @@ class _RecordedPass:
         return self._recorded.run(inputs)
 
     def _run(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, layouts: list[BatchLayout]
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        layouts: list[BatchLayout],
+        *others: object,
     ) -> torch.Tensor:
         given = None if self._given is None else self._given[: len(token_ids)]
         return self._forward(token_ids, positions, layouts, given)
+
+
+def _there(state: torch.Tensor | None) -> torch.Tensor:
+    assert state is not None, "a step leaves the inputs of its layers"
+    return state
 
 
 def _laid(rows: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> StepInputs:

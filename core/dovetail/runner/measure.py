@@ -32,7 +32,7 @@ def largest_step(
     layers: Sequence[KVLayer],
     backend: AttentionBackend,
     run: RunSpec,
-    draft: Callable[[int], KVLayout] | None = None,
+    draft: Callable[[int], KVLayout | None] | None = None,
 ) -> tuple[KVLayout, StepPlan]:
     """Return a step of as many rows and tokens as there may be, and the smallest cache for it.
     `draft` makes that of a drafter's layers, of so many blocks."""

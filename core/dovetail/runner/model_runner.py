@@ -21,13 +21,12 @@ from torch import nn
 from dovetail import registry
 from dovetail.interfaces.acceptance import DraftProbabilities
 from dovetail.interfaces.attention import AttentionBackend, BatchLayout
-from dovetail.interfaces.logits import LogitsProcessor, RowTokens
+from dovetail.interfaces.logits import LogitsProcessor
 from dovetail.interfaces.model import Model, RowView
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import (
     KVLayer,
     KVLayout,
-    NewRow,
     RowResult,
     StepPlan,
     StepResult,
@@ -35,7 +34,6 @@ from dovetail.interfaces.step import (
 from dovetail.layers.attention import attention_layers, kv_layers, step_layers
 from dovetail.layers.context import (
     ForwardContext,
-    StepAdapters,
     step_adapters,
     use_adapters,
     use_context,
@@ -47,13 +45,13 @@ from dovetail.layers.native import use_ops
 from dovetail.parallel.context import over_ranks
 from dovetail.parallel.engines import exchange
 from dovetail.runner import measure, verify, warm_up
-from dovetail.runner.adapters import runner_adapters
+from dovetail.runner.adapters import runner_adapters, slots_in_use
 from dovetail.runner.batch import Batch, StepInputs
 from dovetail.runner.compiled import CompiledForward, ModelForward
 from dovetail.runner.device import DeviceCalls, calls_of
 from dovetail.runner.draft_runner import DraftRunner
 from dovetail.runner.expert_balancer import expert_balancer
-from dovetail.runner.graphs import GraphManager, why_not_captured
+from dovetail.runner.graphs import GraphManager, graph_manager, why_not_captured
 from dovetail.runner.host_blocks import HostBlockStorage
 from dovetail.runner.kv_alloc import allocate_kv, allocate_step, group_of_layers
 from dovetail.runner.loader import load_model
@@ -62,7 +60,13 @@ from dovetail.runner.offloaded_memory import offload
 from dovetail.runner.pending_steps import PendingStep, PendingSteps
 from dovetail.runner.pooling import PromptPooling
 from dovetail.runner.prompt_logprobs import PromptLogprobs
-from dovetail.runner.recorded import RecordedForward, is_recorded, recorded_prompts, recorded_rows
+from dovetail.runner.recorded import (
+    MAX_ROWS,
+    RecordedForward,
+    is_recorded,
+    recorded_prompts,
+    recorded_rows,
+)
 from dovetail.runner.results import verified_results
 from dovetail.runner.stage_link import StageLink, UnseenDraws
 from dovetail.runner.step_reader import BegunStep, Computed, StepReader
@@ -112,8 +116,12 @@ class ModelRunner:
         self._stage.attach(loaded.module)
         if self.adapters is not None:
             self.adapters.attach(loaded.module)
+        if self._drafts is not None:
+            self._drafts.load(loaded.model)
+        self._inner = {} if self._drafts is None else self._drafts.inner
         self._compiled: CompiledForward | None = None
-        if self.run.compiles and "needs_host_rows" not in self._model.capabilities:
+        is_plain = "needs_host_rows" not in self._model.capabilities and not self._inner
+        if self.run.compiles and is_plain:
             self._compiled = CompiledForward(self._model.forward, self._calls)
         self.expert_balancer = expert_balancer(loaded.module, self.run)
         self._experts = [m for m in loaded.module.modules() if isinstance(m, Experts)]
@@ -126,8 +134,6 @@ class ModelRunner:
             set_scales(self._attention, self.run.kv_dtype, own)
         self._layers = kv_layers(self._attention, self.run)
         self._step_layers = step_layers(self._attention, self.run)
-        if self._drafts is not None:
-            self._drafts.load(loaded.model)
         if self.run.pooling is not None and self._stage.is_last:
             self._pooling = PromptPooling(self.run.pooling, loaded.model, self.device)
 
@@ -152,7 +158,7 @@ class ModelRunner:
 
     def kv_layers(self) -> Sequence[KVLayer]:
         """Return what the attention layers cache, in layer order, a drafter's behind them."""
-        return [*self._layers, *(self._drafts.layers if self._drafts is not None else ())]
+        return [*self._layers, *(() if self._drafts is None else self._drafts.layers)]
 
     def allocate(self, layout: KVLayout) -> None:
         """Create KV tensors, rows and sampling state. Raises: ConfigError. Mutates: self"""
@@ -181,7 +187,12 @@ class ModelRunner:
         self._tensors: HostTensors | DeviceTensors = HostTensors(self._batch)
         if self._calls.runs_ahead:
             self._tensors = DeviceTensors(self._batch, self.device, self._calls)
-            self._graphs = self._graph_manager(self._tensors)
+            reason = why_not_captured(
+                run, self._backend, self._model, reads_inner=bool(self._inner)
+            )
+            self._graphs = graph_manager(
+                run, self._forward_eagerly, self._tensors, self._batch.tables, self._calls, reason
+            )
         if self._drafts is not None:
             self._drafts.allocate(layout, self._batch, self._tensors)
         tells_logits = run.logprobs_scale == "logits"
@@ -212,23 +223,8 @@ class ModelRunner:
 
         if run.pooling is not None:
             return recorded_prompts(own, self._batch.tables, run.max_rows)
-        return recorded_rows(own, self._batch.tables, run.max_rows, run.graph_sizes)
-
-    def _graph_manager(self, tensors: DeviceTensors) -> GraphManager:
-        """Return the manager of captured steps; it logs why where nothing is captured."""
-        run = self.run
-        reason = why_not_captured(run, self._backend, self._model)
-        manager = GraphManager(
-            self._forward_eagerly,
-            tensors,
-            self._batch.tables,
-            self._calls,
-            sizes=() if reason else run.graph_sizes or (),
-            max_model_tokens=run.max_model_tokens,
-            device=self.device,
-        )
-        manager.reason = reason or manager.reason
-        return manager
+        rows, sizes = (MAX_ROWS, None) if run.drafts else (run.max_rows, run.graph_sizes)
+        return recorded_rows(own, self._batch.tables, rows, sizes, self._inner)
 
     def warm_up(self) -> None:
         """Run a short prompt and two draws on row 0, then empty it; capture graphs. Mutates: self
@@ -293,10 +289,8 @@ class ModelRunner:
         """Let go of cache, rows and graphs, so that `allocate` may come again. Mutates: self"""
         self._pending_steps.resolve_all_but(0)
         self._graphs, self._host = None, None
-        caches = list(self._caches.values())
-        if self._drafts is not None:
-            caches += self._drafts.caches()
-            self._drafts.release()
+        caches = [] if self._drafts is None else self._drafts.release()
+        caches += self._caches.values()
         offload(caches, keeps=False)  # an allocator may keep what is only freed
         del self._caches, self._batch, self._tensors, self._recorded, self._sampler, self._reader
 
@@ -350,7 +344,7 @@ class ModelRunner:
         sampling = np.flatnonzero(inputs.samples)
         self._stage.receive(len(inputs.token_ids))
         begun = self._calls.mark()
-        with use_adapters(self._adapters_in(inputs.adapters)):
+        with use_adapters(slots_in_use(self.adapters, inputs.adapters)):
             computed = self._forward(inputs, sampling)
         step = BegunStep(
             step_id=plan.step_id, inputs=inputs, begun=begun, computed=self._calls.mark()
@@ -370,9 +364,7 @@ class ModelRunner:
             pending = self._draw(computed, inputs.rows[sampling])
             step.drawn = (sampling, pending, self._batch.expect(inputs.rows[sampling]))
         if self._drafts is not None:
-            if any(row.num_drafts for row in inputs.steps):
-                self._reader.collect(step)
-            step.rows = self._drafts.draft(inputs, computed.hidden, step.rows)
+            self._drafts.after(step, computed.hidden, self._reader)
         step.ended = self._calls.mark()
         return step
 
@@ -405,18 +397,10 @@ class ModelRunner:
                 self._pooling.add_row(new)
             elif self._stage.is_last:
                 self._prompt_logprobs.add_row(new)
-                self._sampler.add_row(self._row_tokens(new), new.seed)
+                self._sampler.add_row(self._batch.row_tokens(new), new.seed)
             foreign = self._batch.sanitize_row(new.row, self.run.model.vocab_size)
             if foreign is not None and self._stage.is_last:
                 rows.mark_failed(new.row, f"token id {foreign} is outside the vocabulary")
-
-    def _row_tokens(self, new: NewRow) -> RowTokens:
-        return RowTokens(
-            row=new.row,
-            params=new.sampling,
-            prompt_ids=self._batch.prompt_ids(new.row),
-            output_ids=self._batch.output_ids(new.row),
-        )
 
     def _forward(self, inputs: StepInputs, sampling: np.ndarray) -> Computed:
         """Run the model on the step's tokens. Shapes: sampling [S] indices of rows"""
@@ -479,17 +463,13 @@ class ModelRunner:
         with use_context(context):
             return forward(token_ids, positions)
 
-    def _adapters_in(self, slots: np.ndarray | None) -> StepAdapters | None:
-        """Return what layers must know of tokens in these slots. Shapes: slots [T] int32"""
-        return None if self.adapters is None else self.adapters.in_slots(slots)
-
     def _logits(self, hidden: torch.Tensor, row: int | np.ndarray) -> torch.Tensor:
         """Return logits as the rows' adapters have them, of one row or of one row each.
 
         Shapes: hidden [S, E], row [S] -> [S, V]
         """
         slots = np.broadcast_to(self._batch.adapters[row], len(hidden))
-        with use_adapters(self._adapters_in(slots)):
+        with use_adapters(slots_in_use(self.adapters, slots)):
             return self._model.logits(hidden)
 
     def _draw(self, made: Computed, rows: np.ndarray) -> PendingDraws:

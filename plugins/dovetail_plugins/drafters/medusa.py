@@ -33,6 +33,7 @@ class Medusa(WorkerDrafter):
         source="https://arxiv.org/abs/2401.10774",
     )
     capabilities = frozenset({"on_worker", "hidden_states", "by_depth"})
+    example_settings = {"medusa_num_heads": 3, "medusa_num_layers": 1}
 
     @classmethod
     def settings(cls, raw: Mapping[str, Any], target: ModelSpec) -> dict[str, Any]:

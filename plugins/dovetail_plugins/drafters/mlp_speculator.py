@@ -31,6 +31,7 @@ class MlpSpeculator(WorkerDrafter):
         source="https://arxiv.org/abs/2404.19124",
     )
     capabilities = frozenset({"on_worker", "hidden_states", "by_depth"})
+    example_settings = {"n_predict": 3, "inner_dim": 24}
 
     @classmethod
     def settings(cls, raw: Mapping[str, Any], target: ModelSpec) -> dict[str, Any]:

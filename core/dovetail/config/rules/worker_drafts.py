@@ -6,6 +6,7 @@ loaded. Imports no torch; knows no drafter by name.
 
 from __future__ import annotations
 
+import filecmp
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from dovetail.config.checkpoint.dtypes import BYTES, chosen_dtypes
 from dovetail.config.checkpoint.formats import read_settings
 from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.config.checkpoint.hub import Hub
+from dovetail.config.checkpoint.json_files import read_json
 from dovetail.config.checkpoint.model_path import find_model
 from dovetail.config.checkpoint.rope import rope_rules, with_rope
 from dovetail.config.config import Config
@@ -34,8 +36,6 @@ from dovetail.interfaces.step import KVLayer
 from dovetail.registry.options import convert
 
 FLAG = "--speculative-config"
-KEYS = ("model", "quantization", "draft_tensor_parallel_size", "max_model_len", "revision")
-"""The keys that are about the drafter's checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +67,7 @@ def worker_drafts(
     _check_place(config)
     model = _model(config, plugin, settings, target, platform, hub)
     _check_fit(plugin, model, target)
-    model_plugin, name = None, registered(model.architecture)
-    if name is not None or "whole_model" in plugin.capabilities:
-        name = name or model.architecture
-        model_plugin = selections.select("model", name, where=f"{FLAG}.model: its architectures")
+    model_plugin = _model_plugin(config, plugin, model, target)
     is_divided = _is_divided(config, settings, plugin)
     if is_divided and model_plugin is not None:
         check_division(model, model_plugin, rank_spec(config))
@@ -103,6 +100,20 @@ def draft_bytes(drafts: WorkerDraftSpec | None, kv_dtype: str, tensor_size: int)
     return num_layers * per_layer
 
 
+def _model_plugin(
+    config: Config, plugin: type[WorkerDrafter], model: ModelSpec, target: ModelSpec
+) -> Selection | None:
+    """Return the model plugin of the class that a drafter's settings name, if there is one.
+    Raises: UnknownPlugin for a whole model of a class that is not known"""
+    if "own_weights" in plugin.capabilities:
+        return selections.select_model(config, target)
+    name = registered(model.architecture)
+    if name is None and "whole_model" not in plugin.capabilities:
+        return None
+    where = f"{FLAG}.model: its architectures"
+    return selections.select("model", name or model.architecture, where=where)
+
+
 def _check_place(config: Config) -> None:
     """Raise ConfigError for engines in which no rank sees all of a step."""
     parallel = config.parallel
@@ -129,10 +140,12 @@ def _model(
     """Return the facts of the drafter's checkpoint. Raises: ConfigError"""
     folder = _folder(config, plugin, settings, target, hub)
     raw = read_settings(folder)
+    if "own_weights" in plugin.capabilities:  # with what the flags have changed
+        raw = {**raw, **target.hf_config}
     found = load_model_facts(folder, overrides=plugin.settings(raw, target))
     requested = registry.value_of("dtype", config.model.dtype) or AUTO_DTYPE
     _, kept = chosen_dtypes(requested, found.hf_config, platform)
-    rope = with_rope(found.hf_config, None, None)
+    rope = with_rope(found.hf_config, None, {})
     return msgspec.structs.replace(
         found, hf_config=rope, rope_rules=rope_rules(rope), dtype=target.dtype, weight_dtype=kept
     )
@@ -157,7 +170,7 @@ def _folder(
         return Path(target.path)
     if not isinstance(name, str) or not name:
         raise ConfigError(
-            "the drafter has a checkpoint of its own, and none is named."
+            "the drafter has its own checkpoint, and none is named."
             if name is None
             else f"{name!r} is not the name of a model.",
             where=where,
@@ -186,12 +199,32 @@ def _check_fit(plugin: type[WorkerDrafter], model: ModelSpec, target: ModelSpec)
             where=f"{FLAG}.model",
             fix="use a drafter that was made for this model.",
         )
+    if "whole_model" in plugin.capabilities:
+        _check_tokens(Path(model.path), Path(target.path))
     if "hidden_states" in plugin.capabilities and model.hidden_size != target.hidden_size:
         raise ConfigError(
             f"the drafter continues hidden states of {model.hidden_size} numbers, and the model's "
             f"have {target.hidden_size}.",
             where=f"{FLAG}.model",
             fix="use a drafter that was made for this model.",
+        )
+
+
+def _check_tokens(draft: Path, target: Path) -> None:
+    """Raise ConfigError where both have a tokenizer.json and a number means another token in it."""
+    files = draft / "tokenizer.json", target / "tokenizer.json"
+    if not all(file.is_file() for file in files) or filecmp.cmp(*files, shallow=False):
+        return
+    ours, theirs = (read_json(file).get("model", {}).get("vocab") for file in files)
+    if not isinstance(ours, dict) or not isinstance(theirs, dict):
+        return  # pieces with scores, which the sizes speak for
+    differing = next((token for token, number in theirs.items() if ours.get(token) != number), None)
+    if differing is not None:
+        raise ConfigError(
+            f"the token {differing!r} is {theirs[differing]} to the model and "
+            f"{ours.get(differing)} to the drafter.",
+            where=f"{FLAG}.model",
+            fix="use a drafter with the model's own tokenizer.",
         )
 
 
