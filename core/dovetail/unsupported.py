@@ -79,7 +79,10 @@ FEATURES: dict[str, Unsupported] = {
     ),
     "flash_attn_version": Unsupported("the newest flash-attn that is installed is used"),
     "cuda_runtime": Unsupported("dovetail uses the CUDA runtime of torch"),
-    "draft_model": Unsupported("draft models are not supported yet"),
+    "draft_model": Unsupported(
+        "a draft model runs beside the model that it drafts for",
+        "name it in --speculative-config, with the method draft_model",
+    ),
     "typical_acceptance": Unsupported(
         "drafts are accepted by rejection sampling, which leaves the answers' distribution as it is"
     ),

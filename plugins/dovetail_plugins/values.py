@@ -236,7 +236,6 @@ PREEMPTION_RECOMPUTE = Value(summary="preempted requests are recomputed", value=
 PREEMPTION_SWAP = Value(
     summary="the KV cache of preempted requests is swapped to host memory and back", value="swap"
 )
-ACCEPTANCE_REJECTION_SAMPLER = Value(summary="rejection sampling", value="rejection_sampler")
 
 # How several engines are started: the choices of --data-parallel-backend. `value` is the
 # "module:class" of an EngineStarter (`dovetail.interfaces.engine_starter`); None: processes here.

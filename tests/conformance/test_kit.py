@@ -29,6 +29,7 @@ EXCHANGES = HERE / "wrong_exchanges.py"
 STAGES = HERE / "wrong_stages.py"
 POOLERS = HERE / "wrong_poolers.py"
 RESOLVERS = HERE / "wrong_resolvers.py"
+ACCEPTANCES = HERE / "wrong_acceptances.py"
 
 POLICY = "scheduling_policy"
 WRONG: list[tuple[str, str, str]] = [
@@ -96,13 +97,25 @@ WRONG: list[tuple[str, str, str]] = [
     ("kv_policy", f"{TORCH}:SharingPolicy", "every_request_ends[plain]"),
     ("bench_dataset", f"{PLAIN}:ForgetfulDataset", "draws_the_same_again"),
     ("bench_dataset", f"{PLAIN}:ShiftyDataset", "more_prompts_add_to_the_end"),
+    ("scheduler", f"{TORCH}:CrampedScheduler", "drafts_of_the_worker_have_room[False]"),
     ("drafter", f"{PLAIN}:EagerDrafter", "never_more_than_asked[1]"),
     ("drafter", f"{PLAIN}:ForeignDrafter", "ids_are_in_the_vocabulary"),
     ("drafter", f"{PLAIN}:ScribblingDrafter", "leaves_the_tokens_alone"),
     ("drafter", f"{PLAIN}:ChattyDrafter", "requests_do_not_mix"),
     ("drafter", f"{PLAIN}:ForgetlessDrafter", "forgets"),
+    ("drafter", f"{PLAIN}:AmnesicDrafter", "remembers"),
+    ("drafter", f"{TORCH}:MixingDrafter", "batch_and_chunks"),
+    ("drafter", f"{TORCH}:WideDrafter", "logits_over_the_vocabulary"),
+    ("drafter", f"{TORCH}:MoodyDrafter", "is_deterministic"),
+    ("drafter", f"{TORCH}:ScribblingSettings", "leaves_the_settings_alone"),
+    ("drafter", f"{PLAIN}:ImposingDrafter", "is_of_its_sort"),
     ("stat_logger", f"{PLAIN}:SlowLogger", "does_not_block"),
     ("stat_logger", f"{PLAIN}:PickyLogger", "takes_all_numbers"),
+    ("acceptance", f"{ACCEPTANCES}:EagerAcceptance", "chances_are_probabilities[far]"),
+    ("acceptance", f"{ACCEPTANCES}:TrustingAcceptance", "nothing_impossible_stands[filtered]"),
+    ("acceptance", f"{ACCEPTANCES}:CarelessAcceptance", "keeps_the_distribution[near]"),
+    ("acceptance", f"{ACCEPTANCES}:ScribblingAcceptance", "leaves_its_input_alone"),
+    ("acceptance", f"{ACCEPTANCES}:CrowdAcceptance", "rows_do_not_mix"),
     ("tool_parser", f"{PLAIN}:NoSamples", "has_samples"),
     ("tool_parser", f"{PLAIN}:WrongSample", "samples_parse"),
     ("tool_parser", f"{PLAIN}:CrashingParser", "malformed_bodies[0]"),
@@ -188,8 +201,10 @@ RIGHT = [
     (POLICY, f"{PLAIN}:KnownFailure"),
     ("api", f"{APIS}:RightApi"),
     ("drafter", f"{PLAIN}:RightDrafter"),
+    ("drafter", "dovetail_plugins.drafters.eagle:Eagle"),
     ("router", f"{ROUTERS}:RightRouter"),
     ("adapter_resolver", f"{RESOLVERS}:RightResolver"),
+    ("acceptance", f"{ACCEPTANCES}:RightAcceptance"),
     ("pooler", f"{POOLERS}:RightPooler"),
     ("pooler", f"{POOLERS}:RightSteps"),
     ("tool_parser", f"{PLAIN}:SlashParser"),
@@ -278,6 +293,7 @@ def test_every_kind_has_clauses_and_every_word_is_asked(kind: str) -> None:
 
 
 UNASKED = {
+    "drafter": {"by_depth", "own_weights", "whole_model"},  # how engines load and record it
     "executor": {"launched_ranks", "places_ranks"},  # who starts ranks: a kit has no launcher
     "worker": {"stages"},  # a stage needs others in their own processes: whole engines show it
     "platform": {"host_cores"},  # a claim about who computes: resolve gives it threads

@@ -431,6 +431,19 @@ class ForgetlessDrafter(RightDrafter):
         """Keep everything."""
 
 
+class AmnesicDrafter(RightDrafter):
+    """Says that it remembers, and does not."""
+
+    capabilities = frozenset({"remembers"})
+
+
+class ImposingDrafter(RightDrafter):
+    """Claims a sort that it is not of."""
+
+    info = Info(summary="says that it runs on the worker")
+    capabilities = frozenset({"on_worker"})
+
+
 ALIEN = Value(summary="a type that nobody computes in", value="posit16")
 COLLIDING = Value(summary="looks at four bytes", value=f"{__file__}:FEW")
 CROWDED = Value(summary="gives the last rank nothing to do", value=f"{__file__}:crowded")

@@ -25,13 +25,14 @@ from dovetail.interfaces.quantization import LinearMethod, LinearSpec, NamedActi
 from dovetail.interfaces.quantizer import Inputs, Quantized
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.scheduler import RequestState
-from dovetail.interfaces.spec import CacheSpec
+from dovetail.interfaces.spec import CacheSpec, ModelSpec
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.tokenizer import PairFrame
 from dovetail.layers.rotary import Frequencies, RopeSettings, linear
 from dovetail.testing.reference import ReferenceAttention
 from dovetail_kernels.op import Implementation
 from dovetail_plugins.communicators.gloo import GlooCommunicator
+from dovetail_plugins.drafters.eagle import Eagle
 from dovetail_plugins.executors.uni import UniExecutor
 from dovetail_plugins.load_formats.safetensors import Safetensors
 from dovetail_plugins.models import llama, qwen3
@@ -699,3 +700,65 @@ class AnywhereCommunicator(GlooCommunicator):
     def why_not(cls, query: Any) -> list[str]:
         """Return nothing."""
         return []
+
+
+class CrampedScheduler(ContinuousScheduler):
+    """Asks the worker for drafts that have no room."""
+
+    def plan(self) -> StepPlan:
+        """Want ten drafts wherever some are wanted."""
+        plan = super().plan()
+        rows = (
+            msgspec.structs.replace(row, num_drafts=10 * bool(row.num_drafts)) for row in plan.rows
+        )
+        return msgspec.structs.replace(plan, rows=tuple(rows))
+
+
+class MixingDrafter(Eagle):
+    """Lets the rows of a batch know of each other."""
+
+    info = Info(summary="a head that looks around")
+
+    def advance(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        states: torch.Tensor | None,
+        depth: int,
+    ) -> torch.Tensor:
+        """Return states less their mean."""
+        found = super().advance(token_ids, positions, states, depth)
+        return found - found.mean(dim=0)
+
+
+class WideDrafter(Eagle):
+    """Guesses a token that the model does not have."""
+
+    info = Info(summary="a head of one token more")
+
+    def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
+        """Return logits with a column too many."""
+        return torch.nn.functional.pad(super().logits(states, depth), (0, 1))
+
+
+class MoodyDrafter(Eagle):
+    """Guesses by chance."""
+
+    info = Info(summary="a head that throws dice")
+
+    def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
+        """Return other logits at every call."""
+        return torch.rand_like(super().logits(states, depth))
+
+
+class ScribblingSettings(Eagle):
+    """Writes into what was read of a file."""
+
+    info = Info(summary="a head that is not careful")
+
+    @classmethod
+    def settings(cls, raw: Mapping[str, Any], target: ModelSpec) -> dict[str, Any]:
+        """Return the settings themselves, changed."""
+        assert isinstance(raw, dict)
+        raw["vocab_size"] = target.vocab_size + 1
+        return raw

@@ -216,3 +216,40 @@ def test_an_end_among_accepted_tokens(
         assert_same(engine.answers(wishes, crowd), without.answers(wishes, crowd))
         engine.llm._engine.core.check_idle()
     assert engine.count("accepted_tokens") > 0
+
+
+def test_finished_answers_are_drafted_from(folder: Path, plain: list[GenerationResult]) -> None:
+    engine = Engine(folder, speculative_config={"method": "suffix", "num_speculative_tokens": 6})
+    steps = []
+    with engine.llm:
+        for _ in range(2):
+            before = engine.llm._engine.core.num_steps
+            assert_same(engine.answers(params(), prompts()), plain)
+            steps.append(engine.llm._engine.core.num_steps - before)
+    assert steps[1] < 0.8 * steps[0]
+    first = next(stats for stats in engine.stats if stats.drafts)
+    assert sum(first.drafted_at) == first.draft_tokens
+
+
+def test_typical_acceptance_of_whole_requests(
+    folder: Path, plain: list[GenerationResult], known: Path
+) -> None:
+    """Greedy answers stay; sampled ones are whole, obey their limits, and have their logprobs."""
+    asked = {"method": f"{__file__}:Known", "num_speculative_tokens": 6, "path": str(known)}
+    asked |= {"acceptance_method": "typical_acceptance_sampler", "posterior_threshold": 1e-6}
+    engine = Engine(folder, speculative_config=asked, num_gpu_blocks_override=FEW)
+    with engine.llm:
+        found = engine.answers(params(), prompts())
+        again = engine.answers(params(), prompts())
+        engine.llm._engine.core.check_idle()
+    assert_same(again, found)
+    changed = 0
+    for (_, one), ours, theirs in zip(REQUESTS, found, plain, strict=True):
+        if one.get("temperature") == 0.0:
+            assert_same([ours], [theirs])
+        for mine, other in zip(ours.outputs, theirs.outputs, strict=True):
+            assert len(mine.token_ids) == len(other.token_ids) or not one.get("ignore_eos", True)
+            assert set(mine.token_ids) <= set(one.get("allowed_token_ids", mine.token_ids))
+            assert len(mine.logprobs or ()) == (len(mine.token_ids) if "logprobs" in one else 0)
+            changed += mine.token_ids != other.token_ids
+    assert changed and engine.count("preemptions") > 0

@@ -39,6 +39,7 @@ KIND_OF = {
     "pooling_type": "pooler",
     "prefix_hash_algo": "hash_algorithm",
     "log_level": "uvicorn_log_level",
+    "spec_acceptance_method": "acceptance",
     "spec_method": "drafter",
     "tokenizer_mode": "tokenizer",
 }

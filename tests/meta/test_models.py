@@ -23,6 +23,7 @@ TYPES_OF_REMOTE_CODE = {
     "JinaBertModel": "bert",
     "HF_ColBERT": "bert",
     "InternLM2ForCausalLM": "internlm2",
+    "MiMoForCausalLM": "mimo",
 }
 """Classes that transformers does not have -> the model type in their config.json."""
 

@@ -483,6 +483,13 @@ LONG_TURNS = {
     "long_prefill_tokens": 6,
     "num_blocks": 30,
 }
+WORKER_DRAFTS: dict[str, Any] = {
+    **GROUPS,
+    "draft_rate": 0.8,
+    "drafts_on_worker": True,
+    "async_steps": True,
+    "num_blocks": 70,
+}
 SIMULATIONS: list[tuple[str, Callable[[Any], SchedulingPolicy], dict[str, Any]]] = [
     ("fcfs", Fcfs, PLAIN),
     ("priority", PriorityFirst, PLAIN),
@@ -499,6 +506,8 @@ SIMULATIONS: list[tuple[str, Callable[[Any], SchedulingPolicy], dict[str, Any]]]
     ("tiny", Fcfs, {"num_blocks": 12, "max_step_tokens": 10, "long_prefill_tokens": 5}),
     ("drafts", PriorityFirst, {"draft_rate": 0.8, "num_blocks": 30}),
     ("drafts-ahead", Fcfs, {"draft_rate": 0.5, "async_steps": True}),
+    ("drafts-of-the-worker", Fcfs, {"draft_rate": 0.8, "num_blocks": 30, "drafts_on_worker": True}),
+    ("worker-drafts-ahead", Fcfs, WORKER_DRAFTS),
     ("drafts-groups", Fcfs, {**GROUPS, "draft_rate": 0.8, "num_blocks": 70}),
 ]
 

@@ -141,10 +141,11 @@ def test_drafts_are_counted(caplog: pytest.LogCaptureFixture) -> None:
         PrometheusStats(PrometheusStats.Options(), "drafting", 4096),
         LogStats(LogStats.Options(), "m", 4096),
     )
+    at = {"drafted_at": (3, 3, 3, 2, 1), "accepted_at": (3, 2, 1, 0, 0)}
     line._since_s -= 60
     with caplog.at_level(logging.INFO, "dovetail.stats"):
         for target in (stats, line):
-            target.step(step(drafts=3, draft_tokens=12, accepted_tokens=6))
+            target.step(step(drafts=3, draft_tokens=12, accepted_tokens=6, **at))
     text = metrics.exposition().decode()
     for name, value in {
         "num_drafts_total": 3.0,
@@ -155,7 +156,18 @@ def test_drafts_are_counted(caplog: pytest.LogCaptureFixture) -> None:
         "efficiency": 0.6,
     }.items():
         assert f'vllm:spec_decode_{name}{{engine="0",model_name="drafting"}} {value}' in text
-    assert "preemptions 0, drafts kept 6 of 12 (50%)" in caplog.text
+    labels = '{engine="0",model_name="drafting",position='
+    for name, counts in {"draft": (3, 3, 3, 2, 1), "accepted": (3, 2, 1, 0, 0)}.items():
+        for place, count in enumerate(counts):
+            line_of = f'spec_decode_num_{name}_tokens_per_pos_total{labels}"{place}"}} {count}.0'
+            assert f"dovetail:{line_of}" in text
+    assert f'vllm:spec_decode_num_accepted_tokens_per_pos_total{labels}"1"}} 2.0' in text
+    kept = "drafts kept 6 of 12 (50%; by position 100% 67% 33% 0% 0%)"
+    assert f"preemptions 0, {kept}" in caplog.text
+    with caplog.at_level(logging.INFO, "dovetail.stats"):
+        line._since_s -= 60
+        line.step(step(drafts=1, draft_tokens=1, drafted_at=(1,), accepted_at=(0,)))
+    assert "drafts kept 0 of 1 (0%; by position 0%)" in caplog.text
 
 
 def test_numbers_of_several_engines_are_told_apart_and_logged_together(

@@ -24,7 +24,6 @@ from dovetail.config.checkpoint.generation import default_sampling
 from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.config.checkpoint.hub import Hub
 from dovetail.config.checkpoint.kv_scales import kv_scales, kv_steps
-from dovetail.config.checkpoint.model_facts import has_position_bias
 from dovetail.config.checkpoint.model_path import (
     DEMO_NAME,
     find_config,
@@ -36,6 +35,7 @@ from dovetail.config.checkpoint.weights_check import check_weights, has_weights,
 from dovetail.config.config import Config
 from dovetail.config.rules import selections, stages
 from dovetail.config.rules.adapters import adapter_search, adapter_spec, first_adapters
+from dovetail.config.rules.attention import select_attention
 from dovetail.config.rules.cache_size import (
     Room,
     cpu_cache_bytes,
@@ -68,11 +68,11 @@ from dovetail.config.rules.ranks import (
     select_communicator,
 )
 from dovetail.config.rules.schedule import schedule_spec
-from dovetail.config.rules.speculation import draft_spec
+from dovetail.config.rules.speculation import acceptance_of, asked_drafter, draft_spec
 from dovetail.config.rules.structured_output import structured_output_spec
+from dovetail.config.rules.worker_drafts import draft_bytes, runs_on_worker, worker_drafts
 from dovetail.config.rules.worker_extension import worker_extension
 from dovetail.errors import ConfigError
-from dovetail.interfaces.attention import AttentionQuery
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.interfaces.platform import AUTO_DTYPE, Platform
 from dovetail.interfaces.spec import (
@@ -82,6 +82,7 @@ from dovetail.interfaces.spec import (
     RunSpec,
     ScheduleSpec,
     Selection,
+    WorkerDraftSpec,
 )
 
 
@@ -103,8 +104,11 @@ def resolve(config: Config) -> EngineSpec:
     cached = cached_model(model, rank)
     if config.scheduler.disable_hybrid_kv_cache_manager:
         cached = without_window(cached)
-    cache = cache_spec(config, cached, schedule, kv_dtype, platform)
-    schedule = _fit_schedule(config, cached, schedule, cache, kv_dtype)
+    drafts = _worker_drafts(config, aim, schedule, kv_dtype, platform)
+    beside = draft_bytes(drafts, kv_dtype, rank.tensor_size)
+    cache = cache_spec(config, cached, schedule, kv_dtype, platform, beside)
+    schedule = _fit_schedule(config, cached, schedule, cache, kv_dtype, beside)
+    aim = replace(aim, drafts=drafts)
     spec = _engine_spec(config, aim, schedule, cache, kv_dtype, platform)
     spec = msgspec.structs.replace(with_engines(spec, config, platform), platform=chosen)
     platform.check(spec)
@@ -114,9 +118,14 @@ def resolve(config: Config) -> EngineSpec:
 
 
 def cache_spec(
-    config: Config, model: ModelSpec, schedule: ScheduleSpec, kv_dtype: str, platform: Platform
+    config: Config,
+    model: ModelSpec,
+    schedule: ScheduleSpec,
+    kv_dtype: str,
+    platform: Platform,
+    draft_bytes: int = 0,
 ) -> CacheSpec:
-    """Return the size and the rules of the KV cache."""
+    """Return the size and the rules of the KV cache; a drafter keeps `draft_bytes` of a token."""
     section = config.cache
     memory = section.kv_cache_memory_bytes
     rank = rank_spec(config)
@@ -130,7 +139,9 @@ def cache_spec(
         count = max(1, len(engine_numbers(config)))
         free = available_bytes() // (count * rank.local_size)
         most = schedule.max_model_tokens + slack
-        one = kv_bytes(model, kv_dtype, most, step_tokens, rank.context_size)
+        one = kv_bytes(
+            model, kv_dtype, most, step_tokens, rank.context_size, draft_bytes=draft_bytes
+        )
         memory = cpu_cache_bytes(free, share, schedule.max_rows * one)
     return CacheSpec(
         block_tokens=block,
@@ -144,14 +155,20 @@ def cache_spec(
 
 
 def _fit_schedule(
-    config: Config, model: ModelSpec, schedule: ScheduleSpec, cache: CacheSpec, kv_dtype: str
+    config: Config,
+    model: ModelSpec,
+    schedule: ScheduleSpec,
+    cache: CacheSpec,
+    kv_dtype: str,
+    draft_bytes: int,
 ) -> ScheduleSpec:
     """Return the schedule with a context length that the cache holds. Raises: ConfigError."""
     memory, ranks = cache.memory_bytes, config.parallel.decode_context_parallel_size
     if cache.num_blocks is not None:
         # With windowed layers blocks are shared out in a way that only the engine knows.
         is_known = window_tokens(model.hf_config) is None
-        one = kv_bytes(model, kv_dtype, cache.block_tokens, schedule.max_step_tokens, ranks)
+        size, step_tokens = cache.block_tokens, schedule.max_step_tokens
+        one = kv_bytes(model, kv_dtype, size, step_tokens, ranks, draft_bytes=draft_bytes)
         memory = cache.num_blocks * one if is_known else None
     if memory is None:
         return schedule
@@ -163,9 +180,26 @@ def _fit_schedule(
         step_tokens=schedule.max_step_tokens,
         num_blocks=cache.num_blocks,
         context_size=ranks,
+        draft_bytes=draft_bytes,
     )
     length = fit_tokens(config.model.max_model_len, schedule.max_model_tokens, room)
     return msgspec.structs.replace(schedule, max_model_tokens=length)
+
+
+def _worker_drafts(
+    config: Config, aim: Purpose, schedule: ScheduleSpec, kv_dtype: str, platform: Platform
+) -> WorkerDraftSpec | None:
+    """Return the drafter that runs beside a model that generates, if one was asked for."""
+    asked = asked_drafter(config)
+    if asked is None or not runs_on_worker(registry.load_selection(asked.drafter)):
+        return None
+    if aim.pooling is not None:
+        raise ConfigError(
+            "the model does not generate, so there is nothing to draft.",
+            where="--speculative-config",
+            fix="leave the flag out.",
+        )
+    return worker_drafts(config, asked, aim.model, schedule, kv_dtype, platform, hub_of(config))
 
 
 def served_names(config: Config) -> tuple[str, ...]:
@@ -226,7 +260,9 @@ def _engine_spec(
 ) -> EngineSpec:
     model = aim.model
     run = _run_spec(config, model, schedule, cache, kv_dtype, platform)
-    run = msgspec.structs.replace(run, pooling=aim.pooling, adapters=adapter_spec(config, model))
+    run = msgspec.structs.replace(
+        run, pooling=aim.pooling, drafts=aim.drafts, adapters=adapter_spec(config, model)
+    )
     check_quantization(platform, run.quantization)
     _check_checkpoint(config, run)
     tokenizer_path = _tokenizer_path(config, Path(model.path))
@@ -318,7 +354,7 @@ def _run_spec(
         model_plugin=model_plugin,
         load_format=load_format,
         quantization=selections.select_quantization(config, model),
-        attention=_attention(config, model, kv_dtype, cache.block_tokens, platform),
+        attention=select_attention(config, model, kv_dtype, platform),
         logits_processors=selections.select_logits_processors(config),
         num_threads=config.device.num_threads or threads,
         processors=processors,
@@ -344,6 +380,7 @@ def _run_spec(
         kv_scales=kv_scales(config, model, kv_dtype),
         kv_steps=kv_steps(os.environ) if config.cache.calculate_kv_scales else None,
         offload_bytes=offloaded,
+        acceptance=acceptance_of(config),
     )
 
 
@@ -353,32 +390,6 @@ def _load_options(config: Config) -> dict[str, Any]:
         "download_dir": config.load.download_dir,
         "workers": config.parallel.max_parallel_loading_workers,
     }
-
-
-def _attention(
-    config: Config, model: ModelSpec, kv_dtype: str, block_tokens: int, platform: Platform
-) -> Selection:
-    facts, ranks = model.hf_config, config.parallel.decode_context_parallel_size
-    query = AttentionQuery(
-        device=platform.device_type,
-        dtype=model.dtype,
-        kv_dtype=kv_dtype,
-        head_size=model.head_size,
-        block_tokens=block_tokens // ranks,
-        uses_window=window_tokens(facts) is not None,
-        uses_soft_cap=bool(facts.get("attn_logit_softcapping")),
-        uses_alibi=bool(facts.get("alibi")),
-        uses_lse=ranks > 1,
-        uses_position_bias=has_position_bias(facts),
-        is_causal=model.is_causal,
-    )
-    spec = config.attention.attention_backend
-    if not config.is_given("attention_backend"):
-        spec = platform.defaults().attention or spec
-    options = config.plugin.options_of("attention_backend")
-    return selections.select(
-        "attention_backend", spec, query=query, options=options, where="--attention-backend"
-    )
 
 
 def _check_checkpoint(config: Config, run: RunSpec) -> None:

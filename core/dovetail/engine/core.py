@@ -27,6 +27,7 @@ from dovetail.engine.kv import kv_groups
 from dovetail.engine.messages import EngineRequest, RequestUpdate, Timings
 from dovetail.engine.request import Request
 from dovetail.engine.sleep_mode import SleepMode
+from dovetail.engine.start_watch import Report, StartWatch
 from dovetail.engine.step_stats import StepCounter
 from dovetail.engine.steps_together import StepsTogether
 from dovetail.errors import EngineDead, RequestError
@@ -50,9 +51,6 @@ LEAVE_LIMIT_S = 2.0
 
 STEP_ALONG = -2
 """The number of steps without requests."""
-
-Report = Callable[[str, float], None]
-"""Told the name and the seconds of each part of the start-up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +116,7 @@ class EngineCore:
         self.spec = spec
         self.num_steps = 0
         keep_to(spec.run.processors)
-        watch = _Watch(report)
+        watch = StartWatch(report)
         self._together = _steps_together(spec)
         # What needs no weights is made first: a wrong option need not wait for them.
         policy: SchedulingPolicy = registry.make(spec.policy)
@@ -142,7 +140,7 @@ class EngineCore:
                 self.cache, lambda: self.sleep_mode.level, self.adapters, engine=spec.engine
             )
             self._drafting: Drafting | None = None
-            if spec.drafting is not None and drafter is not None:
+            if spec.drafting is not None:
                 self._drafting = Drafting(spec.drafting, drafter, spec.run.model, self._counter)
         except BaseException:
             self._executor.shutdown()
@@ -216,6 +214,8 @@ class EngineCore:
             self._updates.append(refused(message.request_id, RequestError(what, status=500)))
         else:
             self._live[request.request_id] = _Live(request, holder)
+            if self._drafting is not None:
+                self._drafting.begin(request, sum(self._scheduler.counts()))
 
     def _needs_whole_prompt(self, message: EngineRequest) -> bool:
         """Return whether what a request is told depends on all of its prompt's steps."""
@@ -430,20 +430,6 @@ def _steps_together(spec: EngineSpec) -> StepsTogether | None:
     return StepsTogether(Path(spec.run.engines_folder), rank.data_rank, rank.data_size)
 
 
-class _Watch:
-    """Reports the seconds since the last lap."""
-
-    def __init__(self, report: Report | None) -> None:
-        self._report = report
-        self._started_s = time.monotonic()
-
-    def lap(self, name: str) -> None:
-        now_s = time.monotonic()
-        if self._report is not None:
-            self._report(name, now_s - self._started_s)
-        self._started_s = now_s
-
-
 def _update_of(live: _Live, now_s: float) -> RequestUpdate:
     request = live.request
     progress = request.take_progress()
@@ -494,5 +480,7 @@ def _plan_layout(spec: EngineSpec, executor: Executor, policy: KVPolicy) -> KVLa
 def _build_drafter(spec: EngineSpec) -> Drafter | None:
     if spec.drafting is None:
         return None
+    if spec.run.drafts is not None:
+        return None  # it is made beside the model
     made: Drafter = registry.make(spec.drafting.drafter, spec.run.model, spec.drafting.max_tokens)
     return made

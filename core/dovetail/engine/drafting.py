@@ -1,7 +1,8 @@
 """Drafting: asks the drafter what requests may say next, as often as its guesses come true.
 
 Sets `draft_ids` of requests between two steps; the scheduler plans them and the runner verifies
-them. What a drafter does wrong costs a request its drafts and nothing else.
+them. A drafter on the worker is asked by the plan of the step before: `num_wanted_drafts` says for
+how many. What a drafter does wrong costs a request its drafts and nothing else.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 FREE_MISSES = 3
 MAX_PAUSE_TOKENS = 16
+FOREIGN = "an id outside the vocabulary"
 
 
 class _AdaptiveDraftLength:
@@ -52,38 +54,53 @@ class _AdaptiveDraftLength:
 
 
 class Drafting:
-    """The drafter of one engine and what it is worth to each live request."""
+    """The drafter of one engine and what it is worth to each live request. `drafter` None: it is on
+    the worker."""
 
     def __init__(
-        self, spec: DraftSpec, drafter: Drafter, model: ModelSpec, counter: StepCounter
+        self, spec: DraftSpec, drafter: Drafter | None, model: ModelSpec, counter: StepCounter
     ) -> None:
         self._max_tokens = spec.max_tokens
         self._pause_above = spec.pause_above_requests
+        self._max_model_tokens = spec.max_model_tokens
         self._vocab_size = model.vocab_size
         self._counter = counter
         self._lengths: dict[str, _AdaptiveDraftLength] = {}
         self._drafter = drafter
 
+    def begin(self, request: RequestState, num_unfinished: int) -> None:
+        """Want drafts behind a new request's first token. Mutates: num_wanted_drafts"""
+        if self._drafter is None and not self._is_crowded(num_unfinished):
+            request.num_wanted_drafts = self._max_tokens
+
     def update(self, requests: Iterable[RequestState], num_unfinished: int) -> None:
         """Learn from the drafts just verified and guess anew. `requests` are those that changed.
 
-        Mutates: self; draft_ids of the requests
+        Mutates: self; draft_ids and num_wanted_drafts of the requests
         """
-        is_paused = self._pause_above is not None and num_unfinished > self._pause_above
+        is_crowded = self._is_crowded(num_unfinished)
         for request in requests:
             length = self._lengths.get(request.request_id)
             if length is None:
                 length = self._lengths[request.request_id] = _AdaptiveDraftLength(self._max_tokens)
             elif request.num_draft_tokens > length.num_drafted:
                 self._record(request, length)
-            request.draft_ids = ()
             is_asked = length.max_tokens > 0 and request.num_tokens >= length.paused_until
-            if is_asked and not is_paused and request.status == RUNNING:
-                request.draft_ids = self._guess(request, length)
+            limit = length.max_tokens if is_asked and not is_crowded else 0
+            limit = max(0, min(limit, self._room(request)))
+            if self._drafter is None:
+                request.draft_ids = self._brought(request, length, limit)
+                request.num_wanted_drafts = limit if length.max_tokens else 0
+            else:
+                is_asked = limit > 0 and request.status == RUNNING
+                request.draft_ids = self._guess(request, length, limit) if is_asked else ()
+
+    def _is_crowded(self, num_unfinished: int) -> bool:
+        return self._pause_above is not None and num_unfinished > self._pause_above
 
     def forget(self, request_id: str) -> None:
         """Drop what is kept of a request. Mutates: self"""
-        if self._lengths.pop(request_id, None) is None:
+        if self._lengths.pop(request_id, None) is None or self._drafter is None:
             return
         try:
             self._drafter.forget(request_id)
@@ -97,24 +114,43 @@ class Drafting:
             request.num_draft_tokens,
             request.num_accepted_tokens,
         )
-        self._counter.drafts += 1
-        self._counter.draft_tokens += num_drafted
-        self._counter.accepted_tokens += num_accepted
+        self._counter.count_draft(num_drafted, num_accepted)
         if length.max_tokens:
             length.record(num_accepted, request.num_tokens, self._max_tokens)
 
-    def _guess(self, request: RequestState, length: _AdaptiveDraftLength) -> tuple[int, ...]:
+    def _brought(
+        self, request: RequestState, length: _AdaptiveDraftLength, limit: int
+    ) -> tuple[int, ...]:
+        """Return the worker's drafts, as far as they are wanted still. Mutates: length"""
+        drafts = request.draft_ids[:limit] if request.status == RUNNING else ()
+        return drafts if self._are_known(drafts) else self._given_up(request, length, FOREIGN)
+
+    def _room(self, request: RequestState) -> int:
+        """Return how many drafts of the request stay within the drafter's context."""
+        most = self._max_model_tokens
+        return self._max_tokens if most is None else most - request.num_tokens
+
+    def _guess(
+        self, request: RequestState, length: _AdaptiveDraftLength, limit: int
+    ) -> tuple[int, ...]:
         """Return the drafter's guesses; none, now and later, when it fails. Mutates: length"""
-        limit = length.max_tokens
+        assert self._drafter is not None, "the worker guesses"
         try:
-            guesses = tuple(
+            drafts = tuple(
                 self._drafter.propose(request.request_id, request.token_ids, limit)[:limit]
             )
-            if not guesses or (min(guesses) >= 0 and max(guesses) < self._vocab_size):
-                return guesses
-            fault = "an id outside the vocabulary"
+            fault = "" if self._are_known(drafts) else FOREIGN
         except Exception as error:
-            fault = f"{type(error).__name__}: {error}"
+            drafts, fault = (), f"{type(error).__name__}: {error}"
+        return self._given_up(request, length, fault) if fault else drafts
+
+    def _are_known(self, drafts: tuple[int, ...]) -> bool:
+        return not drafts or (min(drafts) >= 0 and max(drafts) < self._vocab_size)
+
+    def _given_up(
+        self, request: RequestState, length: _AdaptiveDraftLength, fault: str
+    ) -> tuple[int, ...]:
+        """Return no drafts, and want none any more. Mutates: length"""
         length.max_tokens = 0
         logger.error("the drafter is not used again for %s: %s", request.request_id, fault)
         return ()

@@ -70,6 +70,7 @@ class Request:
         "num_inflight",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_wanted_drafts",
         "pooling",
         "priority",
         "request_id",
@@ -123,6 +124,7 @@ class Request:
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.draft_ids: tuple[int, ...] = ()
+        self.num_wanted_drafts = 0
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
         self.block_hashes: list[bytes] = []
@@ -166,7 +168,7 @@ class Request:
     def append(self, result: RowResult) -> None:
         """Record drawn tokens up to the one that ends the request; the rest are dropped.
 
-        Mutates: token_ids, and on the end status, finish_reason, stop_reason, error
+        Mutates: token_ids, draft_ids, and on the end status, finish_reason, stop_reason, error
         """
         if self.finish_reason is not None:
             return
@@ -180,6 +182,7 @@ class Request:
             return
         if result.prompt_logprobs:
             self._add_prompt_logprobs(result.prompt_logprobs)
+        self.draft_ids = result.drafts
         num_taken = 0
         for token_id in result.token_ids:
             self.token_ids.append(token_id)

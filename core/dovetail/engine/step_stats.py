@@ -25,8 +25,10 @@ class StepCounter:
         "_sleep_level",
         "_swapped_in_tokens",
         "_swaps",
+        "accepted_at",
         "accepted_tokens",
         "draft_tokens",
+        "drafted_at",
         "drafts",
         "faults",
         "finished",
@@ -62,6 +64,21 @@ class StepCounter:
         self.drafts = 0
         self.draft_tokens = 0
         self.accepted_tokens = 0
+        self.drafted_at: list[int] = []
+        self.accepted_at: list[int] = []
+
+    def count_draft(self, num_drafted: int, num_accepted: int) -> None:
+        """Count a verified draft, of which the first tokens came true. Mutates: self"""
+        self.drafts += 1
+        self.draft_tokens += num_drafted
+        self.accepted_tokens += num_accepted
+        missing = num_drafted - len(self.drafted_at)
+        if missing > 0:
+            self.drafted_at += [0] * missing
+            self.accepted_at += [0] * missing
+        for place in range(num_drafted):
+            self.drafted_at[place] += 1
+            self.accepted_at[place] += place < num_accepted
 
     def take(
         self,
@@ -103,6 +120,8 @@ class StepCounter:
             drafts=self.drafts,
             draft_tokens=self.draft_tokens,
             accepted_tokens=self.accepted_tokens,
+            drafted_at=tuple(self.drafted_at),
+            accepted_at=tuple(self.accepted_at),
             forward_s=result.forward_s,
             step_s=step_s,
             device_s=result.forward_s + result.sample_s,

@@ -26,8 +26,9 @@ class RequestState(Protocol):
     The scheduler sets `row`, `status`, `num_computed_tokens`, `num_inflight`, `num_preemptions`.
     `draft_ids` guess what follows the known tokens. The engine sets them, the scheduler takes as
     many of the first as it has room for when it plans the last known token, and empties them then
-    and when it preempts. `num_draft_tokens` and `num_accepted_tokens` count drafts whose result
-    came, and those of them that came true; the scheduler adds to both.
+    and when it preempts. `num_wanted_drafts` of them are wanted of the worker, behind the token
+    that the request draws next. `num_draft_tokens` and `num_accepted_tokens` count drafts whose
+    result came, and those of them that came true; the scheduler adds to both.
     `block_hashes` and `prefix_keys` are the KV cache's: hashes of the full blocks known so far,
     and the (type, value) pairs beyond tokens that cached content depends on (salt, adapter).
     `adapter_slot` holds the request's adapter from before it is queued until it has ended.
@@ -52,6 +53,7 @@ class RequestState(Protocol):
     num_preemptions: int
     adapter_slot: int
     draft_ids: tuple[int, ...]
+    num_wanted_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int
     token_ids: list[int]
@@ -67,7 +69,8 @@ class RequestState(Protocol):
     def is_finished(self) -> bool: ...
 
     def append(self, result: RowResult) -> None:
-        """Record drawn tokens and set the finish reason when one of them ends the request."""
+        """Record drawn tokens and the worker's drafts of what follows; set the finish reason when a
+        token ends the request."""
 
     def finish(self, reason: str, detail: str | None = None) -> None:
         """End the request: reason is "stop", "length", "abort" or "error"."""
@@ -149,6 +152,8 @@ class Scheduler(Plugin):
         "pipeline": "keeps the stages of a pipeline busy with plans of different requests",
         "priority": "honours the scheduling policy's order",
         "drafts": "plans a request's draft_ids for verification",
+        "worker_drafts": "asks the worker for the drafts that a request wants, with room for them; "
+        "while they are under way the request is in no further plan",
         "swap": "keeps the KV cache of preempted requests in host blocks",
     }
 

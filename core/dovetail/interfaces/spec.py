@@ -217,6 +217,26 @@ class StructuredOutputSpec(msgspec.Struct, frozen=True, kw_only=True):
     cache_bytes: int = 256 << 20
 
 
+class WorkerDraftSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A drafter that runs beside the model, and its checkpoint: `model`, read by `load_format`.
+
+    `model_plugin` is that of the class that its settings name (None: there is none).
+    Its layers are divided as the target's are if `is_divided`, and else whole on every rank. Rows
+    of more than `max_model_tokens` tokens get no drafts. `max_tokens` is the longest draft.
+    """
+
+    drafter: Selection
+    max_tokens: int
+    model: ModelSpec
+    model_plugin: Selection | None
+    load_format: Selection
+    quantization: Selection
+    attention: Selection
+    max_model_tokens: int
+    is_divided: bool = False
+    is_sampled: bool = False
+
+
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything one worker needs to load a model and run steps.
 
@@ -240,7 +260,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     worker's. Engines over which experts are divided exchange tokens by `all2all`, and meet in the
     folder `engines_folder`. `device` is the platform's device_type, `ops` its implementations of
     ops, each as "module:attribute" (see interfaces.platform). With `pooling` the model does not
-    generate. `adapters` is the room for adapters (None: none are served).
+    generate. `adapters` is the room for adapters (None: none are served), `drafts` the drafter that
+    runs beside the model (None: none). `acceptance` decides on drafts (None: there are none that it
+    is asked about).
     """
 
     model: ModelSpec
@@ -285,6 +307,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     engines_folder: str = ""
     pooling: PoolingSpec | None = None
     adapters: AdapterSpec | None = None
+    drafts: WorkerDraftSpec | None = None
+    acceptance: Selection | None = None
 
 
 class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -342,13 +366,14 @@ class ScheduleSpec(msgspec.Struct, frozen=True, kw_only=True):
 class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Speculation: who guesses, and how many tokens ahead at most.
 
-    No tokens are drafted while more than `pause_above_requests` requests run or wait (None: no
-    limit).
+    No tokens are drafted while more than `pause_above_requests` requests run or wait, and none for
+    a request beyond its first `max_model_tokens` tokens (None: no limit).
     """
 
     drafter: Selection
     max_tokens: int
     pause_above_requests: int | None = None
+    max_model_tokens: int | None = None
 
 
 class EngineShare(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,15 +19,16 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     `prompt_tokens` and `generated_tokens` are what the engine computed, once per completion; what
     clients count is in TokenStats. `finished` counts completions, `faults` those of them that ended
     with an error. `drafts` counts verified runs of guesses, `draft_tokens` the guesses in them, and
-    `accepted_tokens` those that came true. `num_swapped` of the waiting requests have what they
-    cached in host blocks, of which `host_kv_usage` is the share in use; `swaps` counts preemptions
-    that put it there and `swapped_in_tokens` the tokens that were copied back and not computed
-    again. `sleep_level` is 0 while the engine is awake. `device_s` is what the model took where it
-    runs; `exposed_s` is how long it stood still before that for the host to bring the step,
-    `hidden_s` the rest of the host's time, spent while it ran. (Where the host itself runs the
-    model and does not plan ahead, the model's time is in both.) `running_adapters` are the names of
-    the adapters that requests have a slot of, `waiting_adapters` of those that requests wait for a
-    slot of; there are `max_adapters` slots (0: no adapters are served).
+    `accepted_tokens` those that came true; `drafted_at[i]` and `accepted_at[i]` count those at
+    place i of their drafts. `num_swapped` of the waiting requests have what they cached in host
+    blocks, of which `host_kv_usage` is the share in use; `swaps` counts preemptions that put it
+    there and `swapped_in_tokens` the tokens that were copied back and not computed again.
+    `sleep_level` is 0 while the engine is awake. `device_s` is what the model took where it runs;
+    `exposed_s` is how long it stood still before that for the host to bring the step, `hidden_s`
+    the rest of the host's time, spent while it ran. (Where the host itself runs the model and does
+    not plan ahead, the model's time is in both.) `running_adapters` are the names of the adapters
+    that requests have a slot of, `waiting_adapters` of those that requests wait for a slot of;
+    there are `max_adapters` slots (0: no adapters are served).
     """
 
     num_running: int
@@ -49,6 +50,8 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    drafted_at: tuple[int, ...] = ()
+    accepted_at: tuple[int, ...] = ()
     forward_s: float = 0.0
     step_s: float = 0.0
     device_s: float = 0.0

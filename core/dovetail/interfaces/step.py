@@ -61,6 +61,8 @@ class RowStep(
     ones of `num_tokens`; a token is drawn after the last known one, and as long as it equals the
     draft in its place, another after that draft. Then `samples` is true, `start` is the position of
     the last known token, and what was computed at drafts that did not come true is void.
+    `num_drafts` is how many guesses of what follows the draw are wanted of the worker; the row's
+    blocks have room for as many tokens behind those of the step.
     """
 
     row: int
@@ -69,6 +71,7 @@ class RowStep(
     samples: bool
     new_blocks: tuple[tuple[int, ...], ...]
     drafts: tuple[int, ...] = ()
+    num_drafts: int = 0
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -126,7 +129,8 @@ class RowResult(
     why this row's request must end with an error; then nothing else in the result counts.
     `fault_status` is the HTTP status it becomes: below 500 where the request itself is to blame.
     `prompt_logprobs` covers the prompt positions whose successor became known in this step.
-    `pooled` is in place of a drawn token where a prompt is pooled.
+    `pooled` is in place of a drawn token where a prompt is pooled. `drafts` are the worker's
+    guesses of what follows the last token drawn, at most as many as the step wanted.
     """
 
     row: int
@@ -136,6 +140,7 @@ class RowResult(
     fault: str | None = None
     fault_status: int = 500
     pooled: Pooled | None = None
+    drafts: tuple[int, ...] = ()
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -156,6 +161,7 @@ class KVLayer(msgspec.Struct, frozen=True, kw_only=True):
     """The cache of one attention layer. `window_tokens` None: all tokens from the start.
 
     With `context_size` ranks dividing each request's cache, a rank keeps one of so many tokens.
+    `is_draft`: a layer of the drafter beside the model (see KVLayout.draft).
     """
 
     name: str
@@ -164,6 +170,7 @@ class KVLayer(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     window_tokens: int | None = None
     context_size: int = 1
+    is_draft: bool = False
 
     @property
     def stored_size(self) -> int:
@@ -199,6 +206,9 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     A block holds `block_tokens` tokens of a request, of which a rank keeps `block_bytes` in each
     tensor: all, or its part where ranks divide a request's cache (KVLayer.context_size).
     `num_host_blocks` of host memory take what preempted requests had cached.
+    `draft` are the layers of a drafter on the worker: one group, whose tensors are their own and
+    have as many blocks as these. A token's keys lie there under the block id that it has in the
+    first group here, so all that holds of that group's blocks holds of them.
     """
 
     groups: tuple[KVGroup, ...]
@@ -207,3 +217,10 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     block_tokens: int
     block_bytes: int
     num_host_blocks: int = 0
+    draft: KVLayout | None = None
+
+    @property
+    def all_bytes(self) -> int:
+        """Return the bytes of a block in all tensors together, the drafter's among them."""
+        own = self.num_tensors * self.block_bytes
+        return own if self.draft is None else own + self.draft.all_bytes

@@ -45,9 +45,9 @@ class Attention(nn.Module):
         self.steps: tuple[float, float] | None = None
         self._opaque = Opaque(self._attend)
 
-    def kv_layer(self, dtype: str, context_size: int = 1) -> KVLayer:
+    def kv_layer(self, dtype: str, context_size: int = 1, *, is_draft: bool = False) -> KVLayer:
         """Return this layer's cache when it holds `dtype`, on one of `context_size` ranks that
-        divide it."""
+        divide it. `is_draft`: the layer is a drafter's."""
         return KVLayer(
             name=self.name,
             num_kv_heads=self.spec.num_kv_heads,
@@ -55,6 +55,7 @@ class Attention(nn.Module):
             dtype=dtype,
             window_tokens=self.spec.window_tokens,
             context_size=context_size,
+            is_draft=is_draft,
         )
 
     def forward(

@@ -196,7 +196,10 @@ class DecoderLayer(nn.Module):
 
 
 class DecoderModel(nn.Module):
-    """Embedding, layers and the last norm, as far as they belong to this rank's stage."""
+    """Embedding, layers and the last norm, as far as they belong to this rank's stage. The inputs
+    of the layers whose numbers are in `inner` are kept there (None: of none)."""
+
+    inner: dict[int, torch.Tensor | None] | None = None
 
     def __init__(
         self,
@@ -236,7 +239,9 @@ class DecoderModel(nn.Module):
         stage = self.stage
         x = self.embed(token_ids, positions) if stage.is_first else stage.received(token_ids)
         ropes = {name: rotary(positions) for name, rotary in self.rotaries.items()}
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
+            if self.inner is not None and number in self.inner:
+                self.inner[number] = x
             x = layer(x, ropes)
         return self.norm(x)
 

@@ -86,7 +86,6 @@ VALUE_RULES: dict[str, ValueRule] = {
     "safetensors_load_strategy": ValueRule(words="a word", fits=_is_word),
     "trace_module": _some_of(tuple, "model", "worker"),
     "preemption_mode": _one_of("recompute", "swap"),
-    "spec_acceptance_method": _one_of("rejection_sampler"),
 }
 """Kind -> rule. A kind that is not here hands its values on as they are."""
 

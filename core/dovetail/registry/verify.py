@@ -54,8 +54,24 @@ def class_faults(kind: str, plugin: Any) -> Iterator[str]:
     else:
         yield from _version_faults(plugin.interface_version, interface.interface_version)
         yield from _abstract_faults(plugin)
-        yield from _method_faults(plugin, interface)
+        yield from _sort_faults(plugin, interface)
+        yield from _method_faults(plugin, _own_interface(plugin, interface))
         yield from _declaration_faults(plugin)
+
+
+def _own_interface(plugin: type[Plugin], interface: type[Any]) -> type[Any]:
+    """Return the class of the kind's interface that a plugin derives from: one of its sorts, where
+    the kind has several."""
+    bases = (base for base in plugin.__mro__ if base.__module__ == interface.__module__)
+    return next(base for base in bases if issubclass(base, interface))
+
+
+def _sort_faults(plugin: type[Plugin], interface: type[Any]) -> Iterator[str]:
+    """Yield a fault of a plugin that is of none of the sorts that its kind has."""
+    sorts = [s for s in interface.__subclasses__() if s.__module__ == interface.__module__]
+    if sorts and _own_interface(plugin, interface) is interface:
+        names = " or ".join(sort.__name__ for sort in sorts)
+        yield f"it derives from {interface.__name__}, and should from {names}"
 
 
 def _version_faults(has: object, wants: int) -> Iterator[str]:

@@ -52,6 +52,19 @@ class _OnHost:
     is_plain: bool
 
 
+def runner_adapters(run: RunSpec, device: torch.device) -> RunnerAdapters | None:
+    """Return the adapters of a runner, None where none are served."""
+    return None if run.adapters is None else RunnerAdapters(run.adapters, run, device)
+
+
+def slots_in_use(adapters: RunnerAdapters | None, slots: np.ndarray | None) -> StepAdapters | None:
+    """Return what layers must know of tokens in these slots, None where none uses an adapter.
+
+    Shapes: slots [T] int32
+    """
+    return None if adapters is None or slots is None else adapters.in_slots(slots)
+
+
 class RunnerAdapters:
     """The adapters of one rank."""
 
@@ -103,13 +116,11 @@ class RunnerAdapters:
         for slot, adapter in moved:
             self._put(slot, adapter)
 
-    def in_slots(self, slots: np.ndarray | None) -> StepAdapters | None:
+    def in_slots(self, slots: np.ndarray) -> StepAdapters | None:
         """Return what layers must know of tokens in these slots, None where none uses an adapter.
 
         Shapes: slots [T] int32
         """
-        if slots is None:
-            return None
         used = np.unique(slots[slots != NO_SLOT])
         if not len(used):
             return None

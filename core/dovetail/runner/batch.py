@@ -11,6 +11,7 @@ from typing import overload
 
 import numpy as np
 
+from dovetail.interfaces.logits import RowTokens
 from dovetail.interfaces.step import NO_SLOT, NewRow, RowStep, StepPlan
 from dovetail.runner.block_table import BlockTable
 
@@ -230,6 +231,15 @@ class Batch:
     def output_ids(self, row: int) -> Sequence[int]:
         """Return a read-only view of the row's drawn tokens that grows with them."""
         return LiveTokens(self, row, int(self.num_prompt[row]), None)
+
+    def row_tokens(self, new: NewRow) -> RowTokens:
+        """Return a row that was added, as what changes its logits sees it."""
+        return RowTokens(
+            row=new.row,
+            params=new.sampling,
+            prompt_ids=self.prompt_ids(new.row),
+            output_ids=self.output_ids(new.row),
+        )
 
     def views(self, inputs: StepInputs) -> Sequence[StepRow]:
         """Return the step's rows as models may see them, computed on first use."""

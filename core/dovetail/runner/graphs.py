@@ -53,8 +53,13 @@ def captured_keys(sizes: Sequence[int], max_model_tokens: int) -> list[Key]:
     return sorted(keys, reverse=True)
 
 
-def why_not_captured(run: RunSpec, backend: AttentionBackend, model: Model) -> str | None:
-    """Return why no step of a run is captured, None where steps may be."""
+def why_not_captured(
+    run: RunSpec, backend: AttentionBackend, model: Model, *, reads_inner: bool
+) -> str | None:
+    """Return why no step is captured; None where steps may be. `reads_inner`: a drafter looks at
+    states within the model."""
+    if reads_inner:
+        return "a drafter reads states within the model"
     if run.is_eager or not run.graph_sizes:
         return "graphs are switched off"
     if run.rank.context_size > 1:
@@ -66,6 +71,25 @@ def why_not_captured(run: RunSpec, backend: AttentionBackend, model: Model) -> s
     if "needs_host_rows" in model.capabilities:
         return "the model looks at rows on the host"
     return None
+
+
+def graph_manager(
+    run: RunSpec,
+    forward: Forward,
+    tensors: DeviceTensors,
+    tables: Sequence[BlockTable],
+    calls: DeviceCalls,
+    reason: str | None,
+) -> GraphManager:
+    """Return the manager of a run's captured steps; `reason` says why there are none."""
+    sizes = () if reason else run.graph_sizes or ()
+    device = tensors.last_tokens.device
+    most = run.max_model_tokens
+    manager = GraphManager(
+        forward, tensors, tables, calls, sizes=sizes, max_model_tokens=most, device=device
+    )
+    manager.reason = reason or manager.reason
+    return manager
 
 
 class GraphManager:

@@ -47,16 +47,22 @@ def allocate_kv(
 
 
 def small_layout(
-    layers: Sequence[KVLayer], backend: AttentionBackend, *, block_tokens: int, num_blocks: int
+    layers: Sequence[KVLayer],
+    backend: AttentionBackend,
+    *,
+    block_tokens: int,
+    num_blocks: int,
+    draft: KVLayout | None = None,
 ) -> KVLayout:
     """Return a layout of few blocks in which every layer has its own tensor: a place to run steps
-    before it is known how many blocks there will be."""
+    before it is known how many blocks there will be. `draft` is that of a drafter's layers."""
     kept = KVLayout(
         groups=(KVGroup(layers=tuple(layer.name for layer in layers)),) if layers else (),
         num_tensors=len(layers),
         num_blocks=num_blocks,
         block_tokens=block_tokens,
         block_bytes=0,
+        draft=draft,
     )
     sizes = [_layer_bytes(kept, layer, backend) for layer in layers]
     return msgspec.structs.replace(kept, block_bytes=-(-max(sizes, default=0) // num_blocks))

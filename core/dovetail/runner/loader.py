@@ -27,7 +27,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat, Progress
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.quantization import QuantMethod
-from dovetail.interfaces.spec import RankSpec, RunSpec
+from dovetail.interfaces.spec import RankSpec, RunSpec, Selection
 from dovetail.layers.class_rows import with_class_rows
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.kv_scales import divert
@@ -154,9 +154,9 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(previous)
 
 
-def build_model(run: RunSpec, device: torch.device, quant: QuantMethod) -> nn.Module:
-    """Return the model with empty parameters. Raises: ConfigError"""
-    context = BuildContext(
+def build_context(run: RunSpec, device: torch.device, quant: QuantMethod) -> BuildContext:
+    """Return what a model's constructor is told."""
+    return BuildContext(
         model=run.model,
         quant=quant,
         device=str(device),
@@ -166,10 +166,22 @@ def build_model(run: RunSpec, device: torch.device, quant: QuantMethod) -> nn.Mo
         expert_placement=run.expert_placement,
         expert_balance=run.expert_balance,
     )
+
+
+def build_model(run: RunSpec, device: torch.device, quant: QuantMethod) -> nn.Module:
+    """Return the model with empty parameters. Raises: ConfigError"""
+    context = build_context(run, device, quant)
+    with building(run, run.model_plugin, device):
+        plugin = registry.require_selection(run.model_plugin)
+        return cast(nn.Module, plugin(registry.build_options(run.model_plugin), context))
+
+
+@contextmanager
+def building(run: RunSpec, selection: Selection, device: torch.device) -> Iterator[None]:
+    """Make tensors on the device, in the model's type. Raises: ConfigError for what goes wrong"""
     try:
         with default_dtype(dtype_of(run.model.dtype)), device:
-            plugin = registry.require_selection(run.model_plugin)
-            return cast(nn.Module, plugin(registry.build_options(run.model_plugin), context))
+            yield
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"the weights do not fit into the memory of {device}",
@@ -177,7 +189,7 @@ def build_model(run: RunSpec, device: torch.device, quant: QuantMethod) -> nn.Mo
             fix="use a smaller or quantized model, or more devices.",
         ) from error
     except (*MALFORMED, RuntimeError) as error:
-        log.debug("%s could not be made", run.model_plugin.target, exc_info=error)
+        log.debug("%s could not be made", selection.target, exc_info=error)
         raise ConfigError(
             f"{run.model.architecture} cannot be created: {type(error).__name__}: {error}.",
             where=str(Path(run.model.path) / "config.json"),

@@ -29,15 +29,21 @@ PeakOf = Callable[[Callable[[], object]], int]
 
 
 def largest_step(
-    layers: Sequence[KVLayer], backend: AttentionBackend, run: RunSpec
+    layers: Sequence[KVLayer],
+    backend: AttentionBackend,
+    run: RunSpec,
+    draft: Callable[[int], KVLayout | None] | None = None,
 ) -> tuple[KVLayout, StepPlan]:
-    """Return a step of as many rows and tokens as there may be, and the smallest cache for it."""
+    """Return a step of as many rows and tokens as there may be, and the smallest cache for it.
+    `draft` makes that of a drafter's layers, of so many blocks."""
     longest = min(run.max_model_tokens, run.max_step_tokens + 1)
+    num_blocks = 1 + -(-longest // run.block_tokens)
     layout = small_layout(
         layers,
         backend,
         block_tokens=run.block_tokens,
-        num_blocks=1 + -(-longest // run.block_tokens),
+        num_blocks=num_blocks,
+        draft=None if draft is None else draft(num_blocks),
     )
     plan = warm_up.largest_plan(
         layout,

@@ -11,6 +11,7 @@ result.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -18,14 +19,14 @@ import torch
 from torch import nn
 
 from dovetail import registry
+from dovetail.interfaces.acceptance import DraftProbabilities
 from dovetail.interfaces.attention import AttentionBackend, BatchLayout
-from dovetail.interfaces.logits import LogitsProcessor, RowTokens
+from dovetail.interfaces.logits import LogitsProcessor
 from dovetail.interfaces.model import Model, RowView
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import (
     KVLayer,
     KVLayout,
-    NewRow,
     RowResult,
     StepPlan,
     StepResult,
@@ -33,7 +34,6 @@ from dovetail.interfaces.step import (
 from dovetail.layers.attention import attention_layers, kv_layers, step_layers
 from dovetail.layers.context import (
     ForwardContext,
-    StepAdapters,
     step_adapters,
     use_adapters,
     use_context,
@@ -45,12 +45,13 @@ from dovetail.layers.native import use_ops
 from dovetail.parallel.context import over_ranks
 from dovetail.parallel.engines import exchange
 from dovetail.runner import measure, verify, warm_up
-from dovetail.runner.adapters import RunnerAdapters
+from dovetail.runner.adapters import runner_adapters, slots_in_use
 from dovetail.runner.batch import Batch, StepInputs
 from dovetail.runner.compiled import CompiledForward, ModelForward
 from dovetail.runner.device import DeviceCalls, calls_of
+from dovetail.runner.draft_runner import DraftRunner
 from dovetail.runner.expert_balancer import expert_balancer
-from dovetail.runner.graphs import GraphManager, why_not_captured
+from dovetail.runner.graphs import GraphManager, graph_manager, why_not_captured
 from dovetail.runner.host_blocks import HostBlockStorage
 from dovetail.runner.kv_alloc import allocate_kv, allocate_step, group_of_layers
 from dovetail.runner.loader import load_model
@@ -59,12 +60,18 @@ from dovetail.runner.offloaded_memory import offload
 from dovetail.runner.pending_steps import PendingStep, PendingSteps
 from dovetail.runner.pooling import PromptPooling
 from dovetail.runner.prompt_logprobs import PromptLogprobs
-from dovetail.runner.recorded import RecordedForward, recorded_prompts, recorded_rows
+from dovetail.runner.recorded import (
+    MAX_ROWS,
+    RecordedForward,
+    is_recorded,
+    recorded_prompts,
+    recorded_rows,
+)
 from dovetail.runner.results import verified_results
 from dovetail.runner.stage_link import StageLink, UnseenDraws
 from dovetail.runner.step_reader import BegunStep, Computed, StepReader
 from dovetail.runner.tensors import DeviceTensors, HostTensors
-from dovetail.runner.timing_passes import timing_passes
+from dovetail.runner.timing_passes import rows_run_again, timing_passes
 from dovetail.sampling.sampler import PendingDraws, Sampler
 from dovetail.structured_output.cache import ConstraintCache
 from dovetail.structured_output.mask_processor import ConstraintProcessor
@@ -91,8 +98,9 @@ class ModelRunner:
         constrained = run.structured_output if self._draws else None
         self.constraints = None if constrained is None else ConstraintCache(constrained)
         self._masks: ConstraintProcessor | None = None
-        own = run.adapters
-        self.adapters = None if own is None else RunnerAdapters(own, run, device)
+        self.adapters = runner_adapters(run, device)
+        self._drafts = DraftRunner(run, device) if run.drafts and self._draws else None
+        self._draft_probabilities: DraftProbabilities | None = None
 
     def load(self) -> None:
         """Build the model and fill its weights. Raises: ConfigError. Mutates: self
@@ -108,8 +116,12 @@ class ModelRunner:
         self._stage.attach(loaded.module)
         if self.adapters is not None:
             self.adapters.attach(loaded.module)
+        if self._drafts is not None:
+            self._drafts.load(loaded.model)
+        self._inner = {} if self._drafts is None else self._drafts.inner
         self._compiled: CompiledForward | None = None
-        if self.run.compiles and "needs_host_rows" not in self._model.capabilities:
+        is_plain = "needs_host_rows" not in self._model.capabilities and not self._inner
+        if self.run.compiles and is_plain:
             self._compiled = CompiledForward(self._model.forward, self._calls)
         self.expert_balancer = expert_balancer(loaded.module, self.run)
         self._experts = [m for m in loaded.module.modules() if isinstance(m, Experts)]
@@ -141,11 +153,12 @@ class ModelRunner:
     def weights(self) -> list[torch.Tensor]:
         """Return all that the model keeps in memory."""
         module = cast(nn.Module, self._model)
-        return [*module.parameters(), *module.buffers()]
+        drafts = [] if self._drafts is None else self._drafts.weights()
+        return [*module.parameters(), *module.buffers(), *drafts]
 
     def kv_layers(self) -> Sequence[KVLayer]:
-        """Return what the attention layers cache, in layer order."""
-        return self._layers
+        """Return what the attention layers cache, in layer order, a drafter's behind them."""
+        return [*self._layers, *(() if self._drafts is None else self._drafts.layers)]
 
     def allocate(self, layout: KVLayout) -> None:
         """Create KV tensors, rows and sampling state. Raises: ConfigError. Mutates: self"""
@@ -174,14 +187,24 @@ class ModelRunner:
         self._tensors: HostTensors | DeviceTensors = HostTensors(self._batch)
         if self._calls.runs_ahead:
             self._tensors = DeviceTensors(self._batch, self.device, self._calls)
-            self._graphs = self._graph_manager(self._tensors)
+            reason = why_not_captured(
+                run, self._backend, self._model, reads_inner=bool(self._inner)
+            )
+            self._graphs = graph_manager(
+                run, self._forward_eagerly, self._tensors, self._batch.tables, self._calls, reason
+            )
+        if self._drafts is not None:
+            self._drafts.allocate(layout, self._batch, self._tensors)
         tells_logits = run.logprobs_scale == "logits"
         self._sampler = Sampler(
             run.max_rows,
             processors,
             tells_processed=run.logprobs_stage == "processed",
             tells_logits=tells_logits,
+            acceptance=None if run.acceptance is None else registry.make(run.acceptance),
         )
+        if self._drafts is not None:
+            self._draft_probabilities = self._drafts.sample_by(self._sampler)
         forcing = None if run.async_steps else self._masks  # steps ahead count on one token
         self._reader = StepReader(self._batch, self._sampler, forcing)
         self._prompt_logprobs = PromptLogprobs(tells_logits=tells_logits)
@@ -189,8 +212,8 @@ class ModelRunner:
 
     def _recorder(self) -> RecordedForward | None:
         """Return the recorder that runs small steps as one call, where the run allows it."""
-        run, is_divided = self.run, self.run.rank.context_size > 1
-        if run.is_eager or run.ops or is_divided or self.device.type != "cpu":
+        run = self.run
+        if not is_recorded(run, self.device.type):
             return None
 
         def own(*step: Any) -> torch.Tensor:  # of the model that is loaded by then
@@ -200,23 +223,8 @@ class ModelRunner:
 
         if run.pooling is not None:
             return recorded_prompts(own, self._batch.tables, run.max_rows)
-        return recorded_rows(own, self._batch.tables, run.max_rows, run.graph_sizes)
-
-    def _graph_manager(self, tensors: DeviceTensors) -> GraphManager:
-        """Return the manager of captured steps; it logs why where nothing is captured."""
-        run = self.run
-        reason = why_not_captured(run, self._backend, self._model)
-        manager = GraphManager(
-            self._forward_eagerly,
-            tensors,
-            self._batch.tables,
-            self._calls,
-            sizes=() if reason else run.graph_sizes or (),
-            max_model_tokens=run.max_model_tokens,
-            device=self.device,
-        )
-        manager.reason = reason or manager.reason
-        return manager
+        rows, sizes = (MAX_ROWS, None) if run.drafts else (run.max_rows, run.graph_sizes)
+        return recorded_rows(own, self._batch.tables, rows, sizes, self._inner)
 
     def warm_up(self) -> None:
         """Run a short prompt and two draws on row 0, then empty it; capture graphs. Mutates: self
@@ -243,11 +251,8 @@ class ModelRunner:
     @torch.inference_mode()
     def _choose_forward(self, compiled: CompiledForward) -> None:
         """Find out at which sizes the compiled pass is the faster one. Mutates: compiled"""
-        run, rows, captured = self.run, self.run.max_rows, 0
-        if self._recorded is not None and self._recorded.reason is None:
-            rows = 0  # such steps are recorded
-        elif self._graphs is not None and self._graphs.reason is None:
-            rows = captured = max(run.graph_sizes or (1,))
+        run = self.run
+        rows, captured = rows_run_again(run, self._recorded, self._graphs)
         most = min(run.max_step_tokens, run.max_model_tokens)
         passes = timing_passes(
             self._forward_eagerly, self._batch.tables, self.device, most_rows=rows, most_tokens=most
@@ -273,7 +278,8 @@ class ModelRunner:
 
         The runner must be allocated (again) afterwards. Mutates: self
         """
-        layout, plan = measure.largest_step(self._layers, self._backend, self.run)
+        draft = None if self._drafts is None else self._drafts.layout
+        layout, plan = measure.largest_step(self._layers, self._backend, self.run, draft)
         self.allocate(layout)
         peak = measure.peak_bytes(lambda: self.step(plan), self._compiled, self._graphs, peak_of)
         self.release()
@@ -283,7 +289,9 @@ class ModelRunner:
         """Let go of cache, rows and graphs, so that `allocate` may come again. Mutates: self"""
         self._pending_steps.resolve_all_but(0)
         self._graphs, self._host = None, None
-        offload(self._caches.values(), keeps=False)  # an allocator may keep what is only freed
+        caches = [] if self._drafts is None else self._drafts.release()
+        caches += self._caches.values()
+        offload(caches, keeps=False)  # an allocator may keep what is only freed
         del self._caches, self._batch, self._tensors, self._recorded, self._sampler, self._reader
 
     def step(self, plan: StepPlan) -> StepResult:
@@ -298,6 +306,8 @@ class ModelRunner:
         Mutates: rows, KV cache, sampling state
         """
         self._pending_steps.resolve_all_but(1 if self._is_ahead else 0)
+        if self._drafts is not None:
+            self._drafts.before(plan)
         if self._host is not None:
             self._host.swap_out(plan.swapped_out)
             self._host.swap_in(plan.swapped_in)
@@ -320,7 +330,7 @@ class ModelRunner:
         rows = np.array([step.row for step in plan.rows], dtype=np.int64)
         return (
             self._sampler.has_processors(rows)
-            or any(step.drafts for step in plan.rows)
+            or any(step.drafts or step.num_drafts for step in plan.rows)
             or "needs_host_rows" in self._model.capabilities
         )
 
@@ -334,7 +344,7 @@ class ModelRunner:
         sampling = np.flatnonzero(inputs.samples)
         self._stage.receive(len(inputs.token_ids))
         begun = self._calls.mark()
-        with use_adapters(self._adapters_in(inputs.adapters)):
+        with use_adapters(slots_in_use(self.adapters, inputs.adapters)):
             computed = self._forward(inputs, sampling)
         step = BegunStep(
             step_id=plan.step_id, inputs=inputs, begun=begun, computed=self._calls.mark()
@@ -353,6 +363,8 @@ class ModelRunner:
         elif sampling.size:
             pending = self._draw(computed, inputs.rows[sampling])
             step.drawn = (sampling, pending, self._batch.expect(inputs.rows[sampling]))
+        if self._drafts is not None:
+            self._drafts.after(step, computed.hidden, self._reader)
         step.ended = self._calls.mark()
         return step
 
@@ -378,23 +390,17 @@ class ModelRunner:
                 self._prompt_logprobs.remove_row(row)
         for new in plan.new_rows:
             self._batch.add_row(new)
+            if self._drafts is not None:
+                self._drafts.add_row(new)
             rows = self._pooling or self._sampler
             if self._pooling is not None:
                 self._pooling.add_row(new)
             elif self._stage.is_last:
                 self._prompt_logprobs.add_row(new)
-                self._sampler.add_row(self._row_tokens(new), new.seed)
+                self._sampler.add_row(self._batch.row_tokens(new), new.seed)
             foreign = self._batch.sanitize_row(new.row, self.run.model.vocab_size)
             if foreign is not None and self._stage.is_last:
                 rows.mark_failed(new.row, f"token id {foreign} is outside the vocabulary")
-
-    def _row_tokens(self, new: NewRow) -> RowTokens:
-        return RowTokens(
-            row=new.row,
-            params=new.sampling,
-            prompt_ids=self._batch.prompt_ids(new.row),
-            output_ids=self._batch.output_ids(new.row),
-        )
 
     def _forward(self, inputs: StepInputs, sampling: np.ndarray) -> Computed:
         """Run the model on the step's tokens. Shapes: sampling [S] indices of rows"""
@@ -457,17 +463,13 @@ class ModelRunner:
         with use_context(context):
             return forward(token_ids, positions)
 
-    def _adapters_in(self, slots: np.ndarray | None) -> StepAdapters | None:
-        """Return what layers must know of tokens in these slots. Shapes: slots [T] int32"""
-        return None if self.adapters is None else self.adapters.in_slots(slots)
-
     def _logits(self, hidden: torch.Tensor, row: int | np.ndarray) -> torch.Tensor:
         """Return logits as the rows' adapters have them, of one row or of one row each.
 
         Shapes: hidden [S, E], row [S] -> [S, V]
         """
         slots = np.broadcast_to(self._batch.adapters[row], len(hidden))
-        with use_adapters(self._adapters_in(slots)):
+        with use_adapters(slots_in_use(self.adapters, slots)):
             return self._model.logits(hidden)
 
     def _draw(self, made: Computed, rows: np.ndarray) -> PendingDraws:
@@ -490,8 +492,9 @@ class ModelRunner:
     ) -> tuple[RowResult, ...]:
         """Draw as far as drafts come true and put every row's result together. Mutates: self"""
         hidden = made.hidden if made.drawn_after is None else made.hidden[made.drawn_after]
-        rows = verify.drawn_rows(step.inputs, sampling)
+        rows, sampled = verify.drawn_rows(step.inputs, sampling), self._draft_probabilities
+        logits = partial(self._logits, hidden, rows)
         draws = verify.verify_drafts(
-            self._sampler, self._batch, step.inputs, sampling, lambda: self._logits(hidden, rows)
+            self._sampler, self._batch, step.inputs, sampling, logits, sampled
         )
         return verified_results(step.inputs.steps, sampling.tolist(), draws, *step.prompt())

@@ -15,10 +15,12 @@ from collections.abc import Callable, Collection
 import torch
 
 from dovetail.interfaces.attention import BatchLayout
+from dovetail.interfaces.spec import RunSpec
 from dovetail.layers.context import StepAdapters
 from dovetail.runner.batch import StepInputs
 from dovetail.runner.block_table import BlockTable
 from dovetail.runner.recorded_inputs import PromptInputs, RecordedInputs, RowInputs
+from dovetail.runner.verify import one_by_one
 from dovetail_kernels.cpu import library as native
 from dovetail_kernels.cpu.program import NotRecordable, Pool, Program, record
 
@@ -35,6 +37,8 @@ Forward = Callable[
 ]
 """(token_ids, positions, one layout a KV group, marks of second texts, adapters in use) -> hidden
 states."""
+Inner = dict[int, torch.Tensor | None]
+"""States within the model that a drafter reads, by the layer that they come before."""
 Size = tuple[int, bool]
 """A number of tokens, and whether some of them use adapters."""
 
@@ -44,12 +48,13 @@ def recorded_rows(
     tables: list[BlockTable],
     max_rows: int,
     sizes: Collection[int] | None = None,
+    inner: Inner | None = None,
 ) -> RecordedForward:
     """Return the recorder of steps in which every row computes one token. `sizes`: no other numbers
-    of rows are recorded (None: all up to 64)."""
+    of rows are recorded (None: all up to 64). `inner`: see RecordedForward."""
     most = min(max_rows, MAX_ROWS if sizes is None else max(sizes, default=1))
     counts = range(1, most + 1) if sizes is None else frozenset(s for s in sizes if s <= most)
-    return RecordedForward(forward, RowInputs(tables, most), counts)
+    return RecordedForward(forward, RowInputs(tables, most), counts, inner)
 
 
 def recorded_prompts(forward: Forward, tables: list[BlockTable], max_rows: int) -> RecordedForward:
@@ -58,15 +63,30 @@ def recorded_prompts(forward: Forward, tables: list[BlockTable], max_rows: int) 
     return RecordedForward(forward, inputs, range(1, MAX_PROMPT_TOKENS + 1))
 
 
+def is_recorded(run: RunSpec, device_type: str) -> bool:
+    """Return whether the run allows that small steps are recorded."""
+    is_other = bool(run.is_eager or run.ops)
+    return not is_other and run.rank.context_size == 1 and device_type == "cpu"
+
+
 class RecordedForward:
     """Programs by number of tokens, those with adapters apart, and the fixed places of their
-    inputs; no other numbers than `counts` are recorded."""
+    inputs; no other numbers than `counts` are recorded. What a pass leaves in `inner` a repeated
+    one does."""
 
-    def __init__(self, forward: Forward, inputs: RecordedInputs, counts: Collection[int]) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        inputs: RecordedInputs,
+        counts: Collection[int],
+        inner: Inner | None = None,
+    ) -> None:
         self._forward = forward
         self._inputs = inputs
         self._counts = counts
         self._programs: dict[Size, Program | None] = {}
+        self._inner = {} if inner is None else inner
+        self._left: dict[Size, Inner] = {}
         self._proven: set[Size] = set()
         self._records_adapters = True
         self._pool = Pool()
@@ -83,8 +103,10 @@ class RecordedForward:
         """Return the hidden states of a step that can be run so, None of any other. Shapes:
         second_text [T] (see ForwardContext) -> [T, E]
 
-        They are valid until the next step. Mutates: self, and the KV cache
+        Drafts are rows of their own in it. The states are valid until the next step.
+        Mutates: self, and the KV cache
         """
+        inputs = one_by_one(inputs) if inputs.drafted else inputs
         count = len(inputs.token_ids)
         if self._reason is not None or count not in self._counts or not self._inputs.fits(inputs):
             return None
@@ -98,7 +120,10 @@ class RecordedForward:
         program = self._programs[size] or self._record(size)
         if program is None:
             return None
-        return program.run() if size in self._proven else self._prove(program, size)
+        if size not in self._proven:
+            return self._prove(program, size)
+        self._inner.update(self._left[size])
+        return program.run()
 
     def _prove(self, program: Program, size: Size) -> torch.Tensor | None:
         """Return the model's output for the program's first new inputs; check that the program's is
@@ -122,6 +147,7 @@ class RecordedForward:
             return None
         log.debug("recorded %d calls for %d tokens", len(program), size[0])
         self._programs[size] = program
+        self._left[size] = dict(self._inner)
         return program
 
     def _give_up(self, size: Size, reason: str) -> None:

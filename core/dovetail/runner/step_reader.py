@@ -67,8 +67,8 @@ class StepReader:
     def read(self, step: BegunStep) -> StepResult:
         """Wait for a step's draws and return its result. Mutates: rows, sampling state"""
         assert step.ended is not None, "a step is read once it has begun"
-        if step.rows is None:
-            step.rows = self._results(step) if step.pooled is None else step.pooled()
+        self.collect(step)
+        assert step.rows is not None, "the step was collected"
         step.ended.wait()
         last, self._last_ended = self._last_ended, step.ended
         return StepResult(
@@ -78,6 +78,11 @@ class StepReader:
             sample_s=step.ended.seconds_since(step.computed),
             idle_s=0.0 if last is None else max(0.0, step.begun.seconds_since(last)),
         )
+
+    def collect(self, step: BegunStep) -> None:
+        """Read what a step drew, unless that has been done. Mutates: step, rows, sampling state"""
+        if step.rows is None:
+            step.rows = self._results(step) if step.pooled is None else step.pooled()
 
     def _results(self, step: BegunStep) -> tuple[RowResult, ...]:
         """Read what was drawn and put every row's result together. Mutates: rows"""

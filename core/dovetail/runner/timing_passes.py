@@ -11,13 +11,29 @@ from collections.abc import Callable, Sequence
 import torch
 
 from dovetail.interfaces.attention import BatchLayout
+from dovetail.interfaces.spec import RunSpec
 from dovetail.runner.block_table import BlockTable
+from dovetail.runner.graphs import GraphManager
+from dovetail.runner.recorded import RecordedForward
 from dovetail.runner.tensors import Forward
 
 FEW_TOKENS = (1, 8, 64)
 """What is tried below the largest step that may be captured."""
 PROMPT_TOKENS, CPU_PROMPT_TOKENS = 2048, 256
 """The prompt that is tried. One of thousands of tokens takes a CPU seconds."""
+
+
+def rows_run_again(
+    run: RunSpec, recorded: RecordedForward | None, graphs: GraphManager | None
+) -> tuple[int, int]:
+    """Return the most rows of steps that need timing because they are run anew, and those that are
+    captured: steps that are recorded need none."""
+    if recorded is not None and recorded.reason is None:
+        return 0, 0
+    if graphs is not None and graphs.reason is None:
+        most = max(run.graph_sizes or (1,))
+        return most, most
+    return run.max_rows, 0
 
 
 def timing_passes(

@@ -4,7 +4,8 @@ The logits after the last known token and after every draft are there at once; d
 order, each time with all tokens before in place, is what single steps would have done, with the
 same penalties, processors and seeds. So drafts change no token, and the distribution is kept: a
 draft is a point mass, and is accepted with its own probability (Leviathan et al., 2023; Chen et
-al., 2023).
+al., 2023). Drafts that were sampled from a known distribution, and all drafts under an acceptance
+that is not exact, are proposed to the draw, which then decides between them and other tokens.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from dovetail.interfaces.step import TokenLogprobs
+from dovetail.interfaces.acceptance import DraftProbabilities
+from dovetail.interfaces.step import RowStep, TokenLogprobs
 from dovetail.runner.batch import Batch, StepInputs
+from dovetail.sampling.acceptance import Proposals, grouped
 from dovetail.sampling.sampler import Draws, Sampler
 
 
@@ -73,10 +76,12 @@ def verify_drafts(
     inputs: StepInputs,
     sampling: np.ndarray,
     logits_of: Callable[[], torch.Tensor],
+    probabilities: DraftProbabilities | None = None,
 ) -> list[RowDraws]:
     """Return the draws of each of the rows `sampling`: one token more than drafts were accepted.
 
-    `logits_of` computes the logits at `drawn_positions`, again if a processor asks for it. A fault
+    `logits_of` computes the logits at `drawn_positions`, again if a processor asks for it.
+    `probabilities` knows what drafts were sampled from (None: they were not). A fault
     after the first draw ends the row's draws without a word: it comes up again in the next step,
     unless the tokens before it ended the request.
     Mutates: sampling state; batch, which knows the drawn tokens afterwards
@@ -87,6 +92,7 @@ def verify_drafts(
     steps = [inputs.steps[i] for i in sampling.tolist()]
     found = [RowDraws() for _ in steps]
     live = list(range(len(steps)))
+    offers = _Offers(sampler, steps, probabilities)
     turn = 0
     while live:
         rows = inputs.rows[sampling[live]]
@@ -96,6 +102,7 @@ def verify_drafts(
             rows,
             batch.lengths[rows] - batch.num_prompt[rows],
             lambda picked=picked: _select(logits_of(), picked),  # type: ignore[misc]
+            offers.at(turn, live),
         )
         # A row that is faulty from the start keeps in step with plans made ahead of its result.
         known = [i for i in range(len(live)) if turn == 0 or i not in draws.faults]
@@ -107,6 +114,39 @@ def verify_drafts(
         ]
         turn += 1
     return found
+
+
+class _Offers:
+    """The drafts of a step that are proposed to draws: none where draws alone decide."""
+
+    def __init__(
+        self, sampler: Sampler, steps: Sequence[RowStep], probabilities: DraftProbabilities | None
+    ) -> None:
+        self._steps = steps
+        self._all = sampler.weighs_every_draft
+        self._sampled: dict[int, Sequence[torch.Tensor]] = {}
+        if probabilities is None:
+            return
+        for i, step in enumerate(steps):
+            table = probabilities.of(step.row, step.drafts) if step.drafts else None
+            if table is not None:
+                self._sampled[i] = table
+
+    def at(self, turn: int, live: Sequence[int]) -> Sequence[Proposals]:
+        """Return the proposals for one draw of each of the rows `live`."""
+        if not (self._all or self._sampled):
+            return ()
+        own = [
+            i
+            for i, index in enumerate(live)
+            if turn < len(self._steps[index].drafts) and (self._all or index in self._sampled)
+        ]
+        tables = [self._sampled.get(live[i]) for i in own]
+        return grouped(
+            own,
+            [self._steps[live[i]].drafts[turn] for i in own],
+            [None if table is None else table[turn] for table in tables],
+        )
 
 
 def _comes_true(one: RowDraws, draws: Draws, i: int, drafts: Sequence[int]) -> bool:

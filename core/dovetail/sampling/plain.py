@@ -10,7 +10,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from dovetail.interfaces.acceptance import Acceptance
 from dovetail.sampling import rows as bits
+from dovetail.sampling.acceptance import settle
 from dovetail.sampling.draw import draw
 from dovetail.sampling.filters import filter_top
 from dovetail.sampling.penalties import Penalties
@@ -25,9 +27,12 @@ Shape = Callable[[torch.Tensor, list[int]], None]
 class PlainDraws:
     """Draws by torch operations. `shape` is called for steps with rows that have processors."""
 
-    def __init__(self, params: RowParams, penalties: Penalties) -> None:
+    def __init__(
+        self, params: RowParams, penalties: Penalties, acceptance: Acceptance | None = None
+    ) -> None:
         self._params = params
         self._penalties = penalties
+        self._acceptance = acceptance
 
     def pick(
         self, work: torch.Tensor, step: DrawStep, shape: Shape, *, keeps_processed: bool = False
@@ -103,9 +108,25 @@ class PlainDraws:
         self._filter(logits, rows, step)
         uniform = uniforms(tables.seed[rows], step.positions[indices])
         token_ids = draw(logits, torch.from_numpy(uniform).to(logits.device))
+        if step.proposals:
+            self._settle(logits, token_ids, indices, step)
         if keeps_processed:
             logits.add_(best * inverse + (0.0 if shaped_best is None else shaped_best))
         return token_ids.tolist(), best.squeeze(1).tolist()
+
+    def _settle(
+        self, logits: torch.Tensor, drawn: torch.Tensor, indices: np.ndarray, step: DrawStep
+    ) -> None:
+        """Put drafts that are accepted, or what stands in their place, where there are any.
+
+        Row i of logits is the step's row indices[i]. Mutates: drawn
+        """
+        assert self._acceptance is not None, "who proposes drafts has said how to accept them"
+        for proposals in step.proposals:
+            rows = step.rows[proposals.indices]
+            at = torch.from_numpy(np.searchsorted(indices, proposals.indices)).to(logits.device)
+            seeds, positions = self._params.tables.seed[rows], step.positions[proposals.indices]
+            drawn[at] = settle(self._acceptance, logits[at], proposals, drawn[at], seeds, positions)
 
     def _scale(self, logits: torch.Tensor, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Make row maxima 0 and divide by the temperature; return the maxima that were and what

@@ -16,10 +16,13 @@ from functools import partial
 import numpy as np
 import torch
 
+from dovetail.interfaces.acceptance import Acceptance
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.step import TokenLogprobs
 from dovetail.sampling import rows as bits
+from dovetail.sampling.acceptance import Proposals
 from dovetail.sampling.device import DeviceDraws, Reading, draws_on
+from dovetail.sampling.drafts import SampledTokens, sample_drafts
 from dovetail.sampling.logprobs import (
     ToldLogprobs,
     floats,
@@ -47,7 +50,8 @@ class Sampler:
 
     `uses_kernels` false: torch operations on the CPU too. `tells_processed`: logprobs are those of
     the logits that are drawn from; a greedy row's have no temperature and no filters.
-    `tells_logits`: logits stand where logprobs would.
+    `tells_logits`: logits stand where logprobs would. `acceptance` decides on the drafts that are
+    proposed; with None there must not be any.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class Sampler:
         uses_kernels: bool = True,
         tells_processed: bool = False,
         tells_logits: bool = False,
+        acceptance: Acceptance | None = None,
     ) -> None:
         self._tells_processed = tells_processed
         self._tells_logits = tells_logits
@@ -65,7 +70,9 @@ class Sampler:
         self._penalties = Penalties(self._params.tables)
         self._chain = ProcessorChain(processors)
         self._faults: dict[int, str] = {}
-        self._plain = PlainDraws(self._params, self._penalties)
+        self._plain = PlainDraws(self._params, self._penalties, acceptance)
+        self.weighs_every_draft = acceptance is not None and not acceptance.is_exact
+        """Whether drafts that were not sampled are to be proposed, too."""
         has_native = uses_kernels and library() is not None
         self._native = NativeSampler(self._params.tables) if has_native else None
         self._takes = np.zeros(max_rows, dtype=np.int64)
@@ -120,15 +127,20 @@ class Sampler:
         """Return whether a processor looks at what any of the rows has drawn. Shapes: [S]"""
         return bool((self._params.features[rows] & (bits.PROCESSED | bits.SHAPED)).any())
 
+    def draft(self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray) -> SampledTokens:
+        """Return one draft per row, of the logits of another model. Shapes: as in `sample`"""
+        return sample_drafts(self._params, logits, rows, positions)
+
     def sample(
         self,
         logits: torch.Tensor,
         rows: np.ndarray,
         positions: np.ndarray,
         recompute: Callable[[], torch.Tensor],
+        proposals: Sequence[Proposals] = (),
     ) -> Draws:
         """Return one token per row: `begin` and, at once, its `collect`."""
-        return self.begin(logits, rows, positions, recompute).collect()
+        return self.begin(logits, rows, positions, recompute, proposals).collect()
 
     def begin(
         self,
@@ -136,6 +148,7 @@ class Sampler:
         rows: np.ndarray,
         positions: np.ndarray,
         recompute: Callable[[], torch.Tensor],
+        proposals: Sequence[Proposals] = (),
     ) -> PendingDraws:
         """Start to draw one token per row; on a CPU it is done on return. `recompute` gives the
         same logits again: it is called, before this returns, when a processor raised, since its
@@ -143,6 +156,7 @@ class Sampler:
 
         On a device nothing is waited for, and steps may be begun before earlier ones are collected,
         but for rows that processors want: those look at the tokens that the host knows.
+        `proposals` are drafts that the acceptance decides on; a greedy row's stand by themselves.
         Shapes: logits [S, V], rows and positions [S], no row twice
         Mutates: self; logits, when they are float32
         """
@@ -154,6 +168,9 @@ class Sampler:
             union=int(np.bitwise_or.reduce(features)),
             row_list=rows.tolist(),
         )
+        if proposals:
+            chosen = (one.among((features & bits.RANDOM) != 0) for one in proposals)
+            step.proposals = [one for one in chosen if one is not None]
         if step.union & bits.FAULTY:
             for i in np.flatnonzero(features & bits.FAULTY).tolist():
                 step.faults[i] = self._faults[step.row_list[i]]
@@ -166,6 +183,8 @@ class Sampler:
     def _is_for_device(self, logits: torch.Tensor, step: DrawStep) -> bool:
         """Return whether kernels on a device do all of the step."""
         if logits.device.type not in self._device_types or not self._device.can_draw(logits):
+            return False
+        if step.proposals:
             return False
         tells_processed = self._tells_processed and step.union & bits.LOGPROBS
         if not self._params.named.keys().isdisjoint(step.row_list):
@@ -239,8 +258,9 @@ class Sampler:
     def _run(self, logits: torch.Tensor, step: DrawStep, *, is_alone: bool) -> Draws:
         """Run the whole pipeline. Mutates: logits, step.faults"""
         work = logits.float().contiguous()
-        is_plain = self._native is None or step.union & bits.SHAPED or not can_sample(work)
-        told = self._raw(work, step, is_plain=bool(is_plain))
+        is_special = bool(step.proposals) or bool(step.union & bits.SHAPED)
+        is_plain = self._native is None or is_special or not can_sample(work)
+        told = self._raw(work, step, is_plain=is_plain)
         if step.union & bits.PROCESSED:
             self._process(work, step, is_alone)
         tells_processed = self._tells_processed and bool(step.union & bits.LOGPROBS)

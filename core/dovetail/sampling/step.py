@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from dovetail.interfaces.step import TokenLogprobs
+from dovetail.sampling.acceptance import Proposals
 
 NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
 NOTHING_LEFT = "no token is left: the bans and allowed ids of this request exclude each other"
@@ -27,13 +29,15 @@ class Draws:
 @dataclass(slots=True, kw_only=True)
 class DrawStep:
     """The rows that draw in one step. `rows` are row numbers, `positions` counts each row's
-    tokens drawn so far. `features` holds each row's bits, `union` all of them together."""
+    tokens drawn so far. `features` holds each row's bits, `union` all of them together; `proposals`
+    are drafts of rows that are not greedy."""
 
     rows: np.ndarray
     positions: np.ndarray
     features: np.ndarray
     union: int
     row_list: list[int]
+    proposals: Sequence[Proposals] = ()
     faults: dict[int, str] = field(default_factory=dict)
 
     def blame(self, index: int, top: float, *, is_changed: bool) -> None:

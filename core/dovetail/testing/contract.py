@@ -19,6 +19,7 @@ _GATES = "dovetail_gates"
 SECOND_FILES = {
     "attention_layouts": "attention_backend",
     "attention_lse": "attention_backend",
+    "worker_drafter": "drafter",
 }
 """Contract files beside test_<kind>.py: what follows "test_" in their names -> kind."""
 

@@ -150,6 +150,18 @@ class PagedRunner:
                 assert block != 0, f"row {step.row} writes to the null block"
                 self._memory[block][position % size] = marks[position]
         row.num_computed = end
+        self._check_room(row, step, end)
+
+    def _check_room(self, row: _Row, step: RowStep, end: int) -> None:
+        """Assert that drafts of the worker have room behind the step's tokens."""
+        if not step.num_drafts:
+            return
+        assert step.samples, f"row {step.row} wants drafts and draws nothing"
+        last = end + step.num_drafts
+        room = min(len(table) for table in row.tables) * self._layout.block_tokens
+        assert last <= room, f"row {step.row} has no room for the drafts that it wants"
+        limit = self._schedule.max_model_tokens
+        assert last < limit, f"row {step.row} wants drafts beyond the longest context"
 
     def _check_drafts(self, row: _Row, step: RowStep) -> None:
         is_decode = step.start == len(row.token_ids) - 1

@@ -43,7 +43,8 @@ class SimSettings:
     """One simulation. Rates are chances per step; `max_live` bounds unfinished requests.
 
     `draft_rate` is the chance that a request which just got tokens has drafts, up to
-    `max_draft_tokens` of them; each may come true with the chance `draft_truth`.
+    `max_draft_tokens` of them; each may come true with the chance `draft_truth`. With
+    `drafts_on_worker` it has as many as its last plan wanted of the worker.
     `windows` lists the attention kinds of the imagined model, one layer each (None: full).
     """
 
@@ -70,6 +71,7 @@ class SimSettings:
     draft_rate: float = 0.0
     draft_truth: float = 0.7
     max_draft_tokens: int = 6
+    drafts_on_worker: bool = False
     max_live: int = 24
 
     def schedule(self) -> ScheduleSpec:
@@ -293,9 +295,13 @@ class Simulation:
             request_id = by_row[step.row].request_id
             self._note_served(request_id)
             self._note_computed(request_id, step)
-            is_known = by_row[step.row].num_inflight - step.samples == 0
-            text = f"{request_id} is in a plan before its token is known"
-            self._promise(is_known or self.settings.num_stages == 1, text)
+            request = by_row[step.row]
+            is_known = request.num_inflight - step.samples == 0
+            text = f"{request_id} is in a plan before its token, or its drafts, are known"
+            may_chain = self.settings.num_stages == 1 and not request.num_wanted_drafts
+            self._promise(is_known or may_chain, text)
+            is_wanted = step.num_drafts <= request.num_wanted_drafts
+            self._promise(is_wanted, f"{request_id} gets drafts that it does not want")
             is_offered = offered[request_id][: len(step.drafts)] == step.drafts
             self._promise(is_offered, f"{request_id} has drafts that nobody proposed")
         return bool(plan.rows)
@@ -316,8 +322,14 @@ class Simulation:
         while len(self._pending_steps) > num_late:
             plan, result = self._pending_steps.popleft()
             changed = self.scheduler.update(plan, result)
+            planned = {step.row: step.num_drafts for step in plan.rows}
             for request in changed if self.settings.draft_rate else ():
-                request.draft_ids = self._guesses(request)
+                drafts = self._guesses(request)
+                if self.settings.drafts_on_worker:
+                    drafts = drafts[: planned.get(request.row, 0)]
+                    most = self.settings.max_draft_tokens
+                    request.num_wanted_drafts = self._random.randint(0, most)
+                request.draft_ids = drafts
             self._note_ended([r for r in changed if r.is_finished])
 
     def _guesses(self, request: RequestState) -> tuple[int, ...]:

@@ -56,9 +56,15 @@ class Tally:
         return self.tokens_left > 0 and len(self.rows) < self.max_rows
 
     def take(
-        self, job: Job, num_tokens: int, new_blocks: Blocks, drafts: tuple[int, ...] = ()
+        self,
+        job: Job,
+        num_tokens: int,
+        new_blocks: Blocks,
+        drafts: tuple[int, ...] = (),
+        num_drafts: int = 0,
     ) -> None:
-        """Give a job its next `num_tokens` tokens, the last of them `drafts`.
+        """Give a job its next `num_tokens` tokens, the last of them `drafts`; want `num_drafts` of
+        the worker.
 
         Mutates: tally and request counters.
         """
@@ -79,6 +85,7 @@ class Tally:
                 samples=samples,
                 new_blocks=new_blocks,
                 drafts=drafts,
+                num_drafts=num_drafts,
             )
         )
 

@@ -60,7 +60,7 @@ class ContinuousScheduler(Scheduler):
     capabilities = frozenset(
         {
             *("chunked_prefill", "preemption", "async_steps", "priority", "drafts", "swap"),
-            "pipeline",
+            *("pipeline", "worker_drafts"),
         }
     )
     Options = ContinuousOptions
@@ -181,18 +181,21 @@ class ContinuousScheduler(Scheduler):
                     continue  # drafts follow the newest token, so that one is waited for
                 drafts = self._take_drafts(job, tally.tokens_left - (len(running) - index))
                 num_tokens += len(drafts)
-            new_blocks = self._make_room(job, num_tokens, tally)
+            num_drafts = self._wanted_drafts(job, job.request.num_computed_tokens, num_tokens)
+            new_blocks = self._make_room(job, num_tokens + num_drafts, tally)
             if new_blocks is not None:
-                tally.take(job, num_tokens, new_blocks, drafts)
+                tally.take(job, num_tokens, new_blocks, drafts, num_drafts)
 
     def _next_tokens(self, job: Job, tokens_left: int, num_behind: int) -> int:
         """Return how many tokens a running job computes now, drafts aside.
 
-        While drafts are under way it is none: nobody knows yet how far they take the job. Nor is it
-        any while a token is that only the last stage of a pipeline will know.
+        While drafts are under way it is none: nobody knows yet how far they take the job, or what
+        the worker will guess. Nor is it any while a token is that only the last stage of a pipeline
+        will know.
         """
         request = job.request
-        if request.num_inflight > 0 and not self._spec.chains_steps:
+        is_alone = request.num_wanted_drafts > 0 or not self._spec.chains_steps
+        if request.num_inflight > 0 and is_alone:
             return 0
         num_known = request.num_tokens + request.num_inflight
         if num_known >= job.max_tokens:
@@ -218,6 +221,22 @@ class ContinuousScheduler(Scheduler):
         drafts = drafts[: max(0, min(tokens_left, job.max_tokens - request.num_tokens) - 1)]
         num_blocks = self._blocks_per_row * (len(self._running) + len(drafts))
         return drafts if num_blocks <= self._cache.num_free_blocks else ()
+
+    def _wanted_drafts(self, job: Job, start: int, num_tokens: int) -> int:
+        """Return how many drafts the worker is to make behind the token that this step draws, as
+        many as there can be room for in the step that verifies them, and in blocks that are free.
+
+        The job needs room for `num_tokens` tokens from `start` on. None where nothing is drawn.
+        """
+        request, limit = job.request, self._spec.max_step_tokens
+        end = start + num_tokens
+        if not request.num_wanted_drafts or end < request.num_tokens or request.pooling is not None:
+            return 0
+        most = min(job.max_tokens - 1 - end, limit - num_tokens, limit - 1)
+        num_drafts = max(0, min(request.num_wanted_drafts, most))
+        num_blocks = self._cache.blocks_for(num_tokens + num_drafts, self._uncommitted_tokens)
+        num_blocks += self._blocks_per_row * (1 + len(self._running))
+        return num_drafts if num_blocks <= self._cache.num_free_blocks else 0
 
     def _first_tokens(self, num_wanted: int, tokens_left: int) -> int:
         """Return how many tokens a job computes in its first step; 0 when it must wait."""
@@ -297,9 +316,11 @@ class ContinuousScheduler(Scheduler):
         is_part = num_known + num_tokens < request.num_tokens
         if num_tokens == 0 or (is_part and not turns.has_room):
             return False
-        blocks = None
+        blocks, num_drafts = None, 0
         if self._has_room(request, num_cached):
-            blocks = self._first_blocks(request, num_known + num_tokens, num_cached, tally)
+            end = num_known + num_tokens
+            num_drafts = self._wanted_drafts(job, num_cached, end - num_cached)
+            blocks = self._first_blocks(request, end + num_drafts, num_cached, tally)
         if blocks is None:
             self._blocked = (job, self._cache.num_free_blocks)
             return False
@@ -308,7 +329,7 @@ class ContinuousScheduler(Scheduler):
             turns.take(request)
         self._start(job, num_known)
         tally.new_rows.append(new_row(request, blocks))
-        tally.take(job, num_tokens, self._no_blocks)
+        tally.take(job, num_tokens, self._no_blocks, num_drafts=num_drafts)
         return True
 
     def _first_blocks(

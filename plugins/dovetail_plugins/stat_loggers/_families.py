@@ -42,9 +42,16 @@ COUNTERS = {
     "spec_decode_num_emitted_tokens": "Tokens emitted by steps that verified a draft",
     "faults": "Requests that the engine accepted and that ended with an error",
 }
+BY_POSITION = {
+    "spec_decode_num_draft_tokens_per_pos": "Draft tokens proposed, by their place in the draft",
+    "spec_decode_num_accepted_tokens_per_pos": "Draft tokens kept, by their place in the draft",
+}
+"""Counters with the label `position`, 0 for a draft's first token."""
+
 OWN = frozenset(
     {
         *("faults", "cached_prompt_tokens", "num_swaps", "sleep_level", "swapped_in_tokens"),
+        "spec_decode_num_draft_tokens_per_pos",
         *("device_seconds", "exposed_host_seconds", "hidden_host_seconds"),
     }
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,8 @@ class LogStats(StatLogger):
         self._preemptions = 0
         self._draft_tokens = 0
         self._accepted_tokens = 0
+        self._drafted_at: Counter[int] = Counter()
+        self._accepted_at: Counter[int] = Counter()
         self._num_finished = 0
         self._last: dict[int, StepStats] = {}
         self._has_news = False
@@ -53,6 +56,9 @@ class LogStats(StatLogger):
         self._num_finished += stats.finished
         self._draft_tokens += stats.draft_tokens
         self._accepted_tokens += stats.accepted_tokens
+        if stats.drafts:
+            self._drafted_at.update(dict(enumerate(stats.drafted_at)))
+            self._accepted_at.update(dict(enumerate(stats.accepted_at)))
         self.flush()
 
     def request(self, stats: RequestStats) -> None:
@@ -69,6 +75,12 @@ class LogStats(StatLogger):
         self._prompt_tokens = self._generated_tokens = self._num_finished = 0
         self._queried_tokens = self._hit_tokens = self._preemptions = 0
         self._draft_tokens = self._accepted_tokens = 0
+        self._drafted_at.clear()
+        self._accepted_at.clear()
+
+    def _by_position(self) -> str:
+        shares = (self._accepted_at[i] / n for i, n in sorted(self._drafted_at.items()))
+        return " ".join(f"{share:.0%}" for share in shares)
 
     def _line(self, seconds: float) -> str:
         last = self._last.values()
@@ -76,7 +88,8 @@ class LogStats(StatLogger):
         drafts = ""
         if self._draft_tokens:
             share = self._accepted_tokens / self._draft_tokens
-            drafts = f", drafts kept {self._accepted_tokens} of {self._draft_tokens} ({share:.0%})"
+            drafts = f", drafts kept {self._accepted_tokens} of {self._draft_tokens} ({share:.0%}"
+            drafts += f"; by position {self._by_position()})" if self._drafted_at else ")"
         return (
             f"prompt {self._prompt_tokens / seconds:.1f} tokens/s, "
             f"generated {self._generated_tokens / seconds:.1f} tokens/s, "

@@ -15,6 +15,7 @@ from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats, Token
 from dovetail.observability.metrics import PREFIX, counter, gauge, histogram
 from dovetail_plugins.stat_loggers._adapters import AdapterGauge
 from dovetail_plugins.stat_loggers._families import (
+    BY_POSITION,
     COUNTERS,
     GAUGES,
     HIDDEN,
@@ -25,6 +26,7 @@ from dovetail_plugins.stat_loggers._families import (
 )
 
 _LABELS = ("model_name", "engine")
+POSITION = "position"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +94,10 @@ class _Families:
             COUNTERS,
             lambda name: counter(_full(name), COUNTERS[name], _LABELS, has_alias=_shared(name)),
         )
+        self.by_position = {
+            name: counter(_full(name), text, (*_LABELS, POSITION), has_alias=_shared(name))
+            for name, text in BY_POSITION.items()
+        }
         self.histograms = each(
             facts, lambda name: histogram(_full(name), *facts[name], _LABELS, has_alias=True)
         )
@@ -112,6 +118,7 @@ class _EngineMetrics:
         self._gauges = {name: one.labels(*labels) for name, one in families.gauges.items()}
         self._counters = {name: one.labels(*labels) for name, one in families.counters.items()}
         self._histograms = {name: one.labels(*labels) for name, one in families.histograms.items()}
+        self._by_position = families.by_position
         self._success = families.success
         for reason in SUCCESS_REASONS:
             self._success.labels(*labels, reason)
@@ -143,6 +150,8 @@ class _EngineMetrics:
         }
         for name, count in counts.items():
             self._count(name, count)
+        self._count_places("spec_decode_num_draft_tokens_per_pos", stats.drafted_at)
+        self._count_places("spec_decode_num_accepted_tokens_per_pos", stats.accepted_at)
         if stats.step_tokens:
             self._observe("iteration_tokens_total", stats.step_tokens)
             self._observe("model_forward_time_milliseconds", stats.forward_s * 1e3)
@@ -205,6 +214,10 @@ class _EngineMetrics:
         self._set(
             "spec_decode_efficiency", (accepted + self._num_drafts) / (most + self._num_drafts)
         )
+
+    def _count_places(self, name: str, counts: Sequence[int]) -> None:
+        for place, count in enumerate(counts):
+            self._by_position[name].labels(*self._labels, str(place)).inc(count)
 
     def _count(self, name: str, count: float) -> None:
         if count:

@@ -46,18 +46,18 @@ class Counting(Drafter):
 
 
 class Bench:
-    """A Drafting, and results of steps made by hand."""
+    """A Drafting, and results of steps made by hand. `is_asked` False: the drafter is on the
+    worker."""
 
-    def __init__(self, **changes: Any) -> None:
+    def __init__(self, *, is_asked: bool = True, **changes: Any) -> None:
         selection = Selection(kind="drafter", name="test", target=f"{__file__}:Counting")
         spec = DraftSpec(drafter=selection, max_tokens=LONGEST)
         sim = SimSettings()
         self.counter = StepCounter(KVCacheManager(sim.layout(), sim.cache(), b"key"))
         model = model_spec(vocab_size=64)
         spec = msgspec.structs.replace(spec, **changes)
-        self.drafting = Drafting(
-            spec, registry.make(spec.drafter, model, spec.max_tokens), model, self.counter
-        )
+        drafter = registry.make(spec.drafter, model, spec.max_tokens) if is_asked else None
+        self.drafting = Drafting(spec, drafter, model, self.counter)
 
     def request(self, name: str = "r") -> Request:
         made = Request(
@@ -115,7 +115,9 @@ def test_counts_what_was_verified() -> None:
     bench.draws(request, accepted=0)
     stats = bench.counter.take((1, 0))
     assert (stats.drafts, stats.draft_tokens, stats.accepted_tokens) == (2, 16, 3)
-    assert bench.counter.take((1, 0)).drafts == 0
+    assert stats.drafted_at == (2,) * 8 and stats.accepted_at == (1, 1, 1, 0, 0, 0, 0, 0)
+    after = bench.counter.take((1, 0))
+    assert (after.drafts, after.drafted_at, after.accepted_at) == (0, (), ())
 
 
 @pytest.mark.parametrize("name", ["raises", "foreign"])
@@ -138,6 +140,13 @@ def test_nobody_is_asked_in_a_crowd_or_for_waiting_requests() -> None:
     assert bench.draws(request) == 0
 
 
+def test_nothing_is_drafted_beyond_the_drafters_context() -> None:
+    bench = Bench(max_model_tokens=12)
+    request = bench.request()
+    lengths = [bench.draws(request) for _ in range(13)]
+    assert lengths == [8, 8, 8, 7, 6, 5, 4, 3, 2, 1, 0, 0, 0]
+
+
 def test_forgets_what_ended() -> None:
     bench = Bench()
     request = bench.request()
@@ -147,3 +156,38 @@ def test_forgets_what_ended() -> None:
     bench.drafting.forget("r")
     bench.drafting.forget("unknown")
     assert drafter.known == set()
+
+
+def test_the_worker_brings_as_many_as_are_wanted() -> None:
+    bench = Bench(is_asked=False, pause_above_requests=3)
+    request = bench.request()
+    bench.drafting.begin(request, 4)
+    assert request.num_wanted_drafts == 0  # too many requests
+    bench.drafting.begin(request, 1)
+    assert request.num_wanted_drafts == LONGEST
+    wanted = []
+    for accepted in (None, 0, 0, 2, 4):
+        if accepted is not None:
+            request.num_draft_tokens += len(request.draft_ids)
+            request.num_accepted_tokens += accepted
+        drafts = tuple(range(request.num_wanted_drafts))
+        request.append(RowResult(row=0, token_ids=(5,) * (1 + (accepted or 0)), drafts=drafts))
+        bench.drafting.update([request], 1)
+        assert request.draft_ids == drafts[: request.num_wanted_drafts]
+        wanted.append(request.num_wanted_drafts)
+    assert wanted == [8, 4, 2, 4, 8]
+    request.append(RowResult(row=0, token_ids=(5,), drafts=(1, 2)))
+    bench.drafting.update([request], 4)
+    assert (request.draft_ids, request.num_wanted_drafts) == ((), 0)
+
+
+def test_a_foreign_draft_of_the_worker_is_its_last(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(is_asked=False)
+    request = bench.request("odd")
+    bench.drafting.begin(request, 1)
+    for _ in range(2):
+        request.append(RowResult(row=0, token_ids=(5,), drafts=(1, 64)))
+        with caplog.at_level(logging.ERROR, "dovetail.engine.drafting"):
+            bench.drafting.update([request], 1)
+        assert (request.draft_ids, request.num_wanted_drafts) == ((), 0)
+    assert len(caplog.records) == 1 and "odd" in caplog.text

@@ -126,7 +126,7 @@ class DeprecatedFlags:
         None, help="report no logprobs with speculative decoding"
     )
     spec_decoding_acceptance_method: str = flag(
-        "rejection_sampler", kind="spec_acceptance_method", help="how drafted tokens are accepted"
+        "rejection_sampler", kind="acceptance", help="how drafted tokens are accepted"
     )
     speculative_disable_mqa_scorer: bool | None = flag(
         None, help="verify each drafted token in a separate row"
@@ -265,7 +265,7 @@ def _guided_backend(value: Any) -> Fields:
 
 def _speculative_model(value: Any) -> Fields:
     is_lookup = value in ("[ngram]", "ngram")
-    guesser = {"method": "ngram"} if is_lookup else {"method": "draft_model", "model": value}
+    guesser = {"method": "ngram"} if is_lookup else {"model": value}
     return {"speculative_config": guesser}
 
 
@@ -306,7 +306,6 @@ def _attention(value: Any) -> Fields:
     return {} if backend is None else {"attention_backend": str(backend).lower()}
 
 
-_TYPICAL = _waits_for("typical_acceptance", None)
 _WHATEVER_THE_CONTEXT = Mapped(
     f"{_NOTHING}steps are captured per batch size, for any context length", lambda value: {}
 )
@@ -328,7 +327,7 @@ MAPPED: dict[str, Mapped] = {
         "structured_outputs_config", "disable_additional_properties"
     ),
     "override_pooler_config": _field("pooler_config"),
-    "speculative_model": Mapped("--speculative-config.method", _speculative_model),
+    "speculative_model": Mapped("--speculative-config.model", _speculative_model),
     "num_speculative_tokens": _key("speculative_config", "num_speculative_tokens"),
     "ngram_prompt_lookup_max": _key("speculative_config", "prompt_lookup_max"),
     "ngram_prompt_lookup_min": _key("speculative_config", "prompt_lookup_min"),
@@ -369,15 +368,13 @@ MAPPED: dict[str, Mapped] = {
     "disable_async_output_proc": _settled(
         "outputs are always processed during the next step", False
     ),
-    "disable_logprobs_during_spec_decoding": _settled(
-        "logprobs are the same with and without speculation", None, False
+    "disable_logprobs_during_spec_decoding": _key("speculative_config", "disable_logprobs"),
+    "spec_decoding_acceptance_method": _key("speculative_config", "acceptance_method"),
+    "speculative_disable_mqa_scorer": _key("speculative_config", "disable_mqa_scorer"),
+    "typical_acceptance_sampler_posterior_threshold": _key(
+        "speculative_config", "posterior_threshold"
     ),
-    "spec_decoding_acceptance_method": _waits_for("typical_acceptance", "rejection_sampler"),
-    "speculative_disable_mqa_scorer": _settled(
-        "drafted tokens are verified in their request's row", None, False
-    ),
-    "typical_acceptance_sampler_posterior_threshold": _TYPICAL,
-    "typical_acceptance_sampler_posterior_alpha": _TYPICAL,
+    "typical_acceptance_sampler_posterior_alpha": _key("speculative_config", "posterior_alpha"),
     "tokenizer_pool_size": _POOL,
     "tokenizer_pool_type": _POOL,
     "tokenizer_pool_extra_config": _POOL,

@@ -22,10 +22,16 @@ CPU_MEMORY_SHARE = 0.4
 
 
 def kv_bytes(
-    model: ModelSpec, kv_dtype: str, num_tokens: int, step_tokens: int, context_size: int = 1
+    model: ModelSpec,
+    kv_dtype: str,
+    num_tokens: int,
+    step_tokens: int,
+    context_size: int = 1,
+    *,
+    draft_bytes: int = 0,
 ) -> int:
     """Return the bytes one request of `num_tokens` takes on each of `context_size` ranks that
-    divide it; windowed layers forget the rest."""
+    divide it; windowed layers forget the rest. A drafter keeps `draft_bytes` of each token."""
     layer = KVLayer(
         name="", num_kv_heads=model.num_kv_heads, head_size=model.head_size, dtype=kv_dtype
     )
@@ -34,7 +40,7 @@ def kv_bytes(
     num_windowed = _num_windowed(model.hf_config, model.num_layers) if window else 0
     kept = min(num_tokens, (window or num_tokens) + step_tokens)
     whole = num_windowed * kept + (model.num_layers - num_windowed) * num_tokens
-    return per_token * -(-whole // context_size)
+    return per_token * -(-whole // context_size) + draft_bytes * num_tokens
 
 
 def cpu_cache_bytes(available: int, share: float | None, useful: int) -> int:
@@ -63,7 +69,7 @@ class Room:
     """The cache as one request sees it: `memory` bytes in blocks, one of which nobody owns.
 
     `num_blocks` is set where blocks and not bytes were asked for. `context_size` ranks divide each
-    request's cache.
+    request's cache, and a drafter keeps `draft_bytes` of each token.
     """
 
     model: ModelSpec
@@ -73,6 +79,7 @@ class Room:
     step_tokens: int
     num_blocks: int | None = None
     context_size: int = 1
+    draft_bytes: int = 0
 
     @property
     def size(self) -> str:
@@ -92,7 +99,10 @@ class Room:
         blocks = -(-num_tokens // self.block_tokens) + 1
         tokens = blocks * self.block_tokens
         model, ranks = self.model, self.context_size
-        return kv_bytes(model, self.kv_dtype, tokens, self.step_tokens, ranks) <= self.memory
+        need = kv_bytes(
+            model, self.kv_dtype, tokens, self.step_tokens, ranks, draft_bytes=self.draft_bytes
+        )
+        return need <= self.memory
 
     def largest(self, wanted: int) -> int:
         """Return the largest length up to `wanted` that fits; 0 when none does."""

@@ -43,6 +43,7 @@ from dovetail.interfaces.spec import (
     ModelSpec,
     PoolingSpec,
     Selection,
+    WorkerDraftSpec,
 )
 
 _CONVERTED = {"embed": NOTHING, "classify": CLASSES, "reward": TOKEN_CLASSES}
@@ -69,11 +70,13 @@ STEP_END = "<extra_0>"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purpose:
     """What a model is run for: its spec with the head that it gets, and how it pools (None: it
-    generates). `max_tokens` is the longest prompt that its folder asks for."""
+    generates). `max_tokens` is the longest prompt that its folder asks for. `drafts` is the drafter
+    beside it."""
 
     model: ModelSpec
     pooling: PoolingSpec | None = None
     max_tokens: int | None = None
+    drafts: WorkerDraftSpec | None = None
 
 
 def purpose(config: Config, model: ModelSpec) -> Purpose:

@@ -146,21 +146,30 @@ def select_quantization(config: Config, model: ModelSpec) -> Selection:
     Raises: ConfigError when the two differ, UnknownPlugin when there is no such method.
     """
     requested = config.model.quantization
-    stored = stored_quantization(model)
     if requested in NO_CHOICE:
         requested = BITSANDBYTES if config.load.load_format == BITSANDBYTES else None
+    options = config.plugin.options_of("quantization")
+    return quantization_of(model, requested, options, where="--quantization")
+
+
+def quantization_of(
+    model: ModelSpec, requested: str | None, options: Mapping[str, Any], *, where: str
+) -> Selection:
+    """Return the quantization that was requested at `where`, or the checkpoint's own, or none.
+    Raises: ConfigError, UnknownPlugin"""
+    stored = stored_quantization(model)
+    if requested in NO_CHOICE:
+        requested = None
     if stored and requested and ":" not in requested and not _reads(requested, stored):
         raise ConfigError(
             f'the checkpoint is stored as "{stored}", not "{requested}".',
-            where="--quantization",
-            fix="leave the flag out.",
+            where=where,
+            fix="leave it out.",
         )
-    where = "--quantization" if requested else "quantization_config of the checkpoint"
-    options = config.plugin.options_of("quantization")
     return select(
         "quantization",
         requested or stored or registry.own("quantization", "none"),
-        where=where,
+        where=where if requested else "quantization_config of the checkpoint",
         options=options,
     )
 

@@ -1,46 +1,56 @@
-"""Speculation resolved: --speculative-config becomes a DraftSpec, every key of it checked.
-
-Knows no drafter by name; keys that are not core's own are the drafter's options.
-"""
+"""Speculation resolved: --speculative-config becomes a DraftSpec and an acceptance."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from dovetail import registry
+from dovetail.config.checkpoint.formats import read_settings
+from dovetail.config.checkpoint.hub import Hub
+from dovetail.config.checkpoint.model_path import find_model
 from dovetail.config.config import Config
+from dovetail.config.rules.draft_keys import (
+    ACCEPTANCE,
+    FLAG,
+    DraftCheckpoint,
+    DraftKeys,
+    draft_keys,
+    tell_unused,
+)
+from dovetail.config.rules.draft_methods import LOOKUP, LOOKUP_WORDS, method_for
 from dovetail.config.rules.selections import select
+from dovetail.config.rules.worker_drafts import Asked, runs_on_worker
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import DraftSpec, ScheduleSpec, Selection
-from dovetail.registry.options import convert
+from dovetail.registry.options import option_types
 
-FLAG = "--speculative-config"
+log = logging.getLogger(__name__)
 DEFAULT_DRAFT_TOKENS = 4
+_RANKS = "draft_tensor_parallel_size"
 
 
 def draft_spec(config: Config, schedule: ScheduleSpec, scheduler: Selection) -> DraftSpec | None:
     """Return the drafter and how many tokens it drafts, or None without speculation. Raises:
     ConfigError."""
-    settings = {k.replace("-", "_"): v for k, v in config.speculative.speculative_config.items()}
-    if not settings:
+    tell_unused(config)
+    keys = draft_keys(config)
+    if keys is None:
         return None
-    method = settings.pop("method", None)
-    if not isinstance(method, str):
-        raise ConfigError(
-            "no method says who guesses." if method is None else f"{method!r} is not a name.",
-            where=f"{FLAG}.method",
-            fix=f"use one of {', '.join(registry.names('drafter'))}.",
-        )
-    if "drafts" not in registry.load_selection(scheduler).capabilities:
+    asked = asked_drafter(config)
+    assert asked is not None, "there are keys"
+    needed = {"drafts"}
+    if runs_on_worker(registry.load_selection(asked.drafter)):
+        needed.add("worker_drafts")
+    if not needed <= registry.load_selection(scheduler).capabilities:
         raise ConfigError(
             f'the scheduler "{scheduler.name}" does not plan drafts.',
             where=FLAG,
             fix="use --scheduler-cls continuous, or leave the flag out.",
         )
-    max_tokens = _count(settings, "num_speculative_tokens", DEFAULT_DRAFT_TOKENS)
-    pause_above = _count(settings, "disable_by_batch_size", None)
-    assert max_tokens is not None
+    max_tokens = asked.max_tokens
     if max_tokens >= schedule.max_step_tokens:
         raise ConfigError(
             f"{max_tokens} guesses do not fit in a step of {schedule.max_step_tokens} tokens.",
@@ -48,27 +58,119 @@ def draft_spec(config: Config, schedule: ScheduleSpec, scheduler: Selection) -> 
             fix=f"use at most {schedule.max_step_tokens - 1}.",
         )
     return DraftSpec(
-        drafter=_select(config, method, settings),
+        drafter=asked.drafter,
         max_tokens=max_tokens,
-        pause_above_requests=pause_above,
+        pause_above_requests=keys.disable_by_batch_size,
+        max_model_tokens=keys.max_model_len,
     )
 
 
-def _count(settings: dict[str, Any], key: str, default: int | None) -> int | None:
-    """Return a count of at least 1 and take it from `settings`. Raises: ConfigError."""
-    value = settings.pop(key, None)
-    if value is None:
-        return default
-    where = f"{FLAG}.{key}"
-    count: int = convert(value, int, where)
-    if count < 1:
-        raise ConfigError(f"{count} is out of range.", where=where, fix="give at least 1.")
-    return count
-
-
-def _select(config: Config, method: str, settings: Mapping[str, Any]) -> Selection:
+def asked_drafter(config: Config) -> Asked | None:
+    """Return the drafter that was asked for, every key of the flag checked; None without one.
+    Raises: ConfigError."""
+    keys = draft_keys(config)
+    if keys is None:
+        return None
+    method = _method(config, keys)
     plugin = registry.load("drafter", method, where=f"{FLAG}.method")
+    of_checkpoint: dict[str, Any] = {}
+    if runs_on_worker(plugin):
+        of_checkpoint = keys.checkpoint.given()
+        if keys.max_model_len is not None:
+            of_checkpoint["max_model_len"] = keys.max_model_len
+    options = {} if of_checkpoint else _of_checkpoint(plugin, method, keys.checkpoint)
+    return Asked(
+        drafter=_drafter(config, method, {**options, **keys.options}),
+        max_tokens=keys.num_speculative_tokens or DEFAULT_DRAFT_TOKENS,
+        settings=of_checkpoint,
+    )
+
+
+def acceptance_of(config: Config) -> Selection | None:
+    """Return what decides on drafts, or None without speculation. Raises: ConfigError"""
+    keys = draft_keys(config)
+    if keys is None:
+        return None
+    name = keys.acceptance_method or registry.own("acceptance", "rejection_sampler")
+    where = f"{FLAG}.{ACCEPTANCE}"
+    plugin = registry.load("acceptance", name, where=where)
+    types = option_types(plugin)
+    for key in keys.acceptance_options:
+        if key not in types:
+            raise ConfigError(
+                f'the acceptance "{name}" has no such option.',
+                where=f"{FLAG}.{key}",
+                fix=f"leave it out, or set {where} to typical_acceptance_sampler.",
+            )
+    registry.options_for(plugin, keys.acceptance_options, where=FLAG)
+    options = {**config.plugin.options_of("acceptance"), **keys.acceptance_options}
+    return select("acceptance", name, where=where, options=options)
+
+
+def _method(config: Config, keys: DraftKeys) -> str:
+    """Return the drafter's name: the one given, or the one that the draft model's checkpoint is
+    for. Raises: ConfigError"""
+    model = keys.checkpoint.model
+    if keys.method is not None:
+        return keys.method
+    if model is None:
+        raise ConfigError(
+            "no method says who guesses.",
+            where=f"{FLAG}.method",
+            fix=f"use one of {', '.join(registry.names('drafter'))}.",
+        )
+    if model in LOOKUP_WORDS:
+        return LOOKUP
+    folder = draft_folder(config, keys.checkpoint)
+    method = method_for(read_settings(folder), model)
+    log.info("%s.method auto: %s, by the config of %s.", FLAG, method, model)
+    return method
+
+
+def draft_folder(
+    config: Config, checkpoint: DraftCheckpoint, *, needs_weights: bool = False
+) -> Path:
+    """Return the folder of the draft model, fetched where it is not here. Raises: ConfigError"""
+    load = config.load
+    hub = Hub(
+        cache=load.download_dir, token=config.model.hf_token, is_modelscope=load.use_modelscope
+    )
+    try:
+        return find_model(
+            checkpoint.model,
+            revision=checkpoint.revision,
+            hub=hub,
+            needs_weights=needs_weights,
+            model_dirs=load.model_dir,
+        )
+    except ConfigError as error:
+        error.where = f"{FLAG}.model"
+        raise
+
+
+def _drafter(config: Config, method: str, settings: Mapping[str, Any]) -> Selection:
+    """Return the drafter with its options. Raises: ConfigError"""
+    where = f"{FLAG}.method"
+    plugin = registry.load("drafter", method, where=where)
     # Checked here first, so that an error names this flag.
     registry.options_for(plugin, settings, where=FLAG)
     options = {**config.plugin.options_of("drafter"), **settings}
-    return select("drafter", method, where=f"{FLAG}.method", options=options)
+    return select("drafter", method, where=where, options=options)
+
+
+def _of_checkpoint(plugin: Any, method: str, checkpoint: DraftCheckpoint) -> dict[str, Any]:
+    """Return the keys about a draft model that the drafter takes. Raises: ConfigError for others"""
+    types = option_types(plugin)
+    taken = {}
+    for key, value in checkpoint.given().items():
+        if key in types:
+            taken[key] = value
+        elif key == _RANKS:
+            log.info('%s.%s has no effect: the drafter "%s" has no model.', FLAG, key, method)
+        elif key != "model" or value not in LOOKUP_WORDS:
+            raise ConfigError(
+                f'the drafter "{method}" has no draft model.',
+                where=f"{FLAG}.{key}",
+                fix="leave it out, or name another method.",
+            )
+    return taken

@@ -3,12 +3,15 @@
 Layers with the same rule (full attention, or one window size) form groups of equal size; layer i of
 every group lives in tensor i, so a block id names one piece of memory in whichever group owns it,
 and blocks move freely between groups. All layers must cache the same bytes per token; a model that
-mixes head counts, head sizes or dtypes is refused.
+mixes head counts, head sizes or dtypes is refused. The layers of a drafter beside the model lie in
+tensors of their own, under the block ids of the first group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+
+import msgspec
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.step import KVGroup, KVLayer, KVLayout
@@ -38,31 +41,76 @@ def plan_layout(
     as many host blocks as `host_bytes` hold.
 
     Block 0 is counted, though it is the null block, which no request owns. Raises: ConfigError when
-    layers differ in size or fewer than two blocks fit.
+    layers differ in size, fewer than two blocks fit, or no group keeps what a drafter needs.
     """
-    groups = group_layers(layers)
-    num_tensors = max((len(group.layers) for group in groups), default=0)
-    block_bytes = _block_bytes(layers, block_tokens)
+    layout = _empty_layout([layer for layer in layers if not layer.is_draft], block_tokens)
+    drafts = [layer for layer in layers if layer.is_draft]
+    if drafts:
+        _check_drafts(drafts, layout)
+        layout = msgspec.structs.replace(layout, draft=draft_layout(drafts, block_tokens))
+    all_bytes = layout.all_bytes
     if num_blocks is None:
         if memory_bytes is None:
             raise ConfigError("neither a number of KV blocks nor a size in bytes was given.")
         # A model without attention caches nothing; one block keeps the arithmetic alive.
-        num_blocks = memory_bytes // (num_tensors * block_bytes) if num_tensors else 2
+        num_blocks = memory_bytes // all_bytes if all_bytes else 2
     if num_blocks < 2:
         raise ConfigError(
             f"only {num_blocks} KV blocks fit, at least 2 are needed "
-            f"(a block of {block_tokens} tokens takes {num_tensors * block_bytes} bytes).",
+            f"(a block of {block_tokens} tokens takes {all_bytes} bytes).",
             where="KV cache",
             fix="raise --gpu-memory-utilization or --kv-cache-memory-bytes.",
         )
+    return with_blocks(layout, num_blocks, host_bytes // all_bytes if all_bytes else 0)
+
+
+def with_blocks(layout: KVLayout, num_blocks: int, num_host_blocks: int = 0) -> KVLayout:
+    """Return a layout with so many blocks."""
+    draft = None if layout.draft is None else with_blocks(layout.draft, num_blocks, num_host_blocks)
+    return msgspec.structs.replace(
+        layout, num_blocks=num_blocks, num_host_blocks=num_host_blocks, draft=draft
+    )
+
+
+def draft_layout(drafts: Sequence[KVLayer], block_tokens: int) -> KVLayout:
+    """Return the layout of a drafter's layers, without blocks: one group, a tensor for each."""
+    return KVLayout(
+        groups=(KVGroup(layers=tuple(layer.name for layer in drafts)),),
+        num_tensors=len(drafts),
+        num_blocks=0,
+        block_tokens=block_tokens,
+        block_bytes=_block_bytes(drafts, block_tokens),
+    )
+
+
+def _empty_layout(layers: Sequence[KVLayer], block_tokens: int) -> KVLayout:
+    groups = group_layers(layers)
     return KVLayout(
         groups=groups,
-        num_tensors=num_tensors,
-        num_blocks=num_blocks,
+        num_tensors=max((len(group.layers) for group in groups), default=0),
+        num_blocks=0,
         block_tokens=block_tokens,
-        block_bytes=block_bytes,
-        num_host_blocks=host_bytes // (num_tensors * block_bytes) if num_tensors else 0,
+        block_bytes=_block_bytes(layers, block_tokens),
     )
+
+
+def _check_drafts(drafts: Sequence[KVLayer], layout: KVLayout) -> None:
+    """Raise ConfigError unless the first group keeps what every layer of the drafter looks at."""
+    if not layout.groups:
+        raise ConfigError(
+            "the model keeps no keys and values, and a drafter that does needs their blocks.",
+            where="--speculative-config.method",
+            fix="use a drafter without attention, such as ngram.",
+        )
+    kept = layout.groups[0].window_tokens
+    short = [d for d in drafts if d.window_tokens is None or (kept and d.window_tokens > kept)]
+    if kept is not None and short:
+        raise ConfigError(
+            f"all layers of the model forget what is {kept} tokens back, and the drafter's layer "
+            f'"{short[0].name}" looks further.',
+            where="--speculative-config.method",
+            fix="set --disable-hybrid-kv-cache-manager, or leave the drafter out.",
+        )
 
 
 def group_layers(layers: Sequence[KVLayer]) -> tuple[KVGroup, ...]:

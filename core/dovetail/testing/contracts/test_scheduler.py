@@ -150,6 +150,15 @@ class TestScheduler:
         report = run(plugin, replace(settings, draft_rate=0.8, max_step_tokens=step_tokens))
         assert report.num_draft_tokens > report.num_accepted_tokens > 0
 
+    @requires("worker_drafts")
+    @pytest.mark.parametrize("async_steps", [False, True])
+    def test_drafts_of_the_worker_have_room(self, plugin: Any, async_steps: bool) -> None:
+        """No more are asked for than a request wants, and blocks are there before they are made."""
+        is_ahead = async_steps and "async_steps" in plugin.capabilities
+        settings = replace(ROOMY, async_steps=is_ahead, drafts_on_worker=True, draft_rate=0.9)
+        report = run(plugin, settings)
+        assert report.num_draft_tokens > report.num_accepted_tokens > 0
+
     @requires("priority")
     def test_follows_the_policy(self, plugin: Any) -> None:
         """The simulation checks the order of every plan under a policy with priorities."""

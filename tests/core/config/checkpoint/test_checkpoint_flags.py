@@ -424,7 +424,7 @@ def test_generating_is_what_every_model_is_run_for(fields: dict[str, Any], folde
     [
         ({"pooler_config": {"pooling_type": "MEAN"}}, "--pooler-config"),
         ({"runner": "dance"}, "dance"),
-        ({"runner": "draft"}, "draft models are not supported"),
+        ({"runner": "draft"}, "a draft model runs beside the model"),
     ],
 )
 def test_what_no_model_is_run_for(fields: dict[str, Any], told: str, folder: Path) -> None:

@@ -32,6 +32,34 @@ def test_one_kind_is_one_group() -> None:
     assert layout.num_blocks == 100_000 // (5 * layout.block_bytes)
 
 
+def draft(name: str, window: int | None = None) -> KVLayer:
+    return KVLayer(
+        name=name, num_kv_heads=1, head_size=4, dtype="float32", window_tokens=window, is_draft=True
+    )
+
+
+def test_layers_of_a_drafter_lie_beside_the_first_group() -> None:
+    layers = [layer(0, 64), layer(1), draft("0"), draft("1", 64)]
+    layout = plan_layout(layers, block_tokens=16, memory_bytes=100_000, host_bytes=50_000)
+    assert [group.layers for group in layout.groups] == [("1",), ("0",)]
+    assert layout.draft is not None
+    assert [group.layers for group in layout.draft.groups] == [("0", "1")]
+    one, both = 16 * 2 * 4 * 4, 16 * 2 * 2 * 8 * 2
+    assert (layout.draft.block_bytes, layout.block_bytes) == (one, both)
+    assert layout.all_bytes == 2 * one + both
+    assert layout.num_blocks == layout.draft.num_blocks == 100_000 // layout.all_bytes
+    assert layout.num_host_blocks == layout.draft.num_host_blocks == 50_000 // layout.all_bytes
+
+
+def test_a_drafter_needs_what_the_first_group_keeps() -> None:
+    with pytest.raises(ConfigError, match="keeps no keys"):
+        plan_layout([draft("0")], block_tokens=16, num_blocks=9)
+    with pytest.raises(ConfigError, match=r"forget what is 64 tokens back.*looks further"):
+        plan_layout([layer(0, 64), draft("1")], block_tokens=16, num_blocks=9)
+    near = plan_layout([layer(0, 64), draft("1", 32)], block_tokens=16, num_blocks=9)
+    assert near.draft is not None
+
+
 def test_kinds_share_tensors_in_equal_groups() -> None:
     layers = [layer(i, None if i % 6 == 5 else 512) for i in range(26)]
     layout = plan_layout(layers, block_tokens=16, num_blocks=99)

@@ -1,0 +1,39 @@
+"""The attention backend: the one that was asked for, or the first that fits the model."""
+
+from __future__ import annotations
+
+from dovetail.config.checkpoint.context_length import window_tokens
+from dovetail.config.checkpoint.model_facts import has_position_bias
+from dovetail.config.config import Config
+from dovetail.config.rules import selections
+from dovetail.config.rules.device import block_tokens
+from dovetail.interfaces.attention import AttentionQuery
+from dovetail.interfaces.platform import Platform
+from dovetail.interfaces.spec import ModelSpec, Selection
+
+
+def select_attention(
+    config: Config, model: ModelSpec, kv_dtype: str, platform: Platform
+) -> Selection:
+    """Return the backend for a model's layers. Raises: PluginError"""
+    facts, ranks = model.hf_config, config.parallel.decode_context_parallel_size
+    query = AttentionQuery(
+        device=platform.device_type,
+        dtype=model.dtype,
+        kv_dtype=kv_dtype,
+        head_size=model.head_size,
+        block_tokens=block_tokens(config, platform),
+        uses_window=window_tokens(facts) is not None,
+        uses_soft_cap=bool(facts.get("attn_logit_softcapping")),
+        uses_alibi=bool(facts.get("alibi")),
+        uses_lse=ranks > 1,
+        uses_position_bias=has_position_bias(facts),
+        is_causal=model.is_causal,
+    )
+    spec = config.attention.attention_backend
+    if not config.is_given("attention_backend"):
+        spec = platform.defaults().attention or spec
+    options = config.plugin.options_of("attention_backend")
+    return selections.select(
+        "attention_backend", spec, query=query, options=options, where="--attention-backend"
+    )

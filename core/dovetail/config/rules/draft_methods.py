@@ -1,0 +1,55 @@
+"""Which drafter a draft model's checkpoint is for, where --speculative-config names none.
+
+By what the published checkpoints say of themselves in config.json; knows no plugin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+LOOKUP_WORDS = ("[ngram]", "ngram")
+"""In place of a draft model: drafts come from the request's own tokens."""
+LOOKUP, WHOLE_MODEL, HEADS_OF_TARGET = "ngram", "draft_model", "mtp"
+_BY_MODEL_TYPE = {
+    "medusa": "medusa",
+    "mlp_speculator": "mlp_speculator",
+    "eagle": "eagle",
+    "eagle3": "eagle3",
+}
+_BY_CLASS = (
+    ("Medusa", "medusa"),
+    ("MLPSpeculator", "mlp_speculator"),
+    ("Eagle3", "eagle3"),
+    ("Eagle", "eagle"),
+    ("MTP", HEADS_OF_TARGET),
+    ("NextN", HEADS_OF_TARGET),
+)
+"""Part of a class in `architectures` -> method; the first that is found."""
+_BY_KEY = (("medusa_num_heads", "medusa"), ("draft_vocab_size", "eagle3"))
+"""Keys that configs of one method alone have."""
+
+
+def method_for(config: Mapping[str, Any], name: str = "") -> str:
+    """Return the method that drafts with a checkpoint of this config.json, draft_model where it is
+    a model like any other.
+
+    `name` is the folder's or the repository's: the first EAGLE heads are told from a whole model of
+    one layer by nothing else.
+    """
+    model_type = str(config.get("speculators_model_type") or config.get("model_type") or "")
+    if model_type in _BY_MODEL_TYPE:
+        return _BY_MODEL_TYPE[model_type]
+    if model_type.endswith(("_mtp", "_nextn")):
+        return HEADS_OF_TARGET
+    classes = " ".join(map(str, config.get("architectures") or ())).lower()
+    for part, method in _BY_CLASS:
+        if part.lower() in classes:
+            return method
+    for key, method in _BY_KEY:
+        if config.get(key) is not None:
+            return method
+    last = name.rstrip("/").rpartition("/")[2].lower()
+    if "eagle" in last and config.get("num_hidden_layers") == 1:
+        return "eagle3" if "eagle3" in last else "eagle"
+    return WHOLE_MODEL

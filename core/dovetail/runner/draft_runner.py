@@ -1,0 +1,445 @@
+"""DraftRunner: a worker drafter beside the model, its KV cache, and the drafts of each step.
+
+After the model's step the drafter catches up on the tokens that it has not seen, all rows in one
+pass, and then guesses token after token, each time all rows that want another one. A row that wants
+no drafts waits until it has some tokens to catch up on, or ends. What it keeps of a token lies
+under the block that the model's first KV group has for it. Knows rows and no requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import cast
+
+import msgspec
+import numpy as np
+import torch
+from torch import nn
+
+from dovetail import registry
+from dovetail.engine.kv.kv_groups import draft_layout, with_blocks
+from dovetail.errors import BrokenPlugin, ConfigError
+from dovetail.interfaces.attention import AttentionBackend, BatchLayout
+from dovetail.interfaces.model import Model
+from dovetail.interfaces.spec import RunSpec
+from dovetail.interfaces.step import KVLayer, KVLayout, NewRow, RowResult, StepPlan
+from dovetail.layers.attention import attention_layers
+from dovetail.layers.context import ForwardContext, use_context
+from dovetail.layers.decoder import DecoderModel
+from dovetail.layers.kv_scales import set_scales
+from dovetail.runner.batch import Batch, StepInputs
+from dovetail.runner.draft_loader import Target, drafter_run, load_drafter
+from dovetail.runner.draft_rows import DraftRows
+from dovetail.runner.host_blocks import HostBlockStorage
+from dovetail.runner.kv_alloc import allocate_kv
+from dovetail.runner.recorded import MAX_ROWS, is_recorded, recorded_rows
+from dovetail.runner.sampled_drafts import SampledDrafts
+from dovetail.runner.step_reader import BegunStep, StepReader
+from dovetail.runner.tensors import DeviceTensors, HostTensors
+from dovetail.sampling.sampler import Sampler
+
+LAG_TOKENS, LAG_STATES = 64, 16
+"""A row that wants no drafts is caught up on once so many tokens, or states of them, wait."""
+
+
+class DraftRunner:
+    """Call as a ModelRunner, which owns it: load, allocate, then `after` every step."""
+
+    def __init__(self, run: RunSpec, device: torch.device) -> None:
+        assert run.drafts is not None, "there is no drafter on the worker"
+        self._spec = run.drafts
+        self._target_run = run
+        self._run = drafter_run(run, run.drafts)
+        self._device = device
+        self._backend: AttentionBackend = registry.make(run.drafts.attention)
+        self._caches: dict[str, torch.Tensor] = {}
+        self._host: HostBlockStorage | None = None
+        self._sampled: SampledDrafts | None = None
+        self.layers: list[KVLayer] = []
+        self.inner: dict[int, torch.Tensor | None] = {}
+
+    def load(self, model: Model) -> None:
+        """Make the drafter beside a model that is loaded. Raises: ConfigError. Mutates: self"""
+        target = Target(spec=self._target_run.model, rank=self._target_run.rank, model=model)
+        self._drafter = load_drafter(self._spec, self._run, target, self._device)
+        self._look_into(model)
+        self._attention = attention_layers(self._drafter.module())
+        set_scales(self._attention, self._run.kv_dtype, ())
+        kv_dtype = self._run.kv_dtype
+        self.layers = [layer.kv_layer(kv_dtype, is_draft=True) for layer in self._attention]
+        capabilities = self._drafter.capabilities
+        self._continues = "hidden_states" in capabilities
+        self._is_by_depth = "by_depth" in capabilities
+
+    def _look_into(self, model: Model) -> None:
+        """Have the model keep the inputs of the layers that the drafter asks for. Raises:
+        ConfigError"""
+        wanted = self._drafter.inner_layers()
+        self._inner_layers = wanted
+        if not wanted:
+            return
+        modules = cast(nn.Module, model).modules()
+        decoder = next((m for m in modules if isinstance(m, DecoderModel)), None)
+        if decoder is None or max(wanted) >= len(decoder.layers) or min(wanted) < 0:
+            raise ConfigError(
+                f"the drafter reads states within the model, and {type(model).__name__} does not "
+                f"tell those of the layers {', '.join(map(str, wanted))}.",
+                where="--speculative-config.method",
+                fix="use a drafter of the last hidden states, such as eagle.",
+            )
+        self.inner.update(dict.fromkeys(wanted))
+        decoder.inner = self.inner
+
+    def weights(self) -> list[torch.Tensor]:
+        """Return all that the drafter keeps in memory, but for its cache."""
+        module = self._drafter.module()
+        return [*module.parameters(), *module.buffers()]
+
+    def layout(self, num_blocks: int) -> KVLayout | None:
+        """Return a layout of its layers alone; None where they keep nothing."""
+        if not self.layers:
+            return None
+        return with_blocks(draft_layout(self.layers, self._run.block_tokens), num_blocks)
+
+    def allocate(
+        self, layout: KVLayout, batch: Batch, tensors: HostTensors | DeviceTensors
+    ) -> None:
+        """Create the KV tensors and the rows' state. Raises: ConfigError. Mutates: self"""
+        draft = layout.draft
+        if self.layers and draft is None:
+            raise BrokenPlugin(
+                "the layout has no room for the drafter's layers.",
+                where="--kv-policy",
+                fix="use --kv-policy paged, or a drafter without attention.",
+            )
+        self._batch = batch
+        self._tensors = tensors
+        if draft is not None:
+            self._caches = allocate_kv(draft, self.layers, self._backend, self._device)
+            for cache in self._caches.values():
+                cache.zero_()  # what a row has not caught up on is read as it is
+            host = (draft, self.layers, self._caches, self._backend)
+            self._host = HostBlockStorage(*host) if draft.num_host_blocks else None
+        shift = int(self._continues)
+        keeps = self._continues and bool(self.layers)
+        self._rows = DraftRows(batch, self._spec.max_tokens, shift=shift, keeps=keeps)
+        self._recorded: dict[int, _RecordedPass] = {}
+
+    def sample_by(self, sampler: Sampler) -> SampledDrafts | None:
+        """Sample drafts from now on, where the spec says so; return what knows of it."""
+        self._sampled = SampledDrafts(sampler) if self._spec.is_sampled else None
+        return self._sampled
+
+    def release(self) -> list[torch.Tensor]:
+        """Let go of cache and rows; return the KV tensors. Mutates: self"""
+        caches = list(self._caches.values())
+        self._host = None
+        self._caches = {}
+        del self._batch, self._tensors, self._rows, self._recorded
+        return caches
+
+    def before(self, plan: StepPlan) -> None:
+        """Finish the rows that end, then copy blocks to and from the host. Mutates: the cache"""
+        if not self._caches:
+            return
+        if plan.freed_rows:
+            self._finish(np.array(plan.freed_rows, dtype=np.int64))
+        if self._host is not None:
+            self._host.swap_out(plan.swapped_out)
+            self._host.swap_in(plan.swapped_in)
+
+    def add_row(self, new: NewRow) -> None:
+        """Begin a row. What the model has cached of it, the drafter has too. Mutates: self"""
+        self._rows.begin(new.row, new.num_computed_tokens)
+
+    def after(self, step: BegunStep, hidden: torch.Tensor, reader: StepReader) -> None:
+        """Take in a step; its results get the drafts that were wanted. Shapes: hidden [T, E]
+
+        Mutates: step, the cache, the rows' state
+        """
+        if any(row.num_drafts for row in step.inputs.steps):
+            reader.collect(step)
+        elif self._may_wait(step.inputs):
+            return
+        step.rows = self._draft(step.inputs, hidden, step.rows)
+
+    def _may_wait(self, inputs: StepInputs) -> bool:
+        """Return whether a step that wants no drafts may be passed over. Mutates: row state"""
+        if not self.layers:
+            return True
+        if self._continues or inputs.drafted:
+            return False
+        limits = inputs.seq_lens
+        self._rows.limits[inputs.rows] = limits
+        return bool((limits - self._rows.computed[inputs.rows]).max() < LAG_TOKENS)
+
+    def _draft(
+        self,
+        inputs: StepInputs,
+        hidden: torch.Tensor,
+        rows: tuple[RowResult, ...] | None,
+    ) -> tuple[RowResult, ...] | None:
+        """Return a step's results with the drafts that were wanted. `rows` None: the results are
+        not read yet, and no drafts are wanted. Shapes: hidden [T, E]"""
+        if self._inner_layers:
+            hidden = torch.cat([_there(self.inner[i]) for i in self._inner_layers], dim=-1)
+        known = self._rows.known(inputs.rows)
+        wants = self._wanted(inputs, known, rows)
+        self._rows.settle(inputs.rows)
+        due, limits = self._due(inputs, hidden, known, wants)
+        if not due.size:
+            return rows
+        rows_due, starts = inputs.rows[due], self._rows.computed[inputs.rows[due]]
+        counts = limits[due] - starts
+        states = self._states(inputs, hidden, due, limits) if self._continues else None
+        states = self._advance(rows_due, starts, counts, None, states, 0)
+        self._rows.computed[rows_due] = limits[due]
+        is_wanting = wants[due] > 0
+        if rows is None or not is_wanting.any():
+            return rows
+        last = (np.cumsum(counts) - 1)[is_wanting]
+        chosen = due[is_wanting]
+        drafts = self._guess(
+            inputs.rows[chosen], limits[chosen], wants[chosen], self._select(states, last)
+        )
+        self._rows.note_drafts(inputs.rows[chosen], known[chosen], drafts)
+        return _with_drafts(rows, chosen, drafts)
+
+    def _wanted(
+        self, inputs: StepInputs, known: np.ndarray, rows: tuple[RowResult, ...] | None
+    ) -> np.ndarray:
+        """Return how many drafts each row is to have: none where a fault came, or tokens that need
+        no draw, behind which nothing can be verified in the next step. Shapes: [R]"""
+        wants = np.array([step.num_drafts for step in inputs.steps], dtype=np.int64)
+        wants[known != self._batch.lengths[inputs.rows]] = 0
+        wants[known > inputs.seq_lens + 1] = 0
+        if rows is not None:
+            wants[[result.fault is not None for result in rows]] = 0
+        most = min(self._spec.max_tokens, self._spec.max_model_tokens)
+        return np.minimum(wants, most)
+
+    def _due(
+        self, inputs: StepInputs, hidden: torch.Tensor, known: np.ndarray, wants: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the indices of the rows to catch up on now, and how far each row can come. Keeps
+        the states of the others. Shapes: [D], [R]. Mutates: the rows' state"""
+        rows, row_state = inputs.rows, self._rows
+        limits = row_state.reach(inputs, known)
+        if not self._continues:
+            limits = np.where(wants > 0, known, limits)
+        if not self.layers:
+            row_state.computed[rows] = limits - 1
+            return np.flatnonzero(wants), limits
+        is_within = limits + self._spec.max_tokens <= self._spec.max_model_tokens
+        lag = limits - row_state.computed[rows]
+        most = LAG_STATES if self._continues else LAG_TOKENS
+        is_due = (lag > 0) & is_within & ((wants > 0) | (lag >= most))
+        if self._continues:
+            valid = np.minimum(inputs.seq_lens, self._batch.lengths[rows] - 1)
+            is_due &= limits == valid  # the others have tokens that the host does not know yet
+            for i in np.flatnonzero(is_within & ~is_due).tolist():
+                self._wait(inputs, hidden, i, int(valid[i]))
+        return np.flatnonzero(is_due), limits
+
+    def _guess(
+        self, rows: np.ndarray, starts: np.ndarray, wants: np.ndarray, states: torch.Tensor
+    ) -> list[np.ndarray]:
+        """Return the drafts of each row, from the states at its last known token on. `starts` are
+        the positions of what comes next. Shapes: [R], states [R, E]. Mutates: the cache"""
+        drafts = np.zeros((len(rows), int(wants.max())), dtype=np.int64)
+        live = np.arange(len(rows))
+        if self._sampled is not None:
+            self._sampled.begin(rows)
+        for depth in range(drafts.shape[1]):
+            if depth:
+                going = np.flatnonzero(wants[live] > depth)
+                states, live = self._select(states, going), live[going]
+                tokens = drafts[live, depth - 1]
+                places = starts[live] + depth - 1
+                states = self._advance(
+                    rows[live], places, np.ones_like(places), tokens, states, depth
+                )
+            logits = self._drafter.logits(states, depth)
+            if self._sampled is None:
+                drafts[live, depth] = logits.argmax(dim=-1).cpu().numpy()
+            else:
+                drawn = starts[live] + depth - self._batch.num_prompt[rows[live]]
+                drafts[live, depth] = self._sampled.sample(logits, rows[live], drawn)
+        return [line[:count] for line, count in zip(drafts, wants.tolist(), strict=True)]
+
+    def _finish(self, rows: np.ndarray) -> None:
+        """Catch up on rows that end: what they computed may be found by others. Mutates: cache"""
+        rows = rows[self._batch.lengths[rows] > 0]
+        self._rows.settle(rows)
+        limits = self._rows.limits[rows]
+        is_due = limits > self._rows.computed[rows]
+        is_due &= limits + self._spec.max_tokens <= self._spec.max_model_tokens
+        rows, limits = rows[is_due], limits[is_due]
+        if not rows.size:
+            return
+        starts = self._rows.computed[rows]
+        states = None
+        if self._continues:
+            kept = [torch.cat(self._rows.kept(row)) for row in rows.tolist()]
+            counts = (limits - starts).tolist()
+            states = torch.cat([one[:n] for one, n in zip(kept, counts, strict=True)])
+        self._advance(rows, starts, limits - starts, None, states, 0)
+        self._rows.computed[rows] = limits
+
+    def _states(
+        self, inputs: StepInputs, hidden: torch.Tensor, due: np.ndarray, limits: np.ndarray
+    ) -> torch.Tensor:
+        """Return the model's states of the tokens that rows catch up on, rows one after the other,
+        those that were kept among them. Shapes: hidden [T, E] -> [N, E]. Mutates: the rows' state
+        """
+        pieces: list[torch.Tensor] = []
+        for i in due.tolist():
+            row, begun = int(inputs.rows[i]), int(inputs.starts[i])
+            kept = self._rows.kept(row)
+            first = max(begun, int(self._rows.computed[row]))
+            shift = int(inputs.query_start[i]) - begun
+            pieces += [*kept, hidden[first + shift : int(limits[i]) + shift]]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def _wait(self, inputs: StepInputs, hidden: torch.Tensor, i: int, end: int) -> None:
+        """Keep the states of row i's tokens up to position `end`. Mutates: the rows' state"""
+        row, begun = int(inputs.rows[i]), int(inputs.starts[i])
+        shift = int(inputs.query_start[i]) - begun
+        first = max(begun, int(self._rows.computed[row]))
+        self._rows.keep(row, hidden[first + shift : end + shift])
+
+    def _select(self, states: torch.Tensor, picked: np.ndarray) -> torch.Tensor:
+        """Return the picked lines of states. Shapes: [N, E], [S] -> [S, E]"""
+        if len(picked) == len(states):
+            return states
+        return states[torch.from_numpy(picked).to(states.device)]
+
+    def _advance(
+        self,
+        rows: np.ndarray,
+        starts: np.ndarray,
+        counts: np.ndarray,
+        token_ids: np.ndarray | None,
+        states: torch.Tensor | None,
+        depth: int,
+    ) -> torch.Tensor:
+        """Return the states after some tokens of each row, known ones where no ids are given.
+
+        Shapes: rows, starts, counts [R], token_ids [N], states [N, E] -> [N, E]. Mutates: the cache
+        """
+        inputs = _laid(rows, starts, counts)
+        if token_ids is None:
+            places = inputs.positions + int(self._continues)
+            token_ids = self._batch.tokens[inputs.token_rows, places].astype(np.int64)
+        inputs.token_ids = token_ids
+        given = states if self._continues else None
+        recorded = self._recorder(depth) if len(token_ids) <= MAX_ROWS else None
+        if recorded is not None:
+            found = recorded.run(_one_by_one(inputs), given)
+            if found is not None:
+                return found
+        placed = self._tensors.place(inputs, None)
+        return self._run_module(
+            placed.token_ids, placed.positions, placed.layouts[:1], given, depth
+        )
+
+    def _run_module(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        layouts: Sequence[BatchLayout],
+        states: torch.Tensor | None,
+        depth: int,
+    ) -> torch.Tensor:
+        prepared = self._backend.prepare(layouts[0]) if self.layers else None
+        context = ForwardContext(
+            backend=self._backend,
+            prepared={layer.name: prepared for layer in self.layers},
+            caches=self._caches,
+        )
+        with use_context(context):
+            return self._drafter.advance(token_ids, positions, states, depth)
+
+    def _recorder(self, depth: int) -> _RecordedPass | None:
+        """Return what runs small passes of this depth as one call, where the run allows it."""
+        if not self.layers or not is_recorded(self._run, self._device.type):
+            return None
+        key = depth if self._is_by_depth else 0
+        if key not in self._recorded:
+            forward = partial(self._run_module, depth=key)
+            self._recorded[key] = _RecordedPass(forward, self._batch)
+        return self._recorded[key]
+
+
+class _RecordedPass:
+    """A RecordedForward of the drafter, whose states lie at a fixed place too."""
+
+    def __init__(self, forward: Callable[..., torch.Tensor], batch: Batch) -> None:
+        self._forward = forward
+        self._given: torch.Tensor | None = None
+        self._recorded = recorded_rows(self._run, batch.tables[:1], MAX_ROWS)
+
+    def run(self, inputs: StepInputs, states: torch.Tensor | None) -> torch.Tensor | None:
+        """Return the states after a pass, None of one that is not recorded. Mutates: self"""
+        if self._recorded.reason is not None:
+            return None
+        if states is not None:
+            if self._given is None:
+                self._given = states.new_zeros(MAX_ROWS, states.shape[1])
+            self._given[: len(states)] = states
+        return self._recorded.run(inputs)
+
+    def _run(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        layouts: list[BatchLayout],
+        *others: object,
+    ) -> torch.Tensor:
+        given = None if self._given is None else self._given[: len(token_ids)]
+        return self._forward(token_ids, positions, layouts, given)
+
+
+def _there(state: torch.Tensor | None) -> torch.Tensor:
+    assert state is not None, "a step leaves the inputs of its layers"
+    return state
+
+
+def _laid(rows: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> StepInputs:
+    """Return a pass over tokens of rows, without the tokens."""
+    query_start = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum(counts, out=query_start[1:])
+    shift = np.repeat(starts - query_start[:-1], counts)
+    return StepInputs(
+        steps=(),
+        rows=rows,
+        starts=starts,
+        counts=counts,
+        samples=np.zeros(len(rows), dtype=bool),
+        query_start=query_start,
+        token_rows=np.repeat(rows, counts),
+        token_ids=np.zeros(0, dtype=np.int64),
+        positions=np.arange(query_start[-1]) + shift,
+    )
+
+
+def _one_by_one(inputs: StepInputs) -> StepInputs:
+    """Return the pass with every token as a row of its own: each sees those before it."""
+    count = len(inputs.token_ids)
+    if count == len(inputs.rows):
+        return inputs
+    laid = _laid(inputs.token_rows, inputs.positions, np.ones(count, dtype=np.int64))
+    laid.token_ids = inputs.token_ids
+    return laid
+
+
+def _with_drafts(
+    rows: tuple[RowResult, ...], chosen: np.ndarray, drafts: Sequence[np.ndarray]
+) -> tuple[RowResult, ...]:
+    """Return results with the drafts of some of their rows."""
+    results = list(rows)
+    for index, drafted in zip(chosen.tolist(), drafts, strict=True):
+        found = tuple(drafted.tolist())
+        results[index] = msgspec.structs.replace(results[index], drafts=found)
+    return tuple(results)

@@ -1,0 +1,128 @@
+"""Acceptance of drafts in a step's draws: random numbers and residuals around an Acceptance plugin.
+
+Drafts that need none of this are those that the draw itself decides: a token is drawn as without
+drafts, and the draft stands if it is that token. The batch is `runner.verify`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dovetail.interfaces.acceptance import Acceptance
+from dovetail_kernels.sample.definition import uniforms, weights
+
+ACCEPTANCE_STREAM = np.uint64(0xA0761D6478BD642F)
+DRAFT_STREAM = np.uint64(0xE7037ED1A0B428DB)
+"""Mixed into a request's seed: the random numbers by which drafts are accepted, and those by which
+a drafter on the worker may sample the token of an output position. Both are independent of those of
+draws, or answers would lean towards drafts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposals:
+    """Drafts that an Acceptance decides on: `indices` into the step's rows, ascending, the token of
+    each, and what they were sampled from (None: they were not).
+
+    Shapes: indices, token_ids [K] int64; probabilities [K, V]
+    """
+
+    indices: np.ndarray
+    token_ids: np.ndarray
+    probabilities: torch.Tensor | None = None
+
+    def among(self, is_chosen: np.ndarray) -> Proposals | None:
+        """Return those of the chosen rows of the step. Shapes: is_chosen [S] bool"""
+        is_kept = is_chosen[self.indices]
+        if is_kept.all():
+            return self
+        kept = np.flatnonzero(is_kept)
+        if not kept.size:
+            return None
+        q = self.probabilities
+        return Proposals(
+            indices=self.indices[kept],
+            token_ids=self.token_ids[kept],
+            probabilities=None if q is None else q[torch.from_numpy(kept).to(q.device)],
+        )
+
+
+def settle(
+    acceptance: Acceptance,
+    shifted: torch.Tensor,
+    proposals: Proposals,
+    drawn: torch.Tensor,
+    seeds: np.ndarray,
+    positions: np.ndarray,
+) -> torch.Tensor:
+    """Return the token of each proposal's row: the draft, or another one. `drawn` are the tokens
+    that would stand there without drafts.
+
+    Shapes: shifted [K, V] float32, no NaN, row maximum 0; drawn [K] int64, seeds [K] uint64,
+    positions [K] -> [K] int64
+    """
+    device = shifted.device
+    drafts, q = torch.from_numpy(proposals.token_ids).to(device), proposals.probabilities
+    p = probabilities_of(shifted)
+    chance = acceptance.chance(p, drafts, q)
+    lots = torch.from_numpy(uniforms(seeds ^ ACCEPTANCE_STREAM, positions)).to(device)
+    is_accepted = lots < chance
+    tokens = torch.where(is_accepted, drafts, drawn)
+    rejected = (~is_accepted).nonzero().squeeze(1)
+    if not len(rejected):
+        return tokens
+    left = acceptance.residual(p[rejected], drafts[rejected], None if q is None else q[rejected])
+    if left is not None:
+        own = rejected.cpu().numpy()
+        uniform = torch.from_numpy(uniforms(seeds[own], positions[own])).to(device)
+        tokens[rejected] = _draw(left, uniform, tokens[rejected])
+    return tokens
+
+
+def probabilities_of(shifted: torch.Tensor) -> torch.Tensor:
+    """Return what a draw from these logits draws from; the same for a row in any batch.
+
+    Shapes: shifted [K, V] float32, row maximum 0 -> [K, V] float64
+    """
+    weight = weights(shifted)
+    total = weight.sum(dim=1, keepdim=True, dtype=torch.int64)  # exact in any order
+    return weight.double().div_(total)
+
+
+def _draw(weight: torch.Tensor, uniform: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
+    """Return a token per row by the inverse of its cumulative weights, `otherwise` for rows of 0.
+
+    Shapes: weight [K, V], uniform [K] float64, otherwise [K] int64 -> [K] int64
+    """
+    cumulative = weight.double().cumsum(dim=1)
+    total = cumulative[:, -1]
+    below = torch.nextafter(total, torch.zeros_like(total))
+    target = torch.minimum(total * uniform, below)  # so that the token found weighs something
+    found = torch.searchsorted(cumulative, target.unsqueeze(1), right=True).squeeze(1)
+    return torch.where(total > 0, found, otherwise)
+
+
+def grouped(
+    indices: Sequence[int], token_ids: Sequence[int], sampled: Sequence[torch.Tensor | None]
+) -> tuple[Proposals, ...]:
+    """Return proposals in one group of drafts that were sampled, and one of the others.
+
+    Shapes: indices, token_ids and sampled K, each of the latter [V] or None
+    """
+    groups = []
+    for is_sampled in (True, False):
+        own = [i for i, q in enumerate(sampled) if (q is not None) == is_sampled]
+        if not own:
+            continue
+        tables = [q for q in sampled if q is not None]
+        groups.append(
+            Proposals(
+                indices=np.array([indices[i] for i in own], dtype=np.int64),
+                token_ids=np.array([token_ids[i] for i in own], dtype=np.int64),
+                probabilities=torch.stack(tables) if is_sampled else None,
+            )
+        )
+    return tuple(groups)

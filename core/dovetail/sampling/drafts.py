@@ -1,0 +1,61 @@
+"""Drafts of a model on the worker: sampled as the request's own tokens are, among the most likely.
+
+The distribution that a draft is sampled from is cut to a few tokens before it is sampled, so that
+it takes little memory to keep until the draft is verified.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dovetail.sampling.acceptance import DRAFT_STREAM, probabilities_of
+from dovetail.sampling.draw import draw
+from dovetail.sampling.filters import filter_top
+from dovetail.sampling.rows import RowParams
+from dovetail_kernels.sample.definition import uniforms
+
+MOST_TOKENS = 64
+"""Tokens among which a draft is sampled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledTokens:
+    """One draft for each of S rows, and the n tokens that it was sampled among. `is_sampled` is
+    false for greedy rows: theirs is the most likely token.
+
+    Shapes: token_ids [S], among [S, n] int64, probabilities [S, n] float32, is_sampled [S] (host)
+    """
+
+    token_ids: torch.Tensor
+    among: torch.Tensor
+    probabilities: torch.Tensor
+    is_sampled: np.ndarray
+
+
+def sample_drafts(
+    params: RowParams, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray
+) -> SampledTokens:
+    """Return a draft for each row, by its temperature and filters, without penalties or processors.
+
+    `positions` are the numbers of the rows' output tokens that are guessed. The random numbers are
+    the request's own, and nothing else uses them.
+    Shapes: logits [S, V], rows, positions [S]
+    """
+    tables, device = params.tables, logits.device
+    factors = tables.inverse_temperature[rows]
+    values, among = logits.topk(min(MOST_TOKENS, logits.shape[1]), dim=1)
+    shifted = values.float()
+    shifted = (shifted - shifted[:, :1]) * torch.from_numpy(factors).to(device).unsqueeze(1)
+    filter_top(shifted, tables.top_k[rows], tables.top_p[rows], tables.least[rows])
+    lots = torch.from_numpy(uniforms(tables.seed[rows] ^ DRAFT_STREAM, positions)).to(device)
+    is_sampled = factors > 0
+    picked = draw(shifted, lots).masked_fill_(torch.from_numpy(~is_sampled).to(device), 0)
+    return SampledTokens(
+        token_ids=among.gather(1, picked.unsqueeze(1)).squeeze(1),
+        among=among,
+        probabilities=probabilities_of(shifted).float(),
+        is_sampled=is_sampled,
+    )

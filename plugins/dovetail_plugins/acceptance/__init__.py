@@ -1,0 +1,1 @@
+"""Acceptance of drafts, one file per name."""

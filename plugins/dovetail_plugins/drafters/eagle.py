@@ -1,0 +1,67 @@
+"""Eagle: one decoder layer that continues the model's hidden states.
+
+The layer reads a token's vector and the hidden state before it; its output stands for the hidden
+state after it, and the model's own head makes logits of it.
+Format: the checkpoints of SafeAILab/EAGLE, versions 1 and 2 (fc.weight, layers.0...).
+Source: Li et al., "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty", 2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from dovetail.interfaces.drafter import DraftContext, WorkerDrafter
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.spec import ModelSpec
+from dovetail_plugins.drafters import _settings
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+class Eagle(WorkerDrafter):
+    """Embedding and head are the model's own, whatever the checkpoint has."""
+
+    info = Info(
+        summary="drafts with a layer that continues the model's hidden states (EAGLE 1 and 2)",
+        source="https://arxiv.org/abs/2401.15077",
+    )
+    capabilities = frozenset({"on_worker", "hidden_states"})
+
+    @classmethod
+    def settings(cls, raw: Mapping[str, Any], target: ModelSpec) -> dict[str, Any]:
+        """Return the settings with the class of the family whose layers these are."""
+        return _settings.of_family(raw, target)
+
+    def __init__(self, options: Any, context: DraftContext) -> None:
+        from dovetail_plugins.drafters._eagle_module import EagleModule
+
+        self._target = context.target
+        self._module = EagleModule(context)
+
+    def module(self) -> nn.Module:
+        """Return the layers and what joins vector and state."""
+        return self._module
+
+    def tensors(
+        self, found: Iterable[tuple[str, torch.Tensor]]
+    ) -> Iterable[tuple[str, torch.Tensor]]:
+        """Return the tensors with fc cut into its two halves."""
+        return self._module.fc.cut(found, "fc")
+
+    def advance(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        states: torch.Tensor | None,
+        depth: int,
+    ) -> torch.Tensor:
+        """Return what stands for the hidden states. Shapes: [T], [T], [T, E] -> [T, E]"""
+        assert states is not None, "it continues hidden states"
+        return self._module(self._target.embed(token_ids), positions, states)
+
+    def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
+        """Return the model's logits. Shapes: [S, E] -> [S, V]"""
+        return self._target.logits(states)

@@ -1,0 +1,83 @@
+"""Mtp: the layer for further tokens that a checkpoint brings along (multi-token prediction).
+
+It continues the hidden states, and the model's own head makes logits of them. Of several such
+layers the first one goes on for as long as a draft is.
+Format: MiMo's checkpoints (model.mtp_layers.0...), whose layers are those of the model itself.
+Source: DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 2.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.drafter import DraftContext, WorkerDrafter
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.spec import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+COUNT = "num_nextn_predict_layers"
+HELD = "mtp_layers.0."
+
+
+class Mtp(WorkerDrafter):
+    """Embedding and head are the model's own."""
+
+    info = Info(
+        summary="drafts with the layer for further tokens that the model's checkpoint has (MTP)",
+        source="https://arxiv.org/abs/2412.19437",
+    )
+    capabilities = frozenset({"on_worker", "hidden_states", "own_weights"})
+    example_settings = {COUNT: 1}
+
+    @classmethod
+    def settings(cls, raw: Mapping[str, Any], target: ModelSpec) -> dict[str, Any]:
+        """Return the model's settings, with one layer."""
+        number = raw.get(COUNT)
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ConfigError(
+                f"the checkpoint has no layers for further tokens ({COUNT} is {number!r}).",
+                where="--speculative-config.method",
+                fix="use another drafter, such as ngram.",
+            )
+        return {**raw, "num_hidden_layers": 1}
+
+    @classmethod
+    def reads(cls, name: str) -> bool:
+        """Return whether a tensor is of the layer."""
+        return HELD in name
+
+    def __init__(self, options: Any, context: DraftContext) -> None:
+        from dovetail_plugins.drafters._mtp_module import MtpModule
+
+        self._target = context.target
+        self._module = MtpModule(context)
+
+    def module(self) -> nn.Module:
+        """Return the layer."""
+        return self._module
+
+    def tensors(
+        self, found: Iterable[tuple[str, torch.Tensor]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return the layer's tensors, what joins vector and state cut in two."""
+        return self._module.read(pair for pair in found if self.reads(pair[0]))
+
+    def advance(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        states: torch.Tensor | None,
+        depth: int,
+    ) -> torch.Tensor:
+        """Return what stands for the hidden states. Shapes: [T], [T], [T, E] -> [T, E]"""
+        assert states is not None, "it continues hidden states"
+        return self._module(self._target.embed(token_ids), positions, states)
+
+    def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
+        """Return the model's logits. Shapes: [S, E] -> [S, V]"""
+        return self._target.logits(states)

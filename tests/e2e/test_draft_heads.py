@@ -1,0 +1,133 @@
+"""Heads on hidden states: what they guess is what their published formulas say, and the answers are
+those without them, whatever becomes of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail import LLM, SamplingParams
+from dovetail.testing.tiny_models import write_tiny_checkpoint
+
+pytest.importorskip("dovetail_plugins")
+
+from tests.support import draft_heads
+from tests.support.draft_heads import Head, Target
+
+from dovetail_plugins.models import mimo
+
+PROMPTS = ["one two three one two", "abc", "the dog and the dog and the dog and so on " * 2]
+LENGTH = 4
+MADE: dict[str, Callable[[Path], Head]] = {
+    "eagle": draft_heads.eagle,
+    "eagle-nested": partial(draft_heads.eagle, nested=True),
+    "eagle3": draft_heads.eagle3,
+    "eagle3-whole": partial(draft_heads.eagle3, whole=True),
+    "medusa": draft_heads.medusa,
+    "medusa-renamed": partial(draft_heads.medusa, renamed=True),
+    "mlp": draft_heads.mlp_speculator,
+    "mlp-tied": partial(draft_heads.mlp_speculator, tied=True),
+}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+MIXED = (
+    GREEDY,
+    SamplingParams(seed=7, temperature=1.0, max_tokens=24, ignore_eos=True, logprobs=1),
+    SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, repetition_penalty=1.3),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = {"num_hidden_layers": 6}
+    return write_tiny_checkpoint(
+        tmp_path_factory.mktemp("heads") / "model", "LlamaForCausalLM", **sizes
+    )
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path) -> Target:
+    return Target(folder)
+
+
+def made(folder: Path, head: Head | None = None, **fields: Any) -> LLM:
+    flags: dict[str, Any] = {
+        "num_gpu_blocks_override": 200,
+        "max_model_len": 96,
+        "max_num_batched_tokens": 32,
+        "block_size": 8,
+        "dtype": "float32",
+        "use_tqdm_on_load": False,
+    }
+    if head is not None:
+        flags["speculative_config"] = {
+            "method": f"dovetail_plugins.drafters.{head.method}",
+            **({} if head.folder == folder else {"model": str(head.folder)}),
+            "num_speculative_tokens": LENGTH,
+            **fields.pop("speculative_config", {}),
+        }
+    return LLM(model=str(folder), **(flags | fields))
+
+
+def drafts_of(llm: LLM) -> list[tuple[list[int], list[int]]]:
+    """Return a list that will hold what is known of a request and what is guessed to follow."""
+    found: list[tuple[list[int], list[int]]] = []
+    drafting: Any = llm._engine.core._drafting
+    brought = drafting._brought
+
+    def watched(request: Any, *given: Any) -> tuple[int, ...]:
+        drafts: tuple[int, ...] = brought(request, *given)
+        if request.draft_ids:
+            found.append((list(request.token_ids), list(request.draft_ids)))
+        return drafts
+
+    drafting._brought = watched
+    return found
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_guesses_what_the_formulas_say(
+    name: str, folder: Path, target: Target, tmp_path: Path
+) -> None:
+    head = MADE[name](tmp_path / "head")
+    with made(folder, head) as llm:
+        found = drafts_of(llm)
+        llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert len(found) > 20
+    for token_ids, drafts in found:
+        assert drafts == head.guess(target, token_ids, len(drafts))
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa", "mlp"])
+def test_the_same_answers_short_of_cache(name: str, folder: Path, tmp_path: Path) -> None:
+    head = MADE[name](tmp_path / "head")
+    params = [wish for wish in MIXED for _ in PROMPTS]
+    few = {"num_gpu_blocks_override": 20, "swap_space": 0.01}
+    with made(folder, **few) as llm:
+        wanted = llm.generate(PROMPTS * 3, params, use_tqdm=False)
+    with made(folder, head, **few) as llm:
+        found = llm.generate(PROMPTS * 3, params, use_tqdm=False)
+        llm._engine.core.check_idle()
+    assert [r.outputs[0].token_ids for r in found] == [r.outputs[0].token_ids for r in wanted]
+
+
+def test_layers_that_come_with_the_model(tmp_path: Path) -> None:
+    sizes = {"tie_word_embeddings": False}
+    source = write_tiny_checkpoint(tmp_path / "source", "Qwen2ForCausalLM", **sizes)
+    head = draft_heads.mtp(tmp_path / "head", source)
+    model = f"{mimo.__name__}:MiMoForCausalLM"
+    asked = {"hf_overrides": {"architectures": [model]}, "num_gpu_blocks_override": 40}
+    with made(head.folder, **asked) as llm:
+        wanted = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    target = Target(source)
+    with made(head.folder, head, **asked) as llm:
+        drafts = drafts_of(llm)
+        found = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert [r.outputs[0].token_ids for r in found] == [r.outputs[0].token_ids for r in wanted]
+    assert len(drafts) > 20
+    for token_ids, guessed in drafts:
+        assert guessed == head.guess(target, token_ids, len(guessed))
