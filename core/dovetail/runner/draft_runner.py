@@ -2,8 +2,8 @@
 
 After the model's step the drafter catches up on the tokens that it has not seen, all rows in one
 pass, and then guesses token after token, each time all rows that want another one. A row that wants
-no drafts waits. What it keeps of a token lies
-under the block that the model's first KV group has for it. Knows rows and no requests.
+no drafts waits. What it keeps of a token lies under the block that the model's first KV group has
+for it. Knows rows and no requests.
 """
 
 from __future__ import annotations

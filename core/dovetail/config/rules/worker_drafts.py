@@ -214,7 +214,9 @@ def _check_fit(plugin: type[WorkerDrafter], model: ModelSpec, target: ModelSpec)
 def _check_tokens(draft: Path, target: Path) -> None:
     """Raise ConfigError where both have a tokenizer.json and a number means another token in it."""
     files = [folder / "tokenizer.json" for folder in (draft, target)]
-    if not all(file.is_file() for file in files) or filecmp.cmp(*files, shallow=False):
+    if not all(file.is_file() for file in files):
+        return
+    if filecmp.cmp(files[0], files[1], shallow=False):
         return
     ours, theirs = (read_json(file).get("model", {}).get("vocab") for file in files)
     if not isinstance(ours, dict) or not isinstance(theirs, dict):
