@@ -131,3 +131,15 @@ def test_layers_that_come_with_the_model(tmp_path: Path) -> None:
     assert len(drafts) > 20
     for token_ids, guessed in drafts:
         assert guessed == head.guess(target, token_ids, len(guessed))
+
+
+def test_two_ranks(folder: Path, target: Target, tmp_path: Path) -> None:
+    """A head that is divided as the model is guesses what it says whole."""
+    head = MADE["eagle3"](tmp_path / "head")
+    ranks = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    with made(folder, head, **ranks) as llm:
+        drafts = drafts_of(llm)
+        llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert len(drafts) > 20
+    for token_ids, guessed in drafts:
+        assert guessed == head.guess(target, token_ids, len(guessed))

@@ -97,10 +97,10 @@ class DraftContext:
 class WorkerDrafter(AnyDrafter):
     """Guesses beside the model, one token after the other. One object per rank, one thread.
 
-    Core computes in every step what the drafter's attention layers keep of the step's tokens, under
-    the same block ids, so a prefix found in the cache is found by the drafter too. One that does
-    not continue hidden states gets every token at its own position. One that does gets at position
-    i the model's hidden state of i and the token i + 1, so that both tell it of token i + 2.
+    Core computes what the drafter's attention layers keep of every token, under the block ids of
+    the model's own, so a prefix found in the cache is found by the drafter too. One that does not
+    continue hidden states gets every token at its own position. One that does gets at position i
+    the model's hidden state of i and the token i + 1, so that both tell it of token i + 2.
     Drafts go on from there: the token guessed last, and the state that `advance` made of it.
     """
 

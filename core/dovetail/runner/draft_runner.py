@@ -2,8 +2,8 @@
 
 After the model's step the drafter catches up on the tokens that it has not seen, all rows in one
 pass, and then guesses token after token, each time all rows that want another one. A row that wants
-no drafts waits until it has some tokens to catch up on, or ends. What it keeps of a token lies
-under the block that the model's first KV group has for it. Knows rows and no requests.
+no drafts waits. What it keeps of a token lies under the block that the model's first KV group has
+for it. Knows rows and no requests.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from dovetail.layers.context import ForwardContext, use_context
 from dovetail.layers.decoder import DecoderModel
 from dovetail.layers.kv_scales import set_scales
 from dovetail.runner.batch import Batch, StepInputs
+from dovetail.runner.draft_blocks import DraftBlocks
 from dovetail.runner.draft_loader import Target, drafter_run, load_drafter
 from dovetail.runner.draft_rows import DraftRows
 from dovetail.runner.host_blocks import HostBlockStorage
@@ -39,8 +40,10 @@ from dovetail.runner.step_reader import BegunStep, StepReader
 from dovetail.runner.tensors import DeviceTensors, HostTensors
 from dovetail.sampling.sampler import Sampler
 
-LAG_TOKENS, LAG_STATES = 64, 16
-"""A row that wants no drafts is caught up on once so many tokens, or states of them, wait."""
+LAG_STATES = 16
+"""A row that wants no drafts is caught up on once so many hidden states wait for it."""
+FINISHED_TOKENS = 64
+"""A row that ends with more than so many tokens to catch up on leaves them to who finds them."""
 
 
 class DraftRunner:
@@ -125,6 +128,9 @@ class DraftRunner:
         keeps = self._continues and bool(self.layers)
         self._rows = DraftRows(batch, self._spec.max_tokens, shift=shift, keeps=keeps)
         self._recorded: dict[int, _RecordedPass] = {}
+        self._filled: DraftBlocks | None = None
+        if draft is not None and not self._continues:
+            self._filled = DraftBlocks(draft, batch.tables[0])
 
     def sample_by(self, sampler: Sampler) -> SampledDrafts | None:
         """Sample drafts from now on, where the spec says so; return what knows of it."""
@@ -145,19 +151,27 @@ class DraftRunner:
             return
         if plan.freed_rows:
             self._finish(np.array(plan.freed_rows, dtype=np.int64))
+        if self._filled is not None:
+            self._filled.swap(plan.swapped_out, plan.swapped_in)
         if self._host is not None:
             self._host.swap_out(plan.swapped_out)
             self._host.swap_in(plan.swapped_in)
 
     def add_row(self, new: NewRow) -> None:
-        """Begin a row. What the model has cached of it, the drafter has too. Mutates: self"""
-        self._rows.begin(new.row, new.num_computed_tokens)
+        """Begin a row. What the model has cached of it, a drafter of hidden states has too; any
+        other has what its blocks were filled with. Mutates: self"""
+        num_cached = new.num_computed_tokens
+        if self._filled is not None:
+            num_cached = self._filled.begin(new.blocks[0], num_cached)
+        self._rows.begin(new.row, num_cached)
 
     def after(self, step: BegunStep, hidden: torch.Tensor, reader: StepReader) -> None:
         """Take in a step; its results get the drafts that were wanted. Shapes: hidden [T, E]
 
         Mutates: step, the cache, the rows' state
         """
+        if self._filled is not None:
+            self._filled.take(step.inputs.steps)
         if any(row.num_drafts for row in step.inputs.steps):
             reader.collect(step)
         elif self._may_wait(step.inputs):
@@ -168,11 +182,11 @@ class DraftRunner:
         """Return whether a step that wants no drafts may be passed over. Mutates: row state"""
         if not self.layers:
             return True
-        if self._continues or inputs.drafted:
+        if self._continues:
             return False
-        limits = inputs.seq_lens
-        self._rows.limits[inputs.rows] = limits
-        return bool((limits - self._rows.computed[inputs.rows]).max() < LAG_TOKENS)
+        lengths = self._batch.lengths[inputs.rows]
+        self._rows.limits[inputs.rows] = np.minimum(inputs.seq_lens, lengths)
+        return True
 
     def _draft(
         self,
@@ -190,11 +204,14 @@ class DraftRunner:
         due, limits = self._due(inputs, hidden, known, wants)
         if not due.size:
             return rows
-        rows_due, starts = inputs.rows[due], self._rows.computed[inputs.rows[due]]
+        rows_due = inputs.rows[due]
+        if not self._continues:
+            self._shorten(rows_due, limits[due])
+        starts = self._rows.computed[rows_due]
         counts = limits[due] - starts
         states = self._states(inputs, hidden, due, limits) if self._continues else None
         states = self._advance(rows_due, starts, counts, None, states, 0)
-        self._rows.computed[rows_due] = limits[due]
+        self._note(rows_due, limits[due])
         is_wanting = wants[due] > 0
         if rows is None or not is_wanting.any():
             return rows
@@ -233,8 +250,7 @@ class DraftRunner:
             return np.flatnonzero(wants), limits
         is_within = limits + self._spec.max_tokens <= self._spec.max_model_tokens
         lag = limits - row_state.computed[rows]
-        most = LAG_STATES if self._continues else LAG_TOKENS
-        is_due = (lag > 0) & is_within & ((wants > 0) | (lag >= most))
+        is_due = (lag > 0) & is_within & ((wants > 0) | (self._continues & (lag >= LAG_STATES)))
         if self._continues:
             valid = np.minimum(inputs.seq_lens, self._batch.lengths[rows] - 1)
             is_due &= limits == valid  # the others have tokens that the host does not know yet
@@ -273,7 +289,8 @@ class DraftRunner:
         rows = rows[self._batch.lengths[rows] > 0]
         self._rows.settle(rows)
         limits = self._rows.limits[rows]
-        is_due = limits > self._rows.computed[rows]
+        lag = limits - self._rows.computed[rows]
+        is_due = (lag > 0) & (lag <= FINISHED_TOKENS)
         is_due &= limits + self._spec.max_tokens <= self._spec.max_model_tokens
         rows, limits = rows[is_due], limits[is_due]
         if not rows.size:
@@ -285,7 +302,26 @@ class DraftRunner:
             counts = (limits - starts).tolist()
             states = torch.cat([one[:n] for one, n in zip(kept, counts, strict=True)])
         self._advance(rows, starts, limits - starts, None, states, 0)
+        self._note(rows, limits)
+
+    def _note(self, rows: np.ndarray, limits: np.ndarray) -> None:
+        """Note how far the drafter has come in some rows. Mutates: the rows' state"""
         self._rows.computed[rows] = limits
+        if self._filled is not None:
+            self._filled.fill(rows, limits)
+
+    def _shorten(self, rows: np.ndarray, limits: np.ndarray) -> None:
+        """Where more tokens wait than a step has, compute them row by row, all but the last of
+        each. Mutates: the cache, the rows' state"""
+        computed, most = self._rows.computed, self._target_run.max_step_tokens
+        if int((limits - computed[rows]).sum()) <= most:
+            return
+        for i in range(len(rows)):
+            row, end = rows[i : i + 1], limits[i : i + 1] - 1
+            while computed[row] < end:
+                count = np.minimum(end - computed[row], most)
+                self._advance(row, computed[row], count, None, None, 0)
+                computed[row] += count
 
     def _states(
         self, inputs: StepInputs, hidden: torch.Tensor, due: np.ndarray, limits: np.ndarray
