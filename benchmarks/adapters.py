@@ -3,9 +3,9 @@
 A model of Qwen2-0.5B's shape (0.47 billion parameters, random) decodes the same rows without room
 for adapters, with room and none in use, all rows with one adapter, and each row with its own; the
 engines take turns. Where an engine's memory happens to lie moves its times by some percent, so
-there are two without room, made before and after the other, and ratios are to their mean. Adapters change every linear layer. Loading is from the call until a request
-may ask for it, against reading the file alone. The floor is bytes: what adapters in use add to
-what a step reads.
+there are two without room, made before and after the other, and ratios are to their mean. Adapters
+change every linear layer. Loading is from the call until a request may ask for it, against reading
+the file alone. The floor is bytes: what adapters in use add to what a step reads.
 
     PYTHONPATH=core:plugins:kernels python -m benchmarks.adapters [--rows 8] [--rank 16]
 """

@@ -83,9 +83,6 @@ FEATURES: dict[str, Unsupported] = {
         "a draft model runs beside the model that it drafts for",
         "name it in --speculative-config, with the method draft_model",
     ),
-    "typical_acceptance": Unsupported(
-        "drafts are accepted by rejection sampling, which leaves the answers' distribution as it is"
-    ),
     "request_processors": Unsupported(
         "a request cannot name code to run", "load processors at start with --logits-processors"
     ),
