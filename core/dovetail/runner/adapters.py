@@ -258,16 +258,18 @@ class _Cutting:
         """Return the layer's change; `parts` are by the name of the fused matrix, None for all of
         them joined. Raises: ConfigError"""
         changes = [self._of_part(parts, i) for i in range(len(self._layer.parts))]
+        inputs = self._input_scales([c.input_scale for c, _ in changes])
         down, up = self._pair(changes)
-        inputs = [c.input_scale for c, _ in changes if c.input_scale is not None]
+        if down is not None and inputs is not None:
+            down *= inputs.unsqueeze(1).to(down)
         return SlotWeights(
             down=down,
             up=up,
             magnitude=self._vectors([(c.magnitude, o) for c, o in changes], None),
-            gain=self._vectors([(c.output_scale, o) for c, o in changes], 1.0),
+            output_scale=self._vectors([(c.output_scale, o) for c, o in changes], 1.0),
             shift=self._vectors([(c.shift, o) for c, o in changes], 0.0),
             bias=self._vectors([(c.bias, o) for c, o in changes], None),
-            input_scale=self._cut_inputs(inputs[0], 0).float() if inputs else None,
+            input_scale=inputs,
             weight=self._whole(changes),
         )
 
@@ -299,6 +301,14 @@ class _Cutting:
         if not layer.is_input_split:
             return tensor
         return tensor.narrow(axis, layer.group.rank * layer.spec.in_size, layer.spec.in_size)
+
+    def _input_scales(self, given: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+        """Return a scale of the inputs for each part, ones where it has none. Shapes: [P, I]"""
+        if all(one is None for one in given):
+            return None
+        ones = torch.ones(self._layer.spec.in_size)
+        cut = [ones if s is None else self._cut_inputs(s.flatten().float(), 0) for s in given]
+        return torch.stack(cut)
 
     def _pair(
         self, changes: Sequence[tuple[ModuleChange, int]]
