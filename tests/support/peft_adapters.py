@@ -105,6 +105,4 @@ def _with(before: Answer | None, output: Any) -> Answer:
         row = torch.full((len(entry.top_ids),), float("nan"))
         row[list(entry.top_ids)] = torch.tensor(entry.top_logprobs)
         rows.append(row)
-    return Answer(
-        logprobs=torch.stack(rows), token_ids=tokens, num_cached=output.num_cached_tokens
-    )
+    return Answer(logprobs=torch.stack(rows), token_ids=tokens, num_cached=output.num_cached_tokens)

@@ -11,6 +11,7 @@ result.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import numpy as np
@@ -123,7 +124,9 @@ class ModelRunner:
         self._layers = kv_layers(self._attention, self.run)
         self._step_layers = step_layers(self._attention, self.run)
         if self.run.pooling is not None and self._stage.is_last:
-            self._pooling = PromptPooling(self.run.pooling, loaded.model, self.device)
+            self._pooling = PromptPooling(
+                self.run.pooling, loaded.model, self.device, self._using_adapter
+            )
 
     def _logits_processors(self) -> dict[str, LogitsProcessor]:
         """Return the chosen processors, without a row; none where nothing is drawn. Raises:
@@ -455,13 +458,20 @@ class ModelRunner:
         """Return what layers must know of tokens in these slots. Shapes: slots [T] int32"""
         return None if self.adapters is None else self.adapters.in_slots(slots)
 
+    def _using_adapter(
+        self, row: int | np.ndarray, num_vectors: int
+    ) -> AbstractContextManager[None]:
+        """Return a with block in which layers apply the adapters of one row, or of one row each, to
+        so many vectors. Shapes: row [S]"""
+        slots = np.broadcast_to(self._batch.adapters[row], num_vectors)
+        return use_adapters(self._adapters_in(slots))
+
     def _logits(self, hidden: torch.Tensor, row: int | np.ndarray) -> torch.Tensor:
         """Return logits as the rows' adapters have them, of one row or of one row each.
 
         Shapes: hidden [S, E], row [S] -> [S, V]
         """
-        slots = np.broadcast_to(self._batch.adapters[row], len(hidden))
-        with use_adapters(self._adapters_in(slots)):
+        with self._using_adapter(row, len(hidden)):
             return self._model.logits(hidden)
 
     def _draw(self, made: Computed, rows: np.ndarray) -> PendingDraws:

@@ -52,5 +52,7 @@ class PromptAdapter(AdapterMethod):
         """Return how many vectors there are. Raises: ConfigError"""
         count: int = setting(Path(), config, NUM_TOKENS, int, 0)
         if count < 1:
-            raise ConfigError(f"{count} is not a number of vectors.", where=f"{CONFIG}: {NUM_TOKENS}")
+            raise ConfigError(
+                f"{count} is not a number of vectors.", where=f"{CONFIG}: {NUM_TOKENS}"
+            )
         return count

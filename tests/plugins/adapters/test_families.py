@@ -3,12 +3,15 @@ there; encoders and classes too."""
 
 from __future__ import annotations
 
+import copy
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from dovetail.interfaces.adapter_spec import AdapterSource, AdapterSpec
 from dovetail.interfaces.selection import Selection
@@ -26,9 +29,7 @@ NOT_NATIVE = {
     "FalconForCausalLM", "MambaForCausalLM", "BloomForCausalLM",
 }  # fmt: skip
 NATIVE = [name for name in FAMILIES if name not in NOT_NATIVE]
-LORA = Selection(
-    kind="adapter", name="lora", target="dovetail_plugins.adapters.lora:LoraAdapter"
-)
+LORA = Selection(kind="adapter", name="lora", target="dovetail_plugins.adapters.lora:LoraAdapter")
 PROMPT = torch.randint(3, VOCAB_SIZE, (17,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
@@ -51,7 +52,8 @@ def check(folder: Path, base: Any, adapter: Path, model: Any) -> None:
     adapters = with_slot(paged.module, adapter)
     slots = np.repeat(np.array([-1, 0, -1], dtype=np.int32), len(PROMPT))
     with use_adapters(adapters.in_slots(slots)):
-        first, ours, last = (x.log_softmax(-1) for x in paged.forward([(i, PROMPT) for i in range(3)]))
+        logits = paged.forward([(row, PROMPT) for row in range(3)])
+    first, ours, last = (one.log_softmax(-1) for one in logits)
     without, theirs = wanted(base, PROMPT, 0).logprobs, wanted(model, PROMPT, 0).logprobs
     assert (theirs - without).abs().max() > 0.05, "the adapter changes too little"
     assert (ours - theirs).abs().max() <= TOLERANCE
@@ -99,3 +101,32 @@ def test_tied_tables(family: str, tmp_path: Path) -> None:
     config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["embed_tokens", "q_proj"])
     model = made(base, config, tmp_path / "lora")
     check(folder, base, tmp_path / "lora", model)
+
+
+def test_experts_as_modules(tmp_path: Path) -> None:
+    """Older versions of transformers had a module for each expert, and PEFT tensors for each."""
+    folder = write_tiny_checkpoint(tmp_path / "base", "MixtralForCausalLM")
+    base = transformers_model(folder)
+    merged = copy.deepcopy(base)
+    tensors = {}
+    for number, layer in enumerate(merged.model.layers):
+        joined, down = layer.mlp.experts.gate_up_proj, layer.mlp.experts.down_proj
+        inner = joined.shape[1] // 2
+        for expert in (0, 2, 3):
+            places = {
+                "w1": joined[expert, :inner],
+                "w3": joined[expert, inner:],
+                "w2": down[expert],
+            }
+            for name, weight in places.items():
+                a, b = torch.randn(4, weight.shape[1]) * 0.3, torch.randn(weight.shape[0], 4) * 0.3
+                with torch.no_grad():
+                    weight.add_(2 * b @ a)
+                module = f"model.layers.{number}.block_sparse_moe.experts.{expert}.{name}"
+                tensors[f"base_model.model.{module}.lora_A.weight"] = a
+                tensors[f"base_model.model.{module}.lora_B.weight"] = b
+    (tmp_path / "lora").mkdir()
+    save_file(tensors, tmp_path / "lora" / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8}
+    (tmp_path / "lora" / "adapter_config.json").write_text(json.dumps(config))
+    check(folder, base, tmp_path / "lora", merged)
