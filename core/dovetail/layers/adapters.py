@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dovetail.interfaces.quantization import Gate, LinearSpec
-from dovetail.layers.context import step_adapters
+from dovetail.layers.context import StepAdapters, step_adapters
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.native import NATIVE
 from dovetail.parallel.collectives import all_reduce
@@ -259,23 +259,30 @@ def sum_of_squares(layer: Linear, change: SlotWeights) -> torch.Tensor:
 class TableSlots(nn.Module):
     """The adapters of a token table, or of a head over the vocabulary: by slot, whole on each rank.
 
-    Shapes: of a pair first [V, r] and second [r, E]; weight [V, E]
+    A `prompt` takes the place of the first tokens' vectors.
+
+    Shapes: of a pair first [V, r] and second [r, E]; weight [V, E]; prompt [n, E]
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._weights: dict[int, torch.Tensor] = {}
+        self._prompts: dict[int, torch.Tensor] = {}
 
     def put(
         self,
         slot: int,
         pair: tuple[torch.Tensor, torch.Tensor] | None,
         weight: torch.Tensor | None,
+        prompt: torch.Tensor | None = None,
     ) -> None:
         """Fill a slot, or empty it. Mutates: self"""
         self._pairs.pop(slot, None)
         self._weights.pop(slot, None)
+        self._prompts.pop(slot, None)
+        if prompt is not None:
+            self._prompts[slot] = prompt
         if pair is not None:
             self._pairs[slot] = pair
         if weight is not None:
@@ -297,6 +304,15 @@ class TableSlots(nn.Module):
             rows = (step.slots == slot).nonzero().flatten()
             change = F.embedding(token_ids[rows], first).to(found) @ second.to(found)
             found = found.index_add(0, rows, change * factor)
+        return found if step.positions is None else self._prompted(found, step)
+
+    def _prompted(self, found: torch.Tensor, step: StepAdapters) -> torch.Tensor:
+        """Return the vectors, those before a prompt in their places. Shapes: [T, E] -> [T, E]"""
+        assert step.positions is not None
+        for slot, prompt in self._prompts.items():
+            is_before = (step.slots == slot) & (step.positions < len(prompt))
+            rows = is_before.nonzero().flatten()
+            found = found.index_copy(0, rows, prompt[step.positions[rows]].to(found))
         return found
 
     def logits(self, hidden: torch.Tensor, found: torch.Tensor) -> torch.Tensor:

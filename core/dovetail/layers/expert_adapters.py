@@ -1,4 +1,4 @@
-"""Adapters of experts: low-rank changes by slot and expert, computed apart from the experts' kernel.
+"""Adapters of experts: low-rank changes by slot and expert, apart from the experts' kernel.
 
 Rows whose adapter changes experts are computed expert by expert, at the speed of a reference; other
 rows are not touched. Shape letters: A experts picked per token, P parts fused along the output.

@@ -1,5 +1,7 @@
-"""Cutting: what an adapter changes of one matrix, put side by side and cut for a rank. Shape letters:
-P parts fused along the output, R rank, I input, O output features of this rank."""
+"""Cutting: what an adapter changes of one matrix, put side by side and cut for a rank.
+
+Shape letters: P parts fused along the output, R rank, I input, O output features of this rank.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ plan. Knows no request; the engine says which adapter goes where and what is to 
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -19,6 +18,7 @@ import torch
 from torch import nn
 
 from dovetail import registry
+from dovetail.config.checkpoint.adapter_config import CONFIG, adapter_config
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.adapter import AdapterMethod, AdapterWeights, ModuleChange
 from dovetail.interfaces.adapter_spec import AdapterSource, AdapterSpec
@@ -39,7 +39,6 @@ from dovetail.runner.adapter_cutting import Cutting
 
 logger = logging.getLogger(__name__)
 
-CONFIG = "adapter_config.json"
 LowRank = tuple[torch.Tensor, torch.Tensor]
 INFINITY = {torch.float32: 0x7F800000, torch.float16: 0x7C00, torch.bfloat16: 0x7F80}
 """Infinity of a type, as an integer."""
@@ -54,6 +53,7 @@ class _OnHost:
     tables: dict[str, tuple[LowRank | None, torch.Tensor | None]]
     experts: dict[str, dict[Key, SlotWeights]]
     is_plain: bool
+    prompt: torch.Tensor | None = None
 
 
 class RunnerAdapters:
@@ -67,6 +67,7 @@ class RunnerAdapters:
         self._on_host: dict[str, _OnHost] = {}
         self._lock = Lock()
         self._plain = np.ones(spec.max_slots, dtype=bool)
+        self._prompted = np.zeros(spec.max_slots, dtype=bool)
         self._linears: dict[str, Linear] = {}
         self._tables: dict[str, VocabParallelEmbedding | LogitsHead] = {}
         self._experts: dict[str, Experts] = {}
@@ -78,6 +79,8 @@ class RunnerAdapters:
         self._linears.clear()
         self._tables.clear()
         self._experts.clear()
+        tables = (p for p, m in module.named_modules() if isinstance(m, VocabParallelEmbedding))
+        self._token_table = next(tables, "")
         heads = [m for m in module.modules() if isinstance(m, LogitsHead)]
         of_heads = {id(head.linear) for head in heads}
         for path, layer in module.named_modules():
@@ -112,19 +115,25 @@ class RunnerAdapters:
         for slot, adapter in moved:
             self._put(slot, adapter)
 
-    def in_slots(self, slots: np.ndarray | None) -> StepAdapters | None:
+    def in_slots(
+        self, slots: np.ndarray | None, positions: np.ndarray | None = None
+    ) -> StepAdapters | None:
         """Return what layers must know of tokens in these slots, None where none uses an adapter.
 
-        Shapes: slots [T] int32
+        Shapes: slots [T] int32, positions [T]
         """
         if slots is None:
             return None
         used = np.unique(slots[slots != NO_SLOT])
         if not len(used):
             return None
+        placed = None
+        if positions is not None and self._prompted[used].any():
+            placed = torch.from_numpy(positions.copy()).to(self._device)
         return StepAdapters(
             slots=torch.from_numpy(slots.copy()).to(self._device),
             is_low_rank=bool(self._plain[used].all()),
+            positions=placed,
         )
 
     def _put(self, slot: int, adapter: _OnHost) -> None:
@@ -134,22 +143,22 @@ class RunnerAdapters:
         for path, table in self._tables.items():
             assert table.adapters is not None
             pair, weight = adapter.tables.get(path, (None, None))
-            table.adapters.put(slot, *self._on_device(pair, weight))
+            before = adapter.prompt if path == self._token_table else None
+            table.adapters.put(slot, *self._on_device(pair, weight, before))
         for path, experts in self._experts.items():
             assert experts.adapters is not None
             experts.adapters.put(slot, adapter.experts.get(path))
         self._plain[slot] = adapter.is_plain
+        self._prompted[slot] = adapter.prompt is not None
 
-    def _on_device(
-        self, pair: LowRank | None, weight: torch.Tensor | None
-    ) -> tuple[LowRank | None, torch.Tensor | None]:
+    def _on_device(self, pair: LowRank | None, *others: torch.Tensor | None) -> tuple[Any, ...]:
         moved = None if pair is None else (pair[0].to(self._device), pair[1].to(self._device))
-        return moved, None if weight is None else weight.to(self._device)
+        return moved, *(None if one is None else one.to(self._device) for one in others)
 
     def _weights(self, source: AdapterSource) -> AdapterWeights:
         """Return an adapter as the method that reads its sort has found it. Raises: ConfigError"""
         folder = Path(source.path)
-        config = _config(folder)
+        config = adapter_config(folder)
         wanted = config.get("peft_type")
         for method in self._methods:
             if wanted in method.peft_types:
@@ -182,6 +191,11 @@ class RunnerAdapters:
             elif isinstance(layer, VocabParallelEmbedding | LogitsHead):
                 found.tables[path] = self._of_table(where, layer, change)
                 found.is_plain &= isinstance(layer, LogitsHead)
+        if weights.prompt is not None:
+            where = f"{source.path}: the vectors before a prompt"
+            self._verify_prompt(where, weights.prompt)
+            numbers.append((where, weights.prompt))
+            found.prompt, found.is_plain = self._kept(weights.prompt), False
         _check_finite(numbers)
         for path, parts in linears.items():
             slot = Cutting(f"{source.path}: {path}", self._linears[path], self._dtype).cut(parts)
@@ -191,6 +205,18 @@ class RunnerAdapters:
             found.experts.setdefault(path, {})[key] = self._of_expert(source, path, key, parts)
             found.is_plain = False
         return found
+
+    def _verify_prompt(self, where: str, prompt: torch.Tensor) -> None:
+        """Raises: ConfigError for what the flags do not make room for"""
+        if prompt.shape[0] <= self._spec.max_prompt_tokens:
+            return
+        most = self._spec.max_prompt_tokens
+        raise ConfigError(
+            f"there are {prompt.shape[0]}, and {most} is the most.",
+            where=where,
+            fix="start with --enable-prompt-adapter and "
+            f"--max-prompt-adapter-token {prompt.shape[0]}.",
+        )
 
     def _of_expert(
         self,
@@ -333,19 +359,3 @@ def is_finite(tensor: torch.Tensor) -> bool:
     unsigned = signed.view(np.uint32 if tensor.itemsize == 4 else np.uint16)
     sign = 1 << (8 * tensor.itemsize - 1)
     return bool(signed.max() < infinity) and bool(unsigned.max() < infinity + sign)
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    """Return adapter_config.json. Raises: ConfigError"""
-    path = folder / CONFIG
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(
-            "there is no such file.", where=str(path), fix="name the folder of an adapter."
-        ) from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the file cannot be read: {error}.", where=str(path)) from error
-    if not isinstance(config, dict):
-        raise ConfigError("the file does not hold an object.", where=str(path))
-    return config

@@ -337,7 +337,7 @@ class ModelRunner:
         sampling = np.flatnonzero(inputs.samples)
         self._stage.receive(len(inputs.token_ids))
         begun = self._calls.mark()
-        with use_adapters(self._adapters_in(inputs.adapters)):
+        with use_adapters(self._adapters_in(inputs.adapters, inputs.positions)):
             computed = self._forward(inputs, sampling)
         step = BegunStep(
             step_id=plan.step_id, inputs=inputs, begun=begun, computed=self._calls.mark()
@@ -454,9 +454,12 @@ class ModelRunner:
         with use_context(context):
             return forward(token_ids, positions)
 
-    def _adapters_in(self, slots: np.ndarray | None) -> StepAdapters | None:
-        """Return what layers must know of tokens in these slots. Shapes: slots [T] int32"""
-        return None if self.adapters is None else self.adapters.in_slots(slots)
+    def _adapters_in(
+        self, slots: np.ndarray | None, positions: np.ndarray | None = None
+    ) -> StepAdapters | None:
+        """Return what layers must know of tokens in these slots, of their positions where they are
+        looked up. Shapes: slots [T] int32, positions [T]"""
+        return None if self.adapters is None else self.adapters.in_slots(slots, positions)
 
     def _using_adapter(
         self, row: int | np.ndarray, num_vectors: int

@@ -72,13 +72,8 @@ class LoraAdapter(AdapterMethod):
         count = next((int(facts[key]) for key in NUM_EXPERTS if facts.get(key)), 0)
         joined = self._change(folder, config, module, parts)
         down, up = joined.down, joined.up
-        if (
-            down is None
-            or up is None
-            or not count
-            or down.shape[0] % count
-            or joined.shift is not None
-        ):
+        is_pair = joined.shift is None and count > 0
+        if down is None or up is None or not is_pair or down.shape[0] % count:
             raise ConfigError(
                 f"it is not a low-rank change of {count} experts.", where=f"{folder}: {module}"
             )

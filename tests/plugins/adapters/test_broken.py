@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from dovetail import LLM
 from dovetail.errors import RequestError
+from dovetail.testing.checkpoints import code_running_pickle
 from dovetail.testing.tiny_models import write_tiny_checkpoint
 from support.peft_adapters import asked, load
 from support.written_lora import CONFIG, FILE, MODULE, write_lora
@@ -59,23 +59,17 @@ def truncated(folder: Path) -> None:
     (folder / FILE).write_bytes(whole[: len(whole) // 2])
 
 
-class Impostor:
-    """Runs code where it is unpickled."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (open, ("/dev/null",))
-
-
-def pickled(content: Any) -> Callable[[Path], None]:
+def in_a_bin(content: Any) -> Callable[[Path], None]:
     def apply(folder: Path) -> None:
         (folder / FILE).unlink()
-        with (folder / "adapter_model.bin").open("wb") as file:
-            if isinstance(content, Impostor):
-                pickle.dump(content, file)
-            else:
-                torch.save(content, file)
+        torch.save(content, folder / "adapter_model.bin")
 
     return apply
+
+
+def running_code(folder: Path) -> None:
+    (folder / FILE).unlink()
+    (folder / "adapter_model.bin").write_bytes(code_running_pickle(folder / "trace"))
 
 
 def nan_of(value: float) -> Callable[[dict[str, torch.Tensor]], Any]:
@@ -131,8 +125,8 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "truncated": (truncated, "cannot be read", FILE),
     "not safetensors": (text(FILE, b"x" * 200), "cannot be read", FILE),
     "empty": (text(FILE, b""), "cannot be read", FILE),
-    "code": (pickled(Impostor()), "more than tensors", "adapter_model.bin"),
-    "objects": (pickled({"a": [1, 2]}), "does not map names to tensors", "adapter_model.bin"),
+    "code": (running_code, "more than tensors", "adapter_model.bin"),
+    "objects": (in_a_bin({"a": [1, 2]}), "does not map names to tensors", "adapter_model.bin"),
     "table": (
         tensors_changed(
             lambda t: t.update({"base_model.model.lm_head.weight": torch.zeros(300, 32)})
@@ -171,7 +165,7 @@ def test_a_broken_adapter_is_told_by_file_and_key(engine: Any, tmp_path: Path, n
         load(engine, folder)
     assert said in caught.value.what
     assert str(folder) in str(caught.value.where) and key in str(caught.value.where)
-    assert caught.value.status == 400
+    assert caught.value.status == 400 and not (folder / "trace").exists()
     assert [source.name for source in engine.core.adapters.served()] == ["good"]
 
 

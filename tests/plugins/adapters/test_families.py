@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.interfaces.adapter_spec import AdapterSource, AdapterSpec
 from dovetail.interfaces.selection import Selection
 from dovetail.interfaces.step import AdapterMove, StepPlan
 from dovetail.layers.context import use_adapters
 from dovetail.runner.adapters import RunnerAdapters
-from dovetail.testing.contract import model_spec
 from dovetail.testing.harness import PagedModel
 from dovetail.testing.tiny_models import FAMILIES, VOCAB_SIZE, write_tiny_checkpoint
 from support.peft_adapters import made, wanted
@@ -33,12 +34,10 @@ LORA = Selection(kind="adapter", name="lora", target="dovetail_plugins.adapters.
 PROMPT = torch.randint(3, VOCAB_SIZE, (17,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
-def with_slot(module: Any, folder: Path) -> RunnerAdapters:
+def with_slot(module: Any, base: Path, folder: Path) -> RunnerAdapters:
     """Give a model slots, the first with the adapter in the folder."""
-    from types import SimpleNamespace
-
     spec = AdapterSpec(max_slots=2, max_rank=8, dtype="float32", takes_bias=True, methods=(LORA,))
-    run: Any = SimpleNamespace(model=model_spec())
+    run: Any = SimpleNamespace(model=load_model_facts(base, dtype="float32"))
     adapters = RunnerAdapters(spec, run, torch.device("cpu"))
     adapters.attach(module)
     adapters.read(AdapterSource(name="a", path=str(folder), key="a"))
@@ -49,7 +48,7 @@ def with_slot(module: Any, folder: Path) -> RunnerAdapters:
 def check(folder: Path, base: Any, adapter: Path, model: Any) -> None:
     """Compare a prompt with the adapter, between two without."""
     paged = PagedModel.load(folder, backend="torch_sdpa")
-    adapters = with_slot(paged.module, adapter)
+    adapters = with_slot(paged.module, folder, adapter)
     slots = np.repeat(np.array([-1, 0, -1], dtype=np.int32), len(PROMPT))
     with use_adapters(adapters.in_slots(slots)):
         logits = paged.forward([(row, PROMPT) for row in range(3)])
