@@ -2,8 +2,7 @@
 
 Counts what requests hold and decides what is read, put into a slot and forgotten; the ranks carry
 it out: files are read beside the steps, slots filled by the next plan. A slot is held by requests
-from before they are queued until they have ended, so a scheduler need not know of slots. Knows no
-tensor and no file.
+from before they are queued until they have ended, so a scheduler need not know of slots.
 """
 
 from __future__ import annotations

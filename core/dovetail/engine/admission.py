@@ -1,7 +1,7 @@
 """Admission: requests that are not queued yet because something they need is still being loaded.
 
 A request waits until its constraint and its adapter are on every rank, and then for a slot for its
-adapter; others pass it. Knows no scheduler.
+adapter; others pass it.
 """
 
 from __future__ import annotations

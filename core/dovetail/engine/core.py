@@ -29,6 +29,7 @@ from dovetail.engine.request import Request
 from dovetail.engine.sleep_mode import SleepMode
 from dovetail.engine.step_stats import StepCounter
 from dovetail.engine.steps_together import StepsTogether
+from dovetail.engine.virtual_tokens import verify_room
 from dovetail.errors import EngineDead, RequestError
 from dovetail.interfaces.drafter import Drafter
 from dovetail.interfaces.executor import Executor, PendingStep, WorkerCall
@@ -190,12 +191,6 @@ class EngineCore:
         self._updates.append(refused(request_id, as_refusal(error)))
 
     def _queue(self, message: EngineRequest, holder: AdapterHolder | None) -> None:
-        num_virtual = 0 if holder is None else holder.num_virtual_tokens
-        refusal = self._virtual_refusal(message, num_virtual)
-        if refusal is not None:
-            self._admission.release(holder)
-            self._updates.append(refused(message.request_id, refusal))
-            return
         request = Request(
             request_id=message.request_id,
             prompt_ids=message.prompt_ids,
@@ -207,11 +202,12 @@ class EngineCore:
             cache_salt=message.cache_salt,
             adapter="" if holder is None else holder.key,
             adapter_slot=NO_SLOT if holder is None else holder.slot,
-            num_virtual_tokens=num_virtual,
+            num_virtual_tokens=0 if holder is None else holder.num_virtual_tokens,
             pooling=message.pooling,
             needs_whole_prompt=self._needs_whole_prompt(message),
         )
         try:
+            verify_room(message, request.num_virtual_tokens, self.spec.run.max_model_tokens)
             self._scheduler.add(request)
         except RequestError as error:
             self._admission.release(holder)
@@ -223,25 +219,6 @@ class EngineCore:
             self._updates.append(refused(message.request_id, RequestError(what, status=500)))
         else:
             self._live[request.request_id] = _Live(request, holder)
-
-    def _virtual_refusal(self, message: EngineRequest, num_virtual: int) -> RequestError | None:
-        """Return why a request cannot have so many vectors before its prompt."""
-        if not num_virtual:
-            return None
-        if message.pooling is not None:
-            return RequestError(
-                f'the adapter "{message.adapter}" puts vectors before a prompt, which is not '
-                "supported for prompts that are pooled.",
-                where="model",
-            )
-        longest = self.spec.run.max_model_tokens
-        if len(message.prompt_ids) + num_virtual < longest:
-            return None
-        return RequestError(
-            f"the prompt has {len(message.prompt_ids)} tokens, the adapter puts {num_virtual} "
-            f"vectors before it; the context length is {longest}.",
-            where="prompt",
-        )
 
     def _needs_whole_prompt(self, message: EngineRequest) -> bool:
         """Return whether what a request is told depends on all of its prompt's steps."""
@@ -396,8 +373,7 @@ class EngineCore:
         self._counter.generated_tokens += len(update.token_ids)
         if (update.token_ids or update.pooled is not None) and not live.has_token:
             live.has_token = True
-            told = request.num_prompt_tokens - request.num_virtual_tokens
-            self._counter.prompt_tokens += told
+            self._counter.prompt_tokens += request.num_real_prompt_tokens
         if request.is_finished:
             self._counter.finished += 1
             self._counter.faults += request.finish_reason == "error"
@@ -474,7 +450,6 @@ class _Watch:
 def _update_of(live: _Live, now_s: float) -> RequestUpdate:
     request = live.request
     progress = request.take_progress()
-    is_error = request.finish_reason == "error"
     return RequestUpdate(
         request_id=request.request_id,
         token_ids=progress.token_ids,
@@ -482,7 +457,7 @@ def _update_of(live: _Live, now_s: float) -> RequestUpdate:
         prompt_logprobs=progress.prompt_logprobs,
         finish_reason=request.finish_reason,
         stop_reason=request.stop_reason,
-        error=request.error if is_error else None,
+        error=request.error if request.finish_reason == "error" else None,
         error_status=request.error_status,
         num_cached_tokens=max(0, request.num_cached_tokens - request.num_virtual_tokens),
         timings=Timings(live.scheduled_s, now_s, live.forward_s, live.execute_s),

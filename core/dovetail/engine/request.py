@@ -114,7 +114,7 @@ class Request:
         self.num_virtual_tokens = num_virtual_tokens
         # What stands there is any token of the prompt, so that nothing that counts which tokens a
         # prompt has finds others.
-        self.token_ids = [*prompt_ids[:1] * num_virtual_tokens, *prompt_ids]
+        self.token_ids = [*list(prompt_ids[:1]) * num_virtual_tokens, *prompt_ids]
         self.num_prompt_tokens = len(self.token_ids)
         self.max_tokens = _max_tokens(sampling, self.num_prompt_tokens, max_model_tokens)
         self._pooled: Pooled | None = None
@@ -148,6 +148,11 @@ class Request:
     def num_tokens(self) -> int:
         """Return the tokens known so far, prompt and drawn."""
         return len(self.token_ids)
+
+    @property
+    def num_real_prompt_tokens(self) -> int:
+        """Return the tokens of the prompt as it was sent."""
+        return self.num_prompt_tokens - self.num_virtual_tokens
 
     @property
     def num_output_tokens(self) -> int:

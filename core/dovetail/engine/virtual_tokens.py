@@ -1,4 +1,5 @@
-"""How many vectors an adapter puts before a prompt, as the method that reads its sort tells."""
+"""Vectors before a prompt: how many an adapter has, as the method that reads its sort tells, and
+whether a request has room for them."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from pathlib import Path
 
 from dovetail import registry
 from dovetail.config.checkpoint.adapter_config import adapter_config
+from dovetail.engine.messages import EngineRequest
+from dovetail.errors import RequestError
 from dovetail.interfaces.adapter import AdapterMethod
 from dovetail.interfaces.adapter_spec import AdapterSource
 from dovetail.interfaces.spec import RunSpec
@@ -26,3 +29,22 @@ def virtual_tokens(run: RunSpec) -> Callable[[AdapterSource], int]:
         return next(found, 0)
 
     return count
+
+
+def verify_room(message: EngineRequest, num_virtual: int, max_model_tokens: int) -> None:
+    """Raises: RequestError for a request that cannot have so many vectors before its prompt"""
+    if not num_virtual:
+        return
+    if message.pooling is not None:
+        raise RequestError(
+            f'the adapter "{message.adapter}" puts vectors before a prompt, which is not '
+            "supported for prompts that are pooled.",
+            where="model",
+        )
+    if len(message.prompt_ids) + num_virtual >= max_model_tokens:
+        raise RequestError(
+            f"the prompt has {len(message.prompt_ids)} tokens, the adapter puts {num_virtual} "
+            f"vectors before it; the context length is {max_model_tokens}.",
+            where="prompt",
+            fix="shorten the prompt.",
+        )

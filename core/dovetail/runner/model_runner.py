@@ -457,16 +457,12 @@ class ModelRunner:
     def _adapters_in(
         self, slots: np.ndarray | None, positions: np.ndarray | None = None
     ) -> StepAdapters | None:
-        """Return what layers must know of tokens in these slots, of their positions where they are
-        looked up. Shapes: slots [T] int32, positions [T]"""
+        """Return what layers must know of tokens. Shapes: slots [T] int32, positions [T]"""
         return None if self.adapters is None else self.adapters.in_slots(slots, positions)
 
-    def _using_adapter(
-        self, row: int | np.ndarray, num_vectors: int
-    ) -> AbstractContextManager[None]:
-        """Return a with block in which layers apply the adapters of one row, or of one row each, to
-        so many vectors. Shapes: row [S]"""
-        slots = np.broadcast_to(self._batch.adapters[row], num_vectors)
+    def _using_adapter(self, row: int | np.ndarray, count: int) -> AbstractContextManager[None]:
+        """Have layers apply one row's adapter to `count` vectors, or each of `row`'s to one."""
+        slots = np.broadcast_to(self._batch.adapters[row], count)
         return use_adapters(self._adapters_in(slots))
 
     def _logits(self, hidden: torch.Tensor, row: int | np.ndarray) -> torch.Tensor:

@@ -131,6 +131,8 @@ def test_ways_of_running(folders: Path, theirs: dict[str, Answer], flags: Any) -
         found = asked(llm._engine, [(name, PROMPT) for name in names], NUM_TOKENS)
         for name, ours in zip(names, found, strict=True):
             check(ours, theirs[name])
+        counted = llm._engine.core.stats()
+        assert counted.preemptions > 0 or "num_gpu_blocks_override" not in flags
 
 
 def test_without_room_they_are_refused(folders: Path, theirs: dict[str, Answer]) -> None:
