@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -106,3 +107,19 @@ def _with(before: Answer | None, output: Any) -> Answer:
         row[list(entry.top_ids)] = torch.tensor(entry.top_logprobs)
         rows.append(row)
     return Answer(logprobs=torch.stack(rows), token_ids=tokens, num_cached=output.num_cached_tokens)
+
+
+def counting(engine: Any) -> Counter[str]:
+    """Return what the engine's steps count from now on: preemptions and guessed tokens."""
+    counts: Counter[str] = Counter()
+    core, plain = engine.core, engine.core.step
+
+    def step() -> Any:
+        done = plain()
+        if done.stats is not None:
+            counts["preemptions"] += done.stats.preemptions
+            counts["draft_tokens"] += done.stats.draft_tokens
+        return done
+
+    core.step = step
+    return counts
