@@ -30,6 +30,7 @@ STAGES = HERE / "wrong_stages.py"
 POOLERS = HERE / "wrong_poolers.py"
 RESOLVERS = HERE / "wrong_resolvers.py"
 ACCEPTANCES = HERE / "wrong_acceptances.py"
+ADAPTERS = HERE / "wrong_adapters.py"
 
 POLICY = "scheduling_policy"
 WRONG: list[tuple[str, str, str]] = [
@@ -67,6 +68,16 @@ WRONG: list[tuple[str, str, str]] = [
     ("router", f"{ROUTERS}:UnawareRouter", "a_prefix_is_followed"),
     ("router", f"{ROUTERS}:SaltlessRouter", "a_salt_is_another_prefix"),
     ("router", f"{ROUTERS}:RememberingRouter", "a_forgotten_prefix_is_not_followed"),
+    ("adapter", f"{ADAPTERS}:NamelessAdapter", "names_types"),
+    ("adapter", f"{ADAPTERS}:NumblessAdapter", "reads_an_adapter"),
+    ("adapter", f"{ADAPTERS}:RememberingAdapter", "reads_alike_twice"),
+    ("adapter", f"{ADAPTERS}:WrappedAdapter", "modules_are_named_as_in_the_model"),
+    ("adapter", f"{ADAPTERS}:ContentAdapter", "missing_weights_are_told"),
+    ("adapter", f"{ADAPTERS}:VagueAdapter", "torn_weights_are_told"),
+    ("adapter", f"{ADAPTERS}:CarelessAdapter", "unknown_tensors_are_told"),
+    ("adapter", f"{ADAPTERS}:TrustingAdapter", "runs_no_code"),
+    ("adapter", f"{ADAPTERS}:SecretAdapter", "claims_its_vectors"),
+    ("adapter", f"{ADAPTERS}:MiscountingAdapter", "counts_its_vectors"),
     ("pooler", f"{POOLERS}:SpreadingPooler", "makes_one_vector[1]"),
     ("pooler", f"{POOLERS}:SummingPooler", "length_alone_changes_nothing[40]"),
     ("pooler", f"{POOLERS}:ScribblingPooler", "leaves_its_input_alone"),
@@ -205,6 +216,7 @@ RIGHT = [
     ("router", f"{ROUTERS}:RightRouter"),
     ("adapter_resolver", f"{RESOLVERS}:RightResolver"),
     ("acceptance", f"{ACCEPTANCES}:RightAcceptance"),
+    ("adapter", f"{ADAPTERS}:RightAdapter"),
     ("pooler", f"{POOLERS}:RightPooler"),
     ("pooler", f"{POOLERS}:RightSteps"),
     ("tool_parser", f"{PLAIN}:SlashParser"),

@@ -17,6 +17,7 @@ from itertools import count
 
 import msgspec
 
+from dovetail.engine.virtual_tokens import virtual_tokens
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.adapter_spec import AdapterSource, AdapterSpec
 from dovetail.interfaces.executor import Preparation
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 Read = Callable[[Preparation], "Future[None]"]
 """Has every rank read an adapter, beside the steps."""
+Count = Callable[[AdapterSource], int]
+"""Returns how many vectors an adapter puts before a prompt. Raises: ConfigError"""
 Names = tuple[str, ...]
 
 PASSES_PER_SLOT = 64
@@ -45,13 +48,20 @@ def unknown_adapter(name: str) -> RequestError:
     )
 
 
+def without(source: AdapterSource) -> int:
+    """Return 0: of adapters that only change modules."""
+    return 0
+
+
 class AdapterHolder:
-    """What a request holds of an adapter. `slot` is NO_SLOT until there is one."""
+    """What a request holds of an adapter. `slot` is NO_SLOT until there is one;
+    `num_virtual_tokens` are the vectors before its prompt."""
 
-    __slots__ = ("key", "slot")
+    __slots__ = ("key", "num_virtual_tokens", "slot")
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, num_virtual_tokens: int = 0) -> None:
         self.key = key
+        self.num_virtual_tokens = num_virtual_tokens
         self.slot = NO_SLOT
 
 
@@ -71,12 +81,14 @@ class _Copy:
 class Adapters:
     """The adapters that an engine serves. Called by the engine's thread."""
 
-    def __init__(self, spec: AdapterSpec, read: Read) -> None:
+    def __init__(self, spec: AdapterSpec, read: Read, num_virtual: Count = without) -> None:
         self._spec = spec
+        self._count = num_virtual
         self._read = read
         self._serials = count(1)
         self._served: dict[str, AdapterSource] = {}
         self._known: dict[str, AdapterSource] = {}
+        self._num_virtual: dict[str, int] = {}
         self._copies: OrderedDict[str, _Copy] = OrderedDict()
         self._slots: OrderedDict[str, int] = OrderedDict()
         self._free_slots = list(reversed(range(spec.max_slots)))
@@ -143,6 +155,8 @@ class Adapters:
                 self._loading.append((source, done))
                 continue
             error = read.exception()
+            if error is None:
+                error = self._count_virtual(source)
             if error is not None:
                 self._forget(source.key)
                 done.set_exception(_refusal(source, error))
@@ -153,6 +167,15 @@ class Adapters:
                 self._forget_if_unused(previous.key)
             done.set_result(None)
 
+    def _count_virtual(self, source: AdapterSource) -> Exception | None:
+        """Note how many vectors an adapter puts before a prompt; return why that is not known.
+        Mutates: self"""
+        try:
+            self._num_virtual[source.key] = self._count(source)
+        except Exception as error:  # a method is a plugin
+            return as_request_error(error)
+        return None
+
     def hold(self, name: str) -> tuple[AdapterHolder, Future[None]]:
         """Hold the adapter of this name for a request; the future is done once every rank has read
         it. Raises: RequestError when it is not served. Mutates: self"""
@@ -160,9 +183,10 @@ class Adapters:
         if source is None:
             raise unknown_adapter(name)
         self._holders[source.key] += 1
+        holder = AdapterHolder(source.key, self._num_virtual[source.key])
         if source.key in self._slots:
-            return AdapterHolder(source.key), _done()
-        return AdapterHolder(source.key), self._bring(source.key)
+            return holder, _done()
+        return holder, self._bring(source.key)
 
     def take_slot(self, holder: AdapterHolder) -> bool:
         """Return whether the held adapter, which has been read, has a slot now.
@@ -268,6 +292,7 @@ class Adapters:
     def _forget(self, key: str) -> None:
         """Mutates: self"""
         del self._known[key]
+        self._num_virtual.pop(key, None)
         self._holders.pop(key, None)
         self._users.pop(key, None)
         self._drop(key)
@@ -282,6 +307,13 @@ def _done() -> Future[None]:
     done: Future[None] = Future()
     done.set_result(None)
     return done
+
+
+def as_request_error(error: Exception) -> Exception:
+    """Return a ConfigError as what a request is told; others as they are."""
+    if isinstance(error, ConfigError):
+        return RequestError(error.what, where=error.where, fix=error.fix)
+    return error
 
 
 def _refusal(source: AdapterSource, error: BaseException) -> RequestError:
@@ -309,7 +341,7 @@ def serve_adapters(spec: EngineSpec, read: Read) -> Adapters | None:
     """
     if spec.run.adapters is None:
         return None
-    adapters = Adapters(spec.run.adapters, read)
+    adapters = Adapters(spec.run.adapters, read, virtual_tokens(spec.run))
     for source in spec.adapters:
         loaded = adapters.load(source)
         while not loaded.done():

@@ -30,6 +30,7 @@ from dovetail.engine.sleep_mode import SleepMode
 from dovetail.engine.start_watch import Report, StartWatch
 from dovetail.engine.step_stats import StepCounter
 from dovetail.engine.steps_together import StepsTogether
+from dovetail.engine.virtual_tokens import verify_room
 from dovetail.errors import EngineDead, RequestError
 from dovetail.interfaces.drafter import Drafter
 from dovetail.interfaces.executor import Executor, PendingStep, WorkerCall
@@ -199,10 +200,12 @@ class EngineCore:
             cache_salt=message.cache_salt,
             adapter="" if holder is None else holder.key,
             adapter_slot=NO_SLOT if holder is None else holder.slot,
+            num_virtual_tokens=0 if holder is None else holder.num_virtual_tokens,
             pooling=message.pooling,
             needs_whole_prompt=self._needs_whole_prompt(message),
         )
         try:
+            verify_room(message, request.num_virtual_tokens, self.spec.run.max_model_tokens)
             self._scheduler.add(request)
         except RequestError as error:
             self._admission.release(holder)
@@ -370,7 +373,7 @@ class EngineCore:
         self._counter.generated_tokens += len(update.token_ids)
         if (update.token_ids or update.pooled is not None) and not live.has_token:
             live.has_token = True
-            self._counter.prompt_tokens += request.num_prompt_tokens
+            self._counter.prompt_tokens += request.num_real_prompt_tokens
         if request.is_finished:
             self._counter.finished += 1
             self._counter.faults += request.finish_reason == "error"
@@ -433,7 +436,6 @@ def _steps_together(spec: EngineSpec) -> StepsTogether | None:
 def _update_of(live: _Live, now_s: float) -> RequestUpdate:
     request = live.request
     progress = request.take_progress()
-    is_error = request.finish_reason == "error"
     return RequestUpdate(
         request_id=request.request_id,
         token_ids=progress.token_ids,
@@ -441,9 +443,9 @@ def _update_of(live: _Live, now_s: float) -> RequestUpdate:
         prompt_logprobs=progress.prompt_logprobs,
         finish_reason=request.finish_reason,
         stop_reason=request.stop_reason,
-        error=request.error if is_error else None,
+        error=request.error if request.finish_reason == "error" else None,
         error_status=request.error_status,
-        num_cached_tokens=request.num_cached_tokens,
+        num_cached_tokens=max(0, request.num_cached_tokens - request.num_virtual_tokens),
         timings=Timings(live.scheduled_s, now_s, live.forward_s, live.execute_s),
         pooled=progress.pooled,
     )

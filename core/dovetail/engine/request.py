@@ -39,7 +39,9 @@ class Request:
     `finish_reason` is None while the request lives, then "stop", "length", "abort" or "error";
     `stop_reason` is the stop token id that ended it (None for the model's own end token), `error`
     the text of a fault. A request never holds more than `max_tokens` tokens, prompt included.
-    `adapter` is the key of its adapter, which lies in `adapter_slot` for as long as it lives.
+    `adapter` is the key of its adapter, which lies in `adapter_slot` for as long as it lives; where
+    that has vectors before a prompt, as many `num_virtual_tokens` stand before the prompt here,
+    which nobody is told of.
     """
 
     __slots__ = (
@@ -70,6 +72,7 @@ class Request:
         "num_inflight",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_virtual_tokens",
         "num_wanted_drafts",
         "pooling",
         "priority",
@@ -95,6 +98,7 @@ class Request:
         cache_salt: str = "",
         adapter: str = "",
         adapter_slot: int = NO_SLOT,
+        num_virtual_tokens: int = 0,
         pooling: PoolingParams | None = None,
         needs_whole_prompt: bool = False,
     ) -> None:
@@ -108,7 +112,10 @@ class Request:
         self.cache_salt = cache_salt
         self.adapter = adapter
         self.adapter_slot = adapter_slot
-        self.token_ids = list(prompt_ids)
+        self.num_virtual_tokens = num_virtual_tokens
+        # What stands there is any token of the prompt, so that nothing that counts which tokens a
+        # prompt has finds others.
+        self.token_ids = [*list(prompt_ids[:1]) * num_virtual_tokens, *prompt_ids]
         self.num_prompt_tokens = len(self.token_ids)
         self.max_tokens = _max_tokens(sampling, self.num_prompt_tokens, max_model_tokens)
         self._pooled: Pooled | None = None
@@ -143,6 +150,11 @@ class Request:
     def num_tokens(self) -> int:
         """Return the tokens known so far, prompt and drawn."""
         return len(self.token_ids)
+
+    @property
+    def num_real_prompt_tokens(self) -> int:
+        """Return the tokens of the prompt as it was sent."""
+        return self.num_prompt_tokens - self.num_virtual_tokens
 
     @property
     def num_output_tokens(self) -> int:
@@ -249,7 +261,7 @@ class Request:
         if not self._sends_prompt_logprobs or not self._new_token_ids:
             return None
         self._sends_prompt_logprobs = False
-        return tuple(self._prompt_logprobs)
+        return tuple(self._prompt_logprobs[self.num_virtual_tokens :])
 
 
 def _max_tokens(sampling: SamplingParams, num_prompt_tokens: int, max_model_tokens: int) -> int:

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 class ModuleChange:
     """What an adapter does to one module of the checkpoint: y = x W^T + b becomes
 
-        y = g (x' W^T) + b + g scale (x' down^T) up^T + shift,   x' = input_scale x
+        y = output_scale (g (x' W^T + scale (x' down^T) up^T) + b) + shift,   x' = input_scale x
 
-    with the outputs' factor g = output_scale, or where there is a `magnitude` g = magnitude / the
-    norms of the rows of (W + scale up down), as DoRA has it. What is None is left out.
+    where g = magnitude / the norms of the rows of (W + scale up down), as DoRA has it. What is None
+    is left out.
     A `weight` takes the place of W, more rows than W has are new tokens; a `bias` that of b. Of a
     token table the inputs are the tokens: I is the vocabulary.
 

@@ -9,7 +9,7 @@ R the largest rank, I input, O output features of this rank, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dovetail.interfaces.quantization import Gate, LinearSpec, NamedActivation
-from dovetail.layers.context import step_adapters
+from dovetail.layers.context import StepAdapters, step_adapters
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.native import NATIVE
 from dovetail.parallel.collectives import all_reduce
@@ -33,16 +33,18 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotWeights:
     """One adapter's change of one layer, as this rank holds it. See ModuleChange; a `gain` is the
-    outputs' factor, None where the magnitude still has to be divided by the norms.
+    magnitude divided by the norms, None where that is still to be done. `down` is multiplied by
+    the scale of the inputs already.
 
-    Shapes: down [P, r, I], up [r, O], magnitude, gain, shift, bias [O], input_scale [I],
-    weight [O, I]
+    Shapes: down [P, r, I], up [r, O], magnitude, gain, output_scale, shift, bias [O],
+    input_scale [P, I], weight [O, I]
     """
 
     down: torch.Tensor | None = None
     up: torch.Tensor | None = None
     magnitude: torch.Tensor | None = None
     gain: torch.Tensor | None = None
+    output_scale: torch.Tensor | None = None
     shift: torch.Tensor | None = None
     bias: torch.Tensor | None = None
     input_scale: torch.Tensor | None = None
@@ -51,8 +53,8 @@ class SlotWeights:
     @property
     def is_low_rank(self) -> bool:
         """Return whether the change is a low-rank sum and nothing else."""
-        others = (self.magnitude, self.gain, self.shift, self.bias, self.input_scale, self.weight)
-        return all(other is None for other in others)
+        others = {one.name for one in fields(self)} - {"down", "up"}
+        return all(getattr(self, name) is None for name in others)
 
 
 class LowRankSlots(nn.Module):
@@ -117,8 +119,9 @@ class LinearSlots(LowRankSlots):
         if change.magnitude is not None:
             change = with_gain(layer, change)
         up = change.up
-        if up is not None and change.gain is not None:
-            up = up * change.gain
+        for factor in (change.gain, change.output_scale):
+            if up is not None and factor is not None:
+                up = up * factor
         self.put(slot, change.down, up)
         if not change.is_low_rank:
             self._others[slot] = change
@@ -183,37 +186,55 @@ class LinearSlots(LowRankSlots):
     ) -> torch.Tensor:
         """Return the products of rows whose adapters may do anything. Shapes: -> [T, O]"""
         used = [(slot, slots == slot) for slot in self._others]
-        used = [(slot, rows) for slot, rows in used if bool(rows.any())]
-        for slot, rows in used:
-            scale = self._others[slot].input_scale
-            if scale is not None:
-                x = torch.where(rows.unsqueeze(1), x * scale.to(x), x)
+        used = [(slot, rows.unsqueeze(1)) for slot, rows in used if bool(rows.any())]
         out = layer.method.halves(layer, x)
+        changed = torch.zeros_like(slots, dtype=torch.bool).unsqueeze(1)
         for slot, rows in used:
-            change = self._others[slot]
-            own = out
-            if change.weight is not None:
-                own = F.linear(x, change.weight.to(x))
-            if change.gain is not None:
-                own = own * change.gain.to(own)
-            shift = self._shift(change, bias)
-            out = torch.where(rows.unsqueeze(1), own if shift is None else own + shift, out)
+            out = torch.where(rows, self._own(layer, self._others[slot], x, out, bias), out)
+            changed |= rows
         if bias is not None:
-            changed = torch.zeros_like(slots, dtype=torch.bool)
-            for _, rows in used:
-                changed |= rows
-            out = torch.where(changed.unsqueeze(1), out, out + bias)
+            out = torch.where(changed, out, out + bias)
         return self.add(x, slots, out)
 
-    def _shift(self, change: SlotWeights, bias: torch.Tensor | None) -> torch.Tensor | None:
-        """Return what is added to a slot's products: a bias, the adapter's or the layer's, and the
-        shift; of a sum over ranks the first one's alone."""
-        if not self._is_first:
-            return None
+    def _own(
+        self,
+        layer: Linear,
+        change: SlotWeights,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return the products as a slot's adapter has them, without its low-rank sum; `out` are the
+        layer's own. Shapes: x [T, I], out [T, O] -> [T, O]"""
+        if change.input_scale is not None or change.weight is not None:
+            out = _product(layer, change, x)
+        if change.gain is not None:
+            out = out * change.gain.to(out)
         own = bias if change.bias is None else change.bias
-        if change.shift is None:
-            return own
-        return change.shift if own is None else own + change.shift
+        if own is not None and self._is_first:
+            out = out + own
+        if change.output_scale is not None:
+            out = out * change.output_scale.to(out)
+        if change.shift is not None and self._is_first:
+            out = out + change.shift
+        return out
+
+
+def _product(layer: Linear, change: SlotWeights, x: torch.Tensor) -> torch.Tensor:
+    """Return what the layer's matrix, or that in its place, makes of inputs that are scaled, for
+    each part of the outputs in its own way. Shapes: x [T, I] -> [T, O]"""
+    weight, scales = change.weight, change.input_scale
+
+    def times(x: torch.Tensor) -> torch.Tensor:
+        return layer.method.halves(layer, x) if weight is None else F.linear(x, weight.to(x))
+
+    if scales is None:
+        return times(x)
+    if bool((scales == scales[0]).all()):
+        return times(x * scales[0].to(x))
+    sizes = layer.spec.out_sizes
+    made = [times(x * scale.to(x)).split(sizes, dim=1)[p] for p, scale in enumerate(scales)]
+    return torch.cat(made, dim=1)
 
 
 def with_gain(layer: Linear, change: SlotWeights) -> SlotWeights:
@@ -257,23 +278,30 @@ def sum_of_squares(layer: Linear, change: SlotWeights) -> torch.Tensor:
 class TableSlots(nn.Module):
     """The adapters of a token table, or of a head over the vocabulary: by slot, whole on each rank.
 
-    Shapes: of a pair first [V, r] and second [r, E]; weight [V, E]
+    A `prompt` takes the place of the first tokens' vectors.
+
+    Shapes: of a pair first [V, r] and second [r, E]; weight [V, E]; prompt [n, E]
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._weights: dict[int, torch.Tensor] = {}
+        self._prompts: dict[int, torch.Tensor] = {}
 
     def put(
         self,
         slot: int,
         pair: tuple[torch.Tensor, torch.Tensor] | None,
         weight: torch.Tensor | None,
+        prompt: torch.Tensor | None = None,
     ) -> None:
         """Fill a slot, or empty it. Mutates: self"""
         self._pairs.pop(slot, None)
         self._weights.pop(slot, None)
+        self._prompts.pop(slot, None)
+        if prompt is not None:
+            self._prompts[slot] = prompt
         if pair is not None:
             self._pairs[slot] = pair
         if weight is not None:
@@ -295,6 +323,15 @@ class TableSlots(nn.Module):
             rows = (step.slots == slot).nonzero().flatten()
             change = F.embedding(token_ids[rows], first).to(found) @ second.to(found)
             found = found.index_add(0, rows, change * factor)
+        return found if step.positions is None else self._prompted(found, step)
+
+    def _prompted(self, found: torch.Tensor, step: StepAdapters) -> torch.Tensor:
+        """Return the vectors, those before a prompt in their places. Shapes: [T, E] -> [T, E]"""
+        assert step.positions is not None
+        for slot, prompt in self._prompts.items():
+            is_before = (step.slots == slot) & (step.positions < len(prompt))
+            rows = is_before.nonzero().flatten()
+            found = found.index_copy(0, rows, prompt[step.positions[rows]].to(found))
         return found
 
     def logits(self, hidden: torch.Tensor, found: torch.Tensor) -> torch.Tensor:

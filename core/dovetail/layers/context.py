@@ -20,10 +20,13 @@ from dovetail.interfaces.model import RowView
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepAdapters:
     """Which adapter slot each token of a step uses, -1: none. `is_low_rank`: none of those in use
-    does more than add low-rank products to linear layers. Shapes: slots [T] int32"""
+    does more than add low-rank products to linear layers. `positions` are the tokens' places in
+    their rows, for adapters with vectors before a prompt (None: those are not computed now, or no
+    adapter in use has any). Shapes: slots [T] int32, positions [T]"""
 
     slots: torch.Tensor
     is_low_rank: bool = True
+    positions: torch.Tensor | None = None
 
 
 @dataclass(slots=True, kw_only=True)

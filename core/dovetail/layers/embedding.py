@@ -48,6 +48,7 @@ class VocabParallelEmbedding(WeightHolder):
         super().__init__()
         self.group = tensor_group(context.rank)
         self.part = vocab_part(vocab_size, self.group)
+        self.size = size
         self.factor = factor
         self.adapters: TableSlots | None = None
         self._native: LookUp | None = None

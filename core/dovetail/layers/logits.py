@@ -34,6 +34,7 @@ class LogitsHead(WeightHolder):
         super().__init__()
         self.group = tensor_group(context.rank)
         self.vocab_size = vocab_size
+        self.size = size
         self.soft_cap = soft_cap
         self.scale = scale
         self.tied = tied

@@ -20,7 +20,9 @@ from torch import nn
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.activation import gate, gated
+from dovetail.layers.context import step_adapters
 from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.expert_adapters import ExpertAdapters, ExpertMatrix
 from dovetail.layers.expert_slots import ExpertSlots
 from dovetail.layers.linear import ReplicatedLinear, even_part, linear_spec
 from dovetail.layers.native import fused_kernel
@@ -84,6 +86,7 @@ class Experts(WeightHolder):
             self.slots = ExpertSlots(context, num_experts)
             self.loaded = self.slots.own
             group = ALONE  # each of them is whole
+        self.group = group
         self.gate = gate(act)
         self.gate_up = tuple(even_part(n, inner, group, f"{name}.{n}") for n in ("gate", "up"))
         self.down = (Part(name="down", full=size, local=size, start=0),)
@@ -106,6 +109,34 @@ class Experts(WeightHolder):
         self._packed: dict[str, GpuPacked] = {}
         self._kernel = fused_kernel(moe.OP, context) if known else None
         self._opaque = Opaque(self._multiply_picked)
+        self.adapters: ExpertAdapters | None = None
+
+    def matrix_of(self, leaf: str) -> ExpertMatrix:
+        """Return how one of the two matrices of each expert is divided over ranks."""
+        is_down, spec = leaf == "down_proj", self.specs[leaf]
+        full = self.input[2] if is_down else spec.in_size
+        return ExpertMatrix(
+            parts=self.down if is_down else self.gate_up,
+            spec=spec,
+            group=self.group,
+            full_in_size=full,
+            is_input_split=is_down and self.group.size > 1,
+        )
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Return whether each expert's matrices can be multiplied apart, and all are here."""
+        apart = all(leaf in self._matrices or leaf in self._parameters for leaf in self.specs)
+        return apart and self.slots is None
+
+    def halves(self, leaf: str, expert: int, x: torch.Tensor) -> torch.Tensor:
+        """Return x times one matrix of one expert, both halves of a gated one, not gated.
+
+        Shapes: x [T, I] -> [T, O]
+        """
+        if leaf in self._matrices:
+            return self._matrices[leaf][expert].halves(x)
+        return F.linear(x, self.get_parameter(leaf)[expert])
 
     def _register(self, leaf: str) -> None:
         """Make the empty parameters of one of the two matrices, those of all held experts."""
@@ -167,7 +198,11 @@ class Experts(WeightHolder):
 
         Shapes: x [T, E], weights and experts [T, A] -> [T, E]
         """
-        return self._opaque(x, weights, experts, size=x.shape[1])
+        out = self._opaque(x, weights, experts, size=x.shape[1])
+        step = None if self.adapters is None else step_adapters()
+        if self.adapters is None or step is None or step.is_low_rank:
+            return out
+        return self.adapters.changed(self, x, weights, experts, step.slots, out)
 
     def _multiply_picked(
         self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor

@@ -98,6 +98,10 @@ class Several(Matrix):
             return ACTIVATIONS[activation](gate) * up
         return out if residual is None else out + residual
 
+    def halves(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x W^T, both halves side by side. Shapes: x [M, K] -> [M, N]"""
+        return self.multiply(x)
+
     @property
     def packed(self) -> None:
         """Return None: there is no one packed weight."""

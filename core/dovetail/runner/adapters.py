@@ -6,9 +6,8 @@ plan. Knows no request; the engine says which adapter goes where and what is to 
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from threading import Lock
@@ -19,6 +18,7 @@ import torch
 from torch import nn
 
 from dovetail import registry
+from dovetail.config.checkpoint.adapter_config import CONFIG, adapter_config
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.adapter import AdapterMethod, AdapterWeights, ModuleChange
 from dovetail.interfaces.adapter_spec import AdapterSource, AdapterSpec
@@ -29,14 +29,16 @@ from dovetail.layers.adapters import LinearSlots, SlotWeights, TableSlots
 from dovetail.layers.context import StepAdapters
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.embedding import VocabParallelEmbedding
+from dovetail.layers.expert_adapters import ExpertAdapters, Key
 from dovetail.layers.linear import Linear
 from dovetail.layers.logits import LogitsHead
+from dovetail.layers.moe import Experts
 from dovetail.layers.stages import Elsewhere
 from dovetail.layers.weights import Target, map_name
+from dovetail.runner.adapter_cutting import Cutting
 
 logger = logging.getLogger(__name__)
 
-CONFIG = "adapter_config.json"
 LowRank = tuple[torch.Tensor, torch.Tensor]
 INFINITY = {torch.float32: 0x7F800000, torch.float16: 0x7C00, torch.bfloat16: 0x7F80}
 """Infinity of a type, as an integer."""
@@ -49,7 +51,9 @@ class _OnHost:
 
     linears: dict[str, SlotWeights]
     tables: dict[str, tuple[LowRank | None, torch.Tensor | None]]
+    experts: dict[str, dict[Key, SlotWeights]]
     is_plain: bool
+    prompt: torch.Tensor | None = None
 
 
 def runner_adapters(run: RunSpec, device: torch.device) -> RunnerAdapters | None:
@@ -57,12 +61,16 @@ def runner_adapters(run: RunSpec, device: torch.device) -> RunnerAdapters | None
     return None if run.adapters is None else RunnerAdapters(run.adapters, run, device)
 
 
-def slots_in_use(adapters: RunnerAdapters | None, slots: np.ndarray | None) -> StepAdapters | None:
+def slots_in_use(
+    adapters: RunnerAdapters | None,
+    slots: np.ndarray | None,
+    positions: np.ndarray | None = None,
+) -> StepAdapters | None:
     """Return what layers must know of tokens in these slots, None where none uses an adapter.
 
-    Shapes: slots [T] int32
+    Shapes: slots [T] int32, positions [T]
     """
-    return None if adapters is None or slots is None else adapters.in_slots(slots)
+    return None if adapters is None or slots is None else adapters.in_slots(slots, positions)
 
 
 class RunnerAdapters:
@@ -76,8 +84,10 @@ class RunnerAdapters:
         self._on_host: dict[str, _OnHost] = {}
         self._lock = Lock()
         self._plain = np.ones(spec.max_slots, dtype=bool)
+        self._prompted = np.zeros(spec.max_slots, dtype=bool)
         self._linears: dict[str, Linear] = {}
         self._tables: dict[str, VocabParallelEmbedding | LogitsHead] = {}
+        self._experts: dict[str, Experts] = {}
 
     def attach(self, module: nn.Module) -> None:
         """Give the layers of a model that has been loaded their slots. Mutates: module, self"""
@@ -85,6 +95,9 @@ class RunnerAdapters:
         self._weight_map = cast(Model, module).weight_map()
         self._linears.clear()
         self._tables.clear()
+        self._experts.clear()
+        tables = (p for p, m in module.named_modules() if isinstance(m, VocabParallelEmbedding))
+        self._token_table = next(tables, "")
         heads = [m for m in module.modules() if isinstance(m, LogitsHead)]
         of_heads = {id(head.linear) for head in heads}
         for path, layer in module.named_modules():
@@ -94,6 +107,9 @@ class RunnerAdapters:
             elif isinstance(layer, Linear) and id(layer) not in of_heads:
                 layer.adapters = LinearSlots(layer, self._spec)
                 self._linears[path] = layer
+            elif isinstance(layer, Experts):
+                layer.adapters = ExpertAdapters()
+                self._experts[path] = layer
 
     def read(self, source: AdapterSource) -> None:
         """Read an adapter into host memory. Any thread may call this, during a step.
@@ -116,17 +132,23 @@ class RunnerAdapters:
         for slot, adapter in moved:
             self._put(slot, adapter)
 
-    def in_slots(self, slots: np.ndarray) -> StepAdapters | None:
+    def in_slots(
+        self, slots: np.ndarray, positions: np.ndarray | None = None
+    ) -> StepAdapters | None:
         """Return what layers must know of tokens in these slots, None where none uses an adapter.
 
-        Shapes: slots [T] int32
+        Shapes: slots [T] int32, positions [T]
         """
         used = np.unique(slots[slots != NO_SLOT])
         if not len(used):
             return None
+        placed = None
+        if positions is not None and self._prompted[used].any():
+            placed = torch.from_numpy(positions.copy()).to(self._device)
         return StepAdapters(
             slots=torch.from_numpy(slots.copy()).to(self._device),
             is_low_rank=bool(self._plain[used].all()),
+            positions=placed,
         )
 
     def _put(self, slot: int, adapter: _OnHost) -> None:
@@ -136,19 +158,22 @@ class RunnerAdapters:
         for path, table in self._tables.items():
             assert table.adapters is not None
             pair, weight = adapter.tables.get(path, (None, None))
-            table.adapters.put(slot, *self._on_device(pair, weight))
+            before = adapter.prompt if path == self._token_table else None
+            table.adapters.put(slot, *self._on_device(pair, weight, before))
+        for path, experts in self._experts.items():
+            assert experts.adapters is not None
+            experts.adapters.put(slot, adapter.experts.get(path))
         self._plain[slot] = adapter.is_plain
+        self._prompted[slot] = adapter.prompt is not None
 
-    def _on_device(
-        self, pair: LowRank | None, weight: torch.Tensor | None
-    ) -> tuple[LowRank | None, torch.Tensor | None]:
+    def _on_device(self, pair: LowRank | None, *others: torch.Tensor | None) -> tuple[Any, ...]:
         moved = None if pair is None else (pair[0].to(self._device), pair[1].to(self._device))
-        return moved, None if weight is None else weight.to(self._device)
+        return moved, *(None if one is None else one.to(self._device) for one in others)
 
     def _weights(self, source: AdapterSource) -> AdapterWeights:
         """Return an adapter as the method that reads its sort has found it. Raises: ConfigError"""
         folder = Path(source.path)
-        config = _config(folder)
+        config = adapter_config(folder)
         wanted = config.get("peft_type")
         for method in self._methods:
             if wanted in method.peft_types:
@@ -164,7 +189,8 @@ class RunnerAdapters:
         """Return what this rank's layers keep of an adapter. Raises: ConfigError"""
         linears: dict[str, dict[str | None, ModuleChange]] = {}
         numbers: list[tuple[str, torch.Tensor]] = []
-        found = _OnHost(linears={}, tables={}, is_plain=True)
+        experts: dict[tuple[str, Key], dict[str | None, ModuleChange]] = {}
+        found = _OnHost(linears={}, tables={}, experts={}, is_plain=True)
         for module, change in weights.changes.items():
             path, layer, target = self._layer(source, module)
             if isinstance(layer, Elsewhere):
@@ -174,15 +200,53 @@ class RunnerAdapters:
             numbers += _numbers(where, change)
             if isinstance(layer, Linear):
                 linears.setdefault(path, {})[target.part] = change
+            elif isinstance(layer, Experts):
+                key = _expert_of(where, layer, path, target)
+                experts.setdefault((path, key), {})[target.part] = change
             elif isinstance(layer, VocabParallelEmbedding | LogitsHead):
                 found.tables[path] = self._of_table(where, layer, change)
                 found.is_plain &= isinstance(layer, LogitsHead)
+        if weights.prompt is not None:
+            where = f"{source.path}: the vectors before a prompt"
+            self._verify_prompt(where, weights.prompt)
+            numbers.append((where, weights.prompt))
+            found.prompt, found.is_plain = self._kept(weights.prompt), False
         _check_finite(numbers)
         for path, parts in linears.items():
-            slot = _Cutting(f"{source.path}: {path}", self._linears[path], self._dtype).cut(parts)
+            slot = Cutting(f"{source.path}: {path}", self._linears[path], self._dtype).cut(parts)
             found.linears[path] = slot
             found.is_plain &= slot.is_low_rank
+        for (path, key), parts in experts.items():
+            found.experts.setdefault(path, {})[key] = self._of_expert(source, path, key, parts)
+            found.is_plain = False
         return found
+
+    def _verify_prompt(self, where: str, prompt: torch.Tensor) -> None:
+        """Raises: ConfigError for what the flags do not make room for"""
+        if prompt.shape[0] <= self._spec.max_prompt_tokens:
+            return
+        most = self._spec.max_prompt_tokens
+        raise ConfigError(
+            f"there are {prompt.shape[0]}, and {most} is the most.",
+            where=where,
+            fix="start with --enable-prompt-adapter and "
+            f"--max-prompt-adapter-token {prompt.shape[0]}.",
+        )
+
+    def _of_expert(
+        self,
+        source: AdapterSource,
+        path: str,
+        key: Key,
+        parts: Mapping[str | None, ModuleChange],
+    ) -> SlotWeights:
+        """Return what this rank keeps of the change of one expert's matrix. Raises: ConfigError"""
+        expert, leaf = key
+        where = f"{source.path}: {path}.{expert}.{leaf}"
+        cut = Cutting(where, self._experts[path].matrix_of(leaf), self._dtype).cut(parts)
+        if not cut.is_low_rank:
+            raise ConfigError("only low-rank changes of experts are supported.", where=where)
+        return cut
 
     def _layer(self, source: AdapterSource, module: str) -> tuple[str, nn.Module, Target]:
         """Return the layer that a module of the checkpoint is here. Raises: ConfigError"""
@@ -191,15 +255,18 @@ class RunnerAdapters:
         layer: nn.Module | None = self._module
         for word in words:
             layer = None if layer is None else layer._modules.get(word)
-            if isinstance(layer, Elsewhere):
+            if isinstance(layer, Elsewhere | Experts):
                 break
         path = ".".join(words)
+        if isinstance(layer, Experts):
+            path = next(p for p, one in self._experts.items() if one is layer)
         if target is not None and target.is_tied:
             path, layer = next(
                 ((p, m) for p, m in self._tables.items() if isinstance(m, LogitsHead)),
                 (path, layer),
             )
-        can_be = path in self._linears or path in self._tables or isinstance(layer, Elsewhere)
+        is_known = path in self._linears or path in self._tables or path in self._experts
+        can_be = is_known or isinstance(layer, Elsewhere)
         if target is None or layer is None or not can_be:
             raise ConfigError(
                 f"{module} is not a layer of this model that takes adapters.",
@@ -217,7 +284,8 @@ class RunnerAdapters:
                 where=where,
                 fix=f"start with --max-lora-rank {change.down.shape[0]}.",
             )
-        if (change.shift is not None or change.bias is not None) and not self._spec.takes_bias:
+        has_bias = change.bias is not None and change.weight is None
+        if (change.shift is not None or has_bias) and not self._spec.takes_bias:
             raise ConfigError(
                 "the adapter has a bias.", where=where, fix="start with --enable-lora-bias."
             )
@@ -236,145 +304,48 @@ class RunnerAdapters:
             raise ConfigError("only low-rank changes of a table are supported.", where=where)
         weight = change.weight
         if weight is not None:
-            if weight.shape[0] != vocab:
-                raise ConfigError(
-                    f"it has {weight.shape[0]} tokens and the model {vocab}: adapters that add "
-                    "tokens are not supported.",
-                    where=where,
-                )
+            self._fits_table(where, weight, vocab, layer.size)
             weight = weight.to(self._dtype).contiguous()
         if change.down is None or change.up is None:
             return None, weight
         up = change.up * change.scale
         first, second = (up, change.down) if is_head else (change.down.t(), up.t())
-        if first.shape[0] != vocab:
-            raise ConfigError(
-                f"it is of {first.shape[0]} tokens and the model has {vocab}.", where=where
-            )
+        self._fits_table(where, first, vocab, first.shape[1])
+        self._fits_table(where, second, second.shape[0], layer.size)
         return (self._kept(first), self._kept(second)), weight
+
+    def _fits_table(self, where: str, tensor: torch.Tensor, vocab: int, size: int) -> None:
+        """Raises: ConfigError for a tensor that is not [vocab, size]"""
+        if tuple(tensor.shape) == (vocab, size):
+            return
+        fix = "use an adapter that was trained for this model."
+        if tensor.dim() == 2 and tensor.shape[0] > vocab and tensor.shape[1] == size:
+            fix = "adapters that add tokens are not supported; merge it into the checkpoint."
+        raise ConfigError(
+            f"its shape is {list(tensor.shape)}, and the model's [{vocab}, {size}].",
+            where=where,
+            fix=fix,
+        )
 
     def _kept(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._dtype).contiguous()
 
 
-class _Cutting:
-    """The changes of one linear layer's parts, put side by side and cut for this rank."""
-
-    def __init__(self, where: str, layer: Linear, dtype: torch.dtype) -> None:
-        self._where = where
-        self._layer = layer
-        self._dtype = dtype
-
-    def cut(self, parts: Mapping[str | None, ModuleChange]) -> SlotWeights:
-        """Return the layer's change; `parts` are by the name of the fused matrix, None for all of
-        them joined. Raises: ConfigError"""
-        changes = [self._of_part(parts, i) for i in range(len(self._layer.parts))]
-        down, up = self._pair(changes)
-        inputs = [c.input_scale for c, _ in changes if c.input_scale is not None]
-        return SlotWeights(
-            down=down,
-            up=up,
-            magnitude=self._vectors([(c.magnitude, o) for c, o in changes], None),
-            gain=self._vectors([(c.output_scale, o) for c, o in changes], 1.0),
-            shift=self._vectors([(c.shift, o) for c, o in changes], 0.0),
-            bias=self._vectors([(c.bias, o) for c, o in changes], None),
-            input_scale=self._cut_inputs(inputs[0], 0).float() if inputs else None,
-            weight=self._whole(changes),
+def _expert_of(where: str, layer: Experts, path: str, target: Target) -> Key:
+    """Return which matrix of which expert a module is. Raises: ConfigError"""
+    number, _, leaf = target.path.removeprefix(f"{path}.").removesuffix(".weight").partition(".")
+    if not number.isdecimal() or int(number) >= layer.num_experts or leaf not in layer.specs:
+        raise ConfigError(
+            f"it is not a matrix of one of the {layer.num_experts} experts.", where=where
         )
-
-    def _of_part(
-        self, parts: Mapping[str | None, ModuleChange], number: int
-    ) -> tuple[ModuleChange, int]:
-        """Return a part's change, and the row of the change's outputs where the part begins."""
-        own = self._layer.parts
-        if own[number].name in parts:
-            return parts[own[number].name], 0
-        return parts.get(None, ModuleChange()), sum(p.full for p in own[:number])
-
-    def _rows(self, tensor: torch.Tensor, number: int, offset: int) -> torch.Tensor:
-        """Return this rank's outputs of a part, zeros where its share is padded."""
-        part = self._layer.parts[number]
-        full = sum(p.full for p in self._layer.parts) if offset or number == 0 else part.full
-        if tensor.shape[0] not in (part.full, full):
-            raise self._misfit(f"{tensor.shape[0]} outputs", part.full)
-        held = tensor.narrow(0, offset + part.start, part.held)
-        if part.held == part.local:
-            return held
-        padding = held.new_zeros(part.local - part.held, *held.shape[1:])
-        return torch.cat([held, padding])
-
-    def _cut_inputs(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
-        layer = self._layer
-        if tensor.shape[axis] != layer.full_in_size:
-            raise self._misfit(f"{tensor.shape[axis]} inputs", layer.full_in_size)
-        if not layer.is_input_split:
-            return tensor
-        return tensor.narrow(axis, layer.group.rank * layer.spec.in_size, layer.spec.in_size)
-
-    def _pair(
-        self, changes: Sequence[tuple[ModuleChange, int]]
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the low-rank matrices of all parts, of the largest rank among them."""
-        ranks = [0 if c.down is None else c.down.shape[0] for c, _ in changes]
-        if not any(ranks):
-            return None, None
-        spec = self._layer.spec
-        make = torch.empty if min(ranks) == max(ranks) else torch.zeros
-        down = make(len(changes), max(ranks), spec.in_size, dtype=self._dtype)
-        up = make(max(ranks), spec.out_size, dtype=self._dtype)
-        column = 0
-        for number, (change, offset) in enumerate(changes):
-            size = spec.out_sizes[number]
-            if change.down is not None and change.up is not None:
-                own = self._cut_inputs(change.down, 1)
-                torch.mul(own, change.scale, out=down[number, : ranks[number]])
-                own = self._rows(change.up, number, offset)
-                copy_turned(up[: ranks[number], column : column + size], own)
-            column += size
-        return down, up
-
-    def _vectors(
-        self, given: Iterable[tuple[torch.Tensor | None, int]], default: float | None
-    ) -> torch.Tensor | None:
-        """Return one vector over all outputs; where only some parts have one, `default` fills the
-        others. Raises: ConfigError without a default"""
-        vectors = list(given)
-        if all(vector is None for vector, _ in vectors):
-            return None
-        filled = []
-        for number, (vector, offset) in enumerate(vectors):
-            size = self._layer.spec.out_sizes[number]
-            if vector is not None:
-                filled.append(self._rows(vector.flatten().float(), number, offset))
-            elif default is not None:
-                filled.append(torch.full((size,), default))
-            else:
-                raise ConfigError(
-                    "some of the matrices that are one here have a magnitude or a bias, and "
-                    "others do not.",
-                    where=self._where,
-                )
-        return torch.cat(filled)
-
-    def _whole(self, changes: Sequence[tuple[ModuleChange, int]]) -> torch.Tensor | None:
-        """Return the matrix in place of the layer's. Raises: ConfigError"""
-        given = [(number, c.weight, offset) for number, (c, offset) in enumerate(changes)]
-        if all(weight is None for _, weight, _ in given):
-            return None
-        if any(weight is None for _, weight, _ in given):
-            raise ConfigError(
-                "some of the matrices that are one here are saved whole, and others are not.",
-                where=self._where,
-            )
-        rows = [self._rows(w, n, offset) for n, w, offset in given if w is not None]
-        return self._cut_inputs(torch.cat(rows), 1).to(self._dtype).contiguous()
-
-    def _misfit(self, has: str, wanted: int) -> ConfigError:
-        return ConfigError(
-            f"it has {has} and the layer {wanted}.",
-            where=self._where,
-            fix="use an adapter that was trained for this model.",
+    if not layer.takes_adapters:
+        raise ConfigError(
+            "adapters of experts that a fused kernel multiplies, or that are divided over ranks, "
+            "are not supported.",
+            where=where,
+            fix="leave experts out of target_modules, or merge the adapter into the checkpoint.",
         )
+    return int(number), leaf
 
 
 def _numbers(where: str, change: ModuleChange) -> list[tuple[str, torch.Tensor]]:
@@ -403,28 +374,3 @@ def is_finite(tensor: torch.Tensor) -> bool:
     unsigned = signed.view(np.uint32 if tensor.itemsize == 4 else np.uint16)
     sign = 1 << (8 * tensor.itemsize - 1)
     return bool(signed.max() < infinity) and bool(unsigned.max() < infinity + sign)
-
-
-def copy_turned(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy a matrix with its axes exchanged; of 16-bit numbers as integers, which numpy does in
-    half of torch's time. Shapes: target [R, O], source [O, R]. Mutates: target"""
-    if target.dtype == source.dtype and target.itemsize == 2:
-        target.view(torch.int16).numpy()[:] = source.view(torch.int16).numpy().T
-    else:
-        target.copy_(source.t())
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    """Return adapter_config.json. Raises: ConfigError"""
-    path = folder / CONFIG
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(
-            "there is no such file.", where=str(path), fix="name the folder of an adapter."
-        ) from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the file cannot be read: {error}.", where=str(path)) from error
-    if not isinstance(config, dict):
-        raise ConfigError("the file does not hold an object.", where=str(path))
-    return config

@@ -13,7 +13,7 @@ from dovetail.interfaces.attention import AttentionBackend
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
 from dovetail.layers.attention import Attention, measuring
-from dovetail.layers.kv_scales import tell_measured
+from dovetail.layers.kv_scales import set_scales, tell_measured
 from dovetail.runner import warm_up
 from dovetail.runner.compiled import CompiledForward
 from dovetail.runner.graphs import GraphManager
@@ -71,6 +71,17 @@ def peak_bytes(
         peak += peak_of(graphs.run_largest)
         peak += GRAPH_BYTES * graphs.num_wanted
     return peak
+
+
+def set_given_scales(attention: Sequence[Attention], run: RunSpec) -> None:
+    """Set the scales of the KV cache that a run gives, where they are not to be measured. Mutates:
+    attention"""
+    if run.kv_steps is not None:
+        return
+    given, rank = run.kv_scales, run.rank
+    layers = rank.layers(run.model.num_layers)
+    own = [given[rank.tensor_rank][i] for i in layers] if given else ()
+    set_scales(attention, run.kv_dtype, own)
 
 
 def decide_scales(

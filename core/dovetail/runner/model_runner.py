@@ -11,6 +11,7 @@ result.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, cast
 
@@ -39,7 +40,6 @@ from dovetail.layers.context import (
     use_context,
 )
 from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.kv_scales import set_scales
 from dovetail.layers.moe import Experts, help_others
 from dovetail.layers.native import use_ops
 from dovetail.parallel.context import over_ranks
@@ -120,22 +120,19 @@ class ModelRunner:
             self._drafts.load(loaded.model)
         self._inner = {} if self._drafts is None else self._drafts.inner
         self._compiled: CompiledForward | None = None
-        is_plain = "needs_host_rows" not in self._model.capabilities and not self._inner
-        if self.run.compiles and is_plain:
+        looks_in = self._inner or "needs_host_rows" in self._model.capabilities
+        if self.run.compiles and not looks_in:
             self._compiled = CompiledForward(self._model.forward, self._calls)
         self.expert_balancer = expert_balancer(loaded.module, self.run)
         self._experts = [m for m in loaded.module.modules() if isinstance(m, Experts)]
         self._exchange = exchange() if self.run.rank.data_size > 1 else None
         self._attention = attention_layers(loaded.module)
-        if self.run.kv_steps is None:
-            given = self.run.kv_scales
-            rank, num_layers = self.run.rank, self.run.model.num_layers
-            own = [given[rank.tensor_rank][i] for i in rank.layers(num_layers)] if given else ()
-            set_scales(self._attention, self.run.kv_dtype, own)
+        measure.set_given_scales(self._attention, self.run)
         self._layers = kv_layers(self._attention, self.run)
         self._step_layers = step_layers(self._attention, self.run)
         if self.run.pooling is not None and self._stage.is_last:
-            self._pooling = PromptPooling(self.run.pooling, loaded.model, self.device)
+            using = self._using_adapter
+            self._pooling = PromptPooling(self.run.pooling, loaded.model, self.device, using)
 
     def _logits_processors(self) -> dict[str, LogitsProcessor]:
         """Return the chosen processors, without a row; none where nothing is drawn. Raises:
@@ -262,8 +259,8 @@ class ModelRunner:
     @torch.inference_mode()
     def _warm_up_sampler(self) -> None:
         """Compile what rows may ask of the sampler, where it has kernels to compile."""
-        model = self.run.model
-        hidden = torch.zeros(1, model.hidden_size, dtype=dtype_of(model.dtype), device=self.device)
+        size, dtype = self.run.model.hidden_size, dtype_of(self.run.model.dtype)
+        hidden = torch.zeros(1, size, dtype=dtype, device=self.device)
         self._sampler.warm_up(self._model.logits(hidden))
 
     @torch.inference_mode()
@@ -344,7 +341,7 @@ class ModelRunner:
         sampling = np.flatnonzero(inputs.samples)
         self._stage.receive(len(inputs.token_ids))
         begun = self._calls.mark()
-        with use_adapters(slots_in_use(self.adapters, inputs.adapters)):
+        with use_adapters(slots_in_use(self.adapters, inputs.adapters, inputs.positions)):
             computed = self._forward(inputs, sampling)
         step = BegunStep(
             step_id=plan.step_id, inputs=inputs, begun=begun, computed=self._calls.mark()
@@ -463,13 +460,17 @@ class ModelRunner:
         with use_context(context):
             return forward(token_ids, positions)
 
+    def _using_adapter(self, row: int | np.ndarray, count: int) -> AbstractContextManager[None]:
+        """Have layers apply one row's adapter to `count` vectors, or each of `row`'s to one."""
+        slots = np.broadcast_to(self._batch.adapters[row], count)
+        return use_adapters(slots_in_use(self.adapters, slots))
+
     def _logits(self, hidden: torch.Tensor, row: int | np.ndarray) -> torch.Tensor:
         """Return logits as the rows' adapters have them, of one row or of one row each.
 
         Shapes: hidden [S, E], row [S] -> [S, V]
         """
-        slots = np.broadcast_to(self._batch.adapters[row], len(hidden))
-        with use_adapters(slots_in_use(self.adapters, slots)):
+        with self._using_adapter(row, len(hidden)):
             return self._model.logits(hidden)
 
     def _draw(self, made: Computed, rows: np.ndarray) -> PendingDraws:
@@ -493,8 +494,6 @@ class ModelRunner:
         """Draw as far as drafts come true and put every row's result together. Mutates: self"""
         hidden = made.hidden if made.drawn_after is None else made.hidden[made.drawn_after]
         rows, sampled = verify.drawn_rows(step.inputs, sampling), self._draft_probabilities
-        logits = partial(self._logits, hidden, rows)
-        draws = verify.verify_drafts(
-            self._sampler, self._batch, step.inputs, sampling, logits, sampled
-        )
+        logits, inputs = partial(self._logits, hidden, rows), step.inputs
+        draws = verify.verify_drafts(self._sampler, self._batch, inputs, sampling, logits, sampled)
         return verified_results(step.inputs.steps, sampling.tolist(), draws, *step.prompt())

@@ -7,6 +7,7 @@ no request; a fault of one row is reported in that row's result.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
@@ -34,6 +35,15 @@ Finish = Callable[[], tuple[RowResult, ...]]
 """Waits for what a step has pooled and returns the results of its rows."""
 
 
+Using = Callable[[int, int], AbstractContextManager[None]]
+"""(row, vectors) -> in a with block, layers apply the row's adapter to so many vectors."""
+
+
+def as_it_is(row: int, num_vectors: int) -> AbstractContextManager[None]:
+    """Return a with block without an adapter."""
+    return nullcontext()
+
+
 class Tokens(Protocol):
     """Says which tokens a row's prompt has."""
 
@@ -43,9 +53,10 @@ class Tokens(Protocol):
 class _Row:
     """A prompt on its way. `kept` are the hidden states of its steps so far."""
 
-    __slots__ = ("fault", "kept", "params")
+    __slots__ = ("fault", "kept", "number", "params")
 
-    def __init__(self, params: PoolingParams) -> None:
+    def __init__(self, number: int, params: PoolingParams) -> None:
+        self.number = number
         self.params = params
         self.kept: list[torch.Tensor] = []
         self.fault: str | None = None
@@ -54,10 +65,13 @@ class _Row:
 class PromptPooling:
     """The rows of one runner."""
 
-    def __init__(self, spec: PoolingSpec, model: Model, device: torch.device) -> None:
+    def __init__(
+        self, spec: PoolingSpec, model: Model, device: torch.device, using: Using = as_it_is
+    ) -> None:
         """Make the poolers and load what lies behind them. Raises: ConfigError"""
         self._spec = spec
         self._model = model
+        self._using = using
         whole: Pooler = registry.make(spec.pooler, spec)
         of_tokens: Pooler = registry.make(spec.token_pooler, spec)
         self._poolers = {EMBED: whole, CLASSIFY: whole}
@@ -80,7 +94,7 @@ class PromptPooling:
 
     def add_row(self, new: NewRow) -> None:
         """Start a row. Mutates: self"""
-        self._rows[new.row] = _Row(new.pooling or self._usual)
+        self._rows[new.row] = _Row(new.row, new.pooling or self._usual)
 
     def remove_row(self, row: int) -> None:
         """Forget a row; unknown rows are ignored. Mutates: self"""
@@ -135,17 +149,19 @@ class PromptPooling:
         try:
             pooled = pooler.pool(states, token_ids)
             if params.task in (CLASSIFY, TOKEN_CLASSIFY):
-                return self._classes(pooled, params)
+                return self._classes(pooled, row)
             return self._vector(pooled, params)
         except Exception as error:  # a pooler is a plugin: its fault ends this request alone
             return f"the pooler failed: {type(error).__name__}: {error}"
 
-    def _classes(self, pooled: torch.Tensor, params: PoolingParams) -> torch.Tensor:
+    def _classes(self, pooled: torch.Tensor, row: _Row) -> torch.Tensor:
         """Return numbers of classes. Shapes: pooled [E] or [m, E] -> [C] or [m, C]"""
-        found = self._model.classes(pooled.view(-1, pooled.shape[-1])).float()
+        vectors = pooled.view(-1, pooled.shape[-1])
+        with self._using(row.number, len(vectors)):
+            found = self._model.classes(vectors).float()
         if self._spec.returned_token_ids:
             found = found[:, list(self._spec.returned_token_ids)]
-        if params.is_activated is not False:
+        if row.params.is_activated is not False:
             found = _ACTIVATIONS[self._spec.activation](found)
         return found if pooled.dim() == 2 else found[0]
 

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.adapter import ModuleChange
 
 CONFIG = "adapter_config.json"
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
@@ -50,6 +51,21 @@ def _load(path: Path) -> dict[str, torch.Tensor]:
     if not isinstance(found, Mapping) or not all(torch.is_tensor(t) for t in found.values()):
         raise ConfigError("the file does not map names to tensors.", where=str(path))
     return dict(found)
+
+
+def saved_whole(folder: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, ModuleChange]:
+    """Return the modules that `modules_to_save` keeps whole. Raises: ConfigError for a tensor that
+    is not a module's weight or bias"""
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        module, _, part = name.rpartition(".")
+        if part not in ("weight", "bias"):
+            raise ConfigError("the tensor is not known.", where=f"{folder}: {name}")
+        found.setdefault(module.replace(".modules_to_save", ""), {})[part] = tensor
+    return {
+        module: ModuleChange(weight=parts.get("weight"), bias=parts.get("bias"))
+        for module, parts in found.items()
+    }
 
 
 def setting(folder: Path, config: Mapping[str, Any], key: str, kind: type, default: Any) -> Any:

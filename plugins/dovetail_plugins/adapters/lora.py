@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,10 @@ DOWN, UP = "lora_A", "lora_B"
 DOWN_TABLE, UP_TABLE = "lora_embedding_A", "lora_embedding_B"
 MAGNITUDE, SAVED, BASE = "lora_magnitude_vector", "modules_to_save", "base_layer"
 Parts = dict[str, torch.Tensor]
+OF_EXPERTS = ("gate_up_proj", "down_proj")
+"""Parameters that hold all experts, in the order in which PEFT wraps a module for each."""
+NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""Names of the number of experts in config.json."""
 
 
 class LoraAdapter(AdapterMethod):
@@ -43,13 +47,46 @@ class LoraAdapter(AdapterMethod):
         """Return the adapter in a folder. Raises: ConfigError naming the file and the key"""
         self._verify(folder, config)
         modules: dict[str, Parts] = defaultdict(dict)
+        names = _target_parameters(folder, config)
         for name, tensor in tensors_of(folder).items():
             module, part = _split(name)
+            own = _parameters_of(module, names)
+            if own:
+                module = f"{module}.{own[-1 - min(name.count(BASE), len(own) - 1)]}"
             modules[module][part] = tensor
-        changes = {
-            module: self._change(folder, config, module, parts) for module, parts in modules.items()
-        }
+        changes: dict[str, ModuleChange] = {}
+        for module, parts in modules.items():
+            experts, _, leaf = module.rpartition(".")
+            if leaf in _parameters_of(experts, names):
+                changes |= self._of_experts(folder, config, module, parts)
+            else:
+                changes[module] = self._change(folder, config, module, parts)
         return AdapterWeights(changes=changes)
+
+    def _of_experts(
+        self, folder: Path, config: Mapping[str, Any], module: str, parts: Parts
+    ) -> dict[str, ModuleChange]:
+        """Return what the tensors of a parameter [X, O, I] mean, expert by expert: A is [X r, I],
+        B is [O, r X]. Raises: ConfigError"""
+        facts = self._model.hf_config
+        count = next((int(facts[key]) for key in NUM_EXPERTS if facts.get(key)), 0)
+        joined = self._change(folder, config, module, parts)
+        down, up = joined.down, joined.up
+        is_pair = joined.shift is None and count > 0
+        if down is None or up is None or not is_pair or down.shape[0] % count:
+            raise ConfigError(
+                f"it is not a low-rank change of {count} experts.", where=f"{folder}: {module}"
+            )
+        rank = down.shape[0] // count
+        experts, _, leaf = module.rpartition(".")
+        scale = self._scale(folder, config, module, rank)
+        downs, ups = down.view(count, rank, -1), up.view(up.shape[0], rank, count)
+        return {
+            f"{experts}.{number}.{leaf}": ModuleChange(
+                down=downs[number], up=ups[:, :, number], scale=scale
+            )
+            for number in range(count)
+        }
 
     def _verify(self, folder: Path, config: Mapping[str, Any]) -> None:
         """Raises: ConfigError for what the config asks for that is not done here"""
@@ -93,7 +130,13 @@ class LoraAdapter(AdapterMethod):
         """Return what the product of a module is multiplied by."""
         alphas = setting(folder, config, "alpha_pattern", dict, {})
         alpha = setting(folder, config, "lora_alpha", float, 8)
-        alpha = next((a for pattern, a in alphas.items() if _matches(pattern, module)), alpha)
+        for pattern, own in alphas.items():
+            if _matches(folder, pattern, module):
+                if isinstance(own, bool) or not isinstance(own, int | float):
+                    where = f"{folder / CONFIG}: alpha_pattern: {pattern}"
+                    raise ConfigError(f"{own!r} is not a number.", where=where)
+                alpha = own
+                break
         is_root = setting(folder, config, "use_rslora", bool, False)
         return float(alpha) / (math.sqrt(rank) if is_root else rank)
 
@@ -102,9 +145,29 @@ _NOT_DONE = {
     "use_qalora": "QA-LoRA",
     "alora_invocation_tokens": "LoRA that begins at an invocation (aLoRA)",
     "layer_replication": "repetition of layers",
-    "target_parameters": "LoRA of parameters that are not modules",
     "trainable_token_indices": "training of single tokens",
 }
+
+
+def _target_parameters(folder: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of parameters that were trained apart from modules. Raises: ConfigError"""
+    names = setting(folder, config, "target_parameters", list, [])
+    if not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"{names!r} is not a list of names.", where=f"{folder / CONFIG}: target_parameters"
+        )
+    return tuple(names)
+
+
+def _parameters_of(module: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return which parameters of experts a module has been wrapped for, the innermost first."""
+    return (
+        tuple(
+            leaf for leaf in OF_EXPERTS if any(f".{module}.{leaf}".endswith(f".{n}") for n in names)
+        )
+        if module.endswith("experts")
+        else ()
+    )
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -118,6 +181,14 @@ def _split(name: str) -> tuple[str, str]:
     return module.removesuffix(".default"), part
 
 
-def _matches(pattern: str, module: str) -> bool:
-    """Return whether a key of `alpha_pattern` means a module: its end, as PEFT reads them."""
-    return re.match(rf"(.*\.)?({pattern})$", module) is not None
+def _matches(folder: Path, pattern: str, module: str) -> bool:
+    """Return whether a key of `alpha_pattern` means a module: its end, as PEFT reads them.
+
+    Raises: ConfigError
+    """
+    try:
+        return re.match(rf"(.*\.)?({pattern})$", module) is not None
+    except re.error as error:
+        raise ConfigError(
+            f"{pattern!r} is not a pattern: {error}.", where=f"{folder / CONFIG}: alpha_pattern"
+        ) from error

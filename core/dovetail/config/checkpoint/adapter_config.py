@@ -1,0 +1,27 @@
+"""adapter_config.json: what PEFT says of an adapter, beside its weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import ConfigError
+
+CONFIG = "adapter_config.json"
+
+
+def adapter_config(folder: Path) -> dict[str, Any]:
+    """Return adapter_config.json. Raises: ConfigError"""
+    path = folder / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            "there is no such file.", where=str(path), fix="name the folder of an adapter."
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the file cannot be read: {error}.", where=str(path)) from error
+    if not isinstance(config, dict):
+        raise ConfigError("the file does not hold an object.", where=str(path))
+    return config

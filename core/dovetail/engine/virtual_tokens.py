@@ -1,0 +1,50 @@
+"""Vectors before a prompt: how many an adapter has, as the method that reads its sort tells, and
+whether a request has room for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from dovetail import registry
+from dovetail.config.checkpoint.adapter_config import adapter_config
+from dovetail.engine.messages import EngineRequest
+from dovetail.errors import RequestError
+from dovetail.interfaces.adapter import AdapterMethod
+from dovetail.interfaces.adapter_spec import AdapterSource
+from dovetail.interfaces.spec import RunSpec
+
+
+def virtual_tokens(run: RunSpec) -> Callable[[AdapterSource], int]:
+    """Return what counts the vectors of an adapter; it raises ConfigError where it cannot."""
+    chosen = run.adapters.methods if run.adapters is not None else ()
+    methods: list[AdapterMethod] = [registry.make(one, run.model) for one in chosen]
+
+    def count(source: AdapterSource) -> int:
+        if run.adapters is None or not run.adapters.max_prompt_tokens:
+            return 0
+        config = adapter_config(Path(source.path))
+        kind = config.get("peft_type")
+        found = (m.num_prompt_tokens(config) for m in methods if kind in m.peft_types)
+        return next(found, 0)
+
+    return count
+
+
+def verify_room(message: EngineRequest, num_virtual: int, max_model_tokens: int) -> None:
+    """Raises: RequestError for a request that cannot have so many vectors before its prompt"""
+    if not num_virtual:
+        return
+    if message.pooling is not None:
+        raise RequestError(
+            f'the adapter "{message.adapter}" puts vectors before a prompt, which is not '
+            "supported for prompts that are pooled.",
+            where="model",
+        )
+    if len(message.prompt_ids) + num_virtual >= max_model_tokens:
+        raise RequestError(
+            f"the prompt has {len(message.prompt_ids)} tokens, the adapter puts {num_virtual} "
+            f"vectors before it; the context length is {max_model_tokens}.",
+            where="prompt",
+            fix="shorten the prompt.",
+        )

@@ -1,0 +1,172 @@
+"""Cutting: what an adapter changes of one matrix, put side by side and cut for a rank.
+
+Shape letters: P parts fused along the output, R rank, I input, O output features of this rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.adapter import ModuleChange
+from dovetail.interfaces.quantization import LinearSpec
+from dovetail.layers.adapters import SlotWeights
+from dovetail.layers.placement import Part
+from dovetail.parallel.groups import Group
+
+
+class Divided(Protocol):
+    """A matrix divided over the ranks of a group, as a Linear is, or one of an expert."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]: ...
+    @property
+    def spec(self) -> LinearSpec: ...
+    @property
+    def group(self) -> Group: ...
+    @property
+    def full_in_size(self) -> int: ...
+    @property
+    def is_input_split(self) -> bool: ...
+
+
+class Cutting:
+    """The changes of one linear layer's parts, put side by side and cut for this rank."""
+
+    def __init__(self, where: str, layer: Divided, dtype: torch.dtype) -> None:
+        self._where = where
+        self._layer = layer
+        self._dtype = dtype
+
+    def cut(self, parts: Mapping[str | None, ModuleChange]) -> SlotWeights:
+        """Return the layer's change; `parts` are by the name of the fused matrix, None for all of
+        them joined. Raises: ConfigError"""
+        changes = [self._of_part(parts, i) for i in range(len(self._layer.parts))]
+        inputs = self._input_scales([c.input_scale for c, _ in changes])
+        down, up = self._pair(changes)
+        if down is not None and inputs is not None:
+            down *= inputs.unsqueeze(1).to(down)
+        return SlotWeights(
+            down=down,
+            up=up,
+            magnitude=self._vectors([(c.magnitude, o) for c, o in changes], None),
+            output_scale=self._vectors([(c.output_scale, o) for c, o in changes], 1.0),
+            shift=self._vectors([(c.shift, o) for c, o in changes], 0.0),
+            bias=self._vectors([(c.bias, o) for c, o in changes], None),
+            input_scale=inputs,
+            weight=self._whole(changes),
+        )
+
+    def _of_part(
+        self, parts: Mapping[str | None, ModuleChange], number: int
+    ) -> tuple[ModuleChange, int]:
+        """Return a part's change, and the row of the change's outputs where the part begins."""
+        own = self._layer.parts
+        if own[number].name in parts:
+            return parts[own[number].name], 0
+        return parts.get(None, ModuleChange()), sum(p.full for p in own[:number])
+
+    def _rows(self, tensor: torch.Tensor, number: int, offset: int) -> torch.Tensor:
+        """Return this rank's outputs of a part, zeros where its share is padded."""
+        part = self._layer.parts[number]
+        full = sum(p.full for p in self._layer.parts) if offset or number == 0 else part.full
+        if tensor.shape[0] not in (part.full, full):
+            raise self._misfit(f"{tensor.shape[0]} outputs", part.full)
+        held = tensor.narrow(0, offset + part.start, part.held)
+        if part.held == part.local:
+            return held
+        padding = held.new_zeros(part.local - part.held, *held.shape[1:])
+        return torch.cat([held, padding])
+
+    def _cut_inputs(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
+        layer = self._layer
+        if tensor.shape[axis] != layer.full_in_size:
+            raise self._misfit(f"{tensor.shape[axis]} inputs", layer.full_in_size)
+        if not layer.is_input_split:
+            return tensor
+        return tensor.narrow(axis, layer.group.rank * layer.spec.in_size, layer.spec.in_size)
+
+    def _input_scales(self, given: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+        """Return a scale of the inputs for each part, ones where it has none. Shapes: [P, I]"""
+        if all(one is None for one in given):
+            return None
+        ones = torch.ones(self._layer.spec.in_size)
+        cut = [ones if s is None else self._cut_inputs(s.flatten().float(), 0) for s in given]
+        return torch.stack(cut)
+
+    def _pair(
+        self, changes: Sequence[tuple[ModuleChange, int]]
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return the low-rank matrices of all parts, of the largest rank among them."""
+        ranks = [0 if c.down is None else c.down.shape[0] for c, _ in changes]
+        if not any(ranks):
+            return None, None
+        spec = self._layer.spec
+        make = torch.empty if min(ranks) == max(ranks) else torch.zeros
+        down = make(len(changes), max(ranks), spec.in_size, dtype=self._dtype)
+        up = make(max(ranks), spec.out_size, dtype=self._dtype)
+        column = 0
+        for number, (change, offset) in enumerate(changes):
+            size = spec.out_sizes[number]
+            if change.down is not None and change.up is not None:
+                own = self._cut_inputs(change.down, 1)
+                torch.mul(own, change.scale, out=down[number, : ranks[number]])
+                own = self._rows(change.up, number, offset)
+                copy_turned(up[: ranks[number], column : column + size], own)
+            column += size
+        return down, up
+
+    def _vectors(
+        self, given: Iterable[tuple[torch.Tensor | None, int]], default: float | None
+    ) -> torch.Tensor | None:
+        """Return one vector over all outputs; where only some parts have one, `default` fills the
+        others. Raises: ConfigError without a default"""
+        vectors = list(given)
+        if all(vector is None for vector, _ in vectors):
+            return None
+        filled = []
+        for number, (vector, offset) in enumerate(vectors):
+            size = self._layer.spec.out_sizes[number]
+            if vector is not None:
+                filled.append(self._rows(vector.flatten().float(), number, offset))
+            elif default is not None:
+                filled.append(torch.full((size,), default))
+            else:
+                raise ConfigError(
+                    "some of the matrices that are one here have a magnitude or a bias, and "
+                    "others do not.",
+                    where=self._where,
+                )
+        return torch.cat(filled)
+
+    def _whole(self, changes: Sequence[tuple[ModuleChange, int]]) -> torch.Tensor | None:
+        """Return the matrix in place of the layer's. Raises: ConfigError"""
+        given = [(number, c.weight, offset) for number, (c, offset) in enumerate(changes)]
+        if all(weight is None for _, weight, _ in given):
+            return None
+        if any(weight is None for _, weight, _ in given):
+            raise ConfigError(
+                "some of the matrices that are one here are saved whole, and others are not.",
+                where=self._where,
+            )
+        rows = [self._rows(w, n, offset) for n, w, offset in given if w is not None]
+        return self._cut_inputs(torch.cat(rows), 1).to(self._dtype).contiguous()
+
+    def _misfit(self, has: str, wanted: int) -> ConfigError:
+        return ConfigError(
+            f"it has {has} and the layer {wanted}.",
+            where=self._where,
+            fix="use an adapter that was trained for this model.",
+        )
+
+
+def copy_turned(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy a matrix with its axes exchanged; of 16-bit numbers as integers, which numpy does in
+    half of torch's time. Shapes: target [R, O], source [O, R]. Mutates: target"""
+    if target.dtype == source.dtype and target.itemsize == 2:
+        target.view(torch.int16).numpy()[:] = source.view(torch.int16).numpy().T
+    else:
+        target.copy_(source.t())

@@ -1,0 +1,71 @@
+"""LoRA on models that tell classes, their heads saved whole, equals PEFT's; encoders too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dovetail import LLM, PoolingParams
+from dovetail.engine.client.outputs import numbers
+from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_tokenizer
+from support.peft_adapters import load, made
+from support.tiny_configs import tiny_config
+
+TOLERANCE = 1e-4
+TARGETS = {"distilbert": ["q_lin", "k_lin", "v_lin", "out_lin", "lin1", "lin2"]}
+PARAMS = PoolingParams(task="classify", is_activated=False)
+TYPES = ["bert", "roberta", "distilbert", "modernbert", "mpnet", "llama", "qwen3"]
+
+
+def base_of(model_type: str, folder: Path) -> Any:
+    import transformers
+
+    config = tiny_config(model_type, num_labels=3, pad_token_id=1)
+    if model_type not in ("llama", "qwen3"):
+        config.is_decoder = False
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model = transformers.AutoModelForSequenceClassification.from_config(config).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn(parameter.shape) * 0.2)
+    model.save_pretrained(folder)
+    write_tiny_tokenizer(folder)
+    return model
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_classes(model_type: str, tmp_path: Path) -> None:
+    import peft
+
+    base = base_of(model_type, tmp_path / "base")
+    targets = TARGETS.get(model_type, "all-linear")
+    config = peft.LoraConfig(task_type="SEQ_CLS", r=4, target_modules=targets)
+    adapted = made(base, config, tmp_path / "lora")
+    prompts = [torch.randint(3, VOCAB_SIZE, (n,)).tolist() for n in (5, 17)]
+    with torch.inference_mode():
+        without = [base(torch.tensor([ids])).logits[0] for ids in prompts]
+        theirs = [adapted(torch.tensor([ids])).logits[0] for ids in prompts]
+    flags = {"enable_lora": True, "dtype": "float32", "max_model_len": 64, "runner": "pooling"}
+    with LLM(str(tmp_path / "base"), use_tqdm_on_load=False, **flags) as llm:
+        engine = llm._engine
+        load(engine, tmp_path / "lora")
+        batch = [(name, ids) for ids in prompts for name in ("", "lora")]
+        keys = []
+        for serial, (name, ids) in enumerate(batch):
+            prepared = engine._pooled_input.prepare(
+                ids, PARAMS, str(serial), serial=serial, adapter=name
+            )
+            keys.append(engine.submit(prepared))
+        found = {}
+        while engine.has_work:
+            step = engine.step()
+            assert not step.errors, step.errors
+            found |= {key: torch.tensor(numbers(out.pooled)) for key, out in step.outputs}
+    pairs = zip(without, theirs, strict=True)
+    for key, its in zip(keys, (one for pair in pairs for one in pair), strict=True):
+        assert (found[key].flatten() - its).abs().max() <= TOLERANCE
+    assert (theirs[0] - without[0]).abs().max() > 0.05, "the adapter changes too little"

@@ -1,0 +1,131 @@
+"""LoRA on every linear layer of each family equals PEFT's, also where matrices are one here or
+there; encoders and classes too."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from dovetail.config.checkpoint.hf import load_model_facts
+from dovetail.interfaces.adapter_spec import AdapterSource, AdapterSpec
+from dovetail.interfaces.selection import Selection
+from dovetail.interfaces.step import AdapterMove, StepPlan
+from dovetail.layers.context import use_adapters
+from dovetail.runner.adapters import RunnerAdapters
+from dovetail.testing.harness import PagedModel
+from dovetail.testing.tiny_models import FAMILIES, VOCAB_SIZE, write_tiny_checkpoint
+from support.peft_adapters import made, wanted
+
+TOLERANCE = 1e-4
+NOT_NATIVE = {
+    "GPTNeoXForCausalLM", "StableLmForCausalLM", "CohereForCausalLM", "GraniteForCausalLM",
+    "FalconForCausalLM", "MambaForCausalLM", "BloomForCausalLM",
+}  # fmt: skip
+NATIVE = [name for name in FAMILIES if name not in NOT_NATIVE]
+LORA = Selection(kind="adapter", name="lora", target="dovetail_plugins.adapters.lora:LoraAdapter")
+PROMPT = torch.randint(3, VOCAB_SIZE, (17,), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+def with_slot(module: Any, base: Path, folder: Path) -> RunnerAdapters:
+    """Give a model slots, the first with the adapter in the folder."""
+    spec = AdapterSpec(max_slots=2, max_rank=8, dtype="float32", takes_bias=True, methods=(LORA,))
+    run: Any = SimpleNamespace(model=load_model_facts(base, dtype="float32"))
+    adapters = RunnerAdapters(spec, run, torch.device("cpu"))
+    adapters.attach(module)
+    adapters.read(AdapterSource(name="a", path=str(folder), key="a"))
+    adapters.follow(StepPlan(step_id=1, rows=(), adapters=(AdapterMove(0, "a"),)))
+    return adapters
+
+
+def check(folder: Path, base: Any, adapter: Path, model: Any) -> None:
+    """Compare a prompt with the adapter, between two without."""
+    paged = PagedModel.load(folder, backend="torch_sdpa")
+    adapters = with_slot(paged.module, folder, adapter)
+    slots = np.repeat(np.array([-1, 0, -1], dtype=np.int32), len(PROMPT))
+    with use_adapters(adapters.in_slots(slots)):
+        logits = paged.forward([(row, PROMPT) for row in range(3)])
+    first, ours, last = (one.log_softmax(-1) for one in logits)
+    without, theirs = wanted(base, PROMPT, 0).logprobs, wanted(model, PROMPT, 0).logprobs
+    assert (theirs - without).abs().max() > 0.05, "the adapter changes too little"
+    assert (ours - theirs).abs().max() <= TOLERANCE
+    assert max((first - without).abs().max(), (last - without).abs().max()) <= TOLERANCE
+
+
+def transformers_model(folder: Path, auto: str = "AutoModelForCausalLM") -> Any:
+    import transformers
+
+    load = getattr(transformers, auto).from_pretrained
+    return load(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def all_linear(**settings: Any) -> Any:
+    import peft
+
+    return peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", **settings)
+
+
+@pytest.mark.parametrize("family", NATIVE)
+def test_every_linear_layer(family: str, tmp_path: Path) -> None:
+    folder = write_tiny_checkpoint(tmp_path / "base", family)
+    base = transformers_model(folder)
+    is_conv = family == "GPT2LMHeadModel"
+    config = all_linear(fan_in_fan_out=True) if is_conv else all_linear()
+    model = made(base, config, tmp_path / "lora")
+    check(folder, base, tmp_path / "lora", model)
+
+
+@pytest.mark.parametrize("family", ["LlamaForCausalLM", "GPT2LMHeadModel", "Phi3ForCausalLM"])
+def test_dora_of_joined_matrices(family: str, tmp_path: Path) -> None:
+    folder = write_tiny_checkpoint(tmp_path / "base", family)
+    base = transformers_model(folder)
+    config = all_linear(use_dora=True, fan_in_fan_out=family == "GPT2LMHeadModel")
+    model = made(base, config, tmp_path / "lora")
+    check(folder, base, tmp_path / "lora", model)
+
+
+@pytest.mark.parametrize("family", ["Qwen2ForCausalLM", "Gemma2ForCausalLM"])
+def test_tied_tables(family: str, tmp_path: Path) -> None:
+    folder = write_tiny_checkpoint(tmp_path / "base", family)
+    base = transformers_model(folder)
+    import peft
+
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["embed_tokens", "q_proj"])
+    model = made(base, config, tmp_path / "lora")
+    check(folder, base, tmp_path / "lora", model)
+
+
+def test_experts_as_modules(tmp_path: Path) -> None:
+    """Older versions of transformers had a module for each expert, and PEFT tensors for each."""
+    folder = write_tiny_checkpoint(tmp_path / "base", "MixtralForCausalLM")
+    base = transformers_model(folder)
+    merged = copy.deepcopy(base)
+    tensors = {}
+    for number, layer in enumerate(merged.model.layers):
+        joined, down = layer.mlp.experts.gate_up_proj, layer.mlp.experts.down_proj
+        inner = joined.shape[1] // 2
+        for expert in (0, 2, 3):
+            places = {
+                "w1": joined[expert, :inner],
+                "w3": joined[expert, inner:],
+                "w2": down[expert],
+            }
+            for name, weight in places.items():
+                a, b = torch.randn(4, weight.shape[1]) * 0.3, torch.randn(weight.shape[0], 4) * 0.3
+                with torch.no_grad():
+                    weight.add_(2 * b @ a)
+                module = f"model.layers.{number}.block_sparse_moe.experts.{expert}.{name}"
+                tensors[f"base_model.model.{module}.lora_A.weight"] = a
+                tensors[f"base_model.model.{module}.lora_B.weight"] = b
+    (tmp_path / "lora").mkdir()
+    save_file(tensors, tmp_path / "lora" / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8}
+    (tmp_path / "lora" / "adapter_config.json").write_text(json.dumps(config))
+    check(folder, base, tmp_path / "lora", merged)
