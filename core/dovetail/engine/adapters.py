@@ -184,8 +184,6 @@ class Adapters:
             raise unknown_adapter(name)
         self._holders[source.key] += 1
         holder = AdapterHolder(source.key, self._num_virtual[source.key])
-        if source.key in self._slots:
-            return holder, _done()
         return holder, self._bring(source.key)
 
     def take_slot(self, holder: AdapterHolder) -> bool:
@@ -301,12 +299,6 @@ class Adapters:
 
     def _names(self, keys: Iterable[str]) -> Names:
         return tuple(self._known[key].name for key in keys)
-
-
-def _done() -> Future[None]:
-    done: Future[None] = Future()
-    done.set_result(None)
-    return done
 
 
 def as_request_error(error: Exception) -> Exception:
