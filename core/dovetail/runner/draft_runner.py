@@ -29,6 +29,7 @@ from dovetail.layers.context import ForwardContext, use_context
 from dovetail.layers.decoder import DecoderModel
 from dovetail.layers.kv_scales import set_scales
 from dovetail.runner.batch import Batch, StepInputs
+from dovetail.runner.draft_chain import DraftChain
 from dovetail.runner.draft_loader import Target, drafter_run, load_drafter
 from dovetail.runner.draft_rows import DraftRows
 from dovetail.runner.host_blocks import HostBlockStorage
@@ -125,6 +126,10 @@ class DraftRunner:
         keeps = self._continues and bool(self.layers)
         self._rows = DraftRows(batch, self._spec.max_tokens, shift=shift, keeps=keeps)
         self._recorded: dict[int, _RecordedPass] = {}
+        self._chain: DraftChain | None = None
+        if is_recorded(self._run, self._device.type):
+            drafts = self._spec.max_tokens
+            self._chain = DraftChain(self._run_module, self._drafter, batch.tables[:1], drafts)
 
     def sample_by(self, sampler: Sampler) -> SampledDrafts | None:
         """Sample drafts from now on, where the spec says so; return what knows of it."""
@@ -136,7 +141,7 @@ class DraftRunner:
         caches = list(self._caches.values())
         self._host = None
         self._caches = {}
-        del self._batch, self._tensors, self._rows, self._recorded
+        del self._batch, self._tensors, self._rows, self._recorded, self._chain
         return caches
 
     def before(self, plan: StepPlan) -> None:
@@ -247,6 +252,21 @@ class DraftRunner:
     ) -> list[np.ndarray]:
         """Return the drafts of each row, from the states at its last known token on. `starts` are
         the positions of what comes next. Shapes: [R], states [R, E]. Mutates: the cache"""
+        chain = self._chain if self._sampled is None else None
+        found = None if chain is None else chain.run(rows, starts, wants, states)
+        if found is not None and found[1]:
+            drafts = found[0]
+        else:
+            drafts = self._guess_by_depth(rows, starts, wants, states)
+            if chain is not None and found is not None:
+                chain.prove(found[0], drafts, wants)
+        return [line[:count] for line, count in zip(drafts, wants.tolist(), strict=True)]
+
+    def _guess_by_depth(
+        self, rows: np.ndarray, starts: np.ndarray, wants: np.ndarray, states: torch.Tensor
+    ) -> np.ndarray:
+        """Return the drafts of each row, one after the other, zeros behind those that it wants.
+        Shapes: as `_guess`, -> [R, D]. Mutates: the cache"""
         drafts = np.zeros((len(rows), int(wants.max())), dtype=np.int64)
         live = np.arange(len(rows))
         if self._sampled is not None:
@@ -266,7 +286,7 @@ class DraftRunner:
             else:
                 drawn = starts[live] + depth - self._batch.num_prompt[rows[live]]
                 drafts[live, depth] = self._sampled.sample(logits, rows[live], drawn)
-        return [line[:count] for line, count in zip(drafts, wants.tolist(), strict=True)]
+        return drafts
 
     def _finish(self, rows: np.ndarray) -> None:
         """Catch up on rows that end: what they computed may be found by others. Mutates: cache"""
