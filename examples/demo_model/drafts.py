@@ -244,6 +244,7 @@ class DraftModel(Drafter):
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint as any model's."""
+        self.model.generation_config = None
         self.model.to(torch.bfloat16).save_pretrained(folder)
 
 
