@@ -131,7 +131,7 @@ def engines_of(methods: Sequence[str], folder: str, stack: ExitStack) -> dict[st
 def measure(engines: dict[str, SyncEngine], rows: int, rounds: int, *, is_wild: bool) -> None:
     """Print a line per method."""
     found: dict[str, list[Tally]] = {name: [] for name in engines}
-    count = max(12, 2 * rows)
+    count = max(16, 3 * rows)
     for turn in range(rounds + 1):
         for name, engine in engines.items():
             size = engine.spec.run.model.vocab_size

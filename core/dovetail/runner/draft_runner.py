@@ -40,7 +40,7 @@ from dovetail.runner.step_reader import BegunStep, StepReader
 from dovetail.runner.tensors import DeviceTensors, HostTensors
 from dovetail.sampling.sampler import Sampler
 
-LAG_TOKENS, LAG_STATES = 64, 16
+LAG_TOKENS, LAG_STATES = 64, 48
 """A row that wants no drafts is caught up on once so many tokens, or states of them, wait."""
 
 
@@ -165,7 +165,7 @@ class DraftRunner:
         """
         if any(row.num_drafts for row in step.inputs.steps):
             reader.collect(step)
-        elif self._may_wait(step.inputs):
+        elif self._may_wait(step.inputs) or self._only_keeps(step.inputs, hidden):
             return
         step.rows = self._draft(step.inputs, hidden, step.rows)
 
@@ -178,6 +178,23 @@ class DraftRunner:
         limits = inputs.seq_lens
         self._rows.limits[inputs.rows] = limits
         return bool((limits - self._rows.computed[inputs.rows]).max() < LAG_TOKENS)
+
+    def _only_keeps(self, inputs: StepInputs, hidden: torch.Tensor) -> bool:
+        """Keep the states of a step in which every row computed its last known token and none wants
+        drafts; return whether that is all there is to do. Mutates: the rows' state"""
+        rows, limits = inputs.rows, inputs.seq_lens - 1
+        is_plain = self._continues and not (self._inner_layers or inputs.drafted)
+        if not is_plain or len(inputs.token_ids) != len(rows):
+            return False
+        if (self._batch.lengths[rows] != limits + 2).any() or self._target_run.async_steps:
+            return False
+        lag, most = limits - self._rows.computed[rows], self._spec.max_model_tokens
+        if lag.max() >= LAG_STATES or lag.min() < 0 or limits.max() + self._spec.max_tokens >= most:
+            return False
+        self._rows.limits[rows] = limits
+        for i, row in enumerate(rows.tolist()):
+            self._rows.keep(row, hidden[i : i + 1])
+        return True
 
     def _draft(
         self,

@@ -27,6 +27,9 @@ def with_demo_fields(config: Config) -> Config:
 
 
 DRAFTS_PATH = DEMO_PATH / "drafts"
+DRAFTS_PAUSE_ABOVE = 2
+"""With more requests the demo model's step is bound by arithmetic: a verified draft costs as much
+as a drawn token (docs/benchmarks.md)."""
 
 
 def bundled_drafts() -> list[str]:
