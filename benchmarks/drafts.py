@@ -135,7 +135,8 @@ def measure(engines: dict[str, SyncEngine], rows: int, rounds: int, *, is_wild: 
     for turn in range(rounds + 1):
         for name, engine in engines.items():
             size = engine.spec.run.model.vocab_size
-            prompts = noise(count, turn, size) if is_wild else questions(count, turn)
+            seed = 100 * rows + turn  # what a drafter has seen before it would know by heart
+            prompts = noise(count, seed, size) if is_wild else questions(count, seed)
             params = params_of(engine, WILD if is_wild else GREEDY)
             tally = run(engine, prompts, rows, params)
             if turn:  # the first round records
