@@ -341,5 +341,7 @@ def serve_adapters(spec: EngineSpec, read: Read) -> Adapters | None:
             adapters.poll()
         error = loaded.exception()
         if isinstance(error, RequestError):
-            raise ConfigError(error.what, where=f"adapter {source.name}, {error.where}", fix=error.fix)
+            raise ConfigError(
+                error.what, where=f"adapter {source.name}, {error.where}", fix=error.fix
+            )
     return adapters

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 FREE_MISSES = 3
 MAX_PAUSE_TOKENS = 16
+LEAST_WORTH, FIRST_PAUSE, LONGEST_PAUSE = 0.6, 4, 64
+"""Of a drafter on the worker: how many tokens a draft must bring, and how long it pauses else."""
 FOREIGN = "an id outside the vocabulary"
 
 
@@ -53,6 +55,38 @@ class _AdaptiveDraftLength:
         self.paused_until = num_tokens + max(0, num_paused)
 
 
+class _PricedDraftLength(_AdaptiveDraftLength):
+    """The same for a drafter that computes: a draft is paid for, so it must bring something.
+
+    `worth` is how many tokens a draft brought lately, 1 at first; a quarter of it is renewed by
+    every draft. Below `LEAST_WORTH` the request pauses, for 4 tokens, and between pauses drafts one
+    token: if that fails, the next pause is twice as long, up to 64, else half as long. When a draft
+    is worth enough again, pauses begin anew at 4.
+    """
+
+    __slots__ = ("num_paused", "worth")
+
+    def __init__(self, max_tokens: int) -> None:
+        super().__init__(max_tokens)
+        self.worth = 1.0
+        self.num_paused = FIRST_PAUSE
+
+    def record(self, num_accepted: int, num_tokens: int, longest: int) -> None:
+        """Take in a draft's outcome. Mutates: self"""
+        self.worth += (num_accepted - self.worth) / 4
+        if num_accepted:
+            self.max_tokens = min(longest, 2 * self.max_tokens)
+        else:
+            self.max_tokens = max(1, self.max_tokens // 2)
+        if self.worth >= LEAST_WORTH:
+            self.num_paused = FIRST_PAUSE
+            return
+        self.max_tokens = 1
+        self.paused_until = num_tokens + self.num_paused
+        longer = self.num_paused // 2 if num_accepted else self.num_paused * 2
+        self.num_paused = max(FIRST_PAUSE, min(longer, LONGEST_PAUSE))
+
+
 class Drafting:
     """The drafter of one engine and what it is worth to each live request. `drafter` None: it is on
     the worker."""
@@ -67,6 +101,7 @@ class Drafting:
         self._counter = counter
         self._lengths: dict[str, _AdaptiveDraftLength] = {}
         self._drafter = drafter
+        self._length = _PricedDraftLength if drafter is None else _AdaptiveDraftLength
 
     def begin(self, request: RequestState, num_unfinished: int) -> None:
         """Want drafts behind a new request's first token. Mutates: num_wanted_drafts"""
@@ -82,7 +117,7 @@ class Drafting:
         for request in requests:
             length = self._lengths.get(request.request_id)
             if length is None:
-                length = self._lengths[request.request_id] = _AdaptiveDraftLength(self._max_tokens)
+                length = self._lengths[request.request_id] = self._length(self._max_tokens)
             elif request.num_draft_tokens > length.num_drafted:
                 self._record(request, length)
             is_asked = length.max_tokens > 0 and request.num_tokens >= length.paused_until

@@ -8,7 +8,7 @@ for it. Knows rows and no requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import cast
 
@@ -30,17 +30,19 @@ from dovetail.layers.decoder import DecoderModel
 from dovetail.layers.kv_scales import set_scales
 from dovetail.runner.batch import Batch, StepInputs
 from dovetail.runner.draft_blocks import DraftBlocks
+from dovetail.runner.draft_chain import DraftChain
 from dovetail.runner.draft_loader import Target, drafter_run, load_drafter
+from dovetail.runner.draft_passes import RecordedPass, laid, one_by_one
 from dovetail.runner.draft_rows import DraftRows
 from dovetail.runner.host_blocks import HostBlockStorage
 from dovetail.runner.kv_alloc import allocate_kv
-from dovetail.runner.recorded import MAX_ROWS, is_recorded, recorded_rows
+from dovetail.runner.recorded import MAX_ROWS, is_recorded
 from dovetail.runner.sampled_drafts import SampledDrafts
 from dovetail.runner.step_reader import BegunStep, StepReader
 from dovetail.runner.tensors import DeviceTensors, HostTensors
 from dovetail.sampling.sampler import Sampler
 
-LAG_STATES = 16
+LAG_STATES = 48
 """A row that wants no drafts is caught up on once so many hidden states wait for it."""
 FINISHED_TOKENS = 64
 """A row that ends with more than so many tokens to catch up on leaves them to who finds them."""
@@ -127,10 +129,14 @@ class DraftRunner:
         shift = int(self._continues)
         keeps = self._continues and bool(self.layers)
         self._rows = DraftRows(batch, self._spec.max_tokens, shift=shift, keeps=keeps)
-        self._recorded: dict[int, _RecordedPass] = {}
+        self._recorded: dict[int, RecordedPass] = {}
         self._filled: DraftBlocks | None = None
         if draft is not None and not self._continues:
             self._filled = DraftBlocks(draft, batch.tables[0])
+        self._chain: DraftChain | None = None
+        if is_recorded(self._run, self._device.type):
+            drafts = self._spec.max_tokens
+            self._chain = DraftChain(self._run_module, self._drafter, batch.tables[:1], drafts)
 
     def sample_by(self, sampler: Sampler) -> SampledDrafts | None:
         """Sample drafts from now on, where the spec says so; return what knows of it."""
@@ -142,7 +148,7 @@ class DraftRunner:
         caches = list(self._caches.values())
         self._host = None
         self._caches = {}
-        del self._batch, self._tensors, self._rows, self._recorded
+        del self._batch, self._tensors, self._rows, self._recorded, self._chain
         return caches
 
     def before(self, plan: StepPlan) -> None:
@@ -174,7 +180,7 @@ class DraftRunner:
             self._filled.take(step.inputs.steps)
         if any(row.num_drafts for row in step.inputs.steps):
             reader.collect(step)
-        elif self._may_wait(step.inputs):
+        elif self._may_wait(step.inputs) or self._only_keeps(step.inputs, hidden):
             return
         step.rows = self._draft(step.inputs, hidden, step.rows)
 
@@ -186,6 +192,23 @@ class DraftRunner:
             return False
         lengths = self._batch.lengths[inputs.rows]
         self._rows.limits[inputs.rows] = np.minimum(inputs.seq_lens, lengths)
+        return True
+
+    def _only_keeps(self, inputs: StepInputs, hidden: torch.Tensor) -> bool:
+        """Keep the states of a step in which every row computed its last known token and none wants
+        drafts; return whether that is all there is to do. Mutates: the rows' state"""
+        rows, limits = inputs.rows, inputs.seq_lens - 1
+        is_plain = self._continues and not (self._inner_layers or inputs.drafted)
+        if not is_plain or len(inputs.token_ids) != len(rows):
+            return False
+        if (self._batch.lengths[rows] != limits + 2).any() or self._target_run.async_steps:
+            return False
+        lag, most = limits - self._rows.computed[rows], self._spec.max_model_tokens
+        if lag.max() >= LAG_STATES or lag.min() < 0 or limits.max() + self._spec.max_tokens >= most:
+            return False
+        self._rows.limits[rows] = limits
+        for i, row in enumerate(rows.tolist()):
+            self._rows.keep(row, hidden[i : i + 1])
         return True
 
     def _draft(
@@ -263,6 +286,21 @@ class DraftRunner:
     ) -> list[np.ndarray]:
         """Return the drafts of each row, from the states at its last known token on. `starts` are
         the positions of what comes next. Shapes: [R], states [R, E]. Mutates: the cache"""
+        chain = self._chain if self._sampled is None else None
+        found = None if chain is None else chain.run(rows, starts, wants, states)
+        if found is not None and found[1]:
+            drafts = found[0]
+        else:
+            drafts = self._guess_by_depth(rows, starts, wants, states)
+            if chain is not None and found is not None:
+                chain.prove(found[0], drafts, wants)
+        return [line[:count] for line, count in zip(drafts, wants.tolist(), strict=True)]
+
+    def _guess_by_depth(
+        self, rows: np.ndarray, starts: np.ndarray, wants: np.ndarray, states: torch.Tensor
+    ) -> np.ndarray:
+        """Return the drafts of each row, one after the other, zeros behind those that it wants.
+        Shapes: as `_guess`, -> [R, D]. Mutates: the cache"""
         drafts = np.zeros((len(rows), int(wants.max())), dtype=np.int64)
         live = np.arange(len(rows))
         if self._sampled is not None:
@@ -282,7 +320,7 @@ class DraftRunner:
             else:
                 drawn = starts[live] + depth - self._batch.num_prompt[rows[live]]
                 drafts[live, depth] = self._sampled.sample(logits, rows[live], drawn)
-        return [line[:count] for line, count in zip(drafts, wants.tolist(), strict=True)]
+        return drafts
 
     def _finish(self, rows: np.ndarray) -> None:
         """Catch up on rows that end: what they computed may be found by others. Mutates: cache"""
@@ -364,7 +402,7 @@ class DraftRunner:
 
         Shapes: rows, starts, counts [R], token_ids [N], states [N, E] -> [N, E]. Mutates: the cache
         """
-        inputs = _laid(rows, starts, counts)
+        inputs = laid(rows, starts, counts)
         if token_ids is None:
             places = inputs.positions + int(self._continues)
             token_ids = self._batch.tokens[inputs.token_rows, places].astype(np.int64)
@@ -372,7 +410,7 @@ class DraftRunner:
         given = states if self._continues else None
         recorded = self._recorder(depth) if len(token_ids) <= MAX_ROWS else None
         if recorded is not None:
-            found = recorded.run(_one_by_one(inputs), given)
+            found = recorded.run(one_by_one(inputs), given)
             if found is not None:
                 return found
         placed = self._tensors.place(inputs, None)
@@ -397,77 +435,20 @@ class DraftRunner:
         with use_context(context):
             return self._drafter.advance(token_ids, positions, states, depth)
 
-    def _recorder(self, depth: int) -> _RecordedPass | None:
+    def _recorder(self, depth: int) -> RecordedPass | None:
         """Return what runs small passes of this depth as one call, where the run allows it."""
         if not self.layers or not is_recorded(self._run, self._device.type):
             return None
         key = depth if self._is_by_depth else 0
         if key not in self._recorded:
             forward = partial(self._run_module, depth=key)
-            self._recorded[key] = _RecordedPass(forward, self._batch)
+            self._recorded[key] = RecordedPass(forward, self._batch)
         return self._recorded[key]
-
-
-class _RecordedPass:
-    """A RecordedForward of the drafter, whose states lie at a fixed place too."""
-
-    def __init__(self, forward: Callable[..., torch.Tensor], batch: Batch) -> None:
-        self._forward = forward
-        self._given: torch.Tensor | None = None
-        self._recorded = recorded_rows(self._run, batch.tables[:1], MAX_ROWS)
-
-    def run(self, inputs: StepInputs, states: torch.Tensor | None) -> torch.Tensor | None:
-        """Return the states after a pass, None of one that is not recorded. Mutates: self"""
-        if self._recorded.reason is not None:
-            return None
-        if states is not None:
-            if self._given is None:
-                self._given = states.new_zeros(MAX_ROWS, states.shape[1])
-            self._given[: len(states)] = states
-        return self._recorded.run(inputs)
-
-    def _run(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        layouts: list[BatchLayout],
-        *others: object,
-    ) -> torch.Tensor:
-        given = None if self._given is None else self._given[: len(token_ids)]
-        return self._forward(token_ids, positions, layouts, given)
 
 
 def _there(state: torch.Tensor | None) -> torch.Tensor:
     assert state is not None, "a step leaves the inputs of its layers"
     return state
-
-
-def _laid(rows: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> StepInputs:
-    """Return a pass over tokens of rows, without the tokens."""
-    query_start = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum(counts, out=query_start[1:])
-    shift = np.repeat(starts - query_start[:-1], counts)
-    return StepInputs(
-        steps=(),
-        rows=rows,
-        starts=starts,
-        counts=counts,
-        samples=np.zeros(len(rows), dtype=bool),
-        query_start=query_start,
-        token_rows=np.repeat(rows, counts),
-        token_ids=np.zeros(0, dtype=np.int64),
-        positions=np.arange(query_start[-1]) + shift,
-    )
-
-
-def _one_by_one(inputs: StepInputs) -> StepInputs:
-    """Return the pass with every token as a row of its own: each sees those before it."""
-    count = len(inputs.token_ids)
-    if count == len(inputs.rows):
-        return inputs
-    laid = _laid(inputs.token_rows, inputs.positions, np.ones(count, dtype=np.int64))
-    laid.token_ids = inputs.token_ids
-    return laid
 
 
 def _with_drafts(

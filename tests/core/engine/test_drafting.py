@@ -166,7 +166,7 @@ def test_the_worker_brings_as_many_as_are_wanted() -> None:
     bench.drafting.begin(request, 1)
     assert request.num_wanted_drafts == LONGEST
     wanted = []
-    for accepted in (None, 0, 0, 2, 4):
+    for accepted in (None, 0, 2, 0, 2):
         if accepted is not None:
             request.num_draft_tokens += len(request.draft_ids)
             request.num_accepted_tokens += accepted
@@ -175,10 +175,38 @@ def test_the_worker_brings_as_many_as_are_wanted() -> None:
         bench.drafting.update([request], 1)
         assert request.draft_ids == drafts[: request.num_wanted_drafts]
         wanted.append(request.num_wanted_drafts)
-    assert wanted == [8, 4, 2, 4, 8]
+    assert wanted == [8, 4, 8, 4, 8]
     request.append(RowResult(row=0, token_ids=(5,), drafts=(1, 2)))
     bench.drafting.update([request], 4)
     assert (request.draft_ids, request.num_wanted_drafts) == ((), 0)
+
+
+def test_drafts_of_the_worker_pause_while_they_bring_too_little() -> None:
+    bench = Bench(is_asked=False)
+    request = bench.request()
+    bench.drafting.begin(request, 1)
+
+    def step(num_drafts: int, accepted: int) -> int:
+        request.num_draft_tokens += num_drafts
+        request.num_accepted_tokens += accepted
+        drafts = tuple(range(request.num_wanted_drafts))
+        request.append(RowResult(row=0, token_ids=(5,) * (1 + accepted), drafts=drafts))
+        bench.drafting.update([request], 1)
+        return request.num_wanted_drafts
+
+    wanted, pauses = step(0, 0), []
+    for _ in range(7):
+        wanted, pause = step(wanted, 0), 0
+        while not wanted:
+            wanted, pause = step(0, 0), pause + 1
+        pauses.append(pause)
+    assert pauses == [0, 4, 8, 16, 32, 64, 64]
+    assert wanted == 1
+    for accepted in (1, 1, 1):  # three that came true in a row are worth enough again
+        wanted = step(wanted, accepted)
+        while not wanted:
+            wanted = step(0, 0)
+    assert wanted == 2
 
 
 def test_a_foreign_draft_of_the_worker_is_its_last(caplog: pytest.LogCaptureFixture) -> None:

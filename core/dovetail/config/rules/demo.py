@@ -1,7 +1,13 @@
-"""Settings that the bundled demo model was trained for, used when the path names no model."""
+"""What comes with the bundled demo model: settings that it was trained for, used when no model is
+named, and checkpoints of drafters, used beside it when none of theirs is named."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.config.checkpoint.model_path import DEMO_PATH
 from dovetail.config.config import DEMO_ORIGIN, Config
 
 ORIGIN = DEMO_ORIGIN
@@ -18,3 +24,25 @@ def with_demo_fields(config: Config) -> Config:
         return config
     fields = {name: v for name, v in DEMO_FIELDS.items() if not config.is_given(name)}
     return config.with_fields(fields, origin=ORIGIN)
+
+
+DRAFTS_PATH = DEMO_PATH / "drafts"
+DRAFTS_PAUSE_ABOVE = 2
+"""With more requests the demo model's step is bound by arithmetic: a verified draft costs as much
+as a drawn token (docs/benchmarks.md)."""
+
+
+def bundled_drafts() -> list[str]:
+    """Return the methods whose checkpoints for the demo model are bundled."""
+    return sorted(file.parent.name for file in DRAFTS_PATH.glob("*/config.json"))
+
+
+def with_bundled_draft(
+    settings: Mapping[str, Any], method: str, model_path: str
+) -> Mapping[str, Any]:
+    """Return a drafter's settings, naming the bundled checkpoint where the model is the demo model
+    and none is named."""
+    is_demo = Path(model_path).resolve() == DEMO_PATH
+    if settings.get("model") is not None or not is_demo or method not in bundled_drafts():
+        return settings
+    return {**settings, "model": str(DRAFTS_PATH / method)}

@@ -10,8 +10,9 @@ from typing import Any
 from dovetail import registry
 from dovetail.config.checkpoint.formats import read_settings
 from dovetail.config.checkpoint.hub import Hub
-from dovetail.config.checkpoint.model_path import find_model
+from dovetail.config.checkpoint.model_path import DEMO_PATH, find_model
 from dovetail.config.config import Config
+from dovetail.config.rules.demo import DRAFTS_PAUSE_ABOVE, bundled_drafts
 from dovetail.config.rules.draft_keys import (
     ACCEPTANCE,
     FLAG,
@@ -60,9 +61,19 @@ def draft_spec(config: Config, schedule: ScheduleSpec, scheduler: Selection) -> 
     return DraftSpec(
         drafter=asked.drafter,
         max_tokens=max_tokens,
-        pause_above_requests=keys.disable_by_batch_size,
+        pause_above_requests=_pause_above(config, asked, keys),
         max_model_tokens=keys.max_model_len,
     )
+
+
+def _pause_above(config: Config, asked: Asked, keys: DraftKeys) -> int | None:
+    """Return with how many requests drafting pauses; the demo model's own drafters have a default
+    of their own."""
+    is_demo = config.model.model in (None, str(DEMO_PATH))
+    is_bundled = is_demo and keys.checkpoint.model is None
+    if keys.disable_by_batch_size is None and is_bundled and asked.drafter.name in bundled_drafts():
+        return DRAFTS_PAUSE_ABOVE
+    return keys.disable_by_batch_size
 
 
 def asked_drafter(config: Config) -> Asked | None:

@@ -27,6 +27,7 @@ from dovetail.config.config import Config
 from dovetail.config.rules import selections
 from dovetail.config.rules.architectures import registered
 from dovetail.config.rules.attention import select_attention
+from dovetail.config.rules.demo import bundled_drafts, with_bundled_draft
 from dovetail.config.rules.ranks import check_division, rank_spec
 from dovetail.errors import ConfigError
 from dovetail.interfaces.drafter import WorkerDrafter
@@ -65,6 +66,8 @@ def worker_drafts(
     plugin = registry.load_selection(asked.drafter)
     settings = asked.settings
     _check_place(config)
+    if "own_weights" not in plugin.capabilities:
+        settings = with_bundled_draft(settings, asked.drafter.name, target.path)
     model = _model(config, plugin, settings, target, platform, hub)
     _check_fit(plugin, model, target)
     model_plugin = _model_plugin(config, plugin, model, target)
@@ -170,7 +173,8 @@ def _folder(
         return Path(target.path)
     if not isinstance(name, str) or not name:
         raise ConfigError(
-            "the drafter has its own checkpoint, and none is named."
+            "the drafter has its own checkpoint, and none is named; only the bundled demo model "
+            f"brings drafters along ({', '.join(bundled_drafts())})."
             if name is None
             else f"{name!r} is not the name of a model.",
             where=where,

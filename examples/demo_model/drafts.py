@@ -1,0 +1,256 @@
+"""Drafters for the demo model, as plain torch modules that learn from its hidden states.
+
+Each `loss` gets a batch of texts, what the demo model computes of them, and returns how far the
+drafter's guesses are from what the demo model would say. Each `save` writes the layout in which
+checkpoints of the method are published. This module does not know where the texts come from.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn import functional
+from transformers import LlamaConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+NUM_PLACES = 4
+OWN_STATES = 0.5  # the share of states of the second pass that are EAGLE's own guesses
+STATE_WEIGHT = 1.0
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A batch of texts and what the demo model computes of them.
+
+    Shapes: tokens, wanted [B, T] (wanted: what it says after each token), states [B, T, E],
+    chances [N, V] where the answers are: `answers` [B, T] with N places
+    """
+
+    tokens: torch.Tensor
+    answers: torch.Tensor
+    states: torch.Tensor
+    chances: torch.Tensor
+
+    def loss(self, guesses: torch.Tensor, ahead: int, head: nn.Module) -> torch.Tensor:
+        """Cross entropy against what the model says `ahead` tokens on, where it answers.
+
+        Shapes: guesses [B, T, E], what `head` makes logits of
+        """
+        places = torch.full(self.answers.shape, -1)
+        places[self.answers] = torch.arange(len(self.chances))
+        there = self.answers[:, ahead:] & self.answers[:, : self.answers.shape[1] - ahead]
+        found = functional.log_softmax(head(guesses[:, : there.shape[1]][there]), dim=-1)
+        return -(self.chances[places[:, ahead:][there]] * found).sum(-1).mean()
+
+
+def after(values: torch.Tensor, count: int = 1) -> torch.Tensor:
+    """Shift along the text: place i gets what place i + count has. Shapes: [B, T] -> [B, T]"""
+    return torch.cat([values[:, count:], values[:, :1].expand(-1, count)], dim=1)
+
+
+def write(folder: Path, config: Mapping[str, object], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write a checkpoint with bf16 weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({**config, "torch_dtype": "bfloat16"}, indent=2, sort_keys=True)
+    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+    kept = {
+        name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in tensors.items()
+    }
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+
+
+class Drafter(nn.Module):
+    """A drafter in training."""
+
+    def __init__(self, target: Qwen3ForCausalLM) -> None:
+        super().__init__()
+        self.table = target.get_input_embeddings().weight.detach()
+        self.sizes = {
+            "vocab_size": target.config.vocab_size,
+            "hidden_size": target.config.hidden_size,
+        }
+
+    def loss(self, texts: Texts) -> torch.Tensor:
+        """Return how far the guesses are from the model's."""
+        raise NotImplementedError
+
+    def save(self, folder: Path) -> None:
+        """Write the checkpoint."""
+        raise NotImplementedError
+
+
+class Medusa(Drafter):
+    """For each place a residual block on the last hidden state, and a head of its own."""
+
+    def __init__(self, target: Qwen3ForCausalLM) -> None:
+        super().__init__(target)
+        size = self.sizes["hidden_size"]
+        self.blocks = nn.ModuleList(nn.Linear(size, size) for _ in range(NUM_PLACES))
+        self.heads = nn.ModuleList(
+            nn.Linear(size, self.sizes["vocab_size"], bias=False) for _ in range(NUM_PLACES)
+        )
+        for block, head in zip(self.blocks, self.heads, strict=True):
+            nn.init.zeros_(block.weight)
+            nn.init.zeros_(block.bias)
+            head.weight.data.copy_(self.table)
+
+    def loss(self, texts: Texts) -> torch.Tensor:
+        """Every head looks at the same state."""
+        total = torch.zeros(())
+        for place, (block, head) in enumerate(zip(self.blocks, self.heads, strict=True)):
+            guesses = texts.states + functional.silu(block(texts.states))
+            total = total + texts.loss(guesses, place + 1, head)
+        return total / NUM_PLACES
+
+    def save(self, folder: Path) -> None:
+        """Write FasterDecoding's layout."""
+        tensors = {}
+        for place, (block, head) in enumerate(zip(self.blocks, self.heads, strict=True)):
+            tensors[f"{place}.0.linear.weight"] = block.weight
+            tensors[f"{place}.0.linear.bias"] = block.bias
+            tensors[f"{place}.1.weight"] = head.weight
+        config = {"model_type": "medusa", "architectures": ["MedusaModel"]}
+        counts = {"medusa_num_heads": NUM_PLACES, "medusa_num_layers": 1}
+        write(folder, {**config, **counts, **self.sizes}, tensors)
+
+
+class MlpSpeculator(Drafter):
+    """A state, and what the token guessed last adds to it, make the next state."""
+
+    def __init__(self, target: Qwen3ForCausalLM) -> None:
+        super().__init__(target)
+        size = self.sizes["hidden_size"]
+        self.emb = nn.Embedding.from_pretrained(self.table.clone(), freeze=False)
+        self.proj = nn.ModuleList(nn.Linear(size, size, bias=False) for _ in range(2))
+        self.head = nn.Linear(size, self.sizes["vocab_size"], bias=False)
+        self.head.weight.data.copy_(self.table)
+        self.weight = nn.Parameter(torch.ones(size))
+        self.bias = nn.Parameter(torch.zeros(size))
+        self.kept = 0.5 ** (0.5 / NUM_PLACES)
+        self.added = math.sqrt((1 - self.kept**2) * size / 2)
+
+    def loss(self, texts: Texts) -> torch.Tensor:
+        """Go on from every place with the tokens that follow."""
+        total, states = torch.zeros(()), texts.states
+        for place in range(NUM_PLACES):
+            tokens = after(texts.tokens, place + 1)
+            mixed = self.proj[min(place, 1)](states) * self.kept + self.emb(tokens) * self.added
+            scale = torch.rsqrt(mixed.pow(2).mean(-1, keepdim=True) + 1e-6)
+            states = functional.gelu(mixed * scale * self.weight + self.bias)
+            total = total + texts.loss(states, place + 1, self.head)
+        return total / NUM_PLACES
+
+    def save(self, folder: Path) -> None:
+        """Write the layout of ibm-ai-platform, all places sharing what they can."""
+        tensors = {
+            "speculator.emb.0.weight": self.emb.weight,
+            "speculator.proj.0.weight": self.proj[0].weight,
+            "speculator.proj.1.weight": self.proj[1].weight,
+            "speculator.head.0.weight": self.head.weight,
+            "speculator.ln.0.weight": self.weight,
+            "speculator.ln.0.bias": self.bias,
+        }
+        size = self.sizes["hidden_size"]
+        config = {
+            "architectures": ["MLPSpeculatorPreTrainedModel"],
+            "model_type": "mlp_speculator",
+            "n_predict": NUM_PLACES,
+            "emb_dim": size,
+            "inner_dim": size,
+            "tie_weights": True,
+            "scale_input": False,
+            "vocab_size": self.sizes["vocab_size"],
+        }
+        write(folder, config, tensors)
+
+
+class Eagle(Drafter):
+    """A Llama layer that continues the hidden states; embedding and head are the model's own."""
+
+    def __init__(self, target: Qwen3ForCausalLM) -> None:
+        super().__init__(target)
+        of = target.config
+        self.config = LlamaConfig(
+            architectures=["LlamaForCausalLM"],
+            vocab_size=of.vocab_size,
+            hidden_size=of.hidden_size,
+            intermediate_size=of.intermediate_size,
+            num_hidden_layers=1,
+            num_attention_heads=of.num_attention_heads,
+            num_key_value_heads=of.num_key_value_heads,
+            head_dim=of.head_dim,
+            max_position_embeddings=of.max_position_embeddings,
+            rms_norm_eps=of.rms_norm_eps,
+            rope_parameters=of.rope_parameters,
+        )
+        self.config._attn_implementation = "sdpa"
+        size = of.hidden_size
+        self.fc = nn.Linear(2 * size, size, bias=False)
+        self.layer = LlamaDecoderLayer(self.config, 0)
+        self.layer.input_layernorm = nn.Identity()
+        self.rotary = LlamaRotaryEmbedding(self.config)
+        self.head = nn.Linear(size, of.vocab_size, bias=False)
+        self.head.weight = nn.Parameter(self.table, requires_grad=False)
+
+    def forward(self, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Shapes: tokens [B, T], states [B, T, E] -> [B, T, E]"""
+        x = self.fc(torch.cat([functional.embedding(tokens, self.table), states], dim=-1))
+        places = torch.arange(tokens.shape[1])[None]
+        found = self.layer(x, position_embeddings=self.rotary(x, places), attention_mask=None)
+        return found if isinstance(found, torch.Tensor) else found[0]
+
+    def loss(self, texts: Texts) -> torch.Tensor:
+        """One pass over the model's states, then one where some are what the first guessed."""
+        tokens = after(texts.tokens)
+        first = self(tokens, texts.states)
+        guessed = torch.cat([texts.states[:, :1], first[:, :-1]], dim=1)
+        is_own = torch.rand(tokens.shape)[..., None] < OWN_STATES
+        second = self(tokens, torch.where(is_own, guessed, texts.states))
+        there = texts.answers[:, 1:]
+        wanted = texts.states[:, 1:][there]
+        total = torch.zeros(())
+        for found in (first, second):
+            near = functional.smooth_l1_loss(found[:, :-1][there], wanted)
+            total = total + texts.loss(found, 1, self.head) + STATE_WEIGHT * near
+        return total / 2
+
+    def save(self, folder: Path) -> None:
+        """Write SafeAILab's layout."""
+        tensors = {f"layers.0.{name}": tensor for name, tensor in self.layer.named_parameters()}
+        config = self.config.to_diff_dict()
+        write(folder, {**config, "bias": False}, {"fc.weight": self.fc.weight, **tensors})
+
+
+class DraftModel(Drafter):
+    """A model of one layer, which begins as the first layer of the large one."""
+
+    def __init__(self, target: Qwen3ForCausalLM) -> None:
+        super().__init__(target)
+        one_layer = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+        config = Qwen3Config(**{**target.config.to_dict(), **one_layer})
+        self.model = Qwen3ForCausalLM(config)
+        first = target.state_dict()
+        self.model.load_state_dict({name: first[name] for name in self.model.state_dict()})
+
+    def loss(self, texts: Texts) -> torch.Tensor:
+        """It reads the text alone, and says what the model says."""
+        states = self.model.model(texts.tokens, use_cache=False).last_hidden_state
+        return texts.loss(states, 0, self.model.lm_head)
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint as any model's."""
+        self.model.generation_config = None
+        self.model.to(torch.bfloat16).save_pretrained(folder)
+
+
+DRAFTERS: dict[str, type[Drafter]] = {
+    "draft_model": DraftModel,
+    "eagle": Eagle,
+    "medusa": Medusa,
+    "mlp_speculator": MlpSpeculator,
+}
