@@ -1,4 +1,4 @@
-"""Passes of a drafter over tokens that no plan names: how they are laid, and small ones recorded."""
+"""Passes of a drafter over tokens that no plan names: how they are laid, and how recorded."""
 
 from __future__ import annotations
 
