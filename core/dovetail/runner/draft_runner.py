@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 from dovetail import registry
-from dovetail.engine.kv.kv_groups import draft_layout, with_blocks
 from dovetail.errors import BrokenPlugin, ConfigError
 from dovetail.interfaces.attention import AttentionBackend, BatchLayout
 from dovetail.interfaces.model import Model
@@ -35,7 +34,7 @@ from dovetail.runner.draft_loader import Target, drafter_run, load_drafter
 from dovetail.runner.draft_passes import RecordedPass, laid, one_by_one
 from dovetail.runner.draft_rows import DraftRows
 from dovetail.runner.host_blocks import HostBlockStorage
-from dovetail.runner.kv_alloc import allocate_kv
+from dovetail.runner.kv_alloc import allocate_kv, small_layout
 from dovetail.runner.recorded import MAX_ROWS, is_recorded
 from dovetail.runner.sampled_drafts import SampledDrafts
 from dovetail.runner.step_reader import BegunStep, StepReader
@@ -105,7 +104,8 @@ class DraftRunner:
         """Return a layout of its layers alone; None where they keep nothing."""
         if not self.layers:
             return None
-        return with_blocks(draft_layout(self.layers, self._run.block_tokens), num_blocks)
+        tokens = self._run.block_tokens
+        return small_layout(self.layers, self._backend, block_tokens=tokens, num_blocks=num_blocks)
 
     def allocate(
         self, layout: KVLayout, batch: Batch, tensors: HostTensors | DeviceTensors
