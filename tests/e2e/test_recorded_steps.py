@@ -41,7 +41,7 @@ def test_only_the_sizes_asked_for_are_recorded() -> None:
         with LLM(cuda_graph_sizes=sizes) as llm:
             llm.generate(prompts, [WISHES[2], WISHES[1], WISHES[0]])
             runner = llm._engine.core._executor.worker.runner
-            assert set(runner._recorded._programs) == recorded
+            assert set(runner._recorded._programs) == {(size, False) for size in recorded}
 
 
 def test_steps_are_recorded_unless_forbidden() -> None:
@@ -54,7 +54,7 @@ def test_steps_are_recorded_unless_forbidden() -> None:
             assert (recorded is None) == is_eager
             if recorded is not None:
                 assert recorded.reason is None
-                assert recorded._programs[1] is not None
+                assert recorded._programs[1, False] is not None
 
 
 def test_what_cannot_be_recorded_leaves_the_cache_right() -> None:

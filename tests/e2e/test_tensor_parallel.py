@@ -230,8 +230,8 @@ def test_what_cannot_be_is_told_in_a_sentence(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dovetail.config.rules.ranks.usable_cores", lambda: 2)
-    monkeypatch.setattr("dovetail.config.rules.cores.usable_processors", lambda: {0, 1})
+    monkeypatch.setattr("dovetail.config.rules.ranks.usable_cores", lambda *asked: 2)
+    monkeypatch.setattr("dovetail.config.rules.cores.usable_processors", lambda *asked: {0, 1})
     assert main(["serve", *words]) == 2
     error = capsys.readouterr().err
     assert told in error and "fix:" in error

@@ -268,6 +268,7 @@ class EngineCore:
         self._is_busy = bool(self._live)
         changed = self._scheduler.update(plan, result)
         if self._drafting is not None:
+            self._drafting.note_time(plan, result, time.monotonic() - started_s)
             self._drafting.update(changed, sum(self._scheduler.counts()))
         for request in changed:
             self._note(request.request_id)

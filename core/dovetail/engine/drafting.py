@@ -8,13 +8,15 @@ how many. What a drafter does wrong costs a request its drafts and nothing else.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Sequence
 
+from dovetail.engine.draft_price import DraftPrice
 from dovetail.engine.request import RUNNING
 from dovetail.engine.step_stats import StepCounter
 from dovetail.interfaces.drafter import Drafter
 from dovetail.interfaces.scheduler import RequestState
 from dovetail.interfaces.spec import DraftSpec, ModelSpec
+from dovetail.interfaces.step import StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +103,7 @@ class Drafting:
         self._counter = counter
         self._lengths: dict[str, _AdaptiveDraftLength] = {}
         self._drafter = drafter
+        self._price = DraftPrice()
         self._length = _PricedDraftLength if drafter is None else _AdaptiveDraftLength
 
     def begin(self, request: RequestState, num_unfinished: int) -> None:
@@ -108,12 +111,22 @@ class Drafting:
         if self._drafter is None and not self._is_crowded(num_unfinished):
             request.num_wanted_drafts = self._max_tokens
 
-    def update(self, requests: Iterable[RequestState], num_unfinished: int) -> None:
+    def note_time(self, plan: StepPlan, result: StepResult, step_s: float) -> None:
+        """Take in how long a step took in which every row decoded. Mutates: self"""
+        drafts = accepted = 0
+        for row, found in zip(plan.rows, result.rows, strict=True):
+            if row.num_tokens != 1 + len(row.drafts) or not row.samples:
+                return
+            drafts += len(row.drafts) + row.num_drafts
+            accepted += max(0, len(found.token_ids) - 1) if row.drafts else 0
+        self._price.note(len(plan.rows), drafts, accepted, step_s)
+
+    def update(self, requests: Sequence[RequestState], num_unfinished: int) -> None:
         """Learn from the drafts just verified and guess anew. `requests` are those that changed.
 
         Mutates: self; draft_ids and num_wanted_drafts of the requests
         """
-        is_crowded = self._is_crowded(num_unfinished)
+        is_crowded = self._is_crowded(num_unfinished) or not self._price.pays(len(requests))
         for request in requests:
             length = self._lengths.get(request.request_id)
             if length is None:

@@ -69,7 +69,7 @@ def cases() -> list[Case]:
     rows = [
         Shape(tokens=tokens, rows=kind, base=base)
         for tokens, kind, base in (
-            (1, "one", "none"), (1, "none", "bias"), (2, "each", "rows"), (3, "empty", "rows"),
+            (1, "one", "bias"), (1, "none", "bias"), (2, "each", "rows"), (3, "empty", "rows"),
             (5, "one", "bias"), (8, "each", "none"), (8, "one", "rows"), (9, "mixed", "bias"),
             (17, "one", "none"), (33, "mixed", "rows"), (40, "none", "none"), (64, "mixed", "none"),
             (300, "mixed", "rows"), (300, "one", "bias"), (300, "none", "rows"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -176,6 +177,18 @@ def test_internlm2_is_llama_by_other_names(tmp_path: Path, fields: dict[str, Any
     assert_same(torch.cat(pieces), reference(as_llama, tuple(tokens)))
 
 
+def test_mimo_is_qwen2_beside_its_drafter(tmp_path: Path) -> None:
+    """A family that transformers does not have: Qwen2's numbers of Qwen2's weights."""
+    as_qwen2 = write_tiny_checkpoint(tmp_path / "qwen2", "Qwen2ForCausalLM")
+    path = copytree(as_qwen2, tmp_path / "mimo")
+    config = json.loads((path / "config.json").read_text())
+    changed = config | {"architectures": ["MiMoForCausalLM"], "model_type": "mimo"}
+    (path / "config.json").write_text(json.dumps(changed))
+    tokens = prompt(21, 21)
+    model = PagedModel.load(path, backend="torch_sdpa")
+    assert_same(model.forward([(0, tokens)])[0], reference(as_qwen2, tuple(tokens)))
+
+
 @pytest.mark.parametrize("case", ["LlamaForCausalLM", "Gemma2ForCausalLM"])
 def test_native_over_the_slow_reference(folder: Any, case: str) -> None:
     path = folder(case)
@@ -201,7 +214,6 @@ def test_every_registered_architecture_has_a_case() -> None:
     builtin = {e.name for e in registry.entries("model") if "dovetail_plugins.models" in e.target}
     encoders = {name for name in builtin if name.endswith("Model") and name not in NATIVE}
     encoders |= {"HF_ColBERT"}
-    assert builtin - {"transformers", "InternLM2ForCausalLM"} - encoders <= set(NATIVE), (
-        "add a tiny checkpoint for it"
-    )
+    apart = {"transformers", "InternLM2ForCausalLM", "MiMoForCausalLM"}
+    assert builtin - apart - encoders <= set(NATIVE), "add a tiny checkpoint for it"
     assert set(NATIVE) <= registered

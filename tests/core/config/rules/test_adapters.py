@@ -104,7 +104,6 @@ def test_ranks(rank: int) -> None:
         ({"enable_lora": True, "max_loras": 4, "max_cpu_loras": 3}, "--max-cpu-loras", "fewer"),
         ({"enable_lora": True, "max_lora_rank": 513}, "--max-lora-rank", "513"),
         ({"enable_lora": True, "max_loras": 0}, "--max-loras", "0"),
-        ({"enable_prompt_adapter": True}, "--enable-prompt-adapter", '"prompt"'),
         ({"enable_lora": True, "lora_resolvers": ["nobody"]}, "--lora-resolvers", "nobody"),
         ({"enable_lora": True, "lora_resolvers": ["folder"]}, "--lora-resolvers", "no folder"),
         ({"enable_lora": True, "lora_resolver_cache_dir": "/no/such"},

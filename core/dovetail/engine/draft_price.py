@@ -1,0 +1,78 @@
+"""DraftPrice: whether drafts pay, by what decoding steps with and without them have taken.
+
+Steps of about as many rows are compared, the latest ones weighing most: with drafts a step brings
+more tokens and takes longer. Knows no request and no drafter.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+WINDOW_STEPS = 15
+"""The latest steps of a sort that are looked at."""
+FEW_STEPS = 16
+"""Before so many steps drafts count as paying: a short answer is not worth a measurement."""
+PLAIN_EVERY, PLAIN_STEPS = 6, 3
+"""Every so many steps goes without drafts until there have been so many without."""
+PROBE_EVERY, PROBE_STEPS = 512, 4
+"""What does not pay, drafts or none, is tried again every so many steps, for so many."""
+
+
+class _Latest:
+    """The latest steps of a sort. Of their times the median counts: a step that compiles or records
+    something takes long once."""
+
+    __slots__ = ("seconds", "tokens")
+
+    def __init__(self) -> None:
+        self.seconds: deque[float] = deque(maxlen=WINDOW_STEPS)
+        self.tokens: deque[int] = deque(maxlen=WINDOW_STEPS)
+
+    def add(self, tokens: int, step_s: float) -> None:
+        self.tokens.append(tokens)
+        self.seconds.append(step_s)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def rate(self) -> float:
+        """Return tokens a second."""
+        return sum(self.tokens) / len(self.tokens) / median(self.seconds)
+
+
+class _Steps:
+    """Steps of about as many rows."""
+
+    __slots__ = ("drafted", "num_steps", "plain")
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.drafted, self.plain = _Latest(), _Latest()
+
+
+class DraftPrice:
+    """What drafts cost an engine, by the number of rows to a factor of two."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, _Steps] = {}
+
+    def note(self, num_rows: int, drafts: int, accepted: int, step_s: float) -> None:
+        """Take in a step in which every row decoded: its `drafts`, those made and those verified,
+        and how many came true. Mutates: self"""
+        steps = self._steps.setdefault(num_rows.bit_length(), _Steps())
+        steps.num_steps += 1
+        (steps.drafted if drafts else steps.plain).add(num_rows + accepted, step_s)
+
+    def pays(self, num_rows: int) -> bool:
+        """Return whether steps of so many rows are to have drafts now."""
+        steps = self._steps.get(num_rows.bit_length())
+        if steps is None or steps.num_steps < FEW_STEPS:
+            return True
+        if len(steps.plain) < PLAIN_STEPS:
+            return steps.num_steps % PLAIN_EVERY > 0
+        if not steps.drafted:
+            return True
+        pays = steps.drafted.rate > steps.plain.rate
+        return pays != (steps.num_steps % PROBE_EVERY < PROBE_STEPS)
