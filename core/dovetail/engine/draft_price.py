@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
+FEW_ROWS = 4
+"""With fewer rows the pauses of each request decide: a step takes about as long with drafts as
+without, and what they bring differs from one sentence to the next."""
 WINDOW_STEPS = 15
 """The latest steps of a sort that are looked at."""
-FEW_STEPS = 16
-"""Before so many steps drafts count as paying: a short answer is not worth a measurement."""
+FEW_STEPS = 48
+"""Before so many steps drafts count as paying: the first ones also compile and record."""
 PLAIN_EVERY, PLAIN_STEPS = 6, 3
 """Every so many steps goes without drafts until there have been so many without."""
-PROBE_EVERY, PROBE_STEPS = 512, 4
-"""What does not pay, drafts or none, is tried again every so many steps, for so many."""
+PROBE_EVERY, PROBE_STEPS = 1024, 6
+"""What does not pay is forgotten every so many steps, and drafts are tried for so many then."""
 
 
 class _Latest:
@@ -35,6 +38,10 @@ class _Latest:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def clear(self) -> None:
+        self.tokens.clear()
+        self.seconds.clear()
 
     @property
     def rate(self) -> float:
@@ -64,15 +71,15 @@ class DraftPrice:
         steps = self._steps.setdefault(num_rows.bit_length(), _Steps())
         steps.num_steps += 1
         (steps.drafted if drafts else steps.plain).add(num_rows + accepted, step_s)
+        if steps.num_steps % PROBE_EVERY == 0:
+            (steps.plain if self.pays(num_rows) else steps.drafted).clear()
 
     def pays(self, num_rows: int) -> bool:
         """Return whether steps of so many rows are to have drafts now."""
         steps = self._steps.get(num_rows.bit_length())
-        if steps is None or steps.num_steps < FEW_STEPS:
+        if num_rows < FEW_ROWS or steps is None or steps.num_steps < FEW_STEPS:
             return True
         if len(steps.plain) < PLAIN_STEPS:
             return steps.num_steps % PLAIN_EVERY > 0
-        if not steps.drafted:
-            return True
-        pays = steps.drafted.rate > steps.plain.rate
-        return pays != (steps.num_steps % PROBE_EVERY < PROBE_STEPS)
+        few = len(steps.drafted) < PROBE_STEPS
+        return few or steps.drafted.rate > steps.plain.rate

@@ -113,13 +113,15 @@ class Drafting:
 
     def note_time(self, plan: StepPlan, result: StepResult, step_s: float) -> None:
         """Take in how long a step took in which every row decoded. Mutates: self"""
-        drafts = accepted = 0
+        made = verified = accepted = 0
         for row, found in zip(plan.rows, result.rows, strict=True):
             if row.num_tokens != 1 + len(row.drafts) or not row.samples:
                 return
-            drafts += len(row.drafts) + row.num_drafts
+            made, verified = made + row.num_drafts, verified + len(row.drafts)
             accepted += max(0, len(found.token_ids) - 1) if row.drafts else 0
-        self._price.note(len(plan.rows), drafts, accepted, step_s)
+        if self._drafter is None and (made > 0) != (verified > 0):
+            return  # the first step of a worker's drafts, or the last: half of their cost
+        self._price.note(len(plan.rows), verified, accepted, step_s)
 
     def update(self, requests: Sequence[RequestState], num_unfinished: int) -> None:
         """Learn from the drafts just verified and guess anew. `requests` are those that changed.

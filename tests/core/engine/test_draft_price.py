@@ -33,7 +33,7 @@ def run(
     return seconds, tokens, num_drafted
 
 
-@pytest.mark.parametrize("rows", [1, 8, 32])
+@pytest.mark.parametrize("rows", [4, 8, 32])
 def test_drafts_that_pay_are_kept(rows: int) -> None:
     seconds, tokens, drafted = run(
         DraftPrice(), rows=rows, plain_s=0.01, per_draft_s=0.0005 / rows, share=0.6
@@ -43,7 +43,7 @@ def test_drafts_that_pay_are_kept(rows: int) -> None:
     assert seconds / tokens < always * 1.05
 
 
-@pytest.mark.parametrize("rows", [1, 8, 32])
+@pytest.mark.parametrize("rows", [4, 8, 32])
 def test_drafts_that_cost_more_are_dropped(rows: int) -> None:
     seconds, tokens, _ = run(
         DraftPrice(), rows=rows, plain_s=0.001, per_draft_s=0.0005 / rows, share=0.2, steps=4000
@@ -60,11 +60,11 @@ def test_they_are_tried_again_when_they_have_become_worth_it() -> None:
 
 def test_a_step_that_takes_long_once_decides_nothing() -> None:
     price = DraftPrice()
-    for turn in range(40):
-        drafts = 4 if price.pays(1) else 0
-        step_s = 0.5 if turn in (1, 2, 3) else 0.001 + 0.0001 * drafts
-        price.note(1, drafts, 3 if drafts else 0, step_s)
-    assert price.pays(1)
+    for turn in range(80):
+        drafts = 32 if price.pays(8) else 0
+        step_s = 0.5 if turn in (1, 2, 3) else 0.001 + 0.00001 * drafts
+        price.note(8, drafts, 24 if drafts else 0, step_s)
+    assert price.pays(8)
 
 
 def test_a_few_steps_decide_nothing_and_other_numbers_of_rows_are_apart() -> None:
