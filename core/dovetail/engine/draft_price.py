@@ -1,7 +1,7 @@
 """DraftPrice: whether drafts pay, by what decoding steps with and without them have taken.
 
 Steps of about as many rows are compared, the latest ones weighing most: with drafts a step brings
-more tokens and takes longer. Knows no request and no drafter.
+more tokens and takes longer.
 """
 
 from __future__ import annotations
