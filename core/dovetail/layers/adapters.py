@@ -137,11 +137,7 @@ class LinearSlots(LowRankSlots):
 
         Shapes: x [T, I], residual [T, O] -> [T, O]
         """
-        step = step_adapters()
-        if step is None:
-            if residual is None:
-                return layer.method.apply(layer, x, bias)
-            return layer.method.apply_add(layer, x, bias, residual)
+        step = self._step()
         if not step.is_low_rank and self._others:
             out = self._put_together(layer, x, bias, step.slots)
             return out if residual is None else residual + out
@@ -158,9 +154,7 @@ class LinearSlots(LowRankSlots):
 
         Shapes: x [T, I] -> [T, O]
         """
-        step = step_adapters()
-        if step is None:
-            return layer.method.apply_activated(layer, x, bias, activation)
+        step = self._step()
         if not step.is_low_rank and self._others:
             return activation.function(self._put_together(layer, x, bias, step.slots))
         own = self.add(x, step.slots, bias)
@@ -173,13 +167,16 @@ class LinearSlots(LowRankSlots):
 
         Shapes: x [T, I] -> [T, F]
         """
-        step = step_adapters()
-        if step is None:
-            return layer.method.apply_gated(layer, x, bias, gate)
+        step = self._step()
         if not step.is_low_rank and self._others:
             first, second = self._put_together(layer, x, bias, step.slots).chunk(2, dim=-1)
             return gate.function(first) * second
         return layer.method.apply_gated(layer, x, self.add(x, step.slots, bias), gate)
+
+    def _step(self) -> StepAdapters:
+        step = step_adapters()
+        assert step is not None, "a step without adapters is the layer's own (in_use)"
+        return step
 
     def _put_together(
         self, layer: Linear, x: torch.Tensor, bias: torch.Tensor | None, slots: torch.Tensor
@@ -218,6 +215,12 @@ class LinearSlots(LowRankSlots):
         if change.shift is not None and self._is_first:
             out = out + change.shift
         return out
+
+
+def in_use(slots: LinearSlots | None) -> LinearSlots | None:
+    """Return a layer's slots if some token of the step uses an adapter, None for the layer's own
+    product."""
+    return slots if slots is not None and step_adapters() is not None else None
 
 
 def _product(layer: Linear, change: SlotWeights, x: torch.Tensor) -> torch.Tensor:

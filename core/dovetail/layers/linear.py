@@ -13,7 +13,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.quantization import LinearSpec
 from dovetail.layers.activation import gate, named_activation
-from dovetail.layers.adapters import LinearSlots
+from dovetail.layers.adapters import LinearSlots, in_use
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.placement import (
     Part,
@@ -74,8 +74,8 @@ class Linear(WeightHolder):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x W^T + bias for this rank's outputs. Shapes: x [T, I] -> [T, O]"""
-        if self.adapters is not None:
-            return self.adapters.product(self, x, self.bias)
+        if (adapters := in_use(self.adapters)) is not None:
+            return adapters.product(self, x, self.bias)
         return self.method.apply(self, x, self.bias)
 
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
@@ -155,8 +155,8 @@ class ActivatedLinear(ColumnParallelLinear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return act(x W^T + bias) for this rank's outputs. Shapes: x [T, I] -> [T, O]"""
-        if self.adapters is not None:
-            return self.adapters.activated(self, x, self.bias, self.activation)
+        if (adapters := in_use(self.adapters)) is not None:
+            return adapters.activated(self, x, self.bias, self.activation)
         return self.method.apply_activated(self, x, self.bias, self.activation)
 
 
@@ -199,8 +199,8 @@ class GatedLinear(Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Shapes: x [T, I] -> [T, F of this rank]"""
-        if self.adapters is not None:
-            return self.adapters.gated(self, x, self.bias, self.gate)
+        if (adapters := in_use(self.adapters)) is not None:
+            return adapters.gated(self, x, self.bias, self.gate)
         return self.method.apply_gated(self, x, self.bias, self.gate)
 
 
@@ -279,10 +279,10 @@ class RowParallelLinear(Linear):
 
         Shapes: x [T, I of this rank], residual [T, O] -> [T, O]
         """
-        if self.adapters is not None:
+        if (adapters := in_use(self.adapters)) is not None:
             is_first = self.group.rank == 0
             bias, residual = (self.bias, residual) if is_first else (None, None)
-            return all_reduce(self.adapters.product(self, x, bias, residual), self.group)
+            return all_reduce(adapters.product(self, x, bias, residual), self.group)
         if self.group.rank > 0:  # one rank adds what is not divided
             return all_reduce(self.method.apply(self, x, None), self.group)
         if residual is not None:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dovetail.config.checkpoint.adapter_config import CONFIG
 from dovetail.errors import ConfigError
 from dovetail.interfaces.adapter_resolver import AdapterResolver, ResolverFacts
 from dovetail.interfaces.adapter_spec import AdapterSource
 from dovetail.interfaces.plugin import Info
 
-CONFIG = "adapter_config.json"
 BASE = "base_model_name_or_path"
 log = logging.getLogger(__name__)
 

@@ -14,20 +14,19 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from dovetail.config.checkpoint.adapter_config import CONFIG, WEIGHTS
 from dovetail.errors import ConfigError
 from dovetail.interfaces.adapter import ModuleChange
 
-CONFIG = "adapter_config.json"
-FILES = ("adapter_model.safetensors", "adapter_model.bin")
 PREFIX = "base_model.model."
 
 
 def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
     """Return a folder's tensors by name, without the prefix. Raises: ConfigError naming the file"""
-    path = next((folder / name for name in FILES if (folder / name).is_file()), None)
+    path = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
     if path is None:
         raise ConfigError(
-            f"there is neither {FILES[0]} nor {FILES[1]}.",
+            f"there is neither {WEIGHTS[0]} nor {WEIGHTS[1]}.",
             where=str(folder),
             fix="name a folder that PEFT has saved an adapter in.",
         )

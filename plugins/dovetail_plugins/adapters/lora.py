@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 
+from dovetail.config.checkpoint.adapter_config import CONFIG
 from dovetail.errors import ConfigError
 from dovetail.interfaces.adapter import AdapterMethod, AdapterWeights, ModuleChange
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.adapters._peft import CONFIG, setting, tensors_of
+from dovetail_plugins.adapters._peft import setting, tensors_of
 
 DOWN, UP = "lora_A", "lora_B"
 DOWN_TABLE, UP_TABLE = "lora_embedding_A", "lora_embedding_B"

@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dovetail.config.checkpoint.adapter_config import CONFIG
 from dovetail.errors import ConfigError
 from dovetail.interfaces.adapter import AdapterMethod, AdapterWeights
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.adapters._peft import CONFIG, setting, tensors_of
+from dovetail_plugins.adapters._peft import setting, tensors_of
 
 TENSOR = "prompt_embeddings"
 NUM_TOKENS = "num_virtual_tokens"

@@ -9,6 +9,8 @@ from typing import Any
 from dovetail.errors import ConfigError
 
 CONFIG = "adapter_config.json"
+WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+"""Files of the weights, the first one that there is counts."""
 
 
 def adapter_config(folder: Path) -> dict[str, Any]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dovetail.config.checkpoint.adapter_config import CONFIG, WEIGHTS
 from dovetail.config.checkpoint.hub import Hub, Wanted, cached, check_online, fetch
 from dovetail.config.checkpoint.model_path import is_hub_id
 from dovetail.errors import ConfigError
-
-CONFIG = "adapter_config.json"
-_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 
 def find_adapter(name: str, hub: Hub, *, where: str) -> Path:
@@ -36,7 +34,7 @@ def find_adapter(name: str, hub: Hub, *, where: str) -> Path:
 
 
 def _is_whole(folder: Path) -> bool:
-    has_weights = any((folder / name).is_file() for name in _WEIGHTS)
+    has_weights = any((folder / name).is_file() for name in WEIGHTS)
     return has_weights and (folder / CONFIG).is_file()
 
 
