@@ -82,5 +82,10 @@ class FolderResolver(AdapterResolver):
 
 
 def _is_plain(name: str) -> bool:
-    """Return whether a name is that of a folder itself, and leads nowhere else."""
-    return name not in ("", ".", "..") and not any(mark in name for mark in ("/", "\\", "\0"))
+    """Return whether a name is that of a folder itself, and leads nowhere else.
+
+    A lone surrogate, which JSON can spell and UTF-8 cannot, names nothing.
+    """
+    if name in ("", ".", "..") or any(mark in name for mark in ("/", "\\", "\0")):
+        return False
+    return len(name.encode(errors="ignore").decode()) == len(name)
