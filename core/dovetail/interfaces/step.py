@@ -10,7 +10,7 @@ the garbage collector need not look at them (`gc=False`), of which there are man
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -157,8 +157,8 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     extra: dict[str, Any] = {}
 
 
-class KVLayer(msgspec.Struct, frozen=True, kw_only=True):
-    """The cache of one attention layer. `window_tokens` None: all tokens from the start.
+class KVLayer(msgspec.Struct, frozen=True, kw_only=True, tag="keys_and_values"):
+    """The keys and values of one attention layer. `window_tokens` None: all tokens from the start.
 
     With `context_size` ranks dividing each request's cache, a rank keeps one of so many tokens.
     `is_draft`: a layer of the drafter beside the model (see KVLayout.draft).
@@ -187,6 +187,46 @@ class KVLayer(msgspec.Struct, frozen=True, kw_only=True):
     def block_bytes(self, block_tokens: int, dtype_bytes: int) -> int:
         """Return the bytes that a block of so many tokens takes on each rank that keeps some."""
         return block_tokens // self.context_size * self.bytes_per_token(dtype_bytes)
+
+
+class LatentLayer(msgspec.Struct, frozen=True, kw_only=True, tag="latents"):
+    """The latents of one layer of multi-head latent attention: `size` numbers a token, from which
+    its keys and values are made (DeepSeek-V2, 2024). Every rank keeps all of them."""
+
+    name: str
+    size: int
+    dtype: str
+    is_draft: bool = False
+    window_tokens: ClassVar[None] = None
+
+    def block_bytes(self, block_tokens: int, dtype_bytes: int) -> int:
+        """Return the bytes that a block of so many tokens takes."""
+        return block_tokens * self.size * dtype_bytes
+
+
+class StatePart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """One tensor of a state, of one row: its name in the layer, and what it looks like."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class StateLayer(msgspec.Struct, frozen=True, kw_only=True, tag="states"):
+    """The state of one recurrent layer: of fixed size, whatever number of tokens made it.
+
+    A block keeps the state after the last token of it that is computed. The next token needs that
+    one alone, which is why a state has a window of two tokens: the next one and the one before.
+    """
+
+    name: str
+    parts: tuple[StatePart, ...]
+    is_draft: ClassVar[bool] = False
+    window_tokens: ClassVar[int] = 2
+
+
+CachedLayer = KVLayer | LatentLayer | StateLayer
+"""What one layer keeps of the tokens before."""
 
 
 class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
