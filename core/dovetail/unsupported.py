@@ -36,7 +36,6 @@ FEATURES: dict[str, Unsupported] = {
     "io_processors": Unsupported(
         "plugins that convert other data into prompts are not supported", "send text or token ids"
     ),
-    "mamba_layers": Unsupported("models with Mamba layers are not supported yet"),
     "latent_attention": Unsupported("models with latent attention are not supported yet"),
     "shared_kv_layers": Unsupported("models whose layers share a KV cache are not supported yet"),
     "remote_code": Unsupported(

@@ -31,6 +31,14 @@ KV_CACHE_DTYPE_AUTO = Value(summary="the data type of the weights", value=None)
 KV_CACHE_DTYPE_FLOAT32 = Value(summary="32 bits", value="float32")
 KV_CACHE_DTYPE_FLOAT16 = Value(summary="16 bits: 5 exponent, 10 mantissa", value="float16")
 KV_CACHE_DTYPE_BFLOAT16 = Value(summary="16 bits: 8 exponent, 7 mantissa", value="bfloat16")
+# The same for states of recurrent layers.
+MAMBA_CACHE_DTYPE_AUTO = Value(
+    summary="that of the weights for a layer's latest inputs, float32 for sums over all of them",
+    value=None,
+)
+MAMBA_CACHE_DTYPE_FLOAT32 = Value(summary="32 bits", value="float32")
+MAMBA_CACHE_DTYPE_FLOAT16 = Value(summary="16 bits: 5 exponent, 10 mantissa", value="float16")
+MAMBA_CACHE_DTYPE_BFLOAT16 = Value(summary="16 bits: 8 exponent, 7 mantissa", value="bfloat16")
 KV_CACHE_DTYPE_INT8 = Value(
     summary="8 bits, a scale per token and kv head (native_cpu, triton)", value="int8"
 )

@@ -37,6 +37,7 @@ from dovetail.config.rules import selections, stages
 from dovetail.config.rules.adapters import adapter_search, adapter_spec, first_adapters
 from dovetail.config.rules.attention import select_attention
 from dovetail.config.rules.cache_size import (
+    STATE_BLOCK_TOKENS,
     Room,
     cpu_cache_bytes,
     fit_tokens,
@@ -68,7 +69,12 @@ from dovetail.config.rules.ranks import (
     select_communicator,
 )
 from dovetail.config.rules.schedule import schedule_spec
-from dovetail.config.rules.speculation import acceptance_of, asked_drafter, draft_spec
+from dovetail.config.rules.speculation import (
+    acceptance_of,
+    asked_drafter,
+    check_states,
+    draft_spec,
+)
 from dovetail.config.rules.structured_output import structured_output_spec
 from dovetail.config.rules.worker_drafts import draft_bytes, runs_on_worker, worker_drafts
 from dovetail.config.rules.worker_extension import worker_extension
@@ -104,6 +110,7 @@ def resolve(config: Config) -> EngineSpec:
     cached = cached_model(model, rank)
     if config.scheduler.disable_hybrid_kv_cache_manager:
         cached = without_window(cached)
+    check_states(config, model)
     drafts = _worker_drafts(config, aim, schedule, kv_dtype, platform)
     beside = draft_bytes(drafts, kv_dtype, rank.tensor_size)
     cache = cache_spec(config, cached, schedule, kv_dtype, platform, beside)
@@ -129,7 +136,7 @@ def cache_spec(
     section = config.cache
     memory = section.kv_cache_memory_bytes
     rank = rank_spec(config)
-    block = block_tokens(config, platform) * rank.context_size
+    block = _block_tokens(config, model, platform) * rank.context_size
     if memory is None and HOST_MEMORY in platform.capabilities:
         share = (
             section.gpu_memory_utilization if config.is_given("gpu_memory_utilization") else None
@@ -152,6 +159,14 @@ def cache_spec(
         hash_algorithm=registry.value_of("hash_algorithm", section.prefix_caching_hash_algo),
         keeps_windows=config.scheduler.disable_hybrid_kv_cache_manager,
     )
+
+
+def _block_tokens(config: Config, model: ModelSpec, platform: Platform) -> int:
+    """Return the tokens of a block, more by default where nothing but states is kept."""
+    facts = model.cache
+    if facts is None or facts.num_attention_layers or config.cache.block_size is not None:
+        return block_tokens(config, platform)
+    return STATE_BLOCK_TOKENS
 
 
 def _fit_schedule(
@@ -339,6 +354,8 @@ def _run_spec(
     threads = default_threads(of_ranks[0] if of_ranks else processors) if knows_cores else 0
     offloaded = offload_bytes(config, platform)
     stage, scale = registry.value_of("logprobs_mode", config.model.logprobs_mode)
+    conv_dtype = registry.value_of("mamba_cache_dtype", config.cache.mamba_cache_dtype)
+    state_dtype = registry.value_of("mamba_cache_dtype", config.cache.mamba_ssm_cache_dtype)
     recorded = platform.defaults().recorded_rows
     making = step_making(config, recorded_rows=recorded, max_rows=schedule.max_rows)
     return RunSpec(
@@ -346,6 +363,8 @@ def _run_spec(
         device=platform.device_type,
         ops=dict(platform.ops),
         kv_dtype=kv_dtype,
+        conv_state_dtype=conv_dtype or model.weight_dtype or model.dtype,
+        state_dtype=state_dtype or conv_dtype or "float32",
         block_tokens=cache.block_tokens,
         max_rows=schedule.max_rows,
         max_step_tokens=schedule.max_step_tokens,

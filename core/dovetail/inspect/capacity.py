@@ -7,7 +7,7 @@ not counted.
 from __future__ import annotations
 
 from dovetail.config.checkpoint.context_length import checkpoint_tokens
-from dovetail.config.rules.cache_size import Room, kv_bytes
+from dovetail.config.rules.cache_size import Room, kv_bytes, state_bytes, token_bytes
 from dovetail.inspect.facts import Fit
 from dovetail.interfaces.spec import ModelSpec
 
@@ -18,7 +18,15 @@ STEP = 4
 
 def per_token(model: ModelSpec, kv_dtype: str) -> int:
     """Return the bytes that one token takes in the caches of all layers."""
-    return kv_bytes(model, kv_dtype, 1, 1)
+    facts = model.cache
+    if facts is None:
+        return kv_bytes(model, kv_dtype, 1, 1)
+    return facts.num_attention_layers * token_bytes(model, kv_dtype)
+
+
+def per_row(model: ModelSpec) -> int:
+    """Return the bytes that the states of a row take in all layers, however long it is."""
+    return 0 if model.cache is None else model.cache.num_state_layers * state_bytes(model)
 
 
 def longest(model: ModelSpec, kv_dtype: str, room_bytes: int, block: int, step: int) -> int:

@@ -111,6 +111,7 @@ class Memory:
     is_exact: bool
     kv_dtype: str
     kv_bytes_per_token: int
+    state_bytes_per_request: int
     free_bytes: int | None
     longest_tokens: int | None
     fits: tuple[Fit, ...]

@@ -135,6 +135,8 @@ def _memory(memory: Memory, model: ModelFacts) -> list[str]:
     ]
     cached = f"{size(memory.kv_bytes_per_token)} a token ({memory.kv_dtype})"
     lines += _line("KV cache", cached if memory.kv_bytes_per_token else "none is needed")
+    if memory.state_bytes_per_request:
+        lines += _line("states", f"{size(memory.state_bytes_per_request)} a request")
     if memory.longest_tokens == 0:
         lines += _line("longest context", "none: no memory is left after the weights")
     elif memory.longest_tokens is not None:

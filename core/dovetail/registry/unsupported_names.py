@@ -18,7 +18,6 @@ UNSUPPORTED_NAMES: dict[str, dict[str, str]] = {
     "attention_backend": {"MLA": "latent_attention", "XFORMERS": "xformers"},
     "platform": {name: name for name in ("hpu", "neuron", "openvino", "rocm", "tpu", "xpu")},
     "kv_cache_dtype": {"fp8_inc": "hpu"},
-    "mamba_cache_dtype": dict.fromkeys(("auto", "float32"), "mamba_layers"),
     "mm_cache": dict.fromkeys(("lru", "shm"), "media"),
     "mm_encoder_tp_mode": dict.fromkeys(("data", "weights"), "media"),
     "modality": dict.fromkeys(("audio", "image", "video"), "media"),

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dovetail.engine.kv.kv_groups import block_bytes
 from dovetail.interfaces.attention import AttentionSpec
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
@@ -212,11 +213,10 @@ def tiny_layout(
     groups = tuple(
         KVGroup(layers=tuple(names), window_tokens=window) for window, names in by_window.items()
     )
-    item_bytes = dtype_of(layers[0].dtype).itemsize
     return KVLayout(
         groups=groups,
         num_tensors=max(len(group.layers) for group in groups),
         num_blocks=num_blocks,
         block_tokens=block_tokens,
-        block_bytes=block_tokens * layers[0].bytes_per_token(item_bytes),
+        block_bytes=max(block_bytes(layer, block_tokens) for layer in layers),
     )

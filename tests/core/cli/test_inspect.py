@@ -223,6 +223,7 @@ def test_keys_stay(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert list(told["memory"]) == [
         *("device", "weights_bytes", "tables_bytes", "is_exact", "kv_dtype", "kv_bytes_per_token"),
+        "state_bytes_per_request",
         *("free_bytes", "longest_tokens", "fits", "cache_bytes", "served_tokens", "most_requests"),
     ]
     plugins = {one["kind"]: one for one in told["plugins"]}

@@ -60,8 +60,6 @@ UNSUPPORTED_FLAGS: dict[str, UnsupportedFlag] = {
         "media", passing_items=(("audio", 0), ("image", 0), ("video", 0))
     ),
     "mm_processor_cache_gb": UnsupportedFlag("media", passing=(0.0,)),
-    "mamba_cache_dtype": UnsupportedFlag("mamba_layers", passing=("float32",)),
-    "mamba_ssm_cache_dtype": UnsupportedFlag("mamba_layers", passing=("float32",)),
     **_all("kv_transfer", "kv_events_config", "kv_transfer_config"),
     **_all("prompt_embeds", "enable_prompt_embeds"),
     **_all("io_processors", "io_processor_plugin"),

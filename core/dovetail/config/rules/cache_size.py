@@ -10,7 +10,7 @@ from typing import Any
 from dovetail.config.checkpoint.context_length import window_tokens
 from dovetail.config.checkpoint.dtypes import BYTES
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.interfaces.spec import CacheFacts, ModelSpec
 from dovetail.interfaces.step import KVLayer
 
 log = logging.getLogger(__name__)
@@ -19,6 +19,10 @@ CPU_CACHE_BYTES = 4 * 2**30
 """Most cache a CPU engine takes when nobody says how much."""
 
 CPU_MEMORY_SHARE = 0.4
+STATE_BLOCK_TOKENS = 512
+"""The tokens of a block where layers keep nothing but states: after so many a state is kept, so
+that a prompt that begins alike can go on from there."""
+LEAST_BLOCK_TOKENS = 16
 
 
 def kv_bytes(
@@ -32,15 +36,55 @@ def kv_bytes(
 ) -> int:
     """Return the bytes one request of `num_tokens` takes on each of `context_size` ranks that
     divide it; windowed layers forget the rest. A drafter keeps `draft_bytes` of each token."""
-    layer = KVLayer(
-        name="", num_kv_heads=model.num_kv_heads, head_size=model.head_size, dtype=kv_dtype
-    )
-    per_token = layer.bytes_per_token(BYTES[kv_dtype])
+    per_token = token_bytes(model, kv_dtype)
+    if model.cache is not None:
+        own = _own_bytes(model, model.cache, per_token, num_tokens, step_tokens, context_size)
+        return own + draft_bytes * num_tokens
     window = window_tokens(model.hf_config)
     num_windowed = _num_windowed(model.hf_config, model.num_layers) if window else 0
     kept = min(num_tokens, (window or num_tokens) + step_tokens)
     whole = num_windowed * kept + (model.num_layers - num_windowed) * num_tokens
     return per_token * -(-whole // context_size) + draft_bytes * num_tokens
+
+
+def token_bytes(model: ModelSpec, kv_dtype: str) -> int:
+    """Return the bytes that a token takes in each layer that keeps something of it."""
+    if model.cache is not None and model.cache.latent_size:
+        return model.cache.latent_size * BYTES[kv_dtype]
+    layer = KVLayer(
+        name="", num_kv_heads=model.num_kv_heads, head_size=model.head_size, dtype=kv_dtype
+    )
+    return layer.bytes_per_token(BYTES[kv_dtype])
+
+
+def state_bytes(model: ModelSpec) -> int:
+    """Return about the bytes of a row's state in one recurrent layer, sums in 32 bits."""
+    if model.cache is None:
+        return 0
+    facts = model.cache
+    return facts.conv_numbers * BYTES[model.weight_dtype or model.dtype] + facts.state_numbers * 4
+
+
+def _own_bytes(
+    model: ModelSpec,
+    facts: CacheFacts,
+    per_token: int,
+    num_tokens: int,
+    step_tokens: int,
+    context_size: int,
+) -> int:
+    """Return the bytes of a request where layers differ: a block holds a state, or the keys and
+    values of as many tokens as take the same room (see `engine.kv.kv_groups`)."""
+    state = state_bytes(model)
+    if not facts.num_attention_layers:
+        block_tokens = STATE_BLOCK_TOKENS
+    else:
+        block_tokens = max(LEAST_BLOCK_TOKENS, -(-state // per_token))
+    blocks = -(-num_tokens // block_tokens)
+    attended = facts.num_attention_layers * per_token * (num_tokens + block_tokens)
+    kept = min(blocks, -(-(step_tokens - 1) // block_tokens) + 2)
+    block = max(state, block_tokens * per_token) if facts.num_attention_layers else state
+    return -(-attended // context_size) + facts.num_state_layers * (kept + 1) * block
 
 
 def cpu_cache_bytes(available: int, share: float | None, useful: int) -> int:

@@ -54,6 +54,8 @@ def check_division(model: ModelSpec, plugin: Selection, rank: RankSpec) -> None:
             where=TENSOR,
             fix="use 1, or an architecture whose plugin claims tensor_parallel.",
         )
+    if model.cache is not None and not model.cache.num_attention_layers:
+        return  # the layers say what of theirs cannot be divided
     if model.num_heads % size:
         raise ConfigError(
             f"{model.num_heads} attention heads cannot be divided evenly over {size} ranks.",

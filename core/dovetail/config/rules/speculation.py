@@ -25,7 +25,7 @@ from dovetail.config.rules.draft_methods import LOOKUP, LOOKUP_WORDS, method_for
 from dovetail.config.rules.selections import select
 from dovetail.config.rules.worker_drafts import Asked, runs_on_worker
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import DraftSpec, ScheduleSpec, Selection
+from dovetail.interfaces.spec import DraftSpec, ModelSpec, ScheduleSpec, Selection
 from dovetail.registry.options import option_types
 
 log = logging.getLogger(__name__)
@@ -63,6 +63,19 @@ def draft_spec(config: Config, schedule: ScheduleSpec, scheduler: Selection) -> 
         max_tokens=max_tokens,
         pause_above_requests=_pause_above(config, asked, keys),
         max_model_tokens=keys.max_model_len,
+    )
+
+
+def check_states(config: Config, model: ModelSpec) -> None:
+    """Raise ConfigError where drafts were asked for of a model that keeps states: what a draft that
+    does not come true has changed in them cannot be taken back."""
+    if draft_keys(config) is None or model.cache is None or not model.cache.num_state_layers:
+        return
+    raise ConfigError(
+        "the model keeps states of fixed size, and what drafts change in them cannot be taken "
+        "back yet.",
+        where=FLAG,
+        fix="leave the flag out.",
     )
 
 

@@ -72,12 +72,14 @@ class CacheConfig:
         help="JSON file with the scales of an fp8 KV cache, used instead of the checkpoint's",
     )
     mamba_cache_dtype: str = flag(
-        "auto", kind="mamba_cache_dtype", help="data type of the states of Mamba layers"
+        "auto",
+        kind="mamba_cache_dtype",
+        help="data type of the states of Mamba and other recurrent layers",
     )
     mamba_ssm_cache_dtype: str = flag(
         "auto",
         kind="mamba_cache_dtype",
-        help="data type of the recurrent (SSM) state of Mamba layers",
+        help="data type of the recurrent (SSM) state alone; auto is that of --mamba-cache-dtype",
     )
     kv_sharing_fast_prefill: bool = flag(
         False, help="during prefill, skip layers that share another layer's KV cache"
