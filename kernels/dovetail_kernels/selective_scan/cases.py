@@ -1,0 +1,139 @@
+"""Cases of selective_scan: rows that begin, go on and end blocks, sizes of states, dtypes.
+
+Blocks that no row reads are infinite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from dovetail_kernels.op import Arguments, Case
+from dovetail_kernels.random import normal, tolerance
+from dovetail_kernels.states import pieces, step_arguments
+
+MIXED = ((0, 1), (0, 37), (5, 1), (15, 2), (16, 1), (31, 18), (40, 0), (3, 29), (47, 1))
+"""Rows: tokens before the step, tokens in it. Blocks have 16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A case's sizes. `state` is the dtype of the state; `apart`: rows and blocks have gaps."""
+
+    rows: tuple[tuple[int, int], ...]
+    channels: int = 48
+    state_size: int = 16
+    block_tokens: int = 16
+    dtype: torch.dtype = torch.float32
+    state: torch.dtype = torch.float32
+    has_gate: bool = True
+    has_bias: bool = True
+    apart: bool = True
+
+    @property
+    def label(self) -> str:
+        """Return the name of the case."""
+        tokens = sum(here for _, here in self.rows)
+        ends = [*["gate"] * self.has_gate, *["bias"] * self.has_bias, *["apart"] * self.apart]
+        kind = f"_{self.state}".replace("torch.", "state_")
+        sizes = f"R{len(self.rows)}_T{tokens}_D{self.channels}_S{self.state_size}"
+        return "_".join([sizes, *ends]) + kind
+
+
+def cases() -> list[Case]:
+    """Return the cases that are checked."""
+    base = Shape(rows=MIXED)
+    shapes = [
+        *(replace(base, state_size=s, channels=c) for s in (1, 4, 16, 19, 32) for c in (1, 45)),
+        *(replace(base, channels=c) for c in (17, 128, 300)),
+        replace(base, has_gate=False, has_bias=False, apart=False),
+        replace(base, block_tokens=1, rows=((0, 5), (3, 1), (2, 4))),
+        *(replace(base, state=k, state_size=s) for k in _KINDS[1:] for s in (16, 5)),
+        *_halves(base),
+    ]
+    return [_case(shape) for shape in shapes]
+
+
+def small_cases() -> list[Case]:
+    """Return the cases that are checked where kernels are interpreted."""
+    base = Shape(rows=((0, 1), (5, 1), (15, 2), (16, 1), (31, 18), (40, 0), (2, 3)), channels=20)
+    shapes = [
+        base,
+        replace(base, state_size=5, has_gate=False, has_bias=False, apart=False),
+        replace(base, state=torch.bfloat16),
+        replace(base, rows=((4, 1), (0, 1), (15, 1)), channels=100),
+        *_halves(base),
+    ]
+    return [_case(shape) for shape in shapes]
+
+
+def perf_cases() -> list[Case]:
+    """Return the cases that are timed: decode of 8 rows, and a prefill."""
+    return [
+        _case(Shape(rows=rows, channels=2048, state=kind, apart=False))
+        for rows in (((100, 1),) * 8, ((0, 2048),))
+        for kind in (torch.float32, torch.bfloat16)
+    ]
+
+
+_KINDS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _halves(base: Shape) -> list[Shape]:
+    """Return shapes of 16-bit activations, which the CPU's kernel leaves to the GPU's."""
+    return [replace(base, dtype=kind) for kind in _KINDS[1:]]
+
+
+def _case(shape: Shape) -> Case:
+    tokens, numbers = sum(here for _, here in shape.rows), shape.channels * shape.state_size
+    written = sum(-(-(before + here) // shape.block_tokens) for before, here in shape.rows)
+    written -= sum(before // shape.block_tokens for before, here in shape.rows)
+    states = written + sum(1 for before, here in shape.rows if before and here)
+    streams = (3 + shape.has_gate) * shape.channels + 2 * shape.state_size
+    loose = max(tolerance(shape.dtype), 4e-5, 0 if shape.state == torch.float32 else 2e-2)
+    return Case(
+        name=shape.label,
+        dtype=shape.dtype,
+        build=_builder(shape),
+        mutates=("state",),
+        is_finite=False,
+        moved_bytes=tokens * streams * shape.dtype.itemsize
+        + numbers * (4 + states * shape.state.itemsize),
+        flops=25 * tokens * numbers,
+        rtol=loose,
+        atol=loose,
+    )
+
+
+def _builder(shape: Shape) -> Callable[[torch.device], Arguments]:
+    def build(device: torch.device) -> Arguments:
+        step, num_blocks = step_arguments(shape.rows, shape.block_tokens, device)
+        tokens, channels, size = int(step["query_start"][-1]), shape.channels, shape.state_size
+
+        def rows(width: int, seed: int) -> torch.Tensor:
+            wide = normal((tokens, width + 3 * shape.apart), shape.dtype, device, seed=seed)
+            return wide[:, :width]
+
+        def weights(*sizes: int, seed: int) -> torch.Tensor:
+            return normal(sizes, torch.float32, device, seed=seed)
+
+        kept = (num_blocks, channels + shape.apart, size)
+        state = normal(kept, shape.state, device, seed=4)
+        unread = set(range(num_blocks)) - {piece.source for piece in pieces(**step)}
+        state[sorted(unread)] = torch.inf
+        return {
+            "x": rows(channels, 1),
+            "dt": rows(channels, 2),
+            "a": -weights(channels, size, seed=3).exp(),
+            "b": rows(size, 5),
+            "c": rows(size, 6),
+            "d": weights(channels, seed=7),
+            "dt_bias": weights(channels, seed=8) if shape.has_bias else None,
+            "z": rows(channels, 9) if shape.has_gate else None,
+            "state": state[:, :channels],
+            **step,
+        }
+
+    return build

@@ -1,0 +1,127 @@
+"""short_conv on the native CPU library. A ShortConv holds its argument struct ready.
+
+One ShortConv serves one thread at a time. Weights, states and rows are read when the kernel runs,
+so what is recorded (cpu/program.py) follows them when they change in place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from dovetail_kernels.cpu.library import Library, library, missing_reason
+from dovetail_kernels.gemm.native import CODES as ACTIVATIONS
+from dovetail_kernels.op import Arguments, Implementation
+from dovetail_kernels.states import CODES, StateRows, StateRowsArgs
+
+MAX_WIDTH = 8
+_pointer, _int64, _int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+
+
+class ShortConvArgs(ctypes.Structure):
+    """See args.h."""
+
+    _fields_ = [
+        ("x", _pointer),
+        ("weight", _pointer),
+        ("bias", _pointer),
+        ("out", _pointer),
+        ("state", _pointer),
+        ("rows", StateRowsArgs),
+        ("x_stride", _int64),
+        ("state_stride", _int64),
+        ("channels", _int64),
+        ("width", _int32),
+        ("activation", _int32),
+        ("format", _int32),
+        ("reserved", _int32),
+    ]
+
+
+class ShortConv:
+    """The convolution with one activation, "none" or "silu"."""
+
+    def __init__(self, activation: str = "none", *, source: Library | None = None) -> None:
+        native = source or library()
+        if native is None:
+            raise OSError(missing_reason())
+        assert activation in ("none", "silu"), f"short_conv has no activation {activation}"
+        self._kernel = native.kernel("short_conv", ShortConvArgs)
+        self._args = ShortConvArgs(activation=ACTIVATIONS[activation])
+        self._reference = ctypes.byref(self._args)
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        state: torch.Tensor,
+        rows: StateRows,
+    ) -> torch.Tensor:
+        """Return the convolution of the rows' inputs (see the op).
+
+        Rows of x may lie apart, and blocks of the state. All but the state is float32.
+        Shapes: x [T, C], weight [C, W], bias [C], state [N, C, W - 1] -> [T, C]. Mutates: state
+        """
+        out, args = torch.empty(x.shape), self._args
+        args.x, args.x_stride, args.out = x.data_ptr(), x.stride(0), out.data_ptr()
+        args.weight = weight.data_ptr()
+        args.channels, args.width = weight.shape
+        args.bias = None if bias is None else bias.data_ptr()
+        args.state, args.state_stride = state.data_ptr(), state.stride(0)
+        args.format, args.rows = CODES[state.dtype], rows.args
+        code = self._kernel(self._reference)
+        assert not code, f"short_conv does not take a width of {args.width}"
+        return out
+
+
+def _prepare(arguments: Arguments) -> Arguments:
+    """Return the arguments with the structs made once for many calls."""
+    rest = dict(arguments)
+    conv = ShortConv(rest.pop("activation", "none"))
+    return {**rest, "conv": conv}
+
+
+def _convolve(
+    conv: ShortConv,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    state: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    block_tokens: int,
+) -> torch.Tensor:
+    """Return the convolution of the rows' inputs (see ShortConv)."""
+    rows = StateRows(
+        query_start=query_start,
+        seq_lens=seq_lens,
+        block_table=block_table,
+        block_tokens=block_tokens,
+    )
+    return conv(x, weight, bias, state, rows)
+
+
+def _why_not(arguments: Arguments) -> str | None:
+    """Return why these arguments are not for the native kernel, or None."""
+    width = arguments["weight"].shape[1]
+    if not 2 <= width <= MAX_WIDTH:
+        return f"it takes widths from 2 to {MAX_WIDTH}, not {width}"
+    if arguments["weight"].dtype != torch.float32:
+        return f"it does not take a weight of {arguments['weight'].dtype}"
+    dtype = arguments["state"].dtype
+    return None if dtype in CODES else f"it does not take states of {dtype}"
+
+
+NATIVE = Implementation(
+    name="native",
+    function=_convolve,
+    devices=("cpu",),
+    dtypes=(torch.float32,),
+    rank=10,
+    unavailable_reason=missing_reason,
+    why_not=_why_not,
+    prepare=_prepare,
+)
