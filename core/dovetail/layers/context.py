@@ -39,7 +39,7 @@ class ForwardContext:
     """One step as the layers see it.
 
     `prepared` maps a layer's name to what `backend.prepare` returned for its KV group, of a layer
-    with a state to the group's BatchLayout, `caches` to its cache. `rows` is in the order of the
+    with a state to the group's RowStates, `caches` to its cache. `rows` is in the order of the
     batch. `second_text` marks the tokens of the second of two texts, where a prompt has two (None:
     no prompt has).
 

@@ -7,6 +7,7 @@ The state after a row's token lies in the block of that token; the next token's 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import StateLayer, StatePart
 from dovetail.layers.context import forward_context
 from dovetail.layers.kept import Keeper
+from dovetail_kernels.states import StateRows
 
 CONV, STATE = "conv", "state"
 """What a part holds: the layer's latest inputs as they were, or a sum over all of them."""
@@ -31,27 +33,28 @@ class Part:
     holds: str = STATE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateStep:
-    """Where the states of a step's rows lie, and the parts' tensors by name.
+class RowStates:
+    """Where the states of a step's rows lie, for all layers of a KV group."""
 
-    Shapes: query_start [R + 1], seq_lens [R], block_table [R, B], all int32; each part [N, ...]
-    """
+    def __init__(self, layout: BatchLayout) -> None:
+        self.layout = layout
 
-    query_start: torch.Tensor
-    seq_lens: torch.Tensor
-    block_table: torch.Tensor
-    block_tokens: int
-    parts: dict[str, torch.Tensor]
+    def arguments(self) -> dict[str, Any]:
+        """Return what all kernels over states are told of the rows (see dovetail_kernels.states).
 
-    def rows(self) -> dict[str, Any]:
-        """Return the arguments that all kernels over states share."""
+        Shapes: query_start [R + 1], seq_lens [R], block_table [R, B], all int32
+        """
         return {
-            "query_start": self.query_start,
-            "seq_lens": self.seq_lens,
-            "block_table": self.block_table,
-            "block_tokens": self.block_tokens,
+            "query_start": self.layout.query_start,
+            "seq_lens": self.layout.seq_lens,
+            "block_table": self.layout.block_table,
+            "block_tokens": self.layout.block_tokens,
         }
+
+    @cached_property
+    def native(self) -> StateRows:
+        """Return the same for native calls."""
+        return StateRows(**self.arguments())
 
 
 class State(Keeper):
@@ -70,16 +73,13 @@ class State(Keeper):
         )
         return StateLayer(name=self.name, parts=tuple(parts))
 
-    def step(self) -> StateStep:
-        """Return where the states of the running step lie."""
+    def step(self) -> tuple[dict[str, torch.Tensor], RowStates]:
+        """Return the parts of all states by name, and where those of the running step's rows lie.
+
+        Shapes: each part [N, *shape]
+        """
         context = forward_context()
-        layout, parts = context.prepared[self.name], context.caches[self.name]
-        assert isinstance(layout, BatchLayout)
+        rows, parts = context.prepared[self.name], context.caches[self.name]
+        assert isinstance(rows, RowStates)
         assert isinstance(parts, dict)
-        return StateStep(
-            query_start=layout.query_start,
-            seq_lens=layout.seq_lens,
-            block_table=layout.block_table,
-            block_tokens=layout.block_tokens,
-            parts=parts,
-        )
+        return parts, rows

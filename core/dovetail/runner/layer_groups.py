@@ -14,6 +14,7 @@ import torch
 from dovetail.interfaces.attention import AttentionBackend, BatchLayout
 from dovetail.interfaces.step import CachedLayer, KVLayer, KVLayout, StateLayer
 from dovetail.layers.context import LayerCache
+from dovetail.layers.state import RowStates
 from dovetail.runner.batch import StepInputs
 from dovetail.runner.block_table import BlockTable
 from dovetail.runner.kv_alloc import group_of_layers
@@ -38,7 +39,8 @@ class LayerGroups:
         """Return what each layer sees of a step, by name. `layouts` are the groups'."""
         made = {group: backend.prepare(layouts[group]) for group in self._used}
         found = {name: made[group] for name, group in self._attended.items()}
-        return found | {name: layouts[group] for name, group in self.states.items()}
+        states = {group: RowStates(layouts[group]) for group in set(self.states.values())}
+        return found | {name: states[group] for name, group in self.states.items()}
 
 
 class StateKeeper:

@@ -29,7 +29,7 @@ from dovetail.layers.context import ForwardContext, LayerCache, use_context
 from dovetail.layers.kept import Keeper
 from dovetail.layers.rounding import FLOAT, ActivationOptions
 from dovetail.layers.stages import stage_of
-from dovetail.layers.state import State
+from dovetail.layers.state import RowStates, State
 from dovetail.layers.weights import load_weights
 from dovetail.testing.reference import ReferenceAttention
 
@@ -116,7 +116,7 @@ class PagedModel:
         context = ForwardContext(
             backend=self.backend,
             prepared={
-                layer.name: layout if isinstance(layer, State) else prepared
+                layer.name: RowStates(layout) if isinstance(layer, State) else prepared
                 for layer in self.layers
             },
             caches=self.caches,

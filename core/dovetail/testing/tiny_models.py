@@ -70,6 +70,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "CohereForCausalLM": ("cohere", {"logit_scale": 0.5}),
     "GraniteForCausalLM": ("granite", {"logits_scaling": 2.0, "residual_multiplier": 0.5}),
     "MambaForCausalLM": ("mamba", {"state_size": 4}),
+    "Lfm2ForCausalLM": (
+        "lfm2",
+        {"layer_types": ["conv", "full_attention"], "block_multiple_of": 16},
+    ),
     "BloomForCausalLM": ("bloom", {"n_head": 4, "n_layer": 2}),
 }
 """Architecture -> (model type, config fields beside the common ones)."""

@@ -1,0 +1,62 @@
+"""LFM2: which layers are convolutions, and how large the MLPs are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.plugin import Value
+from dovetail.interfaces.spec import CacheFacts
+
+CONV = "conv"
+
+
+def layer_types(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return each layer's kind, as config.json lists them or by the numbers that attend."""
+    kinds = config.get("layer_types")
+    if kinds:
+        return tuple(kinds)
+    count = int(config["num_hidden_layers"])
+    attend = config.get("full_attn_idxs")
+    attend = range(count) if attend is None else attend
+    return tuple("full_attention" if i in attend else CONV for i in range(count))
+
+
+def inner_size(config: Mapping[str, Any]) -> int:
+    """Return the inner size of the MLPs, which a rule makes of the stated one where asked."""
+    size = int(config.get("block_ff_dim") or config["intermediate_size"])
+    if not config.get("block_auto_adjust_ff_dim", True):
+        return size
+    size = int(2 * size / 3)
+    factor = config.get("block_ffn_dim_multiplier", 1.0)
+    if factor is None:
+        return size
+    multiple = int(config.get("block_multiple_of", 256))
+    return -(-int(factor * size) // multiple) * multiple
+
+
+def cache(config: Mapping[str, Any]) -> CacheFacts:
+    """Return what a row keeps: keys and values, or the last inputs of a convolution."""
+    num_states = layer_types(config).count(CONV)
+    return CacheFacts(
+        num_attention_layers=int(config["num_hidden_layers"]) - num_states,
+        num_state_layers=num_states,
+        conv_numbers=int(config["hidden_size"]) * (int(config.get("conv_L_cache", 3)) - 1),
+    )
+
+
+LFM2 = Value(
+    summary="LFM2",
+    value=ModelFacts(
+        defaults={
+            "intermediate_size": 12288,
+            "conv_L_cache": 3,
+            "norm_eps": 1e-5,
+            "rope_theta": 1000000.0,
+            "tie_word_embeddings": True,
+        },
+        attribute_map={"tie_word_embeddings": "tie_embedding"},
+        cache=cache,
+    ),
+)

@@ -1,0 +1,138 @@
+"""LFM2: most layers are short convolutions between two gates, the others attend.
+
+A convolution layer computes, of the T tokens of a step (E hidden size):
+
+    b, c, x = in_proj(operator_norm(h))                  # [T, E] each
+    h = h + out_proj(c * conv(b * x))                    # over the last few inputs of each channel
+
+Source: Liquid AI, LFM2 Technical Report, 2025 (arXiv 2511.23404).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.decoder import (
+    FULL,
+    FUSED,
+    DecoderAttention,
+    DecoderConfig,
+    DecoderForCausalLM,
+    DecoderLayer,
+    DecoderModel,
+    GatedMLP,
+    usual_config,
+)
+from dovetail.layers.linear import MergedColumnParallelLinear, RowParallelLinear, even_part
+from dovetail.layers.recurrent import ShortConv
+from dovetail.layers.rotary import Rope
+from dovetail.layers.state import State
+from dovetail.parallel.groups import tensor_group
+from dovetail_plugins.model_types.lfm2 import CONV, inner_size, layer_types
+
+
+class Lfm2ShortConv(nn.Module):
+    """The convolution between two gates. The channels are divided over ranks."""
+
+    def __init__(self, context: BuildContext, name: str) -> None:
+        super().__init__()
+        config, size = context.model.hf_config, context.model.hidden_size
+        bias = bool(config.get("conv_bias", False))
+        part = even_part("", size, tensor_group(context.rank), name)
+        self.in_proj = MergedColumnParallelLinear(
+            context, f"{name}.in_proj", size, dict.fromkeys("bcx", size), bias=bias
+        )
+        self.conv = ShortConv(context, (part,), int(config["conv_L_cache"]), bias=bias)
+        self.out_proj = RowParallelLinear(context, f"{name}.out_proj", size, size, bias=bias)
+        self.state = State(name, (self.conv.state_part(),))
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Shapes: x, residual [T, E] -> [T, E]"""
+        before, after, inner = self.in_proj(x).chunk(3, dim=-1)
+        parts, rows = self.state.step()
+        return self.out_proj(after * self.conv(before * inner, parts["conv"], rows), residual)
+
+
+class Lfm2Layer(DecoderLayer):
+    """One layer: a convolution or attention, and an MLP."""
+
+    def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
+        nn.Module.__init__(self)
+        size = context.model.hidden_size
+        self.layer_type = config.layer_types[layer]
+        if self.layer_type == CONV:
+            self.conv = Lfm2ShortConv(context, f"{name}.conv")
+        else:
+            self.self_attn = DecoderAttention(context, f"{name}.self_attn", config, layer)
+        self.operator_norm = config.norm(context, size, eps=config.norm_eps)
+        self.ffn_norm = config.norm(context, size, eps=config.norm_eps)
+        self.feed_forward = self.build_mlp(context, f"{name}.feed_forward", config, layer)
+
+    def build_mlp(
+        self, context: BuildContext, name: str, config: DecoderConfig, layer: int
+    ) -> nn.Module:
+        """Return the layer's MLP."""
+        inner = inner_size(context.model.hf_config)
+        return GatedMLP(context, name, inner=inner, act=config.hidden_act)
+
+    def forward(self, x: torch.Tensor, ropes: Mapping[str, Rope]) -> torch.Tensor:
+        """Shapes: x [T, E] -> [T, E]"""
+        inner = self.operator_norm(x)
+        if self.layer_type == CONV:
+            x = self.conv(inner, x)
+        else:
+            x = self.self_attn(inner, ropes[self.layer_type], x)
+        out: torch.Tensor = self.feed_forward(self.ffn_norm(x), x)
+        return out
+
+
+class Lfm2Model(DecoderModel):
+    """The layers; only those that attend are rotated."""
+
+    def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
+        """Return the table of the layers that attend."""
+        return super().build_rotaries(context, layer_types & {FULL})
+
+
+class Lfm2ForCausalLM(DecoderForCausalLM):
+    """LFM2 with its tied head."""
+
+    info = Info(summary="LFM2: short convolutions", source="https://arxiv.org/abs/2511.23404")
+    model_class = Lfm2Model
+    layer_class = Lfm2Layer
+
+    @classmethod
+    def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
+        """Return the usual config with norms on heads; some layers do not attend."""
+        config = model.hf_config
+        return usual_config(
+            model,
+            layer_types=layer_types(config),
+            norm_eps=float(config.get("norm_eps", 1e-5)),
+            qk_norm=True,
+            has_qkv_bias=False,
+            has_out_bias=False,
+        )
+
+    def weight_map(self) -> WeightMap:
+        """Return the names: LFM2 has its own for norms and for the matrices of the MLP."""
+        usual = super().weight_map()
+        return WeightMap(
+            prefixes=usual.prefixes,
+            renames=(
+                ("embedding_norm", "norm"),
+                ("self_attn.out_proj", "self_attn.o_proj"),
+                ("q_layernorm", "q_norm"),
+                ("k_layernorm", "k_norm"),
+                ("feed_forward.w2", "feed_forward.down_proj"),
+            ),
+            fused={**FUSED, "w1": ("gate_up_proj", "gate"), "w3": ("gate_up_proj", "up")},
+            ignored=usual.ignored,
+            tied=usual.tied,
+        )
