@@ -1,0 +1,32 @@
+"""Where a row's states lie, in Triton: what dovetail_kernels.states says, one row a program.
+
+Knows no recurrence; needs Triton.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def row_tokens(query_start, seq_lens, row):
+    """Return a row's first token in the step, how many it has there, and the first one's
+    position."""
+    first = tl.load(query_start + row).to(tl.int64)
+    count = tl.load(query_start + row + 1).to(tl.int64) - first
+    return first, count, tl.load(seq_lens + row).to(tl.int64) - count
+
+
+@triton.jit
+def block_of(block_table, table_stride, row, position, BLOCK_TOKENS: tl.constexpr):
+    """Return the block of a row's position; of position -1, that of position 0."""
+    at = tl.maximum(position, 0) // BLOCK_TOKENS
+    return tl.load(block_table + row * table_stride + at).to(tl.int64)
+
+
+@triton.jit
+def is_kept(position, last, BLOCK_TOKENS: tl.constexpr):
+    """Return whether the state after this position is kept: it ends its block or is the row's
+    last one."""
+    return ((position + 1) % BLOCK_TOKENS == 0) | (position == last)
