@@ -23,6 +23,8 @@ OP_NAMES = (
     "embedding",
     "gated_activation",
     "low_rank",
+    "ssd",
+    "gated_delta",
     "paged_attention",
     "cache_write",
     "short_conv",

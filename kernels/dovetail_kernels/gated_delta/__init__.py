@@ -1,0 +1,33 @@
+"""gated_delta: the gated delta rule, by which a head's state forgets, and learns a value of a key.
+
+q, k = q / |q|, k / |k| (1e-6 inside the root), q times scale
+S = exp(-exp(a_log) softplus(decay_in + dt_bias)) S
+S = S + k (outer) sigmoid(beta_in) (v - k S), out = q S
+
+H / K value heads that follow one another share a key head. Rows of q, k, v, decay_in and beta_in
+may lie apart, as parts of one wider matrix. Which states a row begins with and keeps:
+dovetail_kernels.states. A state of 16 bits is rounded where it is kept; the definition and the
+native kernel round it after every token.
+
+Shapes: q and k [T, K, D], v [T, H, V], decay_in and beta_in [T, H], a_log and dt_bias [H] float32,
+state [N, H, D, V] -> [T, H, V] in v's dtype
+Source: Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule", 2024 (arXiv
+2412.06464), as Qwen3-Next has it
+"""
+
+from dovetail_kernels.gated_delta.cases import cases, perf_cases, small_cases
+from dovetail_kernels.gated_delta.chunked import CHUNKED
+from dovetail_kernels.gated_delta.native import NATIVE
+from dovetail_kernels.gated_delta.reference import reference
+from dovetail_kernels.gpu import triton_implementation
+from dovetail_kernels.op import Op
+
+OP = Op(
+    name="gated_delta",
+    summary="the gated delta rule over the tokens of each row",
+    reference=reference,
+    cases=cases,
+    perf_cases=perf_cases,
+    small_cases=small_cases,
+    implementations=[NATIVE, triton_implementation("gated_delta"), CHUNKED],
+)

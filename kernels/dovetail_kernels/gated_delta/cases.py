@@ -1,0 +1,135 @@
+"""Cases of gated_delta: rows that begin, go on, end blocks; shapes of heads; states of 16 bits.
+
+q, k and v are parts of one wider matrix, as a layer has them, and states lie apart. What is not a
+row's own (other blocks) is compared too: a state is a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from dovetail_kernels.op import Arguments, Case
+from dovetail_kernels.random import normal, tolerance
+from dovetail_kernels.states import step_arguments
+
+Rows = tuple[tuple[int, int], ...]
+"""Per row (tokens before the step, tokens in it)."""
+ROWS: dict[str, Rows] = {
+    "decode": ((0, 1), (7, 1), (8, 1), (15, 1), (40, 1)),
+    "prefill": ((0, 37), (0, 1), (0, 8), (0, 16)),
+    "mixed": ((5, 1), (3, 40), (0, 0), (16, 5), (0, 9), (7, 1)),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A case's sizes: `heads` are H and K."""
+
+    rows: Rows
+    heads: tuple[int, int] = (4, 2)
+    key_size: int = 24
+    value_size: int = 20
+    block_tokens: int = 8
+    dtype: torch.dtype = torch.float32
+    kept: torch.dtype = torch.float32
+
+
+REAL = Setup(rows=((300, 1),) * 8, heads=(32, 16), key_size=128, value_size=128, block_tokens=256)
+
+
+def cases() -> list[Case]:
+    """Return the cases that are checked."""
+    return small_cases() + [
+        _case(f"{name}_D{keys}_V{values}", Setup(rows=rows, key_size=keys, value_size=values))
+        for name, rows in ROWS.items()
+        for keys, values in ((1, 1), (16, 16), (128, 128), (80, 100), (33, 250))
+    ]
+
+
+def small_cases() -> list[Case]:
+    """Return the cases that are checked where kernels are interpreted."""
+    mixed = Setup(rows=ROWS["mixed"])
+    rows = [_case(name, replace(mixed, rows=rows)) for name, rows in ROWS.items()]
+    rules = [
+        _case("alike", replace(mixed, heads=(3, 3))),
+        _case("blocks_of_1", replace(mixed, block_tokens=1)),
+        _case("blocks_of_64", replace(mixed, rows=((0, 150), (60, 70)), block_tokens=64)),
+    ]
+    kinds = [
+        _case(f"state_{str(kept).removeprefix('torch.')}", replace(mixed, kept=kept, dtype=dtype))
+        for kept in (torch.bfloat16, torch.float16)
+        for dtype in (torch.float32, kept)
+    ]
+    narrow = [
+        _case("narrow", replace(mixed, dtype=dtype)) for dtype in (torch.bfloat16, torch.float16)
+    ]
+    return rows + rules + kinds + narrow
+
+
+def perf_cases() -> list[Case]:
+    """Return decodes and prefills of a layer of Qwen3-Next-80B-A3B."""
+    rows: dict[str, Rows] = {
+        "decode_1": ((300, 1),),
+        "decode_8": ((300, 1),) * 8,
+        "prefill_512": ((0, 512),),
+        "prefill_2048": ((0, 2048),),
+    }
+    kept = (torch.float32, torch.bfloat16)
+    return [
+        _case(f"{name}_{str(one).removeprefix('torch.')}", replace(REAL, rows=some, kept=one))
+        for name, some in rows.items()
+        for one in kept
+    ]
+
+
+def _case(name: str, setup: Setup) -> Case:
+    (heads, key_heads), tokens = setup.heads, sum(here for _, here in setup.rows)
+    numbers = heads * setup.key_size * setup.value_size
+    states = sum((before > 0) + 1 for before, here in setup.rows if here) * numbers
+    wide = 2 * heads * setup.value_size + 2 * key_heads * setup.key_size + 2 * heads
+    allowed = max(tolerance(setup.dtype), tolerance(setup.kept))
+    return Case(
+        name=name,
+        dtype=setup.dtype,
+        build=_builder(setup),
+        mutates=("state",),
+        moved_bytes=states * setup.kept.itemsize + tokens * wide * setup.dtype.itemsize,
+        flops=7 * tokens * numbers,
+        rtol=allowed,
+        atol=allowed,
+    )
+
+
+def _builder(setup: Setup) -> Callable[[torch.device], Arguments]:
+    def build(device: torch.device) -> Arguments:
+        step, num_blocks = step_arguments(setup.rows, setup.block_tokens, device)
+        (heads, key_heads), tokens = setup.heads, sum(here for _, here in setup.rows)
+        keys = key_heads * setup.key_size
+        sizes = [keys, keys, heads * setup.value_size, heads, heads, 3]
+        wide = normal((tokens, sum(sizes)), setup.dtype, device, seed=1)
+        q, k, v, decay_in, beta_in, _ = wide.split(sizes, dim=1)
+        return {
+            "q": q.unflatten(1, (key_heads, -1)),
+            "k": k.unflatten(1, (key_heads, -1)),
+            "v": v.unflatten(1, (heads, -1)),
+            "decay_in": decay_in,
+            "beta_in": beta_in,
+            "a_log": normal((heads,), torch.float32, device, seed=2),
+            "dt_bias": normal((heads,), torch.float32, device, seed=3),
+            "scale": setup.key_size**-0.5,
+            "state": _states(setup, num_blocks, device),
+            **step,
+        }
+
+    return build
+
+
+def _states(setup: Setup, num_blocks: int, device: torch.device) -> torch.Tensor:
+    """Return states of random numbers with gaps between blocks."""
+    shape = (setup.heads[0], setup.key_size, setup.value_size)
+    size = shape[0] * shape[1] * shape[2]
+    wide = normal((num_blocks, size + 16), setup.kept, device, seed=4)
+    return wide[:, :size].unflatten(1, shape)

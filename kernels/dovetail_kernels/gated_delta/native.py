@@ -1,0 +1,144 @@
+"""gated_delta on the native CPU library. A GatedDelta holds its argument struct ready.
+
+One GatedDelta serves one thread at a time. All that a step changes is read from tensors when the
+kernel runs, so what is recorded (cpu/program.py) follows them when they change in place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+from dovetail_kernels.cpu.library import Library, library, missing_reason
+from dovetail_kernels.op import Arguments, Implementation
+from dovetail_kernels.states import CODES, StateRows, StateRowsArgs
+
+_pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+
+
+class GatedDeltaArgs(ctypes.Structure):
+    """See args.h."""
+
+    _fields_ = [
+        ("q", _pointer),
+        ("k", _pointer),
+        ("v", _pointer),
+        ("decay", _pointer),
+        ("beta", _pointer),
+        ("a_log", _pointer),
+        ("dt_bias", _pointer),
+        ("out", _pointer),
+        ("state", _pointer),
+        ("rows", StateRowsArgs),
+        ("q_stride", _int64),
+        ("k_stride", _int64),
+        ("v_stride", _int64),
+        ("decay_stride", _int64),
+        ("beta_stride", _int64),
+        ("state_stride", _int64),
+        ("num_heads", _int64),
+        ("num_key_heads", _int64),
+        ("key_size", _int64),
+        ("value_size", _int64),
+        ("scale", _float),
+        ("format", _int32),
+    ]
+
+
+class GatedDelta:
+    """The parameters of a layer's heads, which it reads where they lie.
+
+    Shapes: a_log, dt_bias [H] float32, contiguous
+    """
+
+    def __init__(
+        self,
+        a_log: torch.Tensor,
+        dt_bias: torch.Tensor,
+        scale: float,
+        *,
+        source: Library | None = None,
+    ) -> None:
+        native = source or library()
+        if native is None:
+            raise OSError(missing_reason())
+        self._kept = a_log, dt_bias
+        assert all(t.dtype == torch.float32 and t.is_contiguous() for t in self._kept), "not [H]"
+        assert a_log.shape == dt_bias.shape, "one number a head"
+        self._kernel = native.kernel("gated_delta", GatedDeltaArgs)
+        self._args = GatedDeltaArgs(
+            a_log=a_log.data_ptr(), dt_bias=dt_bias.data_ptr(), scale=scale, num_heads=len(a_log)
+        )
+        self._reference = ctypes.byref(self._args)
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        decay_in: torch.Tensor,
+        beta_in: torch.Tensor,
+        state: torch.Tensor,
+        rows: StateRows,
+    ) -> torch.Tensor:
+        """Return out = q S (see the op). Tokens may lie apart, heads may not.
+
+        Shapes: q and k [T, K, D], v [T, H, V], decay_in and beta_in [T, H], all float32, state
+        [N, H, D, V] of a dtype in states.FORMATS -> [T, H, V] float32
+        Mutates: state
+        Raises: MemoryError when there is none for the columns of a head
+        """
+        args, out = self._args, torch.empty(v.shape)
+        args.q, args.q_stride, args.out = q.data_ptr(), q.stride(0), out.data_ptr()
+        args.k, args.k_stride = k.data_ptr(), k.stride(0)
+        args.v, args.v_stride = v.data_ptr(), v.stride(0)
+        args.decay, args.decay_stride = decay_in.data_ptr(), decay_in.stride(0)
+        args.beta, args.beta_stride = beta_in.data_ptr(), beta_in.stride(0)
+        args.num_key_heads, args.key_size = k.shape[1:]
+        args.value_size = v.shape[2]
+        args.state, args.state_stride = state.data_ptr(), state.stride(0)
+        args.format, args.rows = CODES[state.dtype], rows.args
+        if self._kernel(self._reference):
+            raise MemoryError(f"no memory for the states of {len(v)} tokens")
+        return out
+
+
+def _prepare(arguments: Arguments) -> Arguments:
+    """Return the arguments with the struct made once for many calls."""
+    rest = dict(arguments)
+    layer = GatedDelta(*(rest.pop(name) for name in ("a_log", "dt_bias", "scale")))
+    return {**rest, "layer": layer}
+
+
+def _scan(
+    layer: GatedDelta,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay_in: torch.Tensor,
+    beta_in: torch.Tensor,
+    state: torch.Tensor,
+    **step: Any,
+) -> torch.Tensor:
+    """Return out = q S (see GatedDelta)."""
+    return layer(q, k, v, decay_in, beta_in, state, StateRows(**step))
+
+
+def _why_not(arguments: Arguments) -> str | None:
+    """Return why these arguments are not for the native kernel, or None."""
+    state = arguments["state"]
+    return None if state.dtype in CODES else f"it does not take states of {state.dtype}"
+
+
+NATIVE = Implementation(
+    name="native",
+    function=_scan,
+    devices=("cpu",),
+    dtypes=(torch.float32,),
+    rank=10,
+    unavailable_reason=missing_reason,
+    why_not=_why_not,
+    prepare=_prepare,
+)
