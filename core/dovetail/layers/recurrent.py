@@ -16,7 +16,6 @@ from torch import nn
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.native import fused_kernel, runs_natively
-from dovetail.layers.opaque import Opaque
 from dovetail.layers.placement import (
     Part,
     Placement,
@@ -25,7 +24,7 @@ from dovetail.layers.placement import (
     mark_axes,
     place_parts,
 )
-from dovetail.layers.state import CONV, RowStates, State
+from dovetail.layers.state import CONV, RowStates
 from dovetail.layers.state import Part as StatePart
 from dovetail_kernels import short_conv
 from dovetail_kernels.op import Op

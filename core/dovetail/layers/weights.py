@@ -287,7 +287,7 @@ def _place(module: nn.Module, path: str, part: str | None) -> list[Placement] | 
     """Walk down to the layer that owns `path`; placements carry whole parameter paths."""
     owner, words = module, path.split(".")
     for i, word in enumerate(words):
-        if isinstance(owner, WeightHolder):
+        if isinstance(owner, WeightHolder) and word not in owner._modules:
             return _prefixed(owner.place(".".join(words[i:]), part), words[:i])
         child = owner._modules.get(word)
         if child is None:

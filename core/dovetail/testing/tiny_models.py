@@ -69,7 +69,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "StableLmForCausalLM": ("stablelm", {}),
     "CohereForCausalLM": ("cohere", {"logit_scale": 0.5}),
     "GraniteForCausalLM": ("granite", {"logits_scaling": 2.0, "residual_multiplier": 0.5}),
-    "MambaForCausalLM": ("mamba", {"state_size": 4}),
+    "MambaForCausalLM": ("mamba", {"state_size": 4, "time_step_rank": 2}),
+    "FalconMambaForCausalLM": ("falcon_mamba", {"state_size": 4, "time_step_rank": 2}),
+    "Mamba2ForCausalLM": (
+        "mamba2",
+        {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2, "chunk_size": 8},
+    ),
     "Lfm2ForCausalLM": (
         "lfm2",
         {"layer_types": ["conv", "full_attention"], "block_multiple_of": 16},

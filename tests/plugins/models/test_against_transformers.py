@@ -22,7 +22,6 @@ TOLERANCE = 1e-4
 BACKED = ("GPTNeoXForCausalLM", "StableLmForCausalLM", "CohereForCausalLM", "GraniteForCausalLM")
 REFUSED = {
     "FalconForCausalLM": "attention interface",
-    "MambaForCausalLM": "state of its own",
     "BloomForCausalLM": "counts positions itself",
 }
 NATIVE = tuple(name for name in FAMILIES if name not in BACKED and name not in REFUSED)
