@@ -132,6 +132,23 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"hidden_size": 128, "intermediate_size": 256},
         {"quantization": "int4", "kv_cache_dtype": "bfloat16"},
     ),
+    # Heads with their states on two ranks, the norm over all of them; swapped in the middle.
+    "states": (
+        "Mamba2ForCausalLM",
+        {"n_groups": 1},
+        {
+            "num_gpu_blocks_override": 9,
+            "block_size": 16,
+            "swap_space": 0.01,
+            "plugin_options": {"scheduler": {"growth_blocks": 0}},
+        },
+    ),
+    # The states are on the first stage, keys and values on the second.
+    "stages, states": (
+        "Lfm2ForCausalLM",
+        {},
+        {**STAGES, "block_size": 16, "plugin_options": {"scheduler": {"growth_blocks": 0}}},
+    ),
     # Three layers over two stages; a preempting cache, drafts and recorded steps.
     "stages, crowded": (
         "Qwen3ForCausalLM",

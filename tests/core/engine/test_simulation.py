@@ -204,7 +204,7 @@ SETTINGS = SimSettings(num_steps=400, arrival_rate=0.3)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("windows", [(None,), (None, 6)])
 def test_a_plain_scheduler_passes(seed: int, windows: tuple[int | None, ...]) -> None:
-    settings = SimSettings(num_steps=500, seed=seed, windows=windows, num_blocks=60)
+    settings = SimSettings(num_steps=700, seed=seed, windows=windows, num_blocks=60)
     report = simulate(OneByOne, ByArrival(None), settings)
     assert report.num_arrived == report.num_refused + sum(report.finished.values())
     assert set(report.finished) == {"stop", "length", "abort", "error"}

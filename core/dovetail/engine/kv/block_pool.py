@@ -79,10 +79,17 @@ class BlockPool:
                 self._link(block)
 
     def publish(self, group: int, block: int, prefix_hash: bytes) -> None:
-        """Make an owned block findable; when another one already is under this hash, it stays."""
-        if self._key_of[block] is None and prefix_hash not in self._index[group]:
-            self._index[group][prefix_hash] = block
-            self._key_of[block] = (group, prefix_hash)
+        """Make an owned block findable. Another one under this hash stays if it is owned too; a
+        free one, which will be taken sooner, makes way."""
+        if self._key_of[block] is not None:
+            return
+        other = self.find(group, prefix_hash)
+        if other != NULL_BLOCK:
+            if self._refs[other]:
+                return
+            self.forget(other)
+        self._index[group][prefix_hash] = block
+        self._key_of[block] = (group, prefix_hash)
 
     def forget(self, block: int) -> None:
         """Make a block unfindable, even if it is in use."""

@@ -52,6 +52,19 @@ def test_a_shared_block_is_free_only_after_its_last_owner() -> None:
         pool.release([block])
 
 
+def test_a_free_block_makes_way_for_an_owned_one_of_its_hash() -> None:
+    """What a request computed again stays findable once the older copy is taken."""
+    pool = BlockPool(4, 1)
+    older, newer = pool.take(2)
+    pool.publish(0, older, b"a")
+    pool.release([older])
+    pool.publish(0, newer, b"a")
+    assert pool.find(0, b"a") == newer
+    assert pool.take(2)[1] == older
+    assert pool.find(0, b"a") == newer
+    pool.check_invariants()
+
+
 def test_the_first_block_under_a_hash_stays_and_groups_are_apart() -> None:
     pool = BlockPool(4, 2)
     a, b, c = pool.take(3)
