@@ -168,9 +168,7 @@ def outputs(rank: RankSpec, apart: str = "") -> torch.Tensor:
     """Return what a rank's experts make of five tokens."""
     spec = model_spec()
     quant = Unquantized(Unquantized.Options(), spec)
-    context = BuildContext(
-        model=spec, quant=quant, device="cpu", rank=rank, expert_placement=apart
-    )
+    context = BuildContext(model=spec, quant=quant, device="cpu", rank=rank, expert_placement=apart)
     experts = Experts(
         context,
         "experts",
