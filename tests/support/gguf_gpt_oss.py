@@ -1,4 +1,4 @@
-"""gpt-oss' experts as converters to GGUF take them apart: one matrix each, gate and up for itself."""
+"""gpt-oss' experts as converters to GGUF take them apart: a matrix each, gate and up apart."""
 
 from __future__ import annotations
 

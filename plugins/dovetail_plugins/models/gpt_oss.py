@@ -26,7 +26,7 @@ from dovetail.layers.decoder import (
     usual_config,
 )
 from dovetail.layers.linear import ReplicatedLinear
-from dovetail.layers.moe import Experts, route
+from dovetail.layers.moe import Experts
 from dovetail.layers.rotary import Rope
 from dovetail.layers.sinks import Sinks
 from dovetail.parallel.collectives import all_reduce
@@ -51,7 +51,7 @@ class GptOssAttention(DecoderAttention):
 
 
 class GptOssMoE(nn.Module):
-    """Router and experts, all with biases; the picked experts' weights sum to one."""
+    """Router and experts, all with biases; weights are a softmax of the picked experts' scores."""
 
     def __init__(self, context: BuildContext, name: str) -> None:
         super().__init__()
@@ -73,15 +73,19 @@ class GptOssMoE(nn.Module):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Shapes: x, residual [T, E] -> [T, E], whole on every rank"""
-        weights, experts = route(self.router(x), self.num_picked, renormalizes=True)
-        out = all_reduce(self.experts(x, weights, experts), self.group)
+        scores, experts = self.router(x).float().topk(self.num_picked, dim=-1)
+        out = all_reduce(self.experts(x, scores.softmax(dim=-1), experts), self.group)
         return out if residual is None else residual + out
 
 
 class GptOssLayer(DecoderLayer):
     """A layer of attention with sinks, and experts."""
 
-    attention_class = GptOssAttention
+    def build_attention(
+        self, context: BuildContext, name: str, config: DecoderConfig, layer: int
+    ) -> GptOssAttention:
+        """Return the layer's attention."""
+        return GptOssAttention(context, name, config, layer)
 
     def build_mlp(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int
