@@ -110,6 +110,16 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "eplb_config": {"step_interval": 4, "window_size": 6, "num_redundant_experts": 2},
         },
     ),
+    # Sinks by head, windows, and whole experts with biases, which move.
+    "sinks": (
+        "GptOssForCausalLM",
+        {"head_dim": 16},
+        {
+            "enable_expert_parallel": True,
+            "enable_eplb": True,
+            "eplb_config": {"step_interval": 4, "window_size": 6, "num_redundant_experts": 2},
+        },
+    ),
     # Each request's cache in two halves, swapped.
     "divided windows": (
         "Gemma3ForCausalLM",

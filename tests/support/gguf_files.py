@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from support import gguf_gpt_oss
+
 Array = np.ndarray[Any, Any]
 TypeOf = Callable[[str], str]
 """GGUF's name of a matrix -> the type to store it in."""
@@ -29,6 +31,7 @@ ARCHITECTURES = {
     "GemmaForCausalLM": "gemma",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
+    "GptOssForCausalLM": "gpt-oss",
     "GPT2LMHeadModel": "gpt2",
 }
 STEPS: dict[str, tuple[int, ...]] = {
@@ -130,12 +133,14 @@ def _random_rows(values: Array, type_name: str) -> Array:
 def _weights(source: Path) -> dict[str, Array]:
     from safetensors.numpy import load_file
 
-    return {name: values.astype(np.float32) for file in source.glob("*.safetensors")
-            for name, values in load_file(file).items()}  # fmt: skip
+    stored = {name: values.astype(np.float32) for file in source.glob("*.safetensors")
+              for name, values in load_file(file).items()}  # fmt: skip
+    return gguf_gpt_oss.apart(stored)
 
 
 def _add_settings(writer: Any, config: Mapping[str, Any]) -> None:
     """Add what a model's shape is."""
+    import gguf
 
     def of(*names: str) -> Any:
         return next((config[name] for name in names if config.get(name) is not None), None)
@@ -159,7 +164,9 @@ def _add_settings(writer: Any, config: Mapping[str, Any]) -> None:
         "rope_freq_base": rope.get("rope_theta"),
         "expert_count": of("num_experts", "num_local_experts"),
         "expert_used_count": of("num_experts_per_tok"),
-        "expert_feed_forward_length": of("moe_intermediate_size"),
+        "expert_feed_forward_length": inner
+        if config["model_type"] == "gpt_oss"
+        else of("moe_intermediate_size"),
         "expert_shared_feed_forward_length": of("shared_expert_intermediate_size"),
         "sliding_window": of("sliding_window"),
         "attn_logit_softcapping": of("attn_logit_softcapping"),
@@ -169,6 +176,10 @@ def _add_settings(writer: Any, config: Mapping[str, Any]) -> None:
     for name, value in adders.items():
         if value is not None:
             getattr(writer, f"add_{name}")(value)
+    if rope.get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if rope.get("partial_rotary_factor"):
         writer.add_rope_dimension_count(int(hidden // heads * rope["partial_rotary_factor"]))
 
@@ -225,7 +236,7 @@ def _add_tensors(
             writer.add_tensor(ours, stored, raw_dtype=gguf.GGMLQuantizationType[type_name])
         whole = undo(values)
         meant |= dict(zip(own, whole if len(own) > 1 else [whole], strict=True))
-    return meant
+    return gguf_gpt_oss.together(meant) if architecture == "gpt-oss" else meant
 
 
 def _stacked(weights: Mapping[str, Array]) -> dict[str, dict[str, Array]]:

@@ -112,6 +112,13 @@ class Gate(NamedActivation):
 
     halves: Callable[[torch.Tensor], torch.Tensor] | None = None
 
+    def joined(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Return what the layer makes of both halves. Shapes: gate_up [T, 2F] -> [T, F]"""
+        if self.halves is not None:
+            return self.halves(gate_up)
+        first, second = gate_up.chunk(2, dim=-1)
+        return self.function(first) * second
+
 
 def weight_tensor(spec: LinearSpec, dtype: str) -> StoredTensor:
     """Return a full-precision `weight` [O, I]."""
@@ -184,11 +191,7 @@ class LinearMethod(ABC):
     ) -> torch.Tensor:
         """Return act(first half) * second half of x W^T + bias, in one pass where a kernel can.
         Shapes: x [T, I], W [2F, I], bias [2F] or [T, 2F] -> [T, F]"""
-        out = self._plus(layer, x, bias)
-        if gate.halves is not None:
-            return gate.halves(out)
-        first, second = out.chunk(2, dim=-1)
-        return gate.function(first) * second
+        return gate.joined(self._plus(layer, x, bias))
 
     def _plus(
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None

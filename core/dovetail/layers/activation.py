@@ -98,3 +98,18 @@ def gated(act: Activation, gate_up: torch.Tensor) -> torch.Tensor:
     """Return act(gate) * up. Shapes: gate_up [T, 2F] (gate first) -> [T, F]"""
     gate, up = gate_up.chunk(2, dim=-1)
     return act(gate) * up
+
+
+def clamped_gate(alpha: float, limit: float) -> Gate:
+    """Return the gate g * sigmoid(alpha g) * (up + 1) of clamped halves: g to at most `limit`, up
+    to at most that on both sides. Source: the gpt-oss model card, 2025"""
+
+    def act(gate: torch.Tensor) -> torch.Tensor:
+        gate = gate.clamp(max=limit)
+        return gate * torch.sigmoid(alpha * gate)
+
+    def halves(gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return act(gate) * (up.clamp(-limit, limit) + 1)
+
+    return Gate(name="", function=act, halves=halves)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 SKIP_LISTS = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")
 HEAD = "lm_head"
-ROUTERS = (".gate", ".shared_expert_gate")
+ROUTERS = (".gate", ".shared_expert_gate", ".router")
 
 
 class Layout(Protocol):

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from dovetail.interfaces.quantization import LinearSpec
-from dovetail.layers.activation import gated
 from dovetail.layers.adapters import SlotWeights
 from dovetail.layers.placement import Part
 from dovetail.parallel.groups import Group
@@ -80,8 +79,8 @@ def _outputs(
     out = torch.zeros_like(x)
     for expert in picked.unique().tolist():
         tokens, places = (picked == expert).nonzero(as_tuple=True)
-        inner = gated(experts.gate.function, _product(experts, changes, "gate_up_proj", expert,
-                                                      x[tokens]))  # fmt: skip
+        halves = _product(experts, changes, "gate_up_proj", expert, x[tokens])
+        inner = experts.gate.joined(halves)
         made = _product(experts, changes, "down_proj", expert, inner)
         out.index_add_(0, tokens, made * weights[tokens, places].unsqueeze(1).to(made))
     return out

@@ -18,8 +18,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from dovetail.interfaces.model import BuildContext
+from dovetail.interfaces.quantization import Gate, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.activation import gate, gated
+from dovetail.layers.activation import gate
+from dovetail.layers.alternating import alternating
 from dovetail.layers.context import step_adapters
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.expert_adapters import ExpertAdapters, ExpertMatrix
@@ -69,11 +71,23 @@ class Experts(WeightHolder):
 
     Shapes: gate_up_proj [H, 2F, E], down_proj [H, E, F], F of this rank. A checkpoint may hold
     them per expert ("3.gate_proj.weight" under this layer) or whole ("gate_up_proj"). Once loaded
-    they become what the quantization method multiplies, and the parameters go.
+    they become what the quantization method multiplies, and the parameters go. `act` is the name of
+    an activation, or a gate of both halves. `alternates`: the rows of a whole gate_up_proj are
+    gate, up, gate, up. `bias`: each matrix has one, gate_up_proj_bias [H, 2F], down_proj_bias
+    [H, E].
     """
 
     def __init__(
-        self, context: BuildContext, name: str, *, num_experts: int, size: int, inner: int, act: str
+        self,
+        context: BuildContext,
+        name: str,
+        *,
+        num_experts: int,
+        size: int,
+        inner: int,
+        act: str | Gate,
+        alternates: bool = False,
+        bias: bool = False,
     ) -> None:
         super().__init__()
         group = tensor_group(context.rank)
@@ -87,12 +101,13 @@ class Experts(WeightHolder):
             self.loaded = self.slots.own
             group = ALONE  # each of them is whole
         self.group = group
-        self.gate = gate(act)
+        self.gate = act if isinstance(act, Gate) else gate(act)
+        self.alternates, self.has_bias = alternates, bias
         self.gate_up = tuple(even_part(n, inner, group, f"{name}.{n}") for n in ("gate", "up"))
         self.down = (Part(name="down", full=size, local=size, start=0),)
         self.input = (group.rank * inner // group.size, inner // group.size, inner)
         local = self.input[1]
-        known = bool(self.gate.name)
+        known = bool(self.gate.name) and not bias
         self.specs = {
             "gate_up_proj": linear_spec(
                 context, f"{name}.gate_up_proj", size, (local, local), is_gated=known
@@ -130,18 +145,22 @@ class Experts(WeightHolder):
         return apart and self.slots is None
 
     def halves(self, leaf: str, expert: int, x: torch.Tensor) -> torch.Tensor:
-        """Return x times one matrix of one expert, both halves of a gated one, not gated.
+        """Return x times one matrix of one expert plus its bias, both halves of a gated one, not
+        gated.
 
         Shapes: x [T, I] -> [T, O]
         """
+        bias = self.get_parameter(f"{leaf}_bias")[expert] if self.has_bias else 0
         if leaf in self._matrices:
-            return self._matrices[leaf][expert].halves(x)
-        return F.linear(x, self.get_parameter(leaf)[expert])
+            return self._matrices[leaf][expert].halves(x) + bias
+        return F.linear(x, self.get_parameter(leaf)[expert]) + bias
 
     def _register(self, leaf: str) -> None:
         """Make the empty parameters of one of the two matrices, those of all held experts."""
         spec = self.specs[leaf]
-        for stored in self.methods[leaf].stored(spec):
+        bias = StoredTensor(name="bias", shape=(spec.out_size,), dtype=spec.dtype, output_axis=0)
+        tensors = self.methods[leaf].stored(spec)
+        for stored in (*tensors, bias) if self.has_bias else tensors:
             name = leaf if stored.name == "weight" else f"{leaf}_{stored.name}"
             self._stored[name] = (leaf, stored.name)
             parameter = stored_parameter(stored, spec, experts=len(self.loaded))
@@ -151,6 +170,7 @@ class Experts(WeightHolder):
         """Give every expert's matrices to their method. Mutates: self"""
         for leaf, spec in self.specs.items():
             names = {word: name for name, (own, word) in self._stored.items() if own == leaf}
+            names.pop("bias", None)
             data = {word: self.get_parameter(name).data for word, name in names.items()}
             method = self.methods[leaf]
             made = [
@@ -163,6 +183,8 @@ class Experts(WeightHolder):
             self._matrices[leaf] = kept
             for name in names.values():
                 delattr(self, name)
+        if self.has_bias and self.group.rank > 0:  # one rank adds what is not divided
+            self.get_parameter("down_proj_bias").data.zero_()
         self._fuse()
         for leaf, matrices in self._matrices.items():
             for slot, matrix in enumerate(matrices):
@@ -248,7 +270,8 @@ class Experts(WeightHolder):
         return torch.zeros_like(x).index_add_(0, tokens, outputs)
 
     def _multiply(self, leaf: str, x: torch.Tensor, counts: list[int]) -> torch.Tensor:
-        """Return consecutive groups of rows, each times its expert's matrix, gated if it is.
+        """Return consecutive groups of rows, each times its expert's matrix plus its bias, gated if
+        it is.
 
         Shapes: x [sum of counts, I] -> [sum of counts, O or F]
         """
@@ -261,7 +284,10 @@ class Experts(WeightHolder):
             parts = zip(x.split(counts), weights, strict=True)
             out = torch.cat([F.linear(part, weight) for part, weight in parts if len(part)])
             is_gated = False
-        return gated(self.gate.function, out) if leaf == "gate_up_proj" and not is_gated else out
+        if self.has_bias:
+            times = torch.tensor(counts, device=x.device)
+            out += self.get_parameter(f"{leaf}_bias").repeat_interleave(times, dim=0)
+        return self.gate.joined(out) if leaf == "gate_up_proj" and not is_gated else out
 
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
         """Return where "N.gate_up_proj.weight" with a part, or a whole parameter, goes."""
@@ -291,6 +317,8 @@ class Experts(WeightHolder):
         is_down = self._stored[name][0] == "down_proj"
         parts = self.down if is_down else self.gate_up
         placements = place_parts(name, own, parts, wanted, self.input if is_down else None) or []
+        if is_whole and self.alternates and not is_down:
+            placements = alternating(placements, own, sum(part.full for part in parts))
         return [
             replace(
                 placement,
@@ -327,6 +355,8 @@ class Experts(WeightHolder):
                 kept = {name: t[slot] for name, t in stack.items() if name != "table"}
             else:
                 kept = {"weight": self.get_parameter(leaf).data[slot]}
+            if self.has_bias:
+                kept = {**kept, "bias": self.get_parameter(f"{leaf}_bias").data[slot]}
             yield from ((f"{leaf}.{name}", kept[name]) for name in sorted(kept))
 
     def _layout_of(self, slot: int) -> str:

@@ -23,7 +23,8 @@ from dovetail.layers.dtypes import dtype_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """`size` elements from `start` along `axis` of a checkpoint tensor that has `full` there.
+    """`size` elements from `start` along `axis` of a checkpoint tensor that has `full` there, every
+    `step`-th of them.
 
     `may_be_shared`: or one element, which is for all ranks.
     """
@@ -33,6 +34,14 @@ class Cut:
     size: int
     full: int
     may_be_shared: bool = False
+    step: int = 1
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the elements, as a view."""
+        if self.step == 1:
+            return tensor.narrow(self.axis, self.start, self.size)
+        every = slice(self.start, self.start + self.step * self.size, self.step)
+        return tensor[(slice(None),) * self.axis + (every,)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +73,7 @@ class Placement:
     def fill(self, tensor: torch.Tensor) -> None:
         """Copy this placement's piece of `tensor`. Mutates: target"""
         for cut in self.cuts:
-            tensor = tensor.narrow(cut.axis, cut.start, cut.size)
+            tensor = cut.of(tensor)
         self.target.copy_(tensor)
 
 

@@ -38,6 +38,26 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Qwen3MoeForCausalLM": ("qwen3_moe", {**_EXPERTS, "head_dim": 8, "norm_topk_prob": True}),
     "MixtralForCausalLM": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "GptOssForCausalLM": (
+        "gpt_oss",
+        {
+            "head_dim": 8,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "num_local_experts": 4,
+            "swiglu_limit": 0.5,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 500.0,
+                "factor": 4.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
     "GemmaForCausalLM": ("gemma", {"head_dim": 16}),
     "Gemma2ForCausalLM": (
         "gemma2",

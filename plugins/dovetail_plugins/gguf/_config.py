@@ -21,6 +21,8 @@ END_TEXTS = frozenset(
     {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"}
 )
 """Control tokens that end an answer whatever the settings say."""
+HARMONY_ENDS = frozenset({"<|return|>", "<|call|>", "<|endoftext|>"})
+"""The same of a vocabulary with the first two, in which <|end|> ends one message of several."""
 _CONTROL = 3
 _MAX_FACTORS = 4096
 
@@ -180,11 +182,14 @@ def _ends(settings: Settings) -> dict[str, Any]:
     ends = [settings.find(f"tokenizer.ggml.{name}", int) for name in ENDS]
     texts = settings.find("tokenizer.ggml.tokens", list) or []
     kinds = settings.find("tokenizer.ggml.token_type", list) or []
-    known = [
-        token_id
+    control = [
+        (token_id, text)
         for token_id, (text, kind) in enumerate(zip(texts, kinds, strict=False))
-        if kind == _CONTROL and text in END_TEXTS
+        if kind == _CONTROL and text in END_TEXTS | HARMONY_ENDS
     ]
+    is_harmony = {"<|return|>", "<|call|>"} <= {text for _, text in control}
+    ending = HARMONY_ENDS if is_harmony else END_TEXTS
+    known = [token_id for token_id, text in control if text in ending]
     ids = dict.fromkeys(one for one in (*ends, *known) if one is not None)
     first = settings.find("tokenizer.ggml.bos_token_id", int)
     return {"bos_token_id": first, "eos_token_id": list(ids)}
@@ -292,6 +297,22 @@ def _qwen3moe(settings: Settings) -> dict[str, Any]:
     return _gated(settings, "qwen3_moe", "Qwen3MoeForCausalLM", **more)
 
 
+def _gpt_oss(settings: Settings) -> dict[str, Any]:
+    inner = settings.number(".expert_feed_forward_length")
+    kinds = ("sliding_attention", "full_attention") * settings.number(".block_count")
+    rope = _rope(settings)
+    more = {
+        "rope_scaling": {**(rope["rope_scaling"] or {"rope_type": "default"}), "truncate": False},
+        "intermediate_size": inner,
+        "num_local_experts": settings.number(".expert_count"),
+        "num_experts_per_tok": settings.number(".expert_used_count"),
+        "sliding_window": settings.find(".attention.sliding_window", int) or 128,
+        "layer_types": list(kinds[: settings.number(".block_count")]),
+        "attention_bias": settings.tensor("blk.0.attn_q.bias") is not None,
+    }
+    return _gated(settings, "gpt_oss", "GptOssForCausalLM", **more)
+
+
 def _phi3(settings: Settings) -> dict[str, Any]:
     trained = settings.find(".rope.scaling.original_context_length", int)
     more = {} if trained is None else {"original_max_position_embeddings": trained}
@@ -369,6 +390,7 @@ _FAMILIES: Mapping[str, Callable[[Settings], dict[str, Any]]] = {
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "gpt-oss": _gpt_oss,
     "gpt2": _gpt2,
 }
 assert set(_FAMILIES) == set(LAYOUTS)

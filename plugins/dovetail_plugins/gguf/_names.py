@@ -52,6 +52,11 @@ _FOUR_NORMS = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_GPT_OSS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_sinks": "self_attn.head_sinks",
+    "ffn_gate_inp": "mlp.router",
+}
 _FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _GPT2_TRUNK = {
     "token_embd": "transformer.wte",
@@ -94,6 +99,7 @@ LAYOUTS: dict[str, Layout] = {
     "gemma": Layout(block=_BLOCK, adds_one=True),
     "gemma2": Layout(block=_BLOCK | _FOUR_NORMS, adds_one=True),
     "gemma3": Layout(block=_BLOCK | _FOUR_NORMS, adds_one=True),
+    "gpt-oss": Layout(block=_BLOCK | _MOE | _GPT_OSS),
     "gpt2": Layout(
         block=_GPT2_BLOCK, trunk=_GPT2_TRUNK, blocks="transformer.h", is_input_first=True
     ),
@@ -116,7 +122,7 @@ class Place:
     def is_matrix(self) -> bool:
         """Return whether a linear layer or the token table holds it: it may stay quantized."""
         last = self.module.rpartition(".")[2]
-        is_other = "norm" in last or last.startswith("ln_") or last == "wpe"
+        is_other = "norm" in last or last.startswith("ln_") or last in ("wpe", "head_sinks")
         return self.leaf == "weight" and not is_other
 
     def expert(self, number: int) -> str:

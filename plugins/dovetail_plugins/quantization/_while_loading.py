@@ -11,9 +11,8 @@ from typing import Any
 
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod, stored_method
 from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.checkpoint_method import ROUTERS
 from dovetail.layers.rounding import asked_of
-
-ROUTER = ".gate"
 
 
 class WhileLoading(QuantMethod):
@@ -44,7 +43,7 @@ class WhileLoading(QuantMethod):
 
     def is_skipped(self, name: str) -> bool:
         """Return whether a layer stays in full precision."""
-        return name.endswith(ROUTER) or any(part in name for part in self._skipped())
+        return name.endswith(ROUTERS) or any(part in name for part in self._skipped())
 
     def in_int8(self, group: int) -> LinearMethod:
         """Return the method of a layer in 8 bits. `group` 0: a scale an output."""

@@ -13,8 +13,8 @@ import pytest
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.testing.tiny_models import write_tiny_checkpoint
-from dovetail_plugins.gguf._config import read_config
-from dovetail_plugins.gguf._file import find_file, read_head, read_model
+from dovetail_plugins.gguf._config import Settings, _ends, read_config
+from dovetail_plugins.gguf._file import Model, find_file, read_head, read_model
 from dovetail_plugins.gguf._vocabulary import read_tokenizer
 from dovetail_plugins.load_formats.gguf import Gguf
 from support.gguf_files import write_gguf
@@ -195,3 +195,24 @@ def test_settings_that_are_missing_are_named(
     (tmp_path / "m.gguf").write_bytes(broken)
     with pytest.raises(ConfigError, match=told):
         read_config(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("texts", "ending"),
+    [
+        (("<|return|>", "<|call|>", "<|end|>", "<|endoftext|>"), [0, 1, 3]),
+        (("<|call|>", "<|end|>", "a"), [1]),
+    ],
+    ids=["harmony", "phi"],
+)
+def test_the_end_of_one_message_of_several_ends_no_answer(
+    texts: tuple[str, ...], ending: list[int]
+) -> None:
+    """Of gpt-oss <|return|> and <|call|> end an answer, <|end|> only its thoughts."""
+    settings = {
+        "general.architecture": "llama",
+        "tokenizer.ggml.tokens": list(texts),
+        "tokenizer.ggml.token_type": [3] * len(texts),
+    }
+    model = Model(path=Path("m.gguf"), settings=settings, extents=())
+    assert _ends(Settings(model))["eos_token_id"] == ending

@@ -68,6 +68,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
         },
     ),
+    "gpt-oss": ("GptOssForCausalLM", {"swiglu_limit": 7.0}),
     "gpt2": ("GPT2LMHeadModel", {}),
 }
 WIDE = {
@@ -160,6 +161,9 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "qwen3moe": write_tiny_checkpoint(
             root / "moe", "Qwen3MoeForCausalLM", **{**WIDE, "moe_intermediate_size": 256}
         ),
+        "gpt-oss": write_tiny_checkpoint(
+            root / "oss", "GptOssForCausalLM", **WIDE, swiglu_limit=7.0
+        ),
     }
 
 
@@ -213,11 +217,13 @@ MIXED = {
 }
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3moe"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3moe", "gpt-oss"])
 def test_mixed_types(family: str, wide: dict[str, Path], tmp_path: Path) -> None:
     """Fused matrices, experts, head and table each of their own type, as in real files."""
 
     def type_of(name: str) -> str:
+        if family == "gpt-oss":  # as published
+            return "MXFP4" if "_exps.weight" in name else "F32" if "_exps" in name else "Q8_0"
         return MIXED.get(name.split(".")[-2], "Q4_K")
 
     file, tokens = tmp_path / "model.gguf", prompt(24)

@@ -20,6 +20,7 @@ from support.verdicts import BACKED, FLAGS, NATIVE, REFUSED, verdict_of
 ROOT = Path(__file__).resolve().parents[3]
 SERVED = {
     "llama": NATIVE,
+    "gpt_oss": NATIVE,  # experts with biases, inputs first
     "deepseek_v3": BACKED,  # a stored buffer in the router; keys wider than values
     "apertus": BACKED,  # stored buffers of an activation
     "gpt_bigcode": BACKED,  # a head that asks for more than hidden states
@@ -35,7 +36,6 @@ NOT_SERVED = {
     "whisper": "counts positions itself|cannot make it",
     "gptj": "attention interface",
     "bloom": "counts positions itself|masks itself",
-    "gpt_oss": "experts of the kind GptOssExperts",
 }
 
 
