@@ -20,7 +20,7 @@ from dovetail.layers.decoder import (
 )
 from dovetail.layers.linear import ReplicatedLinear
 from dovetail.layers.moe import MoE
-from dovetail_plugins.models._moe import is_sparse, num_experts
+from dovetail_plugins.models._moe import is_sparse, num_experts, softmax_rule
 from dovetail_plugins.models._qwen import qwen_window_layers
 
 
@@ -33,10 +33,9 @@ class SharedMoE(MoE):
             context,
             name,
             num_experts=num_experts(settings),
-            num_picked=int(settings.get("num_experts_per_tok", 4)),
+            rule=softmax_rule(settings),
             inner=int(settings["moe_intermediate_size"]),
             act=config.hidden_act,
-            renormalizes=bool(settings.get("norm_topk_prob", False)),
         )
         inner = int(settings["shared_expert_intermediate_size"])
         self.shared_expert = GatedMLP(
