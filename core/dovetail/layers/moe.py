@@ -15,6 +15,7 @@ from itertools import chain
 
 import torch
 import torch.nn.functional as F
+from msgspec import structs
 from torch import nn
 
 from dovetail.interfaces.model import BuildContext
@@ -391,4 +392,4 @@ def _correction_bias(context: BuildContext, num_experts: int) -> nn.Parameter:
 
 def _in_float32(context: BuildContext) -> BuildContext:
     """Return the context of layers that compute in float32 in a model of any type."""
-    return replace(context, model=replace(context.model, dtype="float32"))
+    return replace(context, model=structs.replace(context.model, dtype="float32"))

@@ -24,7 +24,7 @@ from dovetail_plugins.models._moe import is_sparse, num_experts, softmax_rule
 from dovetail_plugins.models._qwen import qwen_window_layers
 
 
-class SharedMoE(MoE):
+class GatedSharedMoE(MoE):
     """Picked experts plus a shared one, which a sigmoid of the input weighs."""
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig) -> None:
@@ -59,7 +59,7 @@ class Qwen2MoeLayer(DecoderLayer):
     ) -> nn.Module:
         """Return the layer's feed-forward part."""
         if is_sparse(context.model.hf_config, layer):
-            return SharedMoE(context, name, config)
+            return GatedSharedMoE(context, name, config)
         return super().build_mlp(context, name, config, layer)
 
 
