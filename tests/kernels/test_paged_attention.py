@@ -29,6 +29,7 @@ HEADS, KV_HEADS, SIZE, BLOCK = 6, 2, 48, 16
 RULES: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"window": 300},
+    "chunk": {"chunk": 270},
     "cap": {"soft_cap": 3.0},
     "alibi": {"alibi_slopes": (0.5, 0.3, 0.1, 0.05, 0.01, 0.001)},
 }

@@ -176,6 +176,12 @@ class ContextAttention(AttentionBackend):
                     where="--decode-context-parallel-size",
                     fix="leave it out for this model.",
                 )
+            if spec.chunk_tokens is not None:
+                raise ConfigError(
+                    "chunks count positions, of which each rank has a part.",
+                    where="--decode-context-parallel-size",
+                    fix="leave it out for this model.",
+                )
             if window is not None and window % size:
                 raise ConfigError(
                     f"a sliding window of {window} tokens cannot be divided evenly over {size} "

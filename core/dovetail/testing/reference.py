@@ -20,7 +20,7 @@ class ReferenceAttention(AttentionBackend):
 
     info = Info(summary="attention by its definition, for tests", devices=("cpu",))
     capabilities = frozenset(
-        {"window", "soft_cap", "sinks", "non_causal", "lse", "position_bias", "alibi"}
+        {"window", "soft_cap", "sinks", "non_causal", "lse", "position_bias", "alibi", "chunk"}
     )
 
     def __init__(self, options: Any = None) -> None:
@@ -134,6 +134,8 @@ def _slots(layout: BatchLayout, row: int, seq_len: int) -> torch.Tensor:
 def _visible(spec: AttentionSpec, position: int, seq_len: int) -> torch.Tensor:
     """Return the key positions that a query sees."""
     last = position if spec.is_causal else seq_len - 1
+    if spec.chunk_tokens is not None:
+        return torch.arange(position // spec.chunk_tokens * spec.chunk_tokens, last + 1)
     if spec.window_tokens is None:
         return torch.arange(last + 1)
     before, after = position - spec.window_tokens + 1, position + spec.window_tokens - 1

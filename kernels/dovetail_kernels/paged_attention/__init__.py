@@ -1,7 +1,8 @@
 """paged_attention: each query attends to the keys of its row, found through a block table.
 
 A row of L cached tokens whose last n are queried has queries at positions p = L - n .. L - 1. Query
-p sees keys j <= p (all j < L when not causal) with j > p - window and j < p + window. With
+p sees keys j <= p (all j < L when not causal) with j > p - window and j < p + window, or, when
+causal, those of its own chunk: j // chunk = p // chunk. With
 s = scale q.k (+ bias at M - 1 + j - p of the head, - alibi_slope |j - p| of the head), and
 s = c tanh(s / c) under a soft cap c: out = sum_j softmax(s)_j v_j, where a sink logit of the head
 adds exp(sink) to the softmax's denominator.

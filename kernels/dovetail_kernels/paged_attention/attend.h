@@ -53,6 +53,7 @@ DT_INLINE void see(const AttentionArgs& args, int64_t length, int64_t position, 
   if (!args.is_causal && args.window > 0 && position + args.window < length)
     *last = position + args.window;
   *first = args.window > 0 && position - args.window + 1 > 0 ? position - args.window + 1 : 0;
+  if (args.chunk > 0) *first = position - position % args.chunk;
 }
 
 // Fills `unit` with queries query .. query + queries - 1 of a row.

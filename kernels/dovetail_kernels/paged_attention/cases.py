@@ -30,6 +30,7 @@ TWO: Rows = ((1, 50), (20, 60))
 RULES: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"window": 9},
+    "chunk": {"chunk": 12},
     "soft_cap": {"soft_cap": 5.0},
     "not_causal": {"is_causal": False},
     "not_causal_sides": {"is_causal": False, "window": 9},
@@ -43,6 +44,8 @@ RULES: dict[str, dict[str, Any]] = {
 LONG_RULES: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"window": 260},
+    "chunk": {"chunk": 270},
+    "chunk_soft_cap_sinks": {"chunk": 64, "soft_cap": 5.0, "sinks": True},
     "window_soft_cap_sinks": {"window": 257, "soft_cap": 5.0, "sinks": True},
     "not_causal_window": {"is_causal": False, "window": 100},
     "alibi": {"alibi_slopes": True},
@@ -293,14 +296,15 @@ def _case(name: str, setup: _Setup) -> Case:
 
 def _num_pairs(setup: _Setup) -> int:
     """Return how many keys the queries see, all together."""
-    window = setup.rules.get("window")
+    window, chunk = setup.rules.get("window"), setup.rules.get("chunk")
     pairs = 0
     for n, length in setup.rows:
         for position in range(length - n, length):
             end = position + 1 if setup.rules.get("is_causal", True) else length
             if window:
                 end = min(end, position + window)
-            pairs += end - (max(0, position - window + 1) if window else 0)
+            first = max(0, position - window + 1) if window else 0
+            pairs += end - (position // chunk * chunk if chunk else first)
     return pairs
 
 

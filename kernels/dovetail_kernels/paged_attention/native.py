@@ -46,6 +46,7 @@ class AttentionArgs(ctypes.Structure):
         ("rows", _int64),
         ("block_tokens", _int64),
         ("window", _int64),
+        ("chunk", _int64),
         ("bias_reach", _int64),
         ("num_heads", _int32),
         ("num_kv_heads", _int32),
@@ -118,6 +119,7 @@ class Step:
         head_size: int,
         scale: float,
         window: int | None = None,
+        chunk: int | None = None,
         soft_cap: float | None = None,
         is_causal: bool = True,
         may_round: bool = False,
@@ -136,7 +138,7 @@ class Step:
         args = self._args
         args.num_heads, args.num_kv_heads, args.head_size = num_heads, num_kv_heads, head_size
         args.scale, args.is_causal = scale, is_causal
-        args.window, args.soft_cap = window or 0, soft_cap or 0.0
+        args.window, args.chunk, args.soft_cap = window or 0, chunk or 0, soft_cap or 0.0
         args.may_round, args.rotates = may_round, rotates
         args.k_scale, args.v_scale = k_scale, v_scale
         args.slopes = None if alibi_slopes is None else ctypes.addressof(_stored(alibi_slopes))
@@ -193,6 +195,7 @@ def _attend(
     seq_lens: torch.Tensor,
     scale: float,
     window: int | None = None,
+    chunk: int | None = None,
     soft_cap: float | None = None,
     is_causal: bool = True,
     sinks: torch.Tensor | None = None,
@@ -216,6 +219,7 @@ def _attend(
         head_size=q.shape[2],
         scale=scale,
         window=window,
+        chunk=chunk,
         soft_cap=soft_cap,
         is_causal=is_causal,
         may_round=may_round,

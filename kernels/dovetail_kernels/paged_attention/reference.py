@@ -13,6 +13,7 @@ def reference(
     seq_lens: torch.Tensor,
     scale: float,
     window: int | None = None,
+    chunk: int | None = None,
     soft_cap: float | None = None,
     is_causal: bool = True,
     sinks: torch.Tensor | None = None,
@@ -39,7 +40,7 @@ def reference(
     for row, length in enumerate(seq_lens.tolist()):
         first, last = starts[row], starts[row + 1]
         keys, values = _row_cache(cache, block_table[row], length)
-        visible = _visible(last - first, length, window, is_causal, q.device)
+        visible = _visible(last - first, length, window, chunk, is_causal, q.device)
         added = _added(bias, alibi_slopes, last - first, length, q.device)
         out[first:last] = _attend(
             q[first:last], keys, values, visible, scale, soft_cap, sinks, added
@@ -58,12 +59,19 @@ def _row_cache(
 
 
 def _visible(
-    queries: int, length: int, window: int | None, is_causal: bool, device: torch.device
+    queries: int,
+    length: int,
+    window: int | None,
+    chunk: int | None,
+    is_causal: bool,
+    device: torch.device,
 ) -> torch.Tensor:
     """Return which keys each query sees. Shapes: [queries, length] bool"""
     p = torch.arange(length - queries, length, device=device).unsqueeze(1)
     j = torch.arange(length, device=device).unsqueeze(0)
     visible = (j <= p) if is_causal else torch.ones_like(j <= p)
+    if chunk is not None:
+        visible &= j // chunk == p // chunk
     if window is None:
         return visible
     return visible & (j > p - window) & (j < p + window)

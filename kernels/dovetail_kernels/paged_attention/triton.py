@@ -32,7 +32,7 @@ PREFILL_PROGRAMS = 264
 """Programs of a prefill that fill a device: where there are fewer, each span gets its own."""
 SPANS_BYTES = 64 << 20
 """Memory that the sums of spans may take."""
-ADDED = ("KV_HEADS", "GROUP", "SIZE", "HAS_WINDOW", "HAS_SINKS", "HAS_LSE", "LOG2_E")
+ADDED = ("KV_HEADS", "GROUP", "SIZE", "REACH", "HAS_SINKS", "HAS_LSE", "LOG2_E")
 """What adding up asks of a layer."""
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -54,11 +54,20 @@ class Rules:
 
     scale: float
     window: int | None = None
+    chunk: int | None = None
     soft_cap: float | None = None
     is_causal: bool = True
     may_round: bool = False
     k_scale: float = 1.0
     v_scale: float = 1.0
+
+    @property
+    def reach(self) -> tuple[str, int]:
+        """Return by what rule keys are seen, and its number."""
+        if self.chunk is not None:
+            assert self.is_causal and self.window is None, "chunks are causal and not windows"
+            return "chunk", self.chunk
+        return ("all", 0) if self.window is None else ("window", self.window)
 
 
 def extent_of(query_start: torch.Tensor, seq_lens: torch.Tensor) -> Extent:
@@ -85,6 +94,7 @@ def run(
     seq_lens: torch.Tensor,
     scale: float,
     window: int | None = None,
+    chunk: int | None = None,
     soft_cap: float | None = None,
     is_causal: bool = True,
     sinks: torch.Tensor | None = None,
@@ -99,6 +109,7 @@ def run(
     rules = Rules(
         scale=scale,
         window=window,
+        chunk=chunk,
         soft_cap=soft_cap,
         is_causal=is_causal,
         may_round=may_round,
@@ -167,11 +178,12 @@ class _Launch:
             *q.stride()[:2], out.stride(0), rows[0].stride(0), *cache.stride()[:4],
             *((0, 0, 0) if scales is None else scales.stride()[:3]),
         )  # fmt: skip
-        self.numbers = (*_score_scales(rules), rules.v_scale, rules.window or 0)
+        reach, self.seen = rules.reach
+        self.numbers = (*_score_scales(rules), rules.v_scale, self.seen)
         self.own: dict[str, Any] = {
             "SIZE": self.size,
             "WIDE": max(16, triton.next_power_of_2(self.size)),
-            "HAS_WINDOW": rules.window is not None,
+            "REACH": reach,
             "HAS_SINKS": sinks is not None,
             "HAS_LSE": lse is not None,
             "LOG2_E": LOG2_E,
@@ -192,9 +204,9 @@ class _Launch:
         wide = self.own["WIDE"]
         tile = prefill_tile(self.dtype, self.cache.dtype, wide, self.group, self.q.device)
         visible = max_seq_tokens
-        if self.rules.window:
+        if self.seen:
             sides = 1 if self.rules.is_causal else 2
-            visible = min(visible, sides * self.rules.window + tile.lines + SPAN)
+            visible = min(visible, sides * self.seen + tile.lines + SPAN)
         spans = max(1, triton.cdiv(visible, SPAN))
         programs = (tokens * self.group // tile.lines + rows) * self.kv_heads
         how = spans_of(programs, spans, 4 * tokens * heads * spans * self.size)
@@ -228,7 +240,7 @@ class _Launch:
         tile = decode_tile(self.dtype, self.own["WIDE"], self.group, self.q.device)
         rows, heads = self.rows[2].shape[0], self.q.shape[1]
         splits = most_splits(self.kv_heads)
-        visible = min(max_seq_tokens, self.rules.window or max_seq_tokens)
+        visible = min(max_seq_tokens, self.seen or max_seq_tokens)
         kept = min(splits, max(1, triton.cdiv(visible, LEAST_SPLIT)))
         pairs = rows * self.kv_heads
         spread = min(kept, max(1, DECODE_PROGRAMS // pairs))

@@ -48,12 +48,20 @@ def _blocks(table, key, low, end, BLOCK_TOKENS: tl.constexpr):
 
 
 @triton.jit
+def _first_seen(position, window, REACH: tl.constexpr):
+    """Return the first key that a query sees, where not all: of its window, or its chunk."""
+    if REACH == "chunk":
+        return tl.maximum(0, position) // window * window
+    return tl.maximum(0, position - window + 1)
+
+
+@triton.jit
 def _walk(
     q, acc, total, most, positions, start, stop, low, end,
     keys_at, values_at, key_scales, value_scales, table, block_stride, token_stride,
     block_scales, token_scales, score_scale, soft_cap, slope, window,
     BLOCK_TOKENS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr,
-    IS_MASKED: tl.constexpr, IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    IS_MASKED: tl.constexpr, IS_CAUSAL: tl.constexpr, REACH: tl.constexpr,
     HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr, HAS_SCALES: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Return the running sums after the keys start .. stop - 1, of which those from `low` to before
@@ -96,7 +104,9 @@ def _walk(
             seen = is_there[None, :]
             if IS_CAUSAL:
                 seen = seen & (key[None, :] <= positions[:, None])
-            if HAS_WINDOW:
+            if REACH == "chunk":
+                seen = seen & (key[None, :] >= (positions // window * window)[:, None])
+            if REACH == "window":
                 seen = seen & (key[None, :] > positions[:, None] - window)
                 if not IS_CAUSAL:
                     seen = seen & (key[None, :] < positions[:, None] + window)
@@ -150,7 +160,7 @@ def _span(
     keys_at, values_at, key_scales, value_scales, table, block_stride, token_stride,
     block_scales, token_scales, score_scale, soft_cap, slope, window,
     BLOCK_TOKENS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr,
-    LANES: tl.constexpr, IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    LANES: tl.constexpr, IS_CAUSAL: tl.constexpr, REACH: tl.constexpr,
     HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr, HAS_SCALES: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Return the sums over the keys here .. there - 1, and the largest score. All queries see those
@@ -158,13 +168,13 @@ def _span(
     acc = tl.zeros((LANES, WIDE), dtype=tl.float32)
     total = tl.zeros((LANES,), dtype=tl.float32)
     most = tl.full((LANES,), float("-inf"), dtype=tl.float32)
-    if not HAS_WINDOW:
+    if REACH == "all":
         plain = tl.minimum(plain // KEYS * KEYS, there)
         acc, total, most = _walk(
             q, acc, total, most, positions, here, plain, 0, end,
             keys_at, values_at, key_scales, value_scales, table, block_stride, token_stride,
             block_scales, token_scales, score_scale, soft_cap, slope, window,
-            BLOCK_TOKENS, KEYS, SIZE, WIDE, False, IS_CAUSAL, HAS_WINDOW, HAS_CAP, HAS_SLOPES,
+            BLOCK_TOKENS, KEYS, SIZE, WIDE, False, IS_CAUSAL, REACH, HAS_CAP, HAS_SLOPES,
             HAS_SCALES, DTYPE,
         )  # fmt: skip
         here = tl.maximum(here, plain)
@@ -172,7 +182,7 @@ def _span(
         q, acc, total, most, positions, tl.maximum(here, low // KEYS * KEYS), there, low, end,
         keys_at, values_at, key_scales, value_scales, table, block_stride, token_stride,
         block_scales, token_scales, score_scale, soft_cap, slope, window,
-        BLOCK_TOKENS, KEYS, SIZE, WIDE, True, IS_CAUSAL, HAS_WINDOW, HAS_CAP, HAS_SLOPES,
+        BLOCK_TOKENS, KEYS, SIZE, WIDE, True, IS_CAUSAL, REACH, HAS_CAP, HAS_SLOPES,
         HAS_SCALES, DTYPE,
     )  # fmt: skip
     if not (HAS_CAP or HAS_SLOPES):
@@ -227,7 +237,7 @@ def _finish(
 @triton.jit
 def _tile_of(
     query_start, seq_lens, num_rows, window, KV_HEADS: tl.constexpr, QUERIES: tl.constexpr,
-    IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, REACH: tl.constexpr,
 ):  # fmt: skip
     """Return a program's row, its first token and the number of queries from there on (0: nothing
     to do), the first query's position, and the keys that the tile sees: from, to before, and to
@@ -243,10 +253,10 @@ def _tile_of(
     low, end, plain = length * 0, length, length
     if IS_CAUSAL:
         end, plain = tl.minimum(length, start + QUERIES), start + 1
-    if HAS_WINDOW:
-        low = tl.maximum(0, start - window + 1)
-        if not IS_CAUSAL:
-            end = tl.minimum(length, start + QUERIES - 1 + window)
+    if REACH != "all":
+        low = _first_seen(start, window, REACH)
+    if REACH == "window" and not IS_CAUSAL:
+        end = tl.minimum(length, start + QUERIES - 1 + window)
     return row, first + skipped, left, start, low, end, plain
 
 
@@ -259,7 +269,7 @@ def prefill(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, LANES: tl.constexpr,
     KEYS: tl.constexpr, SPANS: tl.constexpr, SPAN: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr, IS_CAUSAL: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
+    REACH: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
     HAS_SCALES: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, DTYPE: tl.constexpr,
     LOG2_E: tl.constexpr,
 ):  # fmt: skip
@@ -270,7 +280,7 @@ def prefill(
     "next" one, `span`, a launch each. The last of these stores the answer.
     """
     row, first, left, start, low, end, plain = _tile_of(
-        query_start, seq_lens, num_rows, window, KV_HEADS, QUERIES, IS_CAUSAL, HAS_WINDOW
+        query_start, seq_lens, num_rows, window, KV_HEADS, QUERIES, IS_CAUSAL, REACH
     )
     here, there, num_spans = low * 0, end, 1
     number = span + tl.program_id(1)
@@ -299,7 +309,7 @@ def prefill(
             tile_q, start + query, here, there, plain, low, end,
             keys_at, values_at, key_scales, value_scales, row_table, block_stride, token_stride,
             block_scales, token_scales, score_scale, soft_cap, slope, window, BLOCK_TOKENS, KEYS,
-            SIZE, WIDE, LANES, IS_CAUSAL, HAS_WINDOW, HAS_CAP, HAS_SLOPES, HAS_SCALES, DTYPE,
+            SIZE, WIDE, LANES, IS_CAUSAL, REACH, HAS_CAP, HAS_SLOPES, HAS_SCALES, DTYPE,
         )  # fmt: skip
         part = (token * KV_HEADS * GROUP + head) * kept_spans + tl.program_id(1)
         if SPANS == "next" and number > 0:
@@ -321,11 +331,11 @@ def add_spans(
     value_scale, window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, LANES: tl.constexpr,
     SPAN: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, IS_CAUSAL: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, LOG2_E: tl.constexpr,
+    REACH: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, LOG2_E: tl.constexpr,
 ):  # fmt: skip
     """Add up some columns of a tile's spans in their order, as launch after launch does."""
     _row, first, left, _start, low, end, _plain = _tile_of(
-        query_start, seq_lens, num_rows, window, KV_HEADS, QUERIES, IS_CAUSAL, HAS_WINDOW
+        query_start, seq_lens, num_rows, window, KV_HEADS, QUERIES, IS_CAUSAL, REACH
     )
     if left > 0:
         line, at = tl.arange(0, LANES), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -354,7 +364,7 @@ def decode(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr, KEYS: tl.constexpr,
     LEAST: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
+    REACH: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
     HAS_SCALES: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, DTYPE: tl.constexpr,
     LOG2_E: tl.constexpr,
 ):  # fmt: skip
@@ -368,8 +378,8 @@ def decode(
     if tl.load(query_start + row + 1) - token == 1:
         length = tl.load(seq_lens + row)
         low = length * 0
-        if HAS_WINDOW:
-            low = tl.maximum(0, length - window)
+        if REACH != "all":
+            low = _first_seen(length - 1, window, REACH)
         size = _split_tokens(length - low, LEAST, SPLITS, KEYS)
         num_splits = tl.maximum(1, tl.cdiv(length - low, size))
         line, at = tl.arange(0, LANES), tl.arange(0, WIDE)
@@ -395,7 +405,7 @@ def decode(
                 tile_q, acc, total, most, line * 0 + length - 1, start, end, start, end,
                 keys_at, values_at, key_scales, value_scales, row_table, block_stride,
                 token_stride, block_scales, token_scales, score_scale, soft_cap, slope, window,
-                BLOCK_TOKENS, KEYS, SIZE, WIDE, True, False, False, HAS_CAP, HAS_SLOPES,
+                BLOCK_TOKENS, KEYS, SIZE, WIDE, True, False, "all", HAS_CAP, HAS_SLOPES,
                 HAS_SCALES, DTYPE,
             )  # fmt: skip
             most = most if HAS_CAP or HAS_SLOPES else most * score_scale
@@ -414,7 +424,7 @@ def join(
     out, lse, sums, levels, sinks, query_start, seq_lens, kept_splits, out_token_stride,
     value_scale, window,
     HEADS: tl.constexpr, KEYS: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr,
-    SIZE: tl.constexpr, WIDE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
+    SIZE: tl.constexpr, WIDE: tl.constexpr, REACH: tl.constexpr, HAS_SINKS: tl.constexpr,
     HAS_LSE: tl.constexpr, LOG2_E: tl.constexpr,
 ):  # fmt: skip
     """Add up the parts of one head of one row, always over SPLITS places, so in the same order."""
@@ -422,8 +432,8 @@ def join(
     token = tl.load(query_start + row).to(tl.int64)
     length = tl.load(seq_lens + row)
     count = length
-    if HAS_WINDOW:
-        count = tl.minimum(length, window)
+    if REACH != "all":
+        count = length - _first_seen(length - 1, window, REACH)
     num_splits = tl.cdiv(count, _split_tokens(count, LEAST, SPLITS, KEYS))
     if (tl.load(query_start + row + 1) - token == 1) & (num_splits > 1):
         split, at = tl.arange(0, SPLITS), tl.arange(0, WIDE)

@@ -64,6 +64,7 @@ def forward(
             head_size=spec.head_size,
             scale=spec.scale,
             window=spec.window_tokens,
+            chunk=spec.chunk_tokens,
             soft_cap=spec.soft_cap,
             is_causal=spec.is_causal,
             may_round=prepared.may_round,

@@ -69,14 +69,14 @@ class Prepared:
             if size > 0
         ]
         self.prefills = [row for row in self.rows if sizes[row.row] > 1]
-        self._chunks: dict[tuple[int | None, int], list[DecodeChunk]] = {}
+        self._chunks: dict[tuple[int | None, int | None, int], list[DecodeChunk]] = {}
         self._slots: dict[tuple[int, int], torch.Tensor] = {}
 
-    def decode_chunks(self, window: int | None, max_keys: int) -> list[DecodeChunk]:
+    def decode_chunks(self, spec: AttentionSpec, max_keys: int) -> list[DecodeChunk]:
         """Return the decode rows in chunks of at most max_keys gathered keys."""
-        key = (window, max_keys)
+        key = (spec.window_tokens, spec.chunk_tokens, max_keys)
         if key not in self._chunks:
-            self._chunks[key] = _decode_chunks(self.layout, self.decode_rows, window, max_keys)
+            self._chunks[key] = _decode_chunks(self.layout, self.decode_rows, spec, max_keys)
         return self._chunks[key]
 
     def row_slots(self, row: int, start: int, end: int) -> torch.Tensor:
@@ -148,7 +148,7 @@ def _forward(
     write(slots, k, v, prepared.layout.slots)
     max_keys = max(1, GATHER_BYTES // (slots[0, 0].numel() * slots.element_size()))
     gathers = bool(prepared.decode_rows) and bias is None
-    chunks = prepared.decode_chunks(spec.window_tokens, max_keys) if gathers else []
+    chunks = prepared.decode_chunks(spec, max_keys) if gathers else []
     if len(chunks) == 1 and chunks[0].tokens is None:
         return decode(spec, q, slots, chunks[0], sinks, lse)
     out = torch.empty_like(q)
@@ -236,8 +236,7 @@ def prefill(
     Shapes: q [T, H, D], keys [T, K, D] each, lse [T, H], bias [H, 2 M - 1] -> [T, H, D].
     Mutates: lse
     """
-    window = spec.window_tokens
-    first = 0 if window is None else max(0, row.start - window + 1)
+    first = _first_seen(spec, row.start)
     if keys is None or row.start > 0 or slots.dtype != keys[0].dtype:
         keys = read(slots, prepared.row_slots(row.row, first, row.end), q.dtype)
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, *keys))
@@ -260,7 +259,8 @@ def _is_grouped(spec: AttentionSpec) -> bool:
 
 def _is_plain_causal(spec: AttentionSpec, row: PrefillRow, sinks: torch.Tensor | None) -> bool:
     """Return whether torch's own causal mask says it all."""
-    has_window = spec.window_tokens is not None and spec.window_tokens < row.end
+    window = spec.window_tokens or spec.chunk_tokens
+    has_window = window is not None and window < row.end
     is_plain = sinks is None and spec.soft_cap is None and spec.alibi_slopes is None
     return spec.is_causal and row.start == 0 and is_plain and not has_window
 
@@ -326,9 +326,16 @@ def _added(
     return added.unsqueeze(0)
 
 
+def _first_seen(spec: AttentionSpec, position: int) -> int:
+    """Return the first key that a query sees."""
+    if spec.chunk_tokens is not None:
+        return position // spec.chunk_tokens * spec.chunk_tokens
+    return 0 if spec.window_tokens is None else max(0, position - spec.window_tokens + 1)
+
+
 def _visible(spec: AttentionSpec, start: int, end: int, last: int) -> tuple[int, int]:
     """Return the range of keys that queries start .. end - 1 of a row of `last` tokens see."""
-    low = 0 if spec.window_tokens is None else max(0, start - spec.window_tokens + 1)
+    low = _first_seen(spec, start)
     if spec.is_causal:
         return low, end
     return low, last if spec.window_tokens is None else min(last, end - 1 + spec.window_tokens)
@@ -345,6 +352,8 @@ def _mask(
     key = torch.arange(low, high, device=device)
     if spec.is_causal:
         mask = key <= query
+        if spec.chunk_tokens is not None:
+            mask &= key >= query // spec.chunk_tokens * spec.chunk_tokens
         if spec.window_tokens is not None:
             mask &= key > query - spec.window_tokens
     elif spec.window_tokens is not None:
@@ -398,27 +407,24 @@ def attend(
 
 
 def _decode_chunks(
-    layout: BatchLayout, rows: list[int], window: int | None, max_keys: int
+    layout: BatchLayout, rows: list[int], spec: AttentionSpec, max_keys: int
 ) -> list[DecodeChunk]:
     """Return decode rows of similar length together, so that little is gathered in vain."""
-    lens = {r: _window_keys(layout.seq_lens_host[r], window) for r in rows}
+    whole = layout.seq_lens_host
+    lens = {r: whole[r] - _first_seen(spec, whole[r] - 1) for r in rows}
     is_all = len(rows) == layout.num_rows
     if is_all and len(rows) * max(lens.values()) <= max_keys:
-        return [_decode_chunk(layout, None, window, max(lens.values()), min(lens.values()))]
+        return [_decode_chunk(layout, None, spec, max(lens.values()), min(lens.values()))]
     chunks: list[list[int]] = []
     for row in sorted(rows, key=lens.__getitem__):
         if not chunks or (len(chunks[-1]) + 1) * lens[row] > max_keys:
             chunks.append([])
         chunks[-1].append(row)
-    return [_decode_chunk(layout, c, window, lens[c[-1]], lens[c[0]]) for c in chunks]
-
-
-def _window_keys(seq_len: int, window: int | None) -> int:
-    return seq_len if window is None else min(seq_len, window)
+    return [_decode_chunk(layout, c, spec, lens[c[-1]], lens[c[0]]) for c in chunks]
 
 
 def _decode_chunk(
-    layout: BatchLayout, rows: list[int] | None, window: int | None, num_keys: int, fewest: int
+    layout: BatchLayout, rows: list[int] | None, spec: AttentionSpec, num_keys: int, fewest: int
 ) -> DecodeChunk:
     """Return one chunk. Places beyond a row's end name its last token and are masked."""
     device = layout.block_table.device
@@ -428,7 +434,11 @@ def _decode_chunk(
         tokens = layout.query_start[index].long()
         seq_lens, table = seq_lens[index], table[index]
     lens = seq_lens.long().unsqueeze(1)
-    first = 0 if window is None else (lens - window).clamp(min=0)
+    first: torch.Tensor | int = 0
+    if spec.chunk_tokens is not None:
+        first = (lens - 1) // spec.chunk_tokens * spec.chunk_tokens
+    elif spec.window_tokens is not None:
+        first = (lens - spec.window_tokens).clamp(min=0)
     positions = torch.arange(num_keys, device=device) + first
     mask = None
     if fewest != num_keys:

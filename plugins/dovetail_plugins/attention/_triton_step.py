@@ -101,6 +101,7 @@ def _rules(spec: AttentionSpec) -> Rules:
     return Rules(
         scale=spec.scale,
         window=spec.window_tokens,
+        chunk=spec.chunk_tokens,
         soft_cap=spec.soft_cap,
         is_causal=spec.is_causal,
         k_scale=spec.k_scale,

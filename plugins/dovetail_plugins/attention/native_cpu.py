@@ -44,7 +44,7 @@ class NativeCpu(AttentionBackend):
     capabilities = frozenset(
         {
             *("window", "soft_cap", "sinks", "non_causal", "bf16_products", "lse"),
-            *("position_bias", "alibi"),
+            *("position_bias", "alibi", "chunk"),
         }
     )
     auto_rank = 10

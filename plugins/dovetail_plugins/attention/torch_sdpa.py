@@ -26,7 +26,7 @@ class TorchSdpa(AttentionBackend):
         "torch.nn.functional.scaled_dot_product_attention.html",
     )
     capabilities = frozenset(
-        {"window", "soft_cap", "sinks", "non_causal", "lse", "position_bias", "alibi"}
+        {"window", "soft_cap", "sinks", "non_causal", "lse", "position_bias", "alibi", "chunk"}
     )
 
     def __init__(self, options: Any) -> None:

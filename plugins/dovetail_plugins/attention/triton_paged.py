@@ -38,7 +38,7 @@ class TritonPaged(AttentionBackend):
         devices=("cuda", "cpu") if INTERPRETS else ("cuda",),
     )
     capabilities = frozenset(
-        {"window", "soft_cap", "sinks", "non_causal", "graphs", "lse", "alibi"}
+        {"window", "soft_cap", "sinks", "non_causal", "graphs", "lse", "alibi", "chunk"}
     )
     auto_rank = -1 if INTERPRETS else 10
 

@@ -24,7 +24,7 @@ from dovetail_plugins.attention.flash_attn import FlashAttn
 from dovetail_plugins.attention.flashinfer import FlashInfer
 
 CPU = torch.device("cpu")
-LACKED = ("_sinks_", "_all_", "_bias_", "_H4_K4")
+LACKED = ("_sinks_", "_all_", "_bias_", "_H4_K4", "_chunk_")
 FITTING = [name for name in CASES if not any(word in name for word in LACKED)]
 KINDS = ["flash_attn_interface", "flash_attn", "flashinfer"]
 
@@ -276,6 +276,8 @@ def test_flashinfer_keeps_8_bits_under_scales(kv_dtype: torch.dtype, doubles: An
         (FlashAttn, {"uses_alibi": True}, "by version 3"),
         (FlashInfer, {"uses_window": True, "is_causal": False}, "both sides"),
         (FlashAttn, {"uses_position_bias": True}, "relative position"),
+        (FlashAttn, {"uses_chunk": True}, "chunks of keys"),
+        (FlashInfer, {"uses_chunk": True}, "chunks of keys"),
     ],
 )
 def test_why_not_names_the_reason(

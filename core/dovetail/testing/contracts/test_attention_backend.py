@@ -105,6 +105,12 @@ class TestAttentionBackend:
         """Keys after a query have biases of their own."""
         check(plugin, backend, case)
 
+    @requires("chunk")
+    @cases_of("chunk")
+    def test_chunk(self, plugin: Any, backend: Any, case: str) -> None:
+        """A query sees the keys of its own chunk, up to its own."""
+        check(plugin, backend, case)
+
     @requires("alibi")
     @cases_of("alibi")
     def test_alibi(self, plugin: Any, backend: Any, case: str) -> None:
