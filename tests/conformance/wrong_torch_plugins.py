@@ -79,6 +79,42 @@ class WindowlessAttention(ReferenceAttention):
         return super().forward(spec, q, k, v, cache, prepared, sinks)
 
 
+class ChunklessAttention(ReferenceAttention):
+    """Claims chunks and sees windows of their length."""
+
+    def forward(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend to as many keys as a chunk has."""
+        spec = replace(spec, chunk_tokens=None, window_tokens=spec.chunk_tokens)
+        return super().forward(spec, q, k, v, cache, prepared, sinks)
+
+
+class SlopelessAttention(ReferenceAttention):
+    """Claims ALiBi and adds nothing."""
+
+    def forward(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend without slopes."""
+        spec = replace(spec, alibi_slopes=None)
+        return super().forward(spec, q, k, v, cache, prepared, sinks)
+
+
 class ScalelessAttention(ReferenceAttention):
     """Takes caches of 8-bit floats and ignores their scales."""
 

@@ -53,13 +53,14 @@ class Attention(Keeper):
 
     def kv_layer(self, dtype: str, context_size: int = 1, *, is_draft: bool = False) -> KVLayer:
         """Return this layer's cache when it holds `dtype`, on one of `context_size` ranks that
-        divide it. `is_draft`: the layer is a drafter's."""
+        divide it. `is_draft`: the layer is a drafter's. No query sees more before it than a window
+        as long as its chunk."""
         return KVLayer(
             name=self.name,
             num_kv_heads=self.spec.num_kv_heads,
             head_size=self.spec.head_size,
             dtype=dtype,
-            window_tokens=self.spec.window_tokens,
+            window_tokens=self.spec.window_tokens or self.spec.chunk_tokens,
             context_size=context_size,
             is_draft=is_draft,
         )

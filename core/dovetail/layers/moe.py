@@ -15,6 +15,7 @@ from itertools import chain
 
 import torch
 import torch.nn.functional as F
+from msgspec import structs
 from torch import nn
 
 from dovetail.interfaces.model import BuildContext
@@ -38,24 +39,12 @@ from dovetail.layers.placement import (
     place_parts,
     stored_parameter,
 )
+from dovetail.layers.routing import RoutingRule, route
 from dovetail.parallel.collectives import all_reduce
 from dovetail.parallel.groups import ALONE, expert_group, tensor_group
 from dovetail_kernels import moe
 from dovetail_kernels.gemm.gpu import GpuPacked, stack_floats
 from dovetail_kernels.gemm.matrix import Matrix, multiply_groups, stacked
-
-
-def route(
-    scores: torch.Tensor, num_picked: int, *, renormalizes: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (weights, expert ids) of the most likely experts of each token.
-
-    Shapes: scores [T, X] -> [T, A] float32, [T, A] int64
-    """
-    weights, experts = F.softmax(scores.float(), dim=-1).topk(num_picked, dim=-1)
-    if renormalizes:
-        weights = weights / weights.sum(dim=-1, keepdim=True)
-    return weights, experts
 
 
 def help_others(experts: Sequence[Experts], model: ModelSpec, device: torch.device) -> None:
@@ -374,7 +363,11 @@ def _behind_experts(cuts: tuple[Cut, ...], expert: int, num_experts: int) -> tup
 
 
 class MoE(nn.Module):
-    """Router and experts of one block; `name` is the block's path in the checkpoint."""
+    """Router and experts of one block; `name` is the block's path in the checkpoint.
+
+    `routes_in_float32`: the scores are computed so, whatever the model's type. With
+    `has_correction_bias` the checkpoint has a bias for the choice of experts, which stays float32.
+    """
 
     def __init__(
         self,
@@ -382,23 +375,51 @@ class MoE(nn.Module):
         name: str,
         *,
         num_experts: int,
-        num_picked: int,
+        rule: RoutingRule,
         inner: int,
         act: str,
-        renormalizes: bool,
+        gate: str = "gate",
+        routes_in_float32: bool = False,
+        has_correction_bias: bool = False,
     ) -> None:
         super().__init__()
         size = context.model.hidden_size
-        self.num_picked = num_picked
-        self.renormalizes = renormalizes
+        self.rule = rule
         self.group = tensor_group(context.rank)
-        self.gate = ReplicatedLinear(context, f"{name}.gate", size, num_experts)
+        self.routes_in_float32 = routes_in_float32
+        router = _in_float32(context) if routes_in_float32 else context
+        self.gate = ReplicatedLinear(router, f"{name}.{gate}", size, num_experts)
+        self.e_score_correction_bias = (
+            _correction_bias(context, num_experts) if has_correction_bias else None
+        )
         self.experts = Experts(
             context, f"{name}.experts", num_experts=num_experts, size=size, inner=inner, act=act
         )
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Shapes: x, residual [T, E] -> [T, E], whole on every rank"""
-        weights, experts = route(self.gate(x), self.num_picked, renormalizes=self.renormalizes)
-        out = all_reduce(self.experts(x, weights, experts), self.group)
+        scores = self.gate(x.float() if self.routes_in_float32 else x)
+        weights, experts = route(scores, self.rule, self.e_score_correction_bias)
+        multiply = self._multiply_weighed if self.rule.weighs_inputs else self.experts
+        out = all_reduce(multiply(x, weights, experts), self.group)
         return out if residual is None else residual + out
+
+    def _multiply_weighed(
+        self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the sum of what the picked experts make of x times their weights: each pick is a
+        token of its own with one expert. Shapes: as `Experts.forward`"""
+        weighed = (x.unsqueeze(1) * weights.unsqueeze(-1).to(x.dtype)).flatten(0, 1)
+        ones, alone = torch.ones_like(weights).view(-1, 1), experts.reshape(-1, 1)
+        out: torch.Tensor = self.experts(weighed, ones, alone)
+        return out.unflatten(0, experts.shape).sum(dim=1)
+
+
+def _correction_bias(context: BuildContext, num_experts: int) -> nn.Parameter:
+    empty = torch.empty(num_experts, dtype=torch.float32, device=context.device)
+    return nn.Parameter(empty, requires_grad=False)
+
+
+def _in_float32(context: BuildContext) -> BuildContext:
+    """Return the context of layers that compute in float32 in a model of any type."""
+    return replace(context, model=structs.replace(context.model, dtype="float32"))

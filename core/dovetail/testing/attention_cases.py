@@ -39,8 +39,10 @@ def query_of(case: Case, arguments: dict[str, Any]) -> AttentionQuery:
         head_size=HEAD_SIZE,
         block_tokens=BLOCK_TOKENS,
         uses_window="window" in arguments,
+        uses_chunk="chunk" in arguments,
         uses_soft_cap="soft_cap" in arguments,
         uses_sinks="sinks" in arguments,
+        uses_alibi="alibi_slopes" in arguments,
         uses_position_bias="bias" in arguments,
         is_causal=arguments.get("is_causal", True),
     )
@@ -78,14 +80,17 @@ class AttentionStep:
         )
         flat = arguments["cache"].view(2, -1, *arguments["cache"].shape[3:])
         self.k, self.v = flat[0, slots].clone(), flat[1, slots].clone()
+        slopes = arguments.get("alibi_slopes")
         self.spec = AttentionSpec(
             num_heads=arguments["q"].shape[1],
             num_kv_heads=flat.shape[2],
             head_size=HEAD_SIZE,
             scale=arguments["scale"],
             window_tokens=arguments.get("window"),
+            chunk_tokens=arguments.get("chunk"),
             soft_cap=arguments.get("soft_cap"),
             is_causal=arguments.get("is_causal", True),
+            alibi_slopes=None if slopes is None else tuple(slopes.tolist()),
         )
         self.cache = self._filled(flat, slots)
 

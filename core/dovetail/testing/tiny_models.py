@@ -26,6 +26,15 @@ _COMMON: dict[str, Any] = {
     "pad_token_id": 2,
 }
 _EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_GROUPED: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 16,
+}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "LlamaForCausalLM": ("llama", {}),
@@ -57,6 +66,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
                 "original_max_position_embeddings": 32,
             },
         },
+    ),
+    "Glm4MoeForCausalLM": (
+        "glm4_moe",
+        {**_GROUPED, "use_qk_norm": True, "attention_bias": True, "routed_scaling_factor": 1.5},
+    ),
+    "Dots1ForCausalLM": (
+        "dots1",
+        {**_GROUPED, "sliding_window": 6, "max_window_layers": 1, "norm_topk_prob": True},
     ),
     "GemmaForCausalLM": ("gemma", {"head_dim": 16}),
     "Gemma2ForCausalLM": (
@@ -140,12 +157,17 @@ def tiny_config(architecture: str, **overrides: Any) -> Any:
 
 
 def randomize(model: Any, *, seed: int) -> None:
-    """Move every parameter away from its initial value. Mutates: model"""
+    """Move every parameter, and every stored buffer of floats, away from its initial value.
+
+    Mutates: model
+    """
     import torch
 
+    kept = model.state_dict()
+    stored = [b for n, b in model.named_buffers() if n in kept and b.is_floating_point()]
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in (*model.parameters(), *stored):
             width = 0.1 if parameter.dim() == 1 else 0.2
             parameter.add_(torch.randn(parameter.shape, generator=generator) * width)
 

@@ -13,6 +13,7 @@ struct AttentionArgs {
   float* lse;      // [T, H], the scores' log-sum-exps without sinks; or null
   const float* sinks;  // [H] or null
   const float* bias;   // [H, 2 * bias_reach - 1] or null: of key j, query p at bias_reach - 1 + j - p
+  const float* slopes;  // [H] or null: times |j - p|, subtracted from the score
   void* cache;         // blocks of cells, see layout.h
   const int32_t* block_table;  // [R, table_stride]
   const int32_t* query_start;  // [R + 1]
@@ -23,6 +24,7 @@ struct AttentionArgs {
   int64_t rows;          // R
   int64_t block_tokens;  // P, a multiple of 16
   int64_t window;        // keys a query sees, up to its own; without a mask as many after it; 0: all
+  int64_t chunk;         // a query sees its own chunk of so many keys, up to its own; 0: all
   int64_t bias_reach;    // more than any key lies away from a query
   int32_t num_heads, num_kv_heads, head_size;
   int32_t format;  // a KvFormat

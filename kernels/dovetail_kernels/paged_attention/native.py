@@ -7,6 +7,7 @@ no layer and no model.
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 
 import torch
 
@@ -32,6 +33,7 @@ class AttentionArgs(ctypes.Structure):
         ("lse", _pointer),
         ("sinks", _pointer),
         ("bias", _pointer),
+        ("slopes", _pointer),
         ("cache", _pointer),
         ("block_table", _pointer),
         ("query_start", _pointer),
@@ -44,6 +46,7 @@ class AttentionArgs(ctypes.Structure):
         ("rows", _int64),
         ("block_tokens", _int64),
         ("window", _int64),
+        ("chunk", _int64),
         ("bias_reach", _int64),
         ("num_heads", _int32),
         ("num_kv_heads", _int32),
@@ -116,12 +119,14 @@ class Step:
         head_size: int,
         scale: float,
         window: int | None = None,
+        chunk: int | None = None,
         soft_cap: float | None = None,
         is_causal: bool = True,
         may_round: bool = False,
         rotates: bool = False,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
+        alibi_slopes: tuple[float, ...] | None = None,
     ) -> None:
         """Say how the next calls attend. Mutates: self
 
@@ -133,9 +138,10 @@ class Step:
         args = self._args
         args.num_heads, args.num_kv_heads, args.head_size = num_heads, num_kv_heads, head_size
         args.scale, args.is_causal = scale, is_causal
-        args.window, args.soft_cap = window or 0, soft_cap or 0.0
+        args.window, args.chunk, args.soft_cap = window or 0, chunk or 0, soft_cap or 0.0
         args.may_round, args.rotates = may_round, rotates
         args.k_scale, args.v_scale = k_scale, v_scale
+        args.slopes = None if alibi_slopes is None else ctypes.addressof(_stored(alibi_slopes))
 
     def __call__(
         self,
@@ -169,6 +175,12 @@ class Step:
         return out
 
 
+@cache
+def _stored(slopes: tuple[float, ...]) -> ctypes.Array[ctypes.c_float]:
+    """Return slopes where the kernel reads them: for good, as recorded calls name their place."""
+    return (_float * len(slopes))(*slopes)
+
+
 def _prepare(arguments: Arguments) -> Arguments:
     """Return the arguments with the cache as the kernel has it."""
     ready = {key: value for key, value in arguments.items() if key != "scales"}
@@ -183,6 +195,7 @@ def _attend(
     seq_lens: torch.Tensor,
     scale: float,
     window: int | None = None,
+    chunk: int | None = None,
     soft_cap: float | None = None,
     is_causal: bool = True,
     sinks: torch.Tensor | None = None,
@@ -190,6 +203,7 @@ def _attend(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     bias: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the attended values (see the reference) over a packed cache."""
     step = Step(
@@ -205,11 +219,13 @@ def _attend(
         head_size=q.shape[2],
         scale=scale,
         window=window,
+        chunk=chunk,
         soft_cap=soft_cap,
         is_causal=is_causal,
         may_round=may_round,
         k_scale=k_scale,
         v_scale=v_scale,
+        alibi_slopes=None if alibi_slopes is None else tuple(alibi_slopes.tolist()),
     )
     return step(q, None, None, cache, sinks, bias=bias)
 

@@ -32,7 +32,7 @@ PREFILL_PROGRAMS = 264
 """Programs of a prefill that fill a device: where there are fewer, each span gets its own."""
 SPANS_BYTES = 64 << 20
 """Memory that the sums of spans may take."""
-ADDED = ("KV_HEADS", "GROUP", "SIZE", "HAS_WINDOW", "HAS_SINKS", "HAS_LSE", "LOG2_E")
+ADDED = ("KV_HEADS", "GROUP", "SIZE", "REACH", "HAS_SINKS", "HAS_LSE", "LOG2_E")
 """What adding up asks of a layer."""
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -54,11 +54,20 @@ class Rules:
 
     scale: float
     window: int | None = None
+    chunk: int | None = None
     soft_cap: float | None = None
     is_causal: bool = True
     may_round: bool = False
     k_scale: float = 1.0
     v_scale: float = 1.0
+
+    @property
+    def reach(self) -> tuple[str, int]:
+        """Return by what rule keys are seen, and its number."""
+        if self.chunk is not None:
+            assert self.is_causal and self.window is None, "chunks are causal and not windows"
+            return "chunk", self.chunk
+        return ("all", 0) if self.window is None else ("window", self.window)
 
 
 def extent_of(query_start: torch.Tensor, seq_lens: torch.Tensor) -> Extent:
@@ -85,6 +94,7 @@ def run(
     seq_lens: torch.Tensor,
     scale: float,
     window: int | None = None,
+    chunk: int | None = None,
     soft_cap: float | None = None,
     is_causal: bool = True,
     sinks: torch.Tensor | None = None,
@@ -92,12 +102,14 @@ def run(
     may_round: bool = False,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    alibi_slopes: torch.Tensor | None = None,
     extent: Extent | None = None,
 ) -> torch.Tensor:
     """Return the attended values (see the reference). Without an `extent` the device is asked."""
     rules = Rules(
         scale=scale,
         window=window,
+        chunk=chunk,
         soft_cap=soft_cap,
         is_causal=is_causal,
         may_round=may_round,
@@ -105,7 +117,10 @@ def run(
         v_scale=v_scale,
     )
     found = extent or extent_of(query_start, seq_lens)
-    return attend(q, cache, block_table, query_start, seq_lens, rules, found, sinks, scales)
+    return attend(
+        q, cache, block_table, query_start, seq_lens, rules, found, sinks, scales,
+        slopes=alibi_slopes,
+    )  # fmt: skip
 
 
 def attend(
@@ -119,15 +134,18 @@ def attend(
     sinks: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the attended values. Tokens and heads of q may lie apart; a row of length 0 gets 0.
-    `lse` gets the log-sum-exps of the scores, without sinks.
+    `lse` gets the log-sum-exps of the scores, without sinks. `slopes` are ALiBi's.
 
     Shapes: q [T, H, D], cache [2, N, P, K, D], block_table [R, B], query_start [R + 1],
-    seq_lens [R], sinks [H], scales [2, N, P, K], lse [T, H] float32 -> [T, H, D]. Mutates: lse
+    seq_lens [R], sinks [H], scales [2, N, P, K], lse [T, H] and slopes [H] float32 -> [T, H, D].
+    Mutates: lse
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    launch = _Launch(q, out, cache, block_table, query_start, seq_lens, rules, sinks, scales, lse)
+    rows = (block_table, query_start, seq_lens)
+    launch = _Launch(q, out, cache, rows, rules, sinks, scales, lse, slopes)
     if extent.max_query_tokens > 1:
         launch.prefill(extent.max_seq_tokens)
     if extent.has_decodes:
@@ -143,30 +161,29 @@ class _Launch:
         q: torch.Tensor,
         out: torch.Tensor,
         cache: torch.Tensor,
-        block_table: torch.Tensor,
-        query_start: torch.Tensor,
-        seq_lens: torch.Tensor,
+        rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         rules: Rules,
         sinks: torch.Tensor | None,
         scales: torch.Tensor | None,
         lse: torch.Tensor | None,
+        slopes: torch.Tensor | None,
     ) -> None:
         self.q, self.out, self.cache, self.sinks, self.scales = q, out, cache, sinks, scales
-        self.lse = lse
-        self.rows = (block_table, query_start, seq_lens)
-        self.rules = rules
+        self.lse, self.slopes = lse, slopes
+        self.rows, self.rules = rows, rules
         self.kv_heads, self.size = cache.shape[3], cache.shape[4]
         self.group = q.shape[1] // self.kv_heads
         self.dtype = _product_dtype(q.dtype, cache.dtype, may_round=rules.may_round)
         self.strides = (
-            *q.stride()[:2], out.stride(0), block_table.stride(0), *cache.stride()[:4],
+            *q.stride()[:2], out.stride(0), rows[0].stride(0), *cache.stride()[:4],
             *((0, 0, 0) if scales is None else scales.stride()[:3]),
         )  # fmt: skip
-        self.numbers = (*_score_scales(rules), rules.v_scale, rules.window or 0)
+        reach, self.seen = rules.reach
+        self.numbers = (*_score_scales(rules), rules.v_scale, self.seen)
         self.own: dict[str, Any] = {
             "SIZE": self.size,
             "WIDE": max(16, triton.next_power_of_2(self.size)),
-            "HAS_WINDOW": rules.window is not None,
+            "REACH": reach,
             "HAS_SINKS": sinks is not None,
             "HAS_LSE": lse is not None,
             "LOG2_E": LOG2_E,
@@ -176,6 +193,7 @@ class _Launch:
             "GROUP": self.group,
             "BLOCK_TOKENS": cache.shape[2],
             "HAS_CAP": rules.soft_cap is not None,
+            "HAS_SLOPES": slopes is not None,
             "HAS_SCALES": scales is not None,
             "DTYPE": DTYPES[self.dtype],
         }
@@ -186,9 +204,9 @@ class _Launch:
         wide = self.own["WIDE"]
         tile = prefill_tile(self.dtype, self.cache.dtype, wide, self.group, self.q.device)
         visible = max_seq_tokens
-        if self.rules.window:
+        if self.seen:
             sides = 1 if self.rules.is_causal else 2
-            visible = min(visible, sides * self.rules.window + tile.lines + SPAN)
+            visible = min(visible, sides * self.seen + tile.lines + SPAN)
         spans = max(1, triton.cdiv(visible, SPAN))
         programs = (tokens * self.group // tile.lines + rows) * self.kv_heads
         how = spans_of(programs, spans, 4 * tokens * heads * spans * self.size)
@@ -204,8 +222,9 @@ class _Launch:
         for span in range(spans if how == "next" else 1):
             kernels.prefill[(programs, max(1, kept))](
                 self.q, self.out, self.lse, sums, levels, self.cache, self.scales, self.sinks,
-                *self.rows, rows, kept, span, *self.strides, *self.numbers, **self.shared, **cut,
-                KEYS=tile.keys, SPANS=how, num_warps=tile.num_warps, num_stages=tile.num_stages,
+                self.slopes, *self.rows, rows, kept, span, *self.strides, *self.numbers,
+                **self.shared, **cut, KEYS=tile.keys, SPANS=how,
+                num_warps=tile.num_warps, num_stages=tile.num_stages,
             )  # fmt: skip
         if how == "each":
             columns = min(128, wide)
@@ -221,7 +240,7 @@ class _Launch:
         tile = decode_tile(self.dtype, self.own["WIDE"], self.group, self.q.device)
         rows, heads = self.rows[2].shape[0], self.q.shape[1]
         splits = most_splits(self.kv_heads)
-        visible = min(max_seq_tokens, self.rules.window or max_seq_tokens)
+        visible = min(max_seq_tokens, self.seen or max_seq_tokens)
         kept = min(splits, max(1, triton.cdiv(visible, LEAST_SPLIT)))
         pairs = rows * self.kv_heads
         spread = min(kept, max(1, DECODE_PROGRAMS // pairs))
@@ -231,8 +250,8 @@ class _Launch:
         cut: dict[str, Any] = {"KEYS": tile.keys, "LEAST": LEAST_SPLIT, "SPLITS": splits}
         kernels.decode[(pairs, spread)](
             self.q, self.out, self.lse, sums, levels, self.cache, self.scales, self.sinks,
-            *self.rows, kept, *self.strides, *self.numbers, **self.shared, **cut, LANES=tile.lines,
-            num_warps=tile.num_warps, num_stages=tile.num_stages,
+            self.slopes, *self.rows, kept, *self.strides, *self.numbers, **self.shared, **cut,
+            LANES=tile.lines, num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
         if kept > 1:
             kernels.join[(rows * heads,)](

@@ -48,19 +48,27 @@ def _blocks(table, key, low, end, BLOCK_TOKENS: tl.constexpr):
 
 
 @triton.jit
+def _first_seen(position, window, REACH: tl.constexpr):
+    """Return the first key that a query sees, where not all: of its window, or its chunk."""
+    if REACH == "chunk":
+        return tl.maximum(0, position) // window * window
+    return tl.maximum(0, position - window + 1)
+
+
+@triton.jit
 def _walk(
     q, acc, total, most, positions, start, stop, low, end,
     keys_at, values_at, key_scales, value_scales, table, block_stride, token_stride,
-    block_scales, token_scales, score_scale, soft_cap, window,
+    block_scales, token_scales, score_scale, soft_cap, slope, window,
     BLOCK_TOKENS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr,
-    IS_MASKED: tl.constexpr, IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr, HAS_SCALES: tl.constexpr, DTYPE: tl.constexpr,
+    IS_MASKED: tl.constexpr, IS_CAUSAL: tl.constexpr, REACH: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr, HAS_SCALES: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Return the running sums after the keys start .. stop - 1, of which those from `low` to before
     `end` may be read, and only they are where IS_MASKED.
 
-    `most` is the largest product so far, without score_scale, or, under a cap, the largest score.
-    Scores are exponents of 2.
+    `most` is the largest product so far, without score_scale, or, under a cap or slopes, the
+    largest score. Scores are exponents of 2. `slope` is of each line, as score_scale makes scores.
     """
     at, step = tl.arange(0, WIDE), tl.arange(0, KEYS)
     block = _blocks(table, start + step, low, end, BLOCK_TOKENS)
@@ -83,14 +91,22 @@ def _walk(
         if HAS_SCALES:
             scores *= tl.load(key_scales + beside, mask=is_there, other=0.0)[None, :]
         factor = score_scale
+        if HAS_SLOPES:
+            away = tl.abs(key[None, :] - positions[:, None]).to(tl.float32)
+            scores = scores * score_scale - slope[:, None] * away
+            factor = 1.0
         if HAS_CAP:
-            scores = soft_cap * (2.0 * tl.sigmoid(2.0 * score_scale * scores) - 1.0)
+            if not HAS_SLOPES:
+                scores = scores * score_scale
+            scores = soft_cap * (2.0 * tl.sigmoid(2.0 * scores) - 1.0)
             factor = 1.0
         if IS_MASKED:
             seen = is_there[None, :]
             if IS_CAUSAL:
                 seen = seen & (key[None, :] <= positions[:, None])
-            if HAS_WINDOW:
+            if REACH == "chunk":
+                seen = seen & (key[None, :] >= (positions // window * window)[:, None])
+            if REACH == "window":
                 seen = seen & (key[None, :] > positions[:, None] - window)
                 if not IS_CAUSAL:
                     seen = seen & (key[None, :] < positions[:, None] + window)
@@ -113,6 +129,21 @@ def _walk(
 
 
 @triton.jit
+def _slope(
+    slopes, head, inside, soft_cap, HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
+    LOG2_E: tl.constexpr,
+):  # fmt: skip
+    """Return the slope of each line as `_walk` takes it: a cap c comes as c * LOG2_E, and scores
+    are divided by it."""
+    slope = head.to(tl.float32)
+    if HAS_SLOPES:
+        slope = tl.load(slopes + head, mask=inside, other=0.0) * LOG2_E
+        if HAS_CAP:
+            slope = slope / soft_cap
+    return slope
+
+
+@triton.jit
 def _sum_with_sinks(
     total, most, sinks, head, inside, HAS_SINKS: tl.constexpr, LOG2_E: tl.constexpr
 ):
@@ -127,33 +158,34 @@ def _sum_with_sinks(
 def _span(
     q, positions, here, there, plain, low, end,
     keys_at, values_at, key_scales, value_scales, table, block_stride, token_stride,
-    block_scales, token_scales, score_scale, soft_cap, window,
+    block_scales, token_scales, score_scale, soft_cap, slope, window,
     BLOCK_TOKENS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr,
-    LANES: tl.constexpr, IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr, HAS_SCALES: tl.constexpr, DTYPE: tl.constexpr,
+    LANES: tl.constexpr, IS_CAUSAL: tl.constexpr, REACH: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr, HAS_SCALES: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Return the sums over the keys here .. there - 1, and the largest score. All queries see those
     before `plain`."""
     acc = tl.zeros((LANES, WIDE), dtype=tl.float32)
     total = tl.zeros((LANES,), dtype=tl.float32)
     most = tl.full((LANES,), float("-inf"), dtype=tl.float32)
-    if not HAS_WINDOW:
+    if REACH == "all":
         plain = tl.minimum(plain // KEYS * KEYS, there)
         acc, total, most = _walk(
             q, acc, total, most, positions, here, plain, 0, end,
             keys_at, values_at, key_scales, value_scales, table, block_stride, token_stride,
-            block_scales, token_scales, score_scale, soft_cap, window,
-            BLOCK_TOKENS, KEYS, SIZE, WIDE, False, IS_CAUSAL, HAS_WINDOW, HAS_CAP, HAS_SCALES,
-            DTYPE,
+            block_scales, token_scales, score_scale, soft_cap, slope, window,
+            BLOCK_TOKENS, KEYS, SIZE, WIDE, False, IS_CAUSAL, REACH, HAS_CAP, HAS_SLOPES,
+            HAS_SCALES, DTYPE,
         )  # fmt: skip
         here = tl.maximum(here, plain)
     acc, total, most = _walk(
         q, acc, total, most, positions, tl.maximum(here, low // KEYS * KEYS), there, low, end,
         keys_at, values_at, key_scales, value_scales, table, block_stride, token_stride,
-        block_scales, token_scales, score_scale, soft_cap, window,
-        BLOCK_TOKENS, KEYS, SIZE, WIDE, True, IS_CAUSAL, HAS_WINDOW, HAS_CAP, HAS_SCALES, DTYPE,
+        block_scales, token_scales, score_scale, soft_cap, slope, window,
+        BLOCK_TOKENS, KEYS, SIZE, WIDE, True, IS_CAUSAL, REACH, HAS_CAP, HAS_SLOPES,
+        HAS_SCALES, DTYPE,
     )  # fmt: skip
-    if not HAS_CAP:
+    if not (HAS_CAP or HAS_SLOPES):
         most = most * score_scale
     return acc, total, most
 
@@ -205,7 +237,7 @@ def _finish(
 @triton.jit
 def _tile_of(
     query_start, seq_lens, num_rows, window, KV_HEADS: tl.constexpr, QUERIES: tl.constexpr,
-    IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, REACH: tl.constexpr,
 ):  # fmt: skip
     """Return a program's row, its first token and the number of queries from there on (0: nothing
     to do), the first query's position, and the keys that the tile sees: from, to before, and to
@@ -221,24 +253,25 @@ def _tile_of(
     low, end, plain = length * 0, length, length
     if IS_CAUSAL:
         end, plain = tl.minimum(length, start + QUERIES), start + 1
-    if HAS_WINDOW:
-        low = tl.maximum(0, start - window + 1)
-        if not IS_CAUSAL:
-            end = tl.minimum(length, start + QUERIES - 1 + window)
+    if REACH != "all":
+        low = _first_seen(start, window, REACH)
+    if REACH == "window" and not IS_CAUSAL:
+        end = tl.minimum(length, start + QUERIES - 1 + window)
     return row, first + skipped, left, start, low, end, plain
 
 
 @triton.jit(do_not_specialize=["num_rows", "window", "kept_spans", "span"])
 def prefill(
-    q, out, lse, sums, levels, cache, scales, sinks, table, query_start, seq_lens, num_rows,
+    q, out, lse, sums, levels, cache, scales, sinks, slopes, table, query_start, seq_lens, num_rows,
     kept_spans, span, q_token_stride, q_head_stride, out_token_stride, table_stride,
     half_stride, block_stride, token_stride, head_stride,
     half_scales, block_scales, token_scales, score_scale, soft_cap, value_scale, window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, LANES: tl.constexpr,
     KEYS: tl.constexpr, SPANS: tl.constexpr, SPAN: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr, IS_CAUSAL: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SCALES: tl.constexpr,
-    HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, DTYPE: tl.constexpr, LOG2_E: tl.constexpr,
+    REACH: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
+    HAS_SCALES: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, DTYPE: tl.constexpr,
+    LOG2_E: tl.constexpr,
 ):  # fmt: skip
     """Attend one tile: QUERIES queries of a row by GROUP heads, on LANES lines of the product.
 
@@ -247,7 +280,7 @@ def prefill(
     "next" one, `span`, a launch each. The last of these stores the answer.
     """
     row, first, left, start, low, end, plain = _tile_of(
-        query_start, seq_lens, num_rows, window, KV_HEADS, QUERIES, IS_CAUSAL, HAS_WINDOW
+        query_start, seq_lens, num_rows, window, KV_HEADS, QUERIES, IS_CAUSAL, REACH
     )
     here, there, num_spans = low * 0, end, 1
     number = span + tl.program_id(1)
@@ -271,11 +304,12 @@ def prefill(
             key_scales = scales + kv_head
             value_scales = key_scales + half_scales
         row_table = table + row.to(tl.int64) * table_stride
+        slope = _slope(slopes, head, is_query, soft_cap, HAS_CAP, HAS_SLOPES, LOG2_E)
         acc, total, most = _span(
             tile_q, start + query, here, there, plain, low, end,
             keys_at, values_at, key_scales, value_scales, row_table, block_stride, token_stride,
-            block_scales, token_scales, score_scale, soft_cap, window, BLOCK_TOKENS, KEYS, SIZE,
-            WIDE, LANES, IS_CAUSAL, HAS_WINDOW, HAS_CAP, HAS_SCALES, DTYPE,
+            block_scales, token_scales, score_scale, soft_cap, slope, window, BLOCK_TOKENS, KEYS,
+            SIZE, WIDE, LANES, IS_CAUSAL, REACH, HAS_CAP, HAS_SLOPES, HAS_SCALES, DTYPE,
         )  # fmt: skip
         part = (token * KV_HEADS * GROUP + head) * kept_spans + tl.program_id(1)
         if SPANS == "next" and number > 0:
@@ -297,11 +331,11 @@ def add_spans(
     value_scale, window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, LANES: tl.constexpr,
     SPAN: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, IS_CAUSAL: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, LOG2_E: tl.constexpr,
+    REACH: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, LOG2_E: tl.constexpr,
 ):  # fmt: skip
     """Add up some columns of a tile's spans in their order, as launch after launch does."""
     _row, first, left, _start, low, end, _plain = _tile_of(
-        query_start, seq_lens, num_rows, window, KV_HEADS, QUERIES, IS_CAUSAL, HAS_WINDOW
+        query_start, seq_lens, num_rows, window, KV_HEADS, QUERIES, IS_CAUSAL, REACH
     )
     if left > 0:
         line, at = tl.arange(0, LANES), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -322,15 +356,17 @@ def add_spans(
 
 @triton.jit(do_not_specialize=["kept_splits", "window"])
 def decode(
-    q, out, lse, sums, levels, cache, scales, sinks, table, query_start, seq_lens, kept_splits,
+    q, out, lse, sums, levels, cache, scales, sinks, slopes, table, query_start, seq_lens,
+    kept_splits,
     q_token_stride, q_head_stride, out_token_stride, table_stride,
     half_stride, block_stride, token_stride, head_stride,
     half_scales, block_scales, token_scales, score_scale, soft_cap, value_scale, window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr, KEYS: tl.constexpr,
     LEAST: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SCALES: tl.constexpr,
-    HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, DTYPE: tl.constexpr, LOG2_E: tl.constexpr,
+    REACH: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
+    HAS_SCALES: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, DTYPE: tl.constexpr,
+    LOG2_E: tl.constexpr,
 ):  # fmt: skip
     """Attend some splits of a row's keys with the GROUP heads of one kv head.
 
@@ -342,8 +378,8 @@ def decode(
     if tl.load(query_start + row + 1) - token == 1:
         length = tl.load(seq_lens + row)
         low = length * 0
-        if HAS_WINDOW:
-            low = tl.maximum(0, length - window)
+        if REACH != "all":
+            low = _first_seen(length - 1, window, REACH)
         size = _split_tokens(length - low, LEAST, SPLITS, KEYS)
         num_splits = tl.maximum(1, tl.cdiv(length - low, size))
         line, at = tl.arange(0, LANES), tl.arange(0, WIDE)
@@ -358,6 +394,7 @@ def decode(
             key_scales = scales + kv_head
             value_scales = key_scales + half_scales
         row_table = table + row.to(tl.int64) * table_stride
+        slope = _slope(slopes, head, is_head, soft_cap, HAS_CAP, HAS_SLOPES, LOG2_E)
         for split in range(tl.program_id(1), num_splits, tl.num_programs(1)):
             acc = tl.zeros((LANES, WIDE), dtype=tl.float32)
             total = tl.zeros((LANES,), dtype=tl.float32)
@@ -365,12 +402,13 @@ def decode(
             start = low + split * size
             end = tl.minimum(start + size, length)
             acc, total, most = _walk(
-                tile_q, acc, total, most, line, start, end, start, end,
+                tile_q, acc, total, most, line * 0 + length - 1, start, end, start, end,
                 keys_at, values_at, key_scales, value_scales, row_table, block_stride,
-                token_stride, block_scales, token_scales, score_scale, soft_cap, window,
-                BLOCK_TOKENS, KEYS, SIZE, WIDE, True, False, False, HAS_CAP, HAS_SCALES, DTYPE,
+                token_stride, block_scales, token_scales, score_scale, soft_cap, slope, window,
+                BLOCK_TOKENS, KEYS, SIZE, WIDE, True, False, "all", HAS_CAP, HAS_SLOPES,
+                HAS_SCALES, DTYPE,
             )  # fmt: skip
-            most = most if HAS_CAP else most * score_scale
+            most = most if HAS_CAP or HAS_SLOPES else most * score_scale
             if num_splits == 1:
                 target = token * out_token_stride + (head * SIZE)[:, None] + at[None, :]
                 _finish(acc, total, most, out, lse, sinks, target, token * KV_HEADS * GROUP + head,
@@ -386,7 +424,7 @@ def join(
     out, lse, sums, levels, sinks, query_start, seq_lens, kept_splits, out_token_stride,
     value_scale, window,
     HEADS: tl.constexpr, KEYS: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr,
-    SIZE: tl.constexpr, WIDE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
+    SIZE: tl.constexpr, WIDE: tl.constexpr, REACH: tl.constexpr, HAS_SINKS: tl.constexpr,
     HAS_LSE: tl.constexpr, LOG2_E: tl.constexpr,
 ):  # fmt: skip
     """Add up the parts of one head of one row, always over SPLITS places, so in the same order."""
@@ -394,8 +432,8 @@ def join(
     token = tl.load(query_start + row).to(tl.int64)
     length = tl.load(seq_lens + row)
     count = length
-    if HAS_WINDOW:
-        count = tl.minimum(length, window)
+    if REACH != "all":
+        count = length - _first_seen(length - 1, window, REACH)
     num_splits = tl.cdiv(count, _split_tokens(count, LEAST, SPLITS, KEYS))
     if (tl.load(query_start + row + 1) - token == 1) & (num_splits > 1):
         split, at = tl.arange(0, SPLITS), tl.arange(0, WIDE)

@@ -64,12 +64,14 @@ def forward(
             head_size=spec.head_size,
             scale=spec.scale,
             window=spec.window_tokens,
+            chunk=spec.chunk_tokens,
             soft_cap=spec.soft_cap,
             is_causal=spec.is_causal,
             may_round=prepared.may_round,
             rotates=cache.dtype is torch.int8,
             k_scale=spec.k_scale,
             v_scale=spec.v_scale,
+            alibi_slopes=spec.alibi_slopes,
         )
     size = spec.head_size
     if sinks is not None:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from dovetail.interfaces.attention import AttentionSpec, BatchLayout
+from dovetail_plugins.attention._alibi import added_to_scores
 
 GATHER_BYTES = 8 << 20
 """Keys gathered at once. Larger blocks of memory are returned to the system after each use, and
@@ -28,11 +29,13 @@ FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 class DecodeChunk:
     """Rows of one token each, attended together. `tokens` None: all of the step's tokens.
 
-    Shapes: slots [R * S] int64, mask [R, 1, 1, S] bool or None when all is visible
+    Shapes: slots [R * S] int64, distances [R, S] of keys before the query, mask [R, 1, 1, S] bool
+    or None when all is visible
     """
 
     tokens: torch.Tensor | None
     slots: torch.Tensor
+    distances: torch.Tensor
     mask: torch.Tensor | None
     num_keys: int
 
@@ -66,14 +69,14 @@ class Prepared:
             if size > 0
         ]
         self.prefills = [row for row in self.rows if sizes[row.row] > 1]
-        self._chunks: dict[tuple[int | None, int], list[DecodeChunk]] = {}
+        self._chunks: dict[tuple[int | None, int | None, int], list[DecodeChunk]] = {}
         self._slots: dict[tuple[int, int], torch.Tensor] = {}
 
-    def decode_chunks(self, window: int | None, max_keys: int) -> list[DecodeChunk]:
+    def decode_chunks(self, spec: AttentionSpec, max_keys: int) -> list[DecodeChunk]:
         """Return the decode rows in chunks of at most max_keys gathered keys."""
-        key = (window, max_keys)
+        key = (spec.window_tokens, spec.chunk_tokens, max_keys)
         if key not in self._chunks:
-            self._chunks[key] = _decode_chunks(self.layout, self.decode_rows, window, max_keys)
+            self._chunks[key] = _decode_chunks(self.layout, self.decode_rows, spec, max_keys)
         return self._chunks[key]
 
     def row_slots(self, row: int, start: int, end: int) -> torch.Tensor:
@@ -145,7 +148,7 @@ def _forward(
     write(slots, k, v, prepared.layout.slots)
     max_keys = max(1, GATHER_BYTES // (slots[0, 0, 0].numel() * slots.element_size()))
     gathers = bool(prepared.decode_rows) and bias is None
-    chunks = prepared.decode_chunks(spec.window_tokens, max_keys) if gathers else []
+    chunks = prepared.decode_chunks(spec, max_keys) if gathers else []
     if len(chunks) == 1 and chunks[0].tokens is None:
         return decode(spec, q, slots, chunks[0], sinks, lse)
     out = torch.empty_like(q)
@@ -212,7 +215,11 @@ def decode(
         sinks = sinks.view(1, spec.num_kv_heads, -1, 1)
     if lse is not None:
         lse = lse.view(num_rows, spec.num_kv_heads, -1)
-    return attend(spec, grouped, k, v, chunk.mask, sinks, lse, None).reshape(q.shape)
+    added = None
+    if spec.alibi_slopes is not None:
+        of_heads = added_to_scores(spec.alibi_slopes, chunk.distances)
+        added = of_heads.unflatten(0, (spec.num_kv_heads, -1)).permute(2, 0, 1, 3)
+    return attend(spec, grouped, k, v, chunk.mask, sinks, lse, added).reshape(q.shape)
 
 
 def prefill(
@@ -231,8 +238,7 @@ def prefill(
     Shapes: q [T, H, D], keys [T, K, D] each, lse [T, H], bias [H, 2 M - 1] -> [T, H, D].
     Mutates: lse
     """
-    window = spec.window_tokens
-    first = 0 if window is None else max(0, row.start - window + 1)
+    first = _first_seen(spec, row.start)
     if keys is None or row.start > 0 or slots.dtype != keys[0].dtype:
         keys = read(slots, prepared.row_slots(row.row, first, row.end), q.dtype)
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, *keys))
@@ -255,8 +261,9 @@ def _is_grouped(spec: AttentionSpec) -> bool:
 
 def _is_plain_causal(spec: AttentionSpec, row: PrefillRow, sinks: torch.Tensor | None) -> bool:
     """Return whether torch's own causal mask says it all."""
-    has_window = spec.window_tokens is not None and spec.window_tokens < row.end
-    is_plain = sinks is None and spec.soft_cap is None
+    window = spec.window_tokens or spec.chunk_tokens
+    has_window = window is not None and window < row.end
+    is_plain = sinks is None and spec.soft_cap is None and spec.alibi_slopes is None
     return spec.is_causal and row.start == 0 and is_plain and not has_window
 
 
@@ -277,7 +284,8 @@ def _prefill_masked(
     bias [H, 2 M - 1] -> [1, H, T, D]. Mutates: lse
     """
     out = torch.empty_like(q)
-    is_open = spec.soft_cap is not None or any(x is not None for x in (sinks, lse, bias))
+    rules = (spec.soft_cap, spec.alibi_slopes, sinks, lse, bias)
+    is_open = any(x is not None for x in rules)
     most = MAX_SCORES // (spec.num_heads * k.shape[2]) if is_open else QUERY_CHUNK_TOKENS
     step = min(max(most, 1), QUERY_CHUNK_TOKENS)
     for start in range(row.start, row.end, step):
@@ -289,24 +297,47 @@ def _prefill_masked(
         part = slice(start - row.start, end - row.start)
         told = None if lse is None else lse[:, :, part]
         seen = k[:, :, keys], v[:, :, keys]
-        added = None if bias is None else _added(bias, start, end, low, high)
+        added = _added(spec, bias, start, end, low, high, q.device)
         out[:, :, part] = attend(spec, q[:, :, part], *seen, mask, sinks, told, added)
     return out
 
 
-def _added(bias: torch.Tensor, start: int, end: int, low: int, high: int) -> torch.Tensor:
-    """Return what is added to the scores of queries start .. end - 1 and keys low .. high - 1.
+def _added(
+    spec: AttentionSpec,
+    bias: torch.Tensor | None,
+    start: int,
+    end: int,
+    low: int,
+    high: int,
+    device: torch.device,
+) -> torch.Tensor | None:
+    """Return what is added to the scores of queries start .. end - 1 and keys low .. high - 1, None
+    for nothing.
 
     Shapes: bias [H, 2 M - 1] -> [1, H, end - start, high - low]
     """
-    query = torch.arange(start, end, device=bias.device).unsqueeze(1)
-    key = torch.arange(low, high, device=bias.device)
-    return bias[:, bias.shape[1] // 2 + key - query].unsqueeze(0)
+    if bias is None and spec.alibi_slopes is None:
+        return None
+    query = torch.arange(start, end, device=device).unsqueeze(1)
+    distances = torch.arange(low, high, device=device) - query
+    added = torch.zeros((), device=device)
+    if bias is not None:
+        added = added + bias[:, bias.shape[1] // 2 + distances]
+    if spec.alibi_slopes is not None:
+        added = added + added_to_scores(spec.alibi_slopes, distances)
+    return added.unsqueeze(0)
+
+
+def _first_seen(spec: AttentionSpec, position: int) -> int:
+    """Return the first key that a query sees."""
+    if spec.chunk_tokens is not None:
+        return position // spec.chunk_tokens * spec.chunk_tokens
+    return 0 if spec.window_tokens is None else max(0, position - spec.window_tokens + 1)
 
 
 def _visible(spec: AttentionSpec, start: int, end: int, last: int) -> tuple[int, int]:
     """Return the range of keys that queries start .. end - 1 of a row of `last` tokens see."""
-    low = 0 if spec.window_tokens is None else max(0, start - spec.window_tokens + 1)
+    low = _first_seen(spec, start)
     if spec.is_causal:
         return low, end
     return low, last if spec.window_tokens is None else min(last, end - 1 + spec.window_tokens)
@@ -323,6 +354,8 @@ def _mask(
     key = torch.arange(low, high, device=device)
     if spec.is_causal:
         mask = key <= query
+        if spec.chunk_tokens is not None:
+            mask &= key >= query // spec.chunk_tokens * spec.chunk_tokens
         if spec.window_tokens is not None:
             mask &= key > query - spec.window_tokens
     elif spec.window_tokens is not None:
@@ -347,7 +380,9 @@ def attend(
     [B, H, T, S] -> [B, H, T, D]. Mutates: lse
     """
     is_grouped = q.shape[1] != k.shape[1]
-    if sinks is None and spec.soft_cap is None and lse is None:
+    # torch takes what is added in the queries' type, whose 16 bits do not hold it.
+    is_exact = added is None or q.dtype not in (torch.float16, torch.bfloat16)
+    if sinks is None and spec.soft_cap is None and lse is None and is_exact:
         if added is not None:
             added = added if mask is None else added.masked_fill(~mask, -torch.inf)
             mask = added.to(q.dtype)
@@ -374,27 +409,24 @@ def attend(
 
 
 def _decode_chunks(
-    layout: BatchLayout, rows: list[int], window: int | None, max_keys: int
+    layout: BatchLayout, rows: list[int], spec: AttentionSpec, max_keys: int
 ) -> list[DecodeChunk]:
     """Return decode rows of similar length together, so that little is gathered in vain."""
-    lens = {r: _window_keys(layout.seq_lens_host[r], window) for r in rows}
+    whole = layout.seq_lens_host
+    lens = {r: whole[r] - _first_seen(spec, whole[r] - 1) for r in rows}
     is_all = len(rows) == layout.num_rows
     if is_all and len(rows) * max(lens.values()) <= max_keys:
-        return [_decode_chunk(layout, None, window, max(lens.values()), min(lens.values()))]
+        return [_decode_chunk(layout, None, spec, max(lens.values()), min(lens.values()))]
     chunks: list[list[int]] = []
     for row in sorted(rows, key=lens.__getitem__):
         if not chunks or (len(chunks[-1]) + 1) * lens[row] > max_keys:
             chunks.append([])
         chunks[-1].append(row)
-    return [_decode_chunk(layout, c, window, lens[c[-1]], lens[c[0]]) for c in chunks]
-
-
-def _window_keys(seq_len: int, window: int | None) -> int:
-    return seq_len if window is None else min(seq_len, window)
+    return [_decode_chunk(layout, c, spec, lens[c[-1]], lens[c[0]]) for c in chunks]
 
 
 def _decode_chunk(
-    layout: BatchLayout, rows: list[int] | None, window: int | None, num_keys: int, fewest: int
+    layout: BatchLayout, rows: list[int] | None, spec: AttentionSpec, num_keys: int, fewest: int
 ) -> DecodeChunk:
     """Return one chunk. Places beyond a row's end name its last token and are masked."""
     device = layout.block_table.device
@@ -404,7 +436,11 @@ def _decode_chunk(
         tokens = layout.query_start[index].long()
         seq_lens, table = seq_lens[index], table[index]
     lens = seq_lens.long().unsqueeze(1)
-    first = 0 if window is None else (lens - window).clamp(min=0)
+    first: torch.Tensor | int = 0
+    if spec.chunk_tokens is not None:
+        first = (lens - 1) // spec.chunk_tokens * spec.chunk_tokens
+    elif spec.window_tokens is not None:
+        first = (lens - spec.window_tokens).clamp(min=0)
     positions = torch.arange(num_keys, device=device) + first
     mask = None
     if fewest != num_keys:
@@ -413,4 +449,10 @@ def _decode_chunk(
     positions = positions.expand(len(lens), -1)
     blocks = table.gather(1, positions // layout.block_tokens).long()
     slots = blocks * layout.block_tokens + positions % layout.block_tokens
-    return DecodeChunk(tokens=tokens, slots=slots.flatten(), mask=mask, num_keys=num_keys)
+    return DecodeChunk(
+        tokens=tokens,
+        slots=slots.flatten(),
+        distances=lens - 1 - positions,
+        mask=mask,
+        num_keys=num_keys,
+    )

@@ -1,16 +1,27 @@
-"""What the mixture-of-experts families share: which layers are sparse, and their weight names."""
+"""What the mixture-of-experts families share: which layers are sparse, how they route, and experts
+that compute every token."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch import nn
+
 from dovetail.errors import ConfigError
+from dovetail.interfaces.model import BuildContext
+from dovetail.layers.decoder import DecoderConfig, DecoderLayer, GatedMLP
+from dovetail.layers.moe import MoE
+from dovetail.layers.routing import RoutingRule
+
+CORRECTION_BIAS = (".gate.e_score_correction_bias", ".e_score_correction_bias")
+"""Checkpoints hold a correction bias beside the router's matrix."""
 
 
 def num_experts(config: Mapping[str, Any]) -> int:
     """Return X under whichever name the config gives it. Raises: ConfigError when absent."""
-    for key in ("num_local_experts", "num_experts"):
+    for key in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"):
         if config.get(key) is not None:
             return int(config[key])
     raise ConfigError("the number of experts is missing.", where="config.json: num_experts")
@@ -21,3 +32,73 @@ def is_sparse(config: Mapping[str, Any], layer: int) -> bool:
     step = int(config.get("decoder_sparse_step", 1))
     is_dense = layer in (config.get("mlp_only_layers") or ())
     return not is_dense and num_experts(config) > 0 and (layer + 1) % step == 0
+
+
+def softmax_rule(config: Mapping[str, Any], *, renormalizes: bool | None = None) -> RoutingRule:
+    """Return the rule of families that pick the most likely experts; `renormalizes` None: as the
+    config's norm_topk_prob says."""
+    if renormalizes is None:
+        renormalizes = bool(config.get("norm_topk_prob", False))
+    return RoutingRule(num_picked=int(config["num_experts_per_tok"]), renormalizes=renormalizes)
+
+
+def sigmoid_rule(config: Mapping[str, Any]) -> RoutingRule:
+    """Return the rule of DeepSeek-V3 and of those that route like it."""
+    return RoutingRule(
+        num_picked=int(config["num_experts_per_tok"]),
+        scoring="sigmoid",
+        renormalizes=bool(config["norm_topk_prob"]),
+        least_sum=1e-20,
+        factor=float(config["routed_scaling_factor"]),
+        num_groups=int(config.get("n_group") or 1),
+        num_kept_groups=int(config.get("topk_group") or 1),
+        group_score="two_best",
+    )
+
+
+class SharedMoE(MoE):
+    """Picked experts plus shared ones, which compute every token as one MLP of their joint size.
+
+    `shared` is that MLP's name in the checkpoint; it is `shared_experts` here."""
+
+    def __init__(
+        self,
+        context: BuildContext,
+        name: str,
+        *,
+        act: str,
+        shared_inner: int,
+        shared: str = "shared_experts",
+        **settings: Any,
+    ) -> None:
+        super().__init__(context, name, act=act, **settings)
+        self.shared_experts = GatedMLP(context, f"{name}.{shared}", inner=shared_inner, act=act)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Shapes: x, residual [T, E] -> [T, E]"""
+        return super().forward(x, self.shared_experts(x, residual))
+
+
+class DenseFirstLayer(DecoderLayer):
+    """A layer of DeepSeek-V3's mixture, or of one MLP in the first layers."""
+
+    def build_mlp(
+        self, context: BuildContext, name: str, config: DecoderConfig, layer: int
+    ) -> nn.Module:
+        """Return the layer's feed-forward part."""
+        settings = context.model.hf_config
+        if layer < int(settings["first_k_dense_replace"]):
+            return super().build_mlp(context, name, config, layer)
+        inner = int(settings["moe_intermediate_size"])
+        num_shared = int(settings.get("n_shared_experts") or 0)
+        common: dict[str, Any] = {
+            "num_experts": num_experts(settings),
+            "rule": sigmoid_rule(settings),
+            "inner": inner,
+            "act": config.hidden_act,
+            "routes_in_float32": True,
+            "has_correction_bias": True,
+        }
+        if not num_shared:
+            return MoE(context, name, **common)
+        return SharedMoE(context, name, shared_inner=num_shared * inner, **common)

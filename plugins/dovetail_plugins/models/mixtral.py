@@ -14,7 +14,7 @@ from dovetail.layers.decoder import (
     window_in_all_layers,
 )
 from dovetail.layers.moe import MoE
-from dovetail_plugins.models._moe import num_experts
+from dovetail_plugins.models._moe import num_experts, softmax_rule
 
 
 class MixtralMoE(MoE):
@@ -26,10 +26,9 @@ class MixtralMoE(MoE):
             context,
             name,
             num_experts=num_experts(settings),
-            num_picked=int(settings.get("num_experts_per_tok", 2)),
+            rule=softmax_rule(settings, renormalizes=True),
             inner=int(settings["intermediate_size"]),
             act=config.hidden_act,
-            renormalizes=True,
         )
 
 

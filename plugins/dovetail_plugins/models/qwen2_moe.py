@@ -20,11 +20,11 @@ from dovetail.layers.decoder import (
 )
 from dovetail.layers.linear import ReplicatedLinear
 from dovetail.layers.moe import MoE
-from dovetail_plugins.models._moe import is_sparse, num_experts
+from dovetail_plugins.models._moe import is_sparse, num_experts, softmax_rule
 from dovetail_plugins.models._qwen import qwen_window_layers
 
 
-class SharedMoE(MoE):
+class GatedSharedMoE(MoE):
     """Picked experts plus a shared one, which a sigmoid of the input weighs."""
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig) -> None:
@@ -33,10 +33,9 @@ class SharedMoE(MoE):
             context,
             name,
             num_experts=num_experts(settings),
-            num_picked=int(settings.get("num_experts_per_tok", 4)),
+            rule=softmax_rule(settings),
             inner=int(settings["moe_intermediate_size"]),
             act=config.hidden_act,
-            renormalizes=bool(settings.get("norm_topk_prob", False)),
         )
         inner = int(settings["shared_expert_intermediate_size"])
         self.shared_expert = GatedMLP(
@@ -60,7 +59,7 @@ class Qwen2MoeLayer(DecoderLayer):
     ) -> nn.Module:
         """Return the layer's feed-forward part."""
         if is_sparse(context.model.hf_config, layer):
-            return SharedMoE(context, name, config)
+            return GatedSharedMoE(context, name, config)
         return super().build_mlp(context, name, config, layer)
 
 

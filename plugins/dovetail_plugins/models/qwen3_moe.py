@@ -15,7 +15,7 @@ from dovetail.layers.decoder import (
     window_in_all_layers,
 )
 from dovetail.layers.moe import MoE
-from dovetail_plugins.models._moe import is_sparse, num_experts
+from dovetail_plugins.models._moe import is_sparse, num_experts, softmax_rule
 
 
 class Qwen3MoeLayer(DecoderLayer):
@@ -32,10 +32,9 @@ class Qwen3MoeLayer(DecoderLayer):
             context,
             name,
             num_experts=num_experts(settings),
-            num_picked=int(settings.get("num_experts_per_tok", 8)),
+            rule=softmax_rule(settings),
             inner=int(settings["moe_intermediate_size"]),
             act=config.hidden_act,
-            renormalizes=bool(settings.get("norm_topk_prob", False)),
         )
 
 

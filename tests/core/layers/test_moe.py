@@ -12,7 +12,8 @@ from torch import nn
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.spec import RankSpec
 from dovetail.layers.context import ForwardContext, forward_context, use_context
-from dovetail.layers.moe import Experts, route
+from dovetail.layers.moe import Experts
+from dovetail.layers.routing import RoutingRule, route
 from dovetail.layers.weights import load_weights
 from dovetail.testing.contract import model_spec
 from dovetail.testing.ranks import ODD_AND_EVEN
@@ -30,7 +31,8 @@ def test_experts_equal_their_definition(num_tokens: int) -> None:
     for parameter in experts.parameters():
         parameter.data.copy_(torch.randn(parameter.shape, generator=generator))
     x = torch.randn(num_tokens, 8, generator=generator)
-    weights, picked = route(torch.randn(num_tokens, 5), 2, renormalizes=True)
+    rule = RoutingRule(num_picked=2, renormalizes=True)
+    weights, picked = route(torch.randn(num_tokens, 5), rule)
     torch.testing.assert_close(weights.sum(-1), torch.ones(num_tokens))
     want = torch.zeros_like(x)
     for t in range(num_tokens):

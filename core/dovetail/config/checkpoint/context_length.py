@@ -92,6 +92,14 @@ def window_tokens(config: Mapping[str, Any]) -> int | None:
     return window // 2 + 1 if facts_of(config).window_has_two_sides else window
 
 
+def chunk_tokens(config: Mapping[str, Any]) -> int | None:
+    """Return the length of the chunks in which layers attend, None where the model has none."""
+    chunk = config.get("attention_chunk_size")
+    kinds = config.get("layer_types")
+    is_used = not isinstance(kinds, list) or "chunked_attention" in kinds
+    return chunk if isinstance(chunk, int) and chunk > 0 and is_used else None
+
+
 def within_window(requested: int | None, length: int, model: ModelSpec) -> int:
     """Return the context length to serve, at most the window.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.config.checkpoint.context_length import window_tokens
+from dovetail.config.checkpoint.context_length import chunk_tokens, window_tokens
 from dovetail.config.checkpoint.model_facts import facts_of, has_position_bias
 from dovetail.config.config import Config
 from dovetail.config.rules import selections
@@ -24,6 +24,7 @@ def select_attention(
         head_size=model.head_size,
         block_tokens=block_tokens(config, platform),
         uses_window=window_tokens(facts) is not None,
+        uses_chunk=chunk_tokens(facts) is not None,
         uses_soft_cap=bool(facts.get("attn_logit_softcapping")),
         uses_sinks=facts_of(facts).has_sinks,
         uses_alibi=bool(facts.get("alibi")),

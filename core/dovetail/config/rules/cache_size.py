@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.config.checkpoint.context_length import window_tokens
+from dovetail.config.checkpoint.context_length import chunk_tokens, window_tokens
 from dovetail.config.checkpoint.dtypes import BYTES
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import CacheFacts, ModelSpec
@@ -40,7 +40,7 @@ def kv_bytes(
     if model.cache is not None:
         own = _own_bytes(model, model.cache, per_token, num_tokens, step_tokens, context_size)
         return own + draft_bytes * num_tokens
-    window = window_tokens(model.hf_config)
+    window = window_tokens(model.hf_config) or chunk_tokens(model.hf_config)
     num_windowed = _num_windowed(model.hf_config, model.num_layers) if window else 0
     kept = min(num_tokens, (window or num_tokens) + step_tokens)
     whole = num_windowed * kept + (model.num_layers - num_windowed) * num_tokens
@@ -185,7 +185,7 @@ def fit_tokens(requested: int | None, wanted: int, room: Room) -> int:
 def _num_windowed(config: Mapping[str, Any], num_layers: int) -> int:
     kinds = config.get("layer_types")
     if isinstance(kinds, list):
-        return sum(kind == "sliding_attention" for kind in kinds)
+        return sum(kind in ("sliding_attention", "chunked_attention") for kind in kinds)
     pattern = config.get("sliding_window_pattern")
     if isinstance(pattern, int) and pattern > 0:
         return num_layers - num_layers // pattern
