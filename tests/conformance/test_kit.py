@@ -140,6 +140,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("modality", f"{PLAIN}:THING", "value_crosses_processes"),
     ("attention_backend", f"{TORCH}:FutureAttention", "steps_follow_each_other[grouped-mixed]"),
     ("attention_backend", f"{TORCH}:WindowlessAttention", "window_over_steps[3]"),
+    ("attention_backend", f"{TORCH}:SlopelessAttention", "alibi_over_steps[mixed]"),
     ("attention_backend", f"{TORCH}:FreshKeysAttention", "new_keys_may_lie_elsewhere[9]"),
     ("attention_backend", f"{TORCH}:BaseTwoAttention", "tells_log_sum_exps[plain]"),
     (

@@ -79,6 +79,24 @@ class WindowlessAttention(ReferenceAttention):
         return super().forward(spec, q, k, v, cache, prepared, sinks)
 
 
+class SlopelessAttention(ReferenceAttention):
+    """Claims ALiBi and adds nothing."""
+
+    def forward(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend without slopes."""
+        spec = replace(spec, alibi_slopes=None)
+        return super().forward(spec, q, k, v, cache, prepared, sinks)
+
+
 class ScalelessAttention(ReferenceAttention):
     """Takes caches of 8-bit floats and ignores their scales."""
 

@@ -75,6 +75,20 @@ def test_prefills_of_large_heads(capability: int, cached: torch.dtype) -> None:
     assert {one.name: one.stack_bytes for one in device.found} == {"prefill": 0}
 
 
+def test_slopes() -> None:
+    from dovetail_kernels.paged_attention import triton as attention
+
+    q, cache = (
+        torch.zeros(shape, dtype=torch.bfloat16) for shape in ((41, 8, 128), (2, 4, 16, 8, 128))
+    )
+    rows = (torch.tensor(one, dtype=torch.int32) for one in ([[0] * 4] * 2, [0, 40, 41], [60, 9]))
+    extent = attention.Extent(max_query_tokens=40, max_seq_tokens=60)
+    with absent_gpu(HOPPER) as device:
+        slopes = torch.ones(8)
+        attention.attend(q, cache, *rows, attention.Rules(scale=1.0), extent, slopes=slopes)
+    assert {one.name: one.stack_bytes for one in device.found} == {"prefill": 0, "decode": 0}
+
+
 @pytest.mark.parametrize("programs", [0, 10**6])
 def test_spans_of_a_long_past(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from dovetail_kernels.paged_attention import triton as attention

@@ -30,6 +30,7 @@ RULES: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"window": 300},
     "cap": {"soft_cap": 3.0},
+    "alibi": {"alibi_slopes": (0.5, 0.3, 0.1, 0.05, 0.01, 0.001)},
 }
 NAMES = [str(dtype).removeprefix("torch.") for dtype in FORMATS]
 KINDS: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
@@ -134,12 +135,14 @@ def test_chunks_and_neighbours_change_no_bit(kind: str, rule: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16_rounded", "int8"])
-@pytest.mark.parametrize("rule", ["all", "window", "bias"])
+@pytest.mark.parametrize("rule", ["all", "window", "bias", "alibi"])
 def test_neighbours_change_no_bit_without_a_mask(kind: str, rule: str) -> None:
     """Rows whose tokens see those after them too, alone and among others."""
     dtype, rules = KINDS[kind][0], {**KINDS[kind][1], "is_causal": False}
     if rule == "window":
         rules["window"] = 70
+    if rule == "alibi":
+        rules |= RULES[rule]
     if rule == "bias":
         rules["bias"] = torch.randn(HEADS, 1279, generator=torch.Generator().manual_seed(2))
     rows = [(1, *tokens(640, 8)), (2, *tokens(530, 7)), (0, *tokens(3, 9))]

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 SCALED_KV_DTYPES = ("float8_e4m3fn", "float8_e5m2")
 """Types of a cache that holds keys and values divided by a scale (see AttentionSpec)."""
-ALIBI = "alibi"
-"""A need that is no capability: no backend has it yet."""
 NAMES = {
     "window": "sliding windows",
     "soft_cap": "soft caps on scores",
@@ -27,7 +25,7 @@ NAMES = {
     "lse": "log-sum-exps of scores, which a KV cache that is divided over ranks needs,",
     "non_causal": "rows whose tokens see all others",
     "position_bias": "biases by relative position",
-    ALIBI: "ALiBi biases",
+    "alibi": "ALiBi biases",
 }
 
 
@@ -54,9 +52,10 @@ class AttentionSpec:
     """One attention layer. `scale` multiplies q.k; `window_tokens` w lets a query at position p see
     keys at p - w + 1 .. p; `soft_cap` c turns scores s into c * tanh(s / c) before the softmax;
     `is_causal` False lets every query see all keys of its row, with a window those at p - w + 1 ..
-    p + w - 1. A cache of 8-bit floats holds keys
-    divided by `k_scale` and values by `v_scale`, what is beyond its range as its largest number;
-    other caches have no such scales, they are 1."""
+    p + w - 1. `alibi_slopes`, one for each of the heads, lower the score of a key at j by slope *
+    |j - p|, before a soft cap: only backends that claim alibi get them. A cache of 8-bit floats
+    holds keys divided by `k_scale` and values by `v_scale`, what is beyond its range as its largest
+    number; other caches have no such scales, they are 1."""
 
     num_heads: int
     num_kv_heads: int
@@ -65,6 +64,7 @@ class AttentionSpec:
     window_tokens: int | None = None
     soft_cap: float | None = None
     is_causal: bool = True
+    alibi_slopes: tuple[float, ...] | None = None
     k_scale: float = 1.0
     v_scale: float = 1.0
 
@@ -113,6 +113,7 @@ class AttentionBackend(Plugin):
         "lse": "tells the log-sum-exp of each query's scores, over keys that are all in the cache",
         "non_causal": "encoder attention without a causal mask",
         "position_bias": "a number per head and relative position is added to each score",
+        "alibi": "ALiBi: a head's slope times the distance is subtracted from each score",
         "bf16_products": "may round queries and softmax weights to bfloat16 with an 8-bit float "
         "cache",
         "graphs": "with one token per row, reads only sizes and maxima on the host, so that steps "
@@ -133,7 +134,7 @@ class AttentionBackend(Plugin):
             "lse": query.uses_lse,
             "non_causal": not query.is_causal,
             "position_bias": query.uses_position_bias,
-            ALIBI: query.uses_alibi,
+            "alibi": query.uses_alibi,
         }
         lacking = (
             word for word, is_used in used.items() if is_used and word not in cls.capabilities

@@ -170,6 +170,12 @@ class ContextAttention(AttentionBackend):
             size, window = self._group.size, spec.window_tokens
             assert spec.num_kv_heads == 1, "only a head that all ranks hold is divided"
             assert spec.is_causal, "queries that see what comes after them cannot be divided"
+            if spec.alibi_slopes is not None:
+                raise ConfigError(
+                    "ALiBi biases count positions, of which each rank has a part.",
+                    where="--decode-context-parallel-size",
+                    fix="leave it out for this model.",
+                )
             if window is not None and window % size:
                 raise ConfigError(
                     f"a sliding window of {window} tokens cannot be divided evenly over {size} "

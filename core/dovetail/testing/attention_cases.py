@@ -41,6 +41,7 @@ def query_of(case: Case, arguments: dict[str, Any]) -> AttentionQuery:
         uses_window="window" in arguments,
         uses_soft_cap="soft_cap" in arguments,
         uses_sinks="sinks" in arguments,
+        uses_alibi="alibi_slopes" in arguments,
         uses_position_bias="bias" in arguments,
         is_causal=arguments.get("is_causal", True),
     )
@@ -78,6 +79,7 @@ class AttentionStep:
         )
         flat = arguments["cache"].view(2, -1, *arguments["cache"].shape[3:])
         self.k, self.v = flat[0, slots].clone(), flat[1, slots].clone()
+        slopes = arguments.get("alibi_slopes")
         self.spec = AttentionSpec(
             num_heads=arguments["q"].shape[1],
             num_kv_heads=flat.shape[2],
@@ -86,6 +88,7 @@ class AttentionStep:
             window_tokens=arguments.get("window"),
             soft_cap=arguments.get("soft_cap"),
             is_causal=arguments.get("is_causal", True),
+            alibi_slopes=None if slopes is None else tuple(slopes.tolist()),
         )
         self.cache = self._filled(flat, slots)
 

@@ -19,7 +19,9 @@ class ReferenceAttention(AttentionBackend):
     """softmax(scale * q.k) v with every rule of AttentionSpec spelled out."""
 
     info = Info(summary="attention by its definition, for tests", devices=("cpu",))
-    capabilities = frozenset({"window", "soft_cap", "sinks", "non_causal", "lse", "position_bias"})
+    capabilities = frozenset(
+        {"window", "soft_cap", "sinks", "non_causal", "lse", "position_bias", "alibi"}
+    )
 
     def __init__(self, options: Any = None) -> None:
         super().__init__(options or NoOptions())
@@ -101,7 +103,7 @@ class ReferenceAttention(AttentionBackend):
                 visible = _visible(spec, position, seq_len)
                 seen = slots[visible]
                 read = _read(keys, seen) * spec.k_scale, _read(values, seen) * spec.v_scale
-                added = 0.0 if bias is None else bias[:, bias.shape[1] // 2 + visible - position]
+                added = _added(spec, bias, visible - position)
                 out[token], lse[token] = _attend(spec, q[token], *read, sinks, added)
         return out, lse
 
@@ -136,6 +138,19 @@ def _visible(spec: AttentionSpec, position: int, seq_len: int) -> torch.Tensor:
         return torch.arange(last + 1)
     before, after = position - spec.window_tokens + 1, position + spec.window_tokens - 1
     return torch.arange(max(0, before), min(last, after) + 1)
+
+
+def _added(
+    spec: AttentionSpec, bias: torch.Tensor | None, distances: torch.Tensor
+) -> torch.Tensor | float:
+    """Return what is added to scores of keys so far after a query.
+
+    Shapes: distances [S] -> [H, S]
+    """
+    added = 0.0 if bias is None else bias[:, bias.shape[1] // 2 + distances]
+    if spec.alibi_slopes is None:
+        return added
+    return added - torch.tensor(spec.alibi_slopes).unsqueeze(1) * distances.abs()
 
 
 def _attend(

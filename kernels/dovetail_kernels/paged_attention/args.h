@@ -13,6 +13,7 @@ struct AttentionArgs {
   float* lse;      // [T, H], the scores' log-sum-exps without sinks; or null
   const float* sinks;  // [H] or null
   const float* bias;   // [H, 2 * bias_reach - 1] or null: of key j, query p at bias_reach - 1 + j - p
+  const float* slopes;  // [H] or null: times |j - p|, subtracted from the score
   void* cache;         // blocks of cells, see layout.h
   const int32_t* block_table;  // [R, table_stride]
   const int32_t* query_start;  // [R + 1]

@@ -184,7 +184,7 @@ inline void finish(const Plan& plan, const Unit& unit, int64_t head, const State
 struct Room {
   int64_t tiles;
   int64_t *first, *last;  // [rows]
-  const float** bias;     // [rows] that of key 0
+  Added* added;           // [rows]
   char* q;                // [tiles][kMaxRows][kQueryRow] of four bytes
   float* q_scales;        // [tiles][kMaxRows]
   float *state, *values, *scores;
@@ -194,9 +194,10 @@ struct Room {
 DT_INLINE bool get_room(const Plan& plan, Room* room) {
   const int64_t size = plan.args->head_size, rows = plan.unit_rows;
   room->tiles = divide_up(rows, kMaxRows);
-  const int64_t counts[] = {rows * 8, rows * 8, rows * 8, room->tiles * kMaxRows * kQueryRow * 4,
-                            room->tiles * kMaxRows * 4, rows * (size + 2) * 4, kMaxRows * size * 4,
-                            kMaxRows * kPartition * 4, kMaxRows * kPartition * 2};
+  const int64_t counts[] = {rows * 8, rows * 8, rows * static_cast<int64_t>(sizeof(Added)),
+                            room->tiles * kMaxRows * kQueryRow * 4, room->tiles * kMaxRows * 4,
+                            rows * (size + 2) * 4, kMaxRows * size * 4, kMaxRows * kPartition * 4,
+                            kMaxRows * kPartition * 2};
   int64_t bytes = 0;
   for (const int64_t count : counts) bytes += divide_up(count, 64) * 64;
   char* at = static_cast<char*>(scratch(0, bytes));
@@ -205,7 +206,7 @@ DT_INLINE bool get_room(const Plan& plan, Room* room) {
   for (int i = 0; i < 9; at += divide_up(counts[i], 64) * 64, ++i) places[i] = at;
   room->first = reinterpret_cast<int64_t*>(places[0]);
   room->last = reinterpret_cast<int64_t*>(places[1]);
-  room->bias = reinterpret_cast<const float**>(places[2]);
+  room->added = reinterpret_cast<Added*>(places[2]);
   room->q = places[3];
   room->q_scales = reinterpret_cast<float*>(places[4]);
   room->state = reinterpret_cast<float*>(places[5]);
@@ -229,6 +230,11 @@ struct Tiles {
   DT_INLINE int64_t first(int64_t t) const { return rows * t / count; }
 };
 
+DT_INLINE Added added_to(const AttentionArgs& args, int64_t head, int64_t position) {
+  const int64_t own = head * (2 * args.bias_reach - 1) + args.bias_reach - 1 - position;
+  return {args.bias ? args.bias + own : nullptr, args.slopes ? args.slopes[head] : 0.0f, position};
+}
+
 template <class F>
 void pack_queries(const Plan& plan, const Unit& unit, int64_t head, const Room& room) {
   using Factor = typename F::Factor;
@@ -251,9 +257,8 @@ void pack_queries(const Plan& plan, const Unit& unit, int64_t head, const Room& 
       F::pack(q, size, plan.score_scale, to + i * kQueryRow, scales + i);
       const int64_t position = unit.position + query;
       see(args, args.seq_lens[unit.row], position, room.first + n, room.last + n);
-      if (args.bias)
-        room.bias[n] = args.bias + (head * plan.group + q_head) * (2 * args.bias_reach - 1) +
-                       args.bias_reach - 1 - position;
+      if (args.bias || args.slopes)
+        room.added[n] = added_to(args, head * plan.group + q_head, position);
       if (++q_head < plan.group) continue;
       q_head = 0;
       ++query;
@@ -334,7 +339,7 @@ void run_piece(const Plan& plan, const Piece& piece, const Piece* after, const R
       tile.rows = static_cast<int>(tiles.first(t + 1) - start);
       tile.first = room.first + start;
       tile.last = room.last + start;
-      tile.bias = args.bias ? room.bias + start : nullptr;
+      tile.added = args.bias || args.slopes ? room.added + start : nullptr;
       tile.q = room.q + t * kMaxRows * kQueryRow * 4;
       tile.q_scales = room.q_scales + t * kMaxRows;
       tile.scores = room.scores;

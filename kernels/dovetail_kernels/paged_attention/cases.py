@@ -1,4 +1,4 @@
-"""Cases of paged_attention: decodes, prefills, chunks, windows, soft caps, sinks, no mask.
+"""Cases of paged_attention: decodes, prefills, chunks, windows, soft caps, sinks, biases, no mask.
 
 Those named decode, prefill and mixed are small and share one head and block size; the others go
 over head sizes, block sizes, cache types and contexts that cross the kernels' partitions.
@@ -36,6 +36,8 @@ RULES: dict[str, dict[str, Any]] = {
     "sinks": {"sinks": True},
     "bias": {"bias": True},
     "bias_not_causal": {"bias": True, "is_causal": False},
+    "alibi": {"alibi_slopes": True},
+    "alibi_not_causal": {"alibi_slopes": True, "is_causal": False},
     "all": {"window": 9, "soft_cap": 5.0, "sinks": True},
 }
 LONG_RULES: dict[str, dict[str, Any]] = {
@@ -43,6 +45,8 @@ LONG_RULES: dict[str, dict[str, Any]] = {
     "window": {"window": 260},
     "window_soft_cap_sinks": {"window": 257, "soft_cap": 5.0, "sinks": True},
     "not_causal_window": {"is_causal": False, "window": 100},
+    "alibi": {"alibi_slopes": True},
+    "alibi_window_soft_cap": {"alibi_slopes": True, "window": 260, "soft_cap": 5.0},
 }
 KV_DTYPES = (
     torch.float32,
@@ -311,6 +315,9 @@ def _builder(setup: _Setup) -> Callable[[torch.device], Arguments]:
         if rules.get("bias"):
             shape = (setup.heads[0], 2 * max(lens.tolist()) - 1)
             rules["bias"] = normal(shape, torch.float32, device, seed=5)
+        if rules.get("alibi_slopes"):
+            slopes = [2.0 ** -(1 + i % 8) for i in range(setup.heads[0])]
+            rules["alibi_slopes"] = torch.tensor(slopes, device=device)
         starts = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
         q_shape = (int(counts.sum()), setup.heads[0], setup.head_size)
         return {

@@ -7,6 +7,7 @@ no layer and no model.
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 
 import torch
 
@@ -32,6 +33,7 @@ class AttentionArgs(ctypes.Structure):
         ("lse", _pointer),
         ("sinks", _pointer),
         ("bias", _pointer),
+        ("slopes", _pointer),
         ("cache", _pointer),
         ("block_table", _pointer),
         ("query_start", _pointer),
@@ -122,6 +124,7 @@ class Step:
         rotates: bool = False,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
+        alibi_slopes: tuple[float, ...] | None = None,
     ) -> None:
         """Say how the next calls attend. Mutates: self
 
@@ -136,6 +139,7 @@ class Step:
         args.window, args.soft_cap = window or 0, soft_cap or 0.0
         args.may_round, args.rotates = may_round, rotates
         args.k_scale, args.v_scale = k_scale, v_scale
+        args.slopes = None if alibi_slopes is None else ctypes.addressof(_stored(alibi_slopes))
 
     def __call__(
         self,
@@ -169,6 +173,12 @@ class Step:
         return out
 
 
+@cache
+def _stored(slopes: tuple[float, ...]) -> ctypes.Array[ctypes.c_float]:
+    """Return slopes where the kernel reads them: for good, as recorded calls name their place."""
+    return (_float * len(slopes))(*slopes)
+
+
 def _prepare(arguments: Arguments) -> Arguments:
     """Return the arguments with the cache as the kernel has it."""
     ready = {key: value for key, value in arguments.items() if key != "scales"}
@@ -190,6 +200,7 @@ def _attend(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     bias: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the attended values (see the reference) over a packed cache."""
     step = Step(
@@ -210,6 +221,7 @@ def _attend(
         may_round=may_round,
         k_scale=k_scale,
         v_scale=v_scale,
+        alibi_slopes=None if alibi_slopes is None else tuple(alibi_slopes.tolist()),
     )
     return step(q, None, None, cache, sinks, bias=bias)
 

@@ -21,12 +21,14 @@ def reference(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     bias: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the attended values.
 
     `may_round` lets others round queries and softmax weights to bfloat16 where the cache's numbers
     are ones; the definition does not. `k_scale` and `v_scale` multiply all that the cache holds.
-    Shapes: q [T, H, D], cache [2, N, P, K, D], scales [2, N, P, K], bias [H, 2 M - 1] -> [T, H, D]
+    Shapes: q [T, H, D], cache [2, N, P, K, D], scales [2, N, P, K], bias [H, 2 M - 1],
+    alibi_slopes [H] -> [T, H, D]
     """
     if scales is not None:
         cache = cache.float() * scales.float().unsqueeze(-1)
@@ -38,7 +40,7 @@ def reference(
         first, last = starts[row], starts[row + 1]
         keys, values = _row_cache(cache, block_table[row], length)
         visible = _visible(last - first, length, window, is_causal, q.device)
-        added = None if bias is None else _added(bias, last - first, length)
+        added = _added(bias, alibi_slopes, last - first, length, q.device)
         out[first:last] = _attend(
             q[first:last], keys, values, visible, scale, soft_cap, sinks, added
         ).to(q.dtype)
@@ -67,11 +69,18 @@ def _visible(
     return visible & (j > p - window) & (j < p + window)
 
 
-def _added(bias: torch.Tensor, queries: int, length: int) -> torch.Tensor:
+def _added(
+    bias: torch.Tensor | None,
+    slopes: torch.Tensor | None,
+    queries: int,
+    length: int,
+    device: torch.device,
+) -> torch.Tensor | float:
     """Return what is added to the scores of each query and key. Shapes: [H, queries, length]"""
-    p = torch.arange(length - queries, length, device=bias.device).unsqueeze(1)
-    j = torch.arange(length, device=bias.device).unsqueeze(0)
-    return bias.float()[:, bias.shape[1] // 2 + j - p]
+    p = torch.arange(length - queries, length, device=device).unsqueeze(1)
+    j = torch.arange(length, device=device).unsqueeze(0)
+    added = 0.0 if bias is None else bias.float()[:, bias.shape[1] // 2 + j - p]
+    return added if slopes is None else added - slopes.float().view(-1, 1, 1) * (j - p).abs()
 
 
 def _attend(
@@ -82,15 +91,13 @@ def _attend(
     scale: float,
     soft_cap: float | None,
     sinks: torch.Tensor | None,
-    added: torch.Tensor | None,
+    added: torch.Tensor | float,
 ) -> torch.Tensor:
     """Return softmax(scores) v. Shapes: q [n, H, D], k and v [L, K, D], visible [n, L], added
     [H, n, L]"""
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
-    scores = torch.einsum("qhd,lhd->hql", q.float(), k) * scale
-    if added is not None:
-        scores = scores + added
+    scores = torch.einsum("qhd,lhd->hql", q.float(), k) * scale + added
     if soft_cap is not None:
         scores = soft_cap * torch.tanh(scores / soft_cap)
     scores = scores.masked_fill(~visible, -torch.inf)

@@ -52,11 +52,18 @@ constexpr int columns(int rows) {
   return n;
 }
 
+// What is added to a row's scores before the cap.
+struct Added {
+  const float* bias;  // that of key 0, or null
+  float slope;        // ALiBi's; 0: none
+  int64_t position;   // the query's
+};
+
 // What the stages hand on; lives in a thread's scratch memory. Rows are kPartition apart.
 struct Tile {
   int rows;                           // of the tile that are real
   const int64_t *first, *last;        // [rows] the keys that a row sees, absolute
-  const float* const* bias;           // [rows] what is added to a row's score of key 0; or null
+  const Added* added;                 // [rows] or null
   const void* q;                      // [R][kQueryRow] factors
   const float* q_scales;              // [R] int8 only
   float* scores;                      // [kMaxRows][kPartition], then the weights
@@ -208,14 +215,25 @@ DT_INLINE Vec capped(Vec s, float cap) {
   return fma(s, zero(), mul(set1(cap), sub(one, div(set1(2.0f), add(e, one)))));
 }
 
+// Adds to the scores of keys first .. last - 1 of the partition that starts at key `base`.
+DT_INLINE void add_positions(float* s, int first, int last, int64_t base, const Added& added) {
+  if (added.bias)
+    for (int k = first; k < last; ++k) s[k] += added.bias[base + k];
+  if (added.slope == 0) return;
+  alignas(64) static constexpr float kCounted[16] = {0, 1, 2,  3,  4,  5,  6,  7,
+                                                     8, 9, 10, 11, 12, 13, 14, 15};
+  const int begin = first / kLanes * kLanes;
+  const Vec slope = set1(added.slope);
+  Vec past = add(load(kCounted), set1(static_cast<float>(base + begin - added.position)));
+  for (int k = begin; k < last; k += kLanes, past = add(past, set1(kLanes)))
+    store(s + k, fma(slope, min(past, sub(zero(), past)), load(s + k)));
+}
+
 // A row's scores of keys first .. last - 1 become e^(s - top), those beside them in its cells 0.
-// `bias` (or null) is added to scores first.
 template <class F>
-DT_INLINE void weigh(float* s, int32_t* pairs, int first, int last, const float* bias, float cap,
-                     float* top, float* total) {
+DT_INLINE void weigh(float* s, int32_t* pairs, int first, int last, float cap, float* top,
+                     float* total) {
   const int begin = first / kCell * kCell, end = (last + kCell - 1) / kCell * kCell;
-  if (bias)
-    for (int k = first; k < last; ++k) s[k] += bias[k];
   for (int k = begin; k < first; ++k) s[k] = kHidden;
   for (int k = last; k < end; ++k) s[k] = kHidden;
   if (cap > 0) {
@@ -426,9 +444,10 @@ void attend_partition(const Context& context, Tile& tile, int64_t base) {
   for (int i = 0; i < tile.rows; ++i) {
     const Span own = seen(tile, i, base);
     if (own.empty()) continue;
-    weigh<F>(tile.scores + i * kPartition, tile.weights16 + i * (kPartition / 2), own.first,
-             own.last, tile.bias ? tile.bias[i] + base : nullptr, context.soft_cap, &tile.top[i],
-             &tile.total[i]);
+    float* scores = tile.scores + i * kPartition;
+    if (tile.added) add_positions(scores, own.first, own.last, base, tile.added[i]);
+    weigh<F>(scores, tile.weights16 + i * (kPartition / 2), own.first, own.last, context.soft_cap,
+             &tile.top[i], &tile.total[i]);
   }
   if constexpr (F::has_float_sums) weigh_values<F, R>(context, tile, base);
   else weigh_values_int8<F, R>(context, tile, base, any);

@@ -92,6 +92,7 @@ def run(
     may_round: bool = False,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    alibi_slopes: torch.Tensor | None = None,
     extent: Extent | None = None,
 ) -> torch.Tensor:
     """Return the attended values (see the reference). Without an `extent` the device is asked."""
@@ -105,7 +106,10 @@ def run(
         v_scale=v_scale,
     )
     found = extent or extent_of(query_start, seq_lens)
-    return attend(q, cache, block_table, query_start, seq_lens, rules, found, sinks, scales)
+    return attend(
+        q, cache, block_table, query_start, seq_lens, rules, found, sinks, scales,
+        slopes=alibi_slopes,
+    )  # fmt: skip
 
 
 def attend(
@@ -119,15 +123,18 @@ def attend(
     sinks: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the attended values. Tokens and heads of q may lie apart; a row of length 0 gets 0.
-    `lse` gets the log-sum-exps of the scores, without sinks.
+    `lse` gets the log-sum-exps of the scores, without sinks. `slopes` are ALiBi's.
 
     Shapes: q [T, H, D], cache [2, N, P, K, D], block_table [R, B], query_start [R + 1],
-    seq_lens [R], sinks [H], scales [2, N, P, K], lse [T, H] float32 -> [T, H, D]. Mutates: lse
+    seq_lens [R], sinks [H], scales [2, N, P, K], lse [T, H] and slopes [H] float32 -> [T, H, D].
+    Mutates: lse
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    launch = _Launch(q, out, cache, block_table, query_start, seq_lens, rules, sinks, scales, lse)
+    rows = (block_table, query_start, seq_lens)
+    launch = _Launch(q, out, cache, rows, rules, sinks, scales, lse, slopes)
     if extent.max_query_tokens > 1:
         launch.prefill(extent.max_seq_tokens)
     if extent.has_decodes:
@@ -143,23 +150,21 @@ class _Launch:
         q: torch.Tensor,
         out: torch.Tensor,
         cache: torch.Tensor,
-        block_table: torch.Tensor,
-        query_start: torch.Tensor,
-        seq_lens: torch.Tensor,
+        rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         rules: Rules,
         sinks: torch.Tensor | None,
         scales: torch.Tensor | None,
         lse: torch.Tensor | None,
+        slopes: torch.Tensor | None,
     ) -> None:
         self.q, self.out, self.cache, self.sinks, self.scales = q, out, cache, sinks, scales
-        self.lse = lse
-        self.rows = (block_table, query_start, seq_lens)
-        self.rules = rules
+        self.lse, self.slopes = lse, slopes
+        self.rows, self.rules = rows, rules
         self.kv_heads, self.size = cache.shape[3], cache.shape[4]
         self.group = q.shape[1] // self.kv_heads
         self.dtype = _product_dtype(q.dtype, cache.dtype, may_round=rules.may_round)
         self.strides = (
-            *q.stride()[:2], out.stride(0), block_table.stride(0), *cache.stride()[:4],
+            *q.stride()[:2], out.stride(0), rows[0].stride(0), *cache.stride()[:4],
             *((0, 0, 0) if scales is None else scales.stride()[:3]),
         )  # fmt: skip
         self.numbers = (*_score_scales(rules), rules.v_scale, rules.window or 0)
@@ -176,6 +181,7 @@ class _Launch:
             "GROUP": self.group,
             "BLOCK_TOKENS": cache.shape[2],
             "HAS_CAP": rules.soft_cap is not None,
+            "HAS_SLOPES": slopes is not None,
             "HAS_SCALES": scales is not None,
             "DTYPE": DTYPES[self.dtype],
         }
@@ -204,8 +210,9 @@ class _Launch:
         for span in range(spans if how == "next" else 1):
             kernels.prefill[(programs, max(1, kept))](
                 self.q, self.out, self.lse, sums, levels, self.cache, self.scales, self.sinks,
-                *self.rows, rows, kept, span, *self.strides, *self.numbers, **self.shared, **cut,
-                KEYS=tile.keys, SPANS=how, num_warps=tile.num_warps, num_stages=tile.num_stages,
+                self.slopes, *self.rows, rows, kept, span, *self.strides, *self.numbers,
+                **self.shared, **cut, KEYS=tile.keys, SPANS=how,
+                num_warps=tile.num_warps, num_stages=tile.num_stages,
             )  # fmt: skip
         if how == "each":
             columns = min(128, wide)
@@ -231,8 +238,8 @@ class _Launch:
         cut: dict[str, Any] = {"KEYS": tile.keys, "LEAST": LEAST_SPLIT, "SPLITS": splits}
         kernels.decode[(pairs, spread)](
             self.q, self.out, self.lse, sums, levels, self.cache, self.scales, self.sinks,
-            *self.rows, kept, *self.strides, *self.numbers, **self.shared, **cut, LANES=tile.lines,
-            num_warps=tile.num_warps, num_stages=tile.num_stages,
+            self.slopes, *self.rows, kept, *self.strides, *self.numbers, **self.shared, **cut,
+            LANES=tile.lines, num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
         if kept > 1:
             kernels.join[(rows * heads,)](

@@ -51,16 +51,16 @@ def _blocks(table, key, low, end, BLOCK_TOKENS: tl.constexpr):
 def _walk(
     q, acc, total, most, positions, start, stop, low, end,
     keys_at, values_at, key_scales, value_scales, table, block_stride, token_stride,
-    block_scales, token_scales, score_scale, soft_cap, window,
+    block_scales, token_scales, score_scale, soft_cap, slope, window,
     BLOCK_TOKENS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr,
     IS_MASKED: tl.constexpr, IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr, HAS_SCALES: tl.constexpr, DTYPE: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr, HAS_SCALES: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Return the running sums after the keys start .. stop - 1, of which those from `low` to before
     `end` may be read, and only they are where IS_MASKED.
 
-    `most` is the largest product so far, without score_scale, or, under a cap, the largest score.
-    Scores are exponents of 2.
+    `most` is the largest product so far, without score_scale, or, under a cap or slopes, the
+    largest score. Scores are exponents of 2. `slope` is of each line, as score_scale makes scores.
     """
     at, step = tl.arange(0, WIDE), tl.arange(0, KEYS)
     block = _blocks(table, start + step, low, end, BLOCK_TOKENS)
@@ -83,8 +83,14 @@ def _walk(
         if HAS_SCALES:
             scores *= tl.load(key_scales + beside, mask=is_there, other=0.0)[None, :]
         factor = score_scale
+        if HAS_SLOPES:
+            away = tl.abs(key[None, :] - positions[:, None]).to(tl.float32)
+            scores = scores * score_scale - slope[:, None] * away
+            factor = 1.0
         if HAS_CAP:
-            scores = soft_cap * (2.0 * tl.sigmoid(2.0 * score_scale * scores) - 1.0)
+            if not HAS_SLOPES:
+                scores = scores * score_scale
+            scores = soft_cap * (2.0 * tl.sigmoid(2.0 * scores) - 1.0)
             factor = 1.0
         if IS_MASKED:
             seen = is_there[None, :]
@@ -113,6 +119,21 @@ def _walk(
 
 
 @triton.jit
+def _slope(
+    slopes, head, inside, soft_cap, HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
+    LOG2_E: tl.constexpr,
+):  # fmt: skip
+    """Return the slope of each line as `_walk` takes it: a cap c comes as c * LOG2_E, and scores
+    are divided by it."""
+    slope = head.to(tl.float32)
+    if HAS_SLOPES:
+        slope = tl.load(slopes + head, mask=inside, other=0.0) * LOG2_E
+        if HAS_CAP:
+            slope = slope / soft_cap
+    return slope
+
+
+@triton.jit
 def _sum_with_sinks(
     total, most, sinks, head, inside, HAS_SINKS: tl.constexpr, LOG2_E: tl.constexpr
 ):
@@ -127,10 +148,10 @@ def _sum_with_sinks(
 def _span(
     q, positions, here, there, plain, low, end,
     keys_at, values_at, key_scales, value_scales, table, block_stride, token_stride,
-    block_scales, token_scales, score_scale, soft_cap, window,
+    block_scales, token_scales, score_scale, soft_cap, slope, window,
     BLOCK_TOKENS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr,
     LANES: tl.constexpr, IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr, HAS_SCALES: tl.constexpr, DTYPE: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr, HAS_SCALES: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Return the sums over the keys here .. there - 1, and the largest score. All queries see those
     before `plain`."""
@@ -142,18 +163,19 @@ def _span(
         acc, total, most = _walk(
             q, acc, total, most, positions, here, plain, 0, end,
             keys_at, values_at, key_scales, value_scales, table, block_stride, token_stride,
-            block_scales, token_scales, score_scale, soft_cap, window,
-            BLOCK_TOKENS, KEYS, SIZE, WIDE, False, IS_CAUSAL, HAS_WINDOW, HAS_CAP, HAS_SCALES,
-            DTYPE,
+            block_scales, token_scales, score_scale, soft_cap, slope, window,
+            BLOCK_TOKENS, KEYS, SIZE, WIDE, False, IS_CAUSAL, HAS_WINDOW, HAS_CAP, HAS_SLOPES,
+            HAS_SCALES, DTYPE,
         )  # fmt: skip
         here = tl.maximum(here, plain)
     acc, total, most = _walk(
         q, acc, total, most, positions, tl.maximum(here, low // KEYS * KEYS), there, low, end,
         keys_at, values_at, key_scales, value_scales, table, block_stride, token_stride,
-        block_scales, token_scales, score_scale, soft_cap, window,
-        BLOCK_TOKENS, KEYS, SIZE, WIDE, True, IS_CAUSAL, HAS_WINDOW, HAS_CAP, HAS_SCALES, DTYPE,
+        block_scales, token_scales, score_scale, soft_cap, slope, window,
+        BLOCK_TOKENS, KEYS, SIZE, WIDE, True, IS_CAUSAL, HAS_WINDOW, HAS_CAP, HAS_SLOPES,
+        HAS_SCALES, DTYPE,
     )  # fmt: skip
-    if not HAS_CAP:
+    if not (HAS_CAP or HAS_SLOPES):
         most = most * score_scale
     return acc, total, most
 
@@ -230,15 +252,16 @@ def _tile_of(
 
 @triton.jit(do_not_specialize=["num_rows", "window", "kept_spans", "span"])
 def prefill(
-    q, out, lse, sums, levels, cache, scales, sinks, table, query_start, seq_lens, num_rows,
+    q, out, lse, sums, levels, cache, scales, sinks, slopes, table, query_start, seq_lens, num_rows,
     kept_spans, span, q_token_stride, q_head_stride, out_token_stride, table_stride,
     half_stride, block_stride, token_stride, head_stride,
     half_scales, block_scales, token_scales, score_scale, soft_cap, value_scale, window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, LANES: tl.constexpr,
     KEYS: tl.constexpr, SPANS: tl.constexpr, SPAN: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr, IS_CAUSAL: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SCALES: tl.constexpr,
-    HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, DTYPE: tl.constexpr, LOG2_E: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
+    HAS_SCALES: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, DTYPE: tl.constexpr,
+    LOG2_E: tl.constexpr,
 ):  # fmt: skip
     """Attend one tile: QUERIES queries of a row by GROUP heads, on LANES lines of the product.
 
@@ -271,11 +294,12 @@ def prefill(
             key_scales = scales + kv_head
             value_scales = key_scales + half_scales
         row_table = table + row.to(tl.int64) * table_stride
+        slope = _slope(slopes, head, is_query, soft_cap, HAS_CAP, HAS_SLOPES, LOG2_E)
         acc, total, most = _span(
             tile_q, start + query, here, there, plain, low, end,
             keys_at, values_at, key_scales, value_scales, row_table, block_stride, token_stride,
-            block_scales, token_scales, score_scale, soft_cap, window, BLOCK_TOKENS, KEYS, SIZE,
-            WIDE, LANES, IS_CAUSAL, HAS_WINDOW, HAS_CAP, HAS_SCALES, DTYPE,
+            block_scales, token_scales, score_scale, soft_cap, slope, window, BLOCK_TOKENS, KEYS,
+            SIZE, WIDE, LANES, IS_CAUSAL, HAS_WINDOW, HAS_CAP, HAS_SLOPES, HAS_SCALES, DTYPE,
         )  # fmt: skip
         part = (token * KV_HEADS * GROUP + head) * kept_spans + tl.program_id(1)
         if SPANS == "next" and number > 0:
@@ -322,15 +346,17 @@ def add_spans(
 
 @triton.jit(do_not_specialize=["kept_splits", "window"])
 def decode(
-    q, out, lse, sums, levels, cache, scales, sinks, table, query_start, seq_lens, kept_splits,
+    q, out, lse, sums, levels, cache, scales, sinks, slopes, table, query_start, seq_lens,
+    kept_splits,
     q_token_stride, q_head_stride, out_token_stride, table_stride,
     half_stride, block_stride, token_stride, head_stride,
     half_scales, block_scales, token_scales, score_scale, soft_cap, value_scale, window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr, KEYS: tl.constexpr,
     LEAST: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SCALES: tl.constexpr,
-    HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, DTYPE: tl.constexpr, LOG2_E: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
+    HAS_SCALES: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, DTYPE: tl.constexpr,
+    LOG2_E: tl.constexpr,
 ):  # fmt: skip
     """Attend some splits of a row's keys with the GROUP heads of one kv head.
 
@@ -358,6 +384,7 @@ def decode(
             key_scales = scales + kv_head
             value_scales = key_scales + half_scales
         row_table = table + row.to(tl.int64) * table_stride
+        slope = _slope(slopes, head, is_head, soft_cap, HAS_CAP, HAS_SLOPES, LOG2_E)
         for split in range(tl.program_id(1), num_splits, tl.num_programs(1)):
             acc = tl.zeros((LANES, WIDE), dtype=tl.float32)
             total = tl.zeros((LANES,), dtype=tl.float32)
@@ -365,12 +392,13 @@ def decode(
             start = low + split * size
             end = tl.minimum(start + size, length)
             acc, total, most = _walk(
-                tile_q, acc, total, most, line, start, end, start, end,
+                tile_q, acc, total, most, line * 0 + length - 1, start, end, start, end,
                 keys_at, values_at, key_scales, value_scales, row_table, block_stride,
-                token_stride, block_scales, token_scales, score_scale, soft_cap, window,
-                BLOCK_TOKENS, KEYS, SIZE, WIDE, True, False, False, HAS_CAP, HAS_SCALES, DTYPE,
+                token_stride, block_scales, token_scales, score_scale, soft_cap, slope, window,
+                BLOCK_TOKENS, KEYS, SIZE, WIDE, True, False, False, HAS_CAP, HAS_SLOPES,
+                HAS_SCALES, DTYPE,
             )  # fmt: skip
-            most = most if HAS_CAP else most * score_scale
+            most = most if HAS_CAP or HAS_SLOPES else most * score_scale
             if num_splits == 1:
                 target = token * out_token_stride + (head * SIZE)[:, None] + at[None, :]
                 _finish(acc, total, most, out, lse, sinks, target, token * KV_HEADS * GROUP + head,

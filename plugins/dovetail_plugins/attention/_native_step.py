@@ -70,6 +70,7 @@ def forward(
             rotates=cache.dtype is torch.int8,
             k_scale=spec.k_scale,
             v_scale=spec.v_scale,
+            alibi_slopes=spec.alibi_slopes,
         )
     size = spec.head_size
     if sinks is not None:

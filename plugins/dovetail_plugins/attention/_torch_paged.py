@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from dovetail.interfaces.attention import AttentionSpec, BatchLayout
+from dovetail_plugins.attention._alibi import added_to_scores
 
 GATHER_BYTES = 8 << 20
 """Keys gathered at once. Larger blocks of memory are returned to the system after each use, and
@@ -28,11 +29,13 @@ FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 class DecodeChunk:
     """Rows of one token each, attended together. `tokens` None: all of the step's tokens.
 
-    Shapes: slots [R * S] int64, mask [R, 1, 1, S] bool or None when all is visible
+    Shapes: slots [R * S] int64, distances [R, S] of keys before the query, mask [R, 1, 1, S] bool
+    or None when all is visible
     """
 
     tokens: torch.Tensor | None
     slots: torch.Tensor
+    distances: torch.Tensor
     mask: torch.Tensor | None
     num_keys: int
 
@@ -210,7 +213,11 @@ def decode(
         sinks = sinks.view(1, spec.num_kv_heads, -1, 1)
     if lse is not None:
         lse = lse.view(num_rows, spec.num_kv_heads, -1)
-    return attend(spec, grouped, k, v, chunk.mask, sinks, lse, None).reshape(q.shape)
+    added = None
+    if spec.alibi_slopes is not None:
+        of_heads = added_to_scores(spec.alibi_slopes, chunk.distances)
+        added = of_heads.unflatten(0, (spec.num_kv_heads, -1)).permute(2, 0, 1, 3)
+    return attend(spec, grouped, k, v, chunk.mask, sinks, lse, added).reshape(q.shape)
 
 
 def prefill(
@@ -254,7 +261,7 @@ def _is_grouped(spec: AttentionSpec) -> bool:
 def _is_plain_causal(spec: AttentionSpec, row: PrefillRow, sinks: torch.Tensor | None) -> bool:
     """Return whether torch's own causal mask says it all."""
     has_window = spec.window_tokens is not None and spec.window_tokens < row.end
-    is_plain = sinks is None and spec.soft_cap is None
+    is_plain = sinks is None and spec.soft_cap is None and spec.alibi_slopes is None
     return spec.is_causal and row.start == 0 and is_plain and not has_window
 
 
@@ -275,7 +282,8 @@ def _prefill_masked(
     bias [H, 2 M - 1] -> [1, H, T, D]. Mutates: lse
     """
     out = torch.empty_like(q)
-    is_open = spec.soft_cap is not None or any(x is not None for x in (sinks, lse, bias))
+    rules = (spec.soft_cap, spec.alibi_slopes, sinks, lse, bias)
+    is_open = any(x is not None for x in rules)
     most = MAX_SCORES // (spec.num_heads * k.shape[2]) if is_open else QUERY_CHUNK_TOKENS
     step = min(max(most, 1), QUERY_CHUNK_TOKENS)
     for start in range(row.start, row.end, step):
@@ -287,19 +295,35 @@ def _prefill_masked(
         part = slice(start - row.start, end - row.start)
         told = None if lse is None else lse[:, :, part]
         seen = k[:, :, keys], v[:, :, keys]
-        added = None if bias is None else _added(bias, start, end, low, high)
+        added = _added(spec, bias, start, end, low, high, q.device)
         out[:, :, part] = attend(spec, q[:, :, part], *seen, mask, sinks, told, added)
     return out
 
 
-def _added(bias: torch.Tensor, start: int, end: int, low: int, high: int) -> torch.Tensor:
-    """Return what is added to the scores of queries start .. end - 1 and keys low .. high - 1.
+def _added(
+    spec: AttentionSpec,
+    bias: torch.Tensor | None,
+    start: int,
+    end: int,
+    low: int,
+    high: int,
+    device: torch.device,
+) -> torch.Tensor | None:
+    """Return what is added to the scores of queries start .. end - 1 and keys low .. high - 1, None
+    for nothing.
 
     Shapes: bias [H, 2 M - 1] -> [1, H, end - start, high - low]
     """
-    query = torch.arange(start, end, device=bias.device).unsqueeze(1)
-    key = torch.arange(low, high, device=bias.device)
-    return bias[:, bias.shape[1] // 2 + key - query].unsqueeze(0)
+    if bias is None and spec.alibi_slopes is None:
+        return None
+    query = torch.arange(start, end, device=device).unsqueeze(1)
+    distances = torch.arange(low, high, device=device) - query
+    added = torch.zeros((), device=device)
+    if bias is not None:
+        added = added + bias[:, bias.shape[1] // 2 + distances]
+    if spec.alibi_slopes is not None:
+        added = added + added_to_scores(spec.alibi_slopes, distances)
+    return added.unsqueeze(0)
 
 
 def _visible(spec: AttentionSpec, start: int, end: int, last: int) -> tuple[int, int]:
@@ -345,7 +369,9 @@ def attend(
     [B, H, T, S] -> [B, H, T, D]. Mutates: lse
     """
     is_grouped = q.shape[1] != k.shape[1]
-    if sinks is None and spec.soft_cap is None and lse is None:
+    # torch takes what is added in the queries' type, whose 16 bits do not hold it.
+    is_exact = added is None or q.dtype not in (torch.float16, torch.bfloat16)
+    if sinks is None and spec.soft_cap is None and lse is None and is_exact:
         if added is not None:
             added = added if mask is None else added.masked_fill(~mask, -torch.inf)
             mask = added.to(q.dtype)
@@ -411,4 +437,10 @@ def _decode_chunk(
     positions = positions.expand(len(lens), -1)
     blocks = table.gather(1, positions // layout.block_tokens).long()
     slots = blocks * layout.block_tokens + positions % layout.block_tokens
-    return DecodeChunk(tokens=tokens, slots=slots.flatten(), mask=mask, num_keys=num_keys)
+    return DecodeChunk(
+        tokens=tokens,
+        slots=slots.flatten(),
+        distances=lens - 1 - positions,
+        mask=mask,
+        num_keys=num_keys,
+    )

@@ -15,6 +15,7 @@ from dovetail.interfaces.attention import AttentionSpec, BatchLayout
 from dovetail_kernels.cache_write.triton import run as write
 from dovetail_kernels.paged_attention.rotation import rotated_keys, rotated_queries
 from dovetail_kernels.paged_attention.triton import Extent, Rules, attend
+from dovetail_plugins.attention._alibi import slopes_on
 
 E4M3_CAPABILITY = (8, 9)
 """Older GPUs do not turn this type into another."""
@@ -62,7 +63,8 @@ def forward(
     q, k, v = _whole(q), _whole(k), _whole(v)
     write(k, v, numbers, layout.slots, scales, spec.k_scale, spec.v_scale)
     rows = (layout.block_table, layout.query_start, layout.seq_lens)
-    return attend(q, numbers, *rows, _rules(spec), prepared.extent, sinks, scales, lse)
+    slopes = None if spec.alibi_slopes is None else slopes_on(q.device, spec.alibi_slopes)
+    return attend(q, numbers, *rows, _rules(spec), prepared.extent, sinks, scales, lse, slopes)
 
 
 def forward_lse(

@@ -36,14 +36,14 @@ class FlashAttn(AttentionBackend):
         source="https://github.com/Dao-AILab/flash-attention",
         devices=("cuda",),
     )
-    capabilities = frozenset({"window", "soft_cap", "non_causal"})
+    capabilities = frozenset({"window", "soft_cap", "non_causal", "alibi"})
     auto_rank = 2
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
-        from dovetail_plugins.attention import _paged_write
+        from dovetail_plugins.attention import _alibi, _paged_write
 
-        self._paged = _paged_write
+        self._paged, self._alibi = _paged_write, _alibi
         self._is_third = _has(THIRD)
         module = import_module(THIRD if self._is_third else SECOND)
         name = "flash_attn_with_kvcache" if self._is_third else "flash_attn_varlen_func"
@@ -76,6 +76,10 @@ class FlashAttn(AttentionBackend):
             reasons.append(
                 f"version 2 reads blocks of 256 tokens, --block-size is {query.block_tokens}"
             )
+        if query.uses_alibi and _has(THIRD):
+            reasons.append("ALiBi biases are not supported by version 3, which is installed")
+        if query.uses_alibi and query.uses_soft_cap:
+            reasons.append("ALiBi biases beside soft caps on scores are not supported")
         return reasons
 
     def prepare(self, layout: BatchLayout) -> Any:
@@ -123,6 +127,8 @@ class FlashAttn(AttentionBackend):
                 max_seqlen_q=layout.max_query_tokens,
                 **rules,
             )
+        if spec.alibi_slopes is not None:
+            rules["alibi_slopes"] = self._alibi.slopes_on(q.device, spec.alibi_slopes)
         return self._call(
             q,
             cache[0],

@@ -1,7 +1,9 @@
 """FlashInfer: attention by the flashinfer package over a paged cache.
 
 A step is planned once for each kind of layer (window, soft cap, scale), since the package plans on
-the host for one. Not run on a GPU here: its calls are checked against the documented signatures.
+the host for one. Its ALiBi counts its slopes from the number of heads that it is given, which is
+that of a rank, and takes no others: so it is not used. Not run on a GPU here: its calls are checked
+against the documented signatures.
 """
 
 from __future__ import annotations

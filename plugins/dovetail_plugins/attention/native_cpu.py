@@ -42,7 +42,10 @@ class NativeCpu(AttentionBackend):
         devices=("cpu",),
     )
     capabilities = frozenset(
-        {"window", "soft_cap", "sinks", "non_causal", "bf16_products", "lse", "position_bias"}
+        {
+            *("window", "soft_cap", "sinks", "non_causal", "bf16_products", "lse"),
+            *("position_bias", "alibi"),
+        }
     )
     auto_rank = 10
     Options = NativeCpuOptions

@@ -25,7 +25,9 @@ class TorchSdpa(AttentionBackend):
         source="https://docs.pytorch.org/docs/stable/generated/"
         "torch.nn.functional.scaled_dot_product_attention.html",
     )
-    capabilities = frozenset({"window", "soft_cap", "sinks", "non_causal", "lse", "position_bias"})
+    capabilities = frozenset(
+        {"window", "soft_cap", "sinks", "non_causal", "lse", "position_bias", "alibi"}
+    )
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)

@@ -37,7 +37,9 @@ class TritonPaged(AttentionBackend):
         extra="gpu",
         devices=("cuda", "cpu") if INTERPRETS else ("cuda",),
     )
-    capabilities = frozenset({"window", "soft_cap", "sinks", "non_causal", "graphs", "lse"})
+    capabilities = frozenset(
+        {"window", "soft_cap", "sinks", "non_causal", "graphs", "lse", "alibi"}
+    )
     auto_rank = -1 if INTERPRETS else 10
 
     def __init__(self, options: Any) -> None:

@@ -58,7 +58,6 @@ def made() -> NativeCpu:
         ({"head_size": 72}, "multiple of 16"),
         ({"head_size": 528}, "up to 512"),
         ({"block_tokens": 8}, "--block-size"),
-        ({"uses_alibi": True}, "ALiBi"),
     ],
 )
 def test_why_not_names_the_reason(changes: dict[str, Any], word: str) -> None:

@@ -56,6 +56,7 @@ def attended(
         is_causal=causal,
         k_scale=rules.get("k_scale") or 1.0,
         v_scale=rules.get("v_scale") or 1.0,
+        alibi_slopes=rules.get("slopes"),
     )
 
 
@@ -95,7 +96,7 @@ def flash_attn_varlen_func(
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
-    alibi_slopes: None = None,
+    alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: Any = None,
@@ -103,9 +104,10 @@ def flash_attn_varlen_func(
     """Version 2's."""
     assert max_seqlen_q == int(cu_seqlens_q.diff().max())
     assert max_seqlen_k == int(cu_seqlens_k.diff().max()) and int(cu_seqlens_k[0]) == 0
+    assert alibi_slopes is None or (alibi_slopes.dtype == torch.float32 and not softcap)
     return attended(
         q, (k, v), block_table, cu_seqlens_q, cu_seqlens_k.diff(), scale=softmax_scale,
-        left=window_size[0], right=window_size[1], causal=causal, cap=softcap,
+        left=window_size[0], right=window_size[1], causal=causal, cap=softcap, slopes=alibi_slopes,
     )  # fmt: skip
 
 
@@ -212,7 +214,8 @@ def query(**changes: Any) -> AttentionQuery:
 @pytest.mark.parametrize("case", FITTING)
 def test_calls_mean_what_is_defined(name: str, case: str, doubles: Any) -> None:
     doubles(name)
-    if name == "flashinfer" and "_sides_" in case:
+    cannot = {"flashinfer": ("_sides_", "_alibi_"), "flash_attn_interface": ("_alibi_",)}
+    if any(word in case for word in cannot.get(name, ())):
         pytest.skip("it says that it cannot")
     AttentionStep(backend_of(name), CASES[case], CPU).check()
 
@@ -270,6 +273,7 @@ def test_flashinfer_keeps_8_bits_under_scales(kv_dtype: torch.dtype, doubles: An
         (FlashInfer, {"head_size": 80}, "64, 128 or 256"),
         (FlashInfer, {"kv_dtype": "int8"}, "int8"),
         (FlashInfer, {"uses_alibi": True}, "ALiBi"),
+        (FlashAttn, {"uses_alibi": True}, "by version 3"),
         (FlashInfer, {"uses_window": True, "is_causal": False}, "both sides"),
         (FlashAttn, {"uses_position_bias": True}, "relative position"),
     ],
@@ -285,7 +289,9 @@ def test_why_not_names_the_reason(
 def test_version_2_wants_large_blocks(doubles: Any) -> None:
     doubles("flash_attn")
     assert "256" in FlashAttn.why_not(query())[0]
-    assert FlashAttn.why_not(query(block_tokens=256)) == []
+    assert FlashAttn.why_not(query(block_tokens=256, uses_alibi=True)) == []
+    (reason,) = FlashAttn.why_not(query(block_tokens=256, uses_alibi=True, uses_soft_cap=True))
+    assert "beside soft caps" in reason
     doubles("flash_attn_interface", "flash_attn")
     assert FlashAttn.why_not(query()) == []
 

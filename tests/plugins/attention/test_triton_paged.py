@@ -39,7 +39,9 @@ CLAUSES = (
     "test_window_to_both_sides and prefill_not_causal_sides_H4_K2",
     "test_fits_the_plainest_question",
     "test_lengths_are_read_on_the_device",
-    "test_tells_log_sum_exps and plain",
+    "test_tells_log_sum_exps and (plain or alibi)",
+    "test_alibi_over_steps and mixed",
+    "test_alibi_to_both_sides and prefill_alibi_not_causal_H4_K2",
     "test_new_keys_may_lie_elsewhere",
 )
 PROMPTS = [list(range(3, 40)), [5, 9, 17, 3], [44, 2, 31, 8, 8, 19]]
@@ -79,7 +81,6 @@ def interpreted(*arguments: str) -> str:
         ({"kv_dtype": "float64"}, "float64"),
         ({"head_size": 512}, "up to 256"),
         ({"head_size": 90, "kv_dtype": "int8"}, "multiples of 4"),
-        ({"uses_alibi": True}, "ALiBi"),
         ({"uses_position_bias": True}, "relative position"),
     ],
 )

@@ -105,6 +105,19 @@ class TestAttentionBackend:
         """Keys after a query have biases of their own."""
         check(plugin, backend, case)
 
+    @requires("alibi")
+    @cases_of("alibi")
+    def test_alibi(self, plugin: Any, backend: Any, case: str) -> None:
+        """A head's slope times the distance of the key lowers each score."""
+        check(plugin, backend, case)
+
+    @requires("alibi")
+    @requires("non_causal")
+    @cases_of("alibi_not_causal")
+    def test_alibi_to_both_sides(self, plugin: Any, backend: Any, case: str) -> None:
+        """Keys after a query are as far away as those before it."""
+        check(plugin, backend, case)
+
     @cases_of("all")
     def test_together(self, plugin: Any, backend: Any, case: str) -> None:
         """Window, soft cap and sinks at once, for backends that claim all three."""

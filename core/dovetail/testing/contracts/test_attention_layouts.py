@@ -52,6 +52,7 @@ def scene(
         head_size=spec.head_size,
         block_tokens=block_tokens,
         uses_window=spec.window_tokens is not None,
+        uses_alibi=spec.alibi_slopes is not None,
     )
     reasons = backend.why_not(query)
     if reasons:
@@ -112,6 +113,12 @@ class TestAttentionLayouts:
         """Windows shorter than a step, than a block, and longer than everything."""
         for steps in STEPS.values():
             compare(scene(backend, replace(PLAIN, window_tokens=window_tokens)), steps)
+
+    @requires("alibi")
+    @pytest.mark.parametrize("steps", list(STEPS))
+    def test_alibi_over_steps(self, backend: AttentionBackend, steps: str) -> None:
+        """Distances are those within the row, wherever its tokens lie in a step."""
+        compare(scene(backend, replace(PLAIN, alibi_slopes=(0.5, 0.3, 0.2, 0.01))), STEPS[steps])
 
     @requires("window")
     def test_blocks_outside_the_window_may_go(self, backend: AttentionBackend) -> None:

@@ -17,6 +17,7 @@ RULES: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"window_tokens": 5},
     "soft_cap": {"soft_cap": 3.0},
+    "alibi": {"alibi_slopes": (0.5, 0.3, 0.2, 0.1, 0.01, 0.001)},
 }
 STEPS: list[UsageCounter] = [[(0, 5), (1, 1), (2, 40)], [(0, 1), (1, 1)], [(1, 30), (2, 1), (0, 3)]]
 MAX_DIFFERENCE = 3e-5

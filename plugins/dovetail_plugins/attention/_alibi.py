@@ -1,0 +1,25 @@
+"""ALiBi for backends in torch: a spec's slopes on a device, made once, and what they add to scores.
+
+Source: Press et al., "Train short, test long: attention with linear biases", 2022
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+
+@cache
+def slopes_on(device: torch.device, slopes: tuple[float, ...]) -> torch.Tensor:
+    """Return slopes where a layer's tensors are. Shapes: [H] float32"""
+    return torch.tensor(slopes, dtype=torch.float32, device=device)
+
+
+def added_to_scores(slopes: tuple[float, ...], distances: torch.Tensor) -> torch.Tensor:
+    """Return what is added to the scores of keys that lie so far from their queries.
+
+    Shapes: distances [...] -> [H, ...] float32
+    """
+    of_heads = slopes_on(distances.device, slopes)
+    return -of_heads.view(-1, *(1,) * distances.dim()) * distances.abs()
