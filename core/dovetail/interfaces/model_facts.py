@@ -32,7 +32,8 @@ class ModelFacts:
     that has it, as "config.classifier_pooling") what its classes are told of. `counts_from` is the
     field of config.json after whose number a table of positions begins: its rows up to that one
     are those of no token. `has_position_bias`: attention adds biases by relative position to its
-    scores; `window_has_two_sides`: the sliding window counts the keys before and after a query.
+    scores; `alibi_without`: a field of config.json without which positions are ALiBi's, not
+    rotations. `window_has_two_sides`: the sliding window counts the keys before and after a query.
     """
 
     positions: Positions = "rotary"
@@ -49,6 +50,7 @@ class ModelFacts:
     classes_pooler: str = ""
     counts_from: str = ""
     has_position_bias: bool = False
+    alibi_without: str = ""
     window_has_two_sides: bool = False
 
 

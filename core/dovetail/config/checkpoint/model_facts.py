@@ -38,8 +38,17 @@ def facts_of(config: Mapping[str, Any]) -> ModelFacts:
 
 
 def has_rotary(config: Mapping[str, Any]) -> bool:
-    """Return whether a model's positions are rotations; some types have ALiBi by a switch."""
-    return facts_of(config).positions == "rotary" and not config.get("alibi")
+    """Return whether a model's positions are rotations."""
+    return facts_of(config).positions == "rotary" and not uses_alibi(config)
+
+
+def uses_alibi(config: Mapping[str, Any]) -> bool:
+    """Return whether attention has ALiBi biases: some types always, some by a switch, some where
+    they state nothing that rotations need."""
+    facts = facts_of(config)
+    needed = facts.alibi_without
+    lacks = bool(needed) and config.get(needed) is None
+    return facts.positions == "alibi" or bool(config.get("alibi")) or lacks
 
 
 def has_position_bias(config: Mapping[str, Any]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dovetail.config.checkpoint.context_length import window_tokens
-from dovetail.config.checkpoint.model_facts import has_position_bias
+from dovetail.config.checkpoint.model_facts import has_position_bias, uses_alibi
 from dovetail.config.config import Config
 from dovetail.config.rules import selections
 from dovetail.config.rules.device import block_tokens
@@ -25,7 +25,7 @@ def select_attention(
         block_tokens=block_tokens(config, platform),
         uses_window=window_tokens(facts) is not None,
         uses_soft_cap=bool(facts.get("attn_logit_softcapping")),
-        uses_alibi=bool(facts.get("alibi")),
+        uses_alibi=uses_alibi(facts),
         uses_lse=ranks > 1,
         uses_position_bias=has_position_bias(facts),
         is_causal=model.is_causal,
