@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 
+from dovetail.layers.placement import Part
+
 
 def alibi_slopes(num_heads: int, *, last_exponent: float = 8.0) -> tuple[float, ...]:
     """Return the slope of each head: of a power of two heads the last one's is 2^-last_exponent,
@@ -17,3 +19,12 @@ def alibi_slopes(num_heads: int, *, last_exponent: float = 8.0) -> tuple[float, 
     first = [2 ** (-last_exponent * (i + 1) / power) for i in range(power)]
     between = [2 ** (-last_exponent * (2 * i + 1) / (2 * power)) for i in range(num_heads - power)]
     return (*first, *between)
+
+
+def own_slopes(
+    slopes: tuple[float, ...] | None, queries: Part, head_size: int
+) -> tuple[float, ...] | None:
+    """Return the slopes of the heads that a rank holds, of those of all ranks."""
+    if slopes is None:
+        return None
+    return slopes[queries.start // head_size : (queries.start + queries.local) // head_size]

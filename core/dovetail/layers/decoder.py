@@ -31,6 +31,7 @@ from torch import nn
 from dovetail.interfaces.attention import AttentionSpec
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.alibi import own_slopes
 from dovetail.layers.attention import Attention
 from dovetail.layers.decoder_head import class_score, generates
 from dovetail.layers.embedding import VocabParallelEmbedding
@@ -190,7 +191,7 @@ class DecoderAttention(nn.Module):
     def attention_spec(self, model: ModelSpec, config: DecoderConfig, layer: int) -> AttentionSpec:
         """Return the spec of this layer's attention: this rank's heads, scale, window, soft cap."""
         is_sliding = config.layer_types[layer] == SLIDING
-        slopes, first = config.alibi_slopes, self.qkv_proj.parts[0].start // model.head_size
+        queries = self.qkv_proj.parts[0]
         return AttentionSpec(
             num_heads=self.qkv_proj.num_heads,
             num_kv_heads=self.qkv_proj.num_kv_heads,
@@ -199,7 +200,7 @@ class DecoderAttention(nn.Module):
             window_tokens=config.window_tokens if is_sliding else None,
             soft_cap=config.attn_logit_softcap,
             is_causal=model.is_causal,
-            alibi_slopes=slopes and slopes[first : first + self.qkv_proj.num_heads],
+            alibi_slopes=own_slopes(config.alibi_slopes, queries, model.head_size),
         )
 
     def forward(

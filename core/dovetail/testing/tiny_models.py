@@ -79,7 +79,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "CohereForCausalLM": ("cohere", {"logit_scale": 0.5}),
     "GraniteForCausalLM": ("granite", {"logits_scaling": 2.0, "residual_multiplier": 0.5}),
     "MambaForCausalLM": ("mamba", {"state_size": 4}),
-    "BloomForCausalLM": ("bloom", {"hidden_size": 32, "n_head": 4, "n_layer": 2}),
+    "BloomForCausalLM": ("bloom", {"hidden_size": 64, "n_head": 4, "n_layer": 2}),
     "MptForCausalLM": ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128}),
     "GPTJForCausalLM": (
         "gptj",
