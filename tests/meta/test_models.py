@@ -23,6 +23,9 @@ TYPES_OF_REMOTE_CODE = {
     "JinaBertModel": "bert",
     "HF_ColBERT": "bert",
     "InternLM2ForCausalLM": "internlm2",
+    "BaichuanForCausalLM": "baichuan",
+    "BaiChuanForCausalLM": "baichuan",
+    "MPTForCausalLM": "mpt",
     "MiMoForCausalLM": "mimo",
 }
 """Classes that transformers does not have -> the model type in their config.json."""

@@ -34,9 +34,10 @@ class ModelFacts:
     that has it, as "config.classifier_pooling") what its classes are told of. `counts_from` is the
     field of config.json after whose number a table of positions begins: its rows up to that one
     are those of no token. `has_position_bias`: attention adds biases by relative position to its
-    scores; `has_sinks`: each head's softmax has one learned logit more. `window_has_two_sides`: the
-    sliding window counts the keys before and after a query. `cache` returns what a row keeps, of
-    the settings in config.json, where that is not keys and values in every layer.
+    scores; `alibi_without`: a field of config.json without which positions are ALiBi's, not
+    rotations. `has_sinks`: each head's softmax has one learned logit more. `window_has_two_sides`:
+    the sliding window counts the keys before and after a query. `cache` returns what a row keeps,
+    of the settings in config.json, where that is not keys and values in every layer.
     """
 
     positions: Positions = "rotary"
@@ -54,6 +55,7 @@ class ModelFacts:
     counts_from: str = ""
     has_position_bias: bool = False
     has_sinks: bool = False
+    alibi_without: str = ""
     window_has_two_sides: bool = False
     cache: Callable[[Mapping[str, Any]], CacheFacts] | None = None
 

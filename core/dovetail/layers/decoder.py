@@ -31,6 +31,7 @@ from torch import nn
 from dovetail.interfaces.attention import AttentionSpec
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.alibi import own_slopes
 from dovetail.layers.attention import Attention
 from dovetail.layers.decoder_head import class_score, generates
 from dovetail.layers.embedding import VocabParallelEmbedding
@@ -79,6 +80,7 @@ class DecoderConfig:
     are what config.json may leave out; pairs of features may be interleaved; `unrotated` counts the
     layers without positions. Without a gate the MLP is down(act(up)). `parallel_norms`: 0, the MLP
     reads what attention was added to; else both read the layer's input, through one norm, or two.
+    With `alibi_slopes`, of all ranks' heads, no layer is rotated (layers/alibi.py).
 
     `branch_scale` multiplies what attention and MLP add. It costs nothing: the sum is kept divided
     by it, which the norms undo (with `norm_eps` divided by its square).
@@ -102,6 +104,7 @@ class DecoderConfig:
     rotary_share: float = 1.0
     is_interleaved: bool = False
     unrotated: frozenset[int] = frozenset()
+    alibi_slopes: tuple[float, ...] | None = None
     parallel_norms: int = 0
     branch_scale: float = 1.0
     query_scale: float | None = None
@@ -188,6 +191,7 @@ class DecoderAttention(nn.Module):
     def attention_spec(self, model: ModelSpec, config: DecoderConfig, layer: int) -> AttentionSpec:
         """Return the spec of this layer's attention: this rank's heads, scale, window, soft cap."""
         is_sliding = config.layer_types[layer] == SLIDING
+        queries = self.qkv_proj.parts[0]
         return AttentionSpec(
             num_heads=self.qkv_proj.num_heads,
             num_kv_heads=self.qkv_proj.num_kv_heads,
@@ -196,6 +200,7 @@ class DecoderAttention(nn.Module):
             window_tokens=config.window_tokens if is_sliding else None,
             soft_cap=config.attn_logit_softcap,
             is_causal=model.is_causal,
+            alibi_slopes=own_slopes(config.alibi_slopes, queries, model.head_size),
         )
 
     def forward(
@@ -320,6 +325,8 @@ class DecoderModel(nn.Module):
 
     def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
         """Return a rotary table per layer type; here one for all. A type without is not rotated."""
+        if self.config.alibi_slopes:
+            return nn.ModuleDict()
         theta, share = self.config.rope_theta, self.config.rotary_share
         rotary = Rotary(rope_settings(context, theta=theta, share=share), context.device)
         return nn.ModuleDict({layer_type: rotary for layer_type in sorted(layer_types)})

@@ -33,6 +33,7 @@ from dovetail.config.checkpoint.model_facts import unused_positions
 from dovetail.interfaces.attention import AttentionSpec
 from dovetail.interfaces.model import BuildContext, Model
 from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.alibi import own_slopes
 from dovetail.layers.attention import Attention
 from dovetail.layers.class_head import class_linear
 from dovetail.layers.context import forward_context
@@ -62,7 +63,8 @@ class EncoderConfig:
     prompt that are told apart (0: there is no table of types). `layer_types` names the kind of each
     layer, () for one kind: layers of a kind share a rotation (`EncoderModel.build_rotaries`) and a
     window (`windows`, of those that have one). `is_gated`: the inner layer is act(gate) * up.
-    `scale` of attention: None for one over the root of the head size.
+    `scale` of attention: None for one over the root of the head size. `alibi_slopes` are those of
+    all ranks' heads (layers/alibi.py).
     """
 
     inner_size: int
@@ -81,6 +83,7 @@ class EncoderConfig:
     has_up_bias: bool = True
     has_down_bias: bool = True
     scale: float | None = None
+    alibi_slopes: tuple[float, ...] | None = None
     layer_types: tuple[str, ...] = ()
     windows: Mapping[str, int] = field(default_factory=dict)
 
@@ -195,6 +198,7 @@ class EncoderAttention(nn.Module):
             scale=model.head_size**-0.5 if config.scale is None else config.scale,
             window_tokens=config.windows.get(kind),
             is_causal=False,
+            alibi_slopes=own_slopes(config.alibi_slopes, self.qkv_proj.parts[0], model.head_size),
         )
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor, around: Around) -> torch.Tensor:

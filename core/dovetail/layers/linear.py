@@ -6,6 +6,8 @@ knows only which part of the matrix this rank holds. Shape letters: I input, O o
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -30,7 +32,8 @@ from dovetail.parallel.collectives import all_gather, all_reduce
 from dovetail.parallel.groups import Group, tensor_group
 
 GROUPS = "groups"
-"""The name of queries, keys and values stored group by group (see QKVParallelLinear)."""
+FOUR_BLOCKS = "four_blocks"
+"""The names of layouts of queries, keys and values in one tensor (see QKVParallelLinear)."""
 
 
 class Linear(WeightHolder):
@@ -208,7 +211,8 @@ class QKVParallelLinear(Linear):
     """Queries, keys and values in one matrix, divided by heads.
 
     With more ranks than kv heads, each kv head is held by several ranks. A checkpoint tensor that
-    is the part GROUPS holds for each kv head the query heads that use it, its key and its value.
+    is the part GROUPS holds for each kv head the query heads that use it, its key and its value;
+    one that is FOUR_BLOCKS the queries, the values, then the keys of each quarter of the heads.
     """
 
     def __init__(
@@ -240,24 +244,35 @@ class QKVParallelLinear(Linear):
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
         """Return where the checkpoint tensor goes (see WeightHolder)."""
         parameter = self._parameters.get(leaf)
-        if parameter is None or part != GROUPS:
+        if parameter is None or part not in (GROUPS, FOUR_BLOCKS):
             return super().place(leaf, part)
         if held_parts(parameter, self.parts) != self.parts:
             return None
         if is_per_part(parameter):  # one number for all is one for each
             return super().place(leaf, None)
         local = sum(self.spec.out_sizes)
-        return place_rows(leaf, parameter, local, self._rows_of_groups(), self._input_cut())
+        place = self._place_in_groups if part == GROUPS else self._place_in_blocks
+        return place_rows(leaf, parameter, local, self._rows(place), self._input_cut())
 
-    def _rows_of_groups(self) -> list[Rows]:
-        """Return where each of this rank's heads lies in a tensor of GROUPS."""
-        size, group = self._head_size, self._group_heads
+    def _place_in_groups(self, name: str, head: int) -> int:
+        """Return the number of a head of q, k or v in a tensor of GROUPS."""
+        group = self._group_heads
+        if name == "q":
+            return head // group * (group + 2) + head % group
+        return head * (group + 2) + group + (name == "v")
+
+    def _place_in_blocks(self, name: str, head: int) -> int:
+        """Return the number of a head of q, k or v in a tensor of FOUR_BLOCKS."""
+        heads = self.parts[0].full // self._head_size // 4
+        return (head // heads * 3 + "qvk".index(name)) * heads + head % heads
+
+    def _rows(self, place_of: Callable[[str, int], int]) -> list[Rows]:
+        """Return where each of this rank's heads lies in a tensor of all of them."""
+        size = self._head_size
         full, offset, rows = sum(part.full for part in self.parts), 0, []
         for part in self.parts:
             for head in range(part.start // size, (part.start + part.local) // size):
-                place = head // group * (group + 2) + head % group
-                if part.name != "q":
-                    place = head * (group + 2) + group + (part.name == "v")
+                place = place_of(part.name, head)
                 rows.append(
                     Rows(piece=part.name, start=place * size, size=size, full=full, offset=offset)
                 )

@@ -3,7 +3,7 @@
 `PositionBias.table` is what `AttentionBackend.forward_biased` takes: [H, 2 M - 1] with the bias of
 a key that lies d after the query (before it where d < 0) at M - 1 + d, of this rank's heads. M is
 the longest row that is served.
-Sources: Raffel et al., T5, 2019 (buckets); Press et al., ALiBi, 2021 (slopes).
+Source: Raffel et al., T5, 2019. What is linear in the distance needs no table: see layers/alibi.py.
 """
 
 from __future__ import annotations
@@ -83,24 +83,3 @@ def buckets(distances: torch.Tensor, count: int, max_distance: int) -> torch.Ten
     growth = torch.log(far.clamp(min=1).float() / exact) / math.log(max_distance / exact)
     shared = (exact + (growth * (half - exact)).long()).clamp(max=half - 1)
     return after + torch.where(far < exact, far, shared)
-
-
-class SlopeBias(PositionBias):
-    """ALiBi among all tokens: a head's slope times the distance, subtracted."""
-
-    def __init__(self, context: BuildContext) -> None:
-        super().__init__(context)
-        self._fill(context.model.num_heads)
-
-    def _fill(self, num_heads: int) -> None:
-        slopes = torch.tensor(alibi_slopes(num_heads)[self.heads], device=self.table.device)
-        self.table.copy_(-slopes.unsqueeze(1) * self.distances().abs())
-
-
-def alibi_slopes(num_heads: int) -> list[float]:
-    """Return the slope of each head: a geometric sequence, for counts that are not a power of two
-    with every other one of the next power's between. Source: Press et al. 2021, their code"""
-    power = 2 ** math.floor(math.log2(num_heads))
-    first = [2 ** (-8 * (i + 1) / power) for i in range(power)]
-    between = [2 ** (-4 * (2 * i + 1) / power) for i in range(num_heads - power)]
-    return first + between

@@ -102,7 +102,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
     ),
     "GPTNeoXForCausalLM": ("gpt_neox", {"rotary_pct": 0.25}),
-    "FalconForCausalLM": ("falcon", {"new_decoder_architecture": False, "multi_query": True}),
+    "FalconForCausalLM": (
+        "falcon",
+        {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "new_decoder_architecture": False,
+            "multi_query": True,
+        },
+    ),
     "StableLmForCausalLM": ("stablelm", {}),
     "CohereForCausalLM": ("cohere", {"logit_scale": 0.5}),
     "GraniteForCausalLM": ("granite", {"logits_scaling": 2.0, "residual_multiplier": 0.5}),
@@ -116,9 +125,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "lfm2",
         {"layer_types": ["conv", "full_attention"], "block_multiple_of": 16},
     ),
-    "BloomForCausalLM": ("bloom", {"n_head": 4, "n_layer": 2}),
+    "BloomForCausalLM": ("bloom", {"hidden_size": 64, "n_head": 4, "n_layer": 2}),
+    "MptForCausalLM": ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128}),
+    "GPTJForCausalLM": (
+        "gptj",
+        {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "rotary_dim": 4},
+    ),
+    "CodeGenForCausalLM": (
+        "codegen",
+        {"n_embd": 32, "n_layer": 2, "n_head": 8, "n_positions": 128, "rotary_dim": 2},
+    ),
 }
 """Architecture -> (model type, config fields beside the common ones)."""
+_OF_OWN_NAMES = {"gpt2", "bloom", "falcon", "mpt", "gptj", "codegen"}
+"""Types whose configs have other names for the common sizes, or not all of them."""
 
 
 def write_tiny_checkpoint(folder: str | Path, architecture: str, **overrides: Any) -> Path:
@@ -150,9 +170,9 @@ def tiny_config(architecture: str, **overrides: Any) -> Any:
 
     model_type, fields = FAMILIES[architecture]
     merged = {**_COMMON, **fields, **overrides}
-    if model_type == "gpt2":
+    if model_type in _OF_OWN_NAMES:
         dropped = set(_COMMON) - {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"}
-        merged = {key: value for key, value in merged.items() if key not in dropped}
+        merged = {k: value for k, value in merged.items() if k not in dropped or k in fields}
     return transformers.AutoConfig.for_model(model_type, **merged)
 
 

@@ -11,7 +11,6 @@ from dovetail.interfaces.model_facts import ModelFacts, ModelFactsTable, Positio
 from dovetail.interfaces.plugin import Value
 
 _OF_POSITIONS: dict[Positions, tuple[str, ...]] = {
-    "alibi": ("bloom", "mpt"),
     "learned": (
         *("bert-generation", "big_bird", "biogpt", "data2vec-text"),
         *("electra", "ernie", "gpt_bigcode", "gpt_neo", "megatron-bert", "openai-gpt"),

@@ -5,12 +5,13 @@ Source: Guenther et al. 2023.
 
 from __future__ import annotations
 
+from typing import Any
+
 from dovetail.errors import ConfigError
-from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.alibi import alibi_slopes
 from dovetail.layers.encoder import EncoderConfig, usual_encoder
-from dovetail.layers.position_bias import PositionBias, SlopeBias
 from dovetail_plugins.models.bert import RENAMES, BertModel
 
 GATED = {"geglu": "gelu", "reglu": "relu"}
@@ -38,13 +39,9 @@ class JinaBertModel(BertModel):
                 where="config.json: position_embedding_type",
                 fix="Jina's BERT has alibi.",
             )
+        slopes = alibi_slopes(model.num_heads)
+        positions: dict[str, Any] = {"num_positions": 0, "alibi_slopes": slopes}
         act = GATED.get(str(facts.get("feed_forward_type")))
         if act is None:
-            return usual_encoder(model, num_positions=0)
-        return usual_encoder(
-            model, num_positions=0, hidden_act=act, is_gated=True, has_up_bias=False
-        )
-
-    def build_position_bias(self, context: BuildContext) -> PositionBias:
-        """Return the biases that all layers share."""
-        return SlopeBias(context)
+            return usual_encoder(model, **positions)
+        return usual_encoder(model, hidden_act=act, is_gated=True, has_up_bias=False, **positions)

@@ -54,6 +54,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "max_sequence_length",
         "seq_length",
         "n_ctx",
+        "model_max_length",
     ),
 }
 _TEXT_CONFIGS = ("text_config", "llm_config", "language_config")

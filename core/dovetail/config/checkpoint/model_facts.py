@@ -18,6 +18,7 @@ TABLE = "transformers"
 """The entry with the types that the model plugin of this name runs."""
 
 WHERE = "config.json: model_type"
+ALIBI = "alibi"
 _USUAL = ModelFacts()
 Facts = TypeVar("Facts", ModelFacts, ModelFactsTable)
 
@@ -38,15 +39,23 @@ def facts_of(config: Mapping[str, Any]) -> ModelFacts:
 
 
 def has_rotary(config: Mapping[str, Any]) -> bool:
-    """Return whether a model's positions are rotations; some types have ALiBi by a switch."""
-    return facts_of(config).positions == "rotary" and not config.get("alibi")
+    """Return whether a model's positions are rotations."""
+    return facts_of(config).positions == "rotary" and not uses_alibi(config)
+
+
+def uses_alibi(config: Mapping[str, Any]) -> bool:
+    """Return whether attention has ALiBi biases: some types always, some by a switch or a name,
+    some where they state nothing that rotations need."""
+    facts = facts_of(config)
+    needed = facts.alibi_without
+    lacks = bool(needed) and config.get(needed) is None
+    is_named = bool(config.get("alibi")) or config.get("position_embedding_type") == ALIBI
+    return facts.positions == ALIBI or is_named or lacks
 
 
 def has_position_bias(config: Mapping[str, Any]) -> bool:
-    """Return whether attention adds biases by relative position; some types have ALiBi by a
-    name."""
-    is_alibi = config.get("position_embedding_type") == "alibi"
-    return facts_of(config).has_position_bias or is_alibi
+    """Return whether attention adds biases by relative position, of a table."""
+    return facts_of(config).has_position_bias
 
 
 def unused_positions(config: Mapping[str, Any]) -> int:

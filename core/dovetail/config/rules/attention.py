@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dovetail.config.checkpoint.context_length import chunk_tokens, window_tokens
-from dovetail.config.checkpoint.model_facts import facts_of, has_position_bias
+from dovetail.config.checkpoint.model_facts import facts_of, has_position_bias, uses_alibi
 from dovetail.config.config import Config
 from dovetail.config.rules import selections
 from dovetail.config.rules.device import block_tokens
@@ -27,7 +27,7 @@ def select_attention(
         uses_chunk=chunk_tokens(facts) is not None,
         uses_soft_cap=bool(facts.get("attn_logit_softcapping")),
         uses_sinks=facts_of(facts).has_sinks,
-        uses_alibi=bool(facts.get("alibi")),
+        uses_alibi=uses_alibi(facts),
         uses_lse=ranks > 1,
         uses_position_bias=has_position_bias(facts),
         is_causal=model.is_causal,

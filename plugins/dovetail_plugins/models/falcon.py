@@ -1,0 +1,86 @@
+"""Falcon: attention and MLP side by side, one kv head or a few, rotary positions or ALiBi.
+
+The 7B has one kv head and one norm for both branches, the 40B, 180B and 11B ("new decoder
+architecture") groups of heads and two norms or one, the RefinedWeb models as many kv heads as query
+heads, branches one behind the other, and ALiBi, whose slopes are scaled as the products are.
+Source: Almazrouei et al. 2023.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.alibi import alibi_slopes
+from dovetail.layers.decoder import (
+    DecoderConfig,
+    DecoderForCausalLM,
+    DecoderLayer,
+    PlainMLP,
+    usual_config,
+)
+from dovetail.layers.norm import LayerNorm
+from dovetail_plugins.models._named import FUSED_BY_GROUP, MEGATRON, leaves, prefixes
+
+PREFIXES = prefixes(
+    ("word_embeddings.", "model.embed_tokens."),
+    ("h.", "model.layers."),
+    ("ln_f.", "model.norm."),
+)
+TWO_NORMS = leaves([("ln_attn", "input_layernorm"), ("ln_mlp", "post_attention_layernorm")])
+
+
+class FalconLayer(DecoderLayer):
+    """A layer whose inner size has a name of its own."""
+
+    def build_mlp(
+        self, context: BuildContext, name: str, config: DecoderConfig, layer: int
+    ) -> PlainMLP:
+        """Return the MLP."""
+        inner = context.model.hf_config.get("ffn_hidden_size") or 4 * context.model.hidden_size
+        return PlainMLP(
+            context, name, inner=int(inner), act=config.hidden_act, bias=config.has_mlp_bias
+        )
+
+
+class FalconForCausalLM(DecoderForCausalLM):
+    """Falcon with a head."""
+
+    info = Info(summary="Falcon", source="https://arxiv.org/abs/2311.16867")
+    layer_class = FalconLayer
+
+    @classmethod
+    def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
+        """Return the config."""
+        facts = model.hf_config
+        has_bias, scale = bool(facts["bias"]), model.head_size**-0.5
+        slopes = tuple(slope * scale for slope in alibi_slopes(model.num_heads))
+        return usual_config(
+            model,
+            norm=LayerNorm,
+            norm_eps=float(facts["layer_norm_epsilon"]),
+            hidden_act=str(facts["activation"]),
+            has_qkv_bias=has_bias,
+            has_out_bias=has_bias,
+            has_mlp_bias=has_bias,
+            is_gated=False,
+            parallel_norms=_parallel_norms(facts),
+            alibi_slopes=slopes if facts.get("alibi") else None,
+        )
+
+    def weight_map(self) -> WeightMap:
+        """Return the names."""
+        renames = (*MEGATRON, *TWO_NORMS)
+        usual = super().weight_map()
+        return replace(usual, prefixes=PREFIXES, renames=renames, fused=FUSED_BY_GROUP)
+
+
+def _parallel_norms(facts: dict[str, Any]) -> int:
+    """Return how many norms read a layer's input: 0 where its branches follow each other."""
+    if not facts.get("new_decoder_architecture"):
+        return 1 if facts.get("parallel_attn") else 0
+    count = facts.get("num_ln_in_parallel_attn")
+    return 2 if count is None else int(count)
