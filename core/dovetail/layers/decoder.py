@@ -14,13 +14,14 @@ A model of it computes, for the T tokens of a step (H query heads, K kv heads, D
 
 A family derives from `DecoderForCausalLM`, says in a `DecoderConfig` how it differs, and replaces a
 class where it computes something else: `DecoderLayer.build_mlp` for another feed-forward part, a
-`DecoderLayer` for other norms, a `DecoderModel` for other positions. Parameter names are those of
-the checkpoints; `weight_map` says where they differ. How to: docs/tutorials/add_a_model_family.md.
+`DecoderLayer` for norms elsewhere (layers/post_norm.py), a `DecoderModel` for other positions.
+Parameter names are those of the checkpoints; `weight_map` says where they differ. How to:
+docs/tutorials/add_a_model_family.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -33,15 +34,23 @@ from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.attention import Attention
 from dovetail.layers.decoder_head import class_score, generates
 from dovetail.layers.embedding import VocabParallelEmbedding
-from dovetail.layers.linear import GatedLinear, RowParallelLinear, attention_linears
+from dovetail.layers.linear import (
+    ActivatedLinear,
+    GatedLinear,
+    RowParallelLinear,
+    attention_linears,
+)
 from dovetail.layers.logits import LogitsHead
 from dovetail.layers.norm import RMSNorm
-from dovetail.layers.rotary import HeadRotary, Rope, Rotary, rope_settings
+from dovetail.layers.placement import Part
+from dovetail.layers.rotary import HeadRotary, Rope, Rotary, Unrotated, rope_settings
 from dovetail.layers.stages import Stage, made_if
 
 HEAD = "lm_head"
 FULL, SLIDING = "full_attention", "sliding_attention"
 """The layer types, as config.json's `layer_types` has them."""
+UNROTATED = "unrotated"
+"""Names the rotation of layers without positions."""
 
 FUSED: dict[str, tuple[str, str]] = {
     "q_proj": ("qkv_proj", "q"),
@@ -63,22 +72,49 @@ class DecoderConfig:
     `qk_norm`: the heads of q and k are normed. `query_scale` None is 1 / sqrt(D).
     `attn_logit_softcap` and `final_logit_softcap` c bend a logit l to c * tanh(l / c).
     `embedding_scale` multiplies the token vectors. `is_tied`: the head is the embedding's table.
+
+    `norm` makes a norm of (context, size, eps=); `head_norm` one of all heads side by side (see
+    layers/head_norm.py) instead of a `norm` of each. `norms_turned`: heads are normed when they
+    have been rotated. `qkv_clip` bounds what comes out of qkv_proj. `rope_theta` and `rotary_share`
+    are what config.json may leave out; pairs of features may be interleaved; `unrotated` counts the
+    layers without positions. Without a gate the MLP is down(act(up)). `parallel_norms`: 0, the MLP
+    reads what attention was added to; else both read the layer's input, through one norm, or two.
+
+    `branch_scale` multiplies what attention and MLP add. It costs nothing: the sum is kept divided
+    by it, which the norms undo (with `norm_eps` divided by its square).
     """
 
     layer_types: tuple[str, ...]
     window_tokens: int | None = None
-    norm: type[RMSNorm] = RMSNorm
+    norm: Callable[..., Any] = RMSNorm
     norm_eps: float = 1e-6
     hidden_act: str = "silu"
     has_qkv_bias: bool = False
     has_out_bias: bool = False
     has_mlp_bias: bool = False
+    has_head_bias: bool = False
+    is_gated: bool = True
     qk_norm: bool = False
+    head_norm: Callable[..., nn.Module] | None = None
+    norms_turned: bool = False
+    qkv_clip: float | None = None
+    rope_theta: float = 10000.0
+    rotary_share: float = 1.0
+    is_interleaved: bool = False
+    unrotated: frozenset[int] = frozenset()
+    parallel_norms: int = 0
+    branch_scale: float = 1.0
     query_scale: float | None = None
     attn_logit_softcap: float | None = None
     final_logit_softcap: float | None = None
+    logit_scale: float = 1.0
     embedding_scale: float = 1.0
     is_tied: bool = False
+
+    def build_norm(self, context: BuildContext) -> Any:
+        """Return a norm of hidden states."""
+        eps = self.norm_eps / self.branch_scale**2
+        return self.norm(context, context.model.hidden_size, eps=eps)
 
 
 def usual_config(model: ModelSpec, **changes: Any) -> DecoderConfig:
@@ -104,6 +140,15 @@ def window_in_all_layers(model: ModelSpec) -> dict[str, Any]:
     return {"layer_types": (layer_type,) * model.num_layers, "window_tokens": window}
 
 
+def windows_by_layer(model: ModelSpec, *, every: int) -> dict[str, Any]:
+    """Return the fields of a family whose config.json lists the layer types; where it does not, all
+    slide but each `every`th (0: all are full)."""
+    config = model.hf_config
+    derived = [SLIDING if every and (i + 1) % every else FULL for i in range(model.num_layers)]
+    layer_types = tuple(config.get("layer_types") or derived)
+    return {"layer_types": layer_types, "window_tokens": config.get("sliding_window") or None}
+
+
 class DecoderAttention(nn.Module):
     """Rotary attention with grouped kv heads, and norms on each head where the config says so."""
 
@@ -113,8 +158,9 @@ class DecoderAttention(nn.Module):
         self.qkv_proj, self.o_proj = attention_linears(
             context, name, qkv_bias=config.has_qkv_bias, out_bias=config.has_out_bias
         )
-        self.q_norm = self.build_head_norm(context, config)
-        self.k_norm = self.build_head_norm(context, config)
+        self.q_norm = self.build_head_norm(context, config, self.qkv_proj.parts[0])
+        self.k_norm = self.build_head_norm(context, config, self.qkv_proj.parts[1])
+        self._clip = config.qkv_clip
         self.rotate = HeadRotary(
             context,
             num_heads=self.qkv_proj.num_heads,
@@ -122,14 +168,22 @@ class DecoderAttention(nn.Module):
             head_size=model.head_size,
             q_norm=self.q_norm,
             k_norm=self.k_norm,
+            is_interleaved=config.is_interleaved,
+            norms_turned=config.norms_turned,
         )
         self.attn = Attention(name, self.attention_spec(model, config, layer))
 
-    def build_head_norm(self, context: BuildContext, config: DecoderConfig) -> RMSNorm | None:
-        """Return a norm of query or key heads, None in families without."""
+    def build_head_norm(
+        self, context: BuildContext, config: DecoderConfig, part: Part
+    ) -> nn.Module | None:
+        """Return a norm of query or key heads (this rank's `part`), None in families without."""
         if not config.qk_norm:
             return None
-        return config.norm(context, context.model.head_size, eps=config.norm_eps)
+        size, eps = context.model.head_size, config.norm_eps
+        if config.head_norm is not None:
+            return config.head_norm(context, part, size, eps=eps)
+        one_of_each: nn.Module = config.norm(context, size, eps=eps)
+        return one_of_each
 
     def attention_spec(self, model: ModelSpec, config: DecoderConfig, layer: int) -> AttentionSpec:
         """Return the spec of this layer's attention: this rank's heads, scale, window, soft cap."""
@@ -148,7 +202,10 @@ class DecoderAttention(nn.Module):
         self, x: torch.Tensor, rope: Rope | None, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Shapes: x, residual [T, E] -> [T, E]. Without `rope` nothing is rotated."""
-        q, k, v = self.rotate(self.qkv_proj(x), rope)
+        qkv = self.qkv_proj(x)
+        if self._clip is not None:
+            qkv = qkv.clamp(-self._clip, self._clip)
+        q, k, v = self.rotate(qkv, rope)
         return self.o_proj(self.attn(q, k, v), residual)
 
 
@@ -170,29 +227,56 @@ class GatedMLP(nn.Module):
         return self.down_proj(self.gate_up_proj(x), residual)
 
 
+class PlainMLP(nn.Module):
+    """act(up(x)), then down."""
+
+    def __init__(
+        self, context: BuildContext, name: str, *, inner: int, act: str, bias: bool = False
+    ) -> None:
+        super().__init__()
+        size = context.model.hidden_size
+        self.up_proj = ActivatedLinear(context, f"{name}.up_proj", size, inner, act=act, bias=bias)
+        self.down_proj = RowParallelLinear(context, f"{name}.down_proj", inner, size, bias=bias)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Shapes: x, residual [T, E] -> [T, E]"""
+        return self.down_proj(self.up_proj(x), residual)
+
+
 class DecoderLayer(nn.Module):
     """One layer: attention and MLP, each behind a norm, each added to its input."""
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
         super().__init__()
-        size = context.model.hidden_size
         self.layer_type = config.layer_types[layer]
+        self.rope = UNROTATED if layer in config.unrotated else self.layer_type
+        self.parallel_norms = config.parallel_norms
         self.self_attn = DecoderAttention(context, f"{name}.self_attn", config, layer)
         self.mlp = self.build_mlp(context, f"{name}.mlp", config, layer)
-        self.input_layernorm = config.norm(context, size, eps=config.norm_eps)
-        self.post_attention_layernorm = config.norm(context, size, eps=config.norm_eps)
+        self.build_norms(context, config)
+
+    def build_norms(self, context: BuildContext, config: DecoderConfig) -> None:
+        """Make the norms of this layer's hidden states. Mutates: self"""
+        self.input_layernorm = config.build_norm(context)
+        if config.parallel_norms != 1:
+            self.post_attention_layernorm = config.build_norm(context)
 
     def build_mlp(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int
     ) -> nn.Module:
         """Return the layer's feed-forward part: a module of (x, residual), both [T, E]."""
         inner = int(context.model.hf_config["intermediate_size"])
-        return GatedMLP(context, name, inner=inner, act=config.hidden_act, bias=config.has_mlp_bias)
+        mlp = GatedMLP if config.is_gated else PlainMLP
+        return mlp(context, name, inner=inner, act=config.hidden_act, bias=config.has_mlp_bias)
 
     def forward(self, x: torch.Tensor, ropes: Mapping[str, Rope]) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]. `ropes` holds a rotation per layer type that has one."""
-        x = self.self_attn(self.input_layernorm(x), ropes.get(self.layer_type), x)
-        return self.mlp(self.post_attention_layernorm(x), x)
+        normed, rope = self.input_layernorm(x), ropes.get(self.rope)
+        if not self.parallel_norms:
+            x = self.self_attn(normed, rope, x)
+            return self.mlp(self.post_attention_layernorm(x), x)
+        other = normed if self.parallel_norms == 1 else self.post_attention_layernorm(x)
+        return self.mlp(other, self.self_attn(normed, rope, x))
 
 
 class DecoderModel(nn.Module):
@@ -217,17 +301,21 @@ class DecoderModel(nn.Module):
                 model.vocab_size,
                 model.hidden_size,
                 head=HEAD if config.is_tied else None,
-                factor=config.embedding_scale,
+                factor=config.embedding_scale / config.branch_scale,
             ),
             is_tied=config.is_tied,
         )
         self.layers = stage.layers(lambda i: layer_class(context, f"{name}.layers.{i}", config, i))
-        self.norm = stage.last(lambda: config.norm(context, model.hidden_size, eps=config.norm_eps))
+        self.norm = stage.last(lambda: config.build_norm(context))
+        self.config = config
         self.rotaries = self.build_rotaries(context, set(config.layer_types))
+        if config.unrotated and config.qk_norm:
+            self.rotaries[UNROTATED] = Unrotated(context.device)
 
     def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
         """Return a rotary table per layer type; here one for all. A type without is not rotated."""
-        rotary = Rotary(rope_settings(context), context.device)
+        theta, share = self.config.rope_theta, self.config.rotary_share
+        rotary = Rotary(rope_settings(context, theta=theta, share=share), context.device)
         return nn.ModuleDict({layer_type: rotary for layer_type in sorted(layer_types)})
 
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -241,7 +329,8 @@ class DecoderModel(nn.Module):
         ropes = {name: rotary(positions) for name, rotary in self.rotaries.items()}
         for number, layer in enumerate(self.layers):
             if self.inner is not None and number in self.inner:
-                self.inner[number] = x
+                scale = self.config.branch_scale
+                self.inner[number] = x if scale == 1.0 else x * scale
             x = layer(x, ropes)
         return self.norm(x)
 
@@ -259,7 +348,7 @@ class DecoderForCausalLM(nn.Module, Model):
         config = self.decoder_config(model)
         if not generates(model):
             config = replace(config, is_tied=False)
-        self.is_tied = config.is_tied
+        self.is_tied, self.is_gated = config.is_tied, config.is_gated
         self.model = self.model_class(context, "model", config, self.layer_class)
         stage = self.model.stage
         self.lm_head = made_if(
@@ -269,8 +358,10 @@ class DecoderForCausalLM(nn.Module, Model):
                 HEAD,
                 model.vocab_size,
                 model.hidden_size,
+                bias=config.has_head_bias,
                 tied=self.model.embed_tokens if config.is_tied else None,
                 soft_cap=config.final_logit_softcap,
+                scale=config.logit_scale,
             ),
         )
         self.score = self.build_score(context, stage)
@@ -287,7 +378,8 @@ class DecoderForCausalLM(nn.Module, Model):
     def weight_map(self) -> WeightMap:
         """Return the names: the checkpoint's own, with q, k, v and gate, up fused."""
         tied = {"lm_head.weight": "model.embed_tokens.weight"} if self.is_tied else {}
-        return WeightMap(prefixes=BARE, fused=FUSED, ignored=("rotary_emb.inv_freq",), tied=tied)
+        fused = {k: to for k, to in FUSED.items() if self.is_gated or to[0] != "gate_up_proj"}
+        return WeightMap(prefixes=BARE, fused=fused, ignored=("rotary_emb.inv_freq",), tied=tied)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the final hidden states. Shapes: token_ids, positions [T] -> [T, E]"""

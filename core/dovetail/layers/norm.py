@@ -27,6 +27,16 @@ def _empty(context: BuildContext, size: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(size, dtype=dtype, device=context.device), requires_grad=False)
 
 
+def rms_kernel(
+    context: BuildContext, size: int, *, eps: float, offset: float = 0.0
+) -> Callable[..., torch.Tensor] | None:
+    """Return the kernel that norms rows at once, or None where torch does it."""
+    if runs_natively(rms_norm.OP, context):
+        return native_rms_norm.RmsNorm(size, eps=eps, offset=offset)
+    run = fused_kernel(rms_norm.OP, context)
+    return None if run is None else partial(run, eps=eps, offset=offset)
+
+
 class RMSNorm(nn.Module):
     """x / rms(x) * w, computed in float32.
 
@@ -40,14 +50,7 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps = eps
         self.weight = _empty(context, size)
-        self._kernel = self._kernel_of(context, size)
-
-    def _kernel_of(self, context: BuildContext, size: int) -> Callable[..., torch.Tensor] | None:
-        """Return the kernel that computes rows at once, or None where torch does it."""
-        if runs_natively(rms_norm.OP, context):
-            return native_rms_norm.RmsNorm(size, eps=self.eps, offset=self.offset)
-        run = fused_kernel(rms_norm.OP, context)
-        return None if run is None else partial(run, eps=self.eps, offset=self.offset)
+        self._kernel = rms_kernel(context, size, eps=eps, offset=self.offset)
 
     def forward(
         self,
@@ -83,21 +86,32 @@ class GemmaRMSNorm(RMSNorm):
 
 
 class LayerNorm(nn.Module):
-    """(x - mean) / std * w + b, with or without the bias."""
+    """(x - mean) / std * w + b, with or without the bias, or bare."""
 
-    def __init__(self, context: BuildContext, size: int, *, eps: float, bias: bool = True) -> None:
+    offset: ClassVar[float] = 0.0
+    """What is added to the weight."""
+
+    def __init__(
+        self,
+        context: BuildContext,
+        size: int,
+        *,
+        eps: float,
+        bias: bool = True,
+        weight: bool = True,
+    ) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = _empty(context, size)
+        self.weight = _empty(context, size) if weight else None
         self.bias = _empty(context, size) if bias else None
         self._kernel = self._kernel_of(context, size)
 
     def _kernel_of(self, context: BuildContext, size: int) -> Callable[..., torch.Tensor] | None:
         """Return what computes rows at once, or None where torch does."""
         if runs_natively(layer_norm.OP, context):
-            return native_layer_norm.LayerNorm(size, eps=self.eps)
+            return native_layer_norm.LayerNorm(size, eps=self.eps, offset=self.offset)
         run = fused_kernel(layer_norm.OP, context)
-        return None if run is None else partial(run, eps=self.eps)
+        return None if run is None else partial(run, eps=self.eps, offset=self.offset)
 
     def forward(self, x: torch.Tensor, *, delta: torch.Tensor | None = None) -> torch.Tensor:
         """Return norm(x + delta). Shapes: x and delta [..., E] -> [..., E]
@@ -106,7 +120,16 @@ class LayerNorm(nn.Module):
         """
         if self._kernel is not None and x.dim() == 2 and not is_traced():
             own = self._parameters
-            return self._kernel(x, own["weight"], own.get("bias"), delta=delta)
+            return self._kernel(x, own.get("weight"), own.get("bias"), delta=delta)
         if delta is not None:
             x.add_(delta)
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        weight = self.weight
+        if weight is not None and self.offset:
+            weight = weight + self.offset
+        return F.layer_norm(x, x.shape[-1:], weight, self.bias, self.eps)
+
+
+class LayerNorm1p(LayerNorm):
+    """(x - mean) / std * (1 + w) + b: the weight's distance from one is stored."""
+
+    offset = 1.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -34,6 +34,9 @@ Frequencies = tuple[torch.Tensor, float]
 
 Rule = Callable[["RopeSettings"], Frequencies]
 """A rule of scaling: what a plugin of the kind rope_type names."""
+
+Turn = Callable[..., None]
+"""A kernel of the op qk_rotary, for a number of heads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,16 +71,17 @@ class RopeSettings:
 
 
 def rope_settings(
-    context: BuildContext, *, theta: float = 10000.0, kind: str | None = None
+    context: BuildContext, *, theta: float = 10000.0, kind: str | None = None, share: float = 1.0
 ) -> RopeSettings:
     """Return the settings in the checkpoint's config; `kind` picks one of several per layer type.
+    `theta` and `share` (of the head that is rotated) are what it may leave out.
 
     Raises: ConfigError when the rule is unknown.
     """
     model = context.model
     values = rope_values(model.hf_config, kind)
     rule = rule_name(values)
-    share = float(values.get("partial_rotary_factor") or 1.0)
+    share = float(values.get("partial_rotary_factor") or share)
     return RopeSettings(
         rule=rule,
         frequencies=_rule(rule, model.rope_rules),
@@ -88,6 +92,12 @@ def rope_settings(
         served_positions=context.max_tokens or model.max_position_tokens,
         values=values,
     )
+
+
+def unscaled(settings: RopeSettings, *, theta: float | None = None) -> RopeSettings:
+    """Return the settings of layers to which no scaling rule applies, or with another theta."""
+    theta = settings.theta if theta is None else theta
+    return replace(settings, rule="default", frequencies=default, theta=theta, values={})
 
 
 def _rule(name: str, found: Mapping[str, str]) -> Rule:
@@ -227,6 +237,11 @@ class Rope:
         self.positions, self.cos, self.sin = positions, cos, sin
         self._rows: tuple[torch.Tensor, torch.Tensor] | None = None
 
+    @property
+    def is_still(self) -> bool:
+        """Return whether nothing is turned."""
+        return self.cos.shape[1] == 0
+
     def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the tokens' cos and sin, looked up once. Shapes: 2 x [T, 1, size / 2]"""
         if self._rows is None:
@@ -252,24 +267,49 @@ class Rotary(nn.Module):
         return Rope(positions.contiguous(), self.get_buffer("cos"), self.get_buffer("sin"))
 
 
-def apply_rotary(x: torch.Tensor, rope: Rope, head_size: int) -> torch.Tensor:
-    """Return x with the first part of every head rotated; pairs are (i, i + size / 2).
+class Unrotated(nn.Module):
+    """The table of layers without positions, whose heads are normed and not turned."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.register_buffer("table", no_angles(device), persistent=False)
+
+    def forward(self, positions: torch.Tensor) -> Rope:
+        """Return the rotations of a step's tokens: none. Shapes: positions [T]"""
+        table = self.get_buffer("table")
+        return Rope(positions.contiguous(), table, table)
+
+
+def no_angles(device: str) -> torch.Tensor:
+    """Return a table of cos or sin that turns no feature. Shapes: [1, 0]"""
+    return torch.empty(1, 0, dtype=torch.float32, device=device)
+
+
+def apply_rotary(
+    x: torch.Tensor, rope: Rope, head_size: int, *, is_interleaved: bool = False
+) -> torch.Tensor:
+    """Return x with the first part of every head rotated; pairs are (i, i + size / 2), or
+    (2 i, 2 i + 1) where they are interleaved.
 
     Shapes: x [T, H*D] -> [T, H*D]
     """
     cos, sin = rope.rows()
     half = cos.shape[-1]
     heads = x.unflatten(-1, (-1, head_size))
-    first, second = heads[..., :half].float(), heads[..., half : 2 * half].float()
-    turned = (first * cos - second * sin, second * cos + first * sin)
-    rest = heads[..., 2 * half :]
-    return torch.cat([*(t.to(x.dtype) for t in turned), rest], dim=-1).flatten(-2)
+    turned, rest = heads[..., : 2 * half].float(), heads[..., 2 * half :]
+    pairs = turned.unflatten(-1, (-1, 2)) if is_interleaved else turned.unflatten(-1, (2, -1))
+    axis = -1 if is_interleaved else -2
+    first, second = pairs.unbind(axis)
+    pairs = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=axis)
+    return torch.cat([pairs.flatten(-2).to(x.dtype), rest], dim=-1).flatten(-2)
 
 
 class HeadRotary:
     """One layer's q and k heads normed, where the model norms heads, and rotated.
 
-    Not a module: the norms are the model's own, under the names that its checkpoint has for them.
+    A norm is an RMSNorm of one head, which the kernels know, or any module that takes all heads
+    side by side. `norms_turned`: heads are normed when they have been turned. Not a module: the
+    norms are the model's own, under the names that its checkpoint has for them.
     """
 
     def __init__(
@@ -279,30 +319,33 @@ class HeadRotary:
         num_heads: int,
         num_kv_heads: int,
         head_size: int,
-        q_norm: RMSNorm | None = None,
-        k_norm: RMSNorm | None = None,
+        q_norm: nn.Module | None = None,
+        k_norm: nn.Module | None = None,
+        is_interleaved: bool = False,
+        norms_turned: bool = False,
     ) -> None:
-        self._head_size = head_size
+        self._head_size, self._is_interleaved = head_size, is_interleaved
         self._sizes = [n * head_size for n in (num_heads, num_kv_heads, num_kv_heads)]
-        self._norms = (q_norm, k_norm)
-        self._weights = [None if norm is None else norm.weight for norm in self._norms]
-        self._turn = self._turn_of(context, num_heads, num_kv_heads)
+        self._norms, self._norms_turned = (q_norm, k_norm), norms_turned
+        self._no_angles = no_angles(context.device)
+        self._fuses = all(norm is None or isinstance(norm, RMSNorm) for norm in self._norms)
+        counts = [(num_heads, num_kv_heads)] if self._fuses else [(num_heads, 0), (num_kv_heads, 0)]
+        self._turns = [self._turn_of(context, *count) for count in counts]
 
-    def _turn_of(
-        self, context: BuildContext, num_heads: int, num_kv_heads: int
-    ) -> Callable[..., None] | None:
+    def _turn_of(self, context: BuildContext, num_heads: int, num_kv_heads: int) -> Turn | None:
         """Return the kernel that norms and rotates all heads in one call, or None where torch does
         it."""
-        q_norm, k_norm = self._norms
-        known = q_norm or k_norm
-        assert q_norm is None or k_norm is None or q_norm.eps == k_norm.eps
-        eps, offset = (known.eps, known.offset) if known else (0.0, 0.0)
+        rules: dict[str, Any] = {"is_interleaved": self._is_interleaved}
+        norms = [norm for norm in self._norms if isinstance(norm, RMSNorm)]
+        if self._fuses and norms:
+            assert len({norm.eps for norm in norms}) == 1
+            rules |= {"eps": norms[0].eps, "offset": norms[0].offset}
         if runs_natively(qk_rotary.OP, context):
-            return QkRotary(num_heads, num_kv_heads, self._head_size, eps=eps, offset=offset)
+            return QkRotary(num_heads, num_kv_heads, self._head_size, **rules)
         run = fused_kernel(qk_rotary.OP, context)
         if run is None:
             return None
-        return partial(run, num_heads=num_heads, num_kv_heads=num_kv_heads, eps=eps, offset=offset)
+        return partial(run, num_heads=num_heads, num_kv_heads=num_kv_heads, **rules)
 
     def __call__(
         self, qkv: torch.Tensor, rope: Rope | None
@@ -311,21 +354,49 @@ class HeadRotary:
 
         Without `rope` heads are normed at most. Mutates: qkv, where there is a kernel
         """
-        if self._turn is not None and rope is not None and not is_traced():
-            q_weight, k_weight = self._weights
-            self._turn(
-                qkv, rope.cos, rope.sin, rope.positions, q_weight=q_weight, k_weight=k_weight
-            )
+        if self._fuses and rope is not None and (turn := self._turns[0]) and not is_traced():
+            self._fused(turn, qkv, rope)
             q, k, v = qkv.split(self._sizes, dim=-1)
             return q, k, v
         q, k, v = qkv.split(self._sizes, dim=-1)
-        q, k = (self._normed(x, norm) for x, norm in zip((q, k), self._norms, strict=True))
-        if rope is None:
-            return q, k, v
-        return *(apply_rotary(x, rope, self._head_size) for x in (q, k)), v
+        turns = (None, None) if self._fuses else self._turns
+        q, k = (
+            self._apart(x, norm, rope, turn)
+            for x, norm, turn in zip((q, k), self._norms, turns, strict=True)
+        )
+        return q, k, v
 
-    def _normed(self, x: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:
+    def _fused(self, turn: Turn, qkv: torch.Tensor, rope: Rope) -> None:
+        """Norm and turn the heads within their row. Mutates: qkv"""
+        q_weight, k_weight = (None if n is None else n._parameters["weight"] for n in self._norms)
+        weights = {"q_weight": q_weight, "k_weight": k_weight}
+        if not self._norms_turned:
+            turn(qkv, rope.cos, rope.sin, rope.positions, **weights)
+            return
+        turn(qkv, rope.cos, rope.sin, rope.positions)
+        turn(qkv, self._no_angles, self._no_angles, rope.positions, **weights)
+
+    def _apart(
+        self, x: torch.Tensor, norm: nn.Module | None, rope: Rope | None, turn: Turn | None
+    ) -> torch.Tensor:
+        """Return the heads of q or of k normed and turned. Mutates: x, where there is a turn"""
+        if not self._norms_turned:
+            x = self._normed(x, norm)
+        if rope is not None and not rope.is_still:
+            x = self._turned(x, rope, turn)
+        return self._normed(x, norm) if self._norms_turned else x
+
+    def _turned(self, x: torch.Tensor, rope: Rope, turn: Turn | None) -> torch.Tensor:
+        if turn is None or is_traced():
+            return apply_rotary(x, rope, self._head_size, is_interleaved=self._is_interleaved)
+        turn(x, rope.cos, rope.sin, rope.positions)
+        return x
+
+    def _normed(self, x: torch.Tensor, norm: nn.Module | None) -> torch.Tensor:
         if norm is None:
             return x
+        if not isinstance(norm, RMSNorm):
+            whole: torch.Tensor = norm(x)
+            return whole
         heads: torch.Tensor = norm(x.unflatten(-1, (-1, self._head_size)))
         return heads.flatten(-2)

@@ -64,13 +64,37 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "gpt2",
         {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
     ),
-    "GPTNeoXForCausalLM": ("gpt_neox", {"rotary_pct": 0.25}),
     "FalconForCausalLM": ("falcon", {"new_decoder_architecture": False, "multi_query": True}),
-    "StableLmForCausalLM": ("stablelm", {}),
-    "CohereForCausalLM": ("cohere", {"logit_scale": 0.5}),
-    "GraniteForCausalLM": ("granite", {"logits_scaling": 2.0, "residual_multiplier": 0.5}),
     "MambaForCausalLM": ("mamba", {"state_size": 4}),
     "BloomForCausalLM": ("bloom", {"n_head": 4, "n_layer": 2}),
+    "OlmoForCausalLM": ("olmo", {"clip_qkv": 0.5}),
+    "Olmo2ForCausalLM": ("olmo2", {}),
+    "Olmo3ForCausalLM": (
+        "olmo3",
+        {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "GraniteForCausalLM": (
+        "granite",
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "CohereForCausalLM": ("cohere", {"logit_scale": 0.5, "use_qk_norm": True}),
+    "Cohere2ForCausalLM": (
+        "cohere2",
+        {
+            "logit_scale": 0.5,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "NemotronForCausalLM": ("nemotron", {}),
+    "PersimmonForCausalLM": ("persimmon", {}),
+    "Jais2ForCausalLM": ("jais2", {}),
+    "HyperCLOVAXForCausalLM": ("hyperclovax", {"logits_scaling": 2.0, "residual_multiplier": 0.5}),
 }
 """Architecture -> (model type, config fields beside the common ones)."""
 

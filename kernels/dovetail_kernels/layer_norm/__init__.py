@@ -1,6 +1,7 @@
-"""layer_norm: (x - mean) / sqrt(variance + eps) * weight + bias, computed in float32.
+"""layer_norm: (x - mean) / sqrt(variance + eps) * (weight + offset) + bias, computed in float32.
 
-With a `delta`, x becomes x + delta first (and keeps it). Weight and bias may be left out.
+With a `delta`, x becomes x + delta first (and keeps it). Weight and bias may be left out; without a
+weight the offset counts for nothing.
 
 Shapes: x and delta [T, E], weight and bias [E] -> [T, E] in x's dtype
 Source: Ba, Kiros, Hinton, "Layer normalization", 2016

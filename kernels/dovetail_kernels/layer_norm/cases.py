@@ -17,6 +17,7 @@ ENDS: dict[str, dict[str, Any]] = {
     "delta": {"delta": True},
     "apart": {"apart": 60},
     "far_mean": {"mean": 100.0},
+    "offset": {"offset": 1.0},
 }
 PERF_TOKENS = (1, 8, 256)
 
@@ -69,6 +70,8 @@ def _builder(
         for seed, name in enumerate(("weight", "bias"), start=2):
             has_one = options.get(name, True)
             arguments[name] = normal((size,), dtype, device, seed=seed) if has_one else None
+        if options.get("offset"):
+            arguments["offset"] = options["offset"]
         if options.get("delta"):
             arguments["delta"] = normal((tokens, size), dtype, device, seed=4)
         return arguments

@@ -32,10 +32,10 @@ DT_INLINE float inverse_deviation(const float* x, int64_t size, float mean, floa
 template <bool has_weight, bool has_bias>
 DT_INLINE void scale_row(const LayerNormArgs& args, const float* x, float* out, float mean,
                          float inverse) {
-  const Vec middle = set1(mean), scale = set1(inverse);
+  const Vec middle = set1(mean), scale = set1(inverse), offset = set1(args.offset);
   each_register(args.size, [&](int64_t i, int count) {
     Vec v = mul(sub(load_up_to(x + i, count), middle), scale);
-    if (has_weight) v = mul(v, load_up_to(args.weight + i, count));
+    if (has_weight) v = mul(v, add(load_up_to(args.weight + i, count), offset));
     if (has_bias) v = add(v, load_up_to(args.bias + i, count));
     store_up_to(out + i, count, v);
   });

@@ -29,20 +29,22 @@ class LayerNormArgs(ctypes.Structure):
         ("rows", _int64),
         ("size", _int64),
         ("eps", _float),
-        ("reserved", ctypes.c_int32),
+        ("offset", _float),
     ]
 
 
 class LayerNorm:
-    """The norm of rows of `size` features."""
+    """The norm of rows of `size` features; weight plus offset scales them."""
 
-    def __init__(self, size: int, *, eps: float, source: Library | None = None) -> None:
+    def __init__(
+        self, size: int, *, eps: float, offset: float = 0.0, source: Library | None = None
+    ) -> None:
         native = source or library()
         if native is None:
             raise OSError(missing_reason())
         self.size = size
         self._kernel = native.kernel("layer_norm", LayerNormArgs)
-        self._args = LayerNormArgs(size=size, eps=eps)
+        self._args = LayerNormArgs(size=size, eps=eps, offset=offset)
         self._reference = ctypes.byref(self._args)
 
     def __call__(
@@ -74,7 +76,8 @@ class LayerNorm:
 def _prepare(arguments: Arguments) -> Arguments:
     """Return the arguments with the norm made once for many calls."""
     rest = dict(arguments)
-    norm = LayerNorm(arguments["x"].shape[1], eps=rest.pop("eps"))
+    size, offset = arguments["x"].shape[1], rest.pop("offset", 0.0)
+    norm = LayerNorm(size, eps=rest.pop("eps"), offset=offset)
     return {**rest, "norm": norm}
 
 

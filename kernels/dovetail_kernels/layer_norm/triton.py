@@ -16,7 +16,7 @@ import triton.language as tl
 
 @triton.jit
 def _kernel(
-    x, x_stride, delta, delta_stride, weight, bias, out, size, eps,
+    x, x_stride, delta, delta_stride, weight, bias, out, size, eps, offset,
     HAS_DELTA: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -32,7 +32,7 @@ def _kernel(
     centred = tl.where(inside, wide - tl.sum(wide, axis=0) / size, 0.0)
     made = centred * tl.rsqrt(tl.sum(centred * centred, axis=0) / size + eps)
     if HAS_WEIGHT:
-        made = made * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+        made = made * (tl.load(weight + column, mask=inside, other=0.0).to(tl.float32) + offset)
     if HAS_BIAS:
         made = made + tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * size + column, made.to(out.dtype.element_ty), mask=inside)
@@ -44,6 +44,7 @@ def run(
     bias: torch.Tensor | None,
     eps: float,
     delta: torch.Tensor | None = None,
+    offset: float = 0.0,
 ) -> torch.Tensor:
     """Return the norm of x (see the op). Rows of x and delta may lie apart.
 
@@ -61,6 +62,6 @@ def run(
     if rows:
         _kernel[(rows,)](
             x, x.stride(0), delta, 0 if delta is None else delta.stride(0), weight, bias, out,
-            size, eps, **flags, WIDTH=width, num_warps=min(16, max(1, width // 256)),
+            size, eps, offset, **flags, WIDTH=width, num_warps=min(16, max(1, width // 256)),
         )  # fmt: skip
     return out

@@ -3,6 +3,7 @@
 A head's norm is rms_norm over D with its weight plus `offset`, left out where there is no weight.
 The turn is that of `rotary`, with cos and sin looked up in a table by the row's position: over the
 first 2 * half features, in pairs (i, i + half) or, interleaved, (2 i, 2 i + 1). v is left alone.
+A table without features (half = 0) turns nothing: heads are normed alone.
 
 Shapes: qkv [T, (H + 2 K) D], cos and sin [positions, half] float32, positions [T] int64,
 q_weight and k_weight [D]

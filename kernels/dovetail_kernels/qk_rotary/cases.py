@@ -30,6 +30,8 @@ SHAPES = (
     Shape(heads=2, kv_heads=2, size=96, turned=96),
     Shape(heads=2, kv_heads=1, size=10, turned=6),
     Shape(heads=1, kv_heads=1, size=37, turned=26),
+    Shape(heads=3, kv_heads=1, size=24, turned=0),
+    Shape(heads=5, kv_heads=0, size=24, turned=8),
 )
 PERF_TOKENS = (1, 8, 256)
 

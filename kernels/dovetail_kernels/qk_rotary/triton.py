@@ -110,7 +110,7 @@ def run(
         "IS_INTERLEAVED": is_interleaved,
         "HAS_REST": size > 2 * half,
         "HEADS": heads,
-        "HALF": triton.next_power_of_2(half),
+        "HALF": triton.next_power_of_2(max(1, half)),
         "REST": triton.next_power_of_2(max(1, size - 2 * half)),
     }
     if qkv.shape[0]:

@@ -5,11 +5,6 @@ Source: Gemma Team 2024, Gemma 2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
-
-from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import (
@@ -17,34 +12,16 @@ from dovetail.layers.decoder import (
     SLIDING,
     DecoderConfig,
     DecoderForCausalLM,
-    DecoderLayer,
 )
-from dovetail.layers.rotary import Rope
+from dovetail.layers.post_norm import SandwichLayer
 from dovetail_plugins.models.gemma import gemma_config
-
-
-class Gemma2Layer(DecoderLayer):
-    """Attention and MLP, each between two norms."""
-
-    def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
-        super().__init__(context, name, config, layer)
-        size = context.model.hidden_size
-        self.pre_feedforward_layernorm = config.norm(context, size, eps=config.norm_eps)
-        self.post_feedforward_layernorm = config.norm(context, size, eps=config.norm_eps)
-
-    def forward(self, x: torch.Tensor, ropes: Mapping[str, Rope]) -> torch.Tensor:
-        """Shapes: x [T, E] -> [T, E]"""
-        attended = self.self_attn(self.input_layernorm(x), ropes.get(self.layer_type))
-        x = self.post_attention_layernorm(attended, residual=x)
-        fed = self.mlp(self.pre_feedforward_layernorm(x))
-        return self.post_feedforward_layernorm(fed, residual=x)
 
 
 class Gemma2ForCausalLM(DecoderForCausalLM):
     """Gemma 2 with a head."""
 
     info = Info(summary="Gemma 2", source="https://arxiv.org/abs/2408.00118")
-    layer_class = Gemma2Layer
+    layer_class = SandwichLayer
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:

@@ -22,9 +22,9 @@ from dovetail.layers.decoder import (
     DecoderModel,
 )
 from dovetail.layers.decoder_head import generates
-from dovetail.layers.rotary import RopeSettings, Rotary, rope_settings
+from dovetail.layers.post_norm import SandwichLayer
+from dovetail.layers.rotary import RopeSettings, Rotary, rope_settings, unscaled
 from dovetail_plugins.models.gemma import gemma_config
-from dovetail_plugins.models.gemma2 import Gemma2Layer
 
 
 def local_settings(context: BuildContext) -> RopeSettings:
@@ -33,14 +33,7 @@ def local_settings(context: BuildContext) -> RopeSettings:
     if isinstance((config.get("rope_parameters") or {}).get(SLIDING), Mapping):
         return rope_settings(context, kind=SLIDING)
     base = float(config.get("rope_local_base_freq", 10000.0))
-    shared = rope_settings(context)
-    return RopeSettings(
-        rule="default",
-        theta=base,
-        size=shared.size,
-        trained_positions=shared.trained_positions,
-        served_positions=shared.served_positions,
-    )
+    return unscaled(rope_settings(context), theta=base)
 
 
 def _window(model: ModelSpec) -> int | None:
@@ -68,7 +61,7 @@ class Gemma3ForCausalLM(DecoderForCausalLM):
 
     info = Info(summary="Gemma 3, text only", source="https://arxiv.org/abs/2503.19786")
     model_class = Gemma3Model
-    layer_class = Gemma2Layer
+    layer_class = SandwichLayer
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:

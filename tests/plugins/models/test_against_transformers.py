@@ -19,7 +19,7 @@ from dovetail.testing.tiny_models import FAMILIES, VOCAB_SIZE, write_tiny_checkp
 from support.tiny_decoders import as_internlm2
 
 TOLERANCE = 1e-4
-BACKED = ("GPTNeoXForCausalLM", "StableLmForCausalLM", "CohereForCausalLM", "GraniteForCausalLM")
+BACKED = ("PersimmonForCausalLM", "Jais2ForCausalLM", "HyperCLOVAXForCausalLM")
 REFUSED = {
     "FalconForCausalLM": "attention interface",
     "MambaForCausalLM": "state of its own",
@@ -84,6 +84,25 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2-scaled": (
         "GPT2LMHeadModel",
         {"scale_attn_by_inverse_layer_idx": True, "n_inner": 40},
+    ),
+    "olmo3-yarn": (
+        "Olmo3ForCausalLM",
+        {
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 500.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 32,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            }
+        },
+    ),
+    "cohere-plain": ("CohereForCausalLM", {"use_qk_norm": False, "attention_bias": True}),
+    "nemotron-biases": (
+        "NemotronForCausalLM",
+        {"attention_bias": True, "mlp_bias": True, "head_dim": 16},
     ),
 }
 CASES = {**{name: (name, {}) for name in NATIVE}, **VARIANTS}
