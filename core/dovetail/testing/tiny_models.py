@@ -95,6 +95,31 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "PersimmonForCausalLM": ("persimmon", {}),
     "Jais2ForCausalLM": ("jais2", {}),
     "HyperCLOVAXForCausalLM": ("hyperclovax", {"logits_scaling": 2.0, "residual_multiplier": 0.5}),
+    "Exaone4ForCausalLM": (
+        "exaone4",
+        {
+            "head_dim": 16,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "SmolLM3ForCausalLM": ("smollm3", {"no_rope_layers": [1, 0]}),
+    "GlmForCausalLM": ("glm", {"head_dim": 16}),
+    "Glm4ForCausalLM": ("glm4", {"head_dim": 16}),
+    "GPTNeoXForCausalLM": ("gpt_neox", {"num_key_value_heads": 4, "rotary_pct": 0.5}),
+    "GPTBigCodeForCausalLM": (
+        "gpt_bigcode",
+        {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "n_inner": 48},
+    ),
+    "Starcoder2ForCausalLM": ("starcoder2", {"sliding_window": 6}),
+    "PhiForCausalLM": ("phi", {}),
+    "StableLmForCausalLM": ("stablelm", {}),
+    "SeedOssForCausalLM": ("seed_oss", {"head_dim": 16}),
+    "ArceeForCausalLM": ("arcee", {}),
+    "HeliumForCausalLM": ("helium", {"head_dim": 8}),
+    "Ernie4_5ForCausalLM": ("ernie4_5", {"head_dim": 16}),
+    "HunYuanDenseV1ForCausalLM": ("hunyuan_v1_dense", {"head_dim": 16}),
+    "ApertusForCausalLM": ("apertus", {}),
 }
 """Architecture -> (model type, config fields beside the common ones)."""
 

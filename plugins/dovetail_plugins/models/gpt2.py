@@ -34,7 +34,7 @@ class GPT2Attention(nn.Module):
             f"{name}.c_attn",
             model.hidden_size,
             num_heads=model.num_heads,
-            num_kv_heads=model.num_heads,
+            num_kv_heads=model.num_kv_heads,
             head_size=model.head_size,
             bias=True,
         )
