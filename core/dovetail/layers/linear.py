@@ -251,18 +251,31 @@ class QKVParallelLinear(Linear):
 
     def _rows_of_groups(self) -> list[Rows]:
         """Return where each of this rank's heads lies in a tensor of GROUPS."""
-        size, group = self._head_size, self._group_heads
-        full, offset, rows = sum(part.full for part in self.parts), 0, []
+        size, full = self._head_size, sum(part.full for part in self.parts)
+        offset, rows = 0, []
         for part in self.parts:
             for head in range(part.start // size, (part.start + part.local) // size):
-                place = head // group * (group + 2) + head % group
-                if part.name != "q":
-                    place = head * (group + 2) + group + (part.name == "v")
-                rows.append(
-                    Rows(piece=part.name, start=place * size, size=size, full=full, offset=offset)
-                )
+                start = self._in_groups(part, head)
+                rows.append(Rows(piece=part.name, start=start, size=size, full=full, offset=offset))
                 offset += size
         return rows
+
+    def _in_groups(self, part: Part, head: int) -> int:
+        """Return the row at which a head of a part begins in a tensor of GROUPS."""
+        group = self._group_heads
+        if part.name == "q":
+            return (head // group * (group + 2) + head % group) * self._head_size
+        return (head * (group + 2) + group + (part.name == "v")) * self._head_size
+
+    def order_of_groups(self) -> torch.Tensor:
+        """Return where each output of all ranks, queries before keys before values, lies in a
+        tensor of GROUPS. Shapes: [outputs of all ranks]"""
+        starts = [
+            self._in_groups(part, head)
+            for part in self.parts
+            for head in range(part.full // self._head_size)
+        ]
+        return (torch.tensor(starts).unsqueeze(1) + torch.arange(self._head_size)).flatten()
 
 
 class RowParallelLinear(Linear):
