@@ -7,6 +7,7 @@ Integration (xIELU), 2024.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, DecoderLayer, usual_config
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.linear import ColumnParallelLinear, RowParallelLinear
+from dovetail.layers.placement import mark_axes
 
 LEARNED = "xielu"
 RENAMES = (
@@ -32,20 +34,21 @@ class XIELU(nn.Module):
 
     def __init__(self, context: BuildContext) -> None:
         super().__init__()
-        dtype = dtype_of(context.model.dtype)
-        for name, shape in (("alpha_p", (1,)), ("alpha_n", (1,)), ("beta", ()), ("eps", ())):
-            empty = torch.empty(shape, dtype=dtype, device=context.device)
-            self.register_parameter(name, nn.Parameter(empty, requires_grad=False))
+        self.alpha_p, self.alpha_n = _number(context, [0.0]), _number(context, [0.0])
+        self.beta, self.eps = _number(context, 0.5), _number(context, -1e-6)
+        for known in (self.beta, self.eps):
+            mark_axes(known, output=None, input=None, is_optional=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Shapes: any -> the same"""
-        own = self._parameters
-        above, beta = F.softplus(own["alpha_p"]), own["beta"]
-        below = beta + F.softplus(own["alpha_n"])
-        curved = torch.where(
-            x > 0, above * x * x, (torch.expm1(torch.minimum(x, own["eps"])) - x) * below
-        )
-        return curved + beta * x
+        above, below = F.softplus(self.alpha_p), self.beta + F.softplus(self.alpha_n)
+        under = (torch.expm1(torch.minimum(x, self.eps)) - x) * below
+        return torch.where(x > 0, above * x * x, under) + self.beta * x
+
+
+def _number(context: BuildContext, value: Any) -> nn.Parameter:
+    made = torch.tensor(value, dtype=dtype_of(context.model.dtype), device=context.device)
+    return nn.Parameter(made, requires_grad=False)
 
 
 class ApertusMLP(nn.Module):
