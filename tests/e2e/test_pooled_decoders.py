@@ -103,8 +103,10 @@ FAMILIES = [
     ("Phi3ForCausalLM", "Phi3ForTokenClassification", TOKEN_CLASSES),
     ("OPTForCausalLM", "OPTForSequenceClassification", CLASSES),
     ("GPT2LMHeadModel", "GPT2ForTokenClassification", TOKEN_CLASSES),
-    ("GPTNeoXForCausalLM", "GPTNeoXModel", TOKENS),
+    ("GPTNeoXForCausalLM", "GPTNeoXForTokenClassification", TOKEN_CLASSES),
     ("StableLmForCausalLM", "StableLmForSequenceClassification", CLASSES),
+    ("Jais2ForCausalLM", "Jais2Model", TOKENS),
+    ("PersimmonForCausalLM", "PersimmonForSequenceClassification", CLASSES),
 ]
 """Family, class of transformers, and what is asked of it: each family once, all heads."""
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 
 import pytest
 import torch
 
 from dovetail import LLM, SamplingParams
+from dovetail.testing.tiny_models import write_tiny_checkpoint
 from dovetail_kernels.cpu.library import library, missing_reason
 
 pytestmark = pytest.mark.skipif(library() is None, reason=missing_reason() or "")
@@ -55,6 +57,28 @@ def test_steps_are_recorded_unless_forbidden() -> None:
             if recorded is not None:
                 assert recorded.reason is None
                 assert recorded._programs[1, False] is not None
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("Olmo2ForCausalLM", {}),  # one norm over all heads
+        ("Cohere2ForCausalLM", {}),  # interleaved pairs, and layers without positions
+        ("Exaone4ForCausalLM", {}),  # norms of heads that are not rotated
+        ("HunYuanDenseV1ForCausalLM", {}),  # norms of heads that have been
+        ("NemotronForCausalLM", {}),  # layer norms with an offset
+        ("GraniteForCausalLM", {"tie_word_embeddings": True}),  # scaled embeddings and branches
+    ],
+)
+def test_steps_of_families_are_recorded(
+    family: str, fields: dict[str, object], tmp_path: Path
+) -> None:
+    path = write_tiny_checkpoint(tmp_path, family, **{"hidden_size": 64, **fields})
+    with LLM(model=str(path), max_model_len=64, dtype="float32") as llm:
+        llm.generate([[5, 7, 9, 11], [6, 8, 4]], WISHES[0])
+        recorded = llm._engine.core._executor.worker.runner._recorded
+        assert recorded is not None and recorded.reason is None
+        assert recorded._programs[2, False] is not None
 
 
 def test_what_cannot_be_recorded_leaves_the_cache_right() -> None:

@@ -14,7 +14,7 @@ from dovetail.config.checkpoint.model_facts import TABLE, facts_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "core" / "dovetail"
-NAMES_OF_PARSERS = {("demo.py", "qwen3")}
+NAMES_OF_PARSERS = {("demo.py", "qwen3"), ("families.py", "cohere")}
 """Words of core that are a model type too, and mean another plugin there."""
 
 
@@ -27,6 +27,9 @@ TYPES_OF_REMOTE_CODE = {
     "BaiChuanForCausalLM": "baichuan",
     "MPTForCausalLM": "mpt",
     "MiMoForCausalLM": "mimo",
+    "ExaoneForCausalLM": "exaone",
+    "InternLM3ForCausalLM": "internlm3",
+    "MiniCPMForCausalLM": "minicpm",
 }
 """Classes that transformers does not have -> the model type in their config.json."""
 

@@ -63,7 +63,7 @@ def test_no_type_is_declared_twice() -> None:
     assert set(OWN) & set(TABLED) == set()
 
 
-REMOTE = {"baichuan", "internlm2", "llama_bidirec", "mimo", "new"}
+REMOTE = {"baichuan", "exaone", "internlm2", "llama_bidirec", "mimo", "minicpm", "new"}
 """Types that only code beside the checkpoint knows."""
 
 

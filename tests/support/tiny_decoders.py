@@ -4,7 +4,7 @@ that it has no class for, with what it makes of a prompt."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,47 @@ _INTERNLM2 = {
 
 def _internlm2_name(name: str) -> str:
     return ".".join(_INTERNLM2.get(word, word) for word in name.split("."))
+
+
+NAMES: dict[str, tuple[str, dict[str, str]]] = {
+    "internlm3": ("InternLM3ForCausalLM", {}),
+    "minicpm": ("MiniCPMForCausalLM", {}),
+    "exaone": (
+        "ExaoneForCausalLM",
+        {
+            "model.embed_tokens": "transformer.wte",
+            "model.layers": "transformer.h",
+            "model.norm": "transformer.ln_f",
+            "self_attn": "attn.attention",
+            "o_proj": "out_proj",
+            "gate_proj": "c_fc_0",
+            "up_proj": "c_fc_1",
+            "down_proj": "c_proj",
+            "input_layernorm": "ln_1",
+            "post_attention_layernorm": "ln_2",
+        },
+    ),
+}
+"""Model types that transformers does not have -> class, and words of Llama's names -> theirs."""
+
+
+def renamed(folder: Path, model_type: str, *, gone: Iterable[str] = (), **config: Any) -> Path:
+    """Give a saved model the names of another type in NAMES, without its fields `gone` and with
+    `config` written over others (None: none); return the folder. Mutates: the files"""
+    from safetensors.torch import load_file, save_file
+
+    architecture, words = NAMES[model_type]
+    said = json.loads((folder / "config.json").read_text())
+    said |= {"architectures": [architecture], "model_type": model_type, **config}
+    kept = {k: v for k, v in said.items() if k not in gone and (v is not None or k not in config)}
+    (folder / "config.json").write_text(json.dumps(kept))
+    stored = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        for old, new in words.items():
+            name = name.replace(old, new)
+        stored[name] = tensor
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def add_tensors(folder: Path, tensors: dict[str, torch.Tensor]) -> None:

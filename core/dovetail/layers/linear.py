@@ -279,6 +279,16 @@ class QKVParallelLinear(Linear):
                 offset += size
         return rows
 
+    def order_of_groups(self) -> torch.Tensor:
+        """Return where each output of all ranks, queries before keys before values, lies in a
+        tensor of GROUPS. Shapes: [outputs of all ranks]"""
+        starts = [
+            self._place_in_groups(part.name, head) * self._head_size
+            for part in self.parts
+            for head in range(part.full // self._head_size)
+        ]
+        return (torch.tensor(starts).unsqueeze(1) + torch.arange(self._head_size)).flatten()
+
 
 class RowParallelLinear(Linear):
     """Inputs divided over ranks; their partial results are summed, the first one with the bias."""

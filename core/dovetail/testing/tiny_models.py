@@ -101,7 +101,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "gpt2",
         {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
     ),
-    "GPTNeoXForCausalLM": ("gpt_neox", {"rotary_pct": 0.25}),
     "FalconForCausalLM": (
         "falcon",
         {
@@ -112,9 +111,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "multi_query": True,
         },
     ),
-    "StableLmForCausalLM": ("stablelm", {}),
-    "CohereForCausalLM": ("cohere", {"logit_scale": 0.5}),
-    "GraniteForCausalLM": ("granite", {"logits_scaling": 2.0, "residual_multiplier": 0.5}),
     "MambaForCausalLM": ("mamba", {"state_size": 4, "time_step_rank": 2}),
     "FalconMambaForCausalLM": ("falcon_mamba", {"state_size": 4, "time_step_rank": 2}),
     "Mamba2ForCausalLM": (
@@ -135,6 +131,59 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "codegen",
         {"n_embd": 32, "n_layer": 2, "n_head": 8, "n_positions": 128, "rotary_dim": 2},
     ),
+    "OlmoForCausalLM": ("olmo", {"clip_qkv": 0.5}),
+    "Olmo2ForCausalLM": ("olmo2", {}),
+    "Olmo3ForCausalLM": (
+        "olmo3",
+        {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "GraniteForCausalLM": (
+        "granite",
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "CohereForCausalLM": ("cohere", {"logit_scale": 0.5, "use_qk_norm": True}),
+    "Cohere2ForCausalLM": (
+        "cohere2",
+        {
+            "logit_scale": 0.5,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "NemotronForCausalLM": ("nemotron", {}),
+    "PersimmonForCausalLM": ("persimmon", {}),
+    "Jais2ForCausalLM": ("jais2", {}),
+    "HyperCLOVAXForCausalLM": ("hyperclovax", {"logits_scaling": 2.0, "residual_multiplier": 0.5}),
+    "Exaone4ForCausalLM": (
+        "exaone4",
+        {
+            "head_dim": 16,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "SmolLM3ForCausalLM": ("smollm3", {"no_rope_layers": [1, 0]}),
+    "GlmForCausalLM": ("glm", {"head_dim": 16}),
+    "Glm4ForCausalLM": ("glm4", {"head_dim": 16}),
+    "GPTNeoXForCausalLM": ("gpt_neox", {"num_key_value_heads": 4, "rotary_pct": 0.5}),
+    "GPTBigCodeForCausalLM": (
+        "gpt_bigcode",
+        {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "n_inner": 48},
+    ),
+    "Starcoder2ForCausalLM": ("starcoder2", {"sliding_window": 6}),
+    "PhiForCausalLM": ("phi", {}),
+    "StableLmForCausalLM": ("stablelm", {}),
+    "SeedOssForCausalLM": ("seed_oss", {"head_dim": 16}),
+    "ArceeForCausalLM": ("arcee", {}),
+    "HeliumForCausalLM": ("helium", {"head_dim": 8}),
+    "Ernie4_5ForCausalLM": ("ernie4_5", {"head_dim": 16}),
+    "HunYuanDenseV1ForCausalLM": ("hunyuan_v1_dense", {"head_dim": 16}),
+    "ApertusForCausalLM": ("apertus", {}),
 }
 """Architecture -> (model type, config fields beside the common ones)."""
 _OF_OWN_NAMES = {"gpt2", "bloom", "falcon", "mpt", "gptj", "codegen"}

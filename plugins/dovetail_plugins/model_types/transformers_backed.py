@@ -13,7 +13,7 @@ from dovetail.interfaces.plugin import Value
 _OF_POSITIONS: dict[Positions, tuple[str, ...]] = {
     "learned": (
         *("bert-generation", "big_bird", "biogpt", "data2vec-text"),
-        *("electra", "ernie", "gpt_bigcode", "gpt_neo", "megatron-bert", "openai-gpt"),
+        *("electra", "ernie", "gpt_neo", "megatron-bert", "openai-gpt"),
         *("plbart", "prophetnet", "rembert", "roberta-prelayernorm", "roc_bert"),
         *("xlm-roberta-xl", "xmod"),
     ),

@@ -34,7 +34,7 @@ class GPT2Attention(nn.Module):
             f"{name}.c_attn",
             model.hidden_size,
             num_heads=model.num_heads,
-            num_kv_heads=model.num_heads,
+            num_kv_heads=model.num_kv_heads,
             head_size=model.head_size,
             bias=True,
         )
@@ -52,9 +52,9 @@ class GPT2Attention(nn.Module):
         )
         self.attn = Attention(name, spec)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Shapes: x [T, E] -> [T, E]"""
-        return self.c_proj(self.attn(*self.c_attn.forward_split(x)))
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Shapes: x, residual [T, E] -> [T, E]"""
+        return self.c_proj(self.attn(*self.c_attn.forward_split(x)), residual)
 
 
 class GPT2MLP(nn.Module):
@@ -68,9 +68,9 @@ class GPT2MLP(nn.Module):
         self.c_fc = ActivatedLinear(context, f"{name}.c_fc", size, inner, act=act, bias=True)
         self.c_proj = RowParallelLinear(context, f"{name}.c_proj", inner, size, bias=True)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Shapes: x [T, E] -> [T, E]"""
-        return self.c_proj(self.c_fc(x))
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Shapes: x, residual [T, E] -> [T, E]"""
+        return self.c_proj(self.c_fc(x), residual)
 
 
 class GPT2Layer(nn.Module):
@@ -87,8 +87,8 @@ class GPT2Layer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]"""
-        x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))
+        x = self.attn(self.ln_1(x), x)
+        return self.mlp(self.ln_2(x), x)
 
 
 class GPT2Model(nn.Module):
@@ -119,7 +119,7 @@ class GPT2Model(nn.Module):
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Shapes: token_ids, positions [T] -> [T, E]"""
         if self.stage.is_first:
-            x = self.wte(token_ids) + self.wpe(positions)
+            x = self.wpe(positions, self.wte(token_ids))
         else:
             x = self.stage.received(token_ids)
         for layer in self.h:

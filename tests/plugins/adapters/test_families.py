@@ -26,7 +26,7 @@ from support.peft_adapters import made, wanted
 
 TOLERANCE = 1e-4
 NOT_NATIVE = {
-    "GPTNeoXForCausalLM", "StableLmForCausalLM", "CohereForCausalLM", "GraniteForCausalLM",
+    "PersimmonForCausalLM", "Jais2ForCausalLM", "HyperCLOVAXForCausalLM",
     "FalconForCausalLM", "MambaForCausalLM", "BloomForCausalLM",
 }  # fmt: skip
 NATIVE = [name for name in FAMILIES if name not in NOT_NATIVE]

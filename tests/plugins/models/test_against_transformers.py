@@ -16,10 +16,10 @@ from dovetail import registry
 from dovetail.errors import ConfigError
 from dovetail.testing.harness import PagedModel
 from dovetail.testing.tiny_models import FAMILIES, VOCAB_SIZE, write_tiny_checkpoint
-from support.tiny_decoders import as_internlm2
+from support.tiny_decoders import as_internlm2, renamed
 
 TOLERANCE = 1e-4
-BACKED = ("GPTNeoXForCausalLM", "StableLmForCausalLM", "CohereForCausalLM", "GraniteForCausalLM")
+BACKED = ("PersimmonForCausalLM", "Jais2ForCausalLM", "HyperCLOVAXForCausalLM")
 REFUSED = {
     "FalconForCausalLM": "attention interface",
     "BloomForCausalLM": "counts positions itself",
@@ -84,6 +84,55 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2-scaled": (
         "GPT2LMHeadModel",
         {"scale_attn_by_inverse_layer_idx": True, "n_inner": 40},
+    ),
+    "olmo3-yarn": (
+        "Olmo3ForCausalLM",
+        {
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 500.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 32,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            }
+        },
+    ),
+    "cohere-plain": ("CohereForCausalLM", {"use_qk_norm": False, "attention_bias": True}),
+    "nemotron-biases": (
+        "NemotronForCausalLM",
+        {"attention_bias": True, "mlp_bias": True, "head_dim": 16},
+    ),
+    "smollm3-windows": (
+        "SmolLM3ForCausalLM",
+        {"use_sliding_window": True, "sliding_window": 6, "no_rope_layer_interval": 2},
+    ),
+    "exaone4-full": (
+        "Exaone4ForCausalLM",
+        {"sliding_window": None, "layer_types": ["full_attention"] * 2},
+    ),
+    "neox-sequential": ("GPTNeoXForCausalLM", {"use_parallel_residual": False}),
+    "bigcode-all-heads": (
+        "GPTBigCodeForCausalLM",
+        {"multi_query": False, "num_key_value_heads": 4},
+    ),
+    "phi-norms": ("PhiForCausalLM", {"qk_layernorm": True}),
+    "stablelm-12b": (
+        "StableLmForCausalLM",
+        {"use_qkv_bias": True, "qk_layernorm": True, "use_parallel_residual": True},
+    ),
+    "ernie-biases": ("Ernie4_5ForCausalLM", {"use_bias": True}),
+    "hunyuan-alpha": (
+        "HunYuanDenseV1ForCausalLM",
+        {
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 500.0,
+                "factor": 1.0,
+                "alpha": 50.0,
+            }
+        },
     ),
 }
 VARIANTS |= {
@@ -222,6 +271,42 @@ def test_mimo_is_qwen2_beside_its_drafter(tmp_path: Path) -> None:
     assert_same(model.forward([(0, tokens)])[0], reference(as_qwen2, tuple(tokens)))
 
 
+INTERNLM3 = {"qkv_bias": True, "bias": True}
+EXAONE = {
+    "num_layers": 2,
+    "num_hidden_layers": None,
+    "layer_norm_epsilon": 1e-6,
+    "activation_function": "silu",
+}
+MINICPM = {"scale_emb": 3.0, "scale_depth": 1.4, "dim_model_base": 8}
+SCALED = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 1.4 / 2**0.5,
+    "logits_scaling": 4.0,
+    "attention_multiplier": 8**-0.5,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "fields", "said"),
+    [
+        ("internlm3", "LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}, INTERNLM3),
+        ("exaone", "LlamaForCausalLM", {}, EXAONE),
+        ("minicpm", "GraniteForCausalLM", SCALED, MINICPM),
+    ],
+)
+def test_families_by_other_names(
+    tmp_path: Path, name: str, family: str, fields: dict[str, Any], said: dict[str, Any]
+) -> None:
+    """Families that transformers does not have: the numbers of those that they are like."""
+    source = write_tiny_checkpoint(tmp_path / "source", family, **fields)
+    path = renamed(copytree(source, tmp_path / "named"), name, gone=fields, **said)
+    model = PagedModel.load(path, backend="torch_sdpa")
+    tokens = prompt(21, 21)
+    pieces = [model.forward([(0, tokens[a:b])])[0] for a, b in ((0, 5), (5, 20), (20, 21))]
+    assert_same(torch.cat(pieces), reference(source, tuple(tokens)))
+
+
 @pytest.mark.parametrize("case", ["LlamaForCausalLM", "Gemma2ForCausalLM"])
 def test_native_over_the_slow_reference(folder: Any, case: str) -> None:
     path = folder(case)
@@ -249,5 +334,6 @@ def test_every_registered_architecture_has_a_case() -> None:
     encoders |= {"HF_ColBERT"}
     apart = {"transformers", "InternLM2ForCausalLM", "MiMoForCausalLM"}
     apart |= {"BaichuanForCausalLM", "BaiChuanForCausalLM", "MPTForCausalLM"}
+    apart |= {"ExaoneForCausalLM", "InternLM3ForCausalLM", "MiniCPMForCausalLM"}
     assert builtin - apart - encoders <= set(NATIVE), "add a tiny checkpoint for it"
     assert set(NATIVE) <= registered

@@ -22,8 +22,9 @@ SERVED = {
     "llama": NATIVE,
     "gpt_oss": NATIVE,  # experts with biases, inputs first
     "deepseek_v3": BACKED,  # a stored buffer in the router; keys wider than values
-    "apertus": BACKED,  # stored buffers of an activation
-    "gpt_bigcode": BACKED,  # a head that asks for more than hidden states
+    "apertus": NATIVE,
+    "gpt_bigcode": NATIVE,
+    "persimmon": BACKED,
     "roberta": BACKED,  # positions that do not start at 0
     "gemma4_text": BACKED,  # layers of several shapes, keys that layers share
     "gemma3": BACKED,  # the text part of a model that takes images
@@ -64,7 +65,7 @@ def test_models_that_are_not_decoders_are_told_apart(tmp_path: Path) -> None:
 
 def test_weights_that_do_not_fit_are_foreseen(tmp_path: Path) -> None:
     """`inspect` matches tensors by name and shape, as loading does."""
-    path = write_tiny(tmp_path, "gpt_neox")
+    path = write_tiny(tmp_path, "persimmon")
     change(path, intermediate_size=40)
     verdict = verdict_of(path)
     assert verdict.state == REFUSED
@@ -73,7 +74,7 @@ def test_weights_that_do_not_fit_are_foreseen(tmp_path: Path) -> None:
 
 def test_inspect_tries_out_in_a_process_of_its_own(tmp_path: Path) -> None:
     """Where torch is not imported it stays so; the child says the same."""
-    served, refused = write_tiny(tmp_path / "a", "gpt_neox"), write_tiny(tmp_path / "b", "gptj")
+    served, refused = write_tiny(tmp_path / "a", "persimmon"), write_tiny(tmp_path / "b", "gptj")
     for path in (served, refused):
         run = resolve(Config.from_fields({"model": str(path), **FLAGS})).run
         assert trial.tried_in_child(run) == trial.tried(run)
@@ -82,7 +83,7 @@ def test_inspect_tries_out_in_a_process_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_config_that_transformers_refuses(tmp_path: Path) -> None:
-    path = write_tiny(tmp_path, "gpt_neox")
+    path = write_tiny(tmp_path, "persimmon")
     change(path, hidden_act="unheard-of")
     verdict = verdict_of(path)
     assert verdict.state == REFUSED

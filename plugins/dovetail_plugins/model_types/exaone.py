@@ -1,0 +1,46 @@
+"""Facts of EXAONE 3 and 4: what a config.json may leave out."""
+
+from __future__ import annotations
+
+from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.plugin import Value
+
+EXAONE = Value(
+    summary="EXAONE 3 and 3.5",
+    value=ModelFacts(
+        defaults={
+            "vocab_size": 102400,
+            "hidden_size": 2048,
+            "num_layers": 32,
+            "num_attention_heads": 32,
+            "activation_function": "silu",
+            "max_position_embeddings": 2048,
+            "layer_norm_epsilon": 1e-05,
+            "bos_token_id": 0,
+            "eos_token_id": 2,
+            "tie_word_embeddings": True,
+        },
+    ),
+)
+
+EXAONE4 = Value(
+    summary="EXAONE 4",
+    value=ModelFacts(
+        defaults={
+            "vocab_size": 102400,
+            "hidden_size": 4096,
+            "intermediate_size": 16384,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "hidden_act": "silu",
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-05,
+            "bos_token_id": 0,
+            "eos_token_id": 2,
+            "tie_word_embeddings": False,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+        },
+    ),
+)

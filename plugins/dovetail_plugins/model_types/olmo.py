@@ -1,0 +1,65 @@
+"""Facts of OLMo 1, 2 and 3: what a config.json may leave out."""
+
+from __future__ import annotations
+
+from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.plugin import Value
+
+OLMO = Value(
+    summary="OLMo",
+    value=ModelFacts(
+        defaults={
+            "vocab_size": 50304,
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "hidden_act": "silu",
+            "max_position_embeddings": 2048,
+            "eos_token_id": 50279,
+            "tie_word_embeddings": False,
+            "attention_bias": False,
+        },
+    ),
+)
+
+OLMO2 = Value(
+    summary="OLMo 2",
+    value=ModelFacts(
+        defaults={
+            "vocab_size": 50304,
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "hidden_act": "silu",
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-05,
+            "eos_token_id": 50279,
+            "tie_word_embeddings": False,
+            "attention_bias": False,
+        },
+    ),
+)
+
+OLMO3 = Value(
+    summary="OLMo 3",
+    value=ModelFacts(
+        length_is_scaled=True,
+        has_two_rotary_tables=True,
+        defaults={
+            "vocab_size": 50304,
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "hidden_act": "silu",
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-05,
+            "eos_token_id": 50279,
+            "tie_word_embeddings": False,
+            "attention_bias": False,
+            "sliding_window": 4096,
+        },
+    ),
+)

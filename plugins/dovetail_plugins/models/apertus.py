@@ -1,0 +1,94 @@
+"""Apertus: Llama with norms of heads and an MLP without a gate, whose activation is learned.
+
+Sources: Hernández-Cano et al., Apertus, 2025; Huang and Schlag, Deriving Activation Functions Using
+Integration (xIELU), 2024.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, DecoderLayer, usual_config
+from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.linear import ColumnParallelLinear, RowParallelLinear
+from dovetail.layers.placement import mark_axes
+
+LEARNED = "xielu"
+RENAMES = (
+    (".attention_layernorm.", ".input_layernorm."),
+    (".feedforward_layernorm.", ".post_attention_layernorm."),
+)
+
+
+class XIELU(nn.Module):
+    """b x + a x^2 above 0, b x + c (e^min(x, eps) - 1 - x) below. What is learned is the a and the
+    c - b before softplus."""
+
+    def __init__(self, context: BuildContext) -> None:
+        super().__init__()
+        self.alpha_p, self.alpha_n = _number(context, [0.0]), _number(context, [0.0])
+        self.beta, self.eps = _number(context, 0.5), _number(context, -1e-6)
+        for known in (self.beta, self.eps):
+            mark_axes(known, output=None, input=None, is_optional=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Shapes: any -> the same"""
+        above, below = F.softplus(self.alpha_p), self.beta + F.softplus(self.alpha_n)
+        under = (torch.expm1(torch.minimum(x, self.eps)) - x) * below
+        return torch.where(x > 0, above * x * x, under) + self.beta * x
+
+
+def _number(context: BuildContext, value: Any) -> nn.Parameter:
+    made = torch.tensor(value, dtype=dtype_of(context.model.dtype), device=context.device)
+    return nn.Parameter(made, requires_grad=False)
+
+
+class ApertusMLP(nn.Module):
+    """down(xielu(up(x)))"""
+
+    def __init__(self, context: BuildContext, name: str, inner: int) -> None:
+        super().__init__()
+        size = context.model.hidden_size
+        self.up_proj = ColumnParallelLinear(context, f"{name}.up_proj", size, inner)
+        self.act_fn = XIELU(context)
+        self.down_proj = RowParallelLinear(context, f"{name}.down_proj", inner, size)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Shapes: x, residual [T, E] -> [T, E]"""
+        return self.down_proj(self.act_fn(self.up_proj(x)), residual)
+
+
+class ApertusLayer(DecoderLayer):
+    """A layer of the decoder with the learned activation, where the config names it."""
+
+    def build_mlp(
+        self, context: BuildContext, name: str, config: DecoderConfig, layer: int
+    ) -> nn.Module:
+        """Return the layer's MLP."""
+        if config.hidden_act != LEARNED:
+            return super().build_mlp(context, name, config, layer)
+        return ApertusMLP(context, name, int(context.model.hf_config["intermediate_size"]))
+
+
+class ApertusForCausalLM(DecoderForCausalLM):
+    """Apertus with a head."""
+
+    info = Info(summary="Apertus", source="https://arxiv.org/abs/2509.14233")
+    layer_class = ApertusLayer
+
+    @classmethod
+    def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
+        """Return the config."""
+        return usual_config(model, qk_norm=True, is_gated=False, rope_theta=12e6)
+
+    def weight_map(self) -> WeightMap:
+        """Return the names."""
+        return replace(super().weight_map(), renames=RENAMES)

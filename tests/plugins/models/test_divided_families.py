@@ -1,0 +1,55 @@
+"""Families whose layers are put together in a way of their own compute on two ranks, and on two
+stages, what they compute on one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dovetail.testing.harness import PagedModel, StagedModel, load_model
+from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint
+from support.thread_ranks import DividedModel
+
+TOLERANCE = 1e-4
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "one norm over all heads": ("Olmo2ForCausalLM", {}),
+    "the same, one KV head on both ranks": ("Olmo3ForCausalLM", {"num_key_value_heads": 1}),
+    "bounds and bare norms": ("OlmoForCausalLM", {}),
+    "a norm for each head": ("CohereForCausalLM", {}),
+    "the same, stored apart": (
+        "StableLmForCausalLM",
+        {"qk_layernorm": True, "use_parallel_residual": True, "num_key_value_heads": 1},
+    ),
+    "norms without positions": ("Exaone4ForCausalLM", {}),
+    "norms behind the rotation": ("HunYuanDenseV1ForCausalLM", {}),
+    "scaled branches": ("GraniteForCausalLM", {}),
+    "q, k and v head by head": ("GPTNeoXForCausalLM", {}),
+    "one KV head, learned positions": ("GPTBigCodeForCausalLM", {}),
+    "a head with a bias": ("PhiForCausalLM", {"qk_layernorm": True}),
+    "no gate, norms from one": ("NemotronForCausalLM", {"mlp_bias": True}),
+    "four norms, gate and up in one": ("Glm4ForCausalLM", {}),
+    "a learned activation": ("ApertusForCausalLM", {}),
+}
+PROMPT = torch.randint(3, VOCAB_SIZE, (15,), generator=torch.Generator().manual_seed(15)).tolist()
+
+
+def pieces(model: PagedModel | StagedModel | DividedModel) -> torch.Tensor:
+    """Return the logits of a prompt in pieces."""
+    cuts = ((0, 9), (9, 14), (14, 15))
+    return torch.cat([model.forward([(0, PROMPT[a:b])])[0] for a, b in cuts])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_and_stages_compute_as_one(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family, fields = CASES[case]
+    path = write_tiny_checkpoint(tmp_path, family, **fields)
+    alone = pieces(PagedModel(load_model(path)))
+    divided = pieces(DividedModel(path, 2, monkeypatch))
+    assert (divided - alone).abs().max() <= TOLERANCE
+    staged = StagedModel(lambda rank: load_model(path, rank=rank), (1, 1))
+    assert torch.equal(pieces(staged), alone)
