@@ -1,5 +1,5 @@
 """Where the rows of a step keep their states: for the definitions of recurrent ops, for their
-native calls and for their cases. Knows no recurrence.
+native calls and for their cases.
 
 Row r computes its last n = query_start[r + 1] - query_start[r] tokens, positions start ..
 seq_lens[r] - 1. The state after position p lies in state[block_table[r, p // P]] when p is the last

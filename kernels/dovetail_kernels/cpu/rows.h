@@ -23,6 +23,13 @@ DT_INLINE void each_row(int64_t rows, int64_t values, const Body& body, int64_t 
   });
 }
 
+// Returns how many channels a task has where channels are shared out: few enough for two tasks a thread,
+// at most `most`, a multiple of `least`.
+DT_INLINE int64_t channels_of_task(int64_t channels, int64_t least, int64_t most) {
+  const int64_t some = divide_up(divide_up(channels, 2 * num_threads()), least) * least;
+  return some < least ? least : some < most ? some : most;
+}
+
 // Calls body(i, count) for the registers that cover `size` values: count is kLanes except, for
 // the last one, what is left.
 template <class Body>

@@ -87,8 +87,7 @@ struct Conv {
 
 template <class Entry, int W>
 int convolve(const ShortConvArgs& args) {
-  const bool is_wide = args.channels >= 2 * kMostChannels * num_threads();
-  const int64_t some = is_wide ? kMostChannels : kLeastChannels;
+  const int64_t some = channels_of_task(args.channels, kLeastChannels, kMostChannels);
   parallel(divide_up(args.channels, some), [&](int64_t task) {
     const int64_t first = task * some, left = args.channels - first;
     Conv<Entry, W>(args, first, left < some ? left : some)();
