@@ -14,14 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dovetail_kernels.gpu.rounding import FLOAT8_STEPS, nearest_float8
-
-
-@triton.jit
-def _bfloat16(x):
-    bits = x.to(tl.uint32, bitcast=True)
-    bits += 0x7FFF + ((bits >> 16) & 1)
-    return (bits & 0xFFFF0000).to(tl.float32, bitcast=True)
+from dovetail_kernels.gpu.rounding import FLOAT8_STEPS, nearest_bfloat16, nearest_float8
 
 
 @triton.jit
@@ -60,7 +53,7 @@ def _kernel(
         small = tl.minimum(tl.maximum(x, -LIMIT), LIMIT)
         x = tl.where(x == x, nearest_float8(small, FRACTION, LEAST), x)
     elif ROUNDS:
-        x = tl.where(x == x, _bfloat16(x), x)
+        x = nearest_bfloat16(x)
     slot_start = cache + half * half_stride + block * block_stride + place * token_stride
     tl.store(slot_start + head * head_stride + at, x.to(cache.dtype.element_ty), mask=inside)
 

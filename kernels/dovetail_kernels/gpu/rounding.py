@@ -1,7 +1,8 @@
-"""Rounding to 8-bit floats, written out, so that an interpreter and a GPU store the same bits.
+"""Rounding to bfloat16 and to 8-bit floats, written out, so that an interpreter and a GPU store the
+same bits.
 
-A number becomes a multiple of the type's step by adding and taking away 1.5 * 2^23 steps, which
-rounds to the nearest, of two to the even one. Knows no op; needs Triton.
+For 8-bit floats a number becomes a multiple of the type's step by adding and taking away 1.5 * 2^23
+steps, which rounds to the nearest, of two to the even one. Knows no op; needs Triton.
 """
 
 from __future__ import annotations
@@ -21,3 +22,11 @@ def nearest_float8(x, FRACTION: tl.constexpr, LEAST: tl.constexpr):
     exponent = tl.maximum(exponent, LEAST) + 23 - FRACTION
     large = (exponent << 23).to(tl.float32, bitcast=True) * 1.5
     return (x + large) - large
+
+
+@triton.jit
+def nearest_bfloat16(x):
+    """Return float32 numbers that bfloat16 holds; a NaN stays a NaN."""
+    bits = x.to(tl.uint32, bitcast=True)
+    bits += 0x7FFF + ((bits >> 16) & 1)
+    return tl.where(x == x, (bits & 0xFFFF0000).to(tl.float32, bitcast=True), x)
