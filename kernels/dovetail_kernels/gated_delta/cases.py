@@ -26,7 +26,7 @@ ROWS: dict[str, Rows] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """A case's sizes: `heads` are H and K. `apart`: what rows of the wider matrix have beside it."""
+    """A case's sizes: `heads` are H and K. `apart`: what rows of the wider matrix have beside."""
 
     rows: Rows
     heads: tuple[int, int] = (4, 2)

@@ -84,12 +84,15 @@ def cases() -> list[Case]:
 def small_cases() -> list[Case]:
     """Return the cases that are checked where kernels are interpreted."""
     few = Setup(rows=((5, 1), (3, 17), (0, 0), (16, 5)), heads=(2, 1))
+    long = replace(few, rows=((10, 130), (60, 30)), block_tokens=64, limit=LIMIT)
+    lightning = replace(few, has_dt=False, has_d=False, has_bias=False)
     return [
         _case("decode", replace(few, rows=ROWS["decode"])),
         _case("mixed", few),
-        _case("lightning", replace(few, has_dt=False, has_d=False, has_bias=False)),
-        _case("blocks_of_64", replace(few, rows=((10, 130),), block_tokens=64, limit=LIMIT)),
+        _case("lightning", lightning),
+        _case("blocks_of_64", replace(long, dtype=torch.float16)),
         _case("narrow", replace(few, dtype=torch.float16, kept=torch.bfloat16, heads=(4, 2))),
+        _case("narrow_lightning", replace(lightning, dtype=torch.bfloat16)),
         _case("state_bfloat16", replace(few, rows=ROWS["decode"], kept=torch.bfloat16)),
     ]
 

@@ -1,8 +1,9 @@
 """ssd in Triton: one program some lines of the state of one head of one row.
 
-Where every row computes one token, tokens go one after the other with the state in registers: it is
-read once and written once. In other steps a program walks chunks by the products of chunked.py, the
-state in registers from a row's first token of the step to its last; a chunk ends with its block.
+Where every row computes one token, and for float32, tokens go one after the other with the state in
+registers: it is read once and written once. In other steps of 16-bit numbers a program walks chunks
+by the products of chunked.py, the state in registers from a row's first token of the step to its
+last; a chunk ends with its block.
 
 Floor: of a decode the states, read and written once, at the device's bandwidth; of a prompt the
 chunks' products.
@@ -14,15 +15,17 @@ import torch
 import triton
 import triton.language as tl
 
+from dovetail_kernels.gpu import interprets
 from dovetail_kernels.gpu.rounding import nearest_bfloat16
 from dovetail_kernels.gpu.softplus import softplus
 from dovetail_kernels.gpu.states import block_of, is_kept, row_tokens
 
 NUMBERS = 2048
 """Numbers of state of a program that goes token by token."""
-CHUNK_TOKENS, WIDE_TOKENS = 64, 16
+CHUNK_TOKENS, CHUNK_NUMBERS = 32, 4096
+"""Tokens of a chunk, and with b or c of all of them numbers."""
 LINES = 32
-"""Of a program that walks chunks; fewer tokens of float32, whose products are made in registers."""
+"""Of a program that walks chunks."""
 
 
 @triton.jit
@@ -165,22 +168,22 @@ def run(
     """
     (tokens, heads, lines), (groups, size) = x.shape, b.shape[1:]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    is_decode, is_wide = tokens <= len(seq_lens), x.dtype == torch.float32
-    most_tokens = WIDE_TOKENS if is_wide else CHUNK_TOKENS
-    numbers = max(1 if is_decode else 16, triton.next_power_of_2(size))
-    most = max(1, NUMBERS // numbers) if is_decode else LINES
-    some = min(most, max(1 if is_decode else 16, triton.next_power_of_2(lines)))
+    goes_singly = tokens <= len(seq_lens) or x.dtype == torch.float32
+    numbers = max(1 if goes_singly else 16, triton.next_power_of_2(size))
+    most = max(1, NUMBERS // numbers) if goes_singly else LINES
+    longest = triton.next_power_of_2(block_tokens)
+    some = min(most, max(1 if goes_singly else 16, triton.next_power_of_2(lines)))
     chunks = {
-        "BT": min(most_tokens, max(16, triton.next_power_of_2(block_tokens))),
-        "PRECISION": "ieee" if is_wide else "tf32",
+        "BT": max(16, min(CHUNK_TOKENS, CHUNK_NUMBERS // numbers, longest)),
+        "PRECISION": "ieee" if interprets() else "tf32",
     }
-    kernel = token_by_token if is_decode else by_chunks
+    kernel = token_by_token if goes_singly else by_chunks
     kernel[(len(seq_lens), heads, triton.cdiv(lines, some))](
         x, dt, a, b, c, d, dt_bias, state, out, query_start, seq_lens, block_table, x.stride(0),
         0 if dt is None else dt.stride(0), b.stride(0), c.stride(0), state.stride(0),
         block_table.stride(0), heads, heads // groups, lines, size, *dt_limit,
         HAS_DT=dt is not None, HAS_BIAS=dt_bias is not None, HAS_SKIP=d is not None,
         ROUNDS=state.dtype == torch.bfloat16, BLOCK_TOKENS=block_tokens, BP=some, BS=numbers,
-        num_warps=4, **({} if is_decode else chunks),
+        num_warps=4 if goes_singly or numbers < 128 else 8, **({} if goes_singly else chunks),
     )  # fmt: skip
     return out
