@@ -26,33 +26,31 @@ ROWS: dict[str, Rows] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """A case's sizes: `heads` are H and K."""
+    """A case's sizes: `heads` are H and K. `apart`: what rows of the wider matrix have beside."""
 
     rows: Rows
     heads: tuple[int, int] = (4, 2)
     key_size: int = 24
     value_size: int = 20
     block_tokens: int = 8
+    apart: int = 3
     dtype: torch.dtype = torch.float32
     kept: torch.dtype = torch.float32
 
 
-REAL = Setup(rows=((300, 1),) * 8, heads=(32, 16), key_size=128, value_size=128, block_tokens=256)
+REAL = Setup(
+    rows=((300, 1),) * 8,
+    heads=(32, 16),
+    key_size=128,
+    value_size=128,
+    block_tokens=256,
+    apart=0,
+)
 
 
 def cases() -> list[Case]:
     """Return the cases that are checked."""
-    return small_cases() + [
-        _case(f"{name}_D{keys}_V{values}", Setup(rows=rows, key_size=keys, value_size=values))
-        for name, rows in ROWS.items()
-        for keys, values in ((1, 1), (16, 16), (128, 128), (80, 100), (33, 250))
-    ]
-
-
-def small_cases() -> list[Case]:
-    """Return the cases that are checked where kernels are interpreted."""
     mixed = Setup(rows=ROWS["mixed"])
-    rows = [_case(name, replace(mixed, rows=rows)) for name, rows in ROWS.items()]
     rules = [
         _case("alike", replace(mixed, heads=(3, 3))),
         _case("blocks_of_1", replace(mixed, block_tokens=1)),
@@ -66,7 +64,22 @@ def small_cases() -> list[Case]:
     narrow = [
         _case("narrow", replace(mixed, dtype=dtype)) for dtype in (torch.bfloat16, torch.float16)
     ]
-    return rows + rules + kinds + narrow
+    sizes = [
+        _case(f"{name}_D{keys}_V{values}", Setup(rows=rows, key_size=keys, value_size=values))
+        for name, rows in ROWS.items()
+        for keys, values in ((1, 1), (16, 16), (128, 128), (80, 100), (33, 250))
+    ]
+    return rules + kinds + narrow + sizes
+
+
+def small_cases() -> list[Case]:
+    """Return the cases that are checked where kernels are interpreted."""
+    few = Setup(rows=((5, 1), (3, 17), (0, 0), (16, 5)), heads=(2, 1))
+    return [
+        _case("decode", replace(few, rows=ROWS["decode"])),
+        _case("mixed", few),
+        _case("narrow", replace(few, dtype=torch.float16, kept=torch.bfloat16, heads=(4, 2))),
+    ]
 
 
 def perf_cases() -> list[Case]:
@@ -108,9 +121,9 @@ def _builder(setup: Setup) -> Callable[[torch.device], Arguments]:
         step, num_blocks = step_arguments(setup.rows, setup.block_tokens, device)
         (heads, key_heads), tokens = setup.heads, sum(here for _, here in setup.rows)
         keys = key_heads * setup.key_size
-        sizes = [keys, keys, heads * setup.value_size, heads, heads, 3]
-        wide = normal((tokens, sum(sizes)), setup.dtype, device, seed=1)
-        q, k, v, decay_in, beta_in, _ = wide.split(sizes, dim=1)
+        sizes = [keys, keys, heads * setup.value_size, heads, heads]
+        wide = normal((tokens, sum(sizes) + setup.apart), setup.dtype, device, seed=1)
+        q, k, v, decay_in, beta_in = wide[:, : sum(sizes)].split(sizes, dim=1)
         return {
             "q": q.unflatten(1, (key_heads, -1)),
             "k": k.unflatten(1, (key_heads, -1)),

@@ -1,10 +1,10 @@
 """gated_delta in torch by matrix products, parallel over the tokens of a chunk: the fallback where
 there is neither the native library nor a GPU's kernel.
 
-With l the sums of the decays' logarithms within a chunk and S the state before it, what tokens enter
-is u = (I + A)^-1 (beta v - beta exp(l) k S), where A_ij = beta_i exp(l_i - l_j) k_i k_j for j < i;
-then out_i = exp(l_i) q_i S + sum over j <= i of exp(l_i - l_j) (q_i k_j) u_j, and S becomes exp(l_n)
-S + sum over j of exp(l_n - l_j) k_j (outer) u_j. Source: Yang et al., "Gated Delta Networks", 2024,
+With l the sums of the decays' logarithms within a chunk and S the state before it, tokens enter
+u = (I + A)^-1 beta (v - exp(l) k S), where A_ij = beta_i exp(l_i - l_j) k_i k_j for j < i. Then
+out_i = exp(l_i) q_i S + sum over j <= i of exp(l_i - l_j) (q_i k_j) u_j, and S becomes exp(l_n) S +
+sum over j of exp(l_n - l_j) k_j (outer) u_j. Source: Yang et al., "Gated Delta Networks", 2024,
 section 3.3
 """
 

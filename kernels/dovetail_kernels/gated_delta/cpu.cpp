@@ -37,6 +37,13 @@ DT_INLINE void with_count(int64_t count, const Body& body) {
   if constexpr (most > 1) with_count<most - 1>(count, body);
 }
 
+// Asks for `tokens` pieces of memory, `stride` apart: each lies on a page of its own, which the processor
+// does not foresee.
+void ask_for(const float* p, int64_t stride, int64_t tokens, int64_t floats) {
+  for (int64_t t = 0; t < tokens; ++t, p += stride)
+    for (int64_t i = 0; i < floats; i += 64 / sizeof(float)) __builtin_prefetch(p + i);
+}
+
 // What a chunk's tokens bring to one head.
 struct Chunk {
   int64_t first, tokens;
@@ -57,9 +64,9 @@ template <class Entry>
 class Head {
  public:
   Head(const GatedDeltaArgs& args, int64_t head, float* memory) : args_(args), head_(head) {
-    chunk_.keys = memory;
+    chunk_.columns = memory;
+    chunk_.keys = chunk_.columns + kColumns * args.key_size;
     chunk_.queries = chunk_.keys + kChunk * args.key_size;
-    chunk_.columns = chunk_.queries + kChunk * args.key_size;
   }
 
   static int64_t floats(const GatedDeltaArgs& args) { return args.key_size * (2 * kChunk + kColumns); }
@@ -72,7 +79,7 @@ class Head {
     row.each_block([&](int64_t token, int64_t last, int64_t block) {
       Entry* to = states + block * args_.state_stride;
       for (; token < last; token += kChunk, from = to) {
-        make(token, least(kChunk, last - token));
+        make(token, least(kChunk, last - token), last);
         int64_t v = begin;
         for (; v + kLanes <= end; v += least(kVectors, (end - v) / kLanes) * kLanes)
           with_count<kVectors>((end - v) / kLanes, [&](auto w) {
@@ -88,9 +95,13 @@ class Head {
   const int64_t head_;
   Chunk chunk_;
 
-  void make(int64_t token, int64_t tokens) {
+  void make(int64_t token, int64_t tokens, int64_t last) {
     chunk_.first = token, chunk_.tokens = tokens;
     const int64_t size = args_.key_size, key_head = head_ / (args_.num_heads / args_.num_key_heads);
+    const int64_t next = token + tokens, ahead = least(kChunk, last - next);
+    ask_for(args_.v + token * args_.v_stride + head_ * args_.value_size, args_.v_stride, tokens, args_.value_size);
+    ask_for(args_.k + next * args_.k_stride + key_head * size, args_.k_stride, ahead, size);
+    ask_for(args_.q + next * args_.q_stride + key_head * size, args_.q_stride, ahead, size);
     for (int64_t t = 0; t < tokens; ++t) {
       float *k = chunk_.keys + t * size, *q = chunk_.queries + t * size;
       norm(args_.k + (token + t) * args_.k_stride + key_head * size, 1.0f, k);

@@ -28,7 +28,8 @@ NO_LIMIT = (0.0, float("inf"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """A case's sizes: `heads` are H and G. `has_dt`, `has_d`, `has_bias`: those are given."""
+    """A case's sizes: `heads` are H and G. `has_dt`, `has_d`, `has_bias`: those are given. `apart`:
+    what rows of the wider matrix have beside x, b and c."""
 
     rows: Rows
     heads: tuple[int, int] = (4, 2)
@@ -39,26 +40,24 @@ class Setup:
     has_d: bool = True
     has_bias: bool = True
     limit: tuple[float, float] = NO_LIMIT
+    apart: int = 3
     dtype: torch.dtype = torch.float32
     kept: torch.dtype = torch.float32
 
 
-REAL = Setup(rows=((300, 1),) * 8, heads=(24, 1), head_size=64, state_size=128, block_tokens=256)
+REAL = Setup(
+    rows=((300, 1),) * 8,
+    heads=(24, 1),
+    head_size=64,
+    state_size=128,
+    block_tokens=256,
+    apart=0,
+)
 
 
 def cases() -> list[Case]:
     """Return the cases that are checked."""
-    return small_cases() + [
-        _case(f"{name}_P{size}_S{states}", Setup(rows=rows, head_size=size, state_size=states))
-        for name, rows in ROWS.items()
-        for size, states in ((1, 1), (16, 16), (64, 128), (80, 100), (130, 256))
-    ]
-
-
-def small_cases() -> list[Case]:
-    """Return the cases that are checked where kernels are interpreted."""
     mixed = Setup(rows=ROWS["mixed"])
-    rows = [_case(name, replace(mixed, rows=rows)) for name, rows in ROWS.items()]
     rules = [
         _case("lightning", replace(mixed, has_dt=False, has_d=False, has_bias=False)),
         _case("limit", replace(mixed, limit=LIMIT, has_bias=False)),
@@ -74,7 +73,28 @@ def small_cases() -> list[Case]:
     narrow = [
         _case("narrow", replace(mixed, dtype=dtype)) for dtype in (torch.bfloat16, torch.float16)
     ]
-    return rows + rules + kinds + narrow
+    sizes = [
+        _case(f"{name}_P{size}_S{states}", Setup(rows=rows, head_size=size, state_size=states))
+        for name, rows in ROWS.items()
+        for size, states in ((1, 1), (16, 16), (64, 128), (80, 100), (130, 256))
+    ]
+    return rules + kinds + narrow + sizes
+
+
+def small_cases() -> list[Case]:
+    """Return the cases that are checked where kernels are interpreted."""
+    few = Setup(rows=((5, 1), (3, 17), (0, 0), (16, 5)), heads=(2, 1))
+    long = replace(few, rows=((10, 130), (60, 30)), block_tokens=64, limit=LIMIT)
+    lightning = replace(few, has_dt=False, has_d=False, has_bias=False)
+    return [
+        _case("decode", replace(few, rows=ROWS["decode"])),
+        _case("mixed", few),
+        _case("lightning", lightning),
+        _case("blocks_of_64", replace(long, dtype=torch.float16)),
+        _case("narrow", replace(few, dtype=torch.float16, kept=torch.bfloat16, heads=(4, 2))),
+        _case("narrow_lightning", replace(lightning, dtype=torch.bfloat16)),
+        _case("state_bfloat16", replace(few, rows=ROWS["decode"], kept=torch.bfloat16)),
+    ]
 
 
 def perf_cases() -> list[Case]:
@@ -115,9 +135,9 @@ def _builder(setup: Setup) -> Callable[[torch.device], Arguments]:
     def build(device: torch.device) -> Arguments:
         step, num_blocks = step_arguments(setup.rows, setup.block_tokens, device)
         (heads, groups), tokens = setup.heads, sum(here for _, here in setup.rows)
-        sizes = (heads * setup.head_size, groups * setup.state_size, groups * setup.state_size, 3)
-        wide = normal((tokens, sum(sizes)), setup.dtype, device, seed=1)
-        x, b, c, _ = wide.split(list(sizes), dim=1)
+        sizes = (heads * setup.head_size, groups * setup.state_size, groups * setup.state_size)
+        wide = normal((tokens, sum(sizes) + setup.apart), setup.dtype, device, seed=1)
+        x, b, c = wide[:, : sum(sizes)].split(list(sizes), dim=1)
         b.mul_(setup.state_size**-0.5)
         bias = normal((heads,), torch.float32, device, seed=4) if setup.has_bias else None
         return {

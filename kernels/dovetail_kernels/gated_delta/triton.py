@@ -1,0 +1,106 @@
+"""gated_delta in Triton: one program some columns of the state of one head of one row.
+
+Tokens go one after the other, the state in registers from a row's first token of the step to its
+last: it is read once and written once a step and block. The order of arithmetic is that of a single
+token.
+
+Floor: states are read and written once, q, k, v and the result pass once, at the device's
+bandwidth. A long prompt alone is below it: its tokens wait for each other.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from dovetail_kernels.gated_delta.reference import EPS
+from dovetail_kernels.gpu.rounding import nearest_bfloat16
+from dovetail_kernels.gpu.softplus import softplus
+from dovetail_kernels.gpu.states import block_of, is_kept, row_tokens
+
+NUMBERS = 4096
+"""Numbers of state that one program has."""
+
+
+@triton.jit
+def _normed(x, known, eps):
+    """Return numbers whose squares add up to 1. Shapes: [BD]"""
+    wide = tl.load(x, mask=known, other=0.0).to(tl.float32)
+    return wide / tl.sqrt(tl.sum(wide * wide, axis=0) + eps)
+
+
+@triton.jit
+def _kernel(
+    q, k, v, decay_in, beta_in, a_log, dt_bias, state, out, query_start, seq_lens, block_table,
+    q_stride, k_stride, v_stride, decay_stride, beta_stride, state_stride, table_stride, heads,
+    group, keys, values, scale, eps, ROUNDS: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
+    BD: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    key, value = tl.arange(0, BD), tl.program_id(2) * BV + tl.arange(0, BV)
+    known, inside = key < keys, value < values
+    both = known[:, None] & inside[None, :]
+    place = (head * keys + key)[:, None] * values + value[None, :]
+    first, count, start = row_tokens(query_start, seq_lens, row)
+    source = block_of(block_table, table_stride, row, start - 1, BLOCK_TOKENS)
+    has_past = (start > 0) & (count > 0)
+    s = tl.load(state + source * state_stride + place, mask=both & has_past, other=0.0)
+    s = s.to(tl.float32)
+    rate, bias = tl.exp(tl.load(a_log + head)), tl.load(dt_bias + head)
+    of_group = head // group * keys + key
+    for i in range(count):
+        t = first + i
+        own_q = _normed(q + t * q_stride + of_group, known, eps) * scale
+        own_k = _normed(k + t * k_stride + of_group, known, eps)
+        own_v = tl.load(v + t * v_stride + head * values + value, mask=inside, other=0.0)
+        raw = tl.load(decay_in + t * decay_stride + head).to(tl.float32) + bias
+        beta = tl.load(beta_in + t * beta_stride + head).to(tl.float32)
+        s = tl.exp(-rate * softplus(raw)) * s
+        wrong = own_v.to(tl.float32) - tl.sum(own_k[:, None] * s, axis=0)
+        s += own_k[:, None] * (wrong / (1.0 + tl.exp(-beta)))[None, :]
+        made = tl.sum(own_q[:, None] * s, axis=0)
+        at = out + (t * heads + head) * values + value
+        tl.store(at, made.to(out.dtype.element_ty), mask=inside)
+        if ROUNDS:
+            s = nearest_bfloat16(s)
+        kept = s.to(state.dtype.element_ty)
+        s = kept.to(tl.float32)
+        if is_kept(start + i, start + count - 1, BLOCK_TOKENS):
+            target = block_of(block_table, table_stride, row, start + i, BLOCK_TOKENS)
+            tl.store(state + target * state_stride + place, kept, mask=both)
+
+
+def run(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay_in: torch.Tensor,
+    beta_in: torch.Tensor,
+    a_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    scale: float,
+    state: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    block_tokens: int,
+) -> torch.Tensor:
+    """Return out = q S (see the op). Tokens may lie apart, heads may not.
+
+    Shapes: q and k [T, K, D], v [T, H, V], decay_in and beta_in [T, H], a_log and dt_bias [H],
+    state [N, H, D, V] -> [T, H, V]
+    Mutates: state
+    """
+    (_, heads, values), (key_heads, keys) = v.shape, k.shape[1:]
+    out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    numbers = triton.next_power_of_2(keys)
+    some = min(max(1, NUMBERS // numbers), triton.next_power_of_2(values))
+    _kernel[(len(seq_lens), heads, triton.cdiv(values, some))](
+        q, k, v, decay_in, beta_in, a_log, dt_bias, state, out, query_start, seq_lens, block_table,
+        q.stride(0), k.stride(0), v.stride(0), decay_in.stride(0), beta_in.stride(0),
+        state.stride(0), block_table.stride(0), heads, heads // key_heads, keys, values, scale, EPS,
+        ROUNDS=state.dtype == torch.bfloat16, BLOCK_TOKENS=block_tokens, BD=numbers, BV=some,
+        num_warps=4,
+    )  # fmt: skip
+    return out
