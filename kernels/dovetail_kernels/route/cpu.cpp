@@ -32,6 +32,20 @@ void softmax(const float* scores, int64_t size, float* likely) {
   });
 }
 
+// exp() makes a number of everything. A score that is not one, or a largest that is infinite, spoils all of a
+// softmax; of sigmoids only its own.
+void spoil(const RouteArgs& args, const float* scores, float* likely) {
+  bool is_spoilt = false;
+  float most = -INFINITY;
+  for (int64_t e = 0; e < args.num_experts; ++e) {
+    is_spoilt |= scores[e] != scores[e];
+    most = scores[e] > most ? scores[e] : most;
+  }
+  is_spoilt |= !args.is_sigmoid && (most == INFINITY || most == -INFINITY);
+  for (int64_t e = 0; is_spoilt && e < args.num_experts; ++e)
+    if (!args.is_sigmoid || scores[e] != scores[e]) likely[e] = NAN;
+}
+
 void sigmoids(const float* scores, int64_t size, float* likely) {
   const Vec one = set1(1.0f);
   each_register(size, [&](int64_t i, int count) {
@@ -107,6 +121,7 @@ void route(const RouteArgs& args, int64_t token, float* likely) {
   float *values = likely + args.num_experts, *groups = values + args.num_experts;
   if (args.is_sigmoid) sigmoids(scores, args.num_experts, likely);
   else softmax(scores, args.num_experts, likely);
+  spoil(args, scores, likely);
   memcpy(values, likely, args.num_experts * sizeof(float));
   if (args.bias) add_row(values, args.bias, args.num_experts);
   if (args.num_kept_groups < args.num_groups) keep_groups(args, values, groups);
