@@ -6,6 +6,7 @@
 Both engines are loaded and take turns at each measure: `decode` (one sequence, 64 + 32), `batch8`
 (8 x (64 + 16)), `prefill` (512 + 1). The ratio is llama.cpp's median time over dovetail's. --peer
 picks llama.cpp's build: `llamacpp`, for this machine, or `xllamacpp`, a wheel for AVX2. With
+--checkpoint transformers takes part, on the model in bfloat16 that the files were made of. With
 --logits (which `llamacpp` alone tells), one prompt of 24 tokens goes through both, and the distance
 of their logprobs is printed in parts of the range of the logits.
 How to install llama.cpp: README.md beside this file.
@@ -59,25 +60,34 @@ np.save(sys.argv[4], np.stack(rows))
 """
 
 
-def engines(threads: int, peer: str) -> list[Engine]:
-    """Return the two."""
+def engines(threads: int, peer: str, *, has_checkpoint: bool = False) -> list[Engine]:
+    """Return the two, or the three."""
     flags = ["--num-threads", str(threads)]
     theirs = Engine(name="llama.cpp", driver=peer, width=4, bits=4.5, venv=peer)
     ours = Engine(
         name="dovetail", driver="dovetail", width=4, bits=4.5, venv=None, options={"flags": flags}
     )
-    return [ours, theirs]
+    plain = Engine(
+        name="transformers",
+        driver="transformers",
+        width=16,
+        bits=16,
+        venv=None,
+        options={"dtype": "bfloat16"},
+    )
+    return [ours, theirs, plain] if has_checkpoint else [ours, theirs]
 
 
 def compare(file: Path, asked: argparse.Namespace) -> None:
     """Print the ratios of one file."""
     running: dict[str, EngineProcess] = {}
     try:
-        for engine in engines(asked.threads, asked.peer):
+        for engine in engines(asked.threads, asked.peer, has_checkpoint=bool(asked.checkpoint)):
+            is_plain = engine.driver == "transformers"
             running[engine.name] = EngineProcess(
                 engine,
                 python=engine.python(asked.venvs, sys.executable),
-                model=file,
+                model=asked.checkpoint if is_plain else file,
                 checkpoint=file.parent,
                 num_threads=asked.threads,
                 log=Path(tempfile.gettempdir(), f"gguf_{engine.driver}.log"),
@@ -102,8 +112,9 @@ def one_measure(running: dict[str, EngineProcess], measure: str, rounds: int) ->
             run = {"do": "run", "prompts": prompts, "num_new": num_new}
             answer = process.ask(run, LIMIT_S)
             times_s[name] += answer["steps_s"] or [answer["wall_s"]]
-    ours, theirs = (statistics.median(times_s[name]) * 1e3 for name in ("dovetail", "llama.cpp"))
-    return f"{measure} {ours:.2f} and {theirs:.2f} ms: {theirs / ours:.2f}x"
+    ours, *others = (statistics.median(times) * 1e3 for times in times_s.values())
+    told = [f"{theirs:.2f} ms: {theirs / ours:.2f}x" for theirs in others]
+    return f"{measure} {ours:.2f} and {', '.join(told)}"
 
 
 def distance(file: Path, asked: argparse.Namespace) -> None:
@@ -139,6 +150,7 @@ def main() -> int:
     parser.add_argument("--venvs", type=Path, required=True)
     parser.add_argument("--peer", default="llamacpp", choices=("llamacpp", "xllamacpp"))
     parser.add_argument("--avx2", action="store_true", help="hold both engines to AVX2")
+    parser.add_argument("--checkpoint", type=Path, help="folder that transformers loads")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--logits", action="store_true")

@@ -2,6 +2,8 @@
 
 `python -m benchmarks.peers.make_models OUT` writes OUT/S (Qwen3-0.6B layers, 32000 tokens of
 vocabulary, tied) and OUT/T (a Llama of 33 M parameters) as Hugging Face checkpoints in bfloat16,
+and when it is asked for OUT/M, whose layers are Qwen3-30B-A3B's at half the width (128 experts, 8
+of them a token; 960 M parameters; with `--formats` alone: `dovetail quantize` writes its GGUF),
 with a byte-level BPE trained on the running Python's standard library, and from them GGUF, OpenVINO
 and CTranslate2 files. Seeds are fixed and what exists is kept. Run it where torch, transformers,
 gguf, ctranslate2 and optimum-intel are installed. A file that cannot be made does not stop those
@@ -50,6 +52,21 @@ SHAPES: dict[str, dict[str, Any]] = {
         "intermediate_size": 1280,
         "rope_theta": 1e4,
         "rms_norm_eps": 1e-5,
+    },
+    "M": {
+        "model_type": "qwen3_moe",
+        "hidden_size": 1024,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "intermediate_size": 3072,
+        "moe_intermediate_size": 384,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "rope_theta": 1e6,
+        "rms_norm_eps": 1e-6,
     },
 }
 
@@ -218,7 +235,7 @@ def main() -> int:
     """Write what is asked for and not there yet. Return 1 when something could not be made."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--models", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--models", nargs="+", default=["S", "T"], choices=list(SHAPES))
     parser.add_argument("--formats", nargs="*", default=list(FORMATS), choices=list(FORMATS))
     arguments = parser.parse_args()
     missing = [n for n in arguments.models if not (arguments.out / n / "config.json").exists()]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 OP_NAMES = (
     "gemm",
     "moe",
+    "route",
     "rms_norm",
     "layer_norm",
     "rotary",

@@ -81,6 +81,20 @@ def test_steps_of_families_are_recorded(
         assert recorded._programs[2, False] is not None
 
 
+@pytest.mark.parametrize("family", ["Qwen3MoeForCausalLM", "Qwen2MoeForCausalLM"])
+def test_steps_of_experts_are_recorded(family: str, tmp_path: Path) -> None:
+    """Router, experts and a shared expert are native calls."""
+    model = write_tiny_checkpoint(tmp_path / "model", family, hidden_size=64, head_dim=16)
+    prompts = [[5, 7, 9, 11], [6, 8], [7, 9, 3]]
+    with LLM(model=str(model)) as llm:
+        recorded = [o.outputs[0].token_ids for o in llm.generate(prompts, WISHES)]
+        runner = llm._engine.core._executor.worker.runner
+        assert runner._recorded.reason is None
+        assert runner._recorded._programs[3, False] is not None
+    with LLM(model=str(model), enforce_eager=True) as llm:
+        assert recorded == [o.outputs[0].token_ids for o in llm.generate(prompts, WISHES)]
+
+
 def test_what_cannot_be_recorded_leaves_the_cache_right() -> None:
     """A layer that computes unseen, as an exchange between ranks may, ends recording harmlessly."""
     told = []

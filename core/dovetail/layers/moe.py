@@ -1,10 +1,11 @@
 """Mixture of experts: a router that picks A of X experts per token, and the experts' matrices.
 
-On a GPU one fused kernel does it all, without a word to the host. Elsewhere, and for matrices that
-cannot lie behind each other there, tokens are sorted by expert and every expert multiplies its own
-tokens once. Ranks hold a part of F of every expert, or all of F of experts of their own; either
-way each has all tokens of its engine, and their outputs are summed. Engines that share their
-experts exchange tokens. Shape letters: X experts, of which this rank holds H, A picked per token.
+On a GPU one fused kernel does it all, without a word to the host, and so does one of the native CPU
+library. Elsewhere, and for matrices of unlike formats, tokens are sorted by expert and every expert
+multiplies its own tokens once. Ranks hold a part of F of every expert, or all of F of experts of
+their own; either way each has all tokens of its engine, and their outputs are summed. Engines that
+share their experts exchange tokens. Shape letters: X experts, of which this rank holds H, A picked
+per token.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.expert_adapters import ExpertAdapters, ExpertMatrix
 from dovetail.layers.expert_slots import ExpertSlots
 from dovetail.layers.linear import ReplicatedLinear, even_part, linear_spec
-from dovetail.layers.native import fused_kernel
-from dovetail.layers.opaque import Opaque
+from dovetail.layers.native import fused_kernel, runs_natively
+from dovetail.layers.native_routing import native_routing
+from dovetail.layers.opaque import Opaque, is_traced
 from dovetail.layers.placement import (
     Cut,
     Part,
@@ -45,6 +47,7 @@ from dovetail.parallel.groups import ALONE, expert_group, tensor_group
 from dovetail_kernels import moe
 from dovetail_kernels.gemm.gpu import GpuPacked, stack_floats
 from dovetail_kernels.gemm.matrix import Matrix, multiply_groups, stacked
+from dovetail_kernels.moe.native import Moe, packed_experts
 
 
 def help_others(experts: Sequence[Experts], model: ModelSpec, device: torch.device) -> None:
@@ -112,6 +115,8 @@ class Experts(WeightHolder):
         self._matrices: dict[str, list[Matrix]] = {}
         self._packed: dict[str, GpuPacked] = {}
         self._kernel = fused_kernel(moe.OP, context) if known else None
+        self._runs_natively = known and runs_natively(moe.OP, context)
+        self._native: Moe | None = None
         self._opaque = Opaque(self._multiply_picked)
         self.adapters: ExpertAdapters | None = None
 
@@ -175,6 +180,7 @@ class Experts(WeightHolder):
         if self.has_bias and self.group.rank > 0:  # one rank adds what is not divided
             self.get_parameter("down_proj_bias").data.zero_()
         self._fuse()
+        self._join()
         for leaf, matrices in self._matrices.items():
             for slot, matrix in enumerate(matrices):
                 for name, tensor in matrix.tensors().items():
@@ -202,32 +208,57 @@ class Experts(WeightHolder):
                 self.register_buffer(f"{leaf}_{name}", tensor, persistent=False)
         self._matrices.clear()
 
-    def forward(
-        self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the weighted sum of the picked experts' outputs (partial over ranks).
+    def _join(self) -> None:
+        """List the experts' packed matrices for the native kernel, where all are packed alike.
+        Mutates: self"""
+        if not self._runs_natively or len(self._matrices) < len(self.specs):
+            return
+        gate_up, down = (
+            packed_experts([m.packed for m in self._matrices[leaf]]) for leaf in self.specs
+        )
+        if gate_up is not None and down is not None:
+            self._native = Moe(gate_up, down, self.gate.name)
 
-        Shapes: x [T, E], weights and experts [T, A] -> [T, E]
+    def forward(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        shared: torch.Tensor | None = None,
+        shared_scores: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the weighted sum of the picked experts' outputs (partial over ranks), plus a
+        residual, plus a shared expert's output times the sigmoid of its scores.
+
+        Shapes: x, residual and shared [T, E], weights and experts [T, A], shared_scores [T, 1]
+        -> [T, E]
         """
-        out = self._opaque(x, weights, experts, size=x.shape[1])
+        more = residual, shared, shared_scores
         step = None if self.adapters is None else step_adapters()
         if self.adapters is None or step is None or step.is_low_rank:
-            return out
-        return self.adapters.changed(self, x, weights, experts, step.slots, out)
+            return self._opaque(x, weights, experts, *more, size=x.shape[1])
+        out = self._opaque(x, weights, experts, None, None, None, size=x.shape[1])
+        return _plus(self.adapters.changed(self, x, weights, experts, step.slots, out), *more)
 
     def _multiply_picked(
-        self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        *more: torch.Tensor | None,
     ) -> torch.Tensor:
         self.num_picked = experts.shape[1]
         if self.slots is None:
-            return self._multiply_slots(x, weights, experts)
+            return self._multiply_slots(x, weights, experts, *more)
         places = self.slots(experts)
         if self.slots.column.size == 1:
-            return self._multiply_slots(x, weights, places)
+            return self._multiply_slots(x, weights, places, *more)
         assert self.slots.exchange is not None, "the engines have not joined"
-        return self.slots.exchange.exchange(
+        own = self.slots.exchange.exchange(
             x, weights, places, len(self.loaded), self._multiply_slots
         )
+        return _plus(own, *more)
 
     def help_others(self, x: torch.Tensor) -> None:
         """Take part in the others' exchange, without tokens of this rank. Shapes: x [0, E]"""
@@ -238,10 +269,20 @@ class Experts(WeightHolder):
         self._multiply_picked(x, weights, torch.zeros_like(weights, dtype=torch.int64))
 
     def _multiply_slots(
-        self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        *more: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return the weighted sums of what the experts in these slots make of each token; those in
         slot -1 are not here. Shapes: as `forward`"""
+        if self._native is not None and len(x):
+            return self._native(x, weights.contiguous(), experts.contiguous(), *more)
+        return _plus(self._sums(x, weights, experts), *more)
+
+    def _sums(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """Return what `_multiply_slots` does, without the native kernel."""
         if not len(x):
             return torch.zeros_like(x)
         if self._kernel is not None:
@@ -362,6 +403,18 @@ def _behind_experts(cuts: tuple[Cut, ...], expert: int, num_experts: int) -> tup
     return (Cut(axis=0, start=expert, size=1, full=num_experts), *moved)
 
 
+def _plus(
+    out: torch.Tensor,
+    residual: torch.Tensor | None = None,
+    shared: torch.Tensor | None = None,
+    shared_scores: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return what picked experts made plus the rest of a block (see Experts.forward)."""
+    if shared is not None:
+        out = out + (shared if shared_scores is None else shared_scores.sigmoid() * shared)
+    return out if residual is None else residual + out
+
+
 class MoE(nn.Module):
     """Router and experts of one block; `name` is the block's path in the checkpoint.
 
@@ -385,6 +438,7 @@ class MoE(nn.Module):
         super().__init__()
         size = context.model.hidden_size
         self.rule = rule
+        self._routing = native_routing(context, rule)
         self.group = tensor_group(context.rank)
         self.routes_in_float32 = routes_in_float32
         router = _in_float32(context) if routes_in_float32 else context
@@ -396,23 +450,43 @@ class MoE(nn.Module):
             context, f"{name}.experts", num_experts=num_experts, size=size, inner=inner, act=act
         )
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """Shapes: x, residual [T, E] -> [T, E], whole on every rank"""
+    def forward(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        shared: torch.Tensor | None = None,
+        shared_scores: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the experts' sum, plus a residual and a shared expert's output (see
+        Experts.forward), which all ranks have whole.
+
+        Shapes: x, residual, shared [T, E], shared_scores [T, 1] -> [T, E], whole on every rank
+        """
         scores = self.gate(x.float() if self.routes_in_float32 else x)
-        weights, experts = route(scores, self.rule, self.e_score_correction_bias)
+        weights, experts = self._route(scores)
         multiply = self._multiply_weighed if self.rule.weighs_inputs else self.experts
-        out = all_reduce(multiply(x, weights, experts), self.group)
-        return out if residual is None else residual + out
+        more = (residual, shared, shared_scores) if self.group.rank == 0 else ()
+        return all_reduce(multiply(x, weights, experts, *more), self.group)
+
+    def _route(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        bias = self.e_score_correction_bias
+        if self._routing is not None and not is_traced():
+            return self._routing(scores, bias)
+        return route(scores, self.rule, bias)
 
     def _multiply_weighed(
-        self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        *more: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return the sum of what the picked experts make of x times their weights: each pick is a
         token of its own with one expert. Shapes: as `Experts.forward`"""
         weighed = (x.unsqueeze(1) * weights.unsqueeze(-1).to(x.dtype)).flatten(0, 1)
         ones, alone = torch.ones_like(weights).view(-1, 1), experts.reshape(-1, 1)
         out: torch.Tensor = self.experts(weighed, ones, alone)
-        return out.unflatten(0, experts.shape).sum(dim=1)
+        return _plus(out.unflatten(0, experts.shape).sum(dim=1), *more)
 
 
 def _correction_bias(context: BuildContext, num_experts: int) -> nn.Parameter:

@@ -5,6 +5,7 @@
 
 enum Activation : int32_t {
   kNone = 0, kSilu = 1, kGelu = 2, kGeluTanh = 3, kQuickGelu = 4, kRelu = 5, kRelu2 = 6,
+  kSwigluOai = 7,  // of gates only
 };
 
 namespace dt {
@@ -54,6 +55,14 @@ DT_INLINE Vec activate(Vec x, int32_t activation) {
     case kRelu2: return mul(max(x, zero()), max(x, zero()));
     default: return x;
   }
+}
+
+// What a gate does to the other half: act(gate) * up. Source of kSwigluOai: OpenAI, gpt-oss model card, 2025.
+DT_INLINE Vec gate(Vec gate, Vec up, int32_t activation, float limit) {
+  if (activation != kSwigluOai) return mul(activate(gate, activation), up);
+  const Vec low = min(set1(limit), gate);  // the second operand where one is NaN
+  const Vec near = max(set1(-limit), min(set1(limit), up));
+  return mul(add(near, set1(1.0f)), mul(low, sigmoid(mul(low, set1(1.702f)))));
 }
 
 }  // namespace DT_ISA

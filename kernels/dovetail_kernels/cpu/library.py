@@ -118,6 +118,11 @@ class Library:
 
         return call
 
+    def address(self, name: str) -> int:
+        """Return where a kernel lies, for another one that calls it."""
+        function = self._handle[f"dt_{name}_{self._isa_of(name)}"]
+        return ctypes.cast(function, ctypes.c_void_p).value or 0
+
     def program_runner(self) -> Callable[[Any, int], int]:
         """Return the function that runs recorded calls (see program.py)."""
         runner = self._handle.dt_program_run

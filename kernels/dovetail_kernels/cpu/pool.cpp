@@ -20,7 +20,7 @@ namespace dt {
 namespace {
 
 constexpr int kMaxThreads = 256;
-constexpr int kScratches = 6;
+constexpr int kScratches = 8;
 
 struct Scratch {
   void* memory;

@@ -6,7 +6,7 @@
 // it. Source: Intel, Architecture Instruction Set Extensions Programming Reference, chapter 3
 #pragma once
 
-#include "gemm/tiles.h"
+#include "gemm/products.h"
 
 namespace dt {
 namespace DT_ISA {
@@ -54,31 +54,26 @@ struct Rows {
   DT_INLINE char* tile(int64_t t, int64_t block) const { return at + (t * blocks + block) * kTileBytes; }
 };
 
-// Rounds rows [row0, row0 + rows) of x. `to.at` is null when there is no memory for them.
-inline Rows round_rows(const GemmArgs& args, int64_t row0, int64_t rows) {
-  Rows to{nullptr, divide_up(rows, kRows), divide_up(args.in_size, kInputs)};
-  to.at = static_cast<char*>(scratch(0, to.count * to.blocks * kTileBytes));
-  if (!to.at) return to;
-  constexpr int64_t kPiece = 32;  // blocks
-  const int64_t pieces = divide_up(to.blocks, kPiece);
-  parallel(to.count * pieces, [&](int64_t task) {
-    const int64_t t = task / pieces, first = task % pieces * kPiece;
-    const int64_t last = first + kPiece < to.blocks ? first + kPiece : to.blocks;
-    for (int64_t i = 0; i < kRows; ++i) {
-      const bool is_there = t * kRows + i < rows;
-      const float* x = args.x + (row0 + t * kRows + i) * args.x_stride;
-      for (int64_t block = first; block < last; ++block) {
-        auto* pairs = reinterpret_cast<bf16*>(to.tile(t, block)) + i * kInputs;
-        const int64_t left = is_there ? args.in_size - block * kInputs : 0;
-        for (int64_t k = 0; k < kInputs; k += kLanes) {
-          const int some = static_cast<int>(left - k < kLanes ? left - k : kLanes);
-          const float* from = x + block * kInputs + k;
-          store_bf16(pairs + k, some == kLanes ? load(from) : some > 0 ? load_some(from, some, 0.0f) : zero());
-        }
+constexpr int64_t kRoundedBlocks = 32;  // of a tile of rows that are rounded by one task
+
+// Rounds some blocks of inputs of a tile of rows. Of fewer rows than a tile has, as Registers are told, no
+// more are read.
+inline void round_piece(const Block& from, const Rows& to, int64_t t, int64_t first) {
+  const int64_t size = from.args->in_size, rows = from.rows < kRows ? from.rows : kRows;
+  const int64_t last = first + kRoundedBlocks < to.blocks ? first + kRoundedBlocks : to.blocks;
+  for (int64_t i = 0; i < rows; ++i) {
+    const bool is_there = t * kRows + i < from.rows;
+    const float* x = is_there ? from.row(t * kRows + i) : nullptr;
+    for (int64_t block = first; block < last; ++block) {
+      auto* pairs = reinterpret_cast<bf16*>(to.tile(t, block)) + i * kInputs;
+      const int64_t left = is_there ? size - block * kInputs : 0;
+      for (int64_t k = 0; k < kInputs; k += kLanes) {
+        const int some = static_cast<int>(left - k < kLanes ? left - k : kLanes);
+        const float* at = x + block * kInputs + k;
+        store_bf16(pairs + k, some == kLanes ? load(at) : some > 0 ? load_some(at, some, 0.0f) : zero());
       }
     }
-  });
-  return to;
+  }
 }
 
 // c[16 T rows, kPanel] (+)= the products of `blocks` tiles of inputs; a holds T tiles of rows, `apart` bytes
@@ -136,15 +131,43 @@ inline void panel_of_rows(const GemmArgs& args, int64_t row0, int64_t count, con
   finish(args, c, static_cast<int>(count), row0, panel);
 }
 
-inline int multiply(const GemmArgs& args) {
-  const int64_t bytes = divide_up(args.in_size, 2) * kStride;
-  return each_block(args.rows, [&](int64_t row0, int64_t count) {
-    const Rows rows = round_rows(args, row0, count);
-    if (!rows.at) return 1;
-    each_panel(args, bytes, count, [&](int64_t panel) { panel_of_rows(args, row0, count, rows, panel); });
-    return 0;
-  });
-}
+// See products.h.
+class Product {
+ public:
+  explicit Product(const GemmArgs& args) : args_(args), blocks_(divide_up(args.in_size, kInputs)) {}
+  int64_t panel_bytes() const { return divide_up(args_.in_size, 2) * kStride; }
+  static int64_t most_beside(int64_t) { return 1; }
+  bool reserve(const Batch& batch) {
+    int64_t tiles = 0;
+    for (int64_t b = 0; b < batch.count; ++b) {
+      first_[b] = static_cast<int32_t>(tiles);
+      tiles += divide_up(batch.blocks[b].rows, kRows);
+    }
+    start_ = batch.blocks;
+    at_ = static_cast<char*>(scratch(0, tiles * blocks_ * kTileBytes));
+    return at_;
+  }
+  void prepare(const Batch& batch) const {
+    const int64_t pieces = divide_up(blocks_, kRoundedBlocks);
+    each_task(batch, [&](const Block& block) { return divide_up(block.rows, kRows) * pieces; },
+              [&](const Block& block, int64_t task) {
+                round_piece(block, of(block), task / pieces, task % pieces * kRoundedBlocks);
+              });
+  }
+  void panels(const Block& block, int64_t panel, int64_t) const {
+    panel_of_rows(*block.args, block.row0, block.rows, of(block), panel);
+  }
+
+ private:
+  const GemmArgs& args_;
+  int64_t blocks_;
+  const Block* start_ = nullptr;
+  char* at_ = nullptr;
+  int32_t first_[kBlockRows];  // tile of each block of rows
+  Rows of(const Block& block) const {
+    return {at_ + first_[&block - start_] * blocks_ * kTileBytes, divide_up(block.rows, kRows), blocks_};
+  }
+};
 
 }  // namespace amx_tiles
 }  // namespace DT_ISA

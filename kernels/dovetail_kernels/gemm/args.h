@@ -29,6 +29,7 @@ struct GemmArgs {
   const VectorArgs* vectors;  // kVectors: its points; null for others
   const float* bias;      // [M, N], rows bias_stride floats apart; or null
   const float* residual;  // like out, may be out itself; or null
+  const int32_t* picks;   // [M]: the rows of x that are multiplied; null: all, as they come
   int64_t x_stride, out_stride;
   int64_t bias_stride;              // 0: all rows have one
   int64_t rows, in_size, out_size;  // M, K, N
@@ -40,6 +41,9 @@ struct GemmArgs {
   int32_t scale_format;             // the Format of scales, zeros and offsets: a float one, kInt8, kLowCodes
   int32_t step_format;              // the Format of steps: a float one
   int32_t run_shift;                // 2 ^ run_shift groups share a step
+  float limit;                      // kSwigluOai: what both halves are clamped to
+
+  const float* row(int64_t m) const { return x + (picks ? picks[m] : m) * x_stride; }
 };
 
 // What gemm_pack is told: the weight as a checkpoint has it becomes panels. Weights of 8 bits and
@@ -55,7 +59,7 @@ struct PackArgs {
   int32_t is_gated;
 };
 
-// Several products, one after the other in one call; experts of a mixture.
+// Several products in one call, of weights of one format and shape; experts of a mixture.
 struct GroupArgs {
   const GemmArgs* items;
   int64_t count;

@@ -8,6 +8,7 @@
 // the first-level cache. Both ways give the same bits.
 
 #include "gemm/float_weights.h"
+#include "gemm/products.h"
 #if defined(__AMX_BF16__)
 #include "gemm/amx.h"
 #endif
@@ -186,35 +187,6 @@ void sum_groups(const Rounded& all, const uint32_t* pairs, int64_t group_pairs, 
     for (int i = 1; i < 8; ++i) total[0][0] += total[i / 4][i % 4];
     sums[g * rows] = total[0][0];
   }
-}
-
-template <class Weight>
-bool round_rows(const GemmArgs& args, int64_t row0, const Tiling& tiling, int64_t rows, Rounded& to) {
-  to.pairs = static_cast<uint32_t*>(scratch(0, rows * to.num_pairs * 4));
-  to.sums = nullptr;
-  if (Weight::has_added(args)) {
-    to.sums = static_cast<float*>(scratch(4, rows * to.num_groups * 4));
-    if (!to.sums) return false;
-  }
-  if (!to.pairs) return false;
-  const int64_t inputs = 2 * to.num_pairs, pieces = divide_up(inputs, kPiece);
-  parallel(tiling.count * pieces, [&](int64_t task) {
-    const int64_t t = task / pieces, k0 = task % pieces * kPiece, first = tiling.first_row(t);
-    const int64_t some = inputs - k0 < kPiece ? inputs - k0 : kPiece;
-    for (int i = 0; i < tiling.rows(t); ++i)
-      round_piece(args.x + (row0 + first + i) * args.x_stride, args.in_size, k0, some, Weight::apart,
-                  tiling.rows(t), to.pairs + first * to.num_pairs + i);
-  });
-  if (to.sums)
-    parallel(rows, [&](int64_t row) {
-      const int64_t large = tiling.num_large * (tiling.small + 1);
-      const int64_t t = row < large ? row / (tiling.small + 1)
-                                    : tiling.num_large + (row - large) / tiling.small;
-      const int64_t first = tiling.first_row(t), i = row - first;
-      sum_groups(to, to.pairs + first * to.num_pairs + i, args.group / 2, tiling.rows(t),
-                 to.sums + first * to.num_groups + i);
-    });
-  return true;
 }
 
 // Some groups of a panel, or a part of one, for one tile: a [pairs, R] and w [pairs, kPanel].
@@ -405,33 +377,73 @@ DT_INLINE void panel_of_tiles(const GemmArgs& args, int64_t row0, const Tiling& 
   }
 }
 
+// See products.h.
 template <class Weight>
-int multiply(const GemmArgs& args) {
-  Rounded rows;
-  rows.num_pairs = divide_up(args.in_size, Weight::step) * Weight::step / 2;
-  rows.num_groups = Weight::is_scaled ? divide_up(args.in_size, args.group) : 1;
-  const int64_t bytes = Weight::panel_bytes(args);
-  return each_block(args.rows, [&](int64_t row0, int64_t count) {
-    const Tiling tiling(count, rows.num_groups > 1 ? kGroupedRows : kTileRows);
-    if (!round_rows<Weight>(args, row0, tiling, count, rows)) return 1;
-    if (count > 1) {
-      each_panel(args, bytes, count, [&](int64_t panel) {
-        panel_of_tiles<Weight>(args, row0, tiling, rows, panel);
-      });
-      return 0;
-    }
-    each_panels(args, Weight::beside, bytes, 1, [&](int64_t panel, int64_t beside) {
-      if (beside == Weight::beside) return panels_of_row<Weight::beside, Weight>(args, rows, row0, panel);
-      for (int64_t p = panel; p < panel + beside; ++p) panels_of_row<1, Weight>(args, rows, row0, p);
+class Product {
+ public:
+  explicit Product(const GemmArgs& args) : args_(args) {
+    rows_.num_pairs = divide_up(args.in_size, Weight::step) * Weight::step / 2;
+    rows_.num_groups = Weight::is_scaled ? divide_up(args.in_size, args.group) : 1;
+  }
+  int64_t panel_bytes() const { return Weight::panel_bytes(args_); }
+  static int64_t most_beside(int64_t rows) { return rows > 1 ? 1 : Weight::beside; }
+  bool reserve(const Batch& batch) {
+    rows_.pairs = static_cast<uint32_t*>(scratch(0, batch.rows * rows_.num_pairs * 4));
+    const bool has_sums = Weight::has_added(args_);
+    rows_.sums = has_sums ? static_cast<float*>(scratch(4, batch.rows * rows_.num_groups * 4)) : nullptr;
+    return rows_.pairs && (rows_.sums || !has_sums);
+  }
+  void prepare(const Batch& batch) const {
+    const int64_t inputs = 2 * rows_.num_pairs, pieces = divide_up(inputs, kPiece);
+    const auto tasks = [&](const Block& block) { return tiling_of(block).count * pieces; };
+    each_task(batch, tasks, [&](const Block& block, int64_t task) {
+      const Tiling tiling = tiling_of(block);
+      const int64_t t = task / pieces, k0 = task % pieces * kPiece, first = tiling.first_row(t);
+      const int64_t some = inputs - k0 < kPiece ? inputs - k0 : kPiece;
+      uint32_t* to = of(block).pairs + first * rows_.num_pairs;
+      for (int i = 0; i < tiling.rows(t); ++i)
+        round_piece(block.row(first + i), args_.in_size, k0, some, Weight::apart, tiling.rows(t), to + i);
     });
-    return 0;
-  });
-}
+    if (!rows_.sums) return;
+    const auto tiles = [&](const Block& block) { return tiling_of(block).count; };
+    each_task(batch, tiles, [&](const Block& block, int64_t t) {
+      const Tiling tiling = tiling_of(block);
+      const Rounded rows = of(block);
+      const int64_t first = tiling.first_row(t);
+      for (int i = 0; i < tiling.rows(t); ++i)
+        sum_groups(rows, rows.pairs + first * rows.num_pairs + i, args_.group / 2, tiling.rows(t),
+                   rows.sums + first * rows.num_groups + i);
+    });
+  }
+  void panels(const Block& block, int64_t panel, int64_t count) const {
+    const GemmArgs& args = *block.args;
+    if (block.rows > 1) panel_of_tiles<Weight>(args, block.row0, tiling_of(block), of(block), panel);
+    else if (count == Weight::beside) panels_of_row<Weight::beside, Weight>(args, of(block), block.row0, panel);
+    else panels_of_row<1, Weight>(args, of(block), block.row0, panel);
+  }
 
-int multiply_any(const GemmArgs& args) {
-  switch (args.format) {
+ private:
+  const GemmArgs& args_;
+  Rounded rows_;
+  Tiling tiling_of(const Block& block) const {
+    return Tiling(block.rows, rows_.num_groups > 1 ? kGroupedRows : kTileRows);
+  }
+  Rounded of(const Block& block) const {
+    Rounded own = rows_;
+    own.pairs += block.before * rows_.num_pairs;
+    if (own.sums) own.sums += block.before * rows_.num_groups;
+    return own;
+  }
+};
+
+template <class Weight>
+int multiply(const GroupArgs& group) { return multiply_all<Product<Weight>>(group); }
+
+int multiply_any(const GroupArgs& args) {
+  if (!args.count) return 0;
+  switch (args.items[0].format) {
 #if defined(__AMX_BF16__)
-    case kBfloat16Bfloat16: return amx_tiles::multiply(args);
+    case kBfloat16Bfloat16: return multiply_all<amx_tiles::Product>(args);
 #else
     case kBfloat16Bfloat16: return multiply<Bfloat16>(args);
 #endif
@@ -450,11 +462,7 @@ int multiply_any(const GemmArgs& args) {
 }  // namespace
 
 // Returns 0; 1 when memory for the rounded rows cannot be had; 2 for a format not known here.
-DT_KERNEL(gemm_bf16, GemmArgs) { return multiply_any(args); }
+DT_KERNEL(gemm_bf16, GemmArgs) { return multiply_any({&args, 1}); }
 
-// The same for several; stops at the first that fails.
-DT_KERNEL(gemm_bf16_group, GroupArgs) {
-  int failed = 0;
-  for (int64_t i = 0; i < args.count && !failed; ++i) failed = multiply_any(args.items[i]);
-  return failed;
-}
+// The same for several; stops at the first batch that fails.
+DT_KERNEL(gemm_bf16_group, GroupArgs) { return multiply_any(args); }

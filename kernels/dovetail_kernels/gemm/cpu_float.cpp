@@ -7,6 +7,7 @@
 
 #include "gemm/bfloat16_weights.h"
 #include "gemm/float_weights.h"
+#include "gemm/products.h"
 
 using namespace dt;
 using namespace dt::DT_ISA;
@@ -281,19 +282,17 @@ DT_INLINE void widen(const GemmArgs& args, int64_t panel, int64_t k0, int64_t k1
   }
 }
 
-// Rows [row0, row0 + rows) of x become tiles, inputs outermost: a[first_row * K + k * R + i].
-void pack_rows(const GemmArgs& args, int64_t row0, const Tiling& tiling, float* a) {
-  constexpr int64_t kPiece = 1024;
-  const int64_t pieces = divide_up(args.in_size, kPiece);
-  parallel(tiling.count * pieces, [&](int64_t task) {
-    const int64_t t = task / pieces, first = task % pieces * kPiece;
-    const int64_t last = first + kPiece < args.in_size ? first + kPiece : args.in_size;
-    const int rows = tiling.rows(t);
-    float* to = a + tiling.first_row(t) * args.in_size;
-    const float* from = args.x + (row0 + tiling.first_row(t)) * args.x_stride;
-    for (int64_t k = first; k < last; ++k)
-      for (int i = 0; i < rows; ++i) to[k * rows + i] = from[i * args.x_stride + k];
-  });
+constexpr int64_t kPackedInputs = 1024;  // of a tile that are packed by one task
+
+// A piece of the inputs of a tile, inputs outermost: a[first_row * K + k * R + i].
+void pack_piece(const Block& block, const Tiling& tiling, int64_t t, int64_t first, float* a) {
+  const int64_t size = block.args->in_size, end = first + kPackedInputs, last = end < size ? end : size;
+  const int rows = tiling.rows(t);
+  float* to = a + tiling.first_row(t) * size;
+  const float* from[kTileRows];
+  for (int i = 0; i < rows; ++i) from[i] = block.row(tiling.first_row(t) + i);
+  for (int64_t k = first; k < last; ++k)
+    for (int i = 0; i < rows; ++i) to[k * rows + i] = from[i][k];
 }
 
 // What is multiplied at once: a piece of panels, inputs [k0, k0 + inputs) of all rows. `next` is the piece
@@ -392,33 +391,51 @@ void panels_of_row(const GemmArgs& args, const float* x, int64_t row0, int64_t p
   for (int p = 0; p < P; ++p) finish(args, c + p * kPanel, 1, row0, panel + p);
 }
 
+// See products.h. A row that is alone is read where it lies.
 template <class Weight>
-int multiply(const GemmArgs& args) {
-  const int64_t bytes = Weight::panel_bytes(args);
-  return each_block(args.rows, [&](int64_t row0, int64_t rows) {
-    if (rows == 1) {
-      const float* x = args.x + row0 * args.x_stride;
-      each_panels(args, Weight::beside, bytes, 1, [&](int64_t panel, int64_t count) {
-        if (count == Weight::beside) return panels_of_row<Weight::beside, Weight>(args, x, row0, panel);
-        for (int64_t p = panel; p < panel + count; ++p) panels_of_row<1, Weight>(args, x, row0, p);
+class Product {
+ public:
+  explicit Product(const GemmArgs& args) : args_(args) {}
+  int64_t panel_bytes() const { return Weight::panel_bytes(args_); }
+  static int64_t most_beside(int64_t rows) { return rows > 1 && Weight::is_scaled ? 1 : Weight::beside; }
+  bool reserve(const Batch& batch) {
+    const bool is_alone = batch.rows == batch.count;
+    if (!is_alone) rows_ = static_cast<float*>(scratch(0, batch.rows * args_.in_size * sizeof(float)));
+    return is_alone || rows_;
+  }
+  void prepare(const Batch& batch) const {
+    const int64_t pieces = divide_up(args_.in_size, kPackedInputs);
+    const auto tasks = [&](const Block& block) { return block.rows > 1 ? Tiling(block.rows).count * pieces : 0; };
+    if (rows_)
+      each_task(batch, tasks, [&](const Block& block, int64_t task) {
+        pack_piece(block, Tiling(block.rows), task / pieces, task % pieces * kPackedInputs, packed(block));
       });
-      return 0;
+  }
+  void panels(const Block& block, int64_t panel, int64_t count) const {
+    constexpr int some = Weight::beside, few = Weight::is_scaled ? 1 : some;
+    const GemmArgs& args = *block.args;
+    if (block.rows == 1) {
+      if (count == some) panels_of_row<some, Weight>(args, block.row(0), block.row0, panel);
+      else panels_of_row<1, Weight>(args, block.row(0), block.row0, panel);
+    } else {
+      const Tiling tiling(block.rows);
+      if (count == few) panels_of_tiles<few, Weight>(args, block.row0, tiling, packed(block), panel);
+      else panels_of_tiles<1, Weight>(args, block.row0, tiling, packed(block), panel);
     }
-    const Tiling tiling(rows);
-    float* a = static_cast<float*>(scratch(0, rows * args.in_size * sizeof(float)));
-    if (!a) return 1;
-    pack_rows(args, row0, tiling, a);
-    constexpr int some = Weight::is_scaled ? 1 : Weight::beside;
-    each_panels(args, some, bytes, rows, [&](int64_t panel, int64_t count) {
-      if (count == some) return panels_of_tiles<some, Weight>(args, row0, tiling, a, panel);
-      for (int64_t p = panel; p < panel + count; ++p) panels_of_tiles<1, Weight>(args, row0, tiling, a, p);
-    });
-    return 0;
-  });
-}
+  }
 
-int multiply_any(const GemmArgs& args) {
-  switch (args.format) {
+ private:
+  const GemmArgs& args_;
+  float* rows_ = nullptr;
+  float* packed(const Block& block) const { return rows_ + block.before * args_.in_size; }
+};
+
+template <class Weight>
+int multiply(const GroupArgs& group) { return multiply_all<Product<Weight>>(group); }
+
+int multiply_any(const GroupArgs& args) {
+  if (!args.count) return 0;
+  switch (args.items[0].format) {
     case kFloat32: return multiply<Float32>(args);
     case kBfloat16: return multiply<Bfloat16>(args);
     case kFloat16: return multiply<Float16>(args);
@@ -437,11 +454,7 @@ int multiply_any(const GemmArgs& args) {
 }  // namespace
 
 // Returns 0; 1 when memory for the packed rows cannot be had; 2 for a format not known here.
-DT_KERNEL(gemm_float, GemmArgs) { return multiply_any(args); }
+DT_KERNEL(gemm_float, GemmArgs) { return multiply_any({&args, 1}); }
 
-// The same for several; stops at the first that fails.
-DT_KERNEL(gemm_float_group, GroupArgs) {
-  int failed = 0;
-  for (int64_t i = 0; i < args.count && !failed; ++i) failed = multiply_any(args.items[i]);
-  return failed;
-}
+// The same for several; stops at the first batch that fails.
+DT_KERNEL(gemm_float_group, GroupArgs) { return multiply_any(args); }

@@ -7,6 +7,7 @@
 
 #include "gemm/grouped.h"
 #include "gemm/integer_rows.h"
+#include "gemm/products.h"
 
 using namespace dt;
 using namespace dt::DT_ISA;
@@ -146,34 +147,46 @@ DT_INLINE void panels_of_row(const GemmArgs& args, const Rows& rows, int64_t row
   }
 }
 
+// See products.h.
 template <class Weight>
-int multiply(const GemmArgs& args) {
-  return each_block(args.rows, [&](int64_t row0, int64_t count) {
-    const Tiling tiling(count, Weight::kRows);
-    Rows rows;
-    if (!round_rows<typename Weight::Kind>(args, row0, count, tiling, Weight::kStart, rows))
-      return 1;
-    constexpr int beside = Weight::beside;
-    each_panels(args, count == 1 ? beside : 1, Weight::panel_bytes(args), count, [&](int64_t first, int64_t some) {
-      if constexpr (beside > 1)
-        if (some == beside) return panels_of_row<Weight>(args, rows, row0, first);
-      for (int64_t panel = first; panel < first + some; ++panel)
-        multiply_panel<Weight>(args, rows, row0, tiling, panel);
-    });
-    return 0;
-  });
+class Product {
+ public:
+  explicit Product(const GemmArgs& args) : args_(args), rows_(args, Weight::kStart) {}
+  int64_t panel_bytes() const { return Weight::panel_bytes(args_); }
+  static int64_t most_beside(int64_t rows) { return rows > 1 ? 1 : Weight::beside; }
+  bool reserve(const Batch& batch) { return rows_.reserve(batch); }
+  void prepare(const Batch& batch) const { rows_.prepare(batch); }
+  void panels(const Block& block, int64_t panel, int64_t count) const {
+    const GemmArgs& args = *block.args;
+    const Rows rows = rows_.of(block);
+    if constexpr (Weight::beside > 1)
+      if (count == Weight::beside) return panels_of_row<Weight>(args, rows, block.row0, panel);
+    multiply_panel<Weight>(args, rows, block.row0, rows_.tiling(block), panel);
+  }
+
+ private:
+  const GemmArgs& args_;
+  RoundedRows<typename Weight::Kind, Weight::kRows> rows_;
+};
+
+template <class Weight>
+int multiply(const GroupArgs& group) { return multiply_all<Product<Weight>>(group); }
+
+// An output has one scale. Where a row has, too, a product is one sum; otherwise all inputs are a group.
+int multiply_int8(const GroupArgs& group) {
+  if (Int8Rows::is_wide || !group.items[0].rounded_inputs) return multiply<Int8>(group);
+  auto* items = static_cast<GemmArgs*>(scratch(5, group.count * sizeof(GemmArgs)));
+  if (!items) return 1;
+  for (int64_t i = 0; i < group.count; ++i) {
+    items[i] = group.items[i];
+    items[i].group = items[i].in_size;
+  }
+  return multiply<Grouped<Plain<8>>>({items, group.count});
 }
 
-// An output has one scale. Where a row has, too, a product is one sum.
-int multiply_int8(const GemmArgs& args) {
-  if (Int8Rows::is_wide || !args.rounded_inputs) return multiply<Int8>(args);
-  GemmArgs grouped = args;
-  grouped.group = args.in_size;
-  return multiply<Grouped<Plain<8>>>(grouped);
-}
-
-int multiply_any(const GemmArgs& args) {
-  switch (args.format) {
+int multiply_any(const GroupArgs& args) {
+  if (!args.count) return 0;
+  switch (args.items[0].format) {
     case kInt8: return multiply_int8(args);
     case kInt4Int8: return multiply<Grouped<Nibbles>>(args);
     case kInt8Int8: return multiply<Grouped<Plain<8>>>(args);
@@ -188,11 +201,7 @@ int multiply_any(const GemmArgs& args) {
 }  // namespace
 
 // Returns 0; 1 when memory for the rounded rows cannot be had; 2 for a format not known here.
-DT_KERNEL(gemm_int8, GemmArgs) { return multiply_any(args); }
+DT_KERNEL(gemm_int8, GemmArgs) { return multiply_any({&args, 1}); }
 
-// The same for several; stops at the first that fails.
-DT_KERNEL(gemm_int8_group, GroupArgs) {
-  int failed = 0;
-  for (int64_t i = 0; i < args.count && !failed; ++i) failed = multiply_any(args.items[i]);
-  return failed;
-}
+// The same for several; stops at the first batch that fails.
+DT_KERNEL(gemm_int8_group, GroupArgs) { return multiply_any(args); }

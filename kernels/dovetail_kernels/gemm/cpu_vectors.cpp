@@ -4,6 +4,7 @@
 // The pieces are the same for any number of rows, so a row's result does not depend on those beside it.
 
 #include "gemm/integer_rows.h"
+#include "gemm/products.h"
 #include "gemm/vectors.h"
 
 using namespace dt;
@@ -108,9 +109,10 @@ void integer_panel(const GemmArgs& args, const Rows& rows, int64_t panel, float*
 
 // One chain of multiply-adds over the inputs, in their order.
 template <int R>
-DT_INLINE void float_tile(const GemmArgs& args, int64_t row, int64_t k0, int64_t k1, const float* wide,
+DT_INLINE void float_tile(const Block& block, int64_t row, int64_t k0, int64_t k1, const float* wide,
                           float* kept) {
-  const float* x = args.x + row * args.x_stride;
+  const float* x[R];
+  for (int i = 0; i < R; ++i) x[i] = block.row(row + i);
   Vec totals[R][2];
 #pragma GCC unroll 12
   for (int i = 0; i < R; ++i)
@@ -119,7 +121,7 @@ DT_INLINE void float_tile(const GemmArgs& args, int64_t row, int64_t k0, int64_t
     const Vec w0 = load(wide), w1 = load(wide + kLanes);
 #pragma GCC unroll 12
     for (int i = 0; i < R; ++i) {
-      const Vec one = set1(x[i * args.x_stride + k]);
+      const Vec one = set1(x[i][k]);
       totals[i][0] = fma(one, w0, totals[i][0]);
       totals[i][1] = fma(one, w1, totals[i][1]);
     }
@@ -144,58 +146,75 @@ DT_INLINE float* kept_sums() {
 
 DT_INLINE void scale(float* at, Vec by) { store(at, mul(load(at), by)); }
 
-int multiply_integers(const GemmArgs& args) {
-  return each_block(args.rows, [&](int64_t row0, int64_t count) {
-    const Tiling tiling(count, kIntegerRows);
-    Rows rows;
-    if (!round_rows<Bytes>(args, row0, count, tiling, zero_of(args.format), rows)) return 1;
-    each_panel(args, num_units(args.in_size) * kUnitBytes, count, [&](int64_t panel) {
-      float* kept = kept_sums();
-      if (count == 1) integer_panel<1>(args, rows, panel, kept);
-      else if (count == 2) integer_panel<2>(args, rows, panel, kept);
-      else each_piece<uint8_t>(args, kByteUnits, [&](int64_t unit, int64_t units, uint8_t* wide) {
-        widen_bytes(args, panel, unit, units, wide);
-        const int64_t end = (unit + units) * kUnit, k1 = end < rows.inputs ? end : rows.inputs;
-        for (int64_t t = 0; t < tiling.count; ++t)
-          with_rows<kIntegerRows>(tiling.rows(t), [&](auto r) {
-            const int64_t first = tiling.first_row(t);
-            integer_tile<r.value>(args, rows, first, panel, unit * kUnit, k1, wide,
-                                  kept + first * kPanel);
-          });
-      });
-      finish(args, kept, static_cast<int>(count), row0, panel);
+// See products.h. Points of int8.
+class IntegerProduct {
+ public:
+  explicit IntegerProduct(const GemmArgs& args) : args_(args), rows_(args, zero_of(args.format)) {}
+  int64_t panel_bytes() const { return num_units(args_.in_size) * kUnitBytes; }
+  static int64_t most_beside(int64_t) { return 1; }
+  bool reserve(const Batch& batch) { return rows_.reserve(batch); }
+  void prepare(const Batch& batch) const { rows_.prepare(batch); }
+  void panels(const Block& block, int64_t panel, int64_t) const {
+    const GemmArgs& args = *block.args;
+    const Rows rows = rows_.of(block);
+    const Tiling tiling = rows_.tiling(block);
+    float* kept = kept_sums();
+    if (block.rows == 1) integer_panel<1>(args, rows, panel, kept);
+    else if (block.rows == 2) integer_panel<2>(args, rows, panel, kept);
+    else each_piece<uint8_t>(args, kByteUnits, [&](int64_t unit, int64_t units, uint8_t* wide) {
+      widen_bytes(args, panel, unit, units, wide);
+      const int64_t end = (unit + units) * kUnit, k1 = end < rows.inputs ? end : rows.inputs;
+      for (int64_t t = 0; t < tiling.count; ++t)
+        with_rows<kIntegerRows>(tiling.rows(t), [&](auto r) {
+          const int64_t first = tiling.first_row(t);
+          integer_tile<r.value>(args, rows, first, panel, unit * kUnit, k1, wide, kept + first * kPanel);
+        });
     });
-    return 0;
-  });
-}
+    finish(args, kept, static_cast<int>(block.rows), block.row0, panel);
+  }
 
-int multiply_floats(const GemmArgs& args) {
-  return each_block(args.rows, [&](int64_t row0, int64_t count) {
-    const Tiling tiling(count);
-    each_panel(args, num_units(args.in_size) * kUnitBytes, count, [&](int64_t panel) {
-      float* kept = kept_sums();
-      each_piece<float>(args, kFloatUnits, [&](int64_t unit, int64_t units, float* wide) {
-        widen_floats(args, panel, unit, units, wide);
-        const int64_t end = (unit + units) * kUnit, k1 = end < args.in_size ? end : args.in_size;
-        for (int64_t t = 0; t < tiling.count; ++t)
-          with_rows(tiling.rows(t), [&](auto r) {
-            const int64_t first = tiling.first_row(t);
-            float_tile<r.value>(args, row0 + first, unit * kUnit, k1, wide, kept + first * kPanel);
-          });
-      });
-      for (int j = 0; j < 2 && has_output_scales(args); ++j) {
-        const Vec own = GroupScales(args, panel).shared(0, j * kLanes);
-        for (int64_t row = 0; row < count; ++row) scale(kept + row * kPanel + j * kLanes, own);
-      }
-      finish(args, kept, static_cast<int>(count), row0, panel);
+ private:
+  const GemmArgs& args_;
+  RoundedRows<Bytes, kIntegerRows> rows_;
+};
+
+// Points of halves, and activations as they are.
+class FloatProduct {
+ public:
+  explicit FloatProduct(const GemmArgs& args) : args_(args) {}
+  int64_t panel_bytes() const { return num_units(args_.in_size) * kUnitBytes; }
+  static int64_t most_beside(int64_t) { return 1; }
+  bool reserve(const Batch&) { return true; }
+  void prepare(const Batch&) const {}
+  void panels(const Block& block, int64_t panel, int64_t) const {
+    const GemmArgs& args = *block.args;
+    const Tiling tiling(block.rows);
+    float* kept = kept_sums();
+    each_piece<float>(args, kFloatUnits, [&](int64_t unit, int64_t units, float* wide) {
+      widen_floats(args, panel, unit, units, wide);
+      const int64_t end = (unit + units) * kUnit, k1 = end < args.in_size ? end : args.in_size;
+      for (int64_t t = 0; t < tiling.count; ++t)
+        with_rows(tiling.rows(t), [&](auto r) {
+          const int64_t first = tiling.first_row(t);
+          float_tile<r.value>(block, first, unit * kUnit, k1, wide, kept + first * kPanel);
+        });
     });
-    return 0;
-  });
-}
+    for (int j = 0; j < 2 && has_output_scales(args); ++j) {
+      const Vec own = GroupScales(args, panel).shared(0, j * kLanes);
+      for (int64_t row = 0; row < block.rows; ++row) scale(kept + row * kPanel + j * kLanes, own);
+    }
+    finish(args, kept, static_cast<int>(block.rows), block.row0, panel);
+  }
 
-int multiply_any(const GemmArgs& args) {
-  const bool rounds = args.format == kVectorsInt8 || args.format == kTritsInt8;
-  return rounds ? multiply_integers(args) : multiply_floats(args);
+ private:
+  const GemmArgs& args_;
+};
+
+int multiply_any(const GroupArgs& args) {
+  if (!args.count) return 0;
+  const int32_t format = args.items[0].format;
+  const bool rounds = format == kVectorsInt8 || format == kTritsInt8;
+  return rounds ? multiply_all<IntegerProduct>(args) : multiply_all<FloatProduct>(args);
 }
 
 void pack_vectors(const PackArgs& args, int64_t row, int column, uint8_t* to) {
@@ -235,14 +254,10 @@ void pack_trits(const PackArgs& args, int64_t row, int column, uint8_t* to) {
 }  // namespace
 
 // Returns 0, or 1 when memory for the rounded rows cannot be had.
-DT_KERNEL(gemm_vectors, GemmArgs) { return multiply_any(args); }
+DT_KERNEL(gemm_vectors, GemmArgs) { return multiply_any({&args, 1}); }
 
-// The same for several; stops at the first that fails.
-DT_KERNEL(gemm_vectors_group, GroupArgs) {
-  int failed = 0;
-  for (int64_t i = 0; i < args.count && !failed; ++i) failed = multiply_any(args.items[i]);
-  return failed;
-}
+// The same for several; stops at the first batch that fails.
+DT_KERNEL(gemm_vectors_group, GroupArgs) { return multiply_any(args); }
 
 DT_KERNEL(vectors_panel_bytes, PackArgs) {
   return static_cast<int>(vectors_panel_bytes(args.format, args.vectors, args.in_size));

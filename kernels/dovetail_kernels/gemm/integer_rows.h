@@ -6,7 +6,7 @@
 // a whole row. A row has one scale of bytes only where the checkpoint says so.
 #pragma once
 
-#include "gemm/tiles.h"
+#include "gemm/products.h"
 
 #if defined(__x86_64__) && !defined(__AVX2__)
 #include <emmintrin.h>
@@ -209,35 +209,61 @@ Rows rows_of(const GemmArgs& args) {
   return to;
 }
 
-template <class Kind>
-bool round_rows(const GemmArgs& args, int64_t row0, int64_t rows, const Tiling& tiling, int32_t zero,
-                Rows& to) {
-  to = rows_of<Kind>(args);
-  to.values = scratch(3, rows * to.inputs * sizeof(typename Kind::T));
-  to.scales = static_cast<float*>(scratch(4, rows * (2 * to.segments + to.groups) * 4));
-  if (!to.values || !to.scales) return false;
-  to.starts = reinterpret_cast<int32_t*>(to.scales + rows * to.segments);
-  to.sums = to.scales + 2 * rows * to.segments;
-  const auto one = [&](int64_t t, int i) {
-    const int64_t first = tiling.first_row(t);
-    auto* values = static_cast<typename Kind::T*>(to.values) + first * to.inputs;
-    round_row<Kind>(args.x + (row0 + first + i) * args.x_stride, args.in_size, zero, to,
-                    {values, to.scales + first * to.segments, to.starts + first * to.segments,
-                     to.sums + first * to.groups, tiling.rows(t), i});
-  };
-  if (rows * args.in_size < kInlineInputs) {
-    for (int64_t t = 0; t < tiling.count; ++t)
-      for (int i = 0; i < tiling.rows(t); ++i) one(t, i);
-  } else if (tiling.count < 4) {
-    for (int64_t t = 0; t < tiling.count; ++t)
-      parallel(tiling.rows(t), [&](int64_t i) { one(t, static_cast<int>(i)); });
-  } else {
-    parallel(tiling.count, [&](int64_t t) {
-      for (int i = 0; i < tiling.rows(t); ++i) one(t, i);
-    });
+// The rounded rows of a batch, in tiles of at most `most` rows.
+template <class Kind, int most>
+class RoundedRows {
+ public:
+  // `zero` is the weights' zero point.
+  RoundedRows(const GemmArgs& args, int32_t zero) : size_(args.in_size), zero_(zero), rows_(rows_of<Kind>(args)) {}
+  static Tiling tiling(const Block& block) { return Tiling(block.rows, most); }
+  bool reserve(const Batch& batch) {
+    rows_.values = scratch(3, batch.rows * rows_.inputs * sizeof(typename Kind::T));
+    rows_.scales = static_cast<float*>(scratch(4, batch.rows * num_scales() * 4));
+    return rows_.values && rows_.scales;
   }
-  return true;
-}
+  Rows of(const Block& block) const {
+    Rows own = rows_;
+    own.values = static_cast<typename Kind::T*>(own.values) + block.before * own.inputs;
+    own.scales += block.before * num_scales();
+    own.starts = reinterpret_cast<int32_t*>(own.scales + block.rows * own.segments);
+    own.sums = own.scales + 2 * block.rows * own.segments;
+    return own;
+  }
+  void prepare(const Batch& batch) const {
+    if (batch.rows * size_ < kInlineInputs) {
+      for (int64_t b = 0; b < batch.count; ++b)
+        for (int64_t t = 0; t < tiling(batch.blocks[b]).count; ++t) round_tile(batch.blocks[b], t);
+    } else if (batch.rows <= 4 * most) {
+      each_task(batch, [](const Block& block) { return block.rows; }, [&](const Block& block, int64_t row) {
+        const Tiling tiles = tiling(block);
+        int64_t t = 0;
+        while (t + 1 < tiles.count && tiles.first_row(t + 1) <= row) ++t;
+        round(block, tiles, t, static_cast<int>(row - tiles.first_row(t)));
+      });
+    } else {
+      each_task(batch, [](const Block& block) { return tiling(block).count; },
+                [&](const Block& block, int64_t t) { round_tile(block, t); });
+    }
+  }
+
+ private:
+  int64_t size_;
+  int32_t zero_;
+  Rows rows_;
+  int64_t num_scales() const { return 2 * rows_.segments + rows_.groups; }  // of a row, and starts and sums
+  void round_tile(const Block& block, int64_t t) const {
+    const Tiling tiles = tiling(block);
+    for (int i = 0; i < tiles.rows(t); ++i) round(block, tiles, t, i);
+  }
+  void round(const Block& block, const Tiling& tiles, int64_t t, int i) const {
+    const Rows to = of(block);
+    const int64_t first = tiles.first_row(t);
+    auto* values = static_cast<typename Kind::T*>(to.values) + first * to.inputs;
+    round_row<Kind>(block.row(first + i), size_, zero_, to,
+                    {values, to.scales + first * to.segments, to.starts + first * to.segments,
+                     to.sums + first * to.groups, tiles.rows(t), i});
+  }
+};
 
 DT_INLINE IVec broadcast(const void* four_bytes) {
   int32_t x;

@@ -41,7 +41,7 @@ ROUNDED = ("float8", "table4", "int8_float32", "int2", "int3", "int4", "int5", "
 are exact in it, a table's are rounded to it."""
 LOW_CODES = 64
 """The format of scales whose bytes hold another code as well (args.h)."""
-CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
+CODES = {name: code for code, name in enumerate((*ACTIVATIONS, "swiglu_oai"))}
 
 _pointer, _int64, _int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
@@ -63,6 +63,7 @@ class GemmArgs(ctypes.Structure):
         ("vectors", ctypes.POINTER(VectorArgs)),
         ("bias", _pointer),
         ("residual", _pointer),
+        ("picks", _pointer),
         ("x_stride", _int64),
         ("out_stride", _int64),
         ("bias_stride", _int64),
@@ -77,6 +78,7 @@ class GemmArgs(ctypes.Structure):
         ("scale_format", _int32),
         ("step_format", _int32),
         ("run_shift", _int32),
+        ("limit", ctypes.c_float),
     ]
 
 
@@ -183,6 +185,7 @@ class Packed:
         )
         self.reference = ctypes.byref(self._args)
         self.group_kernel = native.kernel(f"{name}_group", GroupArgs)
+        self.group_address = native.address(f"{name}_group")
         self._rows_kernel = native.kernel(_prefix(weight) + "_rows", RowsArgs)
 
     def __call__(

@@ -81,19 +81,6 @@ struct Tiling {
 // Rows whose packed or rounded copy, and whose sums, are held at once.
 constexpr int64_t kBlockRows = 40 * kTileRows;
 
-// Calls body(row0, rows) for blocks of rows, as even as whole tiles allow; returns the first result that
-// is not 0, then stops.
-template <class Body>
-int each_block(int64_t rows, const Body& body) {
-  int64_t most = rows;
-  if (rows > kBlockRows)
-    most = divide_up(divide_up(rows, divide_up(rows, kBlockRows)), kTileRows) * kTileRows;
-  int failed = 0;
-  for (int64_t row0 = 0; row0 < rows && !failed; row0 += most)
-    failed = body(row0, rows - row0 < most ? rows - row0 : most);
-  return failed;
-}
-
 // Floats kept in one of the float formats, or small integers.
 struct Scales {
   const void* at;
@@ -197,7 +184,7 @@ DT_INLINE void finish(const GemmArgs& args, const float* c, int rows, int64_t ro
                                       : zero());
     }
     if (args.is_gated) {
-      v[0] = mul(activate(v[0], args.activation), v[1]);
+      v[0] = gate(v[0], v[1], args.activation, args.limit);
     } else if (args.activation) {
       for (auto& x : v) x = activate(x, args.activation);
     }
@@ -259,28 +246,6 @@ struct Interleaved {
   DT_INLINE Interleaved(const GemmArgs& args, int64_t panel, int64_t units)
       : Interleaved(panel, num_panels(args.out_size, args.is_gated), units) {}
 };
-
-// Calls body(panel, count) for `most` panels at once, from a multiple of it on; for fewer where the
-// weight ends, and for one where there are too few panels for all threads.
-template <class Body>
-DT_INLINE void each_panels(const GemmArgs& args, int64_t most, int64_t panel_bytes, int64_t rows,
-                           const Body& body) {
-  const int64_t panels = num_panels(args.out_size, args.is_gated);
-  const int64_t beside = panels < 2 * most * num_threads() ? 1 : most;
-  const int64_t some = divide_up(panels_a_task(panels, panel_bytes, rows), beside) * beside;
-  parallel(divide_up(panels, some), [&](int64_t task) {
-    const int64_t first = task * some, last = first + some < panels ? first + some : panels;
-    for (int64_t panel = first; panel < last; panel += beside)
-      body(panel, panel + beside < last ? beside : last - panel);
-  });
-}
-
-// Calls body(panel) for every panel of the weight, several to a task where they are small.
-template <class Body>
-DT_INLINE void each_panel(const GemmArgs& args, int64_t panel_bytes, int64_t rows,
-                          const Body& body) {
-  each_panels(args, 1, panel_bytes, rows, [&](int64_t panel, int64_t) { body(panel); });
-}
 
 }  // namespace DT_ISA
 }  // namespace dt

@@ -10,6 +10,7 @@ Shapes: x [T, E], gate_up X matrices [2F, E] (gate rows first), down X matrices 
 from dovetail_kernels.gpu import triton_implementation
 from dovetail_kernels.moe.cases import cases, perf_cases, small_cases
 from dovetail_kernels.moe.gpu import prepare
+from dovetail_kernels.moe.native import NATIVE
 from dovetail_kernels.moe.reference import reference
 from dovetail_kernels.op import Op
 
@@ -20,5 +21,5 @@ OP = Op(
     cases=cases,
     perf_cases=perf_cases,
     small_cases=small_cases,
-    implementations=[triton_implementation("moe", prepare=prepare)],
+    implementations=[NATIVE, triton_implementation("moe", prepare=prepare)],
 )

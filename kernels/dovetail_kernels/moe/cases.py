@@ -105,8 +105,8 @@ def _builder(
         second = [make_weight(format, size, inner) for _ in range(experts)]
         return {
             "x": normal((tokens, size), dtype, device, seed=1),
-            "gate_up": [moved(_rolled(w, n), device) for n, w in enumerate(first)],
-            "down": [moved(_rolled(w, n), device) for n, w in enumerate(second)],
+            "gate_up": [moved(rolled(w, n), device) for n, w in enumerate(first)],
+            "down": [moved(rolled(w, n), device) for n, w in enumerate(second)],
             "weights": weights.to(device),
             "experts": ids.to(device),
             "activation": "silu",
@@ -115,7 +115,7 @@ def _builder(
     return build
 
 
-def _rolled(weight: Weight, by: int) -> Weight:
+def rolled(weight: Weight, by: int) -> Weight:
     """Return a weight whose outputs are moved on: each expert another matrix."""
     rolled: dict[str, Any] = {}
     for name in PER_OUTPUT:

@@ -47,8 +47,8 @@ class GatedSharedMoE(MoE):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Shapes: x, residual [T, E] -> [T, E]"""
-        shared = self.shared_expert_gate(x).sigmoid() * self.shared_expert(x)
-        return super().forward(x, shared if residual is None else residual + shared)
+        shared, scores = self.shared_expert(x), self.shared_expert_gate(x)
+        return super().forward(x, residual, shared, scores)
 
 
 class Qwen2MoeLayer(DecoderLayer):
