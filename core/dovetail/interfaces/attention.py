@@ -143,9 +143,10 @@ class AttentionBackend(Plugin):
     def kv_shape(
         self, num_blocks: int, block_tokens: int, num_kv_heads: int, head_size: int
     ) -> tuple[int, ...]:
-        """Return the shape of one layer's cache tensor; the first or second axis is the block.
+        """Return the shape of one layer's cache tensor; the first or second axis is the block, and
+        these two axes may have any stride: what is in a block lies together.
 
-        [2, N, P, K, D], all keys and then all values, for backends that say nothing else.
+        [2, N, P, K, D], keys and values, for backends that say nothing else.
         `head_size` counts what one key takes: for int8 the four bytes of its scale too.
         """
         return (2, num_blocks, block_tokens, num_kv_heads, head_size)

@@ -13,7 +13,7 @@ from dovetail.errors import RequestError
 from dovetail.interfaces.adapter_spec import AdapterSource
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.spec import RunSpec, Selection
-from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
+from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.structured_output import CompiledConstraint
 
 
@@ -75,7 +75,7 @@ class Executor(Plugin):
         """Start the workers and load the model (on return the weights are in place)."""
 
     @abstractmethod
-    def kv_layers(self) -> Sequence[KVLayer]:
+    def kv_layers(self) -> Sequence[CachedLayer]:
         """Return what the model's attention layers cache, in layer order."""
 
     @abstractmethod

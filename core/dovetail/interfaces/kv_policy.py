@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.scheduler import KVCache, RequestState
 from dovetail.interfaces.spec import CacheSpec
-from dovetail.interfaces.step import KVLayer, KVLayout
+from dovetail.interfaces.step import CachedLayer, KVLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class KVPolicy(Plugin):
         self.options = options
 
     @abstractmethod
-    def plan(self, layers: Sequence[KVLayer], room: KVRoom) -> KVLayout:
+    def plan(self, layers: Sequence[CachedLayer], room: KVRoom) -> KVLayout:
         """Return the layout. Raises: ConfigError when there is no room for two blocks."""
 
     @abstractmethod

@@ -8,9 +8,11 @@ nothing unusual.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from dovetail.interfaces.spec import CacheFacts
 
 Positions = Literal["rotary", "learned", "sinusoidal", "alibi", "relative", "none"]
 
@@ -33,6 +35,8 @@ class ModelFacts:
     field of config.json after whose number a table of positions begins: its rows up to that one
     are those of no token. `has_position_bias`: attention adds biases by relative position to its
     scores; `window_has_two_sides`: the sliding window counts the keys before and after a query.
+    `cache` returns what a row keeps, of the settings in config.json, where that is not keys and
+    values in every layer.
     """
 
     positions: Positions = "rotary"
@@ -50,6 +54,7 @@ class ModelFacts:
     counts_from: str = ""
     has_position_bias: bool = False
     window_has_two_sides: bool = False
+    cache: Callable[[Mapping[str, Any]], CacheFacts] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

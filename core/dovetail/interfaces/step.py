@@ -10,6 +10,8 @@ the garbage collector need not look at them (`gc=False`), of which there are man
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import msgspec
@@ -18,6 +20,8 @@ from dovetail.interfaces.pooling_params import PoolingParams
 from dovetail.interfaces.sampling_params import SamplingParams
 
 INT8_SCALE_BYTES = 4
+STATE_ALIGNMENT = 64
+"""The parts of a state begin at multiples of so many bytes."""
 NO_SLOT = -1
 """The slot of a row that uses no adapter."""
 
@@ -223,6 +227,18 @@ class StateLayer(msgspec.Struct, frozen=True, kw_only=True, tag="states"):
     parts: tuple[StatePart, ...]
     is_draft: ClassVar[bool] = False
     window_tokens: ClassVar[int] = 2
+
+    def part_starts(self, dtype_bytes: Mapping[str, int]) -> list[int]:
+        """Return the byte of a block at which each part begins, and where the last one ends."""
+        starts = [0]
+        for part in self.parts:
+            size = math.prod(part.shape) * dtype_bytes[part.dtype]
+            starts.append(starts[-1] + -(-size // STATE_ALIGNMENT) * STATE_ALIGNMENT)
+        return starts
+
+    def num_bytes(self, dtype_bytes: Mapping[str, int]) -> int:
+        """Return the bytes that a state takes."""
+        return self.part_starts(dtype_bytes)[-1]
 
 
 CachedLayer = KVLayer | LatentLayer | StateLayer

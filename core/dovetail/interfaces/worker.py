@@ -11,7 +11,7 @@ from dovetail.interfaces.adapter_spec import AdapterSource
 from dovetail.interfaces.executor import DoneStep, PendingStep, Preparation
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.spec import RunSpec
-from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
+from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
 
 
 class Worker(Plugin):
@@ -36,7 +36,7 @@ class Worker(Plugin):
         """Build the model and fill its weights. Raises: ConfigError naming the file at fault."""
 
     @abstractmethod
-    def kv_layers(self) -> Sequence[KVLayer]:
+    def kv_layers(self) -> Sequence[CachedLayer]:
         """Return what the model's attention layers cache, in layer order."""
 
     @abstractmethod

@@ -19,6 +19,7 @@ from dovetail.interfaces.attention import AttentionSpec
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import KVLayer
 from dovetail.layers.context import forward_context
+from dovetail.layers.kept import Keeper
 from dovetail.layers.opaque import Opaque
 
 
@@ -30,7 +31,7 @@ class StoredScale:
     tensor: torch.Tensor
 
 
-class Attention(nn.Module):
+class Attention(Keeper):
     """Attention of this rank's heads. `name` is unique in the model and names the layer's cache.
 
     `stored_scales` are the checkpoint's scales of what the cache holds, by what they scale. While
@@ -38,12 +39,17 @@ class Attention(nn.Module):
     """
 
     def __init__(self, name: str, spec: AttentionSpec) -> None:
-        super().__init__()
-        self.name = name
+        super().__init__(name)
         self.spec = spec
         self.stored_scales: dict[str, StoredScale] = {}
         self.steps: tuple[float, float] | None = None
         self._opaque = Opaque(self._attend)
+
+    def kept(self, run: RunSpec) -> KVLayer | None:
+        """Return the keys and values that this rank keeps; every token sees only those before."""
+        if not self.spec.is_causal:
+            return None
+        return self.kv_layer(run.kv_dtype, run.rank.context_size)
 
     def kv_layer(self, dtype: str, context_size: int = 1, *, is_draft: bool = False) -> KVLayer:
         """Return this layer's cache when it holds `dtype`, on one of `context_size` ranks that
@@ -83,12 +89,14 @@ class Attention(nn.Module):
         if self.steps is not None:
             self.spec = _measured(self.spec, k, v, self.steps)
         spec, context = self.spec, forward_context()
+        cache = context.caches[self.name]
+        assert isinstance(cache, torch.Tensor)
         given = (
             spec,
             q.unflatten(-1, (spec.num_heads, spec.head_size)),
             k.unflatten(-1, (spec.num_kv_heads, spec.head_size)),
             v.unflatten(-1, (spec.num_kv_heads, spec.head_size)),
-            context.caches[self.name],
+            cache,
             context.prepared[self.name],
         )
         if bias is not None:
@@ -101,12 +109,6 @@ class Attention(nn.Module):
 def attention_layers(model: nn.Module) -> list[Attention]:
     """Return the attention layers of a model in the order in which they were built."""
     return [module for module in model.modules() if isinstance(module, Attention)]
-
-
-def kv_layers(layers: Sequence[Attention], run: RunSpec) -> list[KVLayer]:
-    """Return what a rank's layers cache."""
-    cached = (layer for layer in layers if layer.spec.is_causal)
-    return [layer.kv_layer(run.kv_dtype, run.rank.context_size) for layer in cached]
 
 
 def step_layers(layers: Sequence[Attention], run: RunSpec) -> list[KVLayer]:

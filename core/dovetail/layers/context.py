@@ -29,20 +29,26 @@ class StepAdapters:
     positions: torch.Tensor | None = None
 
 
+LayerCache = torch.Tensor | dict[str, torch.Tensor]
+"""The cache of a layer: of keys and values in the backend's shape, of latents [N, P, size], of a
+state one tensor for each part [N, ...]. The first axis of N blocks may have any stride."""
+
+
 @dataclass(slots=True, kw_only=True)
 class ForwardContext:
     """One step as the layers see it.
 
-    `prepared` maps a layer's name to what `backend.prepare` returned for its KV group, `caches`
-    to its cache tensor. `rows` is in the order of the batch. `second_text` marks the tokens of the
-    second of two texts, where a prompt has two (None: no prompt has).
+    `prepared` maps a layer's name to what `backend.prepare` returned for its KV group, of a layer
+    with a state to the group's BatchLayout, `caches` to its cache. `rows` is in the order of the
+    batch. `second_text` marks the tokens of the second of two texts, where a prompt has two (None:
+    no prompt has).
 
     Shapes: second_text [T] int64, 0 or 1
     """
 
     backend: AttentionBackend
     prepared: Mapping[str, Any]
-    caches: Mapping[str, torch.Tensor]
+    caches: Mapping[str, LayerCache]
     rows: Sequence[RowView] = ()
     second_text: torch.Tensor | None = None
 

@@ -22,7 +22,7 @@ from dovetail.engine.faults import error_of
 from dovetail.errors import EngineDead
 from dovetail.interfaces.executor import Executor, Preparation, WorkerCall
 from dovetail.interfaces.spec import RunSpec, Selection
-from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
+from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.ranks.messages import (
     Allocate,
     Answer,
@@ -203,7 +203,7 @@ class RanksExecutor(MortalExecutor):
         for first in self._numbers[::size]:
             self._ask(Load(), Done, self._numbers[first : first + size])
 
-    def kv_layers(self) -> Sequence[KVLayer]:
+    def kv_layers(self) -> Sequence[CachedLayer]:
         """Return what the model's attention layers cache: the same on every rank of a stage, and as
         much as the stage with the most."""
         answers = self._ask(GetKVLayers(), KVLayers)

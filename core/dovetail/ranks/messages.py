@@ -14,7 +14,7 @@ import msgspec
 from dovetail.engine.messages import Fault
 from dovetail.interfaces.executor import Preparation, WorkerCall
 from dovetail.interfaces.spec import RunSpec, Selection
-from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
+from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.observability.logging import LogSettings
 
 
@@ -110,7 +110,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 class KVLayers(msgspec.Struct, frozen=True, tag="kv_layers"):
     """What the model's attention layers cache."""
 
-    layers: tuple[KVLayer, ...]
+    layers: tuple[CachedLayer, ...]
 
 
 class FreeBytes(msgspec.Struct, frozen=True, tag="free_bytes"):

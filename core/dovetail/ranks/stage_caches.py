@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dovetail.interfaces.step import KVGroup, KVLayer, KVLayout
+from dovetail.interfaces.step import CachedLayer, KVGroup, KVLayout
 
 
 class StageCaches:
@@ -22,12 +22,12 @@ class StageCaches:
         self.num_stages, self.tensor_size = num_stages, tensor_size
         self._own_names: list[dict[str, str]] = []
 
-    def common_layers(self, layers: Sequence[Sequence[KVLayer]]) -> Sequence[KVLayer]:
+    def common_layers(self, layers: Sequence[Sequence[CachedLayer]]) -> Sequence[CachedLayer]:
         """Return the layers to lay a cache out for. `layers` are each rank's; those of a stage are
         alike. Mutates: self"""
         stages = [layers[stage * self.tensor_size] for stage in range(self.num_stages)]
         by_window = [_by_window(own) for own in stages]
-        longest: dict[int | None, list[KVLayer]] = {}
+        longest: dict[int | None, list[CachedLayer]] = {}
         for windows in by_window:
             for window, own in windows.items():
                 if len(own) > len(longest.get(window, ())):
@@ -51,8 +51,8 @@ class StageCaches:
         return [_renamed(layout, names) for names in self._own_names]
 
 
-def _by_window(layers: Sequence[KVLayer]) -> dict[int | None, list[KVLayer]]:
-    found: dict[int | None, list[KVLayer]] = {}
+def _by_window(layers: Sequence[CachedLayer]) -> dict[int | None, list[CachedLayer]]:
+    found: dict[int | None, list[CachedLayer]] = {}
     for layer in layers:
         found.setdefault(layer.window_tokens, []).append(layer)
     return found

@@ -14,7 +14,7 @@ from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.adapter_spec import AdapterSource
 from dovetail.interfaces.executor import PendingStep, Preparation
 from dovetail.interfaces.spec import RunSpec
-from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
+from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.worker import Worker
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class DeviceWorker(Worker):
         runner.load()
         self._runner = runner
 
-    def kv_layers(self) -> Sequence[KVLayer]:
+    def kv_layers(self) -> Sequence[CachedLayer]:
         """Return what the model's attention layers cache, in layer order."""
         return self.runner.kv_layers()
 

@@ -24,7 +24,7 @@ from dovetail.interfaces.model import Model
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import KVLayer, KVLayout, NewRow, RowResult, StepPlan
 from dovetail.layers.attention import attention_layers
-from dovetail.layers.context import ForwardContext, use_context
+from dovetail.layers.context import ForwardContext, LayerCache, use_context
 from dovetail.layers.decoder import DecoderModel
 from dovetail.layers.kv_scales import set_scales
 from dovetail.runner.batch import Batch, StepInputs
@@ -34,7 +34,12 @@ from dovetail.runner.draft_loader import Target, drafter_run, load_drafter
 from dovetail.runner.draft_passes import RecordedPass, laid, one_by_one
 from dovetail.runner.draft_rows import DraftRows
 from dovetail.runner.host_blocks import HostBlockStorage
-from dovetail.runner.kv_alloc import allocate_kv, small_layout
+from dovetail.runner.kv_alloc import (
+    allocate_tensors,
+    cache_tensors,
+    layer_caches,
+    small_layout,
+)
 from dovetail.runner.recorded import MAX_ROWS, is_recorded
 from dovetail.runner.sampled_drafts import SampledDrafts
 from dovetail.runner.step_reader import BegunStep, StepReader
@@ -57,7 +62,7 @@ class DraftRunner:
         self._run = drafter_run(run, run.drafts)
         self._device = device
         self._backend: AttentionBackend = registry.make(run.drafts.attention)
-        self._caches: dict[str, torch.Tensor] = {}
+        self._caches: dict[str, LayerCache] = {}
         self._host: HostBlockStorage | None = None
         self._sampled: SampledDrafts | None = None
         self.layers: list[KVLayer] = []
@@ -121,11 +126,11 @@ class DraftRunner:
         self._batch = batch
         self._tensors = tensors
         if draft is not None:
-            self._caches = allocate_kv(draft, self.layers, self._backend, self._device)
-            for cache in self._caches.values():
-                cache.zero_()  # what a row has not caught up on is read as it is
-            host = (draft, self.layers, self._caches, self._backend)
-            self._host = HostBlockStorage(*host) if draft.num_host_blocks else None
+            memory = allocate_tensors(draft, self._device)
+            for tensor in memory:
+                tensor.zero_()  # what a row has not caught up on is read as it is
+            self._caches = layer_caches(draft, self.layers, self._backend, memory)
+            self._host = HostBlockStorage(draft, memory) if draft.num_host_blocks else None
         shift = int(self._continues)
         keeps = self._continues and bool(self.layers)
         self._rows = DraftRows(batch, self._spec.max_tokens, shift=shift, keeps=keeps)
@@ -145,7 +150,7 @@ class DraftRunner:
 
     def release(self) -> list[torch.Tensor]:
         """Let go of cache and rows; return the KV tensors. Mutates: self"""
-        caches = list(self._caches.values())
+        caches = cache_tensors(self._caches)
         self._host = None
         self._caches = {}
         del self._batch, self._tensors, self._rows, self._recorded, self._chain

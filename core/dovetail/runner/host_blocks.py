@@ -18,8 +18,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from dovetail.interfaces.attention import AttentionBackend
-from dovetail.interfaces.step import KVLayer, KVLayout
+from dovetail.interfaces.step import KVLayout
 
 log = logging.getLogger(__name__)
 
@@ -31,18 +30,14 @@ Pairs = Sequence[tuple[int, int]]
 
 
 class HostBlockStorage:
-    """The host blocks of one rank. `caches` are the layers' KV tensors, by name."""
+    """The host blocks of one rank. `tensors` are the KV tensors as blocks of bytes.
 
-    def __init__(
-        self,
-        layout: KVLayout,
-        layers: Sequence[KVLayer],
-        caches: dict[str, torch.Tensor],
-        backend: AttentionBackend,
-    ) -> None:
-        axis = _block_axis(layout, layers, backend) if layers else 0
-        self._tensors = [_by_block(caches[name], axis) for name in _one_per_tensor(layout)]
-        self._unit = self._tensors[0].dtype if self._tensors else torch.uint8
+    Shapes: each of `tensors` [num_blocks, block_bytes] uint8
+    """
+
+    def __init__(self, layout: KVLayout, tensors: Sequence[torch.Tensor]) -> None:
+        self._unit = torch.int64 if layout.block_bytes % 8 == 0 else torch.uint8
+        self._tensors = [tensor.view(self._unit) for tensor in tensors]
         self._width = layout.block_bytes // self._unit.itemsize
         row_bytes = max(1, len(self._tensors) * layout.block_bytes)
         self._piece_blocks = max(1, PIECE_BYTES // row_bytes)
@@ -55,7 +50,7 @@ class HostBlockStorage:
             index = self._index([block for block, _ in piece])
             staged = self._staging(len(piece))
             for i, tensor in enumerate(self._tensors):
-                staged[:, i] = tensor.index_select(0, index).flatten(1)
+                staged[:, i] = tensor.index_select(0, index)
             for first, host in self._runs([host for _, host in piece]):
                 host.copy_(staged[first : first + len(host)], non_blocking=True)
 
@@ -67,7 +62,7 @@ class HostBlockStorage:
             for first, host in self._runs([host for host, _ in piece]):
                 staged[first : first + len(host)].copy_(host, non_blocking=True)
             for i, tensor in enumerate(self._tensors):
-                tensor.index_copy_(0, index, staged[:, i].reshape(-1, *tensor.shape[1:]))
+                tensor.index_copy_(0, index, staged[:, i])
 
     def release(self) -> None:
         """Release the host memory; nothing is kept in it. Mutates: self"""
@@ -112,26 +107,3 @@ class HostBlockStorage:
                 "host memory for swapped KV blocks is not pinned, so copies are slow: %s", error
             )
             return torch.empty(shape, dtype=self._unit)
-
-
-def _one_per_tensor(layout: KVLayout) -> list[str]:
-    """Return a layer for each KV tensor: all that share one see the same blocks."""
-    names: list[str] = []
-    for group in layout.groups:
-        names.extend(group.layers[len(names) :])
-    return names
-
-
-def _block_axis(layout: KVLayout, layers: Sequence[KVLayer], backend: AttentionBackend) -> int:
-    """Return which axis of a cache tensor is the block."""
-    layer, size = layers[0], layout.block_tokens
-    one, two = (
-        backend.kv_shape(count, size, layer.num_kv_heads, layer.stored_size) for count in (1, 2)
-    )
-    return next(axis for axis, (a, b) in enumerate(zip(one, two, strict=True)) if a != b)
-
-
-def _by_block(cache: torch.Tensor, axis: int) -> torch.Tensor:
-    """Return a view whose first axis is the block, in units as wide as its rows allow."""
-    unit = torch.int64 if cache.shape[-1] * cache.itemsize % 8 == 0 else torch.uint8
-    return cache.view(torch.uint8).view(unit).movedim(axis, 0)

@@ -1,6 +1,7 @@
 """KV tensors: a KVLayout becomes memory on a device, and each layer its view of that memory.
 
-Layer i of every group lives in tensor i, so layers of several groups may share one tensor's bytes.
+Layer i of every group lives in tensor i, so layers of several groups may share one tensor's bytes:
+those of a block lie together, whatever the layer keeps in them.
 Knows no scheduler; the shape of a view is the attention backend's business.
 """
 
@@ -15,39 +16,62 @@ import torch
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionBackend
 from dovetail.interfaces.spec import RunSpec
-from dovetail.interfaces.step import KVGroup, KVLayer, KVLayout
+from dovetail.interfaces.step import (
+    CachedLayer,
+    KVGroup,
+    KVLayer,
+    KVLayout,
+    LatentLayer,
+    StateLayer,
+)
+from dovetail.layers.context import LayerCache
 from dovetail.layers.dtypes import dtype_of
 from dovetail_kernels.cpu import library as native
 
 
 def allocate_kv(
     layout: KVLayout,
-    layers: Sequence[KVLayer],
+    layers: Sequence[CachedLayer],
     backend: AttentionBackend,
     device: torch.device,
-) -> dict[str, torch.Tensor]:
-    """Return each layer's cache tensor, by name. The memory is not cleared.
+) -> dict[str, LayerCache]:
+    """Return each layer's cache, by name. The memory is not cleared.
 
     Raises: ConfigError when the device has too little memory or the layout does not fit a layer.
     """
-    known = {layer.name: layer for layer in layers}
-    sizes = {
-        name: _layer_bytes(layout, known[name], backend)
-        for group in layout.groups
-        for name in group.layers
-    }
-    _check_sizes(layout, sizes)
+    return layer_caches(layout, layers, backend, allocate_tensors(layout, device))
+
+
+def allocate_tensors(layout: KVLayout, device: torch.device) -> list[torch.Tensor]:
+    """Return the tensors of a layout as blocks of bytes, not cleared. Raises: ConfigError
+
+    Shapes: each [num_blocks, block_bytes] uint8
+    """
     num_bytes = layout.num_blocks * layout.block_bytes
-    tensors = [_allocate(num_bytes, device) for _ in range(layout.num_tensors)]
+    shape = (layout.num_blocks, layout.block_bytes)
+    return [_allocate(num_bytes, device).view(shape) for _ in range(layout.num_tensors)]
+
+
+def layer_caches(
+    layout: KVLayout,
+    layers: Sequence[CachedLayer],
+    backend: AttentionBackend,
+    tensors: Sequence[torch.Tensor],
+) -> dict[str, LayerCache]:
+    """Return each layer's view of the tensors, by name; of a state a view for each part.
+
+    Raises: ConfigError when the layout does not fit a layer.
+    """
+    known = {layer.name: layer for layer in layers}
     return {
-        name: _view(tensors[i][: sizes[name]], layout, known[name], backend)
+        name: _view(tensors[i], layout, known[name], backend)
         for group in layout.groups
         for i, name in enumerate(group.layers)
     }
 
 
 def small_layout(
-    layers: Sequence[KVLayer],
+    layers: Sequence[CachedLayer],
     backend: AttentionBackend,
     *,
     block_tokens: int,
@@ -64,8 +88,8 @@ def small_layout(
         block_bytes=0,
         draft=draft,
     )
-    sizes = [_layer_bytes(kept, layer, backend) for layer in layers]
-    return msgspec.structs.replace(kept, block_bytes=-(-max(sizes, default=0) // num_blocks))
+    sizes = [_block_bytes(kept, layer, backend) for layer in layers]
+    return msgspec.structs.replace(kept, block_bytes=max(sizes, default=0))
 
 
 def allocate_step(
@@ -85,11 +109,18 @@ def allocate_step(
     layout = KVLayout(
         groups=(), num_tensors=1, num_blocks=num_blocks, block_tokens=size, block_bytes=0
     )
-    sizes = {layer.name: _layer_bytes(layout, layer, backend) for layer in layers}
-    memory = _allocate(max(sizes.values()), device)
-    return {
-        layer.name: _view(memory[: sizes[layer.name]], layout, layer, backend) for layer in layers
-    }
+    largest = max(_block_bytes(layout, layer, backend) for layer in layers)
+    layout = msgspec.structs.replace(layout, block_bytes=largest)
+    (memory,) = allocate_tensors(layout, device)
+    return {layer.name: _kv_view(memory, layout, layer, backend) for layer in layers}
+
+
+def cache_tensors(caches: Mapping[str, LayerCache]) -> list[torch.Tensor]:
+    """Return the tensors of layers' caches."""
+    found: list[torch.Tensor] = []
+    for cache in caches.values():
+        found.extend(cache.values() if isinstance(cache, dict) else (cache,))
+    return found
 
 
 def group_of_layers(layout: KVLayout) -> dict[str, int]:
@@ -103,23 +134,15 @@ def _shape(layout: KVLayout, layer: KVLayer, backend: AttentionBackend) -> tuple
     )
 
 
-def _layer_bytes(layout: KVLayout, layer: KVLayer, backend: AttentionBackend) -> int:
-    return math.prod(_shape(layout, layer, backend)) * dtype_of(layer.dtype).itemsize
-
-
-def _check_sizes(layout: KVLayout, sizes: Mapping[str, int]) -> None:
-    """Raises: ConfigError when a block id would not name the same bytes in all layers."""
-    room = layout.num_blocks * layout.block_bytes
-    for i in range(layout.num_tensors):
-        names = [group.layers[i] for group in layout.groups if i < len(group.layers)]
-        wrong = [n for n in names if sizes[n] > room or sizes[n] != sizes[names[0]]]
-        if wrong:
-            raise ConfigError(
-                f"layer {wrong[0]} needs {sizes[wrong[0]]} bytes, its KV tensor has {room} and "
-                f"layer {names[0]}, which shares it, needs {sizes[names[0]]}",
-                where="KV layout",
-                fix="put layers with blocks of another size into separate tensors.",
-            )
+def _block_bytes(layout: KVLayout, layer: CachedLayer, backend: AttentionBackend) -> int:
+    """Return the bytes that a block takes in a layer."""
+    match layer:
+        case StateLayer():
+            return layer.num_bytes({p.dtype: dtype_of(p.dtype).itemsize for p in layer.parts})
+        case LatentLayer():
+            return layer.block_bytes(layout.block_tokens, dtype_of(layer.dtype).itemsize)
+    size = math.prod(_shape(layout, layer, backend)) * dtype_of(layer.dtype).itemsize
+    return size // layout.num_blocks
 
 
 def _allocate(num_bytes: int, device: torch.device) -> torch.Tensor:
@@ -139,6 +162,52 @@ def _allocate(num_bytes: int, device: torch.device) -> torch.Tensor:
 
 
 def _view(
+    memory: torch.Tensor, layout: KVLayout, layer: CachedLayer, backend: AttentionBackend
+) -> LayerCache:
+    """Return a layer's view of blocks of bytes. Shapes: memory [N, block_bytes]"""
+    used = _block_bytes(layout, layer, backend)
+    if used > layout.block_bytes:
+        raise ConfigError(
+            f"a block of layer {layer.name} takes {used} bytes, its KV tensor has "
+            f"{layout.block_bytes} for each",
+            where="KV layout",
+            fix="put layers with blocks of another size into separate tensors.",
+        )
+    match layer:
+        case StateLayer():
+            return _state_views(memory, layer)
+        case LatentLayer():
+            shape = (layout.block_tokens, layer.size)
+            return memory[:, :used].view(dtype_of(layer.dtype)).unflatten(1, shape)
+    return _kv_view(memory, layout, layer, backend)
+
+
+def _kv_view(
     memory: torch.Tensor, layout: KVLayout, layer: KVLayer, backend: AttentionBackend
 ) -> torch.Tensor:
-    return memory.view(dtype_of(layer.dtype)).view(_shape(layout, layer, backend))
+    """Return the cache in the backend's shape, its bytes block by block whichever axis they are."""
+    shape = _shape(layout, layer, backend)
+    axis = block_axis(backend, layout.block_tokens, layer)
+    inside = (*shape[:axis], *shape[axis + 1 :])
+    used = _block_bytes(layout, layer, backend)
+    blocks = memory[:, :used].view(dtype_of(layer.dtype)).unflatten(1, inside)
+    return blocks.movedim(0, axis)
+
+
+def _state_views(memory: torch.Tensor, layer: StateLayer) -> dict[str, torch.Tensor]:
+    """Return a view for each part of a state. Shapes: memory [N, bytes] -> each [N, *part.shape]"""
+    sizes = {part.dtype: dtype_of(part.dtype).itemsize for part in layer.parts}
+    views = {}
+    for part, start in zip(layer.parts, layer.part_starts(sizes), strict=False):
+        end = start + math.prod(part.shape) * sizes[part.dtype]
+        views[part.name] = memory[:, start:end].view(dtype_of(part.dtype)).unflatten(1, part.shape)
+    return views
+
+
+def block_axis(backend: AttentionBackend, block_tokens: int, layer: KVLayer) -> int:
+    """Return which axis of a layer's cache is the block."""
+    one, two = (
+        backend.kv_shape(count, block_tokens, layer.num_kv_heads, layer.stored_size)
+        for count in (1, 2)
+    )
+    return next(axis for axis, (a, b) in enumerate(zip(one, two, strict=True)) if a != b)

@@ -11,7 +11,7 @@ import torch
 
 from dovetail.interfaces.attention import AttentionBackend
 from dovetail.interfaces.spec import RunSpec
-from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
+from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.layers.attention import Attention, measuring
 from dovetail.layers.kv_scales import set_scales, tell_measured
 from dovetail.runner import warm_up
@@ -29,7 +29,7 @@ PeakOf = Callable[[Callable[[], object]], int]
 
 
 def largest_step(
-    layers: Sequence[KVLayer],
+    layers: Sequence[CachedLayer],
     backend: AttentionBackend,
     run: RunSpec,
     draft: Callable[[int], KVLayout | None] | None = None,

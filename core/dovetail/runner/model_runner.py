@@ -25,26 +25,16 @@ from dovetail.interfaces.attention import AttentionBackend, BatchLayout
 from dovetail.interfaces.logits import LogitsProcessor
 from dovetail.interfaces.model import Model, RowView
 from dovetail.interfaces.spec import RunSpec
-from dovetail.interfaces.step import (
-    KVLayer,
-    KVLayout,
-    RowResult,
-    StepPlan,
-    StepResult,
-)
-from dovetail.layers.attention import attention_layers, kv_layers, step_layers
-from dovetail.layers.context import (
-    ForwardContext,
-    step_adapters,
-    use_adapters,
-    use_context,
-)
+from dovetail.interfaces.step import CachedLayer, KVLayout, RowResult, StepPlan, StepResult
+from dovetail.layers.attention import attention_layers, step_layers
+from dovetail.layers.context import ForwardContext, step_adapters, use_adapters, use_context
 from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.kept import kept_layers
 from dovetail.layers.moe import Experts, help_others
 from dovetail.layers.native import use_ops
 from dovetail.parallel.context import over_ranks
 from dovetail.parallel.engines import exchange
-from dovetail.runner import measure, verify, warm_up
+from dovetail.runner import kv_alloc, measure, verify, warm_up
 from dovetail.runner.adapters import runner_adapters, slots_in_use
 from dovetail.runner.batch import Batch, StepInputs
 from dovetail.runner.compiled import CompiledForward, ModelForward
@@ -53,7 +43,7 @@ from dovetail.runner.draft_runner import DraftRunner
 from dovetail.runner.expert_balancer import expert_balancer
 from dovetail.runner.graphs import GraphManager, graph_manager, why_not_captured
 from dovetail.runner.host_blocks import HostBlockStorage
-from dovetail.runner.kv_alloc import allocate_kv, allocate_step, group_of_layers
+from dovetail.runner.layer_groups import LayerGroups, StateKeeper
 from dovetail.runner.loader import load_model
 from dovetail.runner.measure import PeakOf
 from dovetail.runner.offloaded_memory import offload
@@ -128,7 +118,7 @@ class ModelRunner:
         self._exchange = exchange() if self.run.rank.data_size > 1 else None
         self._attention = attention_layers(loaded.module)
         measure.set_given_scales(self._attention, self.run)
-        self._layers = kv_layers(self._attention, self.run)
+        self._layers = kept_layers(loaded.module, self.run)
         self._step_layers = step_layers(self._attention, self.run)
         if self.run.pooling is not None and self._stage.is_last:
             using = self._using_adapter
@@ -153,8 +143,8 @@ class ModelRunner:
         drafts = [] if self._drafts is None else self._drafts.weights()
         return [*module.parameters(), *module.buffers(), *drafts]
 
-    def kv_layers(self) -> Sequence[KVLayer]:
-        """Return what the attention layers cache, in layer order, a drafter's behind them."""
+    def kv_layers(self) -> Sequence[CachedLayer]:
+        """Return what the layers keep, in layer order, a drafter's behind them."""
         return [*self._layers, *(() if self._drafts is None else self._drafts.layers)]
 
     def allocate(self, layout: KVLayout) -> None:
@@ -166,13 +156,12 @@ class ModelRunner:
             processors["structured output"] = self._masks
             processors["thinking budget"] = ReasoningBudget(self.constraints, run.model.vocab_size)
         self._layout = layout
-        self._caches = allocate_kv(layout, self._layers, self._backend, self.device)
-        self._caches |= allocate_step(self._step_layers, self._backend, self.device, run)
-        host = (layout, self._layers, self._caches, self._backend)
-        self._host = HostBlockStorage(*host) if layout.num_host_blocks else None
+        tensors = kv_alloc.allocate_tensors(layout, self.device)
+        self._caches = kv_alloc.layer_caches(layout, self._layers, self._backend, tensors)
+        self._caches |= kv_alloc.allocate_step(self._step_layers, self._backend, self.device, run)
+        self._host = HostBlockStorage(layout, tensors) if layout.num_host_blocks else None
         num_groups = len(layout.groups)
-        self._groups = group_of_layers(layout)
-        self._groups |= {layer.name: num_groups for layer in self._step_layers}
+        self._groups = LayerGroups(layout, self._layers, self._step_layers)
         self._batch = Batch(
             run.max_rows,
             run.max_model_tokens,
@@ -221,7 +210,8 @@ class ModelRunner:
         if run.pooling is not None:
             return recorded_prompts(own, self._batch.tables, run.max_rows)
         rows, sizes = (MAX_ROWS, None) if run.drafts else (run.max_rows, run.graph_sizes)
-        return recorded_rows(own, self._batch.tables, rows, sizes, self._inner)
+        states = StateKeeper(self._groups, self._batch.tables, self._caches)
+        return recorded_rows(own, self._batch.tables, rows, sizes, self._inner, states)
 
     def warm_up(self) -> None:
         """Run a short prompt and two draws on row 0, then empty it; capture graphs. Mutates: self
@@ -287,7 +277,7 @@ class ModelRunner:
         self._pending_steps.resolve_all_but(0)
         self._graphs, self._host = None, None
         caches = [] if self._drafts is None else self._drafts.release()
-        caches += self._caches.values()
+        caches += kv_alloc.cache_tensors(self._caches)
         offload(caches, keeps=False)  # an allocator may keep what is only freed
         del self._caches, self._batch, self._tensors, self._recorded, self._sampler, self._reader
 
@@ -449,10 +439,9 @@ class ModelRunner:
         """Run a forward pass on a step. Shapes: token_ids, positions, second_text [T] -> [T, E]"""
         if self._exchange is not None:
             self._exchange.begin_step(len(token_ids))
-        prepared = [self._backend.prepare(layout) for layout in layouts]
         context = ForwardContext(
             backend=self._backend,
-            prepared={name: prepared[g] for name, g in self._groups.items()},
+            prepared=self._groups.prepared(self._backend, layouts),
             caches=self._caches,
             rows=rows,
             second_text=second_text,

@@ -19,6 +19,7 @@ from dovetail.interfaces.spec import RunSpec
 from dovetail.layers.context import StepAdapters
 from dovetail.runner.batch import StepInputs
 from dovetail.runner.block_table import BlockTable
+from dovetail.runner.layer_groups import StateKeeper
 from dovetail.runner.recorded_inputs import PromptInputs, RecordedInputs, RowInputs
 from dovetail.runner.verify import one_by_one
 from dovetail_kernels.cpu import library as native
@@ -49,12 +50,13 @@ def recorded_rows(
     max_rows: int,
     sizes: Collection[int] | None = None,
     inner: Inner | None = None,
+    states: StateKeeper | None = None,
 ) -> RecordedForward:
     """Return the recorder of steps in which every row computes one token. `sizes`: no other numbers
-    of rows are recorded (None: all up to 64). `inner`: see RecordedForward."""
+    of rows are recorded (None: all up to 64). `inner`, `states`: see RecordedForward."""
     most = min(max_rows, MAX_ROWS if sizes is None else max(sizes, default=1))
     counts = range(1, most + 1) if sizes is None else frozenset(s for s in sizes if s <= most)
-    return RecordedForward(forward, RowInputs(tables, most), counts, inner)
+    return RecordedForward(forward, RowInputs(tables, most), counts, inner, states)
 
 
 def recorded_prompts(forward: Forward, tables: list[BlockTable], max_rows: int) -> RecordedForward:
@@ -72,7 +74,7 @@ def is_recorded(run: RunSpec, device_type: str) -> bool:
 class RecordedForward:
     """Programs by number of tokens, those with adapters apart, and the fixed places of their
     inputs; no other numbers than `counts` are recorded. What a pass leaves in `inner` a repeated
-    one does."""
+    one does. `states` takes back what passes do that are run for trial."""
 
     def __init__(
         self,
@@ -80,8 +82,10 @@ class RecordedForward:
         inputs: RecordedInputs,
         counts: Collection[int],
         inner: Inner | None = None,
+        states: StateKeeper | None = None,
     ) -> None:
         self._forward = forward
+        self._states = states
         self._inputs = inputs
         self._counts = counts
         self._programs: dict[Size, Program | None] = {}
@@ -117,18 +121,28 @@ class RecordedForward:
             self._programs[size] = None  # the next time it comes it is worth recording
             return None
         self._inputs.fill(inputs, second_text)
-        program = self._programs[size] or self._record(size)
-        if program is None:
-            return None
-        if size not in self._proven:
-            return self._prove(program, size)
+        known = self._programs[size]
+        if known is None or size not in self._proven:
+            return self._try(known, size, inputs)
         self._inner.update(self._left[size])
-        return program.run()
+        return known.run()
 
-    def _prove(self, program: Program, size: Size) -> torch.Tensor | None:
+    def _try(self, known: Program | None, size: Size, inputs: StepInputs) -> torch.Tensor | None:
+        """Record a program, if there is none yet, and run it for the first time; None where there
+        is nothing to record. Mutates: self, and the KV cache"""
+        put_back = (lambda: None) if self._states is None else self._states.keep(inputs)
+        program = known or self._record(size)
+        if known is None:
+            put_back()
+        return None if program is None else self._prove(program, size, put_back)
+
+    def _prove(
+        self, program: Program, size: Size, put_back: Callable[[], None]
+    ) -> torch.Tensor | None:
         """Return the model's output for the program's first new inputs; check that the program's is
         the same. The model's own run is the last: what it writes into the KV cache stays."""
         output = program.run().clone()
+        put_back()
         wanted = self._run_model(size)
         if torch.equal(output.nan_to_num(), wanted.nan_to_num()):
             self._proven.add(size)

@@ -27,6 +27,7 @@ from dovetail.interfaces.spec import (
     Selection,
 )
 from dovetail.interfaces.step import (
+    CachedLayer,
     KVLayer,
     KVLayout,
     NewRow,
@@ -180,7 +181,7 @@ class FakeExecutor(Executor):
         if options.start_crash:
             raise RuntimeError(options.start_crash)
 
-    def kv_layers(self) -> Sequence[KVLayer]:
+    def kv_layers(self) -> Sequence[CachedLayer]:
         """Return one small layer."""
         return [KVLayer(name="layers.0", num_kv_heads=1, head_size=8, dtype="float32")]
 

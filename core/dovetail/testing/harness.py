@@ -24,10 +24,12 @@ from dovetail.interfaces.model import BuildContext, Model
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.quantization import QuantMethod
 from dovetail.interfaces.spec import ModelSpec, RankSpec
-from dovetail.layers.attention import attention_layers
-from dovetail.layers.context import ForwardContext, use_context
+from dovetail.layers.attention import Attention
+from dovetail.layers.context import ForwardContext, LayerCache, use_context
+from dovetail.layers.kept import Keeper
 from dovetail.layers.rounding import FLOAT, ActivationOptions
 from dovetail.layers.stages import stage_of
+from dovetail.layers.state import State
 from dovetail.layers.weights import load_weights
 from dovetail.testing.reference import ReferenceAttention
 
@@ -66,16 +68,8 @@ class PagedModel:
         self._free = list(range(1, num_blocks))
         random.Random(0).shuffle(self._free)
         self.rows: dict[int, Row] = {}
-        self.layers = attention_layers(model)
-        self.caches = {
-            layer.name: torch.full(
-                self.backend.kv_shape(
-                    num_blocks, block_tokens, layer.spec.num_kv_heads, layer.spec.head_size
-                ),
-                UNUSED,
-            )
-            for layer in self.layers
-        }
+        self.layers = [module for module in model.modules() if isinstance(module, Keeper)]
+        self.caches = {layer.name: self._cache(layer, num_blocks) for layer in self.layers}
 
     @classmethod
     def load(
@@ -91,6 +85,15 @@ class PagedModel:
         if backend:
             chosen = load_plugin(AttentionBackend, "attention_backend", backend)  # type: ignore[type-abstract]
         return cls(load_model(path, model_name=model_name, dtype=dtype), backend=chosen)
+
+    def _cache(self, layer: Keeper, num_blocks: int) -> LayerCache:
+        """Return memory for what a layer keeps in so many blocks."""
+        if isinstance(layer, State):
+            parts = {part.name: (num_blocks, *part.shape) for part in layer.parts}
+            return {name: torch.full(shape, UNUSED) for name, shape in parts.items()}
+        assert isinstance(layer, Attention)
+        spec, size = layer.spec, (num_blocks, self.block_tokens)
+        return torch.full(self.backend.kv_shape(*size, spec.num_kv_heads, spec.head_size), UNUSED)
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[tuple[int, Sequence[int]]]) -> list[torch.Tensor]:
@@ -112,7 +115,10 @@ class PagedModel:
         prepared = self.backend.prepare(layout)
         context = ForwardContext(
             backend=self.backend,
-            prepared={layer.name: prepared for layer in self.layers},
+            prepared={
+                layer.name: layout if isinstance(layer, State) else prepared
+                for layer in self.layers
+            },
             caches=self.caches,
             rows=rows,
         )
@@ -135,7 +141,11 @@ class PagedModel:
         held = {block for other in self.rows.values() for block in other.blocks}
         freed = [block for block in gone.blocks if block not in held]
         for cache in self.caches.values():
-            cache.view(cache.shape[0], cache.shape[1], -1)[:, freed] = UNUSED
+            if isinstance(cache, dict):
+                for part in cache.values():
+                    part[freed] = UNUSED
+            else:
+                cache.view(cache.shape[0], cache.shape[1], -1)[:, freed] = UNUSED
         self._free.extend(freed)
 
     def _extend(self, number: int, tokens: Sequence[int]) -> Row:

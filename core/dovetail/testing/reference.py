@@ -88,7 +88,7 @@ class ReferenceAttention(AttentionBackend):
         bias: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the attended values and the log-sum-exps. Mutates: cache"""
-        keys, values = (part.flatten(0, 1) for part in cache)
+        keys, values = cache
         _store(keys, layout.slots, k / spec.k_scale)
         _store(values, layout.slots, v / spec.v_scale)
         out, lse = torch.empty_like(q), torch.empty(q.shape[:2])
@@ -108,18 +108,20 @@ class ReferenceAttention(AttentionBackend):
 
 def _store(to: torch.Tensor, slots: torch.Tensor, x: torch.Tensor) -> None:
     """Put numbers into slots; what an 8-bit float cannot hold becomes its largest. Mutates: to"""
+    place = slots // to.shape[1], slots % to.shape[1]
     if to.dtype in FLOAT8:
         limit = torch.finfo(to.dtype).max
-        to.view(torch.uint8)[slots] = x.clamp(-limit, limit).to(to.dtype).view(torch.uint8)
+        to.view(torch.uint8)[place] = x.clamp(-limit, limit).to(to.dtype).view(torch.uint8)
     else:
-        to[slots] = x.to(to.dtype)
+        to[place] = x.to(to.dtype)
 
 
 def _read(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """Return the numbers of some slots as floats; torch does not index those of 8 bits."""
+    place = slots // cache.shape[1], slots % cache.shape[1]
     if cache.dtype in FLOAT8:
-        return cache.view(torch.uint8)[slots].view(cache.dtype).float()
-    return cache[slots].float()
+        return cache.view(torch.uint8)[place].view(cache.dtype).float()
+    return cache[place].float()
 
 
 def _slots(layout: BatchLayout, row: int, seq_len: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ made up from a seed, so no checkpoint is read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod
 from dovetail.interfaces.spec import ModelSpec, RunSpec, Selection
-from dovetail.interfaces.step import KVGroup, KVLayer, KVLayout
+from dovetail.interfaces.step import CachedLayer, KVGroup, KVLayout
 from dovetail.layers.attention import Attention
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.placement import mark_axes
@@ -202,7 +202,9 @@ def selected(kind: str, name: str) -> Selection:
     return Selection(kind=kind, name=name, target=f"{HERE}:{name}")
 
 
-def tiny_layout(layers: list[KVLayer], *, num_blocks: int = 64, block_tokens: int = 4) -> KVLayout:
+def tiny_layout(
+    layers: Sequence[CachedLayer], *, num_blocks: int = 64, block_tokens: int = 4
+) -> KVLayout:
     """Return a layout with one group per window length, layer i of each in tensor i."""
     by_window: dict[int | None, list[str]] = {}
     for layer in layers:

@@ -12,7 +12,7 @@ import torch
 from dovetail.errors import RequestError
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import RunSpec
-from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
+from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.worker import Worker
 from dovetail.runner.model_runner import ModelRunner
 
@@ -31,7 +31,7 @@ class TinyWorker(Worker):
         """Build the model."""
         self._runner.load()
 
-    def kv_layers(self) -> Sequence[KVLayer]:
+    def kv_layers(self) -> Sequence[CachedLayer]:
         """Return the caches of the model's layers."""
         return self._runner.kv_layers()
 

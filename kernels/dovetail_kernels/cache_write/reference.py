@@ -22,14 +22,15 @@ def reference(
 
     Mutates: cache, scales
     """
+    place = slots // cache.shape[2], slots % cache.shape[2]
     for half, (x, scale) in enumerate(((k, k_scale), (v, v_scale))):
         numbers = x.to(cache.dtype)
         if scales is not None:
             numbers, own = _int8(x.float())
-            scales[half].view(-1, x.shape[1])[slots] = own
+            scales[half][place] = own
         elif cache.dtype in FLOAT8:
             numbers = _float8(x.float(), scale, cache.dtype)
-        _bytes_of(cache[half]).view(-1, *x.shape[1:])[slots] = _bytes_of(numbers)
+        _bytes_of(cache[half])[place] = _bytes_of(numbers)
 
 
 def _float8(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:

@@ -141,9 +141,9 @@ def _forward(
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
     """Do what `forward` does for a cache without scales. Mutates: cache, lse"""
-    slots = cache.view(2, -1, *cache.shape[3:])
+    slots = cache
     write(slots, k, v, prepared.layout.slots)
-    max_keys = max(1, GATHER_BYTES // (slots[0, 0].numel() * slots.element_size()))
+    max_keys = max(1, GATHER_BYTES // (slots[0, 0, 0].numel() * slots.element_size()))
     gathers = bool(prepared.decode_rows) and bias is None
     chunks = prepared.decode_chunks(spec.window_tokens, max_keys) if gathers else []
     if len(chunks) == 1 and chunks[0].tokens is None:
@@ -163,29 +163,31 @@ def _forward(
     return out
 
 
-def write(slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor, where: torch.Tensor) -> None:
-    """Store keys and values. Shapes: slots [2, N * P, K, D], k and v [T, K, D], where [T]
+def write(cache: torch.Tensor, k: torch.Tensor, v: torch.Tensor, where: torch.Tensor) -> None:
+    """Store keys and values. Shapes: cache [2, N, P, K, D], k and v [T, K, D], where [T] slots
 
-    Mutates: slots
+    Mutates: cache
     """
-    if slots.dtype in FLOAT8:
-        largest = torch.finfo(slots.dtype).max
-        k, v = (x.clamp(-largest, largest).to(slots.dtype).view(torch.uint8) for x in (k, v))
-        slots = slots.view(torch.uint8)
-    slots[0].index_copy_(0, where, k.to(slots.dtype))
-    slots[1].index_copy_(0, where, v.to(slots.dtype))
+    if cache.dtype in FLOAT8:
+        largest = torch.finfo(cache.dtype).max
+        k, v = (x.clamp(-largest, largest).to(cache.dtype).view(torch.uint8) for x in (k, v))
+        cache = cache.view(torch.uint8)
+    place = where // cache.shape[2], where % cache.shape[2]
+    cache[0].index_put_(place, k.to(cache.dtype))
+    cache[1].index_put_(place, v.to(cache.dtype))
 
 
 def read(
-    slots: torch.Tensor, where: torch.Tensor, dtype: torch.dtype
+    cache: torch.Tensor, where: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the keys and values at some slots. Shapes: slots [2, N * P, K, D], where [S] ->
+    """Return the keys and values at some slots. Shapes: cache [2, N, P, K, D], where [S] ->
     [S, K, D] each"""
-    if slots.dtype in FLOAT8:
-        raw = slots.view(torch.uint8)
-        k, v = (half.index_select(0, where).view(slots.dtype) for half in raw)
+    place = where // cache.shape[2], where % cache.shape[2]
+    if cache.dtype in FLOAT8:
+        raw = cache.view(torch.uint8)
+        k, v = (half[place].view(cache.dtype) for half in raw)
     else:
-        k, v = (half.index_select(0, where) for half in slots)
+        k, v = (half[place] for half in cache)
     return k.to(dtype), v.to(dtype)
 
 

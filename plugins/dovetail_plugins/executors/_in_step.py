@@ -24,7 +24,7 @@ from dovetail.engine.faults import error_of
 from dovetail.errors import DovetailError, EngineDead
 from dovetail.interfaces.executor import Preparation, WorkerCall
 from dovetail.interfaces.spec import RunSpec, Selection
-from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
+from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.ranks.executor import MortalExecutor
 from dovetail.ranks.messages import (
     Allocate,
@@ -161,7 +161,7 @@ class InStep(MortalExecutor):
             self._close(0.0)
             raise
 
-    def kv_layers(self) -> Sequence[KVLayer]:
+    def kv_layers(self) -> Sequence[CachedLayer]:
         """Return what the model's attention layers cache."""
         answer: KVLayers = self._do(GetKVLayers)
         return answer.layers

@@ -14,7 +14,7 @@ from typing import Any
 from dovetail.interfaces.executor import Executor, PendingStep, Preparation, WorkerCall
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import RunSpec, Selection
-from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan
+from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan
 from dovetail.ranks.executor import RankLinks, RanksExecutor
 from dovetail.ranks.layout import rank_log
 from dovetail.ranks.remote import on_launcher_gone, serve_remote
@@ -49,7 +49,7 @@ class ExternalLauncherExecutor(Executor):
             log.apply()
         return serve_remote(task, guest)
 
-    def kv_layers(self) -> Sequence[KVLayer]:
+    def kv_layers(self) -> Sequence[CachedLayer]:
         """Return what the model's attention layers cache, in layer order."""
         return self._part.kv_layers()
 

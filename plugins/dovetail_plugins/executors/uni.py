@@ -20,7 +20,7 @@ from dovetail.errors import EngineDead
 from dovetail.interfaces.executor import Executor, PendingStep, Preparation, WorkerCall
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import RunSpec, Selection
-from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
+from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.worker import Worker
 from dovetail.parallel import engines, groups
 from dovetail.ranks.worker_calls import call_worker, make_worker, too_late
@@ -64,7 +64,7 @@ class UniExecutor(Executor):
             raise EngineDead("the executor has been shut down.")
         return self._worker
 
-    def kv_layers(self) -> Sequence[KVLayer]:
+    def kv_layers(self) -> Sequence[CachedLayer]:
         """Return what the model's attention layers cache, in layer order."""
         return self._call(self.worker.kv_layers)
 

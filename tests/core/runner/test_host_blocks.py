@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import cast
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ from dovetail.interfaces.plugin import NoOptions
 from dovetail.interfaces.step import KVGroup, KVLayer, KVLayout
 from dovetail.runner import host_blocks
 from dovetail.runner.host_blocks import HostBlockStorage
-from dovetail.runner.kv_alloc import allocate_kv
+from dovetail.runner.kv_alloc import allocate_tensors, layer_caches
 from dovetail.testing.reference import ReferenceAttention
 
 NUM_BLOCKS, NUM_HOST_BLOCKS = 20, 30
@@ -43,10 +44,11 @@ def rig(
         block_bytes=4 * layers[0].bytes_per_token(size),
         num_host_blocks=NUM_HOST_BLOCKS,
     )
-    caches = allocate_kv(layout, layers, backend, torch.device("cpu"))
-    for cache in caches.values():
-        cache.view(torch.uint8).random_(0, 256)
-    return HostBlockStorage(layout, layers, caches, backend), caches
+    tensors = allocate_tensors(layout, torch.device("cpu"))
+    for tensor in tensors:
+        tensor.random_(0, 256)
+    caches = layer_caches(layout, layers, backend, tensors)
+    return HostBlockStorage(layout, tensors), cast(dict[str, torch.Tensor], caches)
 
 
 @pytest.mark.parametrize("piece_blocks", [1, 3, 100])
@@ -87,6 +89,6 @@ def test_a_layout_without_layers_or_copies_does_nothing() -> None:
         KVLayout(groups=(), num_tensors=0, num_blocks=2, block_tokens=4, block_bytes=0),
         num_host_blocks=3,
     )
-    host = HostBlockStorage(layout, [], {}, ReferenceAttention(NoOptions()))
+    host = HostBlockStorage(layout, [])
     host.swap_out(())
     host.swap_in(())

@@ -40,9 +40,9 @@ def test_groups_share_tensors() -> None:
     assert group_of_layers(LAYOUT) == {"a": 0, "b": 0, "c": 1}
 
 
-def test_layers_of_other_sizes_cannot_share() -> None:
-    layers = [layer("a", head_size=4), layer("b"), layer("c")]
-    with pytest.raises(ConfigError, match="layer c needs"):
+def test_larger_blocks_than_the_tensors_are_refused() -> None:
+    layers = [layer("a", head_size=4), layer("b"), layer("c", head_size=12)]
+    with pytest.raises(ConfigError, match="a block of layer c takes"):
         allocate_kv(LAYOUT, layers, BACKEND, CPU)
 
 

@@ -91,6 +91,7 @@ def load_model_facts(
     generation = read_json(Path(model_path) / "generation_config.json", is_required=False)
     num_heads = _count(path, text, "num_heads")
     hidden_size = _count(path, text, "hidden_size")
+    cache = facts_of(text).cache
     return ModelSpec(
         path=str(model_path),
         architecture=architecture(path, raw),
@@ -106,6 +107,7 @@ def load_model_facts(
         max_position_tokens=_positions(text),
         eos_token_ids=eos_token_ids(text, generation),
         bos_token_id=_first_id(text.get("bos_token_id")),
+        cache=None if cache is None else cache(text),
     )
 
 

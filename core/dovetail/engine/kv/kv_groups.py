@@ -1,10 +1,11 @@
 """KV groups: which layers share a block table, how the cache memory is laid out, what a hit is.
 
-Layers with the same rule (full attention, or one window size) form groups of equal size; layer i of
-every group lives in tensor i, so a block id names one piece of memory in whichever group owns it,
-and blocks move freely between groups. All layers must cache the same bytes per token; a model that
-mixes head counts, head sizes or dtypes is refused. The layers of a drafter beside the model lie in
-tensors of their own, under the block ids of the first group.
+Layers with the same rule (full attention, or one window size; a state is a window of two tokens)
+form groups of equal size; layer i of every group lives in tensor i, so a block id names one piece
+of memory in whichever group owns it, and blocks move freely between groups. A block takes as many
+bytes as the layer with the largest one needs: what others leave of it is unused. Where states are
+larger than the keys and values of a block, blocks hold more tokens, so that little is. The layers
+of a drafter beside the model lie in tensors of their own, under the block ids of the first group.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.step import KVGroup, KVLayer, KVLayout
+from dovetail.interfaces.step import CachedLayer, KVGroup, KVLayout, StateLayer
 
 DTYPE_BYTES = {
     "float64": 8,
@@ -30,7 +31,7 @@ MAX_GROUPS = 16
 
 
 def plan_layout(
-    layers: Sequence[KVLayer],
+    layers: Sequence[CachedLayer],
     *,
     block_tokens: int,
     num_blocks: int | None = None,
@@ -41,9 +42,11 @@ def plan_layout(
     as many host blocks as `host_bytes` hold.
 
     Block 0 is counted, though it is the null block, which no request owns. Raises: ConfigError when
-    layers differ in size, fewer than two blocks fit, or no group keeps what a drafter needs.
+    fewer than two blocks fit, or no group keeps what a drafter needs.
     """
-    layout = _empty_layout([layer for layer in layers if not layer.is_draft], block_tokens)
+    own = [layer for layer in layers if not layer.is_draft]
+    block_tokens = enough_tokens(own, block_tokens)
+    layout = _empty_layout(own, block_tokens)
     drafts = [layer for layer in layers if layer.is_draft]
     if drafts:
         _check_drafts(drafts, layout)
@@ -72,7 +75,7 @@ def with_blocks(layout: KVLayout, num_blocks: int, num_host_blocks: int = 0) -> 
     )
 
 
-def draft_layout(drafts: Sequence[KVLayer], block_tokens: int) -> KVLayout:
+def draft_layout(drafts: Sequence[CachedLayer], block_tokens: int) -> KVLayout:
     """Return the layout of a drafter's layers, without blocks: one group, a tensor for each."""
     return KVLayout(
         groups=(KVGroup(layers=tuple(layer.name for layer in drafts)),),
@@ -83,7 +86,7 @@ def draft_layout(drafts: Sequence[KVLayer], block_tokens: int) -> KVLayout:
     )
 
 
-def _empty_layout(layers: Sequence[KVLayer], block_tokens: int) -> KVLayout:
+def _empty_layout(layers: Sequence[CachedLayer], block_tokens: int) -> KVLayout:
     groups = group_layers(layers)
     return KVLayout(
         groups=groups,
@@ -94,7 +97,7 @@ def _empty_layout(layers: Sequence[KVLayer], block_tokens: int) -> KVLayout:
     )
 
 
-def _check_drafts(drafts: Sequence[KVLayer], layout: KVLayout) -> None:
+def _check_drafts(drafts: Sequence[CachedLayer], layout: KVLayout) -> None:
     """Raise ConfigError unless the first group keeps what every layer of the drafter looks at."""
     if not layout.groups:
         raise ConfigError(
@@ -113,8 +116,9 @@ def _check_drafts(drafts: Sequence[KVLayer], layout: KVLayout) -> None:
         )
 
 
-def group_layers(layers: Sequence[KVLayer]) -> tuple[KVGroup, ...]:
-    """Return the layers divided into groups, full attention first, then growing windows."""
+def group_layers(layers: Sequence[CachedLayer]) -> tuple[KVGroup, ...]:
+    """Return the layers divided into groups, full attention first, then states and growing
+    windows."""
     kinds: dict[int | None, list[str]] = {}
     for layer in layers:
         kinds.setdefault(layer.window_tokens, []).append(layer.name)
@@ -142,30 +146,36 @@ def _group_size(counts: Sequence[int]) -> int:
     return min(few, key=lambda size: (num_groups(size) * size, -size))
 
 
-def _block_bytes(layers: Sequence[KVLayer], block_tokens: int) -> int:
-    """Return the bytes one block takes in one layer. Raises: ConfigError when layers differ."""
-    if not layers:
-        return 0
-    first = layers[0]
-    for layer in layers:
-        if _shape(layer) != _shape(first):
-            raise ConfigError(
-                f'layers "{first.name}" and "{layer.name}" cache different shapes, '
-                f"{_shape(first)} and {_shape(layer)} (kv heads, head size, dtype).",
-                where="KV cache",
-                fix="models that mix cache shapes are not supported.",
-            )
-    if first.dtype not in DTYPE_BYTES:
+def enough_tokens(layers: Sequence[CachedLayer], block_tokens: int) -> int:
+    """Return the tokens of a block, a multiple of `block_tokens`: so many that keys and values take
+    as much as the largest state, if the model has both."""
+    largest = max((block_bytes(one, 1) for one in layers if isinstance(one, StateLayer)), default=0)
+    tokens = [block_bytes(one, 1) for one in layers if not isinstance(one, StateLayer)]
+    if not largest or not tokens:
+        return block_tokens
+    return max(1, -(-largest // (max(tokens) * block_tokens))) * block_tokens
+
+
+def block_bytes(layer: CachedLayer, block_tokens: int) -> int:
+    """Return the bytes that one block takes in a layer. Raises: ConfigError"""
+    if isinstance(layer, StateLayer):
+        return layer.num_bytes({part.dtype: _dtype_bytes(part.dtype) for part in layer.parts})
+    return layer.block_bytes(block_tokens, _dtype_bytes(layer.dtype))
+
+
+def _block_bytes(layers: Sequence[CachedLayer], block_tokens: int) -> int:
+    """Return the bytes one block takes in each tensor: those of the layer that needs the most."""
+    return max((block_bytes(layer, block_tokens) for layer in layers), default=0)
+
+
+def _dtype_bytes(dtype: str) -> int:
+    if dtype not in DTYPE_BYTES:
         raise ConfigError(
-            f'"{first.dtype}" is not a dtype of a KV cache.',
+            f'"{dtype}" is not a dtype of a KV cache.',
             where="--kv-cache-dtype",
             fix=f"use one of {', '.join(DTYPE_BYTES)}.",
         )
-    return first.block_bytes(block_tokens, DTYPE_BYTES[first.dtype])
-
-
-def _shape(layer: KVLayer) -> tuple[int, int, str]:
-    return layer.num_kv_heads, layer.head_size, layer.dtype
+    return DTYPE_BYTES[dtype]
 
 
 def blocks_for(layout: KVLayout, num_tokens: int, step_tokens: int) -> int:

@@ -9,7 +9,7 @@ from dovetail.engine.kv.kv_groups import plan_layout
 from dovetail.interfaces.kv_policy import KVAccounting, KVPolicy, KVRoom
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import CacheSpec
-from dovetail.interfaces.step import KVLayer, KVLayout
+from dovetail.interfaces.step import CachedLayer, KVLayout
 
 
 class Paged(KVPolicy):
@@ -20,7 +20,7 @@ class Paged(KVPolicy):
         source="https://arxiv.org/abs/2309.06180",
     )
 
-    def plan(self, layers: Sequence[KVLayer], room: KVRoom) -> KVLayout:
+    def plan(self, layers: Sequence[CachedLayer], room: KVRoom) -> KVLayout:
         """Return the layout of the room. Raises: ConfigError"""
         return plan_layout(
             layers,

@@ -39,14 +39,14 @@ REQUESTS = (
 def started(plugin: Any, *, worker: Selection = WORKER, **changes: Any) -> Executor:
     """Return an executor that is ready to step."""
     made: Executor = plugin(default_options(plugin), tiny_run(**changes), worker)
-    made.allocate(tiny_layout(list(made.kv_layers())))
+    made.allocate(tiny_layout(made.kv_layers()))
     return made
 
 
 def run(executor: Executor, *, ahead: int = 0) -> dict[str, list[int]]:
     """Return each request's tokens, with `ahead` steps submitted before a result is read."""
     collector, waiting = Collector(), deque[Any]()
-    for plan in Driver(tiny_layout(list(executor.kv_layers()))).plans(REQUESTS, chunk_tokens=7):
+    for plan in Driver(tiny_layout(executor.kv_layers())).plans(REQUESTS, chunk_tokens=7):
         waiting.append((plan, executor.submit(plan)))
         while len(waiting) > ahead:
             done, pending = waiting.popleft()
@@ -153,7 +153,7 @@ class TestExecutor:
             tiny_run(worker_extension=METHODS), rank=RankSpec(world_size=2)
         )
         made = plugin(default_options(plugin), run_spec, SLEEPING)
-        made.allocate(tiny_layout(list(made.kv_layers())))
+        made.allocate(tiny_layout(made.kv_layers()))
         try:
             assert run(made, ahead=1) == run(executor)
             made.sleep(2)
@@ -176,7 +176,7 @@ class TestExecutor:
         run_spec = msgspec.structs.replace(tiny_run(), rank=rank, communicator=communicator)
         made = plugin(default_options(plugin), run_spec, STAGED)
         try:
-            layers = list(made.kv_layers())
+            layers = made.kv_layers()
             assert len(layers) == 3, "two with a window, and one without"
             made.allocate(tiny_layout(layers))
             ask = DriveRequest(request_id="a", prompt_ids=(5, 6, 7))
@@ -254,7 +254,7 @@ class TestExecutor:
         config = {"replay": [{"tokens": [1, 2, 3], "delay_s": 0.3}], "cue_base": 90}
         made = started(plugin, model=REPLAY, hf_config=config, async_steps=True)
         ask = DriveRequest(request_id="a", prompt_ids=(90,), num_tokens=1)
-        plan = next(Driver(tiny_layout(list(made.kv_layers()))).plans([ask]))
+        plan = next(Driver(tiny_layout(made.kv_layers())).plans([ask]))
         start_s = time.perf_counter()
         pending = made.submit(plan)
         assert time.perf_counter() - start_s < 0.2
@@ -275,7 +275,7 @@ class TestExecutor:
 
         made.on_death(hear)
         ask = DriveRequest(request_id="a", prompt_ids=(90,), num_tokens=3)
-        plans = Driver(tiny_layout(list(made.kv_layers()))).plans([ask])
+        plans = Driver(tiny_layout(made.kv_layers())).plans([ask])
         assert made.submit(next(plans)).result().rows[0].token_ids == (7,)
         with pytest.raises(EngineDead):
             made.submit(next(plans)).result()

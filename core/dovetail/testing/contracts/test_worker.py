@@ -44,7 +44,7 @@ def started(plugin: Any, **changes: Any) -> Worker:
 
 def run(worker: Worker, requests: Sequence[DriveRequest], **ways: Any) -> dict[str, list[int]]:
     """Return each request's tokens; no fault may occur."""
-    layout = tiny_layout(list(worker.kv_layers()))
+    layout = tiny_layout(worker.kv_layers())
     plans = Driver(layout).plans(requests, **ways)
     outputs = collect((plan, worker.step(plan)) for plan in plans)
     assert not any(output.faults for output in outputs.values())
@@ -53,7 +53,7 @@ def run(worker: Worker, requests: Sequence[DriveRequest], **ways: Any) -> dict[s
 
 def drafted(worker: Worker, ask: DriveRequest, drafts: tuple[int, ...]) -> list[int]:
     """Return a request's draws with its prompt, with drafts after that, and in a last step."""
-    plans = list(Driver(tiny_layout(list(worker.kv_layers()))).plans([ask]))
+    plans = list(Driver(tiny_layout(worker.kv_layers())).plans([ask]))
     # All blocks at once: the steps after the first are made here.
     blocks = zip(*(step.new_blocks for plan in plans for step in plan.rows), strict=True)
     row_blocks = tuple(tuple(b for step in group for b in step) for group in blocks)
@@ -79,7 +79,7 @@ def drafted(worker: Worker, ask: DriveRequest, drafts: tuple[int, ...]) -> list[
 def worker(plugin: Any) -> Iterator[Worker]:
     """Return a worker ready to step."""
     made = started(plugin)
-    made.allocate(tiny_layout(list(made.kv_layers())))
+    made.allocate(tiny_layout(made.kv_layers()))
     yield made
     made.shutdown()
 
@@ -106,7 +106,7 @@ class TestWorker:
     def test_no_memory_is_a_config_error(self, plugin: Any) -> None:
         """A layout without blocks is refused with a remedy."""
         made = started(plugin)
-        layout = tiny_layout(list(made.kv_layers()), num_blocks=0)
+        layout = tiny_layout(made.kv_layers(), num_blocks=0)
         with pytest.raises(ConfigError) as caught:
             made.allocate(layout)
         assert caught.value.fix
@@ -141,7 +141,7 @@ class TestWorker:
         """A row whose logits are NaN ends alone."""
         scripts = [{"tokens": [7, 8, 9]}, {"tokens": [4, 5], "nan_at": 1}]
         made = started(plugin, model=REPLAY, hf_config={"replay": scripts, "cue_base": 90})
-        layout = tiny_layout(list(made.kv_layers()))
+        layout = tiny_layout(made.kv_layers())
         made.allocate(layout)
         asks = [
             DriveRequest(request_id="good", prompt_ids=(90,), num_tokens=3),
@@ -158,7 +158,7 @@ class TestWorker:
         prompt = (5, 6, 7, 8, 9)
         whole = DriveRequest(request_id="r", prompt_ids=prompt, sampling=seeded, seed=3)
         drawn = run(worker, [whole])["r"]
-        layout = tiny_layout(list(worker.kv_layers()))
+        layout = tiny_layout(worker.kv_layers())
         again = DriveRequest(
             request_id="r", prompt_ids=(*prompt, *drawn[:4]), num_tokens=2, sampling=seeded, seed=3
         )
@@ -183,7 +183,7 @@ class TestWorker:
     def test_swapped_blocks_come_back(self, plugin: Any) -> None:
         """A row whose blocks went to the host, and came back as others, draws the same ones on."""
         made = started(plugin)
-        layout = msgspec.structs.replace(tiny_layout(list(made.kv_layers())), num_host_blocks=32)
+        layout = msgspec.structs.replace(tiny_layout(made.kv_layers()), num_host_blocks=32)
         made.allocate(layout)
         ask = DriveRequest(request_id="r", prompt_ids=tuple(range(20)))
         wanted = run(made, [ask])["r"]

@@ -15,7 +15,7 @@ from dovetail.engine.kv.kv_groups import (
     window_start,
 )
 from dovetail.errors import ConfigError
-from dovetail.interfaces.step import KVLayer
+from dovetail.interfaces.step import KVLayer, StateLayer, StatePart
 
 
 def layer(name: object, window: int | None = None, head_size: int = 8) -> KVLayer:
@@ -90,9 +90,31 @@ def test_a_model_without_attention_has_no_groups() -> None:
     assert (layout.groups, layout.num_tensors) == ((), 0)
 
 
+def test_a_block_takes_what_the_largest_layer_needs() -> None:
+    layout = plan_layout([layer("a"), layer("b", head_size=16)], block_tokens=16, num_blocks=9)
+    small = plan_layout([layer("a")], block_tokens=16, num_blocks=9)
+    assert layout.block_bytes == 2 * small.block_bytes
+
+
+def state(name: object, size: int) -> StateLayer:
+    part = StatePart(name="state", shape=(size, 4), dtype="float32")
+    return StateLayer(name=f"state {name}", parts=(part,))
+
+
+def test_blocks_hold_so_many_tokens_that_a_state_fills_them() -> None:
+    """A block's keys and values take 64 bytes a token and layer, a state 16,000."""
+    layers = [layer("a"), *(state(i, 1000) for i in range(4))]
+    layout = plan_layout(layers, block_tokens=16, num_blocks=9)
+    assert layout.block_tokens == 256
+    assert layout.block_bytes == 256 * 64
+    assert [(len(g.layers), g.window_tokens) for g in layout.groups] == [(1, None), *[(1, 2)] * 4]
+    only = plan_layout(layers[1:], block_tokens=16, num_blocks=9)
+    assert (only.block_tokens, only.block_bytes) == (16, 16_000)
+    small = plan_layout([layer("a"), state(0, 16)], block_tokens=16, num_blocks=9)
+    assert (small.block_tokens, small.block_bytes) == (16, 1024)
+
+
 def test_what_cannot_be_laid_out_is_refused() -> None:
-    with pytest.raises(ConfigError, match="different shapes"):
-        plan_layout([layer("a"), layer("b", head_size=16)], block_tokens=16, num_blocks=9)
     with pytest.raises(ConfigError, match="only 0 KV blocks") as caught:
         plan_layout([layer("a")], block_tokens=16, memory_bytes=10)
     assert "--gpu-memory-utilization" in str(caught.value)

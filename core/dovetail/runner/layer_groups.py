@@ -1,0 +1,81 @@
+"""LayerGroups: which KV group each layer is of, and what a step prepares for each.
+
+A state is not attended to: its layers find their rows by the group's layout as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from dovetail.interfaces.attention import AttentionBackend, BatchLayout
+from dovetail.interfaces.step import CachedLayer, KVLayer, KVLayout, StateLayer
+from dovetail.layers.context import LayerCache
+from dovetail.runner.batch import StepInputs
+from dovetail.runner.block_table import BlockTable
+from dovetail.runner.kv_alloc import group_of_layers
+
+
+class LayerGroups:
+    """The groups of a layout; `step_layers`, which keep nothing, are one more behind them."""
+
+    def __init__(
+        self, layout: KVLayout, layers: Sequence[CachedLayer], step_layers: Sequence[KVLayer]
+    ) -> None:
+        own = group_of_layers(layout)
+        last = len(layout.groups)
+        self.states = {one.name: own[one.name] for one in layers if isinstance(one, StateLayer)}
+        self._attended = {name: g for name, g in own.items() if name not in self.states}
+        self._attended |= {layer.name: last for layer in step_layers}
+        self._used = sorted(set(self._attended.values()))
+
+    def prepared(
+        self, backend: AttentionBackend, layouts: Sequence[BatchLayout]
+    ) -> Mapping[str, Any]:
+        """Return what each layer sees of a step, by name. `layouts` are the groups'."""
+        made = {group: backend.prepare(layouts[group]) for group in self._used}
+        found = {name: made[group] for name, group in self._attended.items()}
+        return found | {name: layouts[group] for name, group in self.states.items()}
+
+
+class StateKeeper:
+    """Takes back what a step does to its rows' states, so that it can be run once more."""
+
+    def __init__(
+        self,
+        groups: LayerGroups,
+        tables: Sequence[BlockTable],
+        caches: Mapping[str, LayerCache],
+    ) -> None:
+        self._tables = {group: tables[group] for group in set(groups.states.values())}
+        self._parts: list[tuple[int, torch.Tensor]] = []
+        for name, group in groups.states.items():
+            cache = caches[name]
+            assert isinstance(cache, dict)
+            self._parts.extend((group, part) for part in cache.values())
+
+    def keep(self, inputs: StepInputs) -> Callable[[], None]:
+        """Return a function that puts the states back which a step of these rows replaces."""
+        if not self._parts:
+            return _nothing
+        blocks = {g: self._written(table, inputs) for g, table in self._tables.items()}
+        before = [part[blocks[group]] for group, part in self._parts]
+
+        def put_back() -> None:
+            for (group, part), old in zip(self._parts, before, strict=True):
+                part[blocks[group]] = old
+
+        return put_back
+
+    def _written(self, table: BlockTable, inputs: StepInputs) -> torch.Tensor:
+        """Return the blocks in which the step's tokens lie. Shapes: [B] int64"""
+        places = inputs.positions // table.block_tokens
+        found = np.unique(table.ids[inputs.token_rows, places])
+        return torch.from_numpy(found.astype(np.int64))
+
+
+def _nothing() -> None:
+    """Put nothing back: nothing is kept."""
