@@ -177,10 +177,16 @@ class DecoderLayer(nn.Module):
         super().__init__()
         size = context.model.hidden_size
         self.layer_type = config.layer_types[layer]
-        self.self_attn = DecoderAttention(context, f"{name}.self_attn", config, layer)
+        self.self_attn = self.build_attention(context, f"{name}.self_attn", config, layer)
         self.mlp = self.build_mlp(context, f"{name}.mlp", config, layer)
         self.input_layernorm = config.norm(context, size, eps=config.norm_eps)
         self.post_attention_layernorm = config.norm(context, size, eps=config.norm_eps)
+
+    def build_attention(
+        self, context: BuildContext, name: str, config: DecoderConfig, layer: int
+    ) -> nn.Module:
+        """Return the layer's attention: a module of (x, rope, residual), x and residual [T, E]."""
+        return DecoderAttention(context, name, config, layer)
 
     def build_mlp(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int

@@ -6,6 +6,8 @@ knows only which part of the matrix this rank holds. Shape letters: I input, O o
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 
@@ -34,7 +36,10 @@ GROUPS = "groups"
 
 
 class Linear(WeightHolder):
-    """The base of all linear layers. `name` is the layer's dotted path in the checkpoint."""
+    """The base of all linear layers. `name` is the layer's dotted path in the checkpoint.
+    `takes_adapters`: its product with what a layer reads is all that its weight is used for."""
+
+    takes_adapters: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -1,0 +1,100 @@
+"""Routing: which experts compute a token, and with what weights.
+
+A RoutingRule says how a family decides; `route` is the definition in plain torch, with which every
+kernel of the same op is compared. Knows no layer and no model.
+Sources: Shazeer et al. 2017 (top-k of a softmax); DeepSeek-AI 2024, DeepSeek-V2, section 2.2
+(groups) and DeepSeek-V3, section 2.1.2 (sigmoids, correction bias); Liu et al. 2024, GRIN
+(sparsemixer).
+Shape letters: T tokens, X experts, A of them picked per token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+Scoring = Literal["softmax", "sigmoid", "sparsemixer"]
+"""What makes numbers in 0 .. 1 of a token's scores: "softmax" over all experts, "sigmoid" of each
+alone, "sparsemixer": see `_sparsemixer`."""
+GroupScore = Literal["best", "two_best"]
+"""What a group of experts is chosen by: its best member, or the sum of its two best."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingRule:
+    """How the `num_picked` experts of a token are chosen and weighed.
+
+    Experts lie in `num_groups` groups of neighbours, of which only the `num_kept_groups` best may
+    be picked from. With `renormalizes` the picked experts' weights are divided by their sum, or by
+    `least_sum` where the sum is less; then all weights are multiplied by `factor`. With
+    `weighs_inputs` a weight multiplies what an expert reads, not what it makes (`route` does not
+    look at it). `margin` belongs to sparsemixer.
+    """
+
+    num_picked: int
+    scoring: Scoring = "softmax"
+    renormalizes: bool = False
+    least_sum: float = 0.0
+    factor: float = 1.0
+    num_groups: int = 1
+    num_kept_groups: int = 1
+    group_score: GroupScore = "best"
+    weighs_inputs: bool = False
+    margin: float = 0.0
+
+    @property
+    def is_grouped(self) -> bool:
+        """Return whether some groups of experts may not be picked from."""
+        return self.num_kept_groups < self.num_groups
+
+
+def route(
+    scores: torch.Tensor, rule: RoutingRule, bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (weights, expert ids) of each token's experts, the best first.
+
+    `bias` is added for the choice alone: it does not change the weights. Sparsemixer has none.
+
+    Shapes: scores [T, X], bias [X] -> [T, A] float32, [T, A] int64
+    """
+    scores = scores.float()
+    if rule.scoring == "sparsemixer":
+        return _sparsemixer(scores, rule)
+    likely = scores.softmax(dim=-1) if rule.scoring == "softmax" else scores.sigmoid()
+    chosen_by = likely if bias is None else likely + bias.float()
+    if rule.is_grouped:
+        chosen_by = _within_groups(chosen_by, rule)
+    experts = chosen_by.topk(rule.num_picked, dim=-1).indices
+    weights = likely.gather(-1, experts)
+    if rule.renormalizes:
+        weights = weights / weights.sum(dim=-1, keepdim=True).clamp(min=rule.least_sum)
+    return weights * rule.factor, experts
+
+
+def _within_groups(values: torch.Tensor, rule: RoutingRule) -> torch.Tensor:
+    """Return the values with -inf in the groups that are not kept. Shapes: [T, X] -> [T, X]"""
+    groups = values.unflatten(-1, (rule.num_groups, -1))
+    best = groups.topk(2 if rule.group_score == "two_best" else 1, dim=-1).values.sum(dim=-1)
+    kept = best.topk(rule.num_kept_groups, dim=-1).indices
+    is_lost = torch.ones_like(best, dtype=torch.bool).scatter_(-1, kept, False)
+    return groups.masked_fill(is_lost.unsqueeze(-1), -torch.inf).flatten(-2)
+
+
+def _sparsemixer(scores: torch.Tensor, rule: RoutingRule) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what sparsemixer gives at inference: expert after expert, the best of those left,
+    weighed by its softmax among those left whose scores are near its own.
+
+    Near: below the best score m by at most 2 * margin * max(|score|, m).
+    Shapes: scores [T, X] -> [T, A], [T, A]
+    """
+    left, picked = scores, []
+    for _ in range(rule.num_picked):
+        best, expert = left.max(dim=-1, keepdim=True)
+        distance = (best - scores) / torch.maximum(scores.abs(), best)
+        near = left.masked_fill(distance > 2 * rule.margin, -torch.inf)
+        picked.append((near.softmax(dim=-1).gather(-1, expert), expert))
+        left = left.scatter(-1, expert, -torch.inf)
+    weights, experts = (torch.cat(parts, dim=-1) for parts in zip(*picked, strict=True))
+    return weights * rule.factor, experts
