@@ -24,6 +24,8 @@ OP_NAMES = (
     "gated_activation",
     "low_rank",
     "paged_attention",
+    "latent_attention",
+    "head_products",
     "cache_write",
     "token_mask",
     "sample",

@@ -43,7 +43,7 @@ from dovetail.layers.opaque import Opaque, is_traced
 from dovetail.layers.rotary import Rope, RopeSettings, rope_settings
 from dovetail.parallel.groups import tensor_group
 from dovetail_kernels import qk_rotary
-from dovetail_kernels.head_products import HeadMatrices
+from dovetail_kernels.head_products.matrices import HeadMatrices
 from dovetail_kernels.qk_rotary.native import QkRotary
 
 EXPANDING_PAYS = 1.0
@@ -109,11 +109,13 @@ class LatentUp(ColumnParallelLinear):
     def finish(self) -> None:
         """Repack the parameters, and make the absorbing matrices of them. Mutates: self"""
         super().finish()
-        dtype, device = self.spec.dtype, self.spec.device
-        weight = self.expanded(torch.eye(self.spec.in_size, device=device).to(dtype_of(dtype)))
-        plain, _ = self.sizes
-        keys, values = weight[..., :plain], weight[..., plain:]
-        self.absorbing = (HeadMatrices(keys.permute(1, 2, 0)), HeadMatrices(values.transpose(0, 1)))
+        dtype = dtype_of(self.spec.dtype)
+        every = torch.eye(self.spec.in_size, dtype=dtype, device=self.spec.device)
+        keys, values = self.expanded(every).split(self.sizes, dim=-1)
+        self.absorbing = (
+            HeadMatrices(keys.permute(1, 2, 0), dtype=dtype),
+            HeadMatrices(values.transpose(0, 1), dtype=dtype),
+        )
         for word, matrices in zip(("keys", "values"), self.absorbing, strict=True):
             self.register_buffer(f"absorbing_{word}", matrices.tensor, persistent=False)
 
