@@ -9,6 +9,7 @@ seq_lens [R] int32 -> [T, H, L] in q's dtype
 Source: DeepSeek-AI, DeepSeek-V2, 2024, arXiv 2405.04434, section 2.1
 """
 
+from dovetail_kernels.gpu import triton_implementation
 from dovetail_kernels.latent_attention.cases import cases, perf_cases, small_cases
 from dovetail_kernels.latent_attention.native import NATIVE
 from dovetail_kernels.latent_attention.reference import reference
@@ -21,5 +22,5 @@ OP = Op(
     cases=cases,
     perf_cases=perf_cases,
     small_cases=small_cases,
-    implementations=[NATIVE],
+    implementations=[NATIVE, triton_implementation("latent_attention")],
 )
