@@ -27,6 +27,8 @@ OP_NAMES = (
     "ssd",
     "gated_delta",
     "paged_attention",
+    "latent_attention",
+    "head_products",
     "cache_write",
     "short_conv",
     "selective_scan",

@@ -144,6 +144,8 @@ WRONG: list[tuple[str, str, str]] = [
     ("attention_backend", f"{TORCH}:SlopelessAttention", "alibi_over_steps[mixed]"),
     ("attention_backend", f"{TORCH}:FreshKeysAttention", "new_keys_may_lie_elsewhere[9]"),
     ("attention_backend", f"{TORCH}:BaseTwoAttention", "tells_log_sum_exps[plain]"),
+    ("attention_backend", f"{TORCH}:FutureLatents", "latents_equal_the_definition"),
+    ("attention_backend", f"{TORCH}:RoundingLatents", "latents_are_written_alone"),
     (
         "attention_backend",
         f"{TORCH}:OneSidedAttention",

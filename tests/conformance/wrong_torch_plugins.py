@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from torch import nn
 from dovetail.engine.kv.kv_cache import KVCacheManager
 from dovetail.engine.kv.paged import Paged
 from dovetail.errors import ConfigError
-from dovetail.interfaces.attention import AttentionSpec, BatchLayout
+from dovetail.interfaces.attention import AttentionSpec, BatchLayout, LatentSpec
 from dovetail.interfaces.headers import TensorHeader
 from dovetail.interfaces.kv_policy import KVAccounting, KVRoom
 from dovetail.interfaces.load_format import Checkpoint
@@ -159,6 +160,50 @@ class FreshKeysAttention(ReferenceAttention):
                 slots.append(block * layout.block_tokens + position % layout.block_tokens)
         prepared = replace(layout, slots=torch.tensor(slots))
         return super().forward_lse(spec, q, k, v, cache, prepared)
+
+
+class FutureLatents(ReferenceAttention):
+    """Lets every query of latents see all tokens of its row."""
+
+    def forward_latent(
+        self,
+        spec: LatentSpec,
+        q: torch.Tensor,
+        latent: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+    ) -> torch.Tensor:
+        """Attend token by token, as if each were its row's last."""
+        super().forward_latent(spec, q, latent, cache, prepared)
+        starts = prepared.query_start_host
+        counts = [end - start for start, end in pairwise(starts)]
+        rows = torch.tensor([row for row, count in enumerate(counts) for _ in range(count)])
+        alone = replace(
+            prepared,
+            query_start=torch.arange(len(rows) + 1, dtype=torch.int32),
+            seq_lens=prepared.seq_lens[rows],
+            block_table=prepared.block_table[rows],
+            query_start_host=list(range(len(rows) + 1)),
+            seq_lens_host=[prepared.seq_lens_host[row] for row in rows.tolist()],
+            max_query_tokens=1,
+        )
+        return super().forward_latent(spec, q, latent, cache, alone)
+
+
+class RoundingLatents(ReferenceAttention):
+    """Keeps latents rounded, in a cache that would hold them as they are."""
+
+    def forward_latent(
+        self,
+        spec: LatentSpec,
+        q: torch.Tensor,
+        latent: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+    ) -> torch.Tensor:
+        """Round what is kept, by less than shows in what is attended."""
+        latent = latent + latent * 2.0**-20
+        return super().forward_latent(spec, q, latent, cache, prepared)
 
 
 class BaseTwoAttention(ReferenceAttention):

@@ -26,13 +26,15 @@ NAMES = {
     "lse": "log-sum-exps of scores, which a KV cache that is divided over ranks needs,",
     "non_causal": "rows whose tokens see all others",
     "position_bias": "biases by relative position",
+    "latent": "latents (multi-head latent attention)",
     "alibi": "ALiBi biases",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionQuery:
-    """The question to a backend before one is chosen."""
+    """The question to a backend before one is chosen. `head_size` with `uses_latent` is that of a
+    latent."""
 
     device: str
     dtype: str
@@ -46,6 +48,7 @@ class AttentionQuery:
     uses_alibi: bool = False
     uses_lse: bool = False
     uses_position_bias: bool = False
+    uses_latent: bool = False
     is_causal: bool = True
 
 
@@ -71,6 +74,24 @@ class AttentionSpec:
     alibi_slopes: tuple[float, ...] | None = None
     k_scale: float = 1.0
     v_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSpec:
+    """One layer of multi-head latent attention (DeepSeek-V2, 2024), queries absorbed: a token keeps
+    one latent for all heads. All of it is the key; its first `latent_size` numbers are the value,
+    `rope_size` more carry the position. `scale` multiplies q.latent; queries see what is before
+    them."""
+
+    num_heads: int
+    latent_size: int
+    rope_size: int
+    scale: float
+
+    @property
+    def size(self) -> int:
+        """Return how many numbers a token keeps."""
+        return self.latent_size + self.rope_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +139,7 @@ class AttentionBackend(Plugin):
         "lse": "tells the log-sum-exp of each query's scores, over keys that are all in the cache",
         "non_causal": "encoder attention without a causal mask",
         "position_bias": "a number per head and relative position is added to each score",
+        "latent": "one latent per token that is key and value of all heads",
         "alibi": "ALiBi: a head's slope times the distance is subtracted from each score",
         "bf16_products": "may round queries and softmax weights to bfloat16 with an 8-bit float "
         "cache",
@@ -140,12 +162,16 @@ class AttentionBackend(Plugin):
             "lse": query.uses_lse,
             "non_causal": not query.is_causal,
             "position_bias": query.uses_position_bias,
+            "latent": query.uses_latent,
             "alibi": query.uses_alibi,
         }
         lacking = (
             word for word, is_used in used.items() if is_used and word not in cls.capabilities
         )
-        return [f"{NAMES[word]} are not supported" for word in lacking]
+        reasons = [f"{NAMES[word]} are not supported" for word in lacking]
+        if query.uses_latent and query.uses_lse:
+            reasons.append("latents are not divided over ranks: each has those of all heads")
+        return reasons
 
     def kv_shape(
         self, num_blocks: int, block_tokens: int, num_kv_heads: int, head_size: int
@@ -217,3 +243,26 @@ class AttentionBackend(Plugin):
         |j - p| -> [T, H, D]. Mutates: cache (the slots of this step's tokens only)
         """
         raise NotImplementedError(f"{type(self).__name__} adds no biases to scores")
+
+    def forward_latent(
+        self,
+        spec: LatentSpec,
+        q: torch.Tensor,
+        latent: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+    ) -> torch.Tensor:
+        """Write the latents into the cache, then attend: softmax(scale q.latent) times the first L
+        numbers of the latents. Asked only of backends that claim latent.
+
+        Blocks of the cache may lie apart; what is in one does not. L + R is `spec.size`.
+
+        Shapes: q [T, H, L + R], latent [T, L + R], cache [N, P, L + R] -> [T, H, L]
+        Mutates: cache (the slots of this step's tokens only)
+        """
+        raise NotImplementedError(f"{type(self).__name__} attends no latents")
+
+    def layout_of(self, prepared: Any) -> BatchLayout:
+        """Return the layout that `prepared` was made of. Asked only of backends that claim
+        latent, by layers that attend long rows in another way."""
+        raise NotImplementedError(f"{type(self).__name__} attends no latents")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -41,7 +41,8 @@ class ForwardContext:
     `prepared` maps a layer's name to what `backend.prepare` returned for its KV group, of a layer
     with a state to the group's RowStates, `caches` to its cache. `rows` is in the order of the
     batch. `second_text` marks the tokens of the second of two texts, where a prompt has two (None:
-    no prompt has).
+    no prompt has). `once` is what a layer found out about the step that is the same for others,
+    under its own key.
 
     Shapes: second_text [T] int64, 0 or 1
     """
@@ -51,6 +52,7 @@ class ForwardContext:
     caches: Mapping[str, LayerCache]
     rows: Sequence[RowView] = ()
     second_text: torch.Tensor | None = None
+    once: dict[Any, Any] = field(default_factory=dict)
 
 
 class _Slot(threading.local):

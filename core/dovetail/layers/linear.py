@@ -7,6 +7,7 @@ knows only which part of the matrix this rank holds. Shape letters: I input, O o
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -37,7 +38,10 @@ FOUR_BLOCKS = "four_blocks"
 
 
 class Linear(WeightHolder):
-    """The base of all linear layers. `name` is the layer's dotted path in the checkpoint."""
+    """The base of all linear layers. `name` is the layer's dotted path in the checkpoint.
+    `takes_adapters`: its product with what a layer reads is all that its weight is used for."""
+
+    takes_adapters: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -45,7 +46,7 @@ def native_routing(context: BuildContext, rule: RoutingRule) -> NativeRouting | 
     """Return the kernel of a rule (see dovetail_kernels.route), or None where none runs it."""
     if rule.scoring not in ("softmax", "sigmoid"):
         return None
-    told = {
+    told: dict[str, Any] = {
         "scoring": rule.scoring,
         "renormalizes": rule.renormalizes,
         "least_sum": rule.least_sum,

@@ -104,7 +104,7 @@ class RunnerAdapters:
             if isinstance(layer, VocabParallelEmbedding | LogitsHead):
                 layer.adapters = TableSlots()
                 self._tables[path] = layer
-            elif isinstance(layer, Linear) and id(layer) not in of_heads:
+            elif isinstance(layer, Linear) and layer.takes_adapters and id(layer) not in of_heads:
                 layer.adapters = LinearSlots(layer, self._spec)
                 self._linears[path] = layer
             elif isinstance(layer, Experts):

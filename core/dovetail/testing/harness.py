@@ -27,6 +27,7 @@ from dovetail.interfaces.spec import ModelSpec, RankSpec
 from dovetail.layers.attention import Attention
 from dovetail.layers.context import ForwardContext, LayerCache, use_context
 from dovetail.layers.kept import Keeper
+from dovetail.layers.latent_attention import LatentAttention
 from dovetail.layers.rounding import FLOAT, ActivationOptions
 from dovetail.layers.stages import stage_of
 from dovetail.layers.state import RowStates, State
@@ -91,8 +92,11 @@ class PagedModel:
         if isinstance(layer, State):
             parts = {part.name: (num_blocks, *part.shape) for part in layer.parts}
             return {name: torch.full(shape, UNUSED) for name, shape in parts.items()}
+        size = (num_blocks, self.block_tokens)
+        if isinstance(layer, LatentAttention):
+            return torch.full((*size, layer.spec.size), UNUSED)
         assert isinstance(layer, Attention)
-        spec, size = layer.spec, (num_blocks, self.block_tokens)
+        spec = layer.spec
         return torch.full(self.backend.kv_shape(*size, spec.num_kv_heads, spec.head_size), UNUSED)
 
     @torch.inference_mode()
@@ -144,6 +148,8 @@ class PagedModel:
             if isinstance(cache, dict):
                 for part in cache.values():
                     part[freed] = UNUSED
+            elif cache.dim() == 3:  # latents
+                cache[freed] = UNUSED
             else:
                 cache.view(cache.shape[0], cache.shape[1], -1)[:, freed] = UNUSED
         self._free.extend(freed)

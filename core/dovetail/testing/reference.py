@@ -9,7 +9,12 @@ from typing import Any
 
 import torch
 
-from dovetail.interfaces.attention import AttentionBackend, AttentionSpec, BatchLayout
+from dovetail.interfaces.attention import (
+    AttentionBackend,
+    AttentionSpec,
+    BatchLayout,
+    LatentSpec,
+)
 from dovetail.interfaces.plugin import Info, NoOptions
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -20,7 +25,17 @@ class ReferenceAttention(AttentionBackend):
 
     info = Info(summary="attention by its definition, for tests", devices=("cpu",))
     capabilities = frozenset(
-        {"window", "soft_cap", "sinks", "non_causal", "lse", "position_bias", "alibi", "chunk"}
+        {
+            "window",
+            "soft_cap",
+            "sinks",
+            "non_causal",
+            "lse",
+            "position_bias",
+            "alibi",
+            "chunk",
+            "latent",
+        }
     )
 
     def __init__(self, options: Any = None) -> None:
@@ -77,6 +92,38 @@ class ReferenceAttention(AttentionBackend):
         Shapes: q [T, H, D], k and v [T, K, D], bias [H, 2 M - 1] -> [T, H, D]. Mutates: cache
         """
         return self._attend_all(spec, q, k, v, cache, prepared, None, bias)[0]
+
+    def forward_latent(
+        self,
+        spec: LatentSpec,
+        q: torch.Tensor,
+        latent: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+    ) -> torch.Tensor:
+        """Write the latents into the cache, then attend, query by query.
+
+        Shapes: q [T, H, L + R], latent [T, L + R], cache [N, P, L + R] -> [T, H, L]
+        Mutates: cache
+        """
+        size = cache.shape[1]
+        for slot, own in zip(prepared.slots.tolist(), latent, strict=True):
+            cache[slot // size, slot % size] = own.to(cache.dtype)
+        out = q.new_empty(*q.shape[:2], spec.latent_size)
+        for row in range(prepared.num_rows):
+            slots = _slots(prepared, row, prepared.seq_lens_host[row])
+            first, last = prepared.query_start_host[row], prepared.query_start_host[row + 1]
+            for token in range(first, last):
+                seen = slots[: len(slots) - (last - 1 - token)]
+                latents = cache[seen // size, seen % size].float()
+                weights = (q[token].float() @ latents.T * spec.scale).softmax(dim=-1)
+                out[token] = (weights @ latents[:, : spec.latent_size]).to(q.dtype)
+        return out
+
+    def layout_of(self, prepared: Any) -> BatchLayout:
+        """Return the layout itself."""
+        layout: BatchLayout = prepared
+        return layout
 
     def _attend_all(
         self,

@@ -36,6 +36,23 @@ _GROUPED: dict[str, Any] = {
     "moe_intermediate_size": 16,
 }
 
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+}
+
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "LlamaForCausalLM": ("llama", {}),
     "MistralForCausalLM": ("mistral", {"sliding_window": 6, "head_dim": 8}),
@@ -46,6 +63,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**_EXPERTS, "shared_expert_intermediate_size": 24, "mlp_only_layers": [0]},
     ),
     "Qwen3MoeForCausalLM": ("qwen3_moe", {**_EXPERTS, "head_dim": 8, "norm_topk_prob": True}),
+    "DeepseekV2ForCausalLM": ("deepseek_v2", {**_LATENT, "topk_method": "group_limited_greedy"}),
+    "DeepseekV3ForCausalLM": ("deepseek_v3", _LATENT),
+    "DeepseekV32ForCausalLM": (
+        "deepseek_v32",
+        {**_LATENT, "index_topk": 128, "index_head_dim": 16, "index_n_heads": 2},
+    ),
     "MixtralForCausalLM": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "GptOssForCausalLM": (
         "gpt_oss",

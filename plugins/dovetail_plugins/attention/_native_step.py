@@ -6,19 +6,23 @@ from __future__ import annotations
 
 import torch
 
-from dovetail.interfaces.attention import AttentionSpec, BatchLayout
+from dovetail.interfaces.attention import AttentionSpec, BatchLayout, LatentSpec
+from dovetail_kernels.latent_attention.native import Step as LatentStep
 from dovetail_kernels.paged_attention.native import Step
 
 
 class NativeStep:
-    """A step's rows in the kernel's struct, and the rules of the layer that ran last."""
+    """A step's rows in the kernel's struct, and the rules of the layer that ran last; in that of
+    latents, once a layer keeps such."""
 
-    __slots__ = ("may_round", "spec", "step")
+    __slots__ = ("latents", "layout", "may_round", "spec", "step")
 
-    def __init__(self, step: Step, *, may_round: bool) -> None:
+    def __init__(self, step: Step, layout: BatchLayout, *, may_round: bool) -> None:
         self.step = step
+        self.layout = layout
         self.may_round = may_round
         self.spec: AttentionSpec | None = None
+        self.latents: LatentStep | None = None
 
 
 def prepare(layout: BatchLayout, *, may_round: bool) -> NativeStep:
@@ -34,6 +38,7 @@ def prepare(layout: BatchLayout, *, may_round: bool) -> NativeStep:
             slots=layout.slots,
             block_tokens=layout.block_tokens,
         ),
+        layout,
         may_round=may_round,
     )
 
@@ -91,6 +96,33 @@ def forward_lse(
     """Do what `AttentionBackend.forward_lse` says. Mutates: cache, prepared"""
     lse = torch.empty(q.shape[:2])
     return forward(spec, q, k, v, cache, prepared, lse=lse), lse
+
+
+def forward_latent(
+    spec: LatentSpec,
+    q: torch.Tensor,
+    latent: torch.Tensor,
+    cache: torch.Tensor,
+    prepared: NativeStep,
+) -> torch.Tensor:
+    """Do what `AttentionBackend.forward_latent` says. Mutates: cache, prepared"""
+    assert q.dtype is torch.float32, "why_not let another dtype pass"
+    if prepared.latents is None:
+        layout = prepared.layout
+        prepared.latents = LatentStep(
+            block_table=layout.block_table,
+            query_start=layout.query_start,
+            seq_lens=layout.seq_lens,
+            slots=layout.slots,
+        )
+    return prepared.latents(
+        _whole(q, spec.size), _side_by_side(latent), cache, spec.scale, spec.latent_size
+    )
+
+
+def _side_by_side(x: torch.Tensor) -> torch.Tensor:
+    """Return x with a token's numbers side by side; tokens may lie apart."""
+    return x if x.stride(1) == 1 else x.contiguous()
 
 
 def _whole(x: torch.Tensor, size: int) -> torch.Tensor:

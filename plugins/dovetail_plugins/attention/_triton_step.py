@@ -11,8 +11,10 @@ from itertools import pairwise
 import torch
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.attention import AttentionSpec, BatchLayout
+from dovetail.interfaces.attention import AttentionSpec, BatchLayout, LatentSpec
+from dovetail.layers.latent_rows import write_latents
 from dovetail_kernels.cache_write.triton import run as write
+from dovetail_kernels.latent_attention.triton import attend as attend_latents
 from dovetail_kernels.paged_attention.rotation import rotated_keys, rotated_queries
 from dovetail_kernels.paged_attention.triton import Extent, Rules, attend
 from dovetail_plugins.attention._alibi import slopes_on
@@ -78,6 +80,29 @@ def forward_lse(
     """Do what `AttentionBackend.forward_lse` says. Mutates: stored"""
     lse = torch.empty(q.shape[:2], device=q.device)
     return forward(spec, q, k, v, stored, prepared, lse=lse), lse
+
+
+def forward_latent(
+    spec: LatentSpec,
+    q: torch.Tensor,
+    latent: torch.Tensor,
+    stored: torch.Tensor,
+    prepared: TritonStep,
+) -> torch.Tensor:
+    """Do what `AttentionBackend.forward_latent` says. Mutates: stored"""
+    layout, extent = prepared.layout, prepared.extent
+    write_latents(latent, stored, layout.slots)
+    return attend_latents(
+        q if q.stride()[1:] == (spec.size, 1) else q.contiguous(),
+        stored,
+        layout.block_table,
+        layout.query_start,
+        layout.seq_lens,
+        spec.scale,
+        spec.latent_size,
+        has_decodes=extent.has_decodes,
+        has_prefills=extent.max_query_tokens > 1,
+    )
 
 
 def parts_of(stored: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -9,7 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.attention import AttentionBackend, AttentionSpec, BatchLayout
+from dovetail.interfaces.attention import (
+    AttentionBackend,
+    AttentionSpec,
+    BatchLayout,
+    LatentSpec,
+)
 from dovetail.interfaces.plugin import Info
 
 if TYPE_CHECKING:
@@ -17,7 +22,8 @@ if TYPE_CHECKING:
 
 CELL_TOKENS = 16
 MAX_HEAD_SIZE = 512
-KV_DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8")
+LATENT_DTYPES = ("float32", "bfloat16", "float16")
+KV_DTYPES = (*LATENT_DTYPES, "float8_e4m3fn", "float8_e5m2", "int8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +50,7 @@ class NativeCpu(AttentionBackend):
     capabilities = frozenset(
         {
             *("window", "soft_cap", "sinks", "non_causal", "bf16_products", "lse"),
-            *("position_bias", "alibi", "chunk"),
+            *("position_bias", "alibi", "chunk", "latent"),
         }
     )
     auto_rank = 10
@@ -68,6 +74,10 @@ class NativeCpu(AttentionBackend):
             reasons.append(f"takes float32 activations, not {query.dtype}")
         if query.kv_dtype not in KV_DTYPES:
             reasons.append(f"a KV cache of {query.kv_dtype} is not supported")
+        if query.uses_latent:
+            if query.kv_dtype not in LATENT_DTYPES:
+                reasons.append(f"latents in {query.kv_dtype} are not supported")
+            return reasons or _missing()
         if query.head_size % 16 or query.head_size > MAX_HEAD_SIZE:
             reasons.append(
                 f"the head size must be a multiple of 16 up to {MAX_HEAD_SIZE}, "
@@ -136,6 +146,26 @@ class NativeCpu(AttentionBackend):
         Shapes: q [T, H, D], k and v [T, K, D], bias [H, 2 M - 1] -> [T, H, D]. Mutates: cache
         """
         return self._native.forward(spec, q, k, v, cache, prepared, bias=bias)
+
+    def forward_latent(
+        self,
+        spec: LatentSpec,
+        q: torch.Tensor,
+        latent: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+    ) -> torch.Tensor:
+        """Write the latents, then attend to those of each row.
+
+        Shapes: q [T, H, L + R], latent [T, L + R], cache [N, P, L + R] -> [T, H, L]
+        Mutates: cache
+        """
+        return self._native.forward_latent(spec, q, latent, cache, prepared)
+
+    def layout_of(self, prepared: Any) -> BatchLayout:
+        """Return the layout of a prepared step."""
+        layout: BatchLayout = prepared.layout
+        return layout
 
 
 def _missing() -> list[str]:

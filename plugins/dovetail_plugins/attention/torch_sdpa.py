@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.attention import AttentionBackend, AttentionSpec, BatchLayout
+from dovetail.interfaces.attention import (
+    AttentionBackend,
+    AttentionSpec,
+    BatchLayout,
+    LatentSpec,
+)
 from dovetail.interfaces.plugin import Info
 
 if TYPE_CHECKING:
     import torch
 
-KV_DTYPES = ("float32", "float16", "bfloat16", "float64", "float8_e4m3fn", "float8_e5m2")
+LATENT_DTYPES = ("float32", "float16", "bfloat16", "float64")
+KV_DTYPES = (*LATENT_DTYPES, "float8_e4m3fn", "float8_e5m2")
 
 
 class TorchSdpa(AttentionBackend):
@@ -26,14 +32,24 @@ class TorchSdpa(AttentionBackend):
         "torch.nn.functional.scaled_dot_product_attention.html",
     )
     capabilities = frozenset(
-        {"window", "soft_cap", "sinks", "non_causal", "lse", "position_bias", "alibi", "chunk"}
+        {
+            "window",
+            "soft_cap",
+            "sinks",
+            "non_causal",
+            "lse",
+            "position_bias",
+            "alibi",
+            "chunk",
+            "latent",
+        }
     )
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
-        from dovetail_plugins.attention import _torch_paged
+        from dovetail_plugins.attention import _torch_latent, _torch_paged
 
-        self._paged = _torch_paged
+        self._paged, self._latent = _torch_paged, _torch_latent
 
     @classmethod
     def why_not(cls, query: Any) -> list[str]:
@@ -43,6 +59,8 @@ class TorchSdpa(AttentionBackend):
         reasons = cls.lacks(query)
         if query.kv_dtype not in KV_DTYPES:
             reasons.append(f"a KV cache of {query.kv_dtype} is not supported")
+        elif query.uses_latent and query.kv_dtype not in LATENT_DTYPES:
+            reasons.append(f"latents in {query.kv_dtype} are not supported")
         return reasons
 
     def prepare(self, layout: BatchLayout) -> Any:
@@ -96,3 +114,23 @@ class TorchSdpa(AttentionBackend):
         Shapes: q [T, H, D], k and v [T, K, D], bias [H, 2 M - 1] -> [T, H, D]. Mutates: cache
         """
         return self._paged.forward(spec, q, k, v, cache, prepared, bias=bias)
+
+    def forward_latent(
+        self,
+        spec: LatentSpec,
+        q: torch.Tensor,
+        latent: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+    ) -> torch.Tensor:
+        """Write the latents, then attend to those of each row.
+
+        Shapes: q [T, H, L + R], latent [T, L + R], cache [N, P, L + R] -> [T, H, L]
+        Mutates: cache
+        """
+        return self._latent.forward(spec, q, latent, cache, prepared)
+
+    def layout_of(self, prepared: Any) -> BatchLayout:
+        """Return the layout of a prepared step."""
+        layout: BatchLayout = prepared.layout
+        return layout

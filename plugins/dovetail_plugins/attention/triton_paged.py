@@ -11,7 +11,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.attention import AttentionBackend, AttentionSpec, BatchLayout
+from dovetail.interfaces.attention import (
+    AttentionBackend,
+    AttentionSpec,
+    BatchLayout,
+    LatentSpec,
+)
 from dovetail.interfaces.plugin import Info
 
 if TYPE_CHECKING:
@@ -38,7 +43,7 @@ class TritonPaged(AttentionBackend):
         devices=("cuda", "cpu") if INTERPRETS else ("cuda",),
     )
     capabilities = frozenset(
-        {"window", "soft_cap", "sinks", "non_causal", "graphs", "lse", "alibi", "chunk"}
+        {"window", "soft_cap", "sinks", "non_causal", "graphs", "lse", "alibi", "chunk", "latent"}
     )
     auto_rank = -1 if INTERPRETS else 10
 
@@ -62,6 +67,10 @@ class TritonPaged(AttentionBackend):
             reasons.append(f"takes {', '.join(DTYPES)} activations, not {query.dtype}")
         if query.kv_dtype not in KV_DTYPES:
             reasons.append(f"a KV cache of {query.kv_dtype} is not supported")
+        elif query.uses_latent and query.kv_dtype not in DTYPES:
+            reasons.append(f"latents in {query.kv_dtype} are not supported")
+        if query.uses_latent:
+            return reasons
         if query.head_size > MAX_HEAD_SIZE:
             reasons.append(f"heads have up to {MAX_HEAD_SIZE} numbers, not {query.head_size}")
         if query.kv_dtype == "int8" and query.head_size % SCALE_BYTES:
@@ -103,3 +112,23 @@ class TritonPaged(AttentionBackend):
         Shapes: q [T, H, D], k and v [T, K, D] -> [T, H, D], [T, H] float32. Mutates: cache
         """
         return self._step.forward_lse(spec, q, k, v, cache, prepared)
+
+    def forward_latent(
+        self,
+        spec: LatentSpec,
+        q: torch.Tensor,
+        latent: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+    ) -> torch.Tensor:
+        """Write the latents, then attend to those of each row.
+
+        Shapes: q [T, H, L + R], latent [T, L + R], cache [N, P, L + R] -> [T, H, L]
+        Mutates: cache
+        """
+        return self._step.forward_latent(spec, q, latent, cache, prepared)
+
+    def layout_of(self, prepared: Any) -> BatchLayout:
+        """Return the layout of a prepared step."""
+        layout: BatchLayout = prepared.layout
+        return layout

@@ -14,6 +14,7 @@ import torch
 
 from dovetail import registry
 from dovetail.errors import ConfigError
+from dovetail.layers.latent_attention import LatentAttention
 from dovetail.testing.harness import PagedModel
 from dovetail.testing.tiny_models import FAMILIES, VOCAB_SIZE, write_tiny_checkpoint
 from support.tiny_decoders import as_internlm2, renamed
@@ -74,6 +75,28 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
                 "rope_type": "default",
                 "rope_theta": 10000.0,
                 "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+    "deepseek-v2-lite": (
+        "DeepseekV2ForCausalLM",
+        {"q_lora_rank": None, "topk_method": "greedy", "n_group": None, "topk_group": None},
+    ),
+    "deepseek-v3-yarn": (
+        "DeepseekV3ForCausalLM",
+        {
+            "q_lora_rank": None,
+            "rope_interleave": False,
+            "attention_bias": True,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 100.0,
+                "factor": 4.0,
+                "beta_fast": 4.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.5,
+                "original_max_position_embeddings": 32,
             },
         },
     ),
@@ -307,7 +330,24 @@ def test_families_by_other_names(
     assert_same(torch.cat(pieces), reference(source, tuple(tokens)))
 
 
-@pytest.mark.parametrize("case", ["LlamaForCausalLM", "Gemma2ForCausalLM"])
+@pytest.mark.parametrize("case", ["DeepseekV2ForCausalLM", "deepseek-v3-yarn"])
+def test_long_rows_of_latents_are_expanded(folder: Any, case: str) -> None:
+    """Rows of many tokens make keys and values of latents, beside others that do not: both kinds
+    compute the same, behind a prefix and in one step."""
+    path = folder(case)
+    model = PagedModel.load(path, backend="torch_sdpa")
+    least = next(m for m in model.layers if isinstance(m, LatentAttention)).config.min_expanded
+    long, other, short = (prompt(n, n) for n in (70, 65, 9))
+    assert 20 < least < 60
+    first, lead = model.forward([(0, long[:5]), (2, short[:8])])
+    last, rest, whole = model.forward([(2, short[8:]), (0, long[5:]), (1, other)])
+    want_long, want_other, want_short = (reference(path, tuple(p)) for p in (long, other, short))
+    assert_same(torch.cat([first, rest]), want_long)
+    assert_same(torch.cat([lead, last]), want_short)
+    assert_same(whole, want_other)
+
+
+@pytest.mark.parametrize("case", ["LlamaForCausalLM", "Gemma2ForCausalLM", "DeepseekV3ForCausalLM"])
 def test_native_over_the_slow_reference(folder: Any, case: str) -> None:
     path = folder(case)
     check_all_ways(path, PagedModel.load(path))

@@ -17,11 +17,12 @@ def select_attention(
 ) -> Selection:
     """Return the backend for a model's layers. Raises: PluginError"""
     facts, ranks = model.hf_config, config.parallel.decode_context_parallel_size
+    latent = 0 if model.cache is None else model.cache.latent_size
     query = AttentionQuery(
         device=platform.device_type,
         dtype=model.dtype,
         kv_dtype=kv_dtype,
-        head_size=model.head_size,
+        head_size=latent or model.head_size,
         block_tokens=block_tokens(config, platform),
         uses_window=window_tokens(facts) is not None,
         uses_chunk=chunk_tokens(facts) is not None,
@@ -30,6 +31,7 @@ def select_attention(
         uses_alibi=uses_alibi(facts),
         uses_lse=ranks > 1,
         uses_position_bias=has_position_bias(facts),
+        uses_latent=latent > 0,
         is_causal=model.is_causal,
     )
     spec = config.attention.attention_backend

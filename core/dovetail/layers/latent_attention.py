@@ -1,0 +1,286 @@
+"""Multi-head latent attention: a token keeps one latent, of which keys and values are made.
+
+With c the latent of a token (its first L numbers normed, R more turned by its position) and kv_b
+the matrix that makes of it each head's key (N numbers) and value (V), a score is
+
+    q_nope . (c_L K^T) + q_rope . c_R  =  (q_nope K) . c_L + q_rope . c_R
+
+so a query times K (absorbed) meets latents as they are kept, and what it attends to, a sum of
+latents, becomes a sum of values behind it. That reads little, and suits rows of few tokens. In a
+long row so many queries meet each latent that it is cheaper to make keys and values of it once
+(expanded) and to attend as ever: both compute the same.
+
+The two absorbing matrices are made from what kv_b multiplies with, so that of a quantized kv_b they
+are the dequantised values. Ranks divide the heads; every one keeps all latents.
+Source: DeepSeek-AI, DeepSeek-V2, 2024, arXiv 2405.04434, section 2.1 and appendix C.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from dovetail.interfaces.attention import LatentSpec
+from dovetail.interfaces.model import BuildContext
+from dovetail.interfaces.spec import RunSpec
+from dovetail.interfaces.step import LatentLayer
+from dovetail.layers.context import forward_context
+from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.kept import Keeper
+from dovetail.layers.latent_rows import (
+    LatentRows,
+    attend_expanded,
+    long_rows,
+    read_latents,
+    write_latents,
+)
+from dovetail.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
+from dovetail.layers.native import runs_natively
+from dovetail.layers.norm import RMSNorm
+from dovetail.layers.opaque import Opaque, is_traced
+from dovetail.layers.rotary import Rope, RopeSettings, rope_settings
+from dovetail.parallel.groups import tensor_group
+from dovetail_kernels import qk_rotary
+from dovetail_kernels.head_products.matrices import HeadMatrices
+from dovetail_kernels.qk_rotary.native import QkRotary
+
+EXPANDING_PAYS = 1.0
+"""How many times as many tokens as equal numbers of multiplications would need (see
+`min_expanded`): measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentConfig:
+    """The sizes of a model's latent attention: `query_rank` of the queries' own latents (None: they
+    have none), L, N, R and V, and what `scale` multiplies scores with. `is_interleaved`: turned
+    pairs are neighbours. `has_bias`: of the matrices that read or write hidden states."""
+
+    query_rank: int | None
+    latent_size: int
+    plain_size: int
+    rope_size: int
+    value_size: int
+    scale: float
+    norm_eps: float
+    is_interleaved: bool = True
+    has_bias: bool = False
+
+    @property
+    def min_expanded(self) -> int:
+        """Return how many tokens of a row make it cheaper to expand the latents that they see.
+
+        Against S latents, T absorbed queries take T S (2 L + R) + T L (N + V) multiplications a
+        head, expanded ones T S (N + R + V) + S L (N + V).
+        """
+        saved = 2 * self.latent_size - self.plain_size - self.value_size
+        spent = self.latent_size * (self.plain_size + self.value_size)
+        return max(2, math.ceil(EXPANDING_PAYS * spent / saved)) if saved > 0 else 2
+
+
+def latent_rope(context: BuildContext, rope_size: int) -> RopeSettings:
+    """Return the settings of a rotary table for the R turned numbers of a head."""
+    return replace(rope_settings(context), size=rope_size)
+
+
+def score_scale(settings: RopeSettings, head_size: int) -> float:
+    """Return what scores are multiplied with: 1 / sqrt(D), and YaRN's temperature squared where
+    config.json has it for all numbers of a head (`mscale_all_dim`)."""
+    weight = settings.optional("mscale_all_dim")
+    if settings.rule == "default" or not weight:
+        return head_size**-0.5
+    factor = settings.number("factor")
+    grown = 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+    return head_size**-0.5 * grown * grown
+
+
+class LatentUp(ColumnParallelLinear):
+    """kv_b: makes each head's key and value of a latent, and keeps what absorbs it."""
+
+    takes_adapters = False
+
+    def __init__(self, context: BuildContext, name: str, config: LatentConfig, heads: int) -> None:
+        self.sizes = (config.plain_size, config.value_size)
+        width = heads * sum(self.sizes)
+        super().__init__(context, name, config.latent_size, width)
+        self.absorbing: tuple[HeadMatrices, HeadMatrices] | None = None
+
+    def finish(self) -> None:
+        """Repack the parameters, and make the absorbing matrices of them. Mutates: self"""
+        super().finish()
+        dtype = dtype_of(self.spec.dtype)
+        every = torch.eye(self.spec.in_size, dtype=dtype, device=self.spec.device)
+        keys, values = self.expanded(every).split(self.sizes, dim=-1)
+        self.absorbing = (
+            HeadMatrices(keys.permute(1, 2, 0), dtype=dtype),
+            HeadMatrices(values.transpose(0, 1), dtype=dtype),
+        )
+        for word, matrices in zip(("keys", "values"), self.absorbing, strict=True):
+            self.register_buffer(f"absorbing_{word}", matrices.tensor, persistent=False)
+
+    def expanded(self, latents: torch.Tensor) -> torch.Tensor:
+        """Return each head's plain part of the key, and its value.
+
+        Shapes: latents [S, L] -> [S, H, N + V]
+        """
+        return self.method.apply(self, latents, None).unflatten(-1, (-1, sum(self.sizes)))
+
+
+class LatentAttention(Keeper):
+    """The attention of one layer. `name` is unique in the model and names the layer's cache."""
+
+    def __init__(self, context: BuildContext, name: str, config: LatentConfig) -> None:
+        super().__init__(name)
+        model = context.model
+        self.config = config
+        heads = model.num_heads
+        hidden, has_bias = model.hidden_size, config.has_bias
+        self.head_size = config.plain_size + config.rope_size
+        self.spec = LatentSpec(
+            num_heads=tensor_group(context.rank).share(heads, f"{name} heads"),
+            latent_size=config.latent_size,
+            rope_size=config.rope_size,
+            scale=config.scale,
+        )
+        width = heads * self.head_size
+        if config.query_rank is None:
+            self.q_proj = ColumnParallelLinear(context, f"{name}.q_proj", hidden, width)
+        else:
+            rank = config.query_rank
+            self.q_a_proj = ReplicatedLinear(
+                context, f"{name}.q_a_proj", hidden, rank, bias=has_bias
+            )
+            self.q_a_layernorm = RMSNorm(context, rank, eps=config.norm_eps)
+            self.q_b_proj = ColumnParallelLinear(context, f"{name}.q_b_proj", rank, width)
+        self.kv_a_proj_with_mqa = ReplicatedLinear(
+            context, f"{name}.kv_a_proj_with_mqa", hidden, self.spec.size, bias=has_bias
+        )
+        self.kv_a_layernorm = RMSNorm(context, config.latent_size, eps=config.norm_eps)
+        self.kv_b_proj = LatentUp(context, f"{name}.kv_b_proj", config, heads)
+        self.o_proj = RowParallelLinear(
+            context, f"{name}.o_proj", heads * config.value_size, hidden, bias=has_bias
+        )
+        self._turns = self._turns_of(context)
+        self._opaque = Opaque(self._attend)
+
+    def _turns_of(self, context: BuildContext) -> tuple[QkRotary, QkRotary, QkRotary] | None:
+        """Return the kernels that turn queries, norm latents and turn them; None where torch does.
+        Each changes a part of every row and leaves the rest alone."""
+        if not runs_natively(qk_rotary.OP, context):
+            return None
+        config, pairs = self.config, self.config.is_interleaved
+        heads, size = self.spec.num_heads, self.head_size
+        return (
+            QkRotary(heads, 0, size, is_interleaved=pairs),
+            QkRotary(1, 0, config.latent_size, eps=config.norm_eps),
+            QkRotary(1, 0, config.rope_size, is_interleaved=pairs),
+        )
+
+    def kept(self, run: RunSpec) -> LatentLayer:
+        """Return the latents, all of which every rank keeps."""
+        return LatentLayer(name=self.name, size=self.spec.size, dtype=run.kv_dtype)
+
+    def forward(
+        self, x: torch.Tensor, rope: Rope, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Shapes: x, residual [T, E] -> [T, E]"""
+        q, latent = self._turned(self._queries(x), self.kv_a_proj_with_mqa(x), rope)
+        out = self._opaque(q, latent, size=self.spec.num_heads * self.config.value_size)
+        return self.o_proj(out, residual)
+
+    def _queries(self, x: torch.Tensor) -> torch.Tensor:
+        """Shapes: x [T, E] -> [T, H (N + R)]"""
+        if self.config.query_rank is None:
+            return self.q_proj(x)
+        return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+
+    def _turned(
+        self, q: torch.Tensor, latent: torch.Tensor, rope: Rope
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return queries turned, and latents normed and turned. Mutates: both, where there is a
+        kernel. Shapes: q [T, H (N + R)], latent [T, L + R]"""
+        config = self.config
+        if self._turns is not None and not is_traced():
+            turn_queries, norm, turn_latents = self._turns
+            table = (rope.cos, rope.sin, rope.positions)
+            turn_queries(q[:, config.plain_size :], *table)
+            weight = self.kv_a_layernorm.weight
+            none = rope.cos[:, :0]
+            norm(latent, none, none, rope.positions, q_weight=weight)
+            turn_latents(latent[:, config.latent_size :], *table)
+            return q, latent
+        heads = q.unflatten(-1, (-1, self.head_size))
+        plain, turned = heads.split((config.plain_size, config.rope_size), dim=-1)
+        q = torch.cat([plain, self._turn(turned, rope)], dim=-1).flatten(-2)
+        kept, turned = latent.split((config.latent_size, config.rope_size), dim=-1)
+        kept = self.kv_a_layernorm(kept)
+        return q, torch.cat([kept, self._turn(turned.unsqueeze(1), rope).squeeze(1)], dim=-1)
+
+    def _turn(self, x: torch.Tensor, rope: Rope) -> torch.Tensor:
+        """Return turned numbers, pairs in their places. Shapes: x [T, H, R] -> [T, H, R]"""
+        cos, sin = rope.rows()
+        if self.config.is_interleaved:
+            first, second = x[..., ::2].float(), x[..., 1::2].float()
+            turned = (first * cos - second * sin, second * cos + first * sin)
+            return torch.stack(turned, dim=-1).flatten(-2).to(x.dtype)
+        first, second = (half.float() for half in x.chunk(2, dim=-1))
+        turned = (first * cos - second * sin, second * cos + first * sin)
+        return torch.cat(turned, dim=-1).to(x.dtype)
+
+    def _attend(self, q: torch.Tensor, latent: torch.Tensor) -> torch.Tensor:
+        """Shapes: q [T, H (N + R)], latent [T, L + R] -> [T, H V]"""
+        q = q.unflatten(-1, (self.spec.num_heads, self.head_size))
+        context = forward_context()
+        rows = long_rows(context, self.name, self.config.min_expanded)
+        if rows is None:
+            return self._absorbed(q, latent, context.prepared[self.name]).flatten(-2)
+        cache = self._cache()
+        write_latents(latent, cache, rows.layout.slots)  # rows may look into each other's blocks
+        out = q.new_empty(*q.shape[:2], self.config.value_size)
+        if rows.tokens is not None:
+            tokens = rows.tokens
+            out[tokens] = self._absorbed(q[tokens], latent[tokens], rows.prepared)
+        self._attend_long(q, cache, rows, out)
+        return out.flatten(-2)
+
+    def _cache(self) -> torch.Tensor:
+        """Return the latents of all rows. Shapes: [N, P, L + R]"""
+        cache = forward_context().caches[self.name]
+        assert isinstance(cache, torch.Tensor)
+        return cache
+
+    def _absorbed(self, q: torch.Tensor, latent: torch.Tensor, prepared: object) -> torch.Tensor:
+        """Return the values attended to, by way of sums of latents.
+
+        Shapes: q [T, H, N + R], latent [T, L + R] -> [T, H, V]. Mutates: the cache
+        """
+        context = forward_context()
+        assert self.kv_b_proj.absorbing is not None, "the weights are not loaded"
+        keys, values = self.kv_b_proj.absorbing
+        cache = self._cache()
+        sums = context.backend.forward_latent(self.spec, keys(q), latent, cache, prepared)
+        return values(sums)
+
+    def _attend_long(
+        self, q: torch.Tensor, cache: torch.Tensor, rows: LatentRows, out: torch.Tensor
+    ) -> None:
+        """Attend the long rows with keys and values of their own. Mutates: out"""
+        for row in rows.long:
+            latents = read_latents(cache, rows.layout, row.row, row.end).to(q.dtype)
+            out[row.tokens] = attend_expanded(
+                q[row.tokens],
+                latents,
+                row.start,
+                self.spec.scale,
+                self._keys_and_values,
+                self.config.value_size,
+            )
+
+    def _keys_and_values(self, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Shapes: latents [S, L + R] -> [H, S, N + R], [H, S, V]"""
+        kept, turned = latents.split((self.spec.latent_size, self.spec.rope_size), dim=-1)
+        made = self.kv_b_proj.expanded(kept.contiguous()).transpose(0, 1)
+        plain, values = made.split(self.kv_b_proj.sizes, dim=-1)
+        shared = turned.expand(len(plain), -1, -1)
+        return torch.cat([plain, shared], dim=-1), values.contiguous()

@@ -1,0 +1,158 @@
+"""A step's rows apart: long ones, which latent attention attends in another way, and the rest.
+
+Also how latents lie in a cache [N, P, L + R] whose blocks may lie apart, and how attention with
+keys and values made of latents is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from dovetail.interfaces.attention import BatchLayout
+from dovetail.layers.context import ForwardContext
+
+KEYS = 512
+"""So many latents become keys and values at a time."""
+MAX_SCORES = 1 << 22
+"""Scores held at once, of all heads together."""
+
+Expand = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Latents [S, L + R] become keys [H, S, D] and values [H, S, V]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongRow:
+    """A row's number, its tokens in the step, its first position there, and their end."""
+
+    row: int
+    tokens: slice
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentRows:
+    """The long rows of a step, and the others' tokens and step (None: there are none).
+
+    Shapes: tokens [T of the others] int64
+    """
+
+    layout: BatchLayout
+    long: Sequence[LongRow]
+    tokens: torch.Tensor | None
+    prepared: Any
+
+
+def long_rows(context: ForwardContext, name: str, min_tokens: int) -> LatentRows | None:
+    """Return how the rows with at least so many tokens lie in the step; None where no row has.
+
+    Found once for all layers of a KV group. Mutates: context.once
+    """
+    prepared = context.prepared[name]
+    layout = context.backend.layout_of(prepared)
+    if layout.max_query_tokens < min_tokens:
+        return None
+    key = (LatentRows, id(prepared), min_tokens)
+    if key not in context.once:
+        context.once[key] = _apart(context, layout, min_tokens)
+    found: LatentRows = context.once[key]
+    return found
+
+
+def _apart(context: ForwardContext, layout: BatchLayout, min_tokens: int) -> LatentRows:
+    counts = [end - start for start, end in pairwise(layout.query_start_host)]
+    ends = layout.seq_lens_host
+    starts = layout.query_start_host
+    long = [
+        LongRow(
+            row=row,
+            tokens=slice(starts[row], starts[row + 1]),
+            start=ends[row] - count,
+            end=ends[row],
+        )
+        for row, count in enumerate(counts)
+        if count >= min_tokens
+    ]
+    others = [row for row, count in enumerate(counts) if 0 < count < min_tokens]
+    if not others:
+        return LatentRows(layout=layout, long=long, tokens=None, prepared=None)
+    tokens, rest = _only(layout, others, counts)
+    return LatentRows(
+        layout=layout, long=long, tokens=tokens, prepared=context.backend.prepare(rest)
+    )
+
+
+def _only(
+    layout: BatchLayout, rows: Sequence[int], counts: Sequence[int]
+) -> tuple[torch.Tensor, BatchLayout]:
+    """Return the tokens of some rows, and those rows as a step."""
+    device, starts = layout.slots.device, [0]
+    for row in rows:
+        starts.append(starts[-1] + counts[row])
+    numbers = [layout.query_start_host[row] + i for row in rows for i in range(counts[row])]
+    tokens = torch.tensor(numbers, device=device)
+    chosen = torch.tensor(rows, device=device)
+    lengths = [layout.seq_lens_host[row] for row in rows]
+    return tokens, replace(
+        layout,
+        query_start=torch.tensor(starts, dtype=torch.int32, device=device),
+        seq_lens=layout.seq_lens[chosen],
+        block_table=layout.block_table[chosen],
+        slots=layout.slots[tokens],
+        query_start_host=starts,
+        seq_lens_host=lengths,
+        max_query_tokens=max(counts[row] for row in rows),
+        max_seq_tokens=max(lengths),
+    )
+
+
+def write_latents(latent: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
+    """Store latents. Shapes: latent [T, L + R], cache [N, P, L + R], slots [T]. Mutates: cache"""
+    size = cache.shape[1]
+    cache.index_put_((slots // size, slots % size), latent.to(cache.dtype))
+
+
+def read_latents(cache: torch.Tensor, layout: BatchLayout, row: int, end: int) -> torch.Tensor:
+    """Return the latents of a row's first positions. Shapes: cache [N, P, L + R] -> [end, L + R]"""
+    positions = torch.arange(end, device=cache.device)
+    blocks = layout.block_table[row].long()[positions // cache.shape[1]]
+    return cache[blocks, positions % cache.shape[1]]
+
+
+def attend_expanded(
+    q: torch.Tensor, latents: torch.Tensor, start: int, scale: float, expand: Expand, size: int
+) -> torch.Tensor:
+    """Return causal attention of queries from position `start` on with keys and values that are
+    made of latents, some at a time.
+
+    Shapes: q [T, H, D], latents [start + T, L + R] -> [T, H, size]
+    """
+    queries = q.transpose(0, 1) * scale
+    heads, count = queries.shape[:2]
+    total = q.new_zeros(heads, count, 1, dtype=torch.float32)
+    top = torch.full_like(total, -torch.inf)
+    out = q.new_zeros(heads, count, size, dtype=torch.float32)
+    step = max(1, MAX_SCORES // (heads * KEYS))
+    for first in range(0, len(latents), KEYS):
+        last = min(first + KEYS, len(latents))
+        keys, values = expand(latents[first:last])
+        for begin in range(max(0, first - start), count, step):
+            part = slice(begin, min(begin + step, count))
+            scores = torch.bmm(queries[:, part], keys.transpose(1, 2)).float()
+            if last - 1 > start + begin:
+                own = torch.arange(start + begin, start + part.stop, device=q.device)
+                hidden = torch.arange(first, last, device=q.device) > own.unsqueeze(1)
+                scores.masked_fill_(hidden, -torch.inf)
+            peak = torch.maximum(top[:, part], scores.amax(dim=-1, keepdim=True))
+            weights = scores.sub_(peak).exp_()
+            old = (top[:, part] - peak).exp_()
+            total[:, part] = total[:, part] * old + weights.sum(dim=-1, keepdim=True)
+            made = torch.bmm(weights.to(values.dtype), values)
+            out[:, part] = out[:, part] * old + made
+            top[:, part] = peak
+    return (out / total).to(q.dtype).transpose(0, 1)

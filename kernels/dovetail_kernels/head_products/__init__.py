@@ -1,0 +1,23 @@
+"""head_products: each head's numbers times a matrix of its own.
+
+out[t, h] = x[t, h, : I] W[h], and behind it x[t, h, I :] as it is. That is what latent attention
+does to queries (their turned part stays) and to what they attend to. On a GPU torch's products of
+stacks do it.
+
+Shapes: x [T, H, I + S], weight [H, I, O] -> [T, H, O + S]
+Source: DeepSeek-AI, DeepSeek-V2, 2024, arXiv 2405.04434, section 2.1.2
+"""
+
+from dovetail_kernels.head_products.cases import cases, perf_cases
+from dovetail_kernels.head_products.native import NATIVE
+from dovetail_kernels.head_products.reference import reference
+from dovetail_kernels.op import Op
+
+OP = Op(
+    name="head_products",
+    summary="each head times its own matrix",
+    reference=reference,
+    cases=cases,
+    perf_cases=perf_cases,
+    implementations=[NATIVE],
+)

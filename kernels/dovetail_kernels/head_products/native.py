@@ -1,0 +1,102 @@
+"""head_products on the native CPU library: the matrices packed once, one call for all heads.
+
+One HeadProducts serves one thread at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+import torch.nn.functional as F
+
+from dovetail_kernels.cpu.library import Library, library, missing_reason
+from dovetail_kernels.op import Arguments, Implementation
+
+FORMATS = (torch.float32, torch.bfloat16, torch.float16)
+CODES = {dtype: code for code, dtype in enumerate(FORMATS)}
+PANEL = 64
+
+_pointer, _int64, _int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+
+
+class HeadProductsArgs(ctypes.Structure):
+    """See args.h."""
+
+    _fields_ = [
+        ("x", _pointer),
+        ("out", _pointer),
+        ("weight", _pointer),
+        ("x_stride", _int64),
+        ("tokens", _int64),
+        ("num_heads", _int64),
+        ("in_size", _int64),
+        ("out_size", _int64),
+        ("rest", _int64),
+        ("format", _int32),
+        ("reserved", _int32),
+    ]
+
+
+def packed(weight: torch.Tensor) -> torch.Tensor:
+    """Return the matrices in panels of 64 outputs, zeros behind the last.
+
+    Shapes: [H, I, O] -> [H, O / 64, I, 64]
+    """
+    missing = -weight.shape[2] % PANEL
+    return F.pad(weight, (0, missing)).unflatten(2, (-1, PANEL)).transpose(1, 2).contiguous()
+
+
+class HeadProducts:
+    """The matrices of all heads, packed. Shapes: weight [H, I, O]"""
+
+    def __init__(self, weight: torch.Tensor, source: Library | None = None) -> None:
+        native = source or library()
+        if native is None:
+            raise OSError(missing_reason())
+        self.weight = packed(weight)
+        self._shape = weight.shape
+        self._kernel = native.kernel("head_products", HeadProductsArgs)
+        self._args = HeadProductsArgs(
+            num_heads=weight.shape[0],
+            in_size=weight.shape[1],
+            out_size=weight.shape[2],
+            format=CODES[weight.dtype],
+        )
+        self._reference = ctypes.byref(self._args)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the products. Tokens may lie apart, heads may not.
+
+        Shapes: x [T, H, I + S] float32 -> [T, H, O + S]
+        """
+        tokens, heads, width = x.shape
+        rest = width - self._shape[1]
+        out = torch.empty(tokens, heads, self._shape[2] + rest)
+        args = self._args
+        args.weight = self.weight.data_ptr()
+        args.x, args.x_stride, args.out = x.data_ptr(), x.stride(0), out.data_ptr()
+        args.tokens, args.rest = tokens, rest
+        self._kernel(self._reference)
+        return out
+
+
+def _prepare(arguments: Arguments) -> Arguments:
+    """Return the arguments with the matrices packed."""
+    return {"x": arguments["x"], "products": HeadProducts(arguments["weight"])}
+
+
+def _multiply(x: torch.Tensor, products: HeadProducts) -> torch.Tensor:
+    """Return the products (see HeadProducts)."""
+    return products(x)
+
+
+NATIVE = Implementation(
+    name="native",
+    function=_multiply,
+    devices=("cpu",),
+    dtypes=(torch.float32,),
+    rank=10,
+    unavailable_reason=missing_reason,
+    prepare=_prepare,
+)

@@ -1,0 +1,26 @@
+"""latent_attention: each query attends to its row's latents, which are key and value of all heads.
+
+A row of S cached tokens whose last n are queried has queries at positions p = S - n .. S - 1, of H
+heads each. With s_j = scale q.c_j for j <= p: out = sum_j softmax(s)_j c_j[: L]. The cache's
+numbers may be narrower than q's. Blocks may lie apart in memory, what is in a block does not.
+
+Shapes: q [T, H, L + R], cache [N, P, L + R], block_table [R, B] int32, query_start [R + 1] int32,
+seq_lens [R] int32 -> [T, H, L] in q's dtype
+Source: DeepSeek-AI, DeepSeek-V2, 2024, arXiv 2405.04434, section 2.1
+"""
+
+from dovetail_kernels.gpu import triton_implementation
+from dovetail_kernels.latent_attention.cases import cases, perf_cases, small_cases
+from dovetail_kernels.latent_attention.native import NATIVE
+from dovetail_kernels.latent_attention.reference import reference
+from dovetail_kernels.op import Op
+
+OP = Op(
+    name="latent_attention",
+    summary="attention over latents in blocks",
+    reference=reference,
+    cases=cases,
+    perf_cases=perf_cases,
+    small_cases=small_cases,
+    implementations=[NATIVE, triton_implementation("latent_attention")],
+)

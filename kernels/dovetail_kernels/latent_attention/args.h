@@ -1,0 +1,27 @@
+// What latent attention is told. The same struct in Python is
+// `dovetail_kernels.latent_attention.native.LatentArgs`.
+#pragma once
+
+#include "isa.h"
+
+// Writes latents into their slots (none where latent is null), then attends.
+struct LatentArgs {
+  const float* q;       // [T, H, L + R], tokens q_stride floats apart
+  const float* latent;  // [T, L + R], tokens latent_stride floats apart; or null
+  float* out;           // [T, H, L] contiguous
+  void* cache;          // blocks block_stride numbers apart, each [P, L + R]
+  const int32_t* block_table;  // [R, table_stride]
+  const int32_t* query_start;  // [R + 1]
+  const int32_t* seq_lens;     // [R]
+  const int64_t* slots;        // [T]
+  int64_t q_stride, latent_stride, block_stride;
+  int64_t table_stride;
+  int64_t rows;          // R
+  int64_t block_tokens;  // P
+  int32_t num_heads, latent_size, rope_size;
+  int32_t format;  // a LatentFormat
+  float scale;
+  int32_t reserved;
+};
+
+enum LatentFormat : int32_t { kLatentFloat32 = 0, kLatentBfloat16 = 1, kLatentFloat16 = 2 };

@@ -1,0 +1,126 @@
+"""Cases of latent_attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from dovetail_kernels.op import Arguments, Case
+from dovetail_kernels.random import normal, permutation, tolerance
+
+Rows = tuple[tuple[int, int], ...]
+"""(queries, tokens in the cache) of each row."""
+
+ROWS: dict[str, Rows] = {
+    "decode": ((1, 1), (1, 40), (1, 17)),
+    "mixed": ((1, 33), (7, 7), (0, 0), (5, 60)),
+    "long": ((1, 700), (3, 513)),
+}
+KV_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+NARROW_TOLERANCE = 2e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Setup:
+    """The parts of a case: H heads over latents of L + R numbers in blocks of P tokens."""
+
+    rows: Rows
+    heads: int = 4
+    size: int = 32
+    turned: int = 8
+    block_tokens: int = 16
+    gap: int = 0
+    dtype: torch.dtype = torch.float32
+    kv_dtype: torch.dtype = torch.float32
+
+
+REAL = _Setup(rows=((1, 300),), heads=16, size=512, turned=64, kv_dtype=torch.bfloat16)
+
+
+def cases() -> list[Case]:
+    """Return each shape of batch, sizes that fill no register, cache types, a real layer's."""
+    plain = [_case(name, _Setup(rows=rows)) for name, rows in ROWS.items()]
+    sizes = [
+        _case("mixed", _Setup(rows=ROWS["mixed"], heads=heads, size=size, turned=turned))
+        for heads, size, turned in ((1, 16, 8), (3, 10, 6), (5, 96, 16), (70, 64, 64), (130, 16, 2))
+    ]
+    kinds = [_case("mixed", _Setup(rows=ROWS["mixed"], kv_dtype=kv)) for kv in KV_DTYPES]
+    blocks = [
+        _case("mixed", _Setup(rows=ROWS["mixed"], block_tokens=tokens, gap=gap))
+        for tokens, gap in ((4, 0), (64, 0), (16, 40))
+    ]
+    real = [_case("real", REAL), _case("real", replace(REAL, rows=((40, 90),), heads=128))]
+    narrow = [
+        _case("narrow", _Setup(rows=ROWS["mixed"], dtype=dtype, kv_dtype=dtype))
+        for dtype in (torch.bfloat16, torch.float16)
+    ]
+    return [*plain, *sizes, *kinds[1:], *blocks, *real, *narrow]
+
+
+def small_cases() -> list[Case]:
+    """Return few and small cases that go once through each kind of row and cache."""
+    first = [_case(name, _Setup(rows=ROWS[name])) for name in ("decode", "mixed")]
+    odd = _Setup(rows=((1, 20), (4, 9)), heads=3, size=24, turned=6, block_tokens=4, gap=12)
+    kinds = [_case("kind", _Setup(rows=((1, 21), (3, 7)), kv_dtype=kv)) for kv in KV_DTYPES[1:]]
+    real = replace(REAL, rows=((1, 70),), dtype=torch.bfloat16)
+    return [_case("real", real), *first, _case("odd", odd), *kinds]
+
+
+def perf_cases() -> list[Case]:
+    """Return decodes of one and eight rows over a long context, and a prompt behind a prefix."""
+    batches: dict[str, Rows] = {
+        "decode1": ((1, 4096),),
+        "decode8": ((1, 4096),) * 8,
+        "prefill": ((64, 1024),),
+    }
+    return [
+        _case(name, replace(REAL, rows=rows, heads=heads, kv_dtype=kv))
+        for name, rows in batches.items()
+        for heads, kv in ((16, torch.bfloat16), (16, torch.float32), (128, torch.bfloat16))
+    ]
+
+
+def _case(name: str, setup: _Setup) -> Case:
+    pairs = sum(count * (total - (count - 1) / 2) for count, total in setup.rows)
+    tokens = sum(count for count, _ in setup.rows)
+    seen = sum(total for count, total in setup.rows if count)
+    width = setup.size + setup.turned
+    kv = str(setup.kv_dtype).removeprefix("torch.")
+    return Case(
+        name=f"{name}_H{setup.heads}_L{setup.size}_R{setup.turned}_P{setup.block_tokens}"
+        f"{'_apart' if setup.gap else ''}_{kv}",
+        dtype=setup.dtype,
+        build=_builder(setup),
+        moved_bytes=seen * width * setup.kv_dtype.itemsize
+        + tokens * setup.heads * (width + setup.size) * setup.dtype.itemsize,
+        flops=int(2 * pairs * setup.heads * (width + setup.size)),
+        rtol=tolerance(setup.dtype),
+        atol=tolerance(setup.dtype),
+    )
+
+
+def _builder(setup: _Setup) -> Callable[[torch.device], Arguments]:
+    def build(device: torch.device) -> Arguments:
+        width, size = setup.size + setup.turned, setup.block_tokens
+        needed = [-(-total // size) for _, total in setup.rows]
+        order = permutation(sum(needed), device, seed=1) + 1
+        table = torch.zeros(len(needed), max(needed), dtype=torch.int32, device=device)
+        for row, blocks in enumerate(order.split(needed)):
+            table[row, : len(blocks)] = blocks.int()
+        counts = torch.tensor([0, *(count for count, _ in setup.rows)])
+        shape = (sum(needed) + 1, size * width + setup.gap)
+        memory = normal(shape, setup.kv_dtype, device, seed=2)
+        lengths = [total for _, total in setup.rows]
+        return {
+            "q": normal((int(counts.sum()), setup.heads, width), setup.dtype, device, seed=3),
+            "cache": memory[:, : size * width].unflatten(1, (size, width)),
+            "block_table": table,
+            "query_start": counts.cumsum(0).to(device, torch.int32),
+            "seq_lens": torch.tensor(lengths, dtype=torch.int32, device=device),
+            "scale": width**-0.5,
+            "latent_size": setup.size,
+        }
+
+    return build

@@ -1,0 +1,147 @@
+"""latent_attention on the native CPU library: one call a layer writes its latents and attends.
+
+A Step holds the argument struct of one step's rows, so that a layer's call sets few fields. Knows
+no layer and no model.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from dovetail_kernels.cpu.library import Library, library, missing_reason
+from dovetail_kernels.op import Arguments, Implementation
+
+FORMATS = (torch.float32, torch.bfloat16, torch.float16)
+CODES = {dtype: code for code, dtype in enumerate(FORMATS)}
+MAX_HEADS = 512
+
+_pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+
+
+class LatentArgs(ctypes.Structure):
+    """See args.h."""
+
+    _fields_ = [
+        ("q", _pointer),
+        ("latent", _pointer),
+        ("out", _pointer),
+        ("cache", _pointer),
+        ("block_table", _pointer),
+        ("query_start", _pointer),
+        ("seq_lens", _pointer),
+        ("slots", _pointer),
+        ("q_stride", _int64),
+        ("latent_stride", _int64),
+        ("block_stride", _int64),
+        ("table_stride", _int64),
+        ("rows", _int64),
+        ("block_tokens", _int64),
+        ("num_heads", _int32),
+        ("latent_size", _int32),
+        ("rope_size", _int32),
+        ("format", _int32),
+        ("scale", _float),
+        ("reserved", _int32),
+    ]
+
+
+def reasons_against(cache_dtype: torch.dtype | None, num_heads: int) -> list[str]:
+    """Return why the kernel cannot attend a cache of this kind; empty when it can."""
+    reasons = []
+    if cache_dtype not in CODES:
+        names = ", ".join(str(d).removeprefix("torch.") for d in FORMATS)
+        reasons.append(f"the cache holds one of {names}")
+    if num_heads > MAX_HEADS:
+        reasons.append(f"there are up to {MAX_HEADS} heads, not {num_heads}")
+    return reasons
+
+
+class Step:
+    """The rows of one step over one block table, ready for its layers.
+
+    Shapes: block_table [R, B], query_start [R + 1], seq_lens [R], all int32; slots [T] int64, or
+    None when nothing is written
+    """
+
+    def __init__(
+        self,
+        *,
+        block_table: torch.Tensor,
+        query_start: torch.Tensor,
+        seq_lens: torch.Tensor,
+        slots: torch.Tensor | None,
+        source: Library | None = None,
+    ) -> None:
+        native = source or library()
+        if native is None:
+            raise OSError(missing_reason())
+        # The struct holds addresses, so the tensors must live as long as it does.
+        self._kept = (block_table.contiguous(), query_start, seq_lens, slots)
+        self._kernel = native.kernel("latent_attention", LatentArgs)
+        self._args = LatentArgs(
+            block_table=self._kept[0].data_ptr(),
+            query_start=query_start.data_ptr(),
+            seq_lens=seq_lens.data_ptr(),
+            slots=None if slots is None else slots.data_ptr(),
+            table_stride=block_table.shape[1],
+            rows=len(seq_lens),
+        )
+        self._reference = ctypes.byref(self._args)
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        latent: torch.Tensor | None,
+        cache: torch.Tensor,
+        scale: float,
+        latent_size: int,
+    ) -> torch.Tensor:
+        """Write the latents, when given, and attend. Tokens and blocks may lie apart, no others.
+
+        Shapes: q [T, H, L + R], latent [T, L + R] float32, cache [N, P, L + R] -> [T, H, L]
+        Mutates: cache
+        """
+        out = torch.empty(*q.shape[:2], latent_size)
+        args = self._args
+        args.q, args.q_stride, args.out = q.data_ptr(), q.stride(0), out.data_ptr()
+        args.latent = None
+        if latent is not None:
+            args.latent, args.latent_stride = latent.data_ptr(), latent.stride(0)
+        args.cache, args.format = cache.data_ptr(), CODES[cache.dtype]
+        args.block_stride, args.block_tokens = cache.stride(0), cache.shape[1]
+        args.num_heads, args.latent_size = q.shape[1], latent_size
+        args.rope_size, args.scale = q.shape[2] - latent_size, scale
+        if self._kernel(self._reference):
+            raise MemoryError(f"no memory to attend {len(q)} tokens")
+        return out
+
+
+def _attend(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    latent_size: int,
+) -> torch.Tensor:
+    """Return the attended latents (see the reference)."""
+    step = Step(block_table=block_table, query_start=query_start, seq_lens=seq_lens, slots=None)
+    return step(q, None, cache, scale, latent_size)
+
+
+def _why_not(arguments: Arguments) -> str | None:
+    return "; ".join(reasons_against(arguments["cache"].dtype, arguments["q"].shape[1])) or None
+
+
+NATIVE = Implementation(
+    name="native",
+    function=_attend,
+    devices=("cpu",),
+    dtypes=(torch.float32,),
+    rank=10,
+    unavailable_reason=missing_reason,
+    why_not=_why_not,
+)

@@ -1,0 +1,34 @@
+"""The definition of latent attention in torch."""
+
+from __future__ import annotations
+
+import torch
+
+
+def reference(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    latent_size: int,
+) -> torch.Tensor:
+    """Return the attended latents.
+
+    Shapes: q [T, H, L + R], cache [N, P, L + R], block_table [R, B], query_start [R + 1],
+    seq_lens [R] -> [T, H, L]
+    """
+    out = q.new_zeros(*q.shape[:2], latent_size)
+    starts = query_start.tolist()
+    for row, length in enumerate(seq_lens.tolist()):
+        part = slice(starts[row], starts[row + 1])
+        positions = torch.arange(length, device=q.device)
+        blocks = block_table[row].long()[positions // cache.shape[1]]
+        latents = cache[blocks, positions % cache.shape[1]].float()
+        scores = torch.einsum("thd,sd->ths", q[part].float(), latents) * scale
+        own = torch.arange(length - (part.stop - part.start), length, device=q.device)
+        scores = scores.masked_fill(positions > own[:, None, None], -torch.inf)
+        values = torch.einsum("ths,sd->thd", scores.softmax(dim=-1), latents[:, :latent_size])
+        out[part] = values.to(q.dtype)
+    return out

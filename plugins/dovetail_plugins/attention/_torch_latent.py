@@ -1,0 +1,66 @@
+"""Paged attention over latents in torch operators: write, gather a row's latents, attend.
+
+All heads of a token are as many queries of one head, so nothing is repeated. Shape letters as in
+`interfaces.attention`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from dovetail.interfaces.attention import AttentionSpec, LatentSpec
+from dovetail.layers.latent_rows import write_latents
+from dovetail_plugins.attention._torch_paged import GATHER_BYTES, MAX_SCORES, Prepared
+
+
+def forward(
+    spec: LatentSpec,
+    q: torch.Tensor,
+    latent: torch.Tensor,
+    cache: torch.Tensor,
+    prepared: Prepared,
+) -> torch.Tensor:
+    """Do what `AttentionBackend.forward_latent` says. Mutates: cache"""
+    layout = prepared.layout
+    write_latents(latent, cache, layout.slots)
+    out = q.new_empty(*q.shape[:2], spec.latent_size)
+    most = max(1, GATHER_BYTES // (spec.size * cache.element_size()))
+    plain = AttentionSpec(
+        num_heads=spec.num_heads, num_kv_heads=1, head_size=spec.size, scale=spec.scale
+    )
+    for chunk in prepared.decode_chunks(plain, most) if prepared.decode_rows else ():
+        tokens = slice(None) if chunk.tokens is None else chunk.tokens
+        seen = _read(cache, chunk.slots, q.dtype).unflatten(0, (-1, chunk.num_keys))
+        mask = None if chunk.mask is None else chunk.mask.squeeze(1)
+        out[tokens] = _attend(spec, q[tokens], seen, mask)
+    for row in prepared.prefills:
+        seen = _read(cache, prepared.row_slots(row.row, 0, row.end), q.dtype)
+        step = max(1, MAX_SCORES // (spec.num_heads * row.end))
+        for start in range(row.start, row.end, step):
+            end = min(start + step, row.end)
+            first = row.first_token + start - row.start
+            part = slice(first, first + end - start)
+            own = torch.arange(start, end, device=q.device).unsqueeze(1)
+            mask = torch.arange(end, device=q.device) <= own
+            mask = mask.repeat_interleave(spec.num_heads, dim=0)
+            queries = q[part].flatten(0, 1).unsqueeze(0)
+            found = _attend(spec, queries, seen[None, :end], mask)
+            out[part] = found.unflatten(1, (-1, spec.num_heads)).squeeze(0)
+    return out
+
+
+def _read(cache: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the latents at some slots. Shapes: cache [N, P, L + R], slots [S] -> [S, L + R]"""
+    size = cache.shape[1]
+    return cache[slots // size, slots % size].to(dtype)
+
+
+def _attend(
+    spec: LatentSpec, q: torch.Tensor, latents: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """Return what queries attend to. Shapes: q [B, M, L + R], latents [B, S, L + R], mask that
+    spreads to [B, M, S], True where a query sees -> [B, M, L]"""
+    scores = torch.bmm(q * spec.scale, latents.transpose(1, 2)).float()
+    if mask is not None:
+        scores = scores.masked_fill_(~mask, -torch.inf)
+    return torch.bmm(scores.softmax(dim=-1).to(q.dtype), latents[..., : spec.latent_size])

@@ -1,0 +1,84 @@
+"""Facts of DeepSeek's models, and of Kimi K2, which has V3's layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.plugin import Value
+from dovetail.interfaces.spec import CacheFacts
+
+
+def latents(config: Mapping[str, Any]) -> CacheFacts:
+    """Return what a row keeps: a latent in every layer."""
+    return CacheFacts(
+        num_attention_layers=int(config["num_hidden_layers"]),
+        latent_size=int(config["kv_lora_rank"]) + int(config["qk_rope_head_dim"]),
+    )
+
+
+_BOTH: dict[str, Any] = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-06,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+V2_FACTS = ModelFacts(
+    cache=latents,
+    length_is_scaled=True,
+    defaults={
+        **_BOTH,
+        "vocab_size": 102400,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+        "first_k_dense_replace": 0,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 1407,
+        "routed_scaling_factor": 1.0,
+        "topk_method": "greedy",
+        "norm_topk_prob": False,
+    },
+)
+V3_FACTS = ModelFacts(
+    cache=latents,
+    length_is_scaled=True,
+    defaults={
+        **_BOTH,
+        "vocab_size": 129280,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "max_position_embeddings": 4096,
+        "first_k_dense_replace": 3,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "n_group": 8,
+        "topk_group": 4,
+        "routed_scaling_factor": 2.5,
+        "norm_topk_prob": True,
+        "rope_interleave": True,
+    },
+)
+V32_FACTS = ModelFacts(
+    cache=latents,
+    length_is_scaled=True,
+    defaults={**V3_FACTS.defaults, "max_position_embeddings": 163840, "index_topk": 2048},
+)
+
+DEEPSEEK_V2 = Value(summary="DeepSeek V2", value=V2_FACTS)
+DEEPSEEK_V3 = Value(summary="DeepSeek V3", value=V3_FACTS)
+DEEPSEEK_V32 = Value(summary="DeepSeek V3.2", value=V32_FACTS)
+KIMI_K2 = Value(summary="Kimi K2", value=V3_FACTS)
