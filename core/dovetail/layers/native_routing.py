@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -55,7 +56,7 @@ def native_routing(
     """Return the kernel of a rule (see dovetail_kernels.route), or None where none runs it."""
     if scoring not in ("softmax", "sigmoid"):
         return None
-    rule = {
+    rule: dict[str, Any] = {
         "scoring": scoring,
         "renormalizes": renormalizes,
         "least_sum": least_sum,
