@@ -450,7 +450,11 @@ class MoE(nn.Module):
             context, f"{name}.experts", num_experts=num_experts, size=size, inner=inner, act=act
         )
 
-    def forward(
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Shapes: x, residual [T, E] -> [T, E], whole on every rank"""
+        return self.routed(x, residual)
+
+    def routed(
         self,
         x: torch.Tensor,
         residual: torch.Tensor | None = None,

@@ -48,7 +48,7 @@ class GatedSharedMoE(MoE):
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Shapes: x, residual [T, E] -> [T, E]"""
         shared, scores = self.shared_expert(x), self.shared_expert_gate(x)
-        return super().forward(x, residual, shared, scores)
+        return self.routed(x, residual, shared, scores)
 
 
 class Qwen2MoeLayer(DecoderLayer):

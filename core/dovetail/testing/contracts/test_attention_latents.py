@@ -31,7 +31,7 @@ class Latents:
         num_blocks = 1 + max(max(blocks) for blocks in self.scene.blocks)
         memory = torch.full((num_blocks, 16 * SPEC.size + GAP), math.nan, device=self.device)
         self.memory = memory
-        self.cache = memory[:, : 16 * SPEC.size].unflatten(1, (16, SPEC.size))
+        self.cache = memory[:, : 16 * SPEC.size].view(num_blocks, 16, SPEC.size)
         self.plain = torch.full((num_blocks, 16, SPEC.size), math.nan)
         self.random = torch.Generator().manual_seed(0)
 
