@@ -168,6 +168,20 @@ def test_small_and_large_steps_of_time(source: Library) -> None:
     assert float(((delta.double() - exact).abs() / exact.clamp(min=1e-30)).max()) < 5e-7
 
 
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_kept_inputs_are_rounded_as_torch_rounds(source: Library, dtype: torch.dtype) -> None:
+    ends = [0.0, -0.0, 1e-41, 3e-6, 65504.0, 65519.0, 65520.0, 3.4e38, float("inf"), float("nan")]
+    x = torch.cat([torch.tensor(ends), 1 + torch.arange(-20, 21) / 2**10, normal(1000, seed=1)])
+    x = torch.cat([x, -x])[None]
+    step, num_blocks = step_arguments([(0, 1)], BLOCK_TOKENS, CPU)
+    state = torch.zeros((num_blocks, x.shape[1], 1), dtype=dtype)
+    weight = torch.ones(x.shape[1], 2)
+    ShortConv(source=source)(x, weight, None, state, StateRows(**step))
+    kept = state[step["block_table"][0, 0], :, 0]
+    assert kept.isnan().sum() == 2
+    assert torch.equal(kept.nan_to_num(nan=7), x[0].to(dtype).nan_to_num(nan=7))
+
+
 def test_a_gated_row_is_its_own(source: Library) -> None:
     x, gate, weight = normal(70, 333, seed=1), normal(70, 333, seed=2), normal(111, seed=3)
     for gate_first in (False, True):
