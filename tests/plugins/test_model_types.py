@@ -54,7 +54,8 @@ def test_types_without_rotary_are_those_of_transformers() -> None:
     theirs = types_without_rotary() - ELSEWHERE
     ours = {name for name, facts in FACTS.items() if facts.positions != "rotary"}
     assert theirs - ours == set()
-    aliases = {"gpt-sw3"}  # another name of gpt2's code
+    # Another name of gpt2's code; a source that names the rotation of layers that it does not have.
+    aliases = {"gpt-sw3", "falcon_mamba"}
     encoders = {name for name, facts in FACTS.items() if facts.is_encoder}
     assert ours - theirs - encoders == aliases
 
@@ -63,7 +64,9 @@ def test_no_type_is_declared_twice() -> None:
     assert set(OWN) & set(TABLED) == set()
 
 
-REMOTE = {"baichuan", "exaone", "internlm2", "llama_bidirec", "mimo", "minicpm", "new"}
+REMOTE = {
+    *("baichuan", "exaone", "internlm2", "kimi_k2", "llama_bidirec", "mimo", "minicpm", "new")
+}
 """Types that only code beside the checkpoint knows."""
 
 
@@ -71,8 +74,13 @@ REMOTE = {"baichuan", "exaone", "internlm2", "llama_bidirec", "mimo", "minicpm",
     "model_type", [name for name in OWN if FACTS[name].defaults and name not in REMOTE]
 )
 def test_defaults_are_those_of_transformers(model_type: str) -> None:
-    fields = {f.name: f.default for f in dataclasses.fields(config_class(model_type))}
-    ours = FACTS[model_type].defaults
+    theirs = config_class(model_type)
+    fields = {f.name: f.default for f in dataclasses.fields(theirs)}
+    fields |= getattr(theirs(), "rope_parameters", None) or {}
+    attends = FACTS[model_type].positions != "none"
+    ours = dict(FACTS[model_type].defaults)
+    if not attends:  # what stands for heads where there are none is dovetail's own
+        ours = {name: ours[name] for name in ours if name in fields}
     assert ours == {name: fields.get(name) for name in ours}
 
 

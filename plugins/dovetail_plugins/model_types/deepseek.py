@@ -69,7 +69,6 @@ V3_FACTS = ModelFacts(
         "topk_group": 4,
         "routed_scaling_factor": 2.5,
         "norm_topk_prob": True,
-        "rope_interleave": True,
     },
 )
 V32_FACTS = ModelFacts(

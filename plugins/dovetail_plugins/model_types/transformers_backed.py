@@ -17,7 +17,7 @@ _OF_POSITIONS: dict[Positions, tuple[str, ...]] = {
         *("plbart", "prophetnet", "rembert", "roberta-prelayernorm", "roc_bert"),
         *("xlm-roberta-xl", "xmod"),
     ),
-    "none": ("mamba", "mamba2", "rwkv", "xlstm", "zamba"),
+    "none": ("rwkv", "xlstm", "zamba"),
     "relative": ("cpmant", "xlnet"),
     "sinusoidal": ("ctrl", "pegasus", "xglm"),
 }

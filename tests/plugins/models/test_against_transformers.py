@@ -26,7 +26,7 @@ REFUSED = {
     "BloomForCausalLM": "counts positions itself",
 }
 """Families whose code in transformers cannot be backed."""
-NATIVE = tuple(name for name in FAMILIES if name not in (*BACKED, "MambaForCausalLM"))
+NATIVE = tuple(name for name in FAMILIES if name not in BACKED)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-biases": (
         "LlamaForCausalLM",
