@@ -36,7 +36,6 @@ FEATURES: dict[str, Unsupported] = {
     "io_processors": Unsupported(
         "plugins that convert other data into prompts are not supported", "send text or token ids"
     ),
-    "latent_attention": Unsupported("models with latent attention are not supported yet"),
     "shared_kv_layers": Unsupported("models whose layers share a KV cache are not supported yet"),
     "remote_code": Unsupported(
         "dovetail never runs code that comes with a checkpoint",
@@ -68,6 +67,9 @@ FEATURES: dict[str, Unsupported] = {
     ),
     # How steps are computed.
     "attention_dtype": Unsupported("attention in another type than --dtype is not supported"),
+    "latent_libraries": Unsupported(
+        "libraries of latent attention (FlashMLA, CUTLASS) are not used", "use auto or triton_paged"
+    ),
     "xformers": Unsupported("dovetail has its own kernels; use auto"),
     "kernel_choice": Unsupported(
         "the kernels that it selects are not supported",

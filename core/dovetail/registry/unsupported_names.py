@@ -15,7 +15,10 @@ UNSUPPORTED_NAMES: dict[str, dict[str, str]] = {
         ),
         "all2all_libraries",
     ),
-    "attention_backend": {"MLA": "latent_attention", "XFORMERS": "xformers"},
+    "attention_backend": {
+        **dict.fromkeys(("MLA", "CUTLASS_MLA", "FLASHMLA"), "latent_libraries"),
+        "XFORMERS": "xformers",
+    },
     "platform": {name: name for name in ("hpu", "neuron", "openvino", "rocm", "tpu", "xpu")},
     "kv_cache_dtype": {"fp8_inc": "hpu"},
     "mm_cache": dict.fromkeys(("lru", "shm"), "media"),

@@ -108,7 +108,7 @@ def _walk(
         tl.store(to + SIZE, most * scale, mask=head < num_heads)
         tl.store(to + SIZE + 1, total, mask=head < num_heads)
     else:
-        made = acc / total[:, None]
+        made = acc / tl.where(total > 0, total, 1.0)[:, None]  # a row of length 0 gets zeros
         to = out + (token * num_heads + head[:, None]) * SIZE + at[None, :]
         tl.store(to, made.to(out.dtype.element_ty), mask=inside)
 
@@ -138,7 +138,7 @@ def _join(
         total = total * fade + tl.load(own + SIZE + 1) * fresh
         most = peak
     to = out + (begin.to(tl.int64) * num_heads + head) * SIZE + at
-    tl.store(to, (acc / total).to(out.dtype.element_ty), mask=at < SIZE)
+    tl.store(to, (acc / tl.where(total > 0, total, 1.0)).to(out.dtype.element_ty), mask=at < SIZE)
 
 
 def attend(

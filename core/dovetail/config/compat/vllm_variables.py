@@ -177,7 +177,10 @@ FOREIGN: dict[str, Row] = {
     ),
     "VLLM_HOST_IP": NoEffect("processes talk over Unix sockets; clients come to --host"),
     "VLLM_IMAGE_FETCH_TIMEOUT": _MEDIA,
-    "VLLM_MLA_DISABLE": NoEffectYet("latent_attention"),
+    "VLLM_MLA_DISABLE": NoEffect(
+        "models with latent attention always keep latents; prompts that gain by it are attended to "
+        "with keys and values made of them"
+    ),
     "VLLM_NO_USAGE_STATS": _REPORTS,
     "VLLM_PORT": NoEffect("processes talk over Unix sockets; clients come to --port"),
     "VLLM_RINGBUFFER_WARNING_INTERVAL": NoEffect("dovetail has no ring buffer"),

@@ -1,0 +1,185 @@
+"""DeepSeek's models beside what tests of all families say: the native kernels, FP8 blocks as they
+are published, absorbed and expanded attention, V3.2's bound, and what is left out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.attention import AttentionBackend
+from dovetail.layers.context import ForwardContext, use_context
+from dovetail.layers.latent_attention import LatentAttention, LatentConfig
+from dovetail.layers.linear import Linear
+from dovetail.testing.harness import PagedModel, load_model, load_plugin
+from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint
+from dovetail_plugins.models.deepseek import routing_rule
+
+TOKENS = torch.randint(3, VOCAB_SIZE, (70,), generator=torch.Generator().manual_seed(1)).tolist()
+BLOCK = 128
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a V3 of two layers."""
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("v3"), "DeepseekV3ForCausalLM")
+
+
+def logits(path: Path, **changes: Any) -> torch.Tensor:
+    """Return the logits of TOKENS, in pieces."""
+    model = PagedModel(load_model(path, **changes), backend=native())
+    return pieces_of(model)
+
+
+def pieces_of(model: PagedModel) -> torch.Tensor:
+    cuts = ((0, 30), (30, 31), (31, 32), (32, 70))
+    return torch.cat([model.forward([(0, TOKENS[a:b])])[0] for a, b in cuts])
+
+
+def native() -> AttentionBackend:
+    return load_plugin(AttentionBackend, "attention_backend", "native_cpu")  # type: ignore[type-abstract]
+
+
+def change(path: Path, **fields: Any) -> Path:
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    return path
+
+
+def test_native_kernels_compute_what_the_definition_does(tiny: Path) -> None:
+    plain = pieces_of(PagedModel.load(tiny))
+    assert (logits(tiny) - plain).abs().max() < 1e-4
+    model = PagedModel(load_model(tiny), backend=native())
+    wide = PagedModel(load_model(tiny), backend=native(), block_tokens=16)
+    assert torch.equal(pieces_of(model), pieces_of(wide)), "bits depend on the blocks"
+
+
+def test_absorbed_and_expanded_attention_are_the_same(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one row of 40 tokens behind 30 others, with real numbers in float32."""
+    model = PagedModel(load_model(tiny), backend=native())
+    model.forward([(0, TOKENS[:30])])
+    layer = next(m for m in model.layers if isinstance(m, LatentAttention))
+    row = model._extend(0, TOKENS[30:])
+    prepared = model.backend.prepare(model._layout([row]))
+    random = torch.Generator().manual_seed(2)
+    q = torch.randn(40, layer.spec.num_heads * layer.head_size, generator=random)
+    latent = torch.randn(40, layer.spec.size, generator=random)
+    found = []
+    for least in (2, 1000):
+        monkeypatch.setattr(LatentConfig, "min_expanded", least)
+        context = ForwardContext(
+            backend=model.backend, prepared={layer.name: prepared}, caches=model.caches
+        )
+        with use_context(context), torch.inference_mode():
+            found.append(layer._attend(q, latent))
+        assert bool(context.once) == (least == 2)
+    assert found[0].std() > 0.05
+    assert (found[0] - found[1]).abs().max() < 1e-5
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return a checkpoint in FP8 blocks, and one of the same values in full precision."""
+    root = tmp_path_factory.mktemp("fp8")
+    sizes = {"hidden_size": 160, "intermediate_size": 256, "moe_intermediate_size": 128}
+    plain = write_tiny_checkpoint(
+        root / "plain", "DeepseekV3ForCausalLM", **sizes, kv_lora_rank=136
+    )
+    blocks = copytree(plain, root / "blocks")
+    tensors, kept = load_file(plain / "model.safetensors"), {}
+    for name, weight in tensors.items():
+        layer = name.rpartition(".")[0]
+        if weight.dim() != 2 or layer.endswith(("mlp.gate", "embed_tokens", "lm_head")):
+            kept[name] = weight
+            continue
+        codes, scales, tensors[name] = in_blocks(weight)
+        kept |= {name: codes, f"{layer}.weight_scale_inv": scales}
+    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    save_file(kept, blocks / "model.safetensors", metadata={"format": "pt"})
+    quant = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]}
+    change(blocks, quantization_config=quant | {"activation_scheme": "dynamic"})
+    return blocks, plain
+
+
+def in_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return a matrix as float8 codes, the scale of each block, and the values that are meant."""
+    rows, columns = (-(-size // BLOCK) for size in weight.shape)
+    codes = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
+    scales, meant = torch.empty(rows, columns), torch.empty_like(weight)
+    for r in range(rows):
+        for c in range(columns):
+            part = (slice(r * BLOCK, (r + 1) * BLOCK), slice(c * BLOCK, (c + 1) * BLOCK))
+            scales[r, c] = weight[part].abs().max() / 448
+            codes[part] = (weight[part] / scales[r, c]).to(torch.float8_e4m3fn)
+            meant[part] = codes[part].float() * scales[r, c]
+    return codes, scales, meant
+
+
+def test_fp8_blocks_as_they_are_published(stored: tuple[Path, Path]) -> None:
+    blocks, plain = stored
+    found, wanted = logits(blocks), logits(plain)
+    assert wanted.std() > 0.05
+    assert (found - wanted).abs().max() < 1e-3 * wanted.abs().max()
+
+
+def test_corrected_scores_pick_experts_and_do_not_weigh_them(tiny: Path, tmp_path: Path) -> None:
+    """As transformers does, of whose tiny models the correction is zero."""
+    path = copytree(tiny, tmp_path / "corrected")
+    tensors = load_file(path / "model.safetensors")
+    (name,) = (name for name in tensors if name.endswith("e_score_correction_bias"))
+    tensors[name] = torch.randn(8, generator=torch.Generator().manual_seed(3))
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    with torch.inference_mode():
+        wanted = theirs.eval()(torch.tensor([TOKENS])).logits[0]
+    found = logits(path)
+    assert (found - wanted).abs().max() < 1e-4
+    assert (found - logits(tiny)).abs().max() > 0.1
+
+
+def test_v32_is_served_as_far_as_all_tokens_are_picked(tmp_path: Path) -> None:
+    path = write_tiny_checkpoint(tmp_path, "DeepseekV32ForCausalLM", index_topk=64)
+    assert load_model(path, max_tokens=64) is not None
+    with pytest.raises(ConfigError, match="contexts of 65 tokens would differ"):
+        load_model(path, max_tokens=65)
+
+
+def test_kimi_k2_is_v3_by_another_name(tiny: Path, tmp_path: Path) -> None:
+    path = change(copytree(tiny, tmp_path / "k2"), model_type="kimi_k2", topk_method="noaux_tc")
+    assert torch.equal(logits(path), logits(tiny))
+
+
+def test_layers_behind_the_last_are_a_drafter_s(tiny: Path, tmp_path: Path) -> None:
+    path = copytree(tiny, tmp_path / "mtp")
+    tensors = load_file(path / "model.safetensors")
+    last = {name: t for name, t in tensors.items() if ".layers.1." in name}
+    more = {name.replace(".layers.1.", ".layers.2."): t.clone() for name, t in last.items()}
+    save_file(tensors | more, path / "model.safetensors", metadata={"format": "pt"})
+    assert torch.equal(logits(change(path, num_nextn_predict_layers=1)), logits(tiny))
+
+
+def test_what_absorbs_takes_no_adapters(tiny: Path) -> None:
+    module = load_model(tiny)
+    without = {n.rpartition(".")[2] for n, m in linears(module) if not m.takes_adapters}
+    assert without == {"kv_b_proj"}
+
+
+def linears(module: torch.nn.Module) -> list[tuple[str, Linear]]:
+    return [(name, m) for name, m in module.named_modules() if isinstance(m, Linear)]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"topk_method": "random"}, {"scoring_func": "tanh"}, {"norm_topk_prob": True}]
+)
+def test_other_ways_to_pick_experts_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="experts"):
+        routing_rule({"num_experts_per_tok": 2, **fields}, "softmax")
