@@ -141,10 +141,11 @@ def test_weights_may_multiply_what_experts_read() -> None:
     torch.testing.assert_close(moe(x, weights, experts), wanted)
 
 
-def test_biases_and_clamped_halves() -> None:
+@pytest.mark.parametrize("is_gated", [True, False])
+def test_biases_and_clamped_halves(is_gated: bool) -> None:
     first, second = make_weight("float32", 2 * INNER, SIZE), make_weight("float32", SIZE, INNER)
     biases, more = random(2, 2 * INNER) * 3, random(2, SIZE)
-    gate_up = PackedExperts([Packed(first, is_gated=True)] * 2, biases)
+    gate_up = PackedExperts([Packed(first, is_gated=is_gated)] * 2, biases)
     moe = Moe(gate_up, PackedExperts([Packed(second)] * 2, more), "swiglu_oai", limit=0.7)
     x, experts = random(5, SIZE) * 3, torch.tensor([[0], [1], [1], [0], [1]])
     gate, up = (x @ first.values.t() + biases[experts[:, 0]]).chunk(2, dim=1)

@@ -26,8 +26,10 @@ struct Chunk {
   int32_t* token_of = nullptr; // [rows]: which of x's rows, in the order of experts
   int32_t* row_of = nullptr;   // [tokens, A]: -1 where the expert is not here
   GemmArgs *gate_up = nullptr, *down = nullptr;  // [used]
-  float *inner = nullptr, *made = nullptr;       // [rows, F], [rows, E]
-  Chunk(const MoeArgs& args, int64_t first, int64_t tokens) : args(args), first(first), tokens(tokens) {}
+  int64_t width;                                 // F; 2 F where halves are joined behind the product
+  float *inner = nullptr, *made = nullptr;       // [rows, width], [rows, E]
+  Chunk(const MoeArgs& args, int64_t first, int64_t tokens)
+      : args(args), first(first), tokens(tokens), width(args.gate_up[0].is_gated ? args.inner : 2 * args.inner) {}
   int64_t expert(int64_t pair) const {
     const int64_t found = args.experts[first * args.picked + pair];
     return found < args.num_experts ? found : -1;
@@ -94,12 +96,25 @@ void place(Chunk& chunk) {
       gate_up.x = chunk.made + row * args.size, gate_up.x_stride = args.size;
       gate_up.picks = nullptr;
     }
-    gate_up.out = chunk.inner + row * args.inner, gate_up.out_stride = args.inner;
-    gate_up.activation = args.activation, gate_up.limit = args.limit;
-    down.x = chunk.inner + row * args.inner, down.x_stride = args.inner;
+    gate_up.out = chunk.inner + row * chunk.width, gate_up.out_stride = chunk.width;
+    gate_up.activation = gate_up.is_gated ? args.activation : int32_t{kNone};
+    gate_up.limit = args.limit;
+    down.x = chunk.inner + row * chunk.width, down.x_stride = chunk.width;
     down.out = chunk.made + row * args.size, down.out_stride = args.size;
     row += gate_up.rows;
   }
+}
+
+// Joins the halves that lie side by side, in place of the first ones.
+void join_halves(const Chunk& chunk) {
+  const MoeArgs& args = chunk.args;
+  each_row(chunk.rows, args.inner, [&](int64_t row) {
+    float* at = chunk.inner + row * chunk.width;
+    each_register(args.inner, [&](int64_t i, int count) {
+      const Vec up = load_up_to(at + args.inner + i, count);
+      store_up_to(at + i, count, gate(load_up_to(at + i, count), up, args.activation, args.limit));
+    });
+  }, 4);
 }
 
 // Adds up what a token's experts made, in their order.
@@ -131,13 +146,15 @@ void add_up(const Chunk& chunk) {
 int multiply(Chunk& chunk) {
   const MoeArgs& args = chunk.args;
   if (!sort(chunk)) return 1;
-  chunk.inner = static_cast<float*>(scratch(6, (chunk.rows * (args.inner + args.size) + 1) * sizeof(float)));
+  chunk.inner = static_cast<float*>(scratch(6, (chunk.rows * (chunk.width + args.size) + 1) * sizeof(float)));
   if (!chunk.inner) return 1;
-  chunk.made = chunk.inner + chunk.rows * args.inner;
+  chunk.made = chunk.inner + chunk.rows * chunk.width;
   if (args.weighs_inputs) weigh_inputs(chunk);
   place(chunk);
   const GroupArgs gate_up{chunk.gate_up, chunk.used}, down{chunk.down, chunk.used};
-  if (args.multiply_gate_up(&gate_up) || args.multiply_down(&down)) return 1;
+  if (args.multiply_gate_up(&gate_up)) return 1;
+  if (chunk.width > args.inner) join_halves(chunk);
+  if (args.multiply_down(&down)) return 1;
   add_up(chunk);
   return 0;
 }

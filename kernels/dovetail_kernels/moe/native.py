@@ -81,6 +81,7 @@ def packed_experts(
 class Moe:
     """The experts of a layer. One serves one thread at a time.
 
+    The halves of gate_up may be packed beside each other (`is_gated`) or one after the other.
     `limit` is that of "swiglu_oai". `weighs_inputs`: weights multiply what experts read.
     """
 
