@@ -59,7 +59,8 @@ class WeightMap:
     `prefixes`: (old, new) replacements at the start of a name, first match wins.
     `renames`: (old, new) replacements of a substring anywhere, all applied.
     `fused`: checkpoint leaf -> (parameter leaf, part), e.g. "q_proj" -> ("qkv_proj", "q").
-    `transposed`: suffixes of checkpoint names stored as [in, out] (GPT-2's Conv1D).
+    `transposed`: suffixes of checkpoint names stored as [in, out] (GPT-2's Conv1D), or as
+    [experts, in, out].
     `ignored`: substrings of names that hold no weight (rotary tables, masks).
     `tied`: parameter -> the parameter it shares memory with; a checkpoint need not have it.
     """

@@ -203,7 +203,8 @@ def checkpoint_shapes(
         placements = _place(module, path, None)
         assert placements, f"{path} has no place for itself"
         shape = placements[0].full_shape
-        shape = shape[::-1] if path.endswith(weight_map.transposed) else shape
+        if path.endswith(weight_map.transposed):
+            shape = (*shape[:-2], shape[-1], shape[-2])
         shapes[path] = (shape, dtype_name(parameter.dtype))
     return shapes
 
@@ -251,7 +252,7 @@ def _fill(
         report.unexpected.append(name)
         return None
     if name.endswith(weight_map.transposed):
-        tensor = tensor.t()
+        tensor = tensor.mT if tensor.dim() > 1 else tensor
     for placement in (p.fitted(tensor.shape) for p in placements):
         tensor = _in_shape(tensor, placement.full_shape)
         fault = _misfit(placement, tensor)

@@ -51,6 +51,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "glm4_moe",
         {**_GROUPED, "use_qk_norm": True, "attention_bias": True, "routed_scaling_factor": 1.5},
     ),
+    "Llama4ForCausalLM": (
+        "llama4_text",
+        {
+            "head_dim": 8,
+            "intermediate_size_mlp": 40,
+            "intermediate_size": 24,
+            "num_local_experts": 4,
+            "attention_chunk_size": 6,
+            "no_rope_layers": [1, 0],
+            "interleave_moe_layer_step": 2,
+            "floor_scale": 4,
+            "attn_scale": 0.5,
+        },
+    ),
     "Dots1ForCausalLM": (
         "dots1",
         {**_GROUPED, "sliding_window": 6, "max_window_layers": 1, "norm_topk_prob": True},

@@ -52,6 +52,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3MoeForCausalLM",
         {"use_sliding_window": True, "sliding_window": 5, "mlp_only_layers": [1]},
     ),
+    "llama4-other": (
+        "Llama4ForCausalLM",
+        {
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+            "no_rope_layers": [0, 1],
+            "interleave_moe_layer_step": 1,
+            "num_experts_per_tok": 2,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
     "mixtral-window": ("MixtralForCausalLM", {"sliding_window": 5}),
     "phi3-longrope": (
         "Phi3ForCausalLM",
