@@ -27,14 +27,14 @@ class PositionScale(nn.Module):
         return Rope(positions.contiguous(), self.get_buffer("factor"), self.get_buffer("none"))
 
 
-class QueryScale:
-    """One layer's q heads times the factors; stands in place of a HeadRotary without norms."""
+class QueryScale(HeadRotary):
+    """One layer's q heads times the factors, in place of their rotation."""
 
     def __init__(
         self, context: BuildContext, *, num_heads: int, num_kv_heads: int, head_size: int
     ) -> None:
-        self._sizes = [n * head_size for n in (num_heads, num_kv_heads, num_kv_heads)]
-        self._scaled = HeadRotary(context, num_heads=num_heads, num_kv_heads=0, head_size=head_size)
+        super().__init__(context, num_heads=num_heads, num_kv_heads=0, head_size=head_size)
+        self._parts = [n * head_size for n in (num_heads, num_kv_heads, num_kv_heads)]
 
     def __call__(
         self, qkv: torch.Tensor, rope: Rope | None
@@ -43,5 +43,5 @@ class QueryScale:
 
         Mutates: qkv, where there is a kernel
         """
-        q, k, v = qkv.split(self._sizes, dim=-1)
-        return self._scaled(q, rope)[0], k, v
+        q, k, v = qkv.split(self._parts, dim=-1)
+        return super().__call__(q, rope)[0], k, v
