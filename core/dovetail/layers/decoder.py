@@ -49,6 +49,7 @@ from dovetail.layers.stages import Stage, made_if
 
 HEAD = "lm_head"
 FULL, SLIDING = "full_attention", "sliding_attention"
+CHUNKED = "chunked_attention"
 """The layer types, as config.json's `layer_types` has them."""
 UNROTATED = "unrotated"
 """Names the rotation of layers without positions."""
@@ -69,7 +70,8 @@ BARE = tuple((name, f"model.{name}") for name in ("embed_tokens.", "layers.", "n
 class DecoderConfig:
     """How a family differs from the plain decoder.
 
-    `layer_types` holds each layer's attention, `window_tokens` the window of the sliding ones.
+    `layer_types` holds each layer's attention, `window_tokens` the window of the sliding ones,
+    `chunk_tokens` the length of the chunks of chunked ones.
     `qk_norm`: the heads of q and k are normed. `query_scale` None is 1 / sqrt(D).
     `attn_logit_softcap` and `final_logit_softcap` c bend a logit l to c * tanh(l / c).
     `embedding_scale` multiplies the token vectors. `is_tied`: the head is the embedding's table.
@@ -88,6 +90,7 @@ class DecoderConfig:
 
     layer_types: tuple[str, ...]
     window_tokens: int | None = None
+    chunk_tokens: int | None = None
     norm: Callable[..., Any] = RMSNorm
     norm_eps: float = 1e-6
     hidden_act: str = "silu"
@@ -192,12 +195,14 @@ class DecoderAttention(nn.Module):
         """Return the spec of this layer's attention: this rank's heads, scale, window, soft cap."""
         is_sliding = config.layer_types[layer] == SLIDING
         queries = self.qkv_proj.parts[0]
+        is_chunked = config.layer_types[layer] == CHUNKED
         return AttentionSpec(
             num_heads=self.qkv_proj.num_heads,
             num_kv_heads=self.qkv_proj.num_kv_heads,
             head_size=model.head_size,
             scale=config.query_scale or model.head_size**-0.5,
             window_tokens=config.window_tokens if is_sliding else None,
+            chunk_tokens=config.chunk_tokens if is_chunked else None,
             soft_cap=config.attn_logit_softcap,
             is_causal=model.is_causal,
             alibi_slopes=own_slopes(config.alibi_slopes, queries, model.head_size),

@@ -35,6 +35,14 @@ _GROUPED: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "moe_intermediate_size": 16,
 }
+_GRANITE: dict[str, Any] = {
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "logits_scaling": 2.0,
+    "residual_multiplier": 0.5,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.4,
+}
 
 _LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,
@@ -93,6 +101,55 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Glm4MoeForCausalLM": (
         "glm4_moe",
         {**_GROUPED, "use_qk_norm": True, "attention_bias": True, "routed_scaling_factor": 1.5},
+    ),
+    "Llama4ForCausalLM": (
+        "llama4_text",
+        {
+            "head_dim": 8,
+            "intermediate_size_mlp": 40,
+            "intermediate_size": 24,
+            "num_local_experts": 4,
+            "attention_chunk_size": 6,
+            "no_rope_layers": [1, 0],
+            "interleave_moe_layer_step": 2,
+            "floor_scale": 4,
+            "attn_scale": 0.5,
+        },
+    ),
+    "MiniMaxM2ForCausalLM": (
+        "minimax_m2",
+        {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 4},
+    ),
+    "OlmoeForCausalLM": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "FlexOlmoForCausalLM": ("flex_olmo", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "GraniteMoeForCausalLM": ("granitemoe", {**_GRANITE, "attention_bias": True}),
+    "GraniteMoeSharedForCausalLM": (
+        "granitemoeshared",
+        {**_GRANITE, "shared_intermediate_size": 24, "tie_word_embeddings": True},
+    ),
+    "PhimoeForCausalLM": (
+        "phimoe",
+        {
+            "num_local_experts": 4,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "router_jitter_noise": 0.3,
+        },
+    ),
+    "Ernie4_5_MoeForCausalLM": (
+        "ernie4_5_moe",
+        {
+            "moe_num_experts": 4,
+            "moe_k": 2,
+            "moe_intermediate_size": 16,
+            "moe_num_shared_experts": 2,
+            "use_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "HunYuanMoEV1ForCausalLM": (
+        "hunyuan_v1_moe",
+        {"num_experts": 4, "moe_topk": 2, "head_dim": 8, "intermediate_size": 24},
     ),
     "Dots1ForCausalLM": (
         "dots1",

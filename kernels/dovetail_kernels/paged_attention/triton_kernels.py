@@ -228,7 +228,8 @@ def _finish(
     Shapes: place [LANES], of these. Mutates: out, lse
     """
     if HAS_LSE:
-        tl.store(lse + place, (most + tl.log2(total)) / LOG2_E, mask=is_query)
+        seen = tl.where(is_query, total, 1.0)  # lines of no query may see no key
+        tl.store(lse + place, (most + tl.log2(seen)) / LOG2_E, mask=is_query)
     total = _sum_with_sinks(total, most, sinks, head, is_query, HAS_SINKS, LOG2_E)
     made = acc * (value_scale / total)[:, None]
     tl.store(out + target, made.to(out.dtype.element_ty), mask=inside)

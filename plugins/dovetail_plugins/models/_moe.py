@@ -4,17 +4,20 @@ that compute every token."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.model import BuildContext
+from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.layers.decoder import DecoderConfig, DecoderLayer, GatedMLP
 from dovetail.layers.moe import MoE
 from dovetail.layers.routing import RoutingRule
 
+SPARSE_BLOCK = ".block_sparse_moe."
+"""What Mixtral's checkpoints, and those of families after it, call a mixture."""
 CORRECTION_BIAS = (".gate.e_score_correction_bias", ".e_score_correction_bias")
 """Checkpoints hold a correction bias beside the router's matrix."""
 
@@ -40,6 +43,17 @@ def softmax_rule(config: Mapping[str, Any], *, renormalizes: bool | None = None)
     if renormalizes is None:
         renormalizes = bool(config.get("norm_topk_prob", False))
     return RoutingRule(num_picked=int(config["num_experts_per_tok"]), renormalizes=renormalizes)
+
+
+def lettered(names: WeightMap) -> WeightMap:
+    """Return the names of a decoder whose experts are Mixtral's: w1, w3, w2 of each are gate, up,
+    down, in a `block_sparse_moe`."""
+    letters = {"w1": ("gate_up_proj", "gate"), "w3": ("gate_up_proj", "up")}
+    return replace(
+        names,
+        renames=((SPARSE_BLOCK, ".mlp."), (".w2.", ".down_proj.")),
+        fused={**names.fused, **letters},
+    )
 
 
 def sigmoid_rule(config: Mapping[str, Any]) -> RoutingRule:
@@ -69,10 +83,13 @@ class SharedMoE(MoE):
         act: str,
         shared_inner: int,
         shared: str = "shared_experts",
+        shared_bias: bool = False,
         **settings: Any,
     ) -> None:
         super().__init__(context, name, act=act, **settings)
-        self.shared_experts = GatedMLP(context, f"{name}.{shared}", inner=shared_inner, act=act)
+        self.shared_experts = GatedMLP(
+            context, f"{name}.{shared}", inner=shared_inner, act=act, bias=shared_bias
+        )
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Shapes: x, residual [T, E] -> [T, E]"""

@@ -6,7 +6,6 @@ from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import (
-    FUSED,
     DecoderConfig,
     DecoderForCausalLM,
     DecoderLayer,
@@ -14,7 +13,7 @@ from dovetail.layers.decoder import (
     window_in_all_layers,
 )
 from dovetail.layers.moe import MoE
-from dovetail_plugins.models._moe import num_experts, softmax_rule
+from dovetail_plugins.models._moe import lettered, num_experts, softmax_rule
 
 
 class MixtralMoE(MoE):
@@ -55,11 +54,4 @@ class MixtralForCausalLM(DecoderForCausalLM):
 
     def weight_map(self) -> WeightMap:
         """Return the names: w1, w3, w2 of each expert are gate, up, down."""
-        plain = super().weight_map()
-        return WeightMap(
-            prefixes=plain.prefixes,
-            renames=((".block_sparse_moe.", ".mlp."), (".w2.", ".down_proj.")),
-            fused={**FUSED, "w1": ("gate_up_proj", "gate"), "w3": ("gate_up_proj", "up")},
-            ignored=plain.ignored,
-            tied=plain.tied,
-        )
+        return lettered(super().weight_map())

@@ -53,6 +53,54 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3MoeForCausalLM",
         {"use_sliding_window": True, "sliding_window": 5, "mlp_only_layers": [1]},
     ),
+    "llama4-other": (
+        "Llama4ForCausalLM",
+        {
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+            "no_rope_layers": [0, 1],
+            "interleave_moe_layer_step": 1,
+            "num_experts_per_tok": 2,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "ernie-moe-tied": (
+        "Ernie4_5_MoeForCausalLM",
+        {"use_bias": False, "tie_word_embeddings": True, "moe_num_shared_experts": 0},
+    ),
+    "phimoe-longrope": (
+        "PhimoeForCausalLM",
+        {
+            "sliding_window": 7,
+            "attention_bias": False,
+            "max_position_embeddings": 128,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1000.0,
+                "short_factor": [1.0, 1.5, 2.0, 4.0],
+                "long_factor": [2.0, 3.0, 4.0, 8.0],
+                "short_mscale": 1.2,
+                "long_mscale": 1.4,
+                "original_max_position_embeddings": 128,
+            },
+        },
+    ),
+    "hunyuan-moe-alpha": (
+        "HunYuanMoEV1ForCausalLM",
+        {
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "factor": 1.0,
+                "rope_theta": 100.0,
+                "alpha": 50.0,
+            }
+        },
+    ),
+    "glm-moe-plain": (
+        "Glm4MoeForCausalLM",
+        {"use_qk_norm": False, "n_group": 1, "topk_group": 1, "norm_topk_prob": False},
+    ),
     "mixtral-window": ("MixtralForCausalLM", {"sliding_window": 5}),
     "phi3-longrope": (
         "Phi3ForCausalLM",
@@ -375,5 +423,6 @@ def test_every_registered_architecture_has_a_case() -> None:
     apart = {"transformers", "InternLM2ForCausalLM", "MiMoForCausalLM"}
     apart |= {"BaichuanForCausalLM", "BaiChuanForCausalLM", "MPTForCausalLM"}
     apart |= {"ExaoneForCausalLM", "InternLM3ForCausalLM", "MiniCPMForCausalLM"}
+    apart |= {"PhiMoEForCausalLM"}  # Phimoe by the name that its checkpoints have
     assert builtin - apart - encoders <= set(NATIVE), "add a tiny checkpoint for it"
     assert set(NATIVE) <= registered

@@ -1,0 +1,28 @@
+"""Facts of Hunyuan, mixture of experts: what a config.json may leave out."""
+
+from __future__ import annotations
+
+from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.plugin import Value
+
+FACTS = ModelFacts(
+    defaults={
+        "vocab_size": 290943,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-05,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "num_experts": 1,
+        "moe_topk": 1,
+    },
+    attribute_map={"num_experts_per_tok": "moe_topk"},
+)
+
+HUNYUAN_V1_MOE = Value(summary="Hunyuan (mixture of experts)", value=FACTS)
