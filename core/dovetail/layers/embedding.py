@@ -21,6 +21,9 @@ from dovetail.parallel.groups import Group, tensor_group
 from dovetail_kernels.embedding import OP
 from dovetail_kernels.embedding.native import LookUp
 
+SCALED_ROWS = 1024
+"""Up to so many looked up rows are multiplied natively; steps that are recorded have fewer."""
+
 
 def vocab_part(vocab_size: int, group: Group) -> Part:
     """Return this rank's rows of a vocabulary table; the last rank's share may be padded."""
@@ -52,12 +55,16 @@ class VocabParallelEmbedding(WeightHolder):
         self.factor = factor
         self.adapters: TableSlots | None = None
         self._native: LookUp | None = None
+        self._scale: LookUp | None = None
         self.spec = linear_spec(context, head or "", size, (self.part.local,))
         quant = context.quant
         method = quant.linear(self.spec) if head is not None else quant.table(self.spec)
         self.method = method if method is not None and method.looks_up else None
         if self.method is not None:
             self.method.create(self, self.spec)
+            if factor != 1.0 and runs_natively(OP, context):
+                self._scale = LookUp(dtype_of(self.spec.dtype), factor=factor)
+                self.register_buffer("order", torch.arange(SCALED_ROWS), persistent=False)
             return
         kept = self.spec.dtype if head is not None else self.spec.weight_dtype or self.spec.dtype
         empty = torch.empty(self.part.local, size, dtype=dtype_of(kept), device=context.device)
@@ -87,7 +94,7 @@ class VocabParallelEmbedding(WeightHolder):
         if self.method is not None:
             found = self.method.part_rows(self, token_ids, first)
             if found is not None:
-                return found if self.factor == 1.0 else found * self.factor
+                return self._scaled(found)
         local = token_ids - first
         is_foreign = (local < 0) | (local >= self.part.local)
         rows = self._rows(local.masked_fill(is_foreign, 0))
@@ -98,7 +105,15 @@ class VocabParallelEmbedding(WeightHolder):
             found = self.method.rows(self, index)
         else:
             found = F.embedding(index, self.weight).to(dtype_of(self.spec.dtype))
-        return found if self.factor == 1.0 else found * self.factor
+        return self._scaled(found)
+
+    def _scaled(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return rows times the factor. Shapes: [T, E] -> [T, E]"""
+        if self.factor == 1.0:
+            return rows
+        if self._scale is None or len(rows) > SCALED_ROWS or is_traced():
+            return rows * self.factor
+        return self._scale(self.get_buffer("order")[: len(rows)], rows)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return hidden times the table, for a head that shares it. Shapes: [S, E] -> [S, V]"""

@@ -82,7 +82,7 @@ class LayerNormOfHeads(LayerNorm):
 
 
 class LayerNormPerHead(WeightHolder):
-    """A layer norm for each head with a weight of its own, without bias. Checkpoints have one
+    """A layer norm for each head with its own weight, without bias. Checkpoints have one
     tensor [H, D], or "norms.N.weight" [D] for each head. Shapes: weight [H of this rank, D]"""
 
     def __init__(self, context: BuildContext, part: Part, head_size: int, *, eps: float) -> None:

@@ -123,7 +123,7 @@ class LayerNorm(nn.Module):
             return self._kernel(x, own.get("weight"), own.get("bias"), delta=delta)
         if delta is not None:
             x.add_(delta)
-        weight = self.weight
+        weight: torch.Tensor | None = self.weight
         if weight is not None and self.offset:
             weight = weight + self.offset
         return F.layer_norm(x, x.shape[-1:], weight, self.bias, self.eps)

@@ -6,6 +6,7 @@ Shape letters: P parts fused along the output, R rank, I input, O output feature
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -14,8 +15,12 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.adapter import ModuleChange
 from dovetail.interfaces.quantization import LinearSpec
 from dovetail.layers.adapters import SlotWeights
+from dovetail.layers.linear import LAYOUTS, QKVParallelLinear
 from dovetail.layers.placement import Part
 from dovetail.parallel.groups import Group
+
+OF_OUTPUTS = ("up", "magnitude", "output_scale", "shift", "weight", "bias")
+"""The tensors of a change whose first axis are the layer's outputs."""
 
 
 class Divided(Protocol):
@@ -43,7 +48,15 @@ class Cutting:
 
     def cut(self, parts: Mapping[str | None, ModuleChange]) -> SlotWeights:
         """Return the layer's change; `parts` are by the name of the fused matrix, None for all of
-        them joined. Raises: ConfigError"""
+        them joined, one of LAYOUTS for them in that order. Raises: ConfigError"""
+        parts = self._ungrouped(parts)
+        unknown = set(parts) - {None, *(part.name for part in self._layer.parts)}
+        if unknown:
+            raise ConfigError(
+                f"it changes the part {unknown.pop()!r}, which the layer does not have.",
+                where=self._where,
+                fix="use an adapter that was trained for this model.",
+            )
         changes = [self._of_part(parts, i) for i in range(len(self._layer.parts))]
         inputs = self._input_scales([c.input_scale for c, _ in changes])
         down, up = self._pair(changes)
@@ -59,6 +72,24 @@ class Cutting:
             input_scale=inputs,
             weight=self._whole(changes),
         )
+
+    def _ungrouped(
+        self, parts: Mapping[str | None, ModuleChange]
+    ) -> Mapping[str | None, ModuleChange]:
+        """Return the parts with one of LAYOUTS in the order of the layer's own outputs."""
+        layout = next((name for name in LAYOUTS if name in parts), None)
+        if layout is None or not isinstance(self._layer, QKVParallelLinear):
+            return parts
+        change, order = parts[layout], self._layer.order_of(layout)
+        moved = {}
+        for name in OF_OUTPUTS:
+            tensor = getattr(change, name)
+            if tensor is None:
+                continue
+            if tensor.shape[0] != len(order):
+                raise self._misfit(f"{tensor.shape[0]} outputs", len(order))
+            moved[name] = tensor[order]
+        return {None: replace(change, **moved)}
 
     def _of_part(
         self, parts: Mapping[str | None, ModuleChange], number: int

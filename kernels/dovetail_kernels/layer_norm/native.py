@@ -59,7 +59,7 @@ class LayerNorm:
         Rows of x and delta may lie apart; weight and bias are contiguous. All float32.
         Mutates: x, when there is a delta.
         """
-        out = torch.empty_like(x)  # rows that lie apart come out side by side
+        out = torch.empty(x.shape, dtype=x.dtype)  # rows that lie apart come out side by side
         args = self._args
         args.x, args.x_stride, args.rows = x.data_ptr(), x.stride(0), x.shape[0]
         args.out = out.data_ptr()

@@ -60,7 +60,7 @@ class RmsNorm:
         Mutates: x, when there is a delta.
         """
         rows = x.shape[0]
-        out = torch.empty_like(x)  # rows that lie apart come out side by side
+        out = torch.empty(x.shape, dtype=x.dtype)  # rows that lie apart come out side by side
         args = self._args
         args.x, args.x_stride, args.rows = x.data_ptr(), x.stride(0), rows
         args.out = out.data_ptr()

@@ -27,7 +27,7 @@ from support.peft_adapters import made, wanted
 TOLERANCE = 1e-4
 NOT_NATIVE = {
     "GPTNeoXForCausalLM", "StableLmForCausalLM", "CohereForCausalLM", "GraniteForCausalLM",
-    "FalconForCausalLM", "MambaForCausalLM", "BloomForCausalLM",
+    "MambaForCausalLM",
 }  # fmt: skip
 NATIVE = [name for name in FAMILIES if name not in NOT_NATIVE]
 LORA = Selection(kind="adapter", name="lora", target="dovetail_plugins.adapters.lora:LoraAdapter")

@@ -20,6 +20,11 @@ from support.verdicts import BACKED, FLAGS, NATIVE, REFUSED, verdict_of
 ROOT = Path(__file__).resolve().parents[3]
 SERVED = {
     "llama": NATIVE,
+    "bloom": NATIVE,
+    "falcon": NATIVE,
+    "mpt": NATIVE,
+    "gptj": NATIVE,
+    "codegen": NATIVE,
     "deepseek_v3": BACKED,  # a stored buffer in the router; keys wider than values
     "apertus": BACKED,  # stored buffers of an activation
     "gpt_bigcode": BACKED,  # a head that asks for more than hidden states
@@ -33,8 +38,6 @@ NOT_SERVED = {
     "qwen3_next": "layers of the kind linear_attention",
     "bart": "counts positions itself",
     "whisper": "counts positions itself|cannot make it",
-    "gptj": "attention interface",
-    "bloom": "counts positions itself|masks itself",
     "gpt_oss": "experts of the kind GptOssExperts",
 }
 
@@ -73,7 +76,7 @@ def test_weights_that_do_not_fit_are_foreseen(tmp_path: Path) -> None:
 
 def test_inspect_tries_out_in_a_process_of_its_own(tmp_path: Path) -> None:
     """Where torch is not imported it stays so; the child says the same."""
-    served, refused = write_tiny(tmp_path / "a", "gpt_neox"), write_tiny(tmp_path / "b", "gptj")
+    served, refused = write_tiny(tmp_path / "a", "gpt_neox"), write_tiny(tmp_path / "b", "bart")
     for path in (served, refused):
         run = resolve(Config.from_fields({"model": str(path), **FLAGS})).run
         assert trial.tried_in_child(run) == trial.tried(run)
