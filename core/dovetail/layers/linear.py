@@ -6,7 +6,6 @@ knows only which part of the matrix this rank holds. Shape letters: I input, O o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -34,6 +33,7 @@ from dovetail.parallel.groups import Group, tensor_group
 
 GROUPS = "groups"
 FOUR_BLOCKS = "four_blocks"
+LAYOUTS = (GROUPS, FOUR_BLOCKS)
 """The names of layouts of queries, keys and values in one tensor (see QKVParallelLinear)."""
 
 
@@ -248,46 +248,42 @@ class QKVParallelLinear(Linear):
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
         """Return where the checkpoint tensor goes (see WeightHolder)."""
         parameter = self._parameters.get(leaf)
-        if parameter is None or part not in (GROUPS, FOUR_BLOCKS):
+        if parameter is None or part not in LAYOUTS:
             return super().place(leaf, part)
         if held_parts(parameter, self.parts) != self.parts:
             return None
         if is_per_part(parameter):  # one number for all is one for each
             return super().place(leaf, None)
         local = sum(self.spec.out_sizes)
-        place = self._place_in_groups if part == GROUPS else self._place_in_blocks
-        return place_rows(leaf, parameter, local, self._rows(place), self._input_cut())
+        return place_rows(leaf, parameter, local, self._rows_of(part), self._input_cut())
 
-    def _place_in_groups(self, name: str, head: int) -> int:
-        """Return the number of a head of q, k or v in a tensor of GROUPS."""
-        group = self._group_heads
-        if name == "q":
-            return head // group * (group + 2) + head % group
-        return head * (group + 2) + group + (name == "v")
-
-    def _place_in_blocks(self, name: str, head: int) -> int:
-        """Return the number of a head of q, k or v in a tensor of FOUR_BLOCKS."""
-        heads = self.parts[0].full // self._head_size // 4
-        return (head // heads * 3 + "qvk".index(name)) * heads + head % heads
-
-    def _rows(self, place_of: Callable[[str, int], int]) -> list[Rows]:
-        """Return where each of this rank's heads lies in a tensor of all of them."""
-        size = self._head_size
-        full, offset, rows = sum(part.full for part in self.parts), 0, []
+    def _rows_of(self, layout: str) -> list[Rows]:
+        """Return where each of this rank's heads lies in a tensor of all heads."""
+        size, full = self._head_size, sum(part.full for part in self.parts)
+        offset, rows = 0, []
         for part in self.parts:
             for head in range(part.start // size, (part.start + part.local) // size):
-                place = place_of(part.name, head)
-                rows.append(
-                    Rows(piece=part.name, start=place * size, size=size, full=full, offset=offset)
-                )
+                start = self._start_in(layout, part, head)
+                rows.append(Rows(piece=part.name, start=start, size=size, full=full, offset=offset))
                 offset += size
         return rows
 
-    def order_of_groups(self) -> torch.Tensor:
+    def _start_in(self, layout: str, part: Part, head: int) -> int:
+        """Return the row at which a head of a part begins in a tensor of all heads."""
+        if layout == FOUR_BLOCKS:
+            heads = self.parts[0].full // self._head_size // 4
+            block = head // heads * 3 + "qvk".index(part.name)
+            return (block * heads + head % heads) * self._head_size
+        group = self._group_heads
+        if part.name == "q":
+            return (head // group * (group + 2) + head % group) * self._head_size
+        return (head * (group + 2) + group + (part.name == "v")) * self._head_size
+
+    def order_of(self, layout: str) -> torch.Tensor:
         """Return where each output of all ranks, queries before keys before values, lies in a
-        tensor of GROUPS. Shapes: [outputs of all ranks]"""
+        tensor of the layout. Shapes: [outputs of all ranks]"""
         starts = [
-            self._place_in_groups(part.name, head) * self._head_size
+            self._start_in(layout, part, head)
             for part in self.parts
             for head in range(part.full // self._head_size)
         ]

@@ -15,7 +15,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.adapter import ModuleChange
 from dovetail.interfaces.quantization import LinearSpec
 from dovetail.layers.adapters import SlotWeights
-from dovetail.layers.linear import GROUPS, QKVParallelLinear
+from dovetail.layers.linear import LAYOUTS, QKVParallelLinear
 from dovetail.layers.placement import Part
 from dovetail.parallel.groups import Group
 
@@ -48,7 +48,7 @@ class Cutting:
 
     def cut(self, parts: Mapping[str | None, ModuleChange]) -> SlotWeights:
         """Return the layer's change; `parts` are by the name of the fused matrix, None for all of
-        them joined, GROUPS for them in that order. Raises: ConfigError"""
+        them joined, one of LAYOUTS for them in that order. Raises: ConfigError"""
         parts = self._ungrouped(parts)
         unknown = set(parts) - {None, *(part.name for part in self._layer.parts)}
         if unknown:
@@ -76,10 +76,11 @@ class Cutting:
     def _ungrouped(
         self, parts: Mapping[str | None, ModuleChange]
     ) -> Mapping[str | None, ModuleChange]:
-        """Return the parts with one of GROUPS in the order of the layer's own outputs."""
-        if GROUPS not in parts or not isinstance(self._layer, QKVParallelLinear):
+        """Return the parts with one of LAYOUTS in the order of the layer's own outputs."""
+        layout = next((name for name in LAYOUTS if name in parts), None)
+        if layout is None or not isinstance(self._layer, QKVParallelLinear):
             return parts
-        change, order = parts[GROUPS], self._layer.order_of_groups()
+        change, order = parts[layout], self._layer.order_of(layout)
         moved = {}
         for name in OF_OUTPUTS:
             tensor = getattr(change, name)

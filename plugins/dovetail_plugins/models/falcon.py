@@ -34,7 +34,7 @@ TWO_NORMS = leaves([("ln_attn", "input_layernorm"), ("ln_mlp", "post_attention_l
 
 
 class FalconLayer(DecoderLayer):
-    """A layer whose inner size has a name of its own."""
+    """A layer whose inner size has another name."""
 
     def build_mlp(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int

@@ -42,7 +42,7 @@ BLOCKS = 4
 
 
 class GPTJLayer(DecoderLayer):
-    """A layer whose inner size has a name of its own."""
+    """A layer whose inner size has another name."""
 
     def build_mlp(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int

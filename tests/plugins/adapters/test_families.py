@@ -27,7 +27,6 @@ from support.peft_adapters import made, wanted
 TOLERANCE = 1e-4
 NOT_NATIVE = {
     "PersimmonForCausalLM", "Jais2ForCausalLM", "HyperCLOVAXForCausalLM",
-    "FalconForCausalLM", "MambaForCausalLM", "BloomForCausalLM",
 }  # fmt: skip
 NATIVE = [name for name in FAMILIES if name not in NOT_NATIVE]
 LORA = Selection(kind="adapter", name="lora", target="dovetail_plugins.adapters.lora:LoraAdapter")

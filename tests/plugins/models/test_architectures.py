@@ -21,6 +21,11 @@ ROOT = Path(__file__).resolve().parents[3]
 SERVED = {
     "llama": NATIVE,
     "gpt_oss": NATIVE,  # experts with biases, inputs first
+    "bloom": NATIVE,
+    "falcon": NATIVE,
+    "mpt": NATIVE,
+    "gptj": NATIVE,
+    "codegen": NATIVE,
     "deepseek_v3": BACKED,  # a stored buffer in the router; keys wider than values
     "apertus": NATIVE,
     "gpt_bigcode": NATIVE,
@@ -35,8 +40,6 @@ NOT_SERVED = {
     "qwen3_next": "layers of the kind linear_attention",
     "bart": "counts positions itself",
     "whisper": "counts positions itself|cannot make it",
-    "gptj": "attention interface",
-    "bloom": "counts positions itself|masks itself",
 }
 
 
@@ -74,7 +77,7 @@ def test_weights_that_do_not_fit_are_foreseen(tmp_path: Path) -> None:
 
 def test_inspect_tries_out_in_a_process_of_its_own(tmp_path: Path) -> None:
     """Where torch is not imported it stays so; the child says the same."""
-    served, refused = write_tiny(tmp_path / "a", "persimmon"), write_tiny(tmp_path / "b", "gptj")
+    served, refused = write_tiny(tmp_path / "a", "persimmon"), write_tiny(tmp_path / "b", "bart")
     for path in (served, refused):
         run = resolve(Config.from_fields({"model": str(path), **FLAGS})).run
         assert trial.tried_in_child(run) == trial.tried(run)
