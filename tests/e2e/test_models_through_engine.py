@@ -21,7 +21,15 @@ NATIVE = [
     for name in FAMILIES
     if name not in ("FalconForCausalLM", "MambaForCausalLM", "BloomForCausalLM")
 ]
-WINDOWED = {"MistralForCausalLM": 22, "Gemma2ForCausalLM": 40, "Gemma3ForCausalLM": 40}
+WINDOWED = {
+    "MistralForCausalLM": 22,
+    "Gemma2ForCausalLM": 40,
+    "Gemma3ForCausalLM": 40,
+    "Olmo3ForCausalLM": 40,
+    "Cohere2ForCausalLM": 40,
+    "Exaone4ForCausalLM": 40,
+    "Starcoder2ForCausalLM": 22,
+}
 """KV blocks few enough to preempt, where some layers keep only a window; elsewhere 28 are."""
 EVERYTHING = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=-1)
 
