@@ -72,11 +72,11 @@ def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
 
     files = dict(FILE.findall(PAGE.read_text()))
     assert list(files) == [
-        "arcee_model/model.py", "arcee_model/facts.py", "pyproject.toml", "compare.py"
+        "jais2_model/model.py", "jais2_model/facts.py", "pyproject.toml", "compare.py"
     ]  # fmt: skip
     package, installed = tmp_path / "package", tmp_path / "installed"
-    (package / "arcee_model").mkdir(parents=True)
-    (package / "arcee_model" / "__init__.py").touch()
+    (package / "jais2_model").mkdir(parents=True)
+    (package / "jais2_model" / "__init__.py").touch()
     for name, text in files.items():
         (package / name).write_text(text)
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel"]
@@ -95,7 +95,7 @@ def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
     assert compared.stdout.count("largest difference") == 2
 
     # As a hub checkpoint would leave them out; the usual defaults are others.
-    change_config(package / "tiny", ["hidden_act", "rms_norm_eps", "tie_word_embeddings"])
+    change_config(package / "tiny", ["hidden_act", "attention_bias", "tie_word_embeddings"])
     reference = transformers.AutoModelForCausalLM.from_pretrained(
         package / "tiny", dtype=torch.float32, attn_implementation="eager"
     ).eval()
@@ -106,12 +106,12 @@ def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
 def test_the_tutorials_defaults_are_those_of_transformers() -> None:
     import dataclasses
 
-    from transformers import ArceeConfig
+    from transformers import Jais2Config
 
     scope: dict[str, Any] = {}
-    exec(dict(FILE.findall(PAGE.read_text()))["arcee_model/facts.py"], scope)  # noqa: S102
-    ours = scope["ARCEE"].value.defaults
-    theirs = {field.name: field.default for field in dataclasses.fields(ArceeConfig)}
+    exec(dict(FILE.findall(PAGE.read_text()))["jais2_model/facts.py"], scope)  # noqa: S102
+    ours = scope["JAIS2"].value.defaults
+    theirs = {field.name: field.default for field in dataclasses.fields(Jais2Config)}
     assert ours == {name: theirs[name] for name in ours}
 
 

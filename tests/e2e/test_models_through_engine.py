@@ -17,7 +17,15 @@ from dovetail.testing.tiny_models import FAMILIES, VOCAB_SIZE, write_tiny_checkp
 TOLERANCE = 1e-4
 NEW_TOKENS = 20
 NATIVE = list(FAMILIES)
-WINDOWED = {"MistralForCausalLM": 22, "Gemma2ForCausalLM": 40, "Gemma3ForCausalLM": 40}
+WINDOWED = {
+    "MistralForCausalLM": 22,
+    "Gemma2ForCausalLM": 40,
+    "Gemma3ForCausalLM": 40,
+    "Olmo3ForCausalLM": 40,
+    "Cohere2ForCausalLM": 40,
+    "Exaone4ForCausalLM": 40,
+    "Starcoder2ForCausalLM": 22,
+}
 FEW_BLOCKS = {
     **WINDOWED,
     **dict.fromkeys(("MambaForCausalLM", "FalconMambaForCausalLM", "Mamba2ForCausalLM"), 10),

@@ -19,6 +19,7 @@ from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import (
     CHUNKED,
     FULL,
+    DecoderAttention,
     DecoderConfig,
     DecoderForCausalLM,
     DecoderLayer,
@@ -88,6 +89,7 @@ class Llama4Layer(DecoderLayer):
             return
         self.rope = TEMPERED
         attention = self.self_attn
+        assert isinstance(attention, DecoderAttention)
         attention.rotate = QueryScale(
             context,
             num_heads=attention.qkv_proj.num_heads,

@@ -43,7 +43,8 @@ gives inputs to their router as well, which stays as it is: it fits no entry."""
 GATE, UP, DOWN = "gate_proj", "up_proj", "down_proj"
 """Layers of a gated MLP, an expert's too: what `UP` makes is multiplied and goes into `DOWN`."""
 NORM = "norm"
-FEED_NORM = "pre_feedforward_layernorm"
+AROUND = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
+"""Norms of an MLP beside which the one after attention gives the MLP nothing."""
 
 
 def scale_block(block: Block, group: int, *, adds_one: bool) -> None:
@@ -52,8 +53,10 @@ def scale_block(block: Block, group: int, *, adds_one: bool) -> None:
     `adds_one`: norms multiply by their weight plus one.
     """
     for giver, takers in (*SHARED, *_gated(block)):
-        is_inner = giver == "post_attention_layernorm" and f"{FEED_NORM}.weight" in block.tensors
-        if is_inner or not _fits(block, giver, takers, group):
+        is_behind = any(f"{name}.weight" in block.tensors for name in AROUND)
+        if (is_behind and giver == "post_attention_layernorm") or not _fits(
+            block, giver, takers, group
+        ):
             continue
         inputs = block.inputs[takers[0]]
         weights = [block.tensors[f"{name}.weight"] for name in takers]

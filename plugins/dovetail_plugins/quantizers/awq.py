@@ -44,7 +44,8 @@ class Awq(Quantizer):
         """Scale the block's inputs. Mutates: block"""
         from dovetail_plugins.quantizers._awq import scale_block
 
-        adds_one = str(self.task.model.hf_config.get("model_type", "")).startswith("gemma")
+        model_type = str(self.task.model.hf_config.get("model_type", ""))
+        adds_one = model_type.startswith("gemma") or model_type == "nemotron"
         scale_block(block, self.task.group, adds_one=adds_one)
 
     def quantize(self, name: str, weight: torch.Tensor, inputs: Inputs | None) -> Quantized:

@@ -140,8 +140,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen3MoeForCausalLM": SIZES | {"moe_intermediate_size": 64},
     "GPT2LMHeadModel": {"n_embd": 64},
     "Phi3ForCausalLM": SIZES,
+    "NemotronForCausalLM": SIZES,
+    "Olmo2ForCausalLM": SIZES,
 }  # fmt: skip
 OF_FAMILIES = [
+    ("NemotronForCausalLM", "awq"),
+    ("Olmo2ForCausalLM", "awq"),
     ("MixtralForCausalLM", "gptq"),
     ("MixtralForCausalLM", "int4"),
     ("MixtralForCausalLM", "fp8"),
