@@ -24,6 +24,7 @@ TYPES_OF_REMOTE_CODE = {
     "HF_ColBERT": "bert",
     "InternLM2ForCausalLM": "internlm2",
     "MiMoForCausalLM": "mimo",
+    "PhiMoEForCausalLM": "phimoe",
 }
 """Classes that transformers does not have -> the model type in their config.json."""
 
