@@ -30,6 +30,7 @@ TYPES_OF_REMOTE_CODE = {
     "ExaoneForCausalLM": "exaone",
     "InternLM3ForCausalLM": "internlm3",
     "MiniCPMForCausalLM": "minicpm",
+    "PhiMoEForCausalLM": "phimoe",
 }
 """Classes that transformers does not have -> the model type in their config.json."""
 

@@ -1,7 +1,7 @@
 """Routing: which experts compute a token, and with what weights.
 
 A RoutingRule says how a family decides; `route` is the definition in plain torch, with which every
-kernel of the same op is compared. Knows no layer and no model.
+kernel of the same op is compared. Layers and models know it, it knows neither.
 Sources: Shazeer et al. 2017 (top-k of a softmax); DeepSeek-AI 2024, DeepSeek-V2, section 2.2
 (groups) and DeepSeek-V3, section 2.1.2 (sigmoids, correction bias); Liu et al. 2024, GRIN
 (sparsemixer).

@@ -48,7 +48,7 @@ class PhimoeLayer(DecoderLayer):
 
 
 class PhimoeModel(DecoderModel):
-    """The decoder whose rotation is scaled by numbers of its own."""
+    """The decoder whose rotation is scaled by numbers in the config."""
 
     def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
         """Return one rotary table for all types of layers."""
