@@ -3,7 +3,7 @@
 `python -m benchmarks.peers.make_models OUT` writes OUT/S (Qwen3-0.6B layers, 32000 tokens of
 vocabulary, tied) and OUT/T (a Llama of 33 M parameters) as Hugging Face checkpoints in bfloat16,
 and when it is asked for OUT/M, whose layers are Qwen3-30B-A3B's at half the width (128 experts, 8
-of them a token; 960 M parameters; with `--formats` alone: `dovetail quantize` writes its GGUF),
+of them a token; 954 M parameters; with `--formats` alone: `dovetail quantize` writes its GGUF),
 with a byte-level BPE trained on the running Python's standard library, and from them GGUF, OpenVINO
 and CTranslate2 files. Seeds are fixed and what exists is kept. Run it where torch, transformers,
 gguf, ctranslate2 and optimum-intel are installed. A file that cannot be made does not stop those
