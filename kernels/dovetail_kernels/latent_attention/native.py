@@ -1,7 +1,6 @@
 """latent_attention on the native CPU library: one call a layer writes its latents and attends.
 
-A Step holds the argument struct of one step's rows, so that a layer's call sets few fields. Knows
-no layer and no model.
+A Step holds the argument struct of one step's rows, so that a layer's call sets few fields.
 """
 
 from __future__ import annotations
@@ -128,8 +127,8 @@ def _attend(
     latent_size: int,
 ) -> torch.Tensor:
     """Return the attended latents (see the reference)."""
-    rows = {"block_table": block_table, "query_start": query_start, "seq_lens": seq_lens}
-    return Step(**rows, slots=None)(q, None, cache, scale, latent_size)
+    step = Step(block_table=block_table, query_start=query_start, seq_lens=seq_lens, slots=None)
+    return step(q, None, cache, scale, latent_size)
 
 
 def _why_not(arguments: Arguments) -> str | None:
