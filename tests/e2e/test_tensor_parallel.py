@@ -93,6 +93,17 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "plugin_options": {"scheduler": {"growth_blocks": 0}},
         },
     ),
+    # Latents, all of them on each rank, for half of the heads: preempted, swapped, expanded.
+    "latents": (
+        "DeepseekV3ForCausalLM",
+        {},
+        {
+            "num_gpu_blocks_override": 14,
+            "block_size": 8,
+            "swap_space": 0.01,
+            "plugin_options": {"scheduler": {"growth_blocks": 0}},
+        },
+    ),
     "experts": (
         "Qwen3MoeForCausalLM",
         {"head_dim": 16},

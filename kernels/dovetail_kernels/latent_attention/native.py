@@ -1,7 +1,6 @@
 """latent_attention on the native CPU library: one call a layer writes its latents and attends.
 
-A Step holds the argument struct of one step's rows, so that a layer's call sets few fields. Knows
-no layer and no model.
+A Step holds the argument struct of one step's rows, so that a layer's call sets few fields.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def routing_rule(config: Mapping[str, Any], scoring: str) -> RoutingRule:
         raise ConfigError(
             "weights of experts that are picked by a softmax are not made to sum to one here.",
             where="config.json: norm_topk_prob",
-            fix="no model is published so; whether they are scaled then is told in two ways.",
+            fix="set it to false: no published model has it, and its readers differ on the scale.",
         )
     is_grouped = method != "greedy"
     return RoutingRule(

@@ -31,7 +31,8 @@ class Latents:
         num_blocks = 1 + max(max(blocks) for blocks in self.scene.blocks)
         memory = torch.full((num_blocks, 16 * SPEC.size + GAP), math.nan, device=self.device)
         self.memory = memory
-        self.cache = memory[:, : 16 * SPEC.size].view(num_blocks, 16, SPEC.size)
+        strides = (memory.stride(0), SPEC.size, 1)
+        self.cache = memory.as_strided((num_blocks, 16, SPEC.size), strides)
         self.plain = torch.full((num_blocks, 16, SPEC.size), math.nan)
         self.random = torch.Generator().manual_seed(0)
 
