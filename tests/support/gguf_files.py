@@ -31,6 +31,11 @@ ARCHITECTURES = {
     "GemmaForCausalLM": "gemma",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
+    "Olmo2ForCausalLM": "olmo2",
+    "Olmo3ForCausalLM": "olmo2",
+    "Cohere2ForCausalLM": "cohere2",
+    "Glm4ForCausalLM": "glm4",
+    "Glm4MoeForCausalLM": "glm4moe",
     "GptOssForCausalLM": "gpt-oss",
     "GPT2LMHeadModel": "gpt2",
 }
@@ -160,9 +165,13 @@ def _add_settings(writer: Any, config: Mapping[str, Any]) -> None:
         "key_length": of("head_dim"),
         "value_length": of("head_dim"),
         "layer_norm_rms_eps": of("rms_norm_eps"),
-        "layer_norm_eps": of("layer_norm_epsilon"),
+        "layer_norm_eps": of("layer_norm_epsilon", "layer_norm_eps"),
+        "logit_scale": of("logit_scale"),
+        "expert_shared_count": of("n_shared_experts"),
+        "leading_dense_block_count": of("first_k_dense_replace"),
+        "expert_weights_scale": of("routed_scaling_factor"),
         "rope_freq_base": rope.get("rope_theta"),
-        "expert_count": of("num_experts", "num_local_experts"),
+        "expert_count": of("num_experts", "num_local_experts", "n_routed_experts"),
         "expert_used_count": of("num_experts_per_tok"),
         "expert_feed_forward_length": inner
         if config["model_type"] == "gpt_oss"
@@ -181,7 +190,11 @@ def _add_settings(writer: Any, config: Mapping[str, Any]) -> None:
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if rope.get("partial_rotary_factor"):
-        writer.add_rope_dimension_count(int(hidden // heads * rope["partial_rotary_factor"]))
+        size = of("head_dim") or hidden // heads
+        writer.add_rope_dimension_count(int(size * rope["partial_rotary_factor"]))
+    if config["model_type"] == "olmo3":
+        slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+        writer.add_sliding_window_pattern(slides)
 
 
 def _add_vocabulary(writer: Any, source: Path) -> None:
@@ -222,7 +235,8 @@ def _add_tensors(
     names = gguf.get_tensor_name_map(kind, layers)
     meant: dict[str, Array] = {}
     for name, own in _stacked(weights).items():
-        ours = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        theirs = name.replace("_correction_bias", "_correction.bias")
+        ours = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
         assert ours is not None, name
         values, undo = _changed(architecture, config, name, next(iter(own.values()))
                                 if len(own) == 1 else np.stack(list(own.values())))  # fmt: skip

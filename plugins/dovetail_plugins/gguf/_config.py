@@ -24,6 +24,7 @@ END_TEXTS = frozenset(
 HARMONY_ENDS = frozenset({"<|return|>", "<|call|>", "<|endoftext|>"})
 """The same of a vocabulary with the first two, in which <|end|> ends one message of several."""
 _CONTROL = 3
+_KINDS = {True: "sliding_attention", False: "full_attention"}
 _MAX_FACTORS = 4096
 
 
@@ -54,14 +55,15 @@ def _check(settings: Settings, config: Mapping[str, Any]) -> None:
     blocks = {one.name.split(".")[1] for one in settings.model.extents if one.name[:4] == "blk."}
     heads, size = config["num_attention_heads"], config["head_dim"]
     inner = config.get("intermediate_size") or config.get("n_inner")
-    inner = 2 * inner if inner and config["model_type"] == "phi3" else inner
+    inner = 2 * inner if inner and config["model_type"] in ("phi3", "glm4") else inner
+    experts = ("num_experts", "num_local_experts", "n_routed_experts")
     rows = {
         "blk.0.attn_q.weight": heads * size,
         "blk.0.attn_k.weight": config["num_key_value_heads"] * size,
         "blk.0.ffn_up.weight": inner,
-        "blk.0.ffn_up_exps.weight": config.get("num_experts") or config.get("num_local_experts"),
+        "blk.0.ffn_up_exps.weight": next((config[n] for n in experts if config.get(n)), None),
     }
-    told = {"blocks": config["num_hidden_layers"], "token_embd.weight": config["hidden_size"]}
+    told = {"blocks": settings.number(".block_count"), "token_embd.weight": config["hidden_size"]}
     table = settings.tensor("token_embd.weight")
     sizes = {"blocks": len(blocks), "token_embd.weight": table.shape[1] if table else 0}
     for name, size in rows.items():
@@ -313,6 +315,60 @@ def _gpt_oss(settings: Settings) -> dict[str, Any]:
     return _gated(settings, "gpt_oss", "GptOssForCausalLM", **more)
 
 
+def _olmo2(settings: Settings) -> dict[str, Any]:
+    window = settings.find(".attention.sliding_window", int)
+    if not window:
+        return _gated(settings, "olmo2", "Olmo2ForCausalLM")
+    more = {"sliding_window": window, **_kinds(settings, every=4)}
+    return _gated(settings, "olmo3", "Olmo3ForCausalLM", **more)
+
+
+def _kinds(settings: Settings, every: int) -> dict[str, Any]:
+    """Return each layer's kind: all slide but every so many, unless the file says otherwise."""
+    told = settings.find(".attention.sliding_window_pattern", (int, list))
+    count = settings.number(".block_count")
+    slides = told if isinstance(told, list) else [(i + 1) % (told or every) for i in range(count)]
+    return {"layer_types": [_KINDS[bool(one)] for one in slides]}
+
+
+def _cohere2(settings: Settings) -> dict[str, Any]:
+    more = {
+        "layer_norm_eps": settings.find(".attention.layer_norm_epsilon", float) or 1e-5,
+        "logit_scale": settings.find(".logit_scale", float) or 0.0625,
+        "sliding_window": settings.find(".attention.sliding_window", int) or 4096,
+        **_kinds(settings, every=4),
+    }
+    return _gated(settings, "cohere2", "Cohere2ForCausalLM", **more)
+
+
+def _glm4(settings: Settings) -> dict[str, Any]:
+    has_bias = settings.tensor("blk.0.attn_q.bias") is not None
+    pad = settings.find("tokenizer.ggml.padding_token_id", int)
+    more = {"attention_bias": has_bias, "pad_token_id": pad}
+    return _gated(settings, "glm4", "Glm4ForCausalLM", **more)
+
+
+def _glm4moe(settings: Settings) -> dict[str, Any]:
+    drafting = settings.find(".nextn_predict_layers", int) or 0
+    renormalizes = settings.find(".expert_weights_norm", bool)
+    more = {
+        "num_hidden_layers": settings.number(".block_count") - drafting,
+        "num_nextn_predict_layers": drafting,
+        "attention_bias": settings.tensor("blk.0.attn_q.bias") is not None,
+        "use_qk_norm": settings.tensor("blk.0.attn_q_norm.weight") is not None,
+        "n_routed_experts": settings.number(".expert_count"),
+        "n_shared_experts": settings.find(".expert_shared_count", int) or 0,
+        "num_experts_per_tok": settings.number(".expert_used_count"),
+        "moe_intermediate_size": settings.number(".expert_feed_forward_length"),
+        "first_k_dense_replace": settings.find(".leading_dense_block_count", int) or 0,
+        "routed_scaling_factor": settings.find(".expert_weights_scale", float) or 1.0,
+        "norm_topk_prob": renormalizes is not False,
+        "n_group": settings.find(".expert_group_count", int) or 1,
+        "topk_group": settings.find(".expert_group_used_count", int) or 1,
+    }
+    return _gated(settings, "glm4_moe", "Glm4MoeForCausalLM", **more)
+
+
 def _phi3(settings: Settings) -> dict[str, Any]:
     trained = settings.find(".rope.scaling.original_context_length", int)
     more = {} if trained is None else {"original_max_position_embeddings": trained}
@@ -364,8 +420,7 @@ def _pattern(settings: Settings) -> dict[str, Any]:
     """Return which layers slide: every sixth does not, unless the file says otherwise."""
     told = settings.find(".attention.sliding_window_pattern", (int, list))
     if isinstance(told, list):
-        kinds = {True: "sliding_attention", False: "full_attention"}
-        return {"layer_types": [kinds[bool(slides)] for slides in told]}
+        return {"layer_types": [_KINDS[bool(slides)] for slides in told]}
     return {"sliding_window_pattern": told or 6}
 
 
@@ -390,6 +445,10 @@ _FAMILIES: Mapping[str, Callable[[Settings], dict[str, Any]]] = {
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "olmo2": _olmo2,
+    "cohere2": _cohere2,
+    "glm4": _glm4,
+    "glm4moe": _glm4moe,
     "gpt-oss": _gpt_oss,
     "gpt2": _gpt2,
 }

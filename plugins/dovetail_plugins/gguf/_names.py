@@ -57,6 +57,30 @@ _GPT_OSS = {
     "attn_sinks": "self_attn.head_sinks",
     "ffn_gate_inp": "mlp.router",
 }
+_NORMS_BEHIND = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GLM4 = {
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+}
+_GLM4_MOE = {
+    "post_attention_norm": "post_attention_layernorm",
+    "exp_probs_b": "mlp.gate",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    "nextn.eh_proj": "eh_proj",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.embed_tokens": "embed_tokens",
+    "nextn.shared_head_head": "shared_head.head",
+    "nextn.shared_head_norm": "shared_head.norm",
+}
+_LEAVES = {"exp_probs_b": "e_score_correction_bias"}
+"""Tensors that are called otherwise than weight and bias in a checkpoint."""
 _FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _GPT2_TRUNK = {
     "token_embd": "transformer.wte",
@@ -99,6 +123,10 @@ LAYOUTS: dict[str, Layout] = {
     "gemma": Layout(block=_BLOCK, adds_one=True),
     "gemma2": Layout(block=_BLOCK | _FOUR_NORMS, adds_one=True),
     "gemma3": Layout(block=_BLOCK | _FOUR_NORMS, adds_one=True),
+    "olmo2": Layout(block=_BLOCK | _NORMS_BEHIND),
+    "cohere2": Layout(block=_BLOCK),
+    "glm4": Layout(block=_BLOCK | _GLM4),
+    "glm4moe": Layout(block=_BLOCK | _MOE | _GLM4_MOE),
     "gpt-oss": Layout(block=_BLOCK | _MOE | _GPT_OSS),
     "gpt2": Layout(
         block=_GPT2_BLOCK, trunk=_GPT2_TRUNK, blocks="transformer.h", is_input_first=True
@@ -136,9 +164,10 @@ class Place:
 def place_of(layout: Layout, name: str) -> Place | None:
     """Return where a tensor goes, or None for a name that is not known."""
     stem, _, leaf = name.rpartition(".")
-    words = stem.split(".")
+    words = stem.split(".", 2)
     if len(words) == 3 and words[0] == "blk" and words[2] in layout.block:
         module = f"{layout.blocks}.{words[1]}.{layout.block[words[2]]}"
+        leaf = _LEAVES.get(words[2], leaf)
         return Place(module=module, leaf=leaf, is_stacked=words[2].endswith("_exps"))
     if stem in layout.trunk:
         return Place(module=layout.trunk[stem], leaf=leaf)
