@@ -39,6 +39,11 @@ LONGROPE = {
     "short_factor": [1.0, 1.5, 2.0, 4.0],
     "long_factor": [2.0, 3.0, 4.0, 8.0],
 }
+WINDOWS: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+    "sliding_window": 6,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
     "llama-tied-biases": (
@@ -69,16 +74,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo2": ("Olmo2ForCausalLM", {}),
-    "olmo3": ("Olmo3ForCausalLM", {"num_hidden_layers": 4, "sliding_window": 6}),
-    "cohere2": ("Cohere2ForCausalLM", {"num_hidden_layers": 4, "sliding_window": 6}),
+    "olmo3": ("Olmo3ForCausalLM", WINDOWS),
+    "cohere2": ("Cohere2ForCausalLM", WINDOWS),
     "glm4": ("Glm4ForCausalLM", {"head_dim": 8, "attention_bias": True}),
     "glm4moe": (
         "Glm4MoeForCausalLM",
         {
+            "num_hidden_layers": 3,
             "head_dim": 8,
             "use_qk_norm": True,
-            "num_hidden_layers": 3,
+            "attention_bias": True,
             "n_routed_experts": 4,
+            "n_group": 1,
+            "topk_group": 1,
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 16,
             "routed_scaling_factor": 1.5,
