@@ -81,7 +81,9 @@ def test_steps_of_families_are_recorded(
         assert recorded._programs[2, False] is not None
 
 
-@pytest.mark.parametrize("family", ["Qwen3MoeForCausalLM", "Qwen2MoeForCausalLM"])
+@pytest.mark.parametrize(
+    "family", ["Qwen3MoeForCausalLM", "Qwen2MoeForCausalLM", "GptOssForCausalLM"]
+)
 def test_steps_of_experts_are_recorded(family: str, tmp_path: Path) -> None:
     """Router, experts and a shared expert are native calls."""
     model = write_tiny_checkpoint(tmp_path / "model", family, hidden_size=64, head_dim=16)

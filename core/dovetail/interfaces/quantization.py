@@ -108,9 +108,12 @@ class NamedActivation:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate(NamedActivation):
     """The activation of a gated layer, and what makes act(first half) * second half of rows at
-    once, where there is that."""
+    once, where there is that. `of_experts`: its name among kernels of experts, where those know one
+    that products do not; `limit` is what that clamps to."""
 
     halves: Callable[[torch.Tensor], torch.Tensor] | None = None
+    of_experts: str = ""
+    limit: float = 0.0
 
     def joined(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Return what the layer makes of both halves. Shapes: gate_up [T, 2F] -> [T, F]"""

@@ -59,6 +59,8 @@ KERNEL_NAMES = {
     "relu2": "relu2",
 }
 """What `dovetail_kernels` calls an activation that its products can apply."""
+OAI_ALPHA = 1.702
+"""The one with which kernels of experts know the gate of gpt-oss."""
 
 
 def gate(name: str, context: BuildContext | None = None) -> Gate:
@@ -112,4 +114,5 @@ def clamped_gate(alpha: float, limit: float) -> Gate:
         gate, up = gate_up.chunk(2, dim=-1)
         return act(gate) * (up.clamp(-limit, limit) + 1)
 
-    return Gate(name="", function=act, halves=halves)
+    known = "swiglu_oai" if alpha == OAI_ALPHA else ""
+    return Gate(name="", function=act, halves=halves, of_experts=known, limit=limit)

@@ -24,6 +24,7 @@ from dovetail.interfaces.quantization import Gate, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.activation import gate
 from dovetail.layers.alternating import alternating
+from dovetail.layers.block_sum import plus_rest
 from dovetail.layers.context import step_adapters
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.expert_adapters import ExpertAdapters, ExpertMatrix
@@ -33,10 +34,10 @@ from dovetail.layers.native import fused_kernel, runs_natively
 from dovetail.layers.native_routing import native_routing
 from dovetail.layers.opaque import Opaque, is_traced
 from dovetail.layers.placement import (
-    Cut,
     Part,
     Placement,
     WeightHolder,
+    behind_experts,
     held_parts,
     place_parts,
     stored_parameter,
@@ -99,10 +100,13 @@ class Experts(WeightHolder):
         self.down = (Part(name="down", full=size, local=size, start=0),)
         self.input = (group.rank * inner // group.size, inner // group.size, inner)
         local = self.input[1]
-        known = bool(self.gate.name) and not bias
+        self._gates_in_product = bool(self.gate.name) and not bias
+        self._native_gate = self.gate.of_experts or self.gate.name
+        self._runs_natively = bool(self._native_gate) and runs_natively(moe.OP, context)
+        is_gated = self._gates_in_product or self._runs_natively
         self.specs = {
             "gate_up_proj": linear_spec(
-                context, f"{name}.gate_up_proj", size, (local, local), is_gated=known
+                context, f"{name}.gate_up_proj", size, (local, local), is_gated=is_gated
             ),
             "down_proj": linear_spec(
                 context, f"{name}.down_proj", local, (size,), full_in_size=inner
@@ -114,8 +118,7 @@ class Experts(WeightHolder):
             self._register(leaf)
         self._matrices: dict[str, list[Matrix]] = {}
         self._packed: dict[str, GpuPacked] = {}
-        self._kernel = fused_kernel(moe.OP, context) if known else None
-        self._runs_natively = known and runs_natively(moe.OP, context)
+        self._kernel = fused_kernel(moe.OP, context) if self._gates_in_product else None
         self._native: Moe | None = None
         self._opaque = Opaque(self._multiply_picked)
         self.adapters: ExpertAdapters | None = None
@@ -214,10 +217,14 @@ class Experts(WeightHolder):
         if not self._runs_natively or len(self._matrices) < len(self.specs):
             return
         gate_up, down = (
-            packed_experts([m.packed for m in self._matrices[leaf]]) for leaf in self.specs
+            packed_experts(
+                [m.packed for m in self._matrices[leaf]],
+                self.get_parameter(f"{leaf}_bias").data if self.has_bias else None,
+            )
+            for leaf in self.specs
         )
         if gate_up is not None and down is not None:
-            self._native = Moe(gate_up, down, self.gate.name)
+            self._native = Moe(gate_up, down, self._native_gate, limit=self.gate.limit)
 
     def forward(
         self,
@@ -239,7 +246,7 @@ class Experts(WeightHolder):
         if self.adapters is None or step is None or step.is_low_rank:
             return self._opaque(x, weights, experts, *more, size=x.shape[1])
         out = self._opaque(x, weights, experts, None, None, None, size=x.shape[1])
-        return _plus(self.adapters.changed(self, x, weights, experts, step.slots, out), *more)
+        return plus_rest(self.adapters.changed(self, x, weights, experts, step.slots, out), *more)
 
     def _multiply_picked(
         self,
@@ -258,7 +265,7 @@ class Experts(WeightHolder):
         own = self.slots.exchange.exchange(
             x, weights, places, len(self.loaded), self._multiply_slots
         )
-        return _plus(own, *more)
+        return plus_rest(own, *more)
 
     def help_others(self, x: torch.Tensor) -> None:
         """Take part in the others' exchange, without tokens of this rank. Shapes: x [0, E]"""
@@ -279,7 +286,7 @@ class Experts(WeightHolder):
         slot -1 are not here. Shapes: as `forward`"""
         if self._native is not None and len(x):
             return self._native(x, weights.contiguous(), experts.contiguous(), *more)
-        return _plus(self._sums(x, weights, experts), *more)
+        return plus_rest(self._sums(x, weights, experts), *more)
 
     def _sums(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """Return what `_multiply_slots` does, without the native kernel."""
@@ -306,17 +313,21 @@ class Experts(WeightHolder):
         Shapes: x [sum of counts, I] -> [sum of counts, O or F]
         """
         matrices = self._matrices.get(leaf)
-        is_gated = self.specs[leaf].is_gated
-        if matrices is not None:
-            out = multiply_groups(matrices, x, counts, self.gate.name if is_gated else "none")
-        else:
+        is_packed_gated = self.specs[leaf].is_gated and matrices is not None
+        if matrices is None:
             weights = self.get_parameter(leaf)
             parts = zip(x.split(counts), weights, strict=True)
             out = torch.cat([F.linear(part, weight) for part, weight in parts if len(part)])
-            is_gated = False
+        elif is_packed_gated and not self._gates_in_product:
+            pairs = zip(matrices, x.split(counts), strict=True)
+            out = torch.cat([matrix.halves(part) for matrix, part in pairs if len(part)])
+        else:
+            name = self.gate.name if is_packed_gated else "none"
+            out = multiply_groups(matrices, x, counts, name)
         if self.has_bias:
             times = torch.tensor(counts, device=x.device)
             out += self.get_parameter(f"{leaf}_bias").repeat_interleave(times, dim=0)
+        is_gated = is_packed_gated and self._gates_in_product
         return self.gate.joined(out) if leaf == "gate_up_proj" and not is_gated else out
 
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
@@ -354,7 +365,7 @@ class Experts(WeightHolder):
                 placement,
                 piece=f"{slot}.{placement.piece}",
                 target=placement.target.unsqueeze(0) if is_whole else placement.target,
-                cuts=_behind_experts(placement.cuts, self.loaded[slot], self.num_experts)
+                cuts=behind_experts(placement.cuts, self.loaded[slot], self.num_experts)
                 if is_whole
                 else placement.cuts,
             )
@@ -395,24 +406,6 @@ class Experts(WeightHolder):
         told += [f"{leaf} {own[slot].layout}" for leaf, own in self._matrices.items()]
         told += [f"{leaf} {stack.layout}" for leaf, stack in self._packed.items()]
         return "; ".join(told)
-
-
-def _behind_experts(cuts: tuple[Cut, ...], expert: int, num_experts: int) -> tuple[Cut, ...]:
-    """Return the cuts of one expert's tensor as cuts of all experts' tensors together."""
-    moved = (replace(cut, axis=cut.axis + 1) for cut in cuts)
-    return (Cut(axis=0, start=expert, size=1, full=num_experts), *moved)
-
-
-def _plus(
-    out: torch.Tensor,
-    residual: torch.Tensor | None = None,
-    shared: torch.Tensor | None = None,
-    shared_scores: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return what picked experts made plus the rest of a block (see Experts.forward)."""
-    if shared is not None:
-        out = out + (shared if shared_scores is None else shared_scores.sigmoid() * shared)
-    return out if residual is None else residual + out
 
 
 class MoE(nn.Module):
@@ -490,7 +483,7 @@ class MoE(nn.Module):
         weighed = (x.unsqueeze(1) * weights.unsqueeze(-1).to(x.dtype)).flatten(0, 1)
         ones, alone = torch.ones_like(weights).view(-1, 1), experts.reshape(-1, 1)
         out: torch.Tensor = self.experts(weighed, ones, alone)
-        return _plus(out.unflatten(0, experts.shape).sum(dim=1), *more)
+        return plus_rest(out.unflatten(0, experts.shape).sum(dim=1), *more)
 
 
 def _correction_bias(context: BuildContext, num_experts: int) -> nn.Parameter:

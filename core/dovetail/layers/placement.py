@@ -307,6 +307,12 @@ def _placed(
     )
 
 
+def behind_experts(cuts: tuple[Cut, ...], expert: int, num_experts: int) -> tuple[Cut, ...]:
+    """Return the cuts of one expert's tensor as cuts of all experts' tensors together."""
+    moved = (replace(cut, axis=cut.axis + 1) for cut in cuts)
+    return (Cut(axis=0, start=expert, size=1, full=num_experts), *moved)
+
+
 def _whole(leaf: str, count: Fraction | int) -> int:
     """Return a count of packed entries. Raises: ConfigError where a part or a rank ends inside one.
 

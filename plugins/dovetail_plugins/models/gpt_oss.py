@@ -27,12 +27,15 @@ from dovetail.layers.decoder import (
 )
 from dovetail.layers.linear import ReplicatedLinear
 from dovetail.layers.moe import Experts
+from dovetail.layers.native_routing import native_routing
+from dovetail.layers.opaque import is_traced
 from dovetail.layers.rotary import Rope
+from dovetail.layers.routing import route
 from dovetail.layers.sinks import Sinks
 from dovetail.parallel.collectives import all_reduce
 from dovetail.parallel.groups import tensor_group
 from dovetail_plugins.model_types.gpt_oss import INPUTS_FIRST
-from dovetail_plugins.models._moe import num_experts
+from dovetail_plugins.models._moe import num_experts, softmax_rule
 
 
 class GptOssAttention(DecoderAttention):
@@ -57,8 +60,9 @@ class GptOssMoE(nn.Module):
         super().__init__()
         settings, size = context.model.hf_config, context.model.hidden_size
         count = num_experts(settings)
-        self.num_picked = int(settings["num_experts_per_tok"])
+        self.rule = softmax_rule(settings, renormalizes=True)
         self.group = tensor_group(context.rank)
+        self._routing = native_routing(context, self.rule)
         self.router = ReplicatedLinear(context, f"{name}.router", size, count, bias=True)
         self.experts = Experts(
             context,
@@ -73,9 +77,15 @@ class GptOssMoE(nn.Module):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Shapes: x, residual [T, E] -> [T, E], whole on every rank"""
-        scores, experts = self.router(x).float().topk(self.num_picked, dim=-1)
-        out = all_reduce(self.experts(x, scores.softmax(dim=-1), experts), self.group)
-        return out if residual is None else residual + out
+        weights, experts = self._route(self.router(x))
+        own = residual if self.group.rank == 0 else None  # one rank adds what is not divided
+        return all_reduce(self.experts(x, weights, experts, own), self.group)
+
+    def _route(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (weights, expert ids) of each token's experts. Shapes: [T, X] -> 2 x [T, A]"""
+        if self._routing is not None and not is_traced():
+            return self._routing(scores)
+        return route(scores, self.rule)
 
 
 class GptOssLayer(DecoderLayer):
