@@ -15,7 +15,7 @@ from torch import nn
 from dovetail import registry
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.spec import ExpertBalanceSpec, RankSpec
-from dovetail.layers.moe import Experts
+from dovetail.layers.experts import Experts
 from dovetail.layers.weights import load_weights
 from dovetail.runner.expert_balancer import ExpertBalancer
 from dovetail.testing.contract import model_spec

@@ -18,7 +18,7 @@ from dovetail.layers.placement import Part
 from dovetail.parallel.groups import Group
 
 if TYPE_CHECKING:
-    from dovetail.layers.moe import Experts
+    from dovetail.layers.experts import Experts
 
 Key = tuple[int, str]
 """An expert's number, and which of its matrices."""

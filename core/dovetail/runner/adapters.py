@@ -30,9 +30,9 @@ from dovetail.layers.context import StepAdapters
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.embedding import VocabParallelEmbedding
 from dovetail.layers.expert_adapters import ExpertAdapters, Key
+from dovetail.layers.experts import Experts
 from dovetail.layers.linear import Linear
 from dovetail.layers.logits import LogitsHead
-from dovetail.layers.moe import Experts
 from dovetail.layers.stages import Elsewhere
 from dovetail.layers.weights import Target, map_name
 from dovetail.runner.adapter_cutting import Cutting

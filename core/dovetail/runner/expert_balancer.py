@@ -18,7 +18,7 @@ from torch import nn
 from dovetail.errors import ConfigError
 from dovetail.interfaces.communicator import Communicator
 from dovetail.interfaces.spec import ExpertBalanceSpec, RunSpec
-from dovetail.layers.moe import Experts
+from dovetail.layers.experts import Experts
 from dovetail.parallel.experts import Held, balanced, balancedness
 
 log = logging.getLogger(__name__)

@@ -29,8 +29,8 @@ from dovetail.interfaces.step import CachedLayer, KVLayout, RowResult, StepPlan,
 from dovetail.layers.attention import attention_layers, step_layers
 from dovetail.layers.context import ForwardContext, step_adapters, use_adapters, use_context
 from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.experts import Experts, help_others
 from dovetail.layers.kept import kept_layers
-from dovetail.layers.moe import Experts, help_others
 from dovetail.layers.native import use_ops
 from dovetail.parallel.context import over_ranks
 from dovetail.parallel.engines import exchange

@@ -14,8 +14,8 @@ from transformers.integrations import moe as hf_moe
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext
+from dovetail.layers.experts import Experts
 from dovetail.layers.linear import ReplicatedLinear
-from dovetail.layers.moe import Experts
 from dovetail.layers.placement import Placement
 
 EXPERT_NAMES = {

@@ -29,6 +29,7 @@ from dovetail.layers.decoder import (
     GatedMLP,
     usual_config,
 )
+from dovetail.layers.experts import Experts
 from dovetail.layers.latent_attention import (
     LatentAttention,
     LatentConfig,
@@ -36,7 +37,6 @@ from dovetail.layers.latent_attention import (
     score_scale,
 )
 from dovetail.layers.linear import ReplicatedLinear
-from dovetail.layers.moe import Experts
 from dovetail.layers.placement import mark_axes
 from dovetail.layers.rotary import Rotary
 from dovetail.layers.rounding import ActivationOptions

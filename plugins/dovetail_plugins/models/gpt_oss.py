@@ -25,8 +25,8 @@ from dovetail.layers.decoder import (
     DecoderLayer,
     usual_config,
 )
+from dovetail.layers.experts import Experts
 from dovetail.layers.linear import ReplicatedLinear
-from dovetail.layers.moe import Experts
 from dovetail.layers.native_routing import native_routing
 from dovetail.layers.opaque import is_traced
 from dovetail.layers.rotary import Rope

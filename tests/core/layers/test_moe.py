@@ -12,7 +12,7 @@ from torch import nn
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.spec import RankSpec
 from dovetail.layers.context import ForwardContext, forward_context, use_context
-from dovetail.layers.moe import Experts
+from dovetail.layers.experts import Experts
 from dovetail.layers.routing import RoutingRule, route
 from dovetail.layers.weights import load_weights
 from dovetail.testing.contract import model_spec

@@ -13,6 +13,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.spec import RankSpec
 from dovetail.layers.embedding import VocabParallelEmbedding
+from dovetail.layers.experts import Experts
 from dovetail.layers.linear import (
     GROUPS,
     MergedColumnParallelLinear,
@@ -20,7 +21,6 @@ from dovetail.layers.linear import (
     RowParallelLinear,
 )
 from dovetail.layers.logits import LogitsHead
-from dovetail.layers.moe import Experts
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.weights import checkpoint_shapes, load_weights
 from dovetail.testing.contract import model_spec

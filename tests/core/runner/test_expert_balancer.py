@@ -24,7 +24,7 @@ from dovetail.config.rules.ranks import rank_spec
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.spec import ExpertBalanceSpec, RankSpec, Selection
-from dovetail.layers.moe import Experts
+from dovetail.layers.experts import Experts
 from dovetail.layers.weights import load_weights
 from dovetail.parallel.experts import balanced, balancedness, rank_loads
 from dovetail.runner.expert_balancer import ExpertBalancer, expert_balancer

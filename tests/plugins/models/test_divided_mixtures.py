@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.layers.moe import Experts
+from dovetail.layers.experts import Experts
 from dovetail.testing.harness import PagedModel, StagedModel, load_model
 from dovetail.testing.ranks import ODD_AND_EVEN
 from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint

@@ -17,7 +17,7 @@ from dovetail.interfaces.attention import AttentionBackend
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.spec import RankSpec
 from dovetail.layers.activation import clamped_gate
-from dovetail.layers.moe import Experts
+from dovetail.layers.experts import Experts
 from dovetail.layers.weights import load_weights
 from dovetail.testing.contract import model_spec
 from dovetail.testing.harness import PagedModel, load_model, load_plugin

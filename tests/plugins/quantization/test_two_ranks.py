@@ -24,8 +24,8 @@ from dovetail import registry
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.spec import RankSpec
+from dovetail.layers.experts import Experts
 from dovetail.layers.linear import GatedLinear, QKVParallelLinear, RowParallelLinear
-from dovetail.layers.moe import Experts
 from dovetail.layers.stages import Stage
 from dovetail.layers.weights import load_weights
 from dovetail.testing.contract import model_spec
