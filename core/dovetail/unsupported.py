@@ -68,7 +68,7 @@ FEATURES: dict[str, Unsupported] = {
     # How steps are computed.
     "attention_dtype": Unsupported("attention in another type than --dtype is not supported"),
     "latent_libraries": Unsupported(
-        "libraries of latent attention (FlashMLA, CUTLASS) are not used", "use auto or triton_paged"
+        "libraries of latent attention (FlashMLA, CUTLASS) are not used", "use auto or triton"
     ),
     "xformers": Unsupported("dovetail has its own kernels; use auto"),
     "kernel_choice": Unsupported(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dovetail.interfaces.spec import CacheFacts
+from dovetail.interfaces.cache_facts import CacheFacts
 
 Positions = Literal["rotary", "learned", "sinusoidal", "alibi", "relative", "none"]
 

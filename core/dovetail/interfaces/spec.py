@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from dovetail.interfaces.adapter_spec import AdapterSearch, AdapterSource, AdapterSpec
+from dovetail.interfaces.cache_facts import CacheFacts
 from dovetail.interfaces.selection import Selection as Selection
 
 NO_TOKENIZER = "none"
@@ -89,21 +90,6 @@ class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True):
     most_tokens: int | None = None
 
 
-class CacheFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a row keeps where it is not keys and values in every layer.
-
-    `num_attention_layers` keep something of each token: keys and values, or `latent_size` numbers
-    (0: keys and values). `num_state_layers` keep a state each: `conv_numbers` of a layer's latest
-    inputs, and `state_numbers` that sum up all of them.
-    """
-
-    num_attention_layers: int
-    latent_size: int = 0
-    num_state_layers: int = 0
-    conv_numbers: int = 0
-    state_numbers: int = 0
-
-
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a checkpoint, read from its config.json. Sizes in elements, lengths in tokens.
 
@@ -116,8 +102,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     TOKEN_VECTORS that are smaller than hidden states. `is_causal` False:
     every token sees all others of its prompt, so nothing is cached. The classes are the rows of the
     LM head that belong to the `class_tokens`, or with `is_class_difference` the second less the
-    first (none: the checkpoint has a matrix of its own). `cache` None: every layer keeps keys and
-    values.
+    first (none: a matrix of its own). `cache` None: every layer keeps keys and values.
     """
 
     path: str
@@ -278,9 +263,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     folder `engines_folder`. `device` is the platform's device_type, `ops` its implementations of
     ops, each as "module:attribute" (see interfaces.platform). With `pooling` the model does not
     generate. `adapters` is the room for adapters (None: none are served), `drafts` the drafter that
-    runs beside the model (None: none). `acceptance` decides on drafts (None: there are none that it
-    is asked about). Recurrent layers keep their latest inputs in `conv_state_dtype`, sums over all
-    of them in `state_dtype`.
+    runs beside the model (None: none). `acceptance` decides on drafts (None: on none). Recurrent
+    layers keep their latest inputs in `conv_state_dtype`, sums over all of them in `state_dtype`.
     """
 
     model: ModelSpec

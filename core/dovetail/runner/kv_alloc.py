@@ -168,8 +168,8 @@ def _view(
     used = _block_bytes(layout, layer, backend)
     if used > layout.block_bytes:
         raise ConfigError(
-            f"a block of layer {layer.name} takes {used} bytes, its KV tensor has "
-            f"{layout.block_bytes} for each",
+            f"a block of layer {layer.name} takes {used} bytes, and its KV tensor has only "
+            f"{layout.block_bytes}.",
             where="KV layout",
             fix="put layers with blocks of another size into separate tensors.",
         )

@@ -26,7 +26,7 @@ SERVED = {
     "mpt": NATIVE,
     "gptj": NATIVE,
     "codegen": NATIVE,
-    "deepseek_v3": BACKED,  # a stored buffer in the router; keys wider than values
+    "deepseek_v3": NATIVE,  # what corrects scores, in the router; latents
     "apertus": NATIVE,
     "gpt_bigcode": NATIVE,
     "persimmon": BACKED,

@@ -10,7 +10,8 @@ from typing import Any
 from dovetail.config.checkpoint.context_length import chunk_tokens, window_tokens
 from dovetail.config.checkpoint.dtypes import BYTES
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import CacheFacts, ModelSpec
+from dovetail.interfaces.cache_facts import CacheFacts
+from dovetail.interfaces.spec import ModelSpec
 from dovetail.interfaces.step import KVLayer
 
 log = logging.getLogger(__name__)
