@@ -1,4 +1,4 @@
-"""States of recurrent layers through the engine: their types, sleep, what they refuse, their room."""
+"""States of recurrent layers through the engine: types, sleep, what they refuse, their room."""
 
 from __future__ import annotations
 
