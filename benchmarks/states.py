@@ -148,7 +148,7 @@ def theirs(model: Any, number: int) -> dict[str, float]:
 
 
 def preempted(folder: Path, threads: int, *, swaps: bool) -> dict[str, float]:
-    """Return the milliseconds that eight requests take in a cache with room for about half of them."""
+    """Return how long eight requests take in room for about half of them, in milliseconds."""
     with engine(folder, threads) as roomy:
         prompts = [prompt(480, 77 + i) for i in range(8)]
         params = SamplingParams(temperature=0, max_tokens=96, ignore_eos=True)
