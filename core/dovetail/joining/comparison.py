@@ -38,6 +38,8 @@ COMPARED = {
     "run.adapters.dtype": "--lora-dtype",
     "run.adapters": "--max-loras",
     "adapters": "--lora-modules",
+    "run.conv_state_dtype": "--mamba-cache-dtype",
+    "run.state_dtype": "--mamba-ssm-cache-dtype",
     "run.acceptance": "--speculative-config",
     "run.drafts.model.path": "",
     "run.drafts.model.dtype": "",
@@ -61,7 +63,10 @@ COMPARED = {
 }
 """Where in an EngineSpec, of the longest prefix -> the flag that decides it; an empty one lets it
 differ, as does anything that is not here."""
-OF_A_DEVICE = ("run.model.dtype", "run.model.weight_dtype", "run.kv_dtype", "kv_policy")
+OF_A_DEVICE = (
+    *("run.model.dtype", "run.model.weight_dtype", "run.kv_dtype", "run.conv_state_dtype"),
+    "kv_policy",
+)
 """What a server without engines of its own cannot know: its machine may have another device."""
 
 
