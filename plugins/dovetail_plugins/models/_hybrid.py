@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from torch import nn
 
-from dovetail.interfaces.model import BuildContext
+from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.layers.decoder import FULL, DecoderConfig, DecoderLayer, DecoderModel
 from dovetail.layers.mamba2 import Mamba2Mixer
 from dovetail.layers.rotary import Rope
 from dovetail_plugins.model_types._hybrid import MIXER, mamba2_sizes
 
-RENAMES = (
-    (".feed_forward.", ".mlp."),
-    (".pre_ff_layernorm.", ".post_attention_layernorm."),
-    (".final_layernorm.", ".norm."),
-)
-"""Bamba's and Jamba's own names."""
+
+def jamba_names(usual: WeightMap) -> WeightMap:
+    """Return the names of Jamba's checkpoints, and of Bamba's."""
+    last = tuple((f"{trunk}final_layernorm.", "model.norm.") for trunk in ("model.", ""))
+    renames = (
+        (".feed_forward.", ".mlp."),
+        (".pre_ff_layernorm.", ".post_attention_layernorm."),
+        (".router.", ".gate."),
+    )
+    return replace(usual, prefixes=(*usual.prefixes, *last), renames=renames)
 
 
 class HybridLayer(DecoderLayer):

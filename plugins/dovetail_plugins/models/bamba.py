@@ -5,14 +5,12 @@ Source: IBM, Bamba: inference-efficient hybrid Mamba2 model, 2024.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from dovetail.interfaces.model import WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, usual_config
 from dovetail_plugins.model_types.bamba import layer_types
-from dovetail_plugins.models._hybrid import RENAMES, HybridLayer, HybridModel
+from dovetail_plugins.models._hybrid import HybridLayer, HybridModel, jamba_names
 
 
 class BambaForCausalLM(DecoderForCausalLM):
@@ -29,4 +27,4 @@ class BambaForCausalLM(DecoderForCausalLM):
 
     def weight_map(self) -> WeightMap:
         """Return the names."""
-        return replace(super().weight_map(), renames=RENAMES)
+        return jamba_names(super().weight_map())

@@ -6,8 +6,6 @@ Source: Lieber et al., Jamba: a hybrid transformer-Mamba language model, 2024 (a
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import nn
 
@@ -19,7 +17,7 @@ from dovetail.layers.mamba import MambaMixer
 from dovetail.layers.moe import MoE
 from dovetail.layers.norm import RMSNorm
 from dovetail_plugins.model_types.jamba import has_experts, layer_types, mixer_sizes
-from dovetail_plugins.models._hybrid import RENAMES, HybridLayer, UnrotatedModel
+from dovetail_plugins.models._hybrid import HybridLayer, UnrotatedModel, jamba_names
 from dovetail_plugins.models._moe import num_experts, softmax_rule
 
 
@@ -81,5 +79,4 @@ class JambaForCausalLM(DecoderForCausalLM):
 
     def weight_map(self) -> WeightMap:
         """Return the names."""
-        renames = (*RENAMES, (".router.", ".gate."))
-        return replace(super().weight_map(), renames=renames)
+        return jamba_names(super().weight_map())
