@@ -23,6 +23,9 @@ SERVED = {
     "gpt_oss": NATIVE,  # experts with biases, inputs first
     "deepseek_v3": BACKED,  # a stored buffer in the router; keys wider than values
     "apertus": NATIVE,
+    "bamba": NATIVE,
+    "granitemoehybrid": NATIVE,
+    "jamba": NATIVE,
     "gpt_bigcode": NATIVE,
     "persimmon": BACKED,
     "roberta": BACKED,  # positions that do not start at 0
