@@ -105,6 +105,8 @@ FAMILIES = [
     ("GPT2LMHeadModel", "GPT2ForTokenClassification", TOKEN_CLASSES),
     ("GPTNeoXForCausalLM", "GPTNeoXForTokenClassification", TOKEN_CLASSES),
     ("StableLmForCausalLM", "StableLmForSequenceClassification", CLASSES),
+    ("BambaForCausalLM", "BambaModel", EMBED),
+    ("JambaForCausalLM", "JambaForSequenceClassification", CLASSES),
     ("Jais2ForCausalLM", "Jais2Model", TOKENS),
     ("PersimmonForCausalLM", "PersimmonForSequenceClassification", CLASSES),
 ]

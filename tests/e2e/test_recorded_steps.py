@@ -68,6 +68,9 @@ def test_steps_are_recorded_unless_forbidden() -> None:
         ("HunYuanDenseV1ForCausalLM", {}),  # norms of heads that have been
         ("NemotronForCausalLM", {}),  # layer norms with an offset
         ("GraniteForCausalLM", {"tie_word_embeddings": True}),  # scaled embeddings and branches
+        ("FalconMambaForCausalLM", {}),  # norms without weights
+        ("JambaForCausalLM", {}),  # norms of time steps, experts
+        ("GraniteMoeHybridForCausalLM", {}),  # Mamba 2, experts beside an MLP, no positions
     ],
 )
 def test_steps_of_families_are_recorded(

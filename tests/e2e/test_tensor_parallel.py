@@ -164,6 +164,10 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "plugin_options": {"scheduler": {"growth_blocks": 0}},
         },
     ),
+    # Channels of Mamba's mixer and half of every expert on two ranks, beside keys and values.
+    "states, experts": ("JambaForCausalLM", {}, {}),
+    # Heads of Mamba 2's mixer; gate and up in one tensor; the experts of a layer together.
+    "states, shared experts": ("GraniteMoeHybridForCausalLM", {}, {}),
     # The states are on the first stage, keys and values on the second.
     "stages, states": (
         "Lfm2ForCausalLM",

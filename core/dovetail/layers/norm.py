@@ -75,6 +75,18 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
+class BareRMSNorm(RMSNorm):
+    """x / rms(x): nothing is learned, and a checkpoint holds nothing of it."""
+
+    def __init__(self, context: BuildContext, size: int, *, eps: float) -> None:
+        super().__init__(context, size, eps=eps)
+        del self.weight
+        self.register_parameter("weight", None)
+
+    def _scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, x.shape[-1:], None, self.eps)
+
+
 class GemmaRMSNorm(RMSNorm):
     """x / rms(x) * (1 + w): Gemma stores the weight's distance from one."""
 

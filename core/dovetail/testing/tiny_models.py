@@ -60,6 +60,12 @@ _LATENT: dict[str, Any] = {
     "topk_group": 2,
     "routed_scaling_factor": 1.5,
 }
+_MAMBA2: dict[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+    "mamba_chunk_size": 8,
+}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "LlamaForCausalLM": ("llama", {}),
@@ -200,6 +206,30 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Lfm2ForCausalLM": (
         "lfm2",
         {"layer_types": ["conv", "full_attention"], "block_multiple_of": 16},
+    ),
+    "BambaForCausalLM": ("bamba", {**_MAMBA2, "attn_layer_indices": [1]}),
+    "GraniteMoeHybridForCausalLM": (
+        "granitemoehybrid",
+        {
+            **_MAMBA2,
+            "layer_types": ["linear_attention", "full_attention"],
+            "num_local_experts": 4,
+            "shared_intermediate_size": 24,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "JambaForCausalLM": (
+        "jamba",
+        {
+            "num_experts": 4,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "mamba_d_state": 4,
+            "mamba_dt_rank": 2,
+        },
     ),
     "BloomForCausalLM": ("bloom", {"hidden_size": 64, "n_head": 4, "n_layer": 2}),
     "MptForCausalLM": ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128}),

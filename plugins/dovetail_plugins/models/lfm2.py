@@ -124,7 +124,7 @@ class Lfm2ForCausalLM(DecoderForCausalLM):
         """Return the names: LFM2 has its own for norms and for the matrices of the MLP."""
         usual = super().weight_map()
         return WeightMap(
-            prefixes=usual.prefixes,
+            prefixes=(*usual.prefixes, ("embedding_norm.", "model.norm.")),
             renames=(
                 ("embedding_norm", "norm"),
                 ("self_attn.out_proj", "self_attn.o_proj"),

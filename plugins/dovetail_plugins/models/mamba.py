@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from dovetail.interfaces.model import BuildContext, WeightMap
@@ -23,6 +22,7 @@ from dovetail.layers.decoder import (
 )
 from dovetail.layers.mamba import MambaMixer
 from dovetail.layers.mamba2 import Mamba2Mixer
+from dovetail.layers.norm import BareRMSNorm
 from dovetail.layers.rotary import Rope
 from dovetail_plugins.model_types.mamba import mamba2_sizes, mamba_sizes
 
@@ -84,14 +84,15 @@ class FalconMambaMixer(MambaMixer):
 
     def __init__(self, context: BuildContext, name: str) -> None:
         config = context.model.hf_config
-        super().__init__(context, name, mamba_sizes(config))
-        self.eps = float(config.get("mixer_rms_eps", 1e-6))
+        sizes, eps = mamba_sizes(config), float(config.get("mixer_rms_eps", 1e-6))
+        super().__init__(context, name, sizes)
+        self.dt_norm = BareRMSNorm(context, sizes.time_rank, eps=eps)
+        self.state_norm = BareRMSNorm(context, sizes.state, eps=eps)
 
     def time_and_inputs(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return each token's time step and vectors. Shapes: x [T, D] -> [T, K], [T, S], [T, S]"""
-        made = super().time_and_inputs(x)
-        dt, b, c = (F.rms_norm(y, y.shape[-1:], None, self.eps) for y in made)
-        return dt, b, c
+        dt, b, c = super().time_and_inputs(x)
+        return self.dt_norm(dt), self.state_norm(b), self.state_norm(c)
 
 
 class FalconMambaLayer(MambaLayer):

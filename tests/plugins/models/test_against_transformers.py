@@ -237,6 +237,26 @@ VARIANTS |= {
         {"multi_query": False, "parallel_attn": False, "bias": True, "alibi": True},
     ),
 }
+VARIANTS |= {
+    "granite4-dense": (
+        "GraniteMoeHybridForCausalLM",
+        {
+            "layer_types": ["full_attention"] * 2,
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+        },
+    ),
+    "jamba-dense": ("JambaForCausalLM", {"num_experts": 1, "mamba_dt_rank": "auto"}),
+    "bamba-biases": (
+        "BambaForCausalLM",
+        {
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+            "attention_bias": True,
+            "time_step_limit": (0.3, 0.9),
+        },
+    ),
+}
 CASES = {**{name: (name, {}) for name in NATIVE}, **VARIANTS}
 
 

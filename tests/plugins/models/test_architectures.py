@@ -28,6 +28,9 @@ SERVED = {
     "codegen": NATIVE,
     "deepseek_v3": NATIVE,  # what corrects scores, in the router; latents
     "apertus": NATIVE,
+    "bamba": NATIVE,
+    "granitemoehybrid": NATIVE,
+    "jamba": NATIVE,
     "gpt_bigcode": NATIVE,
     "persimmon": BACKED,
     "roberta": BACKED,  # positions that do not start at 0
