@@ -35,6 +35,12 @@ _GROUPED: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "moe_intermediate_size": 16,
 }
+_DELTA: dict[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+}
 
 _LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,
@@ -143,6 +149,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Lfm2ForCausalLM": (
         "lfm2",
         {"layer_types": ["conv", "full_attention"], "block_multiple_of": 16},
+    ),
+    "Qwen3NextForCausalLM": (
+        "qwen3_next",
+        {
+            **_EXPERTS,
+            **_DELTA,
+            "head_dim": 16,
+            "shared_expert_intermediate_size": 24,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
     ),
     "BloomForCausalLM": ("bloom", {"hidden_size": 64, "n_head": 4, "n_layer": 2}),
     "MptForCausalLM": ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128}),
