@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
+import torch
+
 from dovetail.interfaces.model import BuildContext
+from dovetail.layers.activation import named_activation
+from dovetail.layers.adapters import in_use
 from dovetail.layers.linear import Linear
 from dovetail.layers.placement import (
     Part,
@@ -79,3 +83,26 @@ class JointLinear(Linear):
         if part in self.joints:
             return place_joint(self, leaf, self.joints[part])
         return super().place(leaf, part)
+
+
+class ActivatedJointLinear(JointLinear):
+    """Several column-parallel matrices in one that end in an activation."""
+
+    def __init__(
+        self,
+        context: BuildContext,
+        name: str,
+        in_size: int,
+        parts: tuple[Part, ...],
+        *,
+        joints: Mapping[str, Joint],
+        act: str,
+    ) -> None:
+        super().__init__(context, name, in_size, parts, joints=joints)
+        self.activation = named_activation(act)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return act(x W^T) for this rank's outputs. Shapes: x [T, I] -> [T, O]"""
+        if (adapters := in_use(self.adapters)) is not None:
+            return adapters.activated(self, x, self.bias, self.activation)
+        return self.method.apply_activated(self, x, self.bias, self.activation)

@@ -95,3 +95,34 @@ QWEN3_NEXT = Value(
         cache=cache,
     ),
 )
+QWEN3_5 = Value(
+    summary="the text part of Qwen3.5",
+    value=ModelFacts(
+        defaults={
+            **_COMMON,
+            "vocab_size": 248320,
+            "hidden_size": 4096,
+            "intermediate_size": 12288,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 4,
+        },
+        cache=cache,
+    ),
+)
+QWEN3_5_MOE = Value(
+    summary="the text part of Qwen3.5 with experts",
+    value=ModelFacts(
+        defaults={
+            **_COMMON,
+            "vocab_size": 248320,
+            "hidden_size": 2048,
+            "num_hidden_layers": 40,
+            "num_key_value_heads": 2,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+            "num_experts_per_tok": 8,
+            "num_experts": 256,
+        },
+        cache=cache,
+    ),
+)

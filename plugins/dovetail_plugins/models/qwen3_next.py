@@ -45,11 +45,6 @@ class Qwen3NextLayer(Qwen2MoeLayer):
         self.mlp = self.build_mlp(context, f"{name}.mlp", config, layer)
         self.build_norms(context, config)
 
-    def build_norms(self, context: BuildContext, config: DecoderConfig) -> None:
-        """Make the norms of this layer's hidden states. Mutates: self"""
-        self.input_layernorm = config.build_norm(context)
-        self.post_attention_layernorm = config.build_norm(context)
-
     def forward(self, x: torch.Tensor, ropes: Mapping[str, Rope]) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]"""
         inner = self.input_layernorm(x)
