@@ -14,9 +14,11 @@ from dataclasses import replace
 
 import torch
 
-from dovetail.layers.decoder import DecoderAttention
+from dovetail.interfaces.model import BuildContext
+from dovetail.layers.decoder import DecoderAttention, DecoderConfig
 from dovetail.layers.joint_linear import place_joint
 from dovetail.layers.linear import QKVParallelLinear
+from dovetail.layers.output_gate import OutputGate
 from dovetail.layers.placement import Part, Placement
 from dovetail.layers.rotary import Rope
 
@@ -45,6 +47,10 @@ class GatedAttention(DecoderAttention):
 
     qkv_class = GatedQKVLinear
 
+    def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
+        super().__init__(context, name, config, layer)
+        self._open = OutputGate(context)
+
     def forward(
         self, x: torch.Tensor, rope: Rope | None, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -53,4 +59,4 @@ class GatedAttention(DecoderAttention):
         *others, width = self.qkv_proj.spec.out_sizes
         qkv, gate = both.split((sum(others), width), dim=-1)
         q, k, v = self.rotate(qkv, rope)
-        return self.o_proj(self.attn(q, k, v) * gate.sigmoid(), residual)
+        return self.o_proj(self._open(self.attn(q, k, v), gate), residual)

@@ -22,6 +22,7 @@ from dovetail.layers.head_norm import WholeRMSNorm
 from dovetail.layers.joint_linear import ActivatedJointLinear
 from dovetail.layers.linear import ColumnParallelLinear, RowParallelLinear, even_part
 from dovetail.layers.native import fused_kernel, runs_natively
+from dovetail.layers.output_gate import OutputGate
 from dovetail.layers.rotary import Rope
 from dovetail.layers.state import Part, RowStates, State
 from dovetail.parallel.groups import tensor_group
@@ -73,6 +74,7 @@ class LightningAttention(nn.Module):
         self.output_gate = ColumnParallelLinear(context, f"{name}.output_gate", hidden, inner)
         self.out_proj = RowParallelLinear(context, f"{name}.out_proj", inner, hidden)
         self.norm = WholeRMSNorm(context, q, sizes.head, eps=sizes.eps)
+        self._open = OutputGate(context)
         kept = Part(name=STATE, shape=(self.heads, sizes.head, sizes.head))
         self.state = State(name, (kept,))
         first = group.rank * self.heads
@@ -88,7 +90,7 @@ class LightningAttention(nn.Module):
         """Shapes: x, residual [T, E] -> [T, E]. Nothing is rotated."""
         parts, rows = self.state.step()
         y = self.norm(self._summed(self.qkv_proj(x), parts[STATE], rows).flatten(-2))
-        return self.out_proj(self.output_gate(x).sigmoid() * y, residual)
+        return self.out_proj(self._open(y, self.output_gate(x)), residual)
 
     def _summed(self, qkv: torch.Tensor, state: torch.Tensor, rows: RowStates) -> torch.Tensor:
         """Return q S. Shapes: qkv [T, 3 H D], state [N, H, D, D] -> [T, H, D]. Mutates: state"""

@@ -15,10 +15,12 @@ LINEAR, FULL = "linear_attention", "full_attention"
 
 
 def layer_types(config: Config) -> tuple[str, ...]:
-    """Return each layer's kind, as config.json lists them; else every other one attends."""
-    kinds = config.get("layer_types")
-    if kinds:
-        return tuple(kinds)
+    """Return each layer's kind, as config.json lists them, by name or by number; else every other
+    one attends."""
+    if config.get("layer_types"):
+        return tuple(config["layer_types"])
+    if config.get("attn_type_list"):
+        return tuple(FULL if number else LINEAR for number in config["attn_type_list"])
     return tuple(LINEAR if i % 2 else FULL for i in range(int(config["num_hidden_layers"])))
 
 
@@ -38,31 +40,51 @@ def cache(config: Config) -> CacheFacts:
     )
 
 
+_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_act": "silu",
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "num_experts_per_tok": 2,
+    "num_local_experts": 8,
+}
+_WEIGHTS = {
+    f"{kind}_{weight}_factor": f"layernorm_{own}_{weight}"
+    for kind, own in (
+        ("full_attn", "full_attention"),
+        ("linear_attn", "linear_attention"),
+        ("mlp", "mlp"),
+    )
+    for weight in ("alpha", "beta")
+}
+"""What the first checkpoints call the weights of branches."""
+
 MINIMAX = Value(
     summary="MiniMax-Text-01 and MiniMax-M1",
     value=ModelFacts(
         defaults={
-            "vocab_size": 32000,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "hidden_act": "silu",
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-5,
+            **_DEFAULTS,
             "bos_token_id": 1,
             "eos_token_id": 2,
-            "tie_word_embeddings": False,
-            "num_experts_per_tok": 2,
-            "num_local_experts": 8,
-            "full_attn_alpha_factor": 1,
-            "full_attn_beta_factor": 1,
-            "linear_attn_alpha_factor": 1,
-            "linear_attn_beta_factor": 1,
-            "mlp_alpha_factor": 1,
-            "mlp_beta_factor": 1,
+            **dict.fromkeys(_WEIGHTS, 1),
         },
+        cache=cache,
+    ),
+)
+MINIMAX_TEXT_01 = Value(
+    summary="MiniMax-Text-01 and MiniMax-M1 by their first names",
+    value=ModelFacts(
+        defaults={
+            **_DEFAULTS,
+            **dict.fromkeys(_WEIGHTS.values(), 1.0),
+        },
+        attribute_map=_WEIGHTS,
         cache=cache,
     ),
 )

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
@@ -88,6 +89,17 @@ class MiniMaxModel(DecoderModel):
         return super().build_rotaries(context, layer_types - {LINEAR})
 
 
+def _refuse_others(config: Mapping[str, Any]) -> None:
+    """Refuse layers that no published checkpoint has. Raises: ConfigError"""
+    for field, wanted in (("postnorm", True), ("shared_intermediate_size", 0)):
+        if config.get(field, wanted) != wanted:
+            raise ConfigError(
+                f"{field} = {config[field]} is not supported.",
+                where="config.json",
+                fix=f"use a checkpoint with {field} = {wanted}.",
+            )
+
+
 class MiniMaxForCausalLM(MixtralForCausalLM):
     """MiniMax-Text-01 with its head."""
 
@@ -101,12 +113,18 @@ class MiniMaxForCausalLM(MixtralForCausalLM):
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
         """Return the usual config; layers with softmax attention slide where config.json gives a
-        window."""
-        window = model.hf_config.get("sliding_window") or None
+        window. Raises: ConfigError for what only the first checkpoints' settings can say."""
+        config = model.hf_config
+        _refuse_others(config)
+        window = config.get("sliding_window") or None
         full = SLIDING if window else FULL
-        kinds = (LINEAR if kind == LINEAR else full for kind in layer_types(model.hf_config))
+        kinds = (LINEAR if kind == LINEAR else full for kind in layer_types(config))
         return usual_config(
-            model, layer_types=tuple(kinds), window_tokens=window, rope_theta=1000000.0
+            model,
+            layer_types=tuple(kinds),
+            window_tokens=window,
+            rope_theta=1000000.0,
+            rotary_share=int(config.get("rotary_dim") or model.head_size) / model.head_size,
         )
 
     def weight_map(self) -> WeightMap:
