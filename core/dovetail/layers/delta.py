@@ -14,6 +14,7 @@ Source: Yang et al., Gated Delta Networks, 2024 (arXiv 2412.06464), as Qwen3-Nex
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,7 +24,7 @@ from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.joint_linear import JointLinear
 from dovetail.layers.linear import RowParallelLinear, even_part, split_heads
 from dovetail.layers.native import fused_kernel, runs_natively
-from dovetail.layers.recurrent import DividedVectors, ShortConv
+from dovetail.layers.recurrent import DividedVectors, Kernel, ShortConv
 from dovetail.layers.state import Part, RowStates, State
 from dovetail.parallel.groups import tensor_group
 from dovetail_kernels import gated_delta, gated_norm
@@ -117,14 +118,14 @@ class DeltaMixer(DividedVectors):
         self.state = State(name, (self.conv1d.state_part(CONV), kept))
         self._widths = (q.local, k.local, v.local)
         self._is_native = runs_natively(gated_delta.OP, context)
-        self._run = fused_kernel(gated_delta.OP, context) or chunked.run
+        self._run: Kernel = fused_kernel(gated_delta.OP, context) or chunked.run
         self._delta: GatedDelta | None = None
 
     def finish(self) -> None:
         """Make the native call of the heads' parameters. Mutates: self"""
         if self._is_native:
-            heads = (self.get_parameter(leaf).data for leaf in ("A_log", "dt_bias"))
-            self._delta = GatedDelta(*heads, self.sizes.key_size**-0.5)
+            decay, bias = (self.get_parameter(leaf).data for leaf in ("A_log", "dt_bias"))
+            self._delta = GatedDelta(decay, bias, self.sizes.key_size**-0.5)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Shapes: x, residual [T, E] -> [T, E]"""
@@ -150,6 +151,6 @@ class DeltaMixer(DividedVectors):
         if self._delta is not None:
             return self._delta(q, k, v, decay, beta, state, rows.native)
         own = self._parameters
-        given = (q, k, v, decay, beta, own["A_log"], own["dt_bias"], self.sizes.key_size**-0.5)
-        made: torch.Tensor = self._run(*given, state, **rows.arguments())
+        given: tuple[Any, ...] = (q, k, v, decay, beta, own["A_log"], own["dt_bias"])
+        made: torch.Tensor = self._run(*given, self.sizes.key_size**-0.5, state, **rows.arguments())
         return made

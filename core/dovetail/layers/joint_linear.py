@@ -80,8 +80,9 @@ class JointLinear(Linear):
 
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
         """Return where the checkpoint tensor goes (see WeightHolder)."""
-        if part in self.joints:
-            return place_joint(self, leaf, self.joints[part])
+        joint = None if part is None else self.joints.get(part)
+        if joint is not None:
+            return place_joint(self, leaf, joint)
         return super().place(leaf, part)
 
 

@@ -23,6 +23,7 @@ from dovetail.layers.joint_linear import ActivatedJointLinear
 from dovetail.layers.linear import ColumnParallelLinear, RowParallelLinear, even_part
 from dovetail.layers.native import fused_kernel, runs_natively
 from dovetail.layers.output_gate import OutputGate
+from dovetail.layers.recurrent import Kernel
 from dovetail.layers.rotary import Rope
 from dovetail.layers.state import Part, RowStates, State
 from dovetail.parallel.groups import tensor_group
@@ -82,7 +83,7 @@ class LightningAttention(nn.Module):
         self.register_buffer("decay", -own.float(), persistent=False)
         is_native = runs_natively(ssd.OP, context)
         self._ssd = Ssd(self.get_buffer("decay")) if is_native else None
-        self._run = fused_kernel(ssd.OP, context) or chunked.run
+        self._run: Kernel = fused_kernel(ssd.OP, context) or chunked.run
 
     def forward(
         self, x: torch.Tensor, rope: Rope | None, residual: torch.Tensor | None = None

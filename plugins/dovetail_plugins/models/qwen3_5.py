@@ -7,6 +7,7 @@ Source: Qwen team, Qwen3.5, 2026; Yang et al., Gated Delta Networks, 2024 (arXiv
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 from torch import nn
 
@@ -42,7 +43,7 @@ class Qwen3_5ForCausalLM(Qwen3NextForCausalLM):
         summary="the text part of Qwen3.5: gated delta rule",
         source="https://qwen.ai/blog?id=qwen3.5",
     )
-    layer_class = Qwen3_5Layer
+    layer_class: ClassVar[type[Qwen3NextLayer]] = Qwen3_5Layer
 
     def weight_map(self) -> WeightMap:
         """Return the names: each input of the delta layers has a matrix, but queries, keys and
