@@ -66,6 +66,7 @@ def test_steps_are_recorded_unless_forbidden() -> None:
         ("Cohere2ForCausalLM", {}),  # interleaved pairs, and layers without positions
         ("Exaone4ForCausalLM", {}),  # norms of heads that are not rotated
         ("HunYuanDenseV1ForCausalLM", {}),  # norms of heads that have been
+        ("Qwen3NextForCausalLM", {}),  # the delta rule and gated attention
         ("NemotronForCausalLM", {}),  # layer norms with an offset
         ("GraniteForCausalLM", {"tie_word_embeddings": True}),  # scaled embeddings and branches
         ("FalconMambaForCausalLM", {}),  # norms without weights

@@ -85,7 +85,7 @@ def in_steps(run: Run, shape: tuple[int, ...], cut: Sequence[int], dtype: torch.
     return torch.cat(made), state[step["block_table"][0].long()]
 
 
-@pytest.mark.parametrize("name", ["short_conv", "selective_scan", "gated_norm"])
+@pytest.mark.parametrize("name", ["short_conv", "selective_scan", "gated_norm", "output_gate"])
 def test_cases(source: Library, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     native = importlib.import_module(f"dovetail_kernels.{name}.native")
     monkeypatch.setattr(native, "library", lambda: source)

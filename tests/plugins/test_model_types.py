@@ -69,6 +69,7 @@ def test_no_type_is_declared_twice() -> None:
 REMOTE = {
     *("baichuan", "exaone", "internlm2", "kimi_k2", "llama_bidirec", "mimo", "minicpm", "new")
 }
+REMOTE |= {"minimax_m1", "minimax_text_01"}
 """Types that only code beside the checkpoint knows."""
 
 

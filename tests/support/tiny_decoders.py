@@ -88,6 +88,7 @@ def _internlm2_name(name: str) -> str:
 NAMES: dict[str, tuple[str, dict[str, str]]] = {
     "internlm3": ("InternLM3ForCausalLM", {}),
     "minicpm": ("MiniCPMForCausalLM", {}),
+    "minimax_text_01": ("MiniMaxText01ForCausalLM", {}),
     "exaone": (
         "ExaoneForCausalLM",
         {

@@ -38,6 +38,7 @@ from dovetail.layers.embedding import VocabParallelEmbedding
 from dovetail.layers.linear import (
     ActivatedLinear,
     GatedLinear,
+    QKVParallelLinear,
     RowParallelLinear,
     attention_linears,
 )
@@ -158,11 +159,17 @@ def windows_by_layer(model: ModelSpec, *, every: int) -> dict[str, Any]:
 class DecoderAttention(nn.Module):
     """Rotary attention with grouped kv heads, and norms on each head where the config says so."""
 
+    qkv_class: ClassVar[type[QKVParallelLinear]] = QKVParallelLinear
+
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
         super().__init__()
         model = context.model
         self.qkv_proj, self.o_proj = attention_linears(
-            context, name, qkv_bias=config.has_qkv_bias, out_bias=config.has_out_bias
+            context,
+            name,
+            qkv_bias=config.has_qkv_bias,
+            out_bias=config.has_out_bias,
+            qkv_class=self.qkv_class,
         )
         self.q_norm = self.build_head_norm(context, config, self.qkv_proj.parts[0])
         self.k_norm = self.build_head_norm(context, config, self.qkv_proj.parts[1])

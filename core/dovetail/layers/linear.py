@@ -236,9 +236,13 @@ class QKVParallelLinear(Linear):
         kv_start = group.rank * num_kv_heads // group.size * head_size
         full, local = num_kv_heads * head_size, kv_heads * head_size
         k, v = (Part(name=n, full=full, local=local, start=kv_start) for n in "kv")
-        super().__init__(context, name, in_size, (q, k, v), bias=bias)
+        super().__init__(context, name, in_size, (q, k, v, *self.parts_behind(q)), bias=bias)
         self.num_heads, self.num_kv_heads = self_heads, kv_heads
         self._head_size, self._group_heads = head_size, num_heads // num_kv_heads
+
+    def parts_behind(self, q: Part) -> tuple[Part, ...]:
+        """Return what else is computed with queries, keys and values; none here."""
+        return ()
 
     def forward_split(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return q, k, v of this rank's heads. Shapes: x [T, I] -> [T, H*D], [T, K*D], [T, K*D]"""
@@ -316,11 +320,16 @@ class RowParallelLinear(Linear):
 
 
 def attention_linears(
-    context: BuildContext, name: str, *, qkv_bias: bool, out_bias: bool
+    context: BuildContext,
+    name: str,
+    *,
+    qkv_bias: bool,
+    out_bias: bool,
+    qkv_class: type[QKVParallelLinear] = QKVParallelLinear,
 ) -> tuple[QKVParallelLinear, RowParallelLinear]:
     """Return the matrices before and behind the attention of a layer, of the model's heads."""
     model = context.model
-    qkv = QKVParallelLinear(
+    qkv = qkv_class(
         context,
         f"{name}.qkv_proj",
         model.hidden_size,

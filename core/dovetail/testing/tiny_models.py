@@ -43,6 +43,12 @@ _GRANITE: dict[str, Any] = {
     "embedding_multiplier": 3.0,
     "attention_multiplier": 0.4,
 }
+_DELTA: dict[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+}
 
 _LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,
@@ -231,6 +237,41 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "mamba_dt_rank": 2,
         },
     ),
+    "Qwen3NextForCausalLM": (
+        "qwen3_next",
+        {
+            **_EXPERTS,
+            **_DELTA,
+            "head_dim": 16,
+            "shared_expert_intermediate_size": 24,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+    ),
+    "Qwen3_5ForCausalLM": (
+        "qwen3_5_text",
+        {**_DELTA, "head_dim": 16, "layer_types": ["linear_attention", "full_attention"]},
+    ),
+    "Qwen3_5MoeForCausalLM": (
+        "qwen3_5_moe_text",
+        {
+            **_EXPERTS,
+            **_DELTA,
+            "head_dim": 16,
+            "shared_expert_intermediate_size": 24,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+    ),
+    "MiniMaxForCausalLM": (
+        "minimax",
+        {
+            "num_local_experts": 4,
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_attn_alpha_factor": 1.5,
+            "full_attn_beta_factor": 0.75,
+            "mlp_alpha_factor": 0.5,
+            "block_size": 8,
+        },
+    ),
     "BloomForCausalLM": ("bloom", {"hidden_size": 64, "n_head": 4, "n_layer": 2}),
     "MptForCausalLM": ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128}),
     "GPTJForCausalLM": (
@@ -299,6 +340,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 _OF_OWN_NAMES = {"gpt2", "bloom", "falcon", "mpt", "gptj", "codegen"}
 """Types whose configs have other names for the common sizes, or not all of them."""
 
+_DERIVED = {"slope_rate", "query_decay", "key_decay", "diagonal_decay"}
+"""Buffers that checkpoints hold though they follow from the config."""
+
 
 def write_tiny_checkpoint(folder: str | Path, architecture: str, **overrides: Any) -> Path:
     """Write config, safetensors weights and tokenizer of a random model; return the folder.
@@ -336,13 +380,14 @@ def tiny_config(architecture: str, **overrides: Any) -> Any:
 
 
 def randomize(model: Any, *, seed: int) -> None:
-    """Move every parameter, and every stored buffer of floats, away from its initial value.
+    """Move every parameter, and every stored buffer of floats that does not follow from the config,
+    away from its initial value.
 
     Mutates: model
     """
     import torch
 
-    kept = model.state_dict()
+    kept = {name for name in model.state_dict() if name.rsplit(".", 1)[-1] not in _DERIVED}
     stored = [b for n, b in model.named_buffers() if n in kept and b.is_floating_point()]
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

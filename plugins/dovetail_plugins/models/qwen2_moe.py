@@ -25,15 +25,23 @@ from dovetail_plugins.models._qwen import qwen_window_layers
 
 
 class GatedSharedMoE(MoE):
-    """Picked experts plus a shared one, which a sigmoid of the input weighs."""
+    """Picked experts plus a shared one, which a sigmoid of the input weighs. `renormalizes` None:
+    as config.json says."""
 
-    def __init__(self, context: BuildContext, name: str, config: DecoderConfig) -> None:
+    def __init__(
+        self,
+        context: BuildContext,
+        name: str,
+        config: DecoderConfig,
+        *,
+        renormalizes: bool | None = None,
+    ) -> None:
         settings = context.model.hf_config
         super().__init__(
             context,
             name,
             num_experts=num_experts(settings),
-            rule=softmax_rule(settings),
+            rule=softmax_rule(settings, renormalizes=renormalizes),
             inner=int(settings["moe_intermediate_size"]),
             act=config.hidden_act,
         )

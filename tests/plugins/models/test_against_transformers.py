@@ -376,6 +376,20 @@ SCALED = {
     "logits_scaling": 4.0,
     "attention_multiplier": 8**-0.5,
 }
+WEIGHED = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_attn_alpha_factor": 1.5,
+    "full_attn_beta_factor": 0.75,
+    "mlp_alpha_factor": 0.5,
+}
+MINIMAX = {
+    "attn_type_list": [0, 1],
+    "layernorm_linear_attention_alpha": 1.5,
+    "layernorm_full_attention_beta": 0.75,
+    "layernorm_mlp_alpha": 0.5,
+    "postnorm": True,
+    "rotary_dim": 8,
+}
 
 
 @pytest.mark.parametrize(
@@ -384,6 +398,7 @@ SCALED = {
         ("internlm3", "LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}, INTERNLM3),
         ("exaone", "LlamaForCausalLM", {}, EXAONE),
         ("minicpm", "GraniteForCausalLM", SCALED, MINICPM),
+        ("minimax_text_01", "MiniMaxForCausalLM", WEIGHED, MINIMAX),
     ],
 )
 def test_families_by_other_names(
@@ -442,6 +457,7 @@ def test_every_registered_architecture_has_a_case() -> None:
     encoders |= {"HF_ColBERT"}
     apart = {"transformers", "InternLM2ForCausalLM", "MiMoForCausalLM"}
     apart |= {"BaichuanForCausalLM", "BaiChuanForCausalLM", "MPTForCausalLM"}
+    apart |= {"MiniMaxM1ForCausalLM", "MiniMaxText01ForCausalLM"}
     apart |= {"ExaoneForCausalLM", "InternLM3ForCausalLM", "MiniCPMForCausalLM"}
     apart |= {"PhiMoEForCausalLM"}  # Phimoe by the name that its checkpoints have
     assert builtin - apart - encoders <= set(NATIVE), "add a tiny checkpoint for it"

@@ -40,7 +40,7 @@ SERVED = {
 NOT_SERVED = {
     "falcon_h1": "state of its own",  # and an infinity in config.json
     "mamba2": "num_attention_heads is missing|state of its own",
-    "qwen3_next": "layers of the kind linear_attention",
+    "olmo_hybrid": "layers of the kind linear_attention",
     "bart": "counts positions itself",
     "whisper": "counts positions itself|cannot make it",
 }

@@ -1,0 +1,62 @@
+"""Attention with an output gate: what a head attends to is multiplied by a sigmoid of its input.
+
+For the T tokens of a step (H query heads, D head size):
+
+    q, gate, k, v = qkv_proj(x)                          # [T, H*D] each of the first two
+    h = o_proj(attention(q, k, v) * sigmoid(gate))
+
+Source: Qiu et al., Gated Attention for Large Language Models, 2025 (arXiv 2505.06708).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from dovetail.interfaces.model import BuildContext
+from dovetail.layers.decoder import DecoderAttention, DecoderConfig
+from dovetail.layers.joint_linear import place_joint
+from dovetail.layers.linear import QKVParallelLinear
+from dovetail.layers.output_gate import OutputGate
+from dovetail.layers.placement import Part, Placement
+from dovetail.layers.rotary import Rope
+
+GATE = "gate"
+WITH_GATE = "q_and_gate"
+"""Names a checkpoint tensor that has, for each query head, its query and then its gate."""
+
+
+class GatedQKVLinear(QKVParallelLinear):
+    """Queries, keys, values and the gates of the query heads in one matrix. A checkpoint tensor may
+    be the part WITH_GATE."""
+
+    def parts_behind(self, q: Part) -> tuple[Part, ...]:
+        """Return the gates."""
+        return (replace(q, name=GATE),)
+
+    def place(self, leaf: str, part: str | None) -> list[Placement] | None:
+        """Return where the checkpoint tensor goes (see WeightHolder)."""
+        if part == WITH_GATE:
+            return place_joint(self, leaf, {"q": self._head_size, GATE: self._head_size})
+        return super().place(leaf, part)
+
+
+class GatedAttention(DecoderAttention):
+    """Rotary attention whose heads' outputs are gated."""
+
+    qkv_class = GatedQKVLinear
+
+    def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
+        super().__init__(context, name, config, layer)
+        self._open = OutputGate(context)
+
+    def forward(
+        self, x: torch.Tensor, rope: Rope | None, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Shapes: x, residual [T, E] -> [T, E]"""
+        both = self.qkv_proj(x)
+        *others, width = self.qkv_proj.spec.out_sizes
+        qkv, gate = both.split((sum(others), width), dim=-1)
+        q, k, v = self.rotate(qkv, rope)
+        return self.o_proj(self._open(self.attn(q, k, v), gate), residual)

@@ -1,0 +1,61 @@
+"""Qwen3.5 as it is released: with parts for images and drafts, and its experts joined."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dovetail.config.rules.architectures import registered
+from dovetail.testing.harness import PagedModel
+from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint
+
+
+def as_released(path: Path, model_type: str, architecture: str) -> None:
+    """Give a saved text model the names of a whole one. Mutates: the files"""
+    from safetensors.torch import load_file, save_file
+
+    text = json.loads((path / "config.json").read_text())
+    whole = {"architectures": [architecture], "model_type": model_type, "text_config": text}
+    (path / "config.json").write_text(json.dumps(whole))
+    tensors = load_file(path / "model.safetensors")
+    named = {
+        name.replace("model.", "model.language_model.", 1) if name != "lm_head.weight" else name: x
+        for name, x in joined(tensors).items()
+    }
+    named |= {"model.visual.merger.weight": torch.zeros(2), "mtp.fc.weight": torch.zeros(2)}
+    save_file(named, path / "model.safetensors", metadata={"format": "pt"})
+
+
+def joined(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Return the tensors with the matrices of each block's experts in one."""
+    blocks = {name.partition(".experts.")[0] for name in tensors if ".experts.0." in name}
+    kept = {name: x for name, x in tensors.items() if ".experts." not in name}
+    for block in blocks:
+        names = [f"{block}.experts.{number}" for number in range(4)]
+        gate, up, down = (
+            torch.stack([tensors[f"{name}.{leaf}_proj.weight"] for name in names])
+            for leaf in ("gate", "up", "down")
+        )
+        kept[f"{block}.experts.gate_up_proj"] = torch.cat([gate, up], dim=1)
+        kept[f"{block}.experts.down_proj"] = down
+    return kept
+
+
+@pytest.mark.parametrize("name", ["Qwen3_5", "Qwen3_5Moe"])
+def test_released_checkpoints_are_served(tmp_path: Path, name: str) -> None:
+    import transformers
+
+    architecture, own = f"{name}ForConditionalGeneration", f"{name}ForCausalLM"
+    path = write_tiny_checkpoint(tmp_path, own)
+    tokens = torch.randint(3, VOCAB_SIZE, (21,), generator=torch.Generator().manual_seed(3))
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    with torch.inference_mode():
+        wanted = model(tokens.unsqueeze(0)).logits[0]
+    as_released(path, "qwen3_5" if name == "Qwen3_5" else "qwen3_5_moe", architecture)
+    assert registered(architecture) == own
+    paged = PagedModel.load(path, backend="torch_sdpa", model_name=own)
+    assert float((paged.forward([(0, tokens.tolist())])[0] - wanted).abs().max()) < 1e-4
