@@ -33,6 +33,7 @@ OP_NAMES = (
     "short_conv",
     "selective_scan",
     "gated_norm",
+    "product",
     "token_mask",
     "sample",
     "logprobs",
