@@ -153,6 +153,12 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "plugin_options": {"scheduler": {"growth_blocks": 0}},
         },
     ),
+    # Keys, values and a state in every layer, multiplied on both ranks.
+    "states beside attention": (
+        "FalconH1ForCausalLM",
+        {},
+        {"block_size": 16, "plugin_options": {"scheduler": {"growth_blocks": 0}}},
+    ),
     # The states are on the first stage, keys and values on the second.
     "stages, states": (
         "Lfm2ForCausalLM",
