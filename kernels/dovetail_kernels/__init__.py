@@ -34,6 +34,7 @@ OP_NAMES = (
     "selective_scan",
     "gated_norm",
     "output_gate",
+    "product",
     "token_mask",
     "sample",
     "logprobs",

@@ -164,14 +164,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "plugin_options": {"scheduler": {"growth_blocks": 0}},
         },
     ),
-    # Channels of Mamba's mixer and half of every expert on two ranks, beside keys and values.
-    "states, experts": ("JambaForCausalLM", {}, {}),
-    # Heads of Mamba 2's mixer; gate and up in one tensor; the experts of a layer together.
-    "states, shared experts": ("GraniteMoeHybridForCausalLM", {}, {}),
     # Fused projections by key head, gated attention whose one kv head both ranks hold.
     "delta": ("Qwen3NextForCausalLM", {"num_key_value_heads": 1}, {"block_size": 16}),
-    # Heads that forget at slopes of their own, normed over both ranks.
-    "lightning": ("MiniMaxForCausalLM", {}, {"block_size": 16}),
     # The states are on the first stage, keys and values on the second.
     "stages, states": (
         "Lfm2ForCausalLM",

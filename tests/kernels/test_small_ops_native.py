@@ -20,7 +20,7 @@ from dovetail_kernels.rms_norm.native import RmsNorm
 
 NATIVE = library()
 ISAS = NATIVE.isas() if NATIVE else ["none"]
-OPS = ("rms_norm", "layer_norm", "qk_rotary", "embedding", "gated_activation")
+OPS = ("rms_norm", "layer_norm", "qk_rotary", "embedding", "gated_activation", "product")
 CPU = torch.device("cpu")
 ROWS, SIZE = 90, 333
 pytestmark = pytest.mark.skipif(NATIVE is None, reason=str(missing_reason()))

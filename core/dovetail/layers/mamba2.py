@@ -5,7 +5,7 @@ of heads that share b and c):
 
     z, xbc, dt = in_proj(h)                              # [T, D], [T, D + 2 G S], [T, H]
     x, b, c = silu(conv1d(xbc))                          # [T, D], [T, G S], [T, G S]
-    y = norm(ssd(x, dt, b, c), z)                        # [T, D], gated by z
+    y = norm(ssd(x, dt, b, c), z)                        # [T, D], gated by z, normed or not
     h = out_proj(y)
 
 Source: Dao and Gu, Transformers are SSMs, 2024.
@@ -17,12 +17,12 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.linear import Linear, RowParallelLinear, even_part, split_heads
 from dovetail.layers.native import fused_kernel, runs_natively
 from dovetail.layers.placement import Part as Rows
+from dovetail.layers.product import Product
 from dovetail.layers.recurrent import DividedVectors, ShortConv
 from dovetail.layers.state import Part, State
 from dovetail.parallel.collectives import all_reduce
@@ -50,6 +50,7 @@ class Mamba2Sizes:
     eps: float = 1e-5
     dt_limit: tuple[float, float] = (0.0, float("inf"))
     has_bias: bool = False
+    has_out_bias: bool = False
     has_conv_bias: bool = True
 
     @property
@@ -117,15 +118,19 @@ class Mamba2Mixer(DividedVectors):
         )
         for leaf in ("A_log", "D", "dt_bias"):
             self.add_vector(context, leaf, (dt,), dtype=torch.float32)
-        self.norm: nn.Module | None = GatedNorm(context, x, sizes) if sizes.norm_group else None
-        self.out_proj = RowParallelLinear(
-            context, f"{name}.out_proj", sizes.inner, hidden, bias=sizes.has_bias
-        )
+        normed = sizes.norm_group > 0
+        self.norm = GatedNorm(context, x, sizes) if normed else Product(context, "silu")
+        self.out_proj = self.build_out(context, f"{name}.out_proj")
         kept = Part(name=SSD, shape=(heads, sizes.head, sizes.state))
         self.state = State(name, (self.conv1d.state_part(CONV), kept))
         self._is_native = runs_natively(ssd.OP, context)
         self._run = fused_kernel(ssd.OP, context) or ssd.OP.reference
         self._ssd: Ssd | None = None
+
+    def build_out(self, context: BuildContext, name: str) -> RowParallelLinear:
+        """Return the matrix behind the recurrence."""
+        sizes, hidden = self.sizes, context.model.hidden_size
+        return RowParallelLinear(context, name, sizes.inner, hidden, bias=sizes.has_out_bias)
 
     def finish(self) -> None:
         """Make the decay of the states of its logarithm. Mutates: self"""
@@ -154,6 +159,4 @@ class Mamba2Mixer(DividedVectors):
             own = self._parameters
             given = (x, dt, self.get_buffer("decay"), b, c, own["D"], own["dt_bias"])
             y = self._run(*given, self.sizes.dt_limit, parts[SSD], **rows.arguments())
-        y = y.flatten(-2)
-        y = y * F.silu(z) if self.norm is None else self.norm(y, z)
-        return self.out_proj(y, residual)
+        return self.out_proj(self.norm(y.flatten(-2), z), residual)

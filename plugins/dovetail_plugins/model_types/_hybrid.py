@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.spec import CacheFacts
+from dovetail.interfaces.cache_facts import CacheFacts
 
 if TYPE_CHECKING:
     from dovetail.layers.mamba2 import Mamba2Sizes

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dovetail.interfaces.cache_facts import CacheFacts
 from dovetail.interfaces.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
-from dovetail.interfaces.spec import CacheFacts
 from dovetail_plugins.model_types._hybrid import (
     FULL,
     MAMBA2_DEFAULTS,

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dovetail.interfaces.cache_facts import CacheFacts
 from dovetail.interfaces.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
-from dovetail.interfaces.spec import CacheFacts
 from dovetail_plugins.model_types._hybrid import FULL, MIXER, Config, cache_facts, inner_size
 
 if TYPE_CHECKING:

@@ -54,6 +54,7 @@ def mamba2_sizes(config: Config) -> Mamba2Sizes:
         eps=float(config["layer_norm_epsilon"]),
         dt_limit=(float(low), float(high)),
         has_bias=bool(config["use_bias"]),
+        has_out_bias=bool(config["use_bias"]),
         has_conv_bias=bool(config["use_conv_bias"]),
     )
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dovetail.interfaces.cache_facts import CacheFacts
 from dovetail.interfaces.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
-from dovetail.interfaces.spec import CacheFacts
 
 Config = Mapping[str, Any]
 LINEAR, FULL = "linear_attention", "full_attention"

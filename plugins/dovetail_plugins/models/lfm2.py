@@ -30,6 +30,7 @@ from dovetail.layers.decoder import (
     usual_config,
 )
 from dovetail.layers.linear import MergedColumnParallelLinear, RowParallelLinear, even_part
+from dovetail.layers.product import Product
 from dovetail.layers.recurrent import ShortConv
 from dovetail.layers.rotary import Rope
 from dovetail.layers.state import State
@@ -50,13 +51,15 @@ class Lfm2ShortConv(nn.Module):
         )
         self.conv = ShortConv(context, (part,), int(config["conv_L_cache"]), bias=bias)
         self.out_proj = RowParallelLinear(context, f"{name}.out_proj", size, size, bias=bias)
+        self.gate = Product(context)
         self.state = State(name, (self.conv.state_part(),))
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Shapes: x, residual [T, E] -> [T, E]"""
         before, after, inner = self.in_proj(x).chunk(3, dim=-1)
         parts, rows = self.state.step()
-        return self.out_proj(after * self.conv(before * inner, parts["conv"], rows), residual)
+        inner = self.conv(self.gate(inner, before), parts["conv"], rows)
+        return self.out_proj(self.gate(inner, after), residual)
 
 
 class Lfm2Layer(DecoderLayer):

@@ -232,6 +232,17 @@ VARIANTS |= {
         },
     ),
     "gptj-inner": ("GPTJForCausalLM", {"n_inner": 40, "rotary_dim": 8}),
+    "falconh1-normed": (
+        "FalconH1ForCausalLM",
+        {
+            "mamba_rms_norm": True,
+            "mamba_d_ssm": None,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "mamba_proj_bias": True,
+            "projectors_bias": True,
+        },
+    ),
     "falcon-rw": (
         "FalconForCausalLM",
         {"multi_query": False, "parallel_attn": False, "bias": True, "alibi": True},

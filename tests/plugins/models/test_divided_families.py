@@ -32,6 +32,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "no gate, norms from one": ("NemotronForCausalLM", {"mlp_bias": True}),
     "four norms, gate and up in one": ("Glm4ForCausalLM", {}),
     "a learned activation": ("ApertusForCausalLM", {}),
+    "channels with states, and experts": ("JambaForCausalLM", {}),
+    "heads with states, and shared experts": ("GraniteMoeHybridForCausalLM", {}),
+    "states that forget at slopes": ("MiniMaxForCausalLM", {}),
+    "a state beside keys and values": ("FalconH1ForCausalLM", {}),
 }
 PROMPT = torch.randint(3, VOCAB_SIZE, (15,), generator=torch.Generator().manual_seed(15)).tolist()
 
