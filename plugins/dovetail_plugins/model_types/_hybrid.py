@@ -49,6 +49,7 @@ def mamba2_sizes(config: Config) -> Mamba2Sizes:
         eps=float(config["rms_norm_eps"]),
         dt_limit=(float(low), float(high)),
         has_bias=bool(config["mamba_proj_bias"]),
+        has_out_bias=bool(config["mamba_proj_bias"]),
         has_conv_bias=bool(config["mamba_conv_bias"]),
     )
 

@@ -25,7 +25,6 @@ FACTS = ModelFacts(
         "attention_multiplier": 1.0,
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
-        "shared_intermediate_size": 0,
     },
 )
 
