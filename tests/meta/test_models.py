@@ -31,8 +31,12 @@ TYPES_OF_REMOTE_CODE = {
     "InternLM3ForCausalLM": "internlm3",
     "MiniCPMForCausalLM": "minicpm",
     "PhiMoEForCausalLM": "phimoe",
+    "MiniMaxM1ForCausalLM": "minimax_m1",
+    "MiniMaxText01ForCausalLM": "minimax_text_01",
+    "Qwen3_5ForConditionalGeneration": "qwen3_5_text",
+    "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe_text",
 }
-"""Classes that transformers does not have -> the model type in their config.json."""
+"""Classes of which transformers has no decoder -> the model type of their text settings."""
 
 
 def architectures() -> list[str]:
@@ -46,7 +50,7 @@ def architectures() -> list[str]:
     ]
 
 
-ENDS = r"(ForCausalLM|LMHeadModel|EncoderModel|Model)$"
+ENDS = r"(ForCausalLM|ForConditionalGeneration|LMHeadModel|EncoderModel|Model)$"
 
 
 def plain(name: str) -> str:

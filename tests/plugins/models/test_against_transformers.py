@@ -469,6 +469,7 @@ def test_every_registered_architecture_has_a_case() -> None:
     apart = {"transformers", "InternLM2ForCausalLM", "MiMoForCausalLM"}
     apart |= {"BaichuanForCausalLM", "BaiChuanForCausalLM", "MPTForCausalLM"}
     apart |= {"MiniMaxM1ForCausalLM", "MiniMaxText01ForCausalLM"}
+    apart |= {"Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"}
     apart |= {"ExaoneForCausalLM", "InternLM3ForCausalLM", "MiniCPMForCausalLM"}
     apart |= {"PhiMoEForCausalLM"}  # Phimoe by the name that its checkpoints have
     assert builtin - apart - encoders <= set(NATIVE), "add a tiny checkpoint for it"
