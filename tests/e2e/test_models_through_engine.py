@@ -21,7 +21,7 @@ WINDOWED = {"MistralForCausalLM": 22, "Gemma2ForCausalLM": 40, "Gemma3ForCausalL
 FEW_BLOCKS = {
     **WINDOWED,
     **dict.fromkeys(("MambaForCausalLM", "FalconMambaForCausalLM", "Mamba2ForCausalLM"), 10),
-    "FalconH1ForCausalLM": 14,
+    **dict.fromkeys(("FalconH1ForCausalLM", "NemotronHForCausalLM"), 14),
 }
 """KV blocks few enough to preempt, where some layers keep only a window or a state; elsewhere 28
 are."""

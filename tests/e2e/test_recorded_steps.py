@@ -68,6 +68,8 @@ def test_steps_are_recorded_unless_forbidden() -> None:
         ("HunYuanDenseV1ForCausalLM", {}),  # norms of heads that have been
         ("NemotronForCausalLM", {}),  # layer norms with an offset
         ("GraniteForCausalLM", {"tie_word_embeddings": True}),  # scaled embeddings and branches
+        ("Lfm2ForCausalLM", {}),  # convolutions between two gates
+        ("FalconH1ForCausalLM", {}),  # a mixer beside attention, and multipliers
     ],
 )
 def test_steps_of_families_are_recorded(

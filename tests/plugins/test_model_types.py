@@ -54,7 +54,7 @@ def test_types_without_rotary_are_those_of_transformers() -> None:
     theirs = types_without_rotary() - ELSEWHERE
     ours = {name for name, facts in FACTS.items() if facts.positions != "rotary"}
     assert theirs - ours == set()
-    aliases = {"gpt-sw3"}  # another name of gpt2's code
+    aliases = {"gpt-sw3", "falcon_mamba", "nemotron_h"}
     encoders = {name for name, facts in FACTS.items() if facts.is_encoder}
     assert ours - theirs - encoders == aliases
 
