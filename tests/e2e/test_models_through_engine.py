@@ -30,7 +30,7 @@ FEW_BLOCKS = {
     **WINDOWED,
     **dict.fromkeys(("MambaForCausalLM", "FalconMambaForCausalLM", "Mamba2ForCausalLM"), 10),
     **dict.fromkeys(("BambaForCausalLM", "GraniteMoeHybridForCausalLM", "JambaForCausalLM"), 12),
-    "FalconH1ForCausalLM": 14,
+    **dict.fromkeys(("FalconH1ForCausalLM", "NemotronHForCausalLM"), 14),
 }
 """KV blocks few enough to preempt, where some layers keep only a window or a state; elsewhere 28
 are."""

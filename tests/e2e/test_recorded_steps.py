@@ -72,6 +72,8 @@ def test_steps_are_recorded_unless_forbidden() -> None:
         ("FalconMambaForCausalLM", {}),  # norms without weights
         ("JambaForCausalLM", {}),  # norms of time steps, experts
         ("GraniteMoeHybridForCausalLM", {}),  # Mamba 2, experts beside an MLP, no positions
+        ("Lfm2ForCausalLM", {}),  # convolutions between two gates
+        ("FalconH1ForCausalLM", {}),  # a mixer beside attention, and multipliers
     ],
 )
 def test_steps_of_families_are_recorded(

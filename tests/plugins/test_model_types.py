@@ -57,7 +57,7 @@ def test_types_without_rotary_are_those_of_transformers() -> None:
     ours = {name for name, facts in FACTS.items() if facts.positions != "rotary"}
     assert theirs - ours == set()
     # Another name of gpt2's code; a source that names the rotation of layers that it does not have.
-    aliases = {"gpt-sw3", "falcon_mamba"}
+    aliases = {"gpt-sw3", "falcon_mamba", "nemotron_h"}
     encoders = {name for name, facts in FACTS.items() if facts.is_encoder}
     assert ours - theirs - encoders == aliases
 

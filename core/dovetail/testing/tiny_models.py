@@ -291,6 +291,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "ssm_out_multiplier": 0.5,
         },
     ),
+    "NemotronHForCausalLM": (
+        "nemotron_h",
+        {
+            "head_dim": 8,
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 8,
+            "ssm_state_size": 8,
+            "n_groups": 2,
+            "chunk_size": 8,
+        },
+    ),
     "BloomForCausalLM": ("bloom", {"hidden_size": 64, "n_head": 4, "n_layer": 2}),
     "MptForCausalLM": ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128}),
     "GPTJForCausalLM": (

@@ -1,0 +1,90 @@
+"""Nemotron-H: the kinds of its layers, the sizes of its mixers, and what a row keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.plugin import Value
+from dovetail.interfaces.spec import CacheFacts
+
+if TYPE_CHECKING:
+    from dovetail.layers.mamba2 import Mamba2Sizes
+
+Config = Mapping[str, Any]
+MIXER, ATTENTION, MLP, EXPERTS = "linear_attention", "full_attention", "mlp", "moe"
+_LETTERS = {"M": MIXER, "*": ATTENTION, "-": MLP, "E": EXPERTS}
+_OLDER = {"mamba": MIXER, "attention": ATTENTION}
+
+
+def layer_types(config: Config) -> tuple[str, ...]:
+    """Return each layer's kind, as config.json lists them or by a letter each."""
+    kinds = config.get("layers_block_type") or config.get("layer_types")
+    if kinds:
+        return tuple(_OLDER.get(kind, kind) for kind in kinds)
+    pattern = config.get("hybrid_override_pattern")
+    if pattern:
+        return tuple(_LETTERS.get(letter, letter) for letter in pattern)
+    return (MIXER, EXPERTS, ATTENTION, MLP)
+
+
+def mixer_sizes(config: Config) -> Mamba2Sizes:
+    """Return the sizes of a mixer. Time steps have a least value and no largest."""
+    from dovetail.layers.mamba2 import Mamba2Sizes
+
+    heads, head = int(config["mamba_num_heads"]), int(config["mamba_head_dim"])
+    return Mamba2Sizes(
+        heads=heads,
+        head=head,
+        groups=int(config["n_groups"]),
+        state=int(config["ssm_state_size"]),
+        conv=int(config["conv_kernel"]),
+        norm_group=heads * head // int(config["n_groups"]),
+        eps=float(config["layer_norm_epsilon"]),
+        dt_limit=(float(config["time_step_min"]), float("inf")),
+        has_bias=bool(config["use_bias"]),
+        has_out_bias=bool(config["use_bias"]),
+        has_conv_bias=bool(config["use_conv_bias"]),
+    )
+
+
+def cache(config: Config) -> CacheFacts:
+    """Return what a row keeps: a state, keys and values, or nothing."""
+    kinds = layer_types(config)
+    inner = int(config["mamba_num_heads"]) * int(config["mamba_head_dim"])
+    state = int(config["ssm_state_size"])
+    channels = inner + 2 * int(config["n_groups"]) * state
+    return CacheFacts(
+        num_attention_layers=kinds.count(ATTENTION),
+        num_state_layers=kinds.count(MIXER),
+        conv_numbers=channels * (int(config["conv_kernel"]) - 1),
+        state_numbers=inner * state,
+    )
+
+
+NEMOTRON_H = Value(
+    summary="Nemotron-H",
+    value=ModelFacts(
+        positions="none",
+        defaults={
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "intermediate_size": 21504,
+            "mlp_hidden_act": "relu2",
+            "mlp_bias": False,
+            "ssm_state_size": 128,
+            "mamba_num_heads": 128,
+            "mamba_head_dim": 64,
+            "n_groups": 8,
+            "conv_kernel": 4,
+            "time_step_min": 0.001,
+            "use_conv_bias": True,
+            "use_bias": False,
+            "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": False,
+        },
+        cache=cache,
+    ),
+)
