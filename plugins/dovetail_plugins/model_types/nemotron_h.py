@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from dovetail.interfaces.cache_facts import CacheFacts
 from dovetail.interfaces.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
-from dovetail.interfaces.spec import CacheFacts
 
 if TYPE_CHECKING:
     from dovetail.layers.mamba2 import Mamba2Sizes

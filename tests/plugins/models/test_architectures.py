@@ -31,6 +31,8 @@ SERVED = {
     "bamba": NATIVE,
     "granitemoehybrid": NATIVE,
     "jamba": NATIVE,
+    "falcon_h1": NATIVE,  # and an infinity in config.json
+    "mamba2": NATIVE,
     "gpt_bigcode": NATIVE,
     "persimmon": BACKED,
     "roberta": BACKED,  # positions that do not start at 0
@@ -38,8 +40,6 @@ SERVED = {
     "gemma3": BACKED,  # the text part of a model that takes images
 }
 NOT_SERVED = {
-    "falcon_h1": "state of its own",  # and an infinity in config.json
-    "mamba2": "num_attention_heads is missing|state of its own",
     "olmo_hybrid": "layers of the kind linear_attention",
     "bart": "counts positions itself",
     "whisper": "counts positions itself|cannot make it",
