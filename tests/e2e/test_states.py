@@ -32,7 +32,7 @@ def answers(llm: LLM) -> list[tuple[int, ...]]:
 
 
 def spec_of(path: Path, **fields: Any) -> Any:
-    return resolve(Config.from_fields({"model": str(path), "max_model_len": 64, **fields}))
+    return resolve(Config.from_fields({"model": str(path), "max_model_len": 64} | fields))
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,10 @@ def test_a_sleep_changes_no_answer(path: Path) -> None:
             llm.sleep(level)
             llm.wake_up()
             assert answers(llm) == before
+
+
+def test_nothing_ends_the_context_of_a_model_without_positions(path: Path) -> None:
+    assert spec_of(path, max_model_len=100_000).run.max_model_tokens == 100_000
 
 
 def test_drafts_are_refused(path: Path) -> None:

@@ -57,11 +57,16 @@ def rope_scaling(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def model_tokens(requested: int | None, model: ModelSpec, *, may_exceed: bool = False) -> int:
     """Return the context length to serve. Raises: ConfigError when more than the checkpoint's,
-    unless it `may_exceed` that."""
+    unless it `may_exceed` that, or knows no positions that could end."""
     longest = checkpoint_tokens(model)
     if requested is None:
         log.info("max_model_len auto: %d tokens, the checkpoint's maximum.", longest)
         return longest
+    if requested > longest and facts_of(model.hf_config).positions == "none":
+        log.info(
+            "%d tokens: the model has no positions, and config.json says %d.", requested, longest
+        )
+        return requested
     if requested > longest and may_exceed and facts_of(model.hf_config).positions == "learned":
         raise ConfigError(
             f"the model has learned embeddings for only {longest} positions.",
