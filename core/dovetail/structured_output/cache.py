@@ -18,7 +18,7 @@ from functools import cached_property
 from dovetail import registry
 from dovetail.errors import RequestError
 from dovetail.interfaces.constraint import Constraint
-from dovetail.interfaces.spec import EngineSpec, Selection, StructuredOutputSpec
+from dovetail.interfaces.spec import NO_TOKENIZER, EngineSpec, Selection, StructuredOutputSpec
 from dovetail.interfaces.structured_output import (
     AnswerConstraint,
     CompiledConstraint,
@@ -86,9 +86,11 @@ class ConstraintCache:
         """Read the vocabulary and construct the backend that most requests use, on another thread.
 
         That thread has the caller's priority, and constructs the other backends when they are asked
-        for. Mutates: self
+        for. Without a tokenizer there is nothing to read. Mutates: self
         """
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="dovetail-vocabulary")
+        if self.spec.tokenizer.name == NO_TOKENIZER:
+            return
         self._builder.submit(self._constructed, first_backend(self.spec)).add_done_callback(_told)
 
     @property
