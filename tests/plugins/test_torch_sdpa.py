@@ -48,7 +48,7 @@ def test_decodes_in_several_chunks(
 def test_8_bit_cache(dtype: torch.dtype) -> None:
     """Keys far outside the range are clamped, not turned into NaN."""
     k = torch.tensor([[[1e6, -1e6, 0.5, 1.0]]])
-    slots = torch.zeros(2, 4, 1, 4, dtype=torch.uint8).view(dtype)
+    slots = torch.zeros(2, 1, 4, 1, 4, dtype=torch.uint8).view(dtype)
     _torch_paged.write(slots, k, k / 2, torch.tensor([2]))
     found, half = _torch_paged.read(slots, torch.tensor([2]), torch.float32)
     largest = torch.finfo(dtype).max

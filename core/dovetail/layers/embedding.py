@@ -23,6 +23,7 @@ from dovetail_kernels.embedding.native import LookUp
 
 SCALED_ROWS = 1024
 """Up to so many looked up rows are multiplied natively; steps that are recorded have fewer."""
+_ORDER = torch.arange(SCALED_ROWS)
 
 
 def vocab_part(vocab_size: int, group: Group) -> Part:
@@ -64,7 +65,6 @@ class VocabParallelEmbedding(WeightHolder):
             self.method.create(self, self.spec)
             if factor != 1.0 and runs_natively(OP, context):
                 self._scale = LookUp(dtype_of(self.spec.dtype), factor=factor)
-                self.register_buffer("order", torch.arange(SCALED_ROWS), persistent=False)
             return
         kept = self.spec.dtype if head is not None else self.spec.weight_dtype or self.spec.dtype
         empty = torch.empty(self.part.local, size, dtype=dtype_of(kept), device=context.device)
@@ -113,7 +113,7 @@ class VocabParallelEmbedding(WeightHolder):
             return rows
         if self._scale is None or len(rows) > SCALED_ROWS or is_traced():
             return rows * self.factor
-        return self._scale(self.get_buffer("order")[: len(rows)], rows)
+        return self._scale(_ORDER[: len(rows)], rows)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return hidden times the table, for a head that shares it. Shapes: [S, E] -> [S, V]"""

@@ -150,7 +150,7 @@ def test_omp_num_threads_is_left_to_torch(folder: Path, monkeypatch: pytest.Monk
 
 
 def test_unknown_architectures_go_to_transformers_where_it_knows_them(folder: Path) -> None:
-    rewrite(folder, architectures=["OlmoForCausalLM"])
+    rewrite(folder, architectures=["PersimmonForCausalLM"])
     assert spec_of(folder).run.model_plugin.name == "transformers"
     with pytest.raises(UnknownPlugin):
         spec_of(folder, model_impl="dovetail")
