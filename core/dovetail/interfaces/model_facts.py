@@ -8,11 +8,9 @@ nothing unusual.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
-
-from dovetail.interfaces.cache_facts import CacheFacts
 
 Positions = Literal["rotary", "learned", "sinusoidal", "alibi", "relative", "none"]
 
@@ -36,8 +34,9 @@ class ModelFacts:
     are those of no token. `has_position_bias`: attention adds biases by relative position to its
     scores; `alibi_without`: a field of config.json without which positions are ALiBi's, not
     rotations. `has_sinks`: each head's softmax has one learned logit more. `window_has_two_sides`:
-    the sliding window counts the keys before and after a query. `cache` returns what a row keeps,
-    of the settings in config.json, where that is not keys and values in every layer.
+    the sliding window counts the keys before and after a query. `cache` is the
+    "module:function" that makes CacheFacts of the settings in config.json (empty: every layer keeps
+    keys and values).
     """
 
     positions: Positions = "rotary"
@@ -57,7 +56,7 @@ class ModelFacts:
     has_sinks: bool = False
     alibi_without: str = ""
     window_has_two_sides: bool = False
-    cache: Callable[[Mapping[str, Any]], CacheFacts] | None = None
+    cache: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

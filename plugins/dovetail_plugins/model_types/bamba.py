@@ -45,6 +45,6 @@ BAMBA = Value(
             "attention_bias": False,
             "mlp_bias": False,
         },
-        cache=cache,
+        cache=f"{__name__}:cache",
     ),
 )

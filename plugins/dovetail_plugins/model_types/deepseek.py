@@ -30,7 +30,7 @@ _BOTH: dict[str, Any] = {
     "v_head_dim": 128,
 }
 V2_FACTS = ModelFacts(
-    cache=latents,
+    cache=f"{__name__}:latents",
     length_is_scaled=True,
     defaults={
         **_BOTH,
@@ -50,7 +50,7 @@ V2_FACTS = ModelFacts(
     },
 )
 V3_FACTS = ModelFacts(
-    cache=latents,
+    cache=f"{__name__}:latents",
     length_is_scaled=True,
     defaults={
         **_BOTH,
@@ -72,7 +72,7 @@ V3_FACTS = ModelFacts(
     },
 )
 V32_FACTS = ModelFacts(
-    cache=latents,
+    cache=f"{__name__}:latents",
     length_is_scaled=True,
     defaults={**V3_FACTS.defaults, "max_position_embeddings": 163840, "index_topk": 2048},
 )

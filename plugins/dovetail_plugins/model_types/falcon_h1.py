@@ -84,6 +84,6 @@ FALCON_H1 = Value(
             "ssm_in_multiplier": 1.0,
             "ssm_out_multiplier": 1.0,
         },
-        cache=cache,
+        cache=f"{__name__}:cache",
     ),
 )

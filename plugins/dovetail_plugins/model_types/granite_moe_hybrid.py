@@ -52,6 +52,6 @@ GRANITE_MOE_HYBRID = Value(
             "residual_multiplier": 1.0,
             "attention_multiplier": 1.0,
         },
-        cache=cache,
+        cache=f"{__name__}:cache",
     ),
 )

@@ -80,6 +80,6 @@ JAMBA = Value(
             "mamba_conv_bias": True,
             "mamba_proj_bias": False,
         },
-        cache=cache,
+        cache=f"{__name__}:cache",
     ),
 )

@@ -57,6 +57,6 @@ LFM2 = Value(
             "tie_word_embeddings": True,
         },
         attribute_map={"tie_word_embeddings": "tie_embedding"},
-        cache=cache,
+        cache=f"{__name__}:cache",
     ),
 )

@@ -94,7 +94,7 @@ _MAMBA = ModelFacts(
         "head_dim": 64,
         "tie_word_embeddings": True,
     },
-    cache=_mamba_cache,
+    cache=f"{__name__}:_mamba_cache",
 )
 MAMBA = Value(summary="Mamba 1", value=_MAMBA)
 FALCON_MAMBA = Value(summary="Falcon Mamba", value=_MAMBA)
@@ -110,6 +110,6 @@ MAMBA2 = Value(
             "n_groups": 8,
             "tie_word_embeddings": False,
         },
-        cache=_mamba2_cache,
+        cache=f"{__name__}:_mamba2_cache",
     ),
 )

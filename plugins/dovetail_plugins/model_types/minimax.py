@@ -74,7 +74,7 @@ MINIMAX = Value(
             "eos_token_id": 2,
             **dict.fromkeys(_WEIGHTS, 1),
         },
-        cache=cache,
+        cache=f"{__name__}:cache",
     ),
 )
 MINIMAX_TEXT_01 = Value(
@@ -85,6 +85,6 @@ MINIMAX_TEXT_01 = Value(
             **dict.fromkeys(_WEIGHTS.values(), 1.0),
         },
         attribute_map=_WEIGHTS,
-        cache=cache,
+        cache=f"{__name__}:cache",
     ),
 )

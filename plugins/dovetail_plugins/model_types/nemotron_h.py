@@ -85,6 +85,6 @@ NEMOTRON_H = Value(
             "layer_norm_epsilon": 1e-5,
             "tie_word_embeddings": False,
         },
-        cache=cache,
+        cache=f"{__name__}:cache",
     ),
 )

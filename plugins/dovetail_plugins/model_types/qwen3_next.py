@@ -92,7 +92,7 @@ QWEN3_NEXT = Value(
             "num_experts": 512,
             "norm_topk_prob": True,
         },
-        cache=cache,
+        cache=f"{__name__}:cache",
     ),
 )
 QWEN3_5 = Value(
@@ -106,7 +106,7 @@ QWEN3_5 = Value(
             "num_hidden_layers": 32,
             "num_key_value_heads": 4,
         },
-        cache=cache,
+        cache=f"{__name__}:cache",
     ),
 )
 QWEN3_5_MOE = Value(
@@ -123,6 +123,6 @@ QWEN3_5_MOE = Value(
             "num_experts_per_tok": 8,
             "num_experts": 256,
         },
-        cache=cache,
+        cache=f"{__name__}:cache",
     ),
 )

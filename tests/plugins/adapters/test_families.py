@@ -72,7 +72,7 @@ def all_linear(**settings: Any) -> Any:
 
 
 _MAMBA = ("dt_proj", "out_proj")
-"""What transformers multiplies without PEFT, which refuses the last and does not change the first."""
+"""What PEFT refuses, and what transformers multiplies without it."""
 LEFT_OUT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("MambaForCausalLM", "FalconMambaForCausalLM", "Mamba2ForCausalLM", "JambaForCausalLM"),

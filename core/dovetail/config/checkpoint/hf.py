@@ -18,6 +18,7 @@ from dovetail.config.checkpoint.rope import rope_rules
 from dovetail.config.sections.convert import merge_deep
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import ModelSpec
+from dovetail.registry.files import import_target
 
 _NAMES: dict[str, tuple[str, ...]] = {
     "vocab_size": ("vocab_size", "padded_vocab_size"),
@@ -93,6 +94,7 @@ def load_model_facts(
     num_heads = _count(path, text, "num_heads")
     hidden_size = _count(path, text, "hidden_size")
     cache = facts_of(text).cache
+    row = import_target(cache)(text) if cache else None
     return ModelSpec(
         path=str(model_path),
         architecture=architecture(path, raw),
@@ -108,7 +110,7 @@ def load_model_facts(
         max_position_tokens=_positions(text),
         eos_token_ids=eos_token_ids(text, generation),
         bos_token_id=_first_id(text.get("bos_token_id")),
-        cache=None if cache is None else cache(text),
+        cache=row,
     )
 
 
