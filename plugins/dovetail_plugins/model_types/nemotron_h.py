@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from dovetail.errors import ConfigError
 from dovetail.interfaces.cache_facts import CacheFacts
 from dovetail.interfaces.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
@@ -19,7 +20,23 @@ _OLDER = {"mamba": MIXER, "attention": ATTENTION}
 
 
 def layer_types(config: Config) -> tuple[str, ...]:
-    """Return each layer's kind, as config.json lists them or by a letter each."""
+    """Return each layer's kind, as config.json lists them or by a letter each.
+
+    Raises: ConfigError for a kind that is not supported
+    """
+    kinds = _stated_types(config)
+    unknown = sorted(set(kinds) - {MIXER, ATTENTION, MLP})
+    if unknown:
+        raise ConfigError(
+            f"layers of the kind {unknown[0]} are not supported in Nemotron-H.",
+            where="config.json: layers_block_type or hybrid_override_pattern",
+            fix=f"use a checkpoint with layers of {MIXER}, {ATTENTION} and {MLP} alone; "
+            "experts without a gate are not supported yet.",
+        )
+    return kinds
+
+
+def _stated_types(config: Config) -> tuple[str, ...]:
     kinds = config.get("layers_block_type") or config.get("layer_types")
     if kinds:
         return tuple(_OLDER.get(kind, kind) for kind in kinds)

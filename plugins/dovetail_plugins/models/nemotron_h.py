@@ -11,7 +11,6 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
@@ -26,7 +25,7 @@ from dovetail.layers.decoder import (
 )
 from dovetail.layers.mamba2 import Mamba2Mixer
 from dovetail.layers.rotary import Rope
-from dovetail_plugins.model_types.nemotron_h import ATTENTION, MIXER, MLP, layer_types, mixer_sizes
+from dovetail_plugins.model_types.nemotron_h import ATTENTION, MIXER, layer_types, mixer_sizes
 
 
 class NemotronHLayer(DecoderLayer):
@@ -74,14 +73,6 @@ class NemotronHForCausalLM(DecoderForCausalLM):
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
         """Return the config with each layer's kind. Raises: ConfigError for one not supported."""
         config, kinds = model.hf_config, layer_types(model.hf_config)
-        unknown = sorted(set(kinds) - {MIXER, ATTENTION, MLP})
-        if unknown:
-            raise ConfigError(
-                f"layers of the kind {unknown[0]} are not supported in Nemotron-H.",
-                where="config.json: layers_block_type or hybrid_override_pattern",
-                fix=f"use a checkpoint with layers of {MIXER}, {ATTENTION} and {MLP} alone; "
-                "experts without a gate are not supported yet.",
-            )
         return usual_config(
             model,
             layer_types=kinds,
