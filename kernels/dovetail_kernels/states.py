@@ -5,10 +5,11 @@ Row r computes its last n = query_start[r + 1] - query_start[r] tokens, position
 seq_lens[r] - 1. The state after position p lies in state[block_table[r, p // P]] when p is the last
 computed token of that block: so a row begins with zeros when start is 0, else with the state in the
 block of position start - 1, and keeps one after each block that it ends and after its last token.
-Blocks of full prefixes may be shared by rows; such blocks are only read.
+Blocks of full prefixes may be shared by rows; such blocks are only read. Where rows have
+`row_block_tokens`, P is each row's own: with 1 a row keeps the state after every token.
 
-Shapes: query_start [R + 1], seq_lens [R], block_table [R, B], all int32; state [N, ...], contiguous
-within a block, blocks any stride apart
+Shapes: query_start [R + 1], seq_lens [R], block_table [R, B], row_block_tokens [R], all int32;
+state [N, ...], contiguous within a block, blocks any stride apart
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class StateRowsArgs(ctypes.Structure):
         ("table_stride", _int64),
         ("rows", _int64),
         ("block_tokens", _int64),
+        ("row_block_tokens", _pointer),
     ]
 
 
@@ -55,8 +57,10 @@ class StateRows:
         seq_lens: torch.Tensor,
         block_table: torch.Tensor,
         block_tokens: int,
+        row_block_tokens: torch.Tensor | None = None,
     ) -> None:
-        tensors = (query_start, seq_lens, block_table)
+        own = () if row_block_tokens is None else (row_block_tokens,)
+        tensors = (query_start, seq_lens, block_table, *own)
         assert all(t.dtype == torch.int32 for t in tensors), "rows of states are int32"
         assert all(t.stride(-1) == 1 for t in tensors), "rows of states have gaps"
         self._kept = tensors  # the struct holds addresses
@@ -67,6 +71,7 @@ class StateRows:
             table_stride=block_table.stride(0),
             rows=len(seq_lens),
             block_tokens=block_tokens,
+            row_block_tokens=None if row_block_tokens is None else row_block_tokens.data_ptr(),
         )
 
 
@@ -84,23 +89,28 @@ class Piece:
 
 
 def pieces(
-    query_start: torch.Tensor, seq_lens: torch.Tensor, block_table: torch.Tensor, block_tokens: int
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    block_tokens: int,
+    row_block_tokens: torch.Tensor | None = None,
 ) -> list[Piece]:
     """Return the pieces of all rows, those of a row in order: a definition takes one after the
     other, so that the state after one is there when the next one begins with it."""
     starts, table = query_start.tolist(), block_table.tolist()
+    sizes = [block_tokens] * len(table) if row_block_tokens is None else row_block_tokens.tolist()
     found = []
     for row, length in enumerate(seq_lens.tolist()):
-        first, last = starts[row], starts[row + 1]
+        first, last, size = starts[row], starts[row + 1], sizes[row]
         position = length - (last - first)
         while first < last:
-            some = min(block_tokens - position % block_tokens, last - first)
+            some = min(size - position % size, last - first)
             found.append(
                 Piece(
                     first=first,
                     last=first + some,
-                    source=table[row][(position - 1) // block_tokens] if position else None,
-                    target=table[row][position // block_tokens],
+                    source=table[row][(position - 1) // size] if position else None,
+                    target=table[row][position // size],
                 )
             )
             first, position = first + some, position + some
@@ -108,11 +118,18 @@ def pieces(
 
 
 def step_arguments(
-    rows: Sequence[tuple[int, int]], block_tokens: int, device: torch.device, *, seed: int = 0
+    rows: Sequence[tuple[int, int]],
+    block_tokens: int,
+    device: torch.device,
+    *,
+    seed: int = 0,
+    sizes: Sequence[int] = (),
 ) -> tuple[Arguments, int]:
     """Return the step arguments of rows (tokens before the step, tokens in it), whose blocks lie in
-    random order, and the number of blocks N. Two blocks are nobody's."""
-    needed = [-(-(before + here) // block_tokens) for before, here in rows]
+    random order, and the number of blocks N. Two blocks are nobody's. `sizes`: the tokens of each
+    row's own blocks, where they are not all `block_tokens`."""
+    held = sizes or [block_tokens] * len(rows)
+    needed = [-(-(before + here) // size) for (before, here), size in zip(rows, held, strict=True)]
     num_blocks = sum(needed) + 2
     free = permutation(num_blocks, torch.device("cpu"), seed=seed).tolist()
     table = torch.full((len(rows), max([*needed, 1])), num_blocks - 1, dtype=torch.int32)
@@ -128,4 +145,7 @@ def step_arguments(
         "block_table": table.to(device),
         "block_tokens": block_tokens,
     }
+    if sizes:
+        own = torch.tensor(sizes, dtype=torch.int32, device=device)
+        arguments["row_block_tokens"] = own
     return arguments, num_blocks

@@ -165,7 +165,7 @@ void store_tokens(const AttentionArgs& args, const Layout& layout, int64_t first
 
 void write_cache(const AttentionArgs& args) {
   const Layout layout(args);
-  const int64_t tokens = args.query_start[args.rows];
+  const int64_t tokens = args.written;
   if (tokens * args.num_kv_heads * args.head_size < kAloneFloats)
     return store_tokens(args, layout, 0, tokens);
   parallel((tokens + kCell - 1) / kCell, [&](int64_t task) {

@@ -8,17 +8,10 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <sched.h>
 #include <signal.h>
-#include <time.h>
-#include <unistd.h>
-#if defined(__linux__)
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#endif
 
 #include "collective/args.h"
-#include "vector.h"
+#include "futex.h"
 
 namespace dt {
 namespace DT_ISA {
@@ -49,36 +42,11 @@ DT_INLINE char* slot_of(const RanksState& state, int64_t rank, uint32_t number) 
   return slots + (rank * kSlots + number % kSlots) * state.slot_bytes;
 }
 
-DT_INLINE int64_t clock_ns() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return t.tv_sec * 1000000000LL + t.tv_nsec;
-}
-
 DT_INLINE void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
   __asm__ volatile("isb" ::: "memory");
-#endif
-}
-
-// Sleeps while *word == value, for at most kLookNs. Other processes wake it.
-inline void sleep_while(uint32_t* word, uint32_t value) {
-#if defined(__linux__)
-  const timespec most = {0, kLookNs};
-  syscall(SYS_futex, word, FUTEX_WAIT, value, &most, nullptr, 0);
-#else
-  const int64_t end = clock_ns() + kLookNs;
-  while (__atomic_load_n(word, __ATOMIC_ACQUIRE) == value && clock_ns() < end) sched_yield();
-#endif
-}
-
-inline void wake(uint32_t* word) {
-#if defined(__linux__)
-  syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
-#else
-  (void)word;
 #endif
 }
 
@@ -138,7 +106,7 @@ inline bool sleep_for(RanksState& state, Line& line, uint32_t number, int64_t st
     __atomic_add_fetch(&line.sleepers, 1, __ATOMIC_SEQ_CST);
     const uint32_t seen = __atomic_load_n(&line.published, __ATOMIC_SEQ_CST);
     const bool is_there = static_cast<int32_t>(seen - number) >= 0;
-    if (!is_there) sleep_while(&line.published, seen);
+    if (!is_there) sleep_while(&line.published, seen, kLookNs);
     __atomic_sub_fetch(&line.sleepers, 1, __ATOMIC_SEQ_CST);
     if (is_there || has_published(line, number)) return true;
     const int64_t now = clock_ns();

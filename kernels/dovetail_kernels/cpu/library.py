@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,35 +37,66 @@ Kernel = Callable[[Any], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call of a kernel, with a copy of its arguments.
+    """One call of a kernel, by its name, with a copy of its arguments.
 
     `fault` returns why it failed; None: there was no memory.
     """
 
+    name: str
     function: Any
     args: ctypes.Structure
     fault: Callable[[], Exception] | None = None
 
 
-class _Noted:
-    """Where calls are noted, and of which thread; nobody's while nothing is recorded."""
+Span = Callable[[str], AbstractContextManager[Any]]
+"""Takes a kernel's name; its call is made within what this returns."""
 
+
+class _Watched:
+    """Who looks at kernel calls: a recording of one thread's, a profiler. A call asks `is_any`
+    alone while nobody does."""
+
+    is_any = False
     thread: int | None = None
     calls: list[Call]
+    span: Span | None = None
+
+    def settle(self) -> None:
+        """Say whether anybody looks. Mutates: self"""
+        self.is_any = self.thread is not None or self.span is not None
 
 
-_noted = _Noted()
+_watched = _Watched()
 
 
 def start_noting(calls: list[Call], thread: int) -> None:
     """Append every kernel call of a thread to `calls` from now on. Mutates: calls"""
-    assert _noted.thread is None, "two recordings at a time"
-    _noted.calls, _noted.thread = calls, thread
+    assert _watched.thread is None, "two recordings at a time"
+    _watched.calls, _watched.thread = calls, thread
+    _watched.settle()
 
 
 def stop_noting() -> None:
     """Note no more calls."""
-    _noted.thread = None
+    _watched.thread = None
+    _watched.settle()
+
+
+def is_noting() -> bool:
+    """Return whether the kernel calls of this thread are noted."""
+    return _watched.thread == threading.get_ident()
+
+
+def watch_calls(span: Span | None) -> None:
+    """Make every kernel call within `span` of its name, from now on; None: of no call more."""
+    _watched.span = span
+    _watched.settle()
+
+
+def call_span() -> Span | None:
+    """Return what kernel calls are made within, None where nothing watches them, or what watches
+    would get into the recording of this thread."""
+    return None if is_noting() else _watched.span
 
 
 class Library:
@@ -110,11 +142,18 @@ class Library:
         function = self._handle[f"dt_{name}_{isa}"]
         function.restype = ctypes.c_int
 
-        def call(reference: Any) -> int:
-            if _noted.thread is not None and _noted.thread == threading.get_ident():
+        def watched(reference: Any) -> int:
+            if is_noting():
                 copied = args.from_buffer_copy(reference._obj)
-                _noted.calls.append(Call(function=function, args=copied, fault=fault))
-            return function(reference)
+                _watched.calls.append(Call(name=name, function=function, args=copied, fault=fault))
+            span = call_span()
+            if span is None:
+                return int(function(reference))
+            with span(name):
+                return int(function(reference))
+
+        def call(reference: Any) -> int:
+            return watched(reference) if _watched.is_any else function(reference)
 
         return call
 

@@ -68,14 +68,27 @@ class Program:
     def run(self) -> torch.Tensor:
         """Do all calls again; return the output. Mutates: output, and what the calls mutate
 
+        While calls are watched they are made one by one.
         Raises: MemoryError, or what a failed call has to say
         """
-        failed = self._run(self._steps, len(self._steps))
+        span = native.call_span()
+        if span is None:
+            failed = self._run(self._steps, len(self._steps))
+        else:
+            failed = self._run_watched(span)
         if failed:
             fault = self._calls[failed - 1].fault
             no_memory = MemoryError(f"call {failed} of {len(self._steps)} found no memory")
             raise no_memory if fault is None else fault()
         return self.output
+
+    def _run_watched(self, span: native.Span) -> int:
+        """Do the calls, each within its span; return the number of one that failed, or 0."""
+        for number, call in enumerate(self._calls, 1):
+            with span(call.name):
+                if call.function(ctypes.byref(call.args)):
+                    return number
+        return 0
 
 
 class Pool:
@@ -155,6 +168,13 @@ def _storages(value: Any) -> set[int]:
     if isinstance(value, tuple | list):
         return set().union(*(_storages(v) for v in value)) if value else set()
     return set()
+
+
+def refuse_recording(reason: str) -> None:
+    """Close a recording that is open in this thread: what is done next is no native call, and no
+    operator that the recorder sees. Raises: NotRecordable"""
+    if native.is_noting():
+        raise NotRecordable(reason)
 
 
 def record(function: Callable[[], torch.Tensor], pool: Pool, *, kept: object = None) -> Program:

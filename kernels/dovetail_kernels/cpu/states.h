@@ -16,6 +16,7 @@ struct StateRows {
   int64_t table_stride;
   int64_t rows;          // R
   int64_t block_tokens;  // P
+  const int32_t* row_block_tokens;  // [R], each row's P; or null
 };
 
 // What a state's numbers are; the place in `dovetail_kernels.states.FORMATS`.
@@ -34,7 +35,7 @@ struct StateRow {
       : first(all.query_start[row]),
         count(all.query_start[row + 1] - first),
         start(all.seq_lens[row] - count),
-        block_tokens(all.block_tokens),
+        block_tokens(all.row_block_tokens ? all.row_block_tokens[row] : all.block_tokens),
         blocks(all.block_table + row * all.table_stride) {}
 
   DT_INLINE int64_t block_of(int64_t position) const { return blocks[position / block_tokens]; }

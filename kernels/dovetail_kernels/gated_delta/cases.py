@@ -33,6 +33,7 @@ class Setup:
     key_size: int = 24
     value_size: int = 20
     block_tokens: int = 8
+    row_sizes: tuple[int, ...] = ()
     apart: int = 3
     dtype: torch.dtype = torch.float32
     kept: torch.dtype = torch.float32
@@ -54,6 +55,7 @@ def cases() -> list[Case]:
     rules = [
         _case("alike", replace(mixed, heads=(3, 3))),
         _case("blocks_of_1", replace(mixed, block_tokens=1)),
+        _case("own_blocks", replace(mixed, row_sizes=(1, 8, 1, 1, 8, 8))),
         _case("blocks_of_64", replace(mixed, rows=((0, 150), (60, 70)), block_tokens=64)),
     ]
     kinds = [
@@ -78,6 +80,7 @@ def small_cases() -> list[Case]:
     return [
         _case("decode", replace(few, rows=ROWS["decode"])),
         _case("mixed", few),
+        _case("own_blocks", replace(few, row_sizes=(1, 8, 1, 1))),
         _case("narrow", replace(few, dtype=torch.float16, kept=torch.bfloat16, heads=(4, 2))),
     ]
 
@@ -118,7 +121,9 @@ def _case(name: str, setup: Setup) -> Case:
 
 def _builder(setup: Setup) -> Callable[[torch.device], Arguments]:
     def build(device: torch.device) -> Arguments:
-        step, num_blocks = step_arguments(setup.rows, setup.block_tokens, device)
+        step, num_blocks = step_arguments(
+            setup.rows, setup.block_tokens, device, sizes=setup.row_sizes
+        )
         (heads, key_heads), tokens = setup.heads, sum(here for _, here in setup.rows)
         keys = key_heads * setup.key_size
         sizes = [keys, keys, heads * setup.value_size, heads, heads]

@@ -34,6 +34,7 @@ def run(
     seq_lens: torch.Tensor,
     block_table: torch.Tensor,
     block_tokens: int,
+    row_block_tokens: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return out = q S (see the op). A state of 16 bits is rounded where it is kept.
 
@@ -45,7 +46,7 @@ def run(
     group = v.shape[1] // k.shape[1]
     q, k = normed(q, group) * scale, normed(k, group)
     logs, beta = logs_of(decay_in, a_log, dt_bias), beta_in.float().sigmoid()
-    for piece in pieces(query_start, seq_lens, block_table, block_tokens):
+    for piece in pieces(query_start, seq_lens, block_table, block_tokens, row_block_tokens):
         s = start_of(state, piece.source)
         for first in range(piece.first, piece.last, CHUNK_TOKENS):
             some = slice(first, min(first + CHUNK_TOKENS, piece.last))

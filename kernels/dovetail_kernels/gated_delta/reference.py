@@ -25,6 +25,7 @@ def reference(
     seq_lens: torch.Tensor,
     block_table: torch.Tensor,
     block_tokens: int,
+    row_block_tokens: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return out = q S (see the op), in v's dtype.
 
@@ -36,7 +37,7 @@ def reference(
     group = v.shape[1] // k.shape[1]
     q, k = normed(q, group) * scale, normed(k, group)
     decay, beta = logs_of(decay_in, a_log, dt_bias).exp(), beta_in.float().sigmoid()
-    for piece in pieces(query_start, seq_lens, block_table, block_tokens):
+    for piece in pieces(query_start, seq_lens, block_table, block_tokens, row_block_tokens):
         s = start_of(state, piece.source)
         for t in range(piece.first, piece.last):
             s = decay[t, :, None, None] * s

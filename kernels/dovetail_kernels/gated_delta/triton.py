@@ -17,7 +17,7 @@ import triton.language as tl
 from dovetail_kernels.gated_delta.reference import EPS
 from dovetail_kernels.gpu.rounding import nearest_bfloat16
 from dovetail_kernels.gpu.softplus import softplus
-from dovetail_kernels.gpu.states import block_of, is_kept, row_tokens
+from dovetail_kernels.gpu.states import block_of, is_kept, row_tokens, tokens_of
 
 NUMBERS = 4096
 """Numbers of state that one program has."""
@@ -33,9 +33,9 @@ def _normed(x, known, eps):
 @triton.jit
 def _kernel(
     q, k, v, decay_in, beta_in, a_log, dt_bias, state, out, query_start, seq_lens, block_table,
-    q_stride, k_stride, v_stride, decay_stride, beta_stride, state_stride, table_stride, heads,
-    group, keys, values, scale, eps, ROUNDS: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
-    BD: tl.constexpr, BV: tl.constexpr,
+    row_block_tokens, q_stride, k_stride, v_stride, decay_stride, beta_stride, state_stride,
+    table_stride, heads, group, keys, values, scale, eps, ROUNDS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     key, value = tl.arange(0, BD), tl.program_id(2) * BV + tl.arange(0, BV)
@@ -43,7 +43,8 @@ def _kernel(
     both = known[:, None] & inside[None, :]
     place = (head * keys + key)[:, None] * values + value[None, :]
     first, count, start = row_tokens(query_start, seq_lens, row)
-    source = block_of(block_table, table_stride, row, start - 1, BLOCK_TOKENS)
+    block_tokens = tokens_of(row_block_tokens, row, BLOCK_TOKENS)
+    source = block_of(block_table, table_stride, row, start - 1, block_tokens)
     has_past = (start > 0) & (count > 0)
     s = tl.load(state + source * state_stride + place, mask=both & has_past, other=0.0)
     s = s.to(tl.float32)
@@ -66,8 +67,8 @@ def _kernel(
             s = nearest_bfloat16(s)
         kept = s.to(state.dtype.element_ty)
         s = kept.to(tl.float32)
-        if is_kept(start + i, start + count - 1, BLOCK_TOKENS):
-            target = block_of(block_table, table_stride, row, start + i, BLOCK_TOKENS)
+        if is_kept(start + i, start + count - 1, block_tokens):
+            target = block_of(block_table, table_stride, row, start + i, block_tokens)
             tl.store(state + target * state_stride + place, kept, mask=both)
 
 
@@ -85,6 +86,7 @@ def run(
     seq_lens: torch.Tensor,
     block_table: torch.Tensor,
     block_tokens: int,
+    row_block_tokens: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return out = q S (see the op). Tokens may lie apart, heads may not.
 
@@ -98,9 +100,9 @@ def run(
     some = min(max(1, NUMBERS // numbers), triton.next_power_of_2(values))
     _kernel[(len(seq_lens), heads, triton.cdiv(values, some))](
         q, k, v, decay_in, beta_in, a_log, dt_bias, state, out, query_start, seq_lens, block_table,
-        q.stride(0), k.stride(0), v.stride(0), decay_in.stride(0), beta_in.stride(0),
-        state.stride(0), block_table.stride(0), heads, heads // key_heads, keys, values, scale, EPS,
-        ROUNDS=state.dtype == torch.bfloat16, BLOCK_TOKENS=block_tokens, BD=numbers, BV=some,
-        num_warps=4,
+        row_block_tokens, q.stride(0), k.stride(0), v.stride(0), decay_in.stride(0),
+        beta_in.stride(0), state.stride(0), block_table.stride(0), heads, heads // key_heads, keys,
+        values, scale, EPS, ROUNDS=state.dtype == torch.bfloat16, BLOCK_TOKENS=block_tokens,
+        BD=numbers, BV=some, num_warps=4,
     )  # fmt: skip
     return out

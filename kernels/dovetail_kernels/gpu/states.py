@@ -19,14 +19,24 @@ def row_tokens(query_start, seq_lens, row):
 
 
 @triton.jit
-def block_of(block_table, table_stride, row, position, BLOCK_TOKENS: tl.constexpr):
+def tokens_of(row_block_tokens, row, BLOCK_TOKENS: tl.constexpr):
+    """Return how many tokens the row's blocks hold."""
+    if row_block_tokens is None:  # known when it is compiled: only one branch is
+        tokens = BLOCK_TOKENS
+    else:
+        tokens = tl.load(row_block_tokens + row).to(tl.int64)
+    return tokens
+
+
+@triton.jit
+def block_of(block_table, table_stride, row, position, block_tokens):
     """Return the block of a row's position; of position -1, that of position 0."""
-    at = tl.maximum(position, 0) // BLOCK_TOKENS
+    at = tl.maximum(position, 0) // block_tokens
     return tl.load(block_table + row * table_stride + at).to(tl.int64)
 
 
 @triton.jit
-def is_kept(position, last, BLOCK_TOKENS: tl.constexpr):
+def is_kept(position, last, block_tokens):
     """Return whether the state after this position is kept: it ends its block or is the row's
     last one."""
-    return ((position + 1) % BLOCK_TOKENS == 0) | (position == last)
+    return ((position + 1) % block_tokens == 0) | (position == last)

@@ -12,13 +12,16 @@ from dovetail_kernels.head_products.reference import reference
 class HeadMatrices:
     """Matrices for inputs of a dtype on a device. Shapes: weight [H, I, O]
 
-    For the native kernel they are kept in the narrowest type that holds them exactly.
+    For the native kernel they are kept in the narrowest type that holds them exactly, which may be
+    8 bits under scales of 32 numbers where these were the checkpoint's.
     """
 
     def __init__(self, weight: torch.Tensor, *, dtype: torch.dtype) -> None:
         self._products: HeadProducts | None = None
         if OP.runs("native", weight.device.type, dtype):
-            self._products = HeadProducts(_narrowed(weight))
+            narrow = _narrowed(weight)
+            is_wide = narrow.dtype is torch.float32
+            self._products = HeadProducts(narrow, may_be_bytes=is_wide)
             self.tensor = self._products.weight
         else:
             self.tensor = weight.to(dtype).contiguous()

@@ -15,7 +15,13 @@ from dovetail_kernels.op import Arguments, Implementation
 
 FORMATS = (torch.float32, torch.bfloat16, torch.float16)
 CODES = {dtype: code for code, dtype in enumerate(FORMATS)}
-PANEL = 64
+BY_OUTPUTS, BY_INPUTS = "outputs", "inputs"
+"""What 32 numbers under one scale are: of one input, or of one output."""
+SCALED_CODES = {BY_OUTPUTS: 3, BY_INPUTS: 4}
+PANEL, SCALED = 64, 32
+MOST, EXACT = 127.0, 2.0**-20
+"""The largest code, and what a group's numbers may differ from codes times a scale, in parts of the
+largest: what the rounding of float32 products adds up to."""
 
 _pointer, _int64, _int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
@@ -47,21 +53,53 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
     return F.pad(weight, (0, missing)).unflatten(2, (-1, PANEL)).transpose(1, 2).contiguous()
 
 
-class HeadProducts:
-    """The matrices of all heads, packed. Shapes: weight [H, I, O]"""
+def in_bytes(weight: torch.Tensor, groups: str) -> torch.Tensor | None:
+    """Return matrices that are bytes times scales of 32 numbers each as packed bytes, scales behind
+    those of a panel; None where they are something else.
 
-    def __init__(self, weight: torch.Tensor, source: Library | None = None) -> None:
+    Shapes: [H, I, O] float32 -> [H, O / 64, 72 I] int8
+    """
+    axis = 2 if groups == BY_OUTPUTS else 1
+    if weight.shape[axis] % SCALED or (axis == 2 and weight.shape[2] % PANEL):
+        return None
+    wide = weight.float().unflatten(axis, (-1, SCALED))
+    most = wide.abs().amax(axis + 1, keepdim=True)
+    scales = most / MOST
+    codes = (wide / scales.clamp(min=torch.finfo(torch.float32).tiny)).round()
+    if bool(((codes * scales - wide).abs() > EXACT * most).any()):
+        return None
+    bytes_ = packed(codes.flatten(axis, axis + 1).to(torch.int8)).flatten(2)
+    scales = scales.squeeze(axis + 1)
+    if axis == 2:
+        behind = scales.unflatten(2, (-1, PANEL // SCALED)).transpose(1, 2).contiguous()
+    else:
+        behind = packed(scales)
+    return torch.cat([bytes_, behind.flatten(2).contiguous().view(torch.int8)], dim=2)
+
+
+class HeadProducts:
+    """The matrices of all heads, packed; where they `may_be_bytes`, as `in_bytes` does if it can.
+    Shapes: weight [H, I, O]"""
+
+    def __init__(
+        self, weight: torch.Tensor, source: Library | None = None, *, may_be_bytes: bool = False
+    ) -> None:
         native = source or library()
         if native is None:
             raise OSError(missing_reason())
-        self.weight = packed(weight)
+        code, self.weight = CODES[weight.dtype], packed(weight)
+        for groups, scaled_code in SCALED_CODES.items() if may_be_bytes else ():
+            bytes_ = in_bytes(weight, groups)
+            if bytes_ is not None:
+                code, self.weight = scaled_code, bytes_
+                break
         self._shape = weight.shape
         self._kernel = native.kernel("head_products", HeadProductsArgs)
         self._args = HeadProductsArgs(
             num_heads=weight.shape[0],
             in_size=weight.shape[1],
             out_size=weight.shape[2],
-            format=CODES[weight.dtype],
+            format=code,
         )
         self._reference = ctypes.byref(self._args)
 

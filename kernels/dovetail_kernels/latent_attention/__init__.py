@@ -2,7 +2,8 @@
 
 A row of S cached tokens whose last n are queried has queries at positions p = S - n .. S - 1, of H
 heads each. With s_j = scale q.c_j for j <= p: out = sum_j softmax(s)_j c_j[: L]. The cache's
-numbers may be narrower than q's. Blocks may lie apart in memory, what is in a block does not.
+numbers may be narrower than q's; beside one in bfloat16, `may_round` lets an implementation round q
+and the softmax's weights to it. Blocks may lie apart in memory, what is in a block does not.
 
 Shapes: q [T, H, L + R], cache [N, P, L + R], block_table [R, B] int32, query_start [R + 1] int32,
 seq_lens [R] int32 -> [T, H, L] in q's dtype

@@ -21,7 +21,7 @@ struct LatentArgs {
   int32_t num_heads, latent_size, rope_size;
   int32_t format;  // a LatentFormat
   float scale;
-  int32_t reserved;
+  int32_t may_round;  // queries and weights to bfloat16, where the cache holds it
 };
 
 enum LatentFormat : int32_t { kLatentFloat32 = 0, kLatentBfloat16 = 1, kLatentFloat16 = 2 };

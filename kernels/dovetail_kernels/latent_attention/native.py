@@ -42,7 +42,7 @@ class LatentArgs(ctypes.Structure):
         ("rope_size", _int32),
         ("format", _int32),
         ("scale", _float),
-        ("reserved", _int32),
+        ("may_round", _int32),
     ]
 
 
@@ -96,8 +96,13 @@ class Step:
         cache: torch.Tensor,
         scale: float,
         latent_size: int,
+        *,
+        may_round: bool = False,
     ) -> torch.Tensor:
         """Write the latents, when given, and attend. Tokens and blocks may lie apart, no others.
+
+        `may_round`: beside a cache in bfloat16, queries and the softmax's weights may be rounded to
+        it, which is done where this CPU multiplies such pairs.
 
         Shapes: q [T, H, L + R], latent [T, L + R] float32, cache [N, P, L + R] -> [T, H, L]
         Mutates: cache
@@ -112,6 +117,7 @@ class Step:
         args.block_stride, args.block_tokens = cache.stride(0), cache.shape[1]
         args.num_heads, args.latent_size = q.shape[1], latent_size
         args.rope_size, args.scale = q.shape[2] - latent_size, scale
+        args.may_round = may_round
         if self._kernel(self._reference):
             raise MemoryError(f"no memory to attend {len(q)} tokens")
         return out
@@ -125,10 +131,11 @@ def _attend(
     seq_lens: torch.Tensor,
     scale: float,
     latent_size: int,
+    may_round: bool = False,
 ) -> torch.Tensor:
     """Return the attended latents (see the reference)."""
     step = Step(block_table=block_table, query_start=query_start, seq_lens=seq_lens, slots=None)
-    return step(q, None, cache, scale, latent_size)
+    return step(q, None, cache, scale, latent_size, may_round=may_round)
 
 
 def _why_not(arguments: Arguments) -> str | None:

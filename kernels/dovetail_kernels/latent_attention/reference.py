@@ -13,8 +13,11 @@ def reference(
     seq_lens: torch.Tensor,
     scale: float,
     latent_size: int,
+    may_round: bool = False,
 ) -> torch.Tensor:
     """Return the attended latents.
+
+    `may_round` lets others round queries and softmax weights to bfloat16 where the cache holds it.
 
     Shapes: q [T, H, L + R], cache [N, P, L + R], block_table [R, B], query_start [R + 1],
     seq_lens [R] -> [T, H, L]

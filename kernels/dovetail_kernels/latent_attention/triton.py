@@ -150,6 +150,7 @@ def attend(
     scale: float,
     latent_size: int,
     *,
+    may_round: bool = False,
     has_decodes: bool = True,
     has_prefills: bool = True,
 ) -> torch.Tensor:
@@ -166,13 +167,14 @@ def attend(
         "LEAST": LEAST_SPLIT,
     }
     turned = width - latent_size
+    rounds = may_round and cache.dtype is torch.bfloat16
     walk = {
         **sizes,
         "BLOCK_TOKENS": cache.shape[1],
         "TURNED": turned,
         "TURNED_WIDE": max(16, triton.next_power_of_2(turned)),
         "HEADS": HEADS,
-        "DTYPE": tl.float32 if interprets() else DTYPES[q.dtype],
+        "DTYPE": tl.float32 if interprets() else DTYPES[cache.dtype if rounds else q.dtype],
     }
     given = (
         q, q.stride(0), cache, cache.stride(0), block_table, block_table.stride(0), query_start,
@@ -201,6 +203,9 @@ def run(
     seq_lens: torch.Tensor,
     scale: float,
     latent_size: int,
+    may_round: bool = False,
 ) -> torch.Tensor:
     """Return the attended latents (see the op)."""
-    return attend(q, cache, block_table, query_start, seq_lens, scale, latent_size)
+    return attend(
+        q, cache, block_table, query_start, seq_lens, scale, latent_size, may_round=may_round
+    )

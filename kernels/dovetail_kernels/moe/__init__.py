@@ -1,10 +1,11 @@
-"""moe: each token's picked experts, gated matrices all, their outputs weighted and added.
+"""moe: each token's picked experts, gated or plain, their outputs weighted and added.
 
 out[t] = sum over a of weights[t, a] * down[e] (act(gate) * up), [gate, up] = gate_up[e] x[t],
-e = experts[t, a]; -1 is an expert of another rank, which adds nothing.
+e = experts[t, a]; -1 is an expert of another rank, which adds nothing. Experts that are not gated
+have act(gate_up[e] x[t]) instead.
 
-Shapes: x [T, E], gate_up X matrices [2F, E] (gate rows first), down X matrices [E, F], weights
-[T, A] float32, experts [T, A] int64 -> [T, E] in x's dtype
+Shapes: x [T, E], gate_up X matrices [2F, E] (gate rows first; without a gate [F, E]), down X of
+[E, F], weights [T, A] float32, experts [T, A] int64 -> [T, E] in x's dtype
 """
 
 from dovetail_kernels.gpu import triton_implementation

@@ -24,5 +24,5 @@ struct MoeArgs {
   int32_t activation;      // an Activation
   float limit;             // see GemmArgs
   int32_t weighs_inputs;   // a weight multiplies what an expert reads, not what it makes
-  int32_t reserved;
+  int32_t is_gated;        // 0: one half, of which the activation is taken
 };

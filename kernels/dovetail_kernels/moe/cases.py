@@ -23,12 +23,17 @@ def cases() -> list[Case]:
     """Return the cases that are checked."""
     tokens = (1, 3, 40, 200)
     plain = [_case(f, t, 96, 72, 6, 2, torch.float32) for f in FORMATS for t in tokens]
-    return plain + _halves(tokens) + _shapes()
+    return plain + _halves(tokens) + _shapes() + _plain()
 
 
 def small_cases() -> list[Case]:
     """Return the cases that are checked where kernels are interpreted."""
-    return [_case(f, 9, 72, 40, 6, 2, torch.float32) for f in FORMATS] + _halves((3,)) + _shapes()
+    return (
+        [_case(f, 9, 72, 40, 6, 2, torch.float32) for f in FORMATS]
+        + _halves((3,))
+        + _shapes()
+        + _plain()
+    )
 
 
 def perf_cases() -> list[Case]:
@@ -51,6 +56,16 @@ def _halves(tokens: tuple[int, ...]) -> list[Case]:
     ]  # fmt: skip
 
 
+def _plain() -> list[Case]:
+    """Return experts without a gate."""
+    kinds = [(name, torch.float32) for name in ("float32", "int4")] + [("bfloat16", torch.bfloat16)]
+    return [
+        _case(name, tokens, 40, 24, 4, 2, dtype, is_gated=False)
+        for name, dtype in kinds
+        for tokens in (1, 9)
+    ]
+
+
 def _shapes() -> list[Case]:
     """Return one picked expert, all picked, more than fit a block, and none for most experts; and
     some of these where other ranks hold two experts."""
@@ -69,6 +84,7 @@ def _case(
     dtype: torch.dtype,
     *,
     absent: int = 0,
+    is_gated: bool = True,
 ) -> Case:
     used = min(experts, tokens * picked)
     weight_bytes = int(used * 3 * size * inner * BYTES.get(format, 2.0))
@@ -76,9 +92,10 @@ def _case(
     bound = ROUNDED_ERROR if rounds_to_int8(format) else 2e-2 if is_half else 3e-5
     return Case(
         name=f"{format}_T{tokens}_E{size}_F{inner}_X{experts}_A{picked}"
-        + (f"_{absent}_absent" if absent else ""),
+        + (f"_{absent}_absent" if absent else "")
+        + ("" if is_gated else "_plain"),
         dtype=dtype,
-        build=_builder(format, tokens, size, inner, experts, picked, absent, dtype),
+        build=_builder(format, tokens, size, inner, experts, picked, absent, dtype, is_gated),
         moved_bytes=weight_bytes + 2 * tokens * size * dtype.itemsize,
         flops=6 * tokens * picked * size * inner,
         rtol=bound,
@@ -95,13 +112,14 @@ def _builder(
     picked: int,
     absent: int,
     dtype: torch.dtype,
+    is_gated: bool,
 ) -> Callable[[torch.device], Arguments]:
     def build(device: torch.device) -> Arguments:
         random = torch.Generator().manual_seed(tokens)
         scores = torch.rand(tokens, experts + absent, generator=random)
         weights, ids = scores.topk(picked, dim=-1)
         ids = torch.where(ids < experts, ids, -1)
-        first = [make_weight(format, 2 * inner, size) for _ in range(experts)]
+        first = [make_weight(format, (1 + is_gated) * inner, size) for _ in range(experts)]
         second = [make_weight(format, size, inner) for _ in range(experts)]
         return {
             "x": normal((tokens, size), dtype, device, seed=1),
@@ -109,7 +127,8 @@ def _builder(
             "down": [moved(rolled(w, n), device) for n, w in enumerate(second)],
             "weights": weights.to(device),
             "experts": ids.to(device),
-            "activation": "silu",
+            "activation": "silu" if is_gated else "relu2",
+            "is_gated": is_gated,
         }
 
     return build

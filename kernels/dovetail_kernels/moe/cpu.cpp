@@ -18,6 +18,9 @@ namespace {
 constexpr int64_t kHeldBytes = 1 << 26;  // of a chunk's values
 constexpr int64_t kPiece = 512;          // outputs of a token that are added up by one task
 
+// Whether halves come out of the first product side by side, to be joined behind it.
+bool joins(const MoeArgs& args) { return args.is_gated && !args.gate_up[0].is_gated; }
+
 // Tokens [first, first + tokens) and their pairs.
 struct Chunk {
   const MoeArgs& args;
@@ -29,7 +32,7 @@ struct Chunk {
   int64_t width;                                 // F; 2 F where halves are joined behind the product
   float *inner = nullptr, *made = nullptr;       // [rows, width], [rows, E]
   Chunk(const MoeArgs& args, int64_t first, int64_t tokens)
-      : args(args), first(first), tokens(tokens), width(args.gate_up[0].is_gated ? args.inner : 2 * args.inner) {}
+      : args(args), first(first), tokens(tokens), width(joins(args) ? 2 * args.inner : args.inner) {}
   int64_t expert(int64_t pair) const {
     const int64_t found = args.experts[first * args.picked + pair];
     return found < args.num_experts ? found : -1;
@@ -97,7 +100,7 @@ void place(Chunk& chunk) {
       gate_up.picks = nullptr;
     }
     gate_up.out = chunk.inner + row * chunk.width, gate_up.out_stride = chunk.width;
-    gate_up.activation = gate_up.is_gated ? args.activation : int32_t{kNone};
+    gate_up.activation = joins(args) ? int32_t{kNone} : args.activation;
     gate_up.limit = args.limit;
     down.x = chunk.inner + row * chunk.width, down.x_stride = chunk.width;
     down.out = chunk.made + row * args.size, down.out_stride = args.size;

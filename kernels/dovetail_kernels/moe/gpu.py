@@ -8,9 +8,9 @@ from dovetail_kernels.op import Arguments
 
 def prepare(arguments: Arguments) -> Arguments:
     """Return a case's arguments with the experts' weights packed, once for many calls."""
-    device = arguments["x"].device
+    device, is_gated = arguments["x"].device, arguments.get("is_gated", True)
     packed = {
-        name: stack([pack(w, device=device, is_gated=name == "gate_up") for w in arguments[name]])
-        for name in ("gate_up", "down")
+        name: stack([pack(w, device=device, is_gated=gated) for w in arguments[name]])
+        for name, gated in (("gate_up", is_gated), ("down", False))
     }
     return {**arguments, **packed}

@@ -38,7 +38,7 @@ class MoeArgs(ctypes.Structure):
         ("activation", _int32),
         ("limit", ctypes.c_float),
         ("weighs_inputs", _int32),
-        ("reserved", _int32),
+        ("is_gated", _int32),
     ]
 
 
@@ -82,7 +82,8 @@ class Moe:
     """The experts of a layer. One serves one thread at a time.
 
     The halves of gate_up may be packed beside each other (`is_gated`) or one after the other.
-    `limit` is that of "swiglu_oai". `weighs_inputs`: weights multiply what experts read.
+    `limit` is that of "swiglu_oai". `weighs_inputs`: weights multiply what experts read. Experts
+    that are not gated have one half, of which the activation is taken.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Moe:
         *,
         limit: float = 0.0,
         weighs_inputs: bool = False,
+        is_gated: bool = True,
         source: Library | None = None,
     ) -> None:
         native = source or library()
@@ -111,6 +113,7 @@ class Moe:
             activation=CODES[activation],
             limit=limit,
             weighs_inputs=int(weighs_inputs),
+            is_gated=int(is_gated),
         )
         self._reference = ctypes.byref(self._args)
 
@@ -149,10 +152,12 @@ def _address(tensor: torch.Tensor | None) -> int | None:
 
 def _prepare(arguments: Arguments) -> Arguments:
     """Return the arguments with the experts' weights packed, once for many calls."""
-    gate_up = PackedExperts([Packed(w, is_gated=True) for w in arguments["gate_up"]])
+    is_gated = arguments.get("is_gated", True)
+    gate_up = PackedExperts([Packed(w, is_gated=is_gated) for w in arguments["gate_up"]])
     down = PackedExperts([Packed(w) for w in arguments["down"]])
     rest = {name: arguments[name] for name in ("x", "weights", "experts")}
-    return {"moe": Moe(gate_up, down, arguments["activation"]), **rest}
+    moe = Moe(gate_up, down, arguments["activation"], is_gated=is_gated)
+    return {"moe": moe, **rest}
 
 
 def _multiply(

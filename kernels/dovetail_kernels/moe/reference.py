@@ -17,6 +17,7 @@ def reference(
     weights: torch.Tensor,
     experts: torch.Tensor,
     activation: str,
+    is_gated: bool = True,
 ) -> torch.Tensor:
     """Return the weighted sum of the picked experts' outputs (see the op).
 
@@ -27,7 +28,7 @@ def reference(
         token, place = torch.where(experts == expert)
         if not len(token):
             continue
-        inner = gemm(x[token], first, activation=activation, is_gated=True)
+        inner = gemm(x[token], first, activation=activation, is_gated=is_gated)
         own = gemm(inner, second).float() * weights[token, place].unsqueeze(1)
         out.index_add_(0, token, own)
     return out.to(x.dtype)

@@ -78,11 +78,13 @@ def run(
     weights: torch.Tensor,
     experts: torch.Tensor,
     activation: str,
+    is_gated: bool = True,
 ) -> torch.Tensor:
     """Return the weighted sum of the picked experts' outputs (see the op).
 
     Shapes: x [T, E], weights and experts [T, A] -> [T, E]
     """
+    assert gate_up.is_gated == is_gated, "the matrices are packed for the other kind of experts"
     tokens, picked = experts.shape
     out = torch.empty((tokens, down.out_size), dtype=x.dtype, device=x.device)
     if not tokens:

@@ -7,22 +7,24 @@
 // Writes k and v into their slots (none where k is null), then attends.
 struct AttentionArgs {
   const float* q;  // [T, H, D], tokens q_stride floats apart, heads D apart
-  const float* k;  // [T, K, D], tokens k_stride apart; or null
-  const float* v;  // [T, K, D], tokens v_stride apart
+  const float* k;  // [W, K, D], tokens k_stride apart; or null
+  const float* v;  // [W, K, D], tokens v_stride apart
   float* out;      // [T, H, D] contiguous
   float* lse;      // [T, H], the scores' log-sum-exps without sinks; or null
   const float* sinks;  // [H] or null
   const float* bias;   // [H, 2 * bias_reach - 1] or null: of key j, query p at bias_reach - 1 + j - p
   const float* slopes;  // [H] or null: times |j - p|, subtracted from the score
-  void* cache;         // blocks of cells, see layout.h
+  void* cache;         // blocks of cells, block_bytes apart, see layout.h
   const int32_t* block_table;  // [R, table_stride]
   const int32_t* query_start;  // [R + 1]
   const int32_t* seq_lens;     // [R]
-  const int64_t* slots;        // [T]
+  const int64_t* slots;        // [W]
   int64_t q_stride, k_stride, v_stride;
   int64_t table_stride;
   int64_t rows;          // R
+  int64_t written;       // W, keys and values to write
   int64_t block_tokens;  // P, a multiple of 16
+  int64_t block_bytes;   // from one block to the next
   int64_t window;        // keys a query sees, up to its own; without a mask as many after it; 0: all
   int64_t chunk;         // a query sees its own chunk of so many keys, up to its own; 0: all
   int64_t bias_reach;    // more than any key lies away from a query

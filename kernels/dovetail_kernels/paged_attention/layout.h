@@ -28,7 +28,7 @@ struct Layout {
     scales_at = 2 * values_at;
     cell_bytes = scales_at + (args.format == kKvInt8 ? 2 * kCell * 4 : 0);
     head_bytes = args.block_tokens / kCell * cell_bytes;
-    block_bytes = args.num_kv_heads * head_bytes;
+    block_bytes = args.block_bytes;
   }
   // The cell of a kv head that holds token `offset` of a block.
   DT_INLINE char* cell(void* cache, int64_t block, int64_t head, int64_t offset) const {

@@ -44,7 +44,9 @@ class AttentionArgs(ctypes.Structure):
         ("v_stride", _int64),
         ("table_stride", _int64),
         ("rows", _int64),
+        ("written", _int64),
         ("block_tokens", _int64),
+        ("block_bytes", _int64),
         ("window", _int64),
         ("chunk", _int64),
         ("bias_reach", _int64),
@@ -80,7 +82,7 @@ def reasons_against(kv_dtype: torch.dtype | None, head_size: int, block_tokens: 
 class Step:
     """The rows of one step over one block table, ready for its layers.
 
-    Shapes: block_table [R, B], query_start [R + 1], seq_lens [R], all int32; slots [T] int64, or
+    Shapes: block_table [R, B], query_start [R + 1], seq_lens [R], all int32; slots [W] int64, or
     None when nothing is written
     """
 
@@ -153,10 +155,11 @@ class Step:
         lse: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Write k and v, when given, and attend. Tokens may lie apart, heads may not. `lse` gets
-        the log-sum-exps of the scores, without sinks. `bias` is contiguous.
+        """Write k and v, when given, and attend. Tokens may lie apart, heads may not, and blocks of
+        the cache may. `lse` gets the log-sum-exps of the scores, without sinks. `bias` is
+        contiguous. There are as many keys as slots (W), which need not be the queries' own.
 
-        Shapes: q [T, H, D], k and v [T, K, D] float32, cache as `layout.cache_shape`, sinks [H],
+        Shapes: q [T, H, D], k and v [W, K, D] float32, cache as `layout.cache_shape`, sinks [H],
         lse [T, H], bias [H, 2 M - 1] float32 -> [T, H, D] float32. Mutates: cache, lse
         """
         out = torch.empty(q.shape)
@@ -165,7 +168,11 @@ class Step:
         if k is not None and v is not None:
             args.k, args.k_stride = k.data_ptr(), k.stride(0)
             args.v, args.v_stride = v.data_ptr(), v.stride(0)
+            args.written = len(k)
+        else:
+            args.k = args.v = None
         args.cache, args.format = cache.data_ptr(), CODES[cache.dtype]
+        args.block_bytes = cache.stride(0) * cache.itemsize
         args.sinks = None if sinks is None else sinks.data_ptr()
         args.lse = None if lse is None else lse.data_ptr()
         args.bias = None if bias is None else bias.data_ptr()

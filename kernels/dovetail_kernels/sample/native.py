@@ -111,31 +111,20 @@ class Logprobs:
 
 
 class NativeSampler:
-    """Draws for up to as many rows as the tables have. The results are overwritten by each call."""
+    """Draws for lines of logits, each of a row of the tables; without penalties several may be of
+    one row. The results are overwritten by each call."""
 
     def __init__(self, tables: Tables, source: Library | None = None) -> None:
         native = source or library()
         if native is None:
             raise OSError(missing_reason())
-        max_rows = len(tables.seed)
         self.tables = tables
-        self.tokens = np.zeros(max_rows, dtype=np.int64)
-        self.best = np.zeros(max_rows, dtype=np.float32)
-        self.raw_best = np.zeros(max_rows, dtype=np.float32)
-        self._rows = np.zeros(max_rows, dtype=np.int64)
-        self._positions = np.zeros(max_rows, dtype=np.int64)
         self._kernel = native.kernel("sample", SampleArgs)
-        self._args = SampleArgs(
-            rows=self._rows.ctypes.data,
-            positions=self._positions.ctypes.data,
-            tokens=self.tokens.ctypes.data,
-            best=self.best.ctypes.data,
-            raw_best=self.raw_best.ctypes.data,
-        )
+        self._args = SampleArgs()
         for name, table in vars(tables).items():
             setattr(self._args, name, table.ctypes.data)
         self._reference = ctypes.byref(self._args)
-        self._give_room(max_rows, 0)
+        self._make_lines(len(tables.seed), 0)
 
     def __call__(
         self,
@@ -155,6 +144,8 @@ class NativeSampler:
         """
         count = len(rows)
         assert logits.shape[0] == count, "one row of logits for each row"
+        if count > len(self.tokens):
+            self._make_lines(count, self._logprobs.top_ids.shape[1])
         self._rows[:count] = rows
         self._positions[:count] = positions
         args = self._args
@@ -165,6 +156,19 @@ class NativeSampler:
         if self._kernel(self._reference):
             raise MemoryError(f"no memory to sample from {logits.shape[1]} tokens")
         return None if logprobs_top is None else self._logprobs
+
+    def _make_lines(self, count: int, num_top: int) -> None:
+        """Make room for the draws of so many lines. Mutates: self"""
+        self.tokens = np.zeros(count, dtype=np.int64)
+        self.best = np.zeros(count, dtype=np.float32)
+        self.raw_best = np.zeros(count, dtype=np.float32)
+        self._rows = np.zeros(count, dtype=np.int64)
+        self._positions = np.zeros(count, dtype=np.int64)
+        args = self._args
+        args.rows, args.positions = self._rows.ctypes.data, self._positions.ctypes.data
+        args.tokens, args.best = self.tokens.ctypes.data, self.best.ctypes.data
+        args.raw_best = self.raw_best.ctypes.data
+        self._give_room(count, num_top)
 
     def _give_room(self, max_rows: int, num_top: int) -> None:
         """Make room for logprobs. Mutates: self"""

@@ -26,6 +26,7 @@ class Shape:
     channels: int = 48
     state_size: int = 16
     block_tokens: int = 16
+    row_sizes: tuple[int, ...] = ()
     dtype: torch.dtype = torch.float32
     state: torch.dtype = torch.float32
     has_gate: bool = True
@@ -37,6 +38,7 @@ class Shape:
         """Return the name of the case."""
         tokens = sum(here for _, here in self.rows)
         ends = [*["gate"] * self.has_gate, *["bias"] * self.has_bias, *["apart"] * self.apart]
+        ends += ["own_blocks"] * bool(self.row_sizes)
         kind = f"_{self.state}".replace("torch.", "state_")
         sizes = f"R{len(self.rows)}_T{tokens}_D{self.channels}_S{self.state_size}"
         return "_".join([sizes, *ends]) + kind
@@ -50,6 +52,7 @@ def cases() -> list[Case]:
         *(replace(base, channels=c) for c in (17, 128, 300)),
         replace(base, has_gate=False, has_bias=False, apart=False),
         replace(base, block_tokens=1, rows=((0, 5), (3, 1), (2, 4))),
+        replace(base, rows=((0, 5), (3, 1), (2, 40), (15, 4)), row_sizes=(1, 16, 16, 1)),
         *(replace(base, state=k, state_size=s) for k in _KINDS[1:] for s in (16, 5)),
         *_halves(base),
     ]
@@ -64,6 +67,7 @@ def small_cases() -> list[Case]:
         replace(base, state_size=5, has_gate=False, has_bias=False, apart=False),
         replace(base, state=torch.bfloat16),
         replace(base, rows=((4, 1), (0, 1), (15, 1)), channels=100),
+        replace(base, rows=((0, 5), (3, 1), (2, 20), (15, 4)), row_sizes=(1, 16, 16, 1)),
         *_halves(base),
     ]
     return [_case(shape) for shape in shapes]
@@ -109,7 +113,9 @@ def _case(shape: Shape) -> Case:
 
 def _builder(shape: Shape) -> Callable[[torch.device], Arguments]:
     def build(device: torch.device) -> Arguments:
-        step, num_blocks = step_arguments(shape.rows, shape.block_tokens, device)
+        step, num_blocks = step_arguments(
+            shape.rows, shape.block_tokens, device, sizes=shape.row_sizes
+        )
         tokens, channels, size = int(step["query_start"][-1]), shape.channels, shape.state_size
 
         def rows(width: int, seed: int) -> torch.Tensor:

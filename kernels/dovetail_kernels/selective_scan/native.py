@@ -112,6 +112,7 @@ def _apply(
     seq_lens: torch.Tensor,
     block_table: torch.Tensor,
     block_tokens: int,
+    row_block_tokens: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return (c . h + d x) silu(z) (see SelectiveScan)."""
     rows = StateRows(
@@ -119,6 +120,7 @@ def _apply(
         seq_lens=seq_lens,
         block_table=block_table,
         block_tokens=block_tokens,
+        row_block_tokens=row_block_tokens,
     )
     return scan(x, dt, b, c, z, state, rows)
 

@@ -22,6 +22,7 @@ def reference(
     seq_lens: torch.Tensor,
     block_table: torch.Tensor,
     block_tokens: int,
+    row_block_tokens: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return (c . h + d x) silu(z), in x's dtype.
 
@@ -32,7 +33,7 @@ def reference(
     decay = (delta.unsqueeze(-1) * a).exp()
     driven = (delta * x.float()).unsqueeze(-1) * b.float().unsqueeze(1)
     made = x.float() * d
-    for piece in pieces(query_start, seq_lens, block_table, block_tokens):
+    for piece in pieces(query_start, seq_lens, block_table, block_tokens, row_block_tokens):
         kept = torch.zeros_like(state[0]) if piece.source is None else state[piece.source].clone()
         for t in range(piece.first, piece.last):
             h = decay[t] * kept.float() + driven[t]

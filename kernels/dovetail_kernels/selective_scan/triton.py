@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from dovetail_kernels.gpu.rounding import nearest_bfloat16
-from dovetail_kernels.gpu.states import block_of, is_kept, row_tokens
+from dovetail_kernels.gpu.states import block_of, is_kept, row_tokens, tokens_of
 
 NUMBERS = 512
 """Numbers of state that one program has."""
@@ -26,7 +26,8 @@ NO_LIMIT = 20.0
 @triton.jit
 def _kernel(
     x, dt, b, c, z, a, d, dt_bias, state, out, query_start, seq_lens, block_table,
-    x_stride, dt_stride, b_stride, c_stride, z_stride, state_stride, table_stride, channels, size,
+    row_block_tokens, x_stride, dt_stride, b_stride, c_stride, z_stride, state_stride,
+    table_stride, channels, size,
     HAS_GATE: tl.constexpr, HAS_BIAS: tl.constexpr, ROUNDS: tl.constexpr, LIMIT: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
@@ -36,7 +37,8 @@ def _kernel(
     both = inside[:, None] & known[None, :]
     place = channel[:, None] * size + number[None, :]
     first, count, start = row_tokens(query_start, seq_lens, row)
-    source = block_of(block_table, table_stride, row, start - 1, BLOCK_TOKENS)
+    block_tokens = tokens_of(row_block_tokens, row, BLOCK_TOKENS)
+    source = block_of(block_table, table_stride, row, start - 1, block_tokens)
     has_past = (start > 0) & (count > 0)
     h = tl.load(state + source * state_stride + place, mask=both & has_past, other=0.0)
     h = h.to(tl.float32)
@@ -67,8 +69,8 @@ def _kernel(
             h = nearest_bfloat16(h)
         kept = h.to(state.dtype.element_ty)
         h = kept.to(tl.float32)
-        if is_kept(start + i, start + count - 1, BLOCK_TOKENS):
-            target = block_of(block_table, table_stride, row, start + i, BLOCK_TOKENS)
+        if is_kept(start + i, start + count - 1, block_tokens):
+            target = block_of(block_table, table_stride, row, start + i, block_tokens)
             tl.store(state + target * state_stride + place, kept, mask=both)
 
 
@@ -86,6 +88,7 @@ def run(
     seq_lens: torch.Tensor,
     block_table: torch.Tensor,
     block_tokens: int,
+    row_block_tokens: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return (c . h + d x) silu(z) (see the op). Rows of x, dt, b, c and z may lie apart.
 
@@ -98,9 +101,9 @@ def run(
     some = min(max(1, NUMBERS // numbers), triton.next_power_of_2(channels))
     _kernel[(len(seq_lens), triton.cdiv(channels, some))](
         x, dt, b, c, z, a, d, dt_bias, state, out, query_start, seq_lens, block_table,
-        x.stride(0), dt.stride(0), b.stride(0), c.stride(0), 0 if z is None else z.stride(0),
-        state.stride(0), block_table.stride(0), channels, size, HAS_GATE=z is not None,
-        HAS_BIAS=dt_bias is not None, ROUNDS=state.dtype == torch.bfloat16, LIMIT=NO_LIMIT,
-        BLOCK_TOKENS=block_tokens, BD=some, BS=numbers, num_warps=1,
+        row_block_tokens, x.stride(0), dt.stride(0), b.stride(0), c.stride(0),
+        0 if z is None else z.stride(0), state.stride(0), block_table.stride(0), channels, size,
+        HAS_GATE=z is not None, HAS_BIAS=dt_bias is not None, ROUNDS=state.dtype == torch.bfloat16,
+        LIMIT=NO_LIMIT, BLOCK_TOKENS=block_tokens, BD=some, BS=numbers, num_warps=1,
     )  # fmt: skip
     return out

@@ -26,6 +26,7 @@ class Shape:
     channels: int = 96
     width: int = 4
     block_tokens: int = 16
+    row_sizes: tuple[int, ...] = ()
     dtype: torch.dtype = torch.float32
     state: torch.dtype | None = None
     activation: str = "silu"
@@ -37,6 +38,7 @@ class Shape:
         """Return the name of the case."""
         tokens = sum(here for _, here in self.rows)
         ends = [self.activation, *["bias"] * self.has_bias, *["apart"] * bool(self.apart)]
+        ends += ["own_blocks"] * bool(self.row_sizes)
         kind = "" if self.state is None else f"_{self.state}".replace("torch.", "state_")
         return f"R{len(self.rows)}_T{tokens}_C{self.channels}_W{self.width}_{'_'.join(ends)}{kind}"
 
@@ -49,6 +51,7 @@ def cases() -> list[Case]:
         *(replace(base, channels=c, apart=c) for c in (17, 128, 300)),
         replace(base, activation="none", has_bias=False, width=3),
         replace(base, block_tokens=1, rows=((0, 5), (3, 1), (2, 4))),
+        replace(base, rows=((0, 5), (3, 1), (2, 40), (15, 4)), row_sizes=(1, 16, 16, 1)),
         replace(base, block_tokens=2, width=8, rows=((0, 9), (3, 1), (12, 7))),
         *(replace(base, state=kind) for kind in (torch.bfloat16, torch.float16)),
         *_halves(base),
@@ -65,6 +68,7 @@ def small_cases() -> list[Case]:
         replace(base, width=8, block_tokens=2),
         replace(base, state=torch.bfloat16),
         replace(base, rows=((4, 1), (0, 1), (15, 1)), channels=300),
+        replace(base, rows=((0, 5), (3, 1), (2, 20), (15, 4)), row_sizes=(1, 16, 16, 1)),
         *_halves(base),
     ]
     return [_case(shape) for shape in shapes]
@@ -106,7 +110,9 @@ def _case(shape: Shape) -> Case:
 
 def _builder(shape: Shape) -> Callable[[torch.device], Arguments]:
     def build(device: torch.device) -> Arguments:
-        step, num_blocks = step_arguments(shape.rows, shape.block_tokens, device)
+        step, num_blocks = step_arguments(
+            shape.rows, shape.block_tokens, device, sizes=shape.row_sizes
+        )
         tokens, past = int(step["query_start"][-1]), shape.width - 1
         wide = normal((tokens, shape.channels + shape.apart), shape.dtype, device, seed=1)
         kept = (num_blocks, shape.channels + bool(shape.apart), past)

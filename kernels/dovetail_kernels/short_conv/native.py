@@ -93,6 +93,7 @@ def _convolve(
     seq_lens: torch.Tensor,
     block_table: torch.Tensor,
     block_tokens: int,
+    row_block_tokens: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the convolution of the rows' inputs (see ShortConv)."""
     rows = StateRows(
@@ -100,6 +101,7 @@ def _convolve(
         seq_lens=seq_lens,
         block_table=block_table,
         block_tokens=block_tokens,
+        row_block_tokens=row_block_tokens,
     )
     return conv(x, weight, bias, state, rows)
 

@@ -18,6 +18,7 @@ def reference(
     block_table: torch.Tensor,
     block_tokens: int,
     activation: str = "none",
+    row_block_tokens: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return act(bias + the convolution of each row's inputs), in x's dtype.
 
@@ -25,7 +26,7 @@ def reference(
     """
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     width, weights = weight.shape[1], weight.float()
-    for piece in pieces(query_start, seq_lens, block_table, block_tokens):
+    for piece in pieces(query_start, seq_lens, block_table, block_tokens, row_block_tokens):
         here = x[piece.first : piece.last]
         kept = torch.zeros_like(state[0]) if piece.source is None else state[piece.source]
         inputs = torch.cat([kept.T, here.to(state.dtype)]).float()

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from dovetail_kernels.gpu.rounding import nearest_bfloat16
-from dovetail_kernels.gpu.states import block_of, row_tokens
+from dovetail_kernels.gpu.states import block_of, row_tokens, tokens_of
 
 CHANNELS = 128
 TOKENS = 16
@@ -28,16 +28,17 @@ MOST_SPLITS = 64
 
 @triton.jit
 def convolve(
-    x, weight, bias, state, out, query_start, seq_lens, block_table, x_stride, state_stride,
-    table_stride, channels, HAS_BIAS: tl.constexpr, IS_SILU: tl.constexpr, PAST: tl.constexpr,
-    ROUNDS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, SPLITS: tl.constexpr, BT: tl.constexpr,
-    BC: tl.constexpr,
+    x, weight, bias, state, out, query_start, seq_lens, block_table, row_block_tokens, x_stride,
+    state_stride, table_stride, channels, HAS_BIAS: tl.constexpr, IS_SILU: tl.constexpr,
+    PAST: tl.constexpr, ROUNDS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, SPLITS: tl.constexpr,
+    BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(2)
     channel = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = channel < channels
     first, count, start = row_tokens(query_start, seq_lens, row)
-    source = block_of(block_table, table_stride, row, start - 1, BLOCK_TOKENS)
+    block_tokens = tokens_of(row_block_tokens, row, BLOCK_TOKENS)
+    source = block_of(block_table, table_stride, row, start - 1, block_tokens)
     kept = state + source * state_stride + channel[None, :] * PAST
     for begin in range(split * BT, count, SPLITS * BT):
         t = begin + tl.arange(0, BT)
@@ -71,9 +72,9 @@ def convolve(
 
 @triton.jit
 def keep(
-    x, state, query_start, seq_lens, block_table, x_stride, state_stride, table_stride, channels,
-    PAST: tl.constexpr, ROUNDS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, SPLITS: tl.constexpr,
-    BC: tl.constexpr, BP: tl.constexpr,
+    x, state, query_start, seq_lens, block_table, row_block_tokens, x_stride, state_stride,
+    table_stride, channels, PAST: tl.constexpr, ROUNDS: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
+    SPLITS: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
     """One warp: it has read all numbers of a state before it writes the first of the new one."""
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(2)
@@ -81,10 +82,11 @@ def keep(
     inside = (channel < channels)[:, None] & (number < PAST)[None, :]
     place = channel[:, None] * PAST
     first, count, start = row_tokens(query_start, seq_lens, row)
-    source = block_of(block_table, table_stride, row, start - 1, BLOCK_TOKENS)
-    pieces = tl.where(count > 0, (start + count - 1) // BLOCK_TOKENS - start // BLOCK_TOKENS + 1, 0)
+    block_tokens = tokens_of(row_block_tokens, row, BLOCK_TOKENS)
+    source = block_of(block_table, table_stride, row, start - 1, block_tokens)
+    pieces = tl.where(count > 0, (start + count - 1) // block_tokens - start // block_tokens + 1, 0)
     for piece in range(pieces - 1, -1, -1):
-        end = tl.minimum((start // BLOCK_TOKENS + piece + 1) * BLOCK_TOKENS - start, count)
+        end = tl.minimum((start // block_tokens + piece + 1) * block_tokens - start, count)
         # What reads the old state, and what may overwrite it, is one program's.
         is_first = (piece == 0) | (end < PAST)
         if tl.where(is_first, 0, piece % SPLITS) == split:
@@ -101,7 +103,7 @@ def keep(
             made = new.to(tl.float32) + old.to(tl.float32)
             if ROUNDS:
                 made = nearest_bfloat16(made)
-            target = block_of(block_table, table_stride, row, start + end - 1, BLOCK_TOKENS)
+            target = block_of(block_table, table_stride, row, start + end - 1, block_tokens)
             tl.store(
                 state + target * state_stride + place + number[None, :],
                 made.to(state.dtype.element_ty),
@@ -119,6 +121,7 @@ def run(
     block_table: torch.Tensor,
     block_tokens: int,
     activation: str = "none",
+    row_block_tokens: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the convolution of the rows' inputs (see the op). Rows of x may lie apart.
 
@@ -127,7 +130,7 @@ def run(
     assert activation in ("none", "silu"), f"short_conv has no activation {activation}"
     (tokens, channels), past = x.shape, weight.shape[1] - 1
     out = torch.empty((tokens, channels), dtype=x.dtype, device=x.device)
-    rows = query_start, seq_lens, block_table
+    rows = query_start, seq_lens, block_table, row_block_tokens
     strides = x.stride(0), state.stride(0), block_table.stride(0), channels
     some = min(CHANNELS, triton.next_power_of_2(channels))
     splits = min(MOST_SPLITS, triton.cdiv(max(1, tokens - len(seq_lens) + 1), TOKENS))

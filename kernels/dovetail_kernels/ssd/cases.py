@@ -36,6 +36,7 @@ class Setup:
     head_size: int = 20
     state_size: int = 32
     block_tokens: int = 8
+    row_sizes: tuple[int, ...] = ()
     has_dt: bool = True
     has_d: bool = True
     has_bias: bool = True
@@ -63,6 +64,7 @@ def cases() -> list[Case]:
         _case("limit", replace(mixed, limit=LIMIT, has_bias=False)),
         _case("groups", replace(mixed, heads=(6, 6))),
         _case("blocks_of_1", replace(mixed, block_tokens=1)),
+        _case("own_blocks", replace(mixed, row_sizes=(1, 8, 1, 1, 8, 8))),
         _case("blocks_of_64", replace(mixed, rows=((0, 150), (60, 70)), block_tokens=64)),
     ]
     kinds = [
@@ -89,6 +91,7 @@ def small_cases() -> list[Case]:
     return [
         _case("decode", replace(few, rows=ROWS["decode"])),
         _case("mixed", few),
+        _case("own_blocks", replace(few, row_sizes=(1, 8, 1, 1))),
         _case("lightning", lightning),
         _case("blocks_of_64", replace(long, dtype=torch.float16)),
         _case("narrow", replace(few, dtype=torch.float16, kept=torch.bfloat16, heads=(4, 2))),
@@ -133,7 +136,9 @@ def _case(name: str, setup: Setup) -> Case:
 
 def _builder(setup: Setup) -> Callable[[torch.device], Arguments]:
     def build(device: torch.device) -> Arguments:
-        step, num_blocks = step_arguments(setup.rows, setup.block_tokens, device)
+        step, num_blocks = step_arguments(
+            setup.rows, setup.block_tokens, device, sizes=setup.row_sizes
+        )
         (heads, groups), tokens = setup.heads, sum(here for _, here in setup.rows)
         sizes = (heads * setup.head_size, groups * setup.state_size, groups * setup.state_size)
         wide = normal((tokens, sum(sizes) + setup.apart), setup.dtype, device, seed=1)

@@ -32,6 +32,7 @@ def run(
     seq_lens: torch.Tensor,
     block_table: torch.Tensor,
     block_tokens: int,
+    row_block_tokens: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return out = h c + d x (see the op). A state of 16 bits is rounded where it is kept.
 
@@ -44,7 +45,7 @@ def run(
     driven, logs = delta.unsqueeze(-1) * x.float(), delta * a
     group = x.shape[1] // b.shape[1]
     b, c = (one.float().repeat_interleave(group, dim=1) for one in (b, c))
-    for piece in pieces(query_start, seq_lens, block_table, block_tokens):
+    for piece in pieces(query_start, seq_lens, block_table, block_tokens, row_block_tokens):
         h = start_of(state, piece.source)
         for first in range(piece.first, piece.last, CHUNK_TOKENS):
             some = slice(first, min(first + CHUNK_TOKENS, piece.last))

@@ -22,6 +22,7 @@ def reference(
     seq_lens: torch.Tensor,
     block_table: torch.Tensor,
     block_tokens: int,
+    row_block_tokens: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return out = h c + d x (see the op), in x's dtype.
 
@@ -34,7 +35,7 @@ def reference(
     decay, driven = (delta * a).exp(), delta.unsqueeze(-1) * x.float()
     group = x.shape[1] // b.shape[1]
     b, c = (one.float().repeat_interleave(group, dim=1) for one in (b, c))
-    for piece in pieces(query_start, seq_lens, block_table, block_tokens):
+    for piece in pieces(query_start, seq_lens, block_table, block_tokens, row_block_tokens):
         h = start_of(state, piece.source)
         for t in range(piece.first, piece.last):
             h = decay[t, :, None, None] * h + driven[t, :, :, None] * b[t, :, None, :]

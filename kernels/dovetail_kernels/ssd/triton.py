@@ -18,7 +18,7 @@ import triton.language as tl
 from dovetail_kernels.gpu import interprets
 from dovetail_kernels.gpu.rounding import nearest_bfloat16
 from dovetail_kernels.gpu.softplus import softplus
-from dovetail_kernels.gpu.states import block_of, is_kept, row_tokens
+from dovetail_kernels.gpu.states import block_of, is_kept, row_tokens, tokens_of
 
 NUMBERS = 2048
 """Numbers of state of a program that goes token by token."""
@@ -41,7 +41,8 @@ def _delta(dt, at, mask, bias, low, high, HAS_DT: tl.constexpr):
 
 @triton.jit
 def token_by_token(
-    x, dt, a, b, c, d, dt_bias, state, out, query_start, seq_lens, block_table, x_stride, dt_stride,
+    x, dt, a, b, c, d, dt_bias, state, out, query_start, seq_lens, block_table,
+    row_block_tokens, x_stride, dt_stride,
     b_stride, c_stride, state_stride, table_stride, heads, group, lines, size, low, high,
     HAS_DT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SKIP: tl.constexpr, ROUNDS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BP: tl.constexpr, BS: tl.constexpr,
@@ -53,7 +54,8 @@ def token_by_token(
     both = inside[:, None] & known[None, :]
     place = (head * lines + line)[:, None] * size + number[None, :]
     first, count, start = row_tokens(query_start, seq_lens, row)
-    source = block_of(block_table, table_stride, row, start - 1, BLOCK_TOKENS)
+    block_tokens = tokens_of(row_block_tokens, row, BLOCK_TOKENS)
+    source = block_of(block_table, table_stride, row, start - 1, block_tokens)
     has_past = (start > 0) & (count > 0)
     h = tl.load(state + source * state_stride + place, mask=both & has_past, other=0.0)
     h = h.to(tl.float32)
@@ -76,14 +78,15 @@ def token_by_token(
             h = nearest_bfloat16(h)
         kept = h.to(state.dtype.element_ty)
         h = kept.to(tl.float32)
-        if is_kept(start + i, start + count - 1, BLOCK_TOKENS):
-            target = block_of(block_table, table_stride, row, start + i, BLOCK_TOKENS)
+        if is_kept(start + i, start + count - 1, block_tokens):
+            target = block_of(block_table, table_stride, row, start + i, block_tokens)
             tl.store(state + target * state_stride + place, kept, mask=both)
 
 
 @triton.jit
 def by_chunks(
-    x, dt, a, b, c, d, dt_bias, state, out, query_start, seq_lens, block_table, x_stride, dt_stride,
+    x, dt, a, b, c, d, dt_bias, state, out, query_start, seq_lens, block_table,
+    row_block_tokens, x_stride, dt_stride,
     b_stride, c_stride, state_stride, table_stride, heads, group, lines, size, low, high,
     HAS_DT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SKIP: tl.constexpr, ROUNDS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BP: tl.constexpr, BS: tl.constexpr, BT: tl.constexpr,
@@ -97,7 +100,8 @@ def by_chunks(
     both = known[:, None] & inside[None, :]
     place = (head * lines + line)[None, :] * size + number[:, None]
     first, count, start = row_tokens(query_start, seq_lens, row)
-    source = block_of(block_table, table_stride, row, start - 1, BLOCK_TOKENS)
+    block_tokens = tokens_of(row_block_tokens, row, BLOCK_TOKENS)
+    source = block_of(block_table, table_stride, row, start - 1, block_tokens)
     has_past = (start > 0) & (count > 0)
     h = tl.load(state + source * state_stride + place, mask=both & has_past, other=0.0)
     h = h.to(tl.float32)
@@ -108,7 +112,7 @@ def by_chunks(
     done = count * 0
     while done < count:
         position = start + done
-        some = tl.minimum(BLOCK_TOKENS - position % BLOCK_TOKENS, count - done)
+        some = tl.minimum(block_tokens - position % block_tokens, count - done)
         some = tl.minimum(some, BT)
         t, there = first + done + token, token < some
         delta = _delta(dt, t * dt_stride + head, there, bias, low, high, HAS_DT)
@@ -137,8 +141,8 @@ def by_chunks(
         left = (tl.exp(last - sums) * delta)[:, None] * values
         h = tl.exp(last) * h + tl.dot(tl.trans(driving), left, input_precision=PRECISION)
         done += some
-        if is_kept(start + done - 1, start + count - 1, BLOCK_TOKENS):
-            target = block_of(block_table, table_stride, row, start + done - 1, BLOCK_TOKENS)
+        if is_kept(start + done - 1, start + count - 1, block_tokens):
+            target = block_of(block_table, table_stride, row, start + done - 1, block_tokens)
             kept = nearest_bfloat16(h) if ROUNDS else h
             tl.store(
                 state + target * state_stride + place, kept.to(state.dtype.element_ty), mask=both
@@ -159,6 +163,7 @@ def run(
     seq_lens: torch.Tensor,
     block_table: torch.Tensor,
     block_tokens: int,
+    row_block_tokens: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return out = h c + d x (see the op). Tokens may lie apart, heads and groups may not.
 
@@ -179,7 +184,8 @@ def run(
     }
     kernel = token_by_token if goes_singly else by_chunks
     kernel[(len(seq_lens), heads, triton.cdiv(lines, some))](
-        x, dt, a, b, c, d, dt_bias, state, out, query_start, seq_lens, block_table, x.stride(0),
+        x, dt, a, b, c, d, dt_bias, state, out, query_start, seq_lens, block_table,
+        row_block_tokens, x.stride(0),
         0 if dt is None else dt.stride(0), b.stride(0), c.stride(0), state.stride(0),
         block_table.stride(0), heads, heads // groups, lines, size, *dt_limit,
         HAS_DT=dt is not None, HAS_BIAS=dt_bias is not None, HAS_SKIP=d is not None,

@@ -1,0 +1,100 @@
+"""scaled_copy on the native CPU library: one call for all matrices."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+
+from dovetail_kernels.cpu.library import library, missing_reason
+from dovetail_kernels.gemm.weight import FORMATS
+from dovetail_kernels.op import Arguments, Implementation
+
+_pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
+CODES = {
+    dtype: FORMATS.index(str(dtype).removeprefix("torch."))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16)
+}
+FIELDS = 11
+"""Numbers of 8 bytes that one copy takes (args.h); the last one is the scale."""
+
+
+class ScaledCopyArgs(ctypes.Structure):
+    """See args.h."""
+
+    _fields_ = [("copies", _pointer), ("count", _int64), ("broken", _pointer)]
+
+
+class ScaledCopies:
+    """Copies from the memory of one tensor to that of another, prepared once. They can be carried
+    out again between tensors of the same sizes that lie elsewhere."""
+
+    def __init__(
+        self,
+        sources: Iterable[torch.Tensor],
+        targets: Iterable[torch.Tensor],
+        scales: Sequence[float],
+    ) -> None:
+        """Keep where matrices lie, not the matrices. Shapes: C sources and targets [A, B]"""
+        native = library()
+        if native is None:
+            raise OSError(missing_reason())
+        told = [_told(s, t) for s, t in zip(sources, targets, strict=True)]
+        self.places = np.array(told, dtype=np.int64).reshape(-1, FIELDS)
+        """Addresses of sources and targets in the first two columns. Shapes: [C, FIELDS]"""
+        self.places[:, -1] = np.array(scales, dtype=np.float64).view(np.int64)
+        self._kernel = native.kernel("scaled_copy", ScaledCopyArgs)
+
+    def __call__(self, source_shift: int = 0, target_shift: int = 0) -> int:
+        """Copy, from and to addresses that are so many bytes further; return the number of the
+        first matrix that is not finite, -1 for none. Mutates: the memory of the targets"""
+        places = self.places
+        if source_shift or target_shift:
+            places = places.copy()
+            places[:, 0] += source_shift
+            places[:, 1] += target_shift
+        broken = np.empty(1, dtype=np.int64)
+        args = ScaledCopyArgs(
+            copies=places.ctypes.data, count=len(places), broken=broken.ctypes.data
+        )
+        if self._kernel(ctypes.byref(args)):
+            raise TypeError("scaled_copy takes float32, bfloat16 and float16")
+        return int(broken[0])
+
+
+def scaled_copies(
+    sources: Iterable[torch.Tensor], targets: Iterable[torch.Tensor], scales: Sequence[float]
+) -> torch.Tensor:
+    """Copy matrices; return the number of the first that is not finite, -1 for none.
+
+    Shapes: C sources and targets [A, B], scales [C] -> [] int64. Mutates: targets
+    """
+    return torch.tensor(ScaledCopies(sources, targets, scales)())
+
+
+def _told(source: torch.Tensor, target: torch.Tensor) -> tuple[int, ...]:
+    shape = source.shape
+    assert target.shape == shape, f"{tuple(shape)} into {tuple(target.shape)}"
+    own, its = CODES[source.dtype], CODES[target.dtype]
+    places = source.data_ptr(), target.data_ptr()
+    return (*places, *shape, *source.stride(), *target.stride(), own, its, 0)
+
+
+def _why_not(arguments: Arguments) -> str | None:
+    """Return why these arguments are not for the native kernel, or None."""
+    found = {t.dtype for name in ("sources", "targets") for t in arguments[name]}
+    others = found - set(CODES)
+    return f"it does not take {others.pop()}" if others else None
+
+
+NATIVE = Implementation(
+    name="native",
+    function=scaled_copies,
+    devices=("cpu",),
+    dtypes=tuple(CODES),
+    rank=10,
+    unavailable_reason=missing_reason,
+    why_not=_why_not,
+)

@@ -1,0 +1,123 @@
+"""wkv on the native CPU library. A Wkv holds its argument struct ready.
+
+One Wkv serves one thread at a time. Weights, states and rows are read when the kernel runs, so what
+is recorded (cpu/program.py) follows them when they change in place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from dovetail_kernels.cpu.library import Library, library, missing_reason
+from dovetail_kernels.op import Arguments, Implementation
+from dovetail_kernels.states import CODES, StateRows, StateRowsArgs
+
+_pointer, _int64, _int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+
+
+class WkvArgs(ctypes.Structure):
+    """See args.h."""
+
+    _fields_ = [
+        *((name, _pointer) for name in ("k", "v", "r", "decay", "first", "out", "state")),
+        ("rows", StateRowsArgs),
+        *((f"{name}_stride", _int64) for name in ("k", "v", "r", "state")),
+        ("channels", _int64),
+        ("format", _int32),
+        ("reserved", _int32),
+    ]
+
+
+class Wkv:
+    """The averages of one layer, whose weights it reads where they lie: contiguous float32.
+
+    Shapes: decay, first [C]
+    """
+
+    def __init__(
+        self, decay: torch.Tensor, first: torch.Tensor, *, source: Library | None = None
+    ) -> None:
+        native = source or library()
+        if native is None:
+            raise OSError(missing_reason())
+        weights = (decay, first)
+        assert all(w.dtype == torch.float32 and w.is_contiguous() for w in weights), "weights"
+        self._kept = weights
+        self._kernel = native.kernel("wkv", WkvArgs)
+        self._args = WkvArgs(
+            decay=decay.data_ptr(), first=first.data_ptr(), channels=decay.shape[0]
+        )
+        self._reference = ctypes.byref(self._args)
+
+    def __call__(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        r: torch.Tensor,
+        state: torch.Tensor,
+        rows: StateRows,
+    ) -> torch.Tensor:
+        """Return the gated averages (see the op).
+
+        Rows of k, v and r may lie apart, and blocks of the state. All but the state is float32.
+        Shapes: k, v, r [T, C], state [N, 3, C] -> [T, C]. Mutates: state
+        """
+        out, args = torch.empty(k.shape), self._args
+        args.k, args.k_stride, args.out = k.data_ptr(), k.stride(0), out.data_ptr()
+        args.v, args.v_stride = v.data_ptr(), v.stride(0)
+        args.r, args.r_stride = r.data_ptr(), r.stride(0)
+        args.state, args.state_stride = state.data_ptr(), state.stride(0)
+        args.format, args.rows = CODES[state.dtype], rows.args
+        code = self._kernel(self._reference)
+        assert not code, f"wkv does not take states of {state.dtype}"
+        return out
+
+
+def _prepare(arguments: Arguments) -> Arguments:
+    """Return the arguments with the struct of the weights made once for many calls."""
+    rest = dict(arguments)
+    weights = [rest.pop(name) for name in ("decay", "first")]
+    return {**rest, "wkv": Wkv(*weights)}
+
+
+def _apply(
+    wkv: Wkv,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    r: torch.Tensor,
+    state: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    block_tokens: int,
+    row_block_tokens: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the gated averages (see Wkv)."""
+    rows = StateRows(
+        query_start=query_start,
+        seq_lens=seq_lens,
+        block_table=block_table,
+        block_tokens=block_tokens,
+        row_block_tokens=row_block_tokens,
+    )
+    return wkv(k, v, r, state, rows)
+
+
+def _why_not(arguments: Arguments) -> str | None:
+    """Return why these arguments are not for the native kernel, or None."""
+    dtype = arguments["state"].dtype
+    return None if dtype in CODES else f"it does not take states of {dtype}"
+
+
+NATIVE = Implementation(
+    name="native",
+    function=_apply,
+    devices=("cpu",),
+    dtypes=(torch.float32,),
+    rank=10,
+    unavailable_reason=missing_reason,
+    why_not=_why_not,
+    prepare=_prepare,
+)
