@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -31,9 +32,10 @@ class ChildChannel:
         self.pid = child.pid
 
     @classmethod
-    async def open(cls, module: str, boot: Any) -> Self:
-        """Start a module in a process that has a channel. Raises: ConfigError, OSError"""
-        child = spawn(module, boot, has_channel=True)
+    async def open(cls, module: str, boot: Any, *, pass_fds: Sequence[int] = ()) -> Self:
+        """Start a module in a process that has a channel, and inherits `pass_fds` under the same
+        numbers. Raises: ConfigError, OSError"""
+        child = spawn(module, boot, has_channel=True, pass_fds=pass_fds)
         try:
             reader, writer = await asyncio.open_unix_connection(
                 sock=child.channel, limit=4 * SLICE_BYTES

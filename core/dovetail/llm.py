@@ -6,6 +6,7 @@ and SyncEngines, several in processes of their own, which look alike.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,19 +20,23 @@ from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.config.rules.joining import check_serves, starter_of
 from dovetail.config.rules.one_model import check_one_model
-from dovetail.engine.client.input import PreparedRequest
+from dovetail.engine.client.input import PreparedRequest, Prompt
 from dovetail.engine.client.outputs import GenerationResult, RequestOutput
 from dovetail.engine.client.request_collector import RequestCollector
 from dovetail.engine.client.sync_engine import SyncEngine
 from dovetail.engine.client.sync_engines import SyncEngines
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.constraint import Constraint
+from dovetail.interfaces.profile import GET_READY, START, STOP
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.structured_output import CompiledConstraint
 from dovetail.llm_adapters import AdapterCalls, Loras
 from dovetail.llm_pooling import PoolingCalls
 from dovetail.llm_prompts import Prompts, listed
+from dovetail.multimodal.given import as_medium
+from dovetail.multimodal.loader import load_once
+from dovetail.multimodal.prompt import MediaPrompt
 from dovetail.ranks.worker_calls import APPLY_MODEL, function_name, worker_call
 from dovetail.structured_output.cache import (
     ConstraintCache,
@@ -140,10 +145,12 @@ class LLM(AdapterCalls, PoolingCalls, AbstractContextManager["LLM"]):
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[GenerationResult]:
         """Return one result per conversation; one conversation alone makes a list of one.
 
-        `lora_request` as `generate` has it.
+        `lora_request` as `generate` has it; `mm_processor_kwargs` are options of the media
+        processor.
         Raises: RequestError as `generate`, or when the chat template refuses the messages.
         """
         single = len(messages) == 0 or isinstance(messages[0], Mapping)
@@ -162,11 +169,23 @@ class LLM(AdapterCalls, PoolingCalls, AbstractContextManager["LLM"]):
         params = self._params_for(sampling_params, len(prompts))
         adapters = self._adapter_names(lora_request, len(prompts))
         prepared = [
-            self._engine.prepare(self._tokens(rendered), one, adapter=adapter)
+            self._engine.prepare(
+                self._prompt(rendered, mm_processor_kwargs or {}), one, adapter=adapter
+            )
             for rendered, one, adapter in zip(prompts, params, adapters, strict=True)
         ]
         texts = [rendered.text for rendered in prompts]
         return self._run(prepared, texts, shows_progress=use_tqdm)
+
+    def _prompt(self, rendered: Any, options: Mapping[str, Any]) -> Prompt:
+        """Return a rendered conversation as token ids, with its media. Raises: RequestError"""
+        ids = self._tokens(rendered)
+        if not rendered.media:
+            return ids
+        assert self.spec.media is not None, "the renderer refuses media that a model does not take"
+        loaded = asyncio.run(load_once(self.spec.media.settings, rendered.media))
+        media = tuple(as_medium(one) for one in loaded)
+        return MediaPrompt(text=tuple(ids), media=media, options=dict(options))
 
     def _tokens(self, rendered: Any) -> Sequence[int]:
         """Return the token ids of a rendered conversation, its control words the template's."""
@@ -191,6 +210,7 @@ class LLM(AdapterCalls, PoolingCalls, AbstractContextManager["LLM"]):
         from dovetail.server.generate.chat_body import ChatRequest, Message, ToolBody
         from dovetail.server.generate.template.chat import ChatRenderer
 
+        media = self.spec.media
         renderer = ChatRenderer(
             self._engine.tokenizer.facts(),
             override=load_template(template or self._frontend.chat_template),
@@ -198,6 +218,10 @@ class LLM(AdapterCalls, PoolingCalls, AbstractContextManager["LLM"]):
             added_texts=self._engine.tokenizer.added_texts(),
             allows_control_tokens=self._frontend.allow_control_tokens,
             default_kwargs=self._frontend.default_chat_template_kwargs,
+            media_kinds=frozenset() if media is None else media.part_kinds,
+            media_limits=None if media is None else media.settings.limits,
+            media_words=self._engine.media_words,
+            interleaves_media=media is not None and media.interleaves,
         )
         body = ChatRequest.model_construct(
             messages=_parsed(Message, messages, "messages"),
@@ -301,13 +325,14 @@ class LLM(AdapterCalls, PoolingCalls, AbstractContextManager["LLM"]):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """Have the worker of every rank run a method; return their answers in the ranks' order.
+        """Have the worker of every rank run a method; return their answers in the ranks' order,
+        engine by engine.
 
         Arguments and answers are what JSON has, and bytes. A function of a module is called with
         the worker first; the ranks import it by its name. Raises: RequestError naming a rank that
         failed, or those that have not answered within `timeout` seconds
         """
-        return self._engine.core.collective_rpc(worker_call(method, timeout, args, kwargs))
+        return self._engine.collective_rpc(worker_call(method, timeout, args, kwargs))
 
     def apply_model(self, function: Callable[[Any], Any]) -> list[Any]:
         """Have every rank call a function of a module with its model; return their answers.
@@ -315,6 +340,18 @@ class LLM(AdapterCalls, PoolingCalls, AbstractContextManager["LLM"]):
         Raises: RequestError
         """
         return self.collective_rpc(APPLY_MODEL, args=(function_name(function),))
+
+    def start_profile(self) -> None:
+        """Start torch's profiler on every rank; needs profiler_config.
+
+        Raises: RequestError naming a rank where one runs already, or no trace can be written
+        """
+        for function in (GET_READY, START):
+            self.collective_rpc(function)
+
+    def stop_profile(self) -> list[str]:
+        """Stop the profiler of every rank; return the files of the traces. Raises: RequestError"""
+        return self.collective_rpc(STOP)
 
     def close(self) -> None:
         """Release the model's memory. May be called twice."""

@@ -6,18 +6,25 @@ Their arguments and results have the names that vLLM gives them.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.client.input import PreparedRequest, Prompt
+from dovetail.engine.client.io_processing import (
+    DATA,
+    make_io_processor,
+    processed_answer,
+    processed_prompts,
+)
 from dovetail.engine.client.named_prompts import prompt_before
 from dovetail.engine.client.pooling_results import (
     ClassificationResult,
     EmbeddingResult,
     PoolingResult,
+    ProcessedResult,
     ScoringResult,
 )
 from dovetail.engine.client.request_collector import RequestCollector
@@ -79,13 +86,16 @@ class PoolingCalls:
         """Return what the model makes of each prompt, in order: `outputs.data` has the numbers.
 
         `pooling_task` is one of PoolingParams' tasks (None: that of the params, or the model's
-        usual one). A prompt longer than `truncate_prompt_tokens` is cut (-1: to what the model
-        takes). `prompt_name` is the checkpoint's prompt that is put before texts for vectors.
-        `lora_request`: the adapter of all prompts, or of each. A
-        request that ends with a fault has `error` set; the others go on. Raises: RequestError
-        before anything runs when a prompt or what is asked of it is wrong.
+        usual one). Of {"data": ...} the plugin of --io-processor-plugin makes prompts, and one
+        ProcessedResult whose `outputs` is its answer. A prompt longer than
+        `truncate_prompt_tokens` is cut (-1: to what the model takes). `prompt_name` is the
+        checkpoint's prompt that is put before texts for vectors. `lora_request`: the adapter of all
+        prompts, or of each. A request that ends with a fault has `error` set; the others go on.
+        Raises: RequestError before anything runs when a prompt or what is asked of it is wrong.
         """
         given = pooling_params.task if pooling_params is not None else None
+        if isinstance(prompts, Mapping) and DATA in prompts:
+            return self._processed(prompts[DATA], pooling_params, pooling_task or given)
         return self._pool(
             PoolingResult,
             prompts,
@@ -95,6 +105,31 @@ class PoolingCalls:
             prompt_name,
             lora_request,
         )
+
+    def _processed(
+        self, data: Any, params: PoolingParams | None, task: str | None
+    ) -> list[PoolingResult]:
+        """Return what the plugin makes of data by way of the model. Raises: RequestError"""
+        processor = make_io_processor(self.spec)
+        if processor is None:
+            raise RequestError(
+                "data of other forms is not read.", where=DATA, fix="give io_processor_plugin."
+            )
+        prompts = processed_prompts(processor, data)
+        asked = self._params(params, task or processor.task or self._usual_task())
+        results = self._pool(PoolingResult, prompts, asked, False)
+        failed = next((one for one in results if one.error is not None), None)
+        if failed is not None:
+            return [failed]
+        answer = processed_answer(processor, data, [one.data for one in results])
+        return [
+            ProcessedResult(
+                request_id=results[0].request_id,
+                prompt=None,
+                prompt_token_ids=tuple(i for one in results for i in one.prompt_token_ids),
+                answer=answer,
+            )
+        ]
 
     def embed(
         self,

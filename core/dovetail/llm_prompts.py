@@ -1,19 +1,24 @@
-"""The prompts that LLM takes: text or token ids, plain or in a mapping, one or many."""
+"""The prompts that LLM takes: text or token ids, plain or in a mapping, with media, one or many."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dovetail.engine.client.encoder_prompt import DECODER, ENCODER, EncoderPrompt
 from dovetail.engine.client.input import Prompt
 from dovetail.errors import RequestError
+from dovetail.multimodal.given import given_media
+from dovetail.multimodal.prompt import MediaPrompt, PlacedPrompt, VectorPrompt
+from dovetail.multimodal.vectors import FIELD as VECTORS
 
 Prompts = Prompt | Mapping[str, Any] | Sequence[Prompt | Mapping[str, Any]]
+MEDIA, NAMES, OPTIONS = "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs"
 
 
 def listed(prompts: Prompts) -> list[Prompt]:
     """Return a list of prompts; a single one becomes a list of one. Raises: RequestError"""
-    if isinstance(prompts, (str, Mapping)):
+    if isinstance(prompts, (str, Mapping, MediaPrompt, VectorPrompt, PlacedPrompt, EncoderPrompt)):
         return [_plain(prompts)]
     if len(prompts) > 0 and isinstance(prompts[0], int):
         return [prompts]  # type: ignore[list-item]
@@ -21,14 +26,41 @@ def listed(prompts: Prompts) -> list[Prompt]:
 
 
 def _plain(prompt: Prompt | Mapping[str, Any]) -> Prompt:
-    """Return text or token ids, taken out of a mapping. Raises: RequestError"""
+    """Return a prompt taken out of a mapping. Raises: RequestError"""
     if not isinstance(prompt, Mapping):
         return prompt
-    if len(prompt) != 1 or not set(prompt) <= {"prompt", "prompt_token_ids"}:
+    if set(prompt) <= {ENCODER, DECODER} and ENCODER in prompt:
+        return _paired(prompt)
+    if set(prompt) == {VECTORS}:
+        return VectorPrompt(vectors=prompt[VECTORS])
+    texts = [key for key in ("prompt", "prompt_token_ids") if key in prompt]
+    foreign = sorted(map(str, set(prompt) - {*texts, MEDIA, NAMES, OPTIONS}))
+    if len(texts) != 1 or foreign:
         raise RequestError(
             f"a prompt with the keys {', '.join(map(str, prompt)) or 'none'} is not supported.",
             where="prompts",
-            fix='write {"prompt": text} or {"prompt_token_ids": ids}, or either alone.',
+            fix='write {"prompt": text} or {"prompt_token_ids": ids}, or either alone; '
+            f'"{MEDIA}", "{NAMES}" and "{OPTIONS}" may stand beside it; or "{VECTORS}" alone.',
         )
-    (plain,) = prompt.values()
-    return plain  # type: ignore[no-any-return]
+    plain = prompt[texts[0]]
+    if not prompt.get(MEDIA):
+        return plain  # type: ignore[no-any-return]
+    return MediaPrompt(
+        text=plain if isinstance(plain, str) else tuple(plain),
+        media=given_media(prompt[MEDIA], prompt.get(NAMES) or {}),
+        options=dict(prompt.get(OPTIONS) or {}),
+    )
+
+
+def _paired(prompt: Mapping[str, Any]) -> EncoderPrompt:
+    """Return what an encoder reads and what the decoder begins with. Raises: RequestError"""
+    found = []
+    for name in (ENCODER, DECODER):
+        one = _plain(prompt[name]) if prompt.get(name) is not None else None
+        if isinstance(one, (MediaPrompt, VectorPrompt, PlacedPrompt, EncoderPrompt)):
+            raise RequestError("text or token ids alone stand here.", where=name)
+        found.append(one)
+    encoder, decoder = found
+    if encoder is None:
+        raise RequestError("there is nothing for the encoder to read.", where=ENCODER)
+    return EncoderPrompt(encoder=encoder, decoder=decoder)

@@ -20,27 +20,20 @@ class Unsupported:
 
 
 _BY_PACKAGE = "install a package that offers a platform of this name, if there is one"
+_STORES = (
+    "use offloading, shared_storage or p2p, or install a package that offers a kv_connector of "
+    "this name"
+)
 
 FEATURES: dict[str, Unsupported] = {
     # Models and what is asked of them.
-    "long_lora": Unsupported(
-        "LoRA adapters with a rope scaling of their own are not supported",
-        "serve the model with --rope-scaling, and adapters that were made for it",
+    "media": Unsupported("images, sound and video are not supported with this model"),
+    "media_answers": Unsupported("answers are text; sound and images are not made"),
+    "media_cache_reset": Unsupported("the cache of media cannot be emptied while the server runs"),
+    "video_pruning": Unsupported(
+        "no tokens of videos are dropped", "take fewer frames with --media-io-kwargs"
     ),
-    "media": Unsupported("images, sound and video in prompts are not supported yet"),
-    "transcription": Unsupported("transcription and translation of audio are not supported yet"),
     "terratorch": Unsupported("models of pixels are not supported; terratorch is not used"),
-    "prompt_embeds": Unsupported(
-        "prompts as embeddings are not supported", "send text or token ids"
-    ),
-    "io_processors": Unsupported(
-        "plugins that convert other data into prompts are not supported", "send text or token ids"
-    ),
-    "shared_kv_layers": Unsupported("models whose layers share a KV cache are not supported yet"),
-    "remote_code": Unsupported(
-        "dovetail never runs code that comes with a checkpoint",
-        "give the architecture as a model plugin (dotted path)",
-    ),
     "s3": Unsupported("loading from S3 is not supported"),
     # Devices and how a model is divided over them.
     "hpu": Unsupported("Gaudi devices (HPU) are not supported", _BY_PACKAGE),
@@ -49,10 +42,6 @@ FEATURES: dict[str, Unsupported] = {
     "rocm": Unsupported("ROCm is not supported", _BY_PACKAGE),
     "tpu": Unsupported("TPUs are not supported", _BY_PACKAGE),
     "xpu": Unsupported("Intel XPUs are not supported", _BY_PACKAGE),
-    "dual_batch": Unsupported(
-        "dual batch overlap is not supported: on CPUs two half batches take longer than the "
-        "exchanges that they would hide, and calls between GPUs do not overlap with computing yet"
-    ),
     "ray_bundles": Unsupported(
         "dovetail makes a placement group of its own with a bundle for each rank",
         "--plugin-options.executor.strategy and .gpus say how",
@@ -60,13 +49,21 @@ FEATURES: dict[str, Unsupported] = {
     "elastic_engines": Unsupported(
         "the number of engines cannot be changed while a server runs", "start it again"
     ),
-    "kv_transfer": Unsupported("KV cache transfer between engines is not supported yet"),
+    "lmcache": Unsupported("there is no connector to LMCache yet", _STORES),
+    "mooncake": Unsupported(
+        "there is no connector to Mooncake's transfer engine",
+        "use p2p, or for its store `pip install dovetail-mooncake` and the connector mooncake",
+    ),
+    "nixl": Unsupported(
+        "there is no connector by NIXL yet",
+        "use p2p, which goes by host memory and takes the same kv_transfer_params",
+    ),
+    "p2p_nccl": Unsupported("there is no connector from GPU to GPU by NCCL yet", _STORES),
     "all2all_libraries": Unsupported(
         "this way to exchange tokens between engines is not supported",
         "use allgather_reducescatter or all_to_all",
     ),
     # How steps are computed.
-    "attention_dtype": Unsupported("attention in another type than --dtype is not supported"),
     "latent_libraries": Unsupported(
         "libraries of latent attention (FlashMLA, CUTLASS) are not used", "use auto or triton"
     ),
@@ -96,7 +93,6 @@ FEATURES: dict[str, Unsupported] = {
         "use minimax_m2, which separates it, or none, which leaves it in the text",
     ),
     "demo_tools": Unsupported("no tools come with the server; name servers of MCP by HOST:PORT"),
-    "profiling": Unsupported("the torch profiler cannot be started from outside yet"),
     "function_trace": Unsupported("function calls are not recorded"),
     "grammar_cache": Unsupported("compiled grammars are not cached on disk"),
     "fork": Unsupported("processes are always spawned, never forked"),

@@ -212,7 +212,7 @@ async def _serve(job: Job, spec: EngineSpec, timer: StartupTimer) -> int:
             app = build_app(engine, job.frontend, apis, parsers=parsers, renderer=renderer)
             max_open = spec.total_rows + max_queued(job.config, spec)
             progress = Progress(job.found, is_bar=is_terminal())
-            async with _metrics(app, job.metrics_socket):
+            async with contextlib.aclosing(app.state.server), _metrics(app, job.metrics_socket):
                 with progress:
                     await drive(
                         read_lines(job.input, job.line_bytes),

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dovetail.bench.offline import add_offline, check_all, engine_config, generate, load, pools
+from dovetail.bench.profiling import profiled
 from dovetail.bench.settings import LATENCY_GROUPS, DatasetFlags, LatencyFlags, ReportFlags
 from dovetail.config.parse.flags import group_of
 from dovetail.interfaces.bench_dataset import BenchPrompt
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     percentiles = parsed_percentiles(report.metric_percentiles, "--metric-percentiles")
     config = engine_config(args)
     with load(config) as llm:
-        iterations = measure(llm, flags, config.model.seed or 0)
+        iterations = measure(llm, flags, config.model.seed or 0, is_profiled=report.profile)
         results = figures(iterations, flags, percentiles, is_pooled=pools(llm))
         settings = settings_of(flags, report) | {"engine": config.shown()}
         result = result_of("latency", report, settings, results)
@@ -63,7 +64,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure(llm: Any, flags: LatencyFlags, seed: int) -> list[dict[str, float]]:
+def measure(
+    llm: Any, flags: LatencyFlags, seed: int, *, is_profiled: bool = False
+) -> list[dict[str, float]]:
     """Return the times of every measured iteration. Raises: DovetailError when an answer fails."""
     from dovetail.bench.prompts import draw_prompts
 
@@ -78,8 +81,11 @@ def measure(llm: Any, flags: LatencyFlags, seed: int) -> list[dict[str, float]]:
         tokenizer=llm.tokenizer,
     )
     starts = range(0, len(drawn), flags.batch_size)
-    times = [time_batch(llm, drawn[start : start + flags.batch_size]) for start in starts]
-    return times[flags.num_iters_warmup :]
+    batches = [drawn[start : start + flags.batch_size] for start in starts]
+    for batch in batches[: flags.num_iters_warmup]:
+        time_batch(llm, batch)
+    with profiled(llm, is_asked=is_profiled):
+        return [time_batch(llm, batch) for batch in batches[flags.num_iters_warmup :]]
 
 
 TIMES = ("latency", "prefill", "step")

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import registry
-from dovetail.bench.settings import DatasetFlags
+from dovetail.bench.settings import DatasetFlags, TargetFlags
+from dovetail.config.checkpoint.hub import Hub
 from dovetail.config.checkpoint.model_path import (
     DEMO_NAME,
     DEMO_PATH,
     find_tokenizer,
 )
+from dovetail.config.rules.checkpoint_code import CodePin, hub_revision, with_code
 from dovetail.config.rules.selections import reads_tokenizer, select
 from dovetail.errors import ConfigError
 from dovetail.interfaces.bench_dataset import BenchDataset, BenchPrompt, DatasetQuery
@@ -60,35 +62,48 @@ def draw_prompts(
     return dataset.draw(query)
 
 
-def tokenizer_of(requested: str | None, named_by_server: str) -> Tokenizer | None:
+def tokenizer_of(flags: TargetFlags, named_by_server: str) -> Tokenizer | None:
     """Return the tokenizer asked for, or that of the folder or hub id the server names.
 
     None where no tokenizer is named that can be found. Raises: ConfigError when the one asked for
     is not there.
     """
+    requested, pin = flags.tokenizer, hub_revision(flags.code_revision)
+    name = requested or named_by_server
     if requested is not None:
-        return load_tokenizer(_found(requested, Path(requested)))
-    folder = DEMO_PATH if named_by_server == DEMO_NAME else Path(named_by_server)
+        return load_tokenizer(_found(requested, Path(requested), pin), _code(flags, name))
+    folder = DEMO_PATH if name == DEMO_NAME else Path(name)
     if folder.is_dir():
-        return load_tokenizer(folder) if reads_tokenizer("auto", folder) else None
-    if not _HUB_ID.fullmatch(named_by_server):
+        is_readable = reads_tokenizer("auto", folder)
+        return load_tokenizer(folder, _code(flags, name)) if is_readable else None
+    if not _HUB_ID.fullmatch(name):
         return None
     try:
-        return load_tokenizer(_found(named_by_server, folder))
+        return load_tokenizer(_found(name, folder, pin), _code(flags, name))
     except ConfigError as error:
+        if flags.trust_remote_code:
+            raise
         logger.debug("no tokenizer found for %s: %s", named_by_server, error)
         return None
 
 
-def _found(name: str, folder: Path) -> Path:
-    return find_tokenizer(name, folder, fits=partial(reads_tokenizer, "auto"))
+def _found(name: str, folder: Path, revision: str | None) -> Path:
+    fits = partial(reads_tokenizer, "auto")
+    return find_tokenizer(name, folder, revision=revision, fits=fits)
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """Return the tokenizer of a folder. Raises: ConfigError"""
+def _code(flags: TargetFlags, name: str) -> CodePin | None:
+    """Return the code that the tokenizer of a name may run, None where none may."""
+    return CodePin(name, flags.code_revision) if flags.trust_remote_code else None
+
+
+def load_tokenizer(folder: Path, code: CodePin | None = None) -> Tokenizer:
+    """Return the tokenizer of a folder; it may run the code that is pinned. Raises: ConfigError"""
     chosen = select("tokenizer", "auto", query=str(folder), where="--tokenizer")
     tokenizer_class = registry.load_selection(chosen)
     if not isinstance(tokenizer_class, type):
         raise ConfigError("a tokenizer must be a class.", where="--tokenizer")
+    if code is not None:
+        chosen = with_code(chosen, code.source(folder), Hub())
     tokenizer: Tokenizer = registry.make(chosen, str(folder))
     return tokenizer

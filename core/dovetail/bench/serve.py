@@ -181,7 +181,7 @@ def draw(
     return draw_prompts(
         dataset,
         seed=target_flags.seed,
-        tokenizer=None if needs_none else tokenizer_of(target_flags.tokenizer, root),
+        tokenizer=None if needs_none else tokenizer_of(target_flags, root),
         vocab_tokens=target_flags.vocab_size,
         needs_text=needs_text,
         num_extra=num_extra,
@@ -192,6 +192,7 @@ async def send_all(target: Any, bodies: Sequence[bytes], flags: Flags) -> list[A
     """Return the traces of the measured requests; those after them warm up first."""
     from dovetail.bench.arrival import arrival_times_s
     from dovetail.bench.load import allow_connections, run_load
+    from dovetail.bench.profiling import server_profiled
 
     count, limit = flags.dataset.num_prompts, flags.load.max_concurrency
     allow_connections(min(limit or len(bodies), len(bodies)))
@@ -204,9 +205,10 @@ async def send_all(target: Any, bodies: Sequence[bytes], flags: Flags) -> list[A
         seed=flags.target.seed,
     )
     with progress(count) as bar:
-        return await run_load(
-            target, bodies[:count], due_s, max_concurrency=limit, when_done=bar.update
-        )
+        async with server_profiled(target, is_asked=flags.report.profile):
+            return await run_load(
+                target, bodies[:count], due_s, max_concurrency=limit, when_done=bar.update
+            )
 
 
 def progress(total: int) -> Any:

@@ -106,6 +106,17 @@ class TargetFlags:
         default_note="the model's, where the server names a folder or hub id",
         help="folder or hub id of the model's tokenizer, for random prompts and counts",
     )
+    trust_remote_code: bool = flag(
+        False,
+        help="run the tokenizer's code that comes with a checkpoint, where nothing else can read "
+        "it, with all rights of this user",
+    )
+    code_revision: str | None = flag(
+        None,
+        metavar="PIN",
+        help="the code that --trust-remote-code runs: sha256: and the digest of its files, which "
+        "the error without this flag tells, or on the hub the whole hash of a commit",
+    )
     vocab_size: int | None = flag(
         None,
         ge=1,
@@ -206,6 +217,11 @@ class ReportFlags:
     )
     plot: str | None = flag(
         None, metavar="FILE.png", help='plot the distributions; needs the extra "plot"'
+    )
+    profile: bool = flag(
+        False,
+        help="run the measured requests, and no warm-up, under the profiler of every rank, which "
+        "makes them slower; the engine needs --profiler-config FOLDER",
     )
 
 

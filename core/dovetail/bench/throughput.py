@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dovetail.bench.offline import add_offline, engine_config, generate, load, pools
+from dovetail.bench.profiling import profiled
 from dovetail.bench.settings import THROUGHPUT_GROUPS, DatasetFlags, ReportFlags
 from dovetail.config.parse.flags import group_of
 from dovetail.interfaces.bench_dataset import BenchPrompt
@@ -60,9 +61,10 @@ def run(args: argparse.Namespace) -> int:
         )
         generate(llm, prompts[flags.num_prompts :])
         measured = prompts[: flags.num_prompts]
-        start_s = time.perf_counter()
-        answers = generate(llm, measured, shows_progress=sys.stderr.isatty())
-        duration_s = time.perf_counter() - start_s
+        with profiled(llm, is_asked=report.profile):
+            start_s = time.perf_counter()
+            answers = generate(llm, measured, shows_progress=sys.stderr.isatty())
+            duration_s = time.perf_counter() - start_s
         results = figures(answers, measured, duration_s, percentiles, is_pooled=pools(llm))
         settings = settings_of(flags, report) | {"engine": config.shown()}
         result = result_of("throughput", report, settings, results)

@@ -19,6 +19,7 @@ from dovetail.errors import ConfigError, DovetailError
 
 COMMANDS = (
     "serve",
+    "route",
     "run",
     "chat",
     "complete",
@@ -26,6 +27,7 @@ COMMANDS = (
     "list",
     "pull",
     "rm",
+    "cache",
     "ps",
     "stop",
     "plugins",

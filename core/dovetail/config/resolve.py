@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +27,13 @@ from dovetail.config.checkpoint.model_path import (
     DEMO_NAME,
     find_config,
     find_model,
-    find_tokenizer,
 )
 from dovetail.config.checkpoint.rope import rope_rules, with_rope
 from dovetail.config.checkpoint.weights_check import check_weights, has_weights, no_weights
 from dovetail.config.config import Config
-from dovetail.config.rules import selections, stages
+from dovetail.config.rules import checkpoint_code, selections, stages
 from dovetail.config.rules.adapters import adapter_search, adapter_spec, first_adapters
-from dovetail.config.rules.attention import select_attention
+from dovetail.config.rules.attention import attention_dtype, select_attention
 from dovetail.config.rules.cache_size import (
     STATE_BLOCK_TOKENS,
     Room,
@@ -53,13 +51,25 @@ from dovetail.config.rules.device import (
     check_quantization,
     select_platform,
 )
+from dovetail.config.rules.encoder_decoder import check_encoder
 from dovetail.config.rules.engines import HOST_CORES, engine_numbers, with_engines
 from dovetail.config.rules.experts import expert_settings, over_engines, select_all2all
+from dovetail.config.rules.halves import halves_spec
 from dovetail.config.rules.host_memory import HOST_MEMORY, may_sleep, offload_bytes, swap_bytes
+from dovetail.config.rules.io_processors import select_io_processor
+from dovetail.config.rules.kv_transfer import check_parts, events_spec, transfer_spec
 from dovetail.config.rules.log_config import read_log_config
+from dovetail.config.rules.media import (
+    encoder_mode,
+    encodings_bytes,
+    media_spec,
+    sound_settings,
+    takes_vectors,
+)
 from dovetail.config.rules.placement import launched, places_ranks
 from dovetail.config.rules.platform import available_bytes, default_threads
 from dovetail.config.rules.pooling import Purpose, purpose
+from dovetail.config.rules.profiling import profile_spec
 from dovetail.config.rules.ranks import (
     cached_model,
     check_division,
@@ -69,6 +79,7 @@ from dovetail.config.rules.ranks import (
     select_communicator,
 )
 from dovetail.config.rules.schedule import schedule_spec
+from dovetail.config.rules.shared_layers import leaves_out_tokens
 from dovetail.config.rules.speculation import (
     acceptance_of,
     asked_drafter,
@@ -76,17 +87,18 @@ from dovetail.config.rules.speculation import (
     draft_spec,
 )
 from dovetail.config.rules.structured_output import structured_output_spec
+from dovetail.config.rules.tokenizer import select_tokenizer, tokenizer_path
 from dovetail.config.rules.worker_drafts import draft_bytes, runs_on_worker, worker_drafts
 from dovetail.config.rules.worker_extension import worker_extension
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.interfaces.platform import AUTO_DTYPE, Platform
+from dovetail.interfaces.schedule_spec import ScheduleSpec
 from dovetail.interfaces.spec import (
     CacheSpec,
     EngineSpec,
     ModelSpec,
     RunSpec,
-    ScheduleSpec,
     Selection,
     WorkerDraftSpec,
 )
@@ -96,9 +108,11 @@ def resolve(config: Config) -> EngineSpec:
     """Return the one resolved engine. Raises: ConfigError for the first fault found."""
     config = checked(config)
     chosen, platform = select_platform(config)
+    executor = _executor(config, platform)  # a model may take long to come
     folder = _find_model(config)
     aim = purpose(config, _model(config, folder, platform))
-    model = aim.model
+    model = _with_code(config, aim.model)
+    aim = replace(aim, model=model)
     schedule = schedule_spec(config, model, platform, aim.max_tokens)
     if config.model.disable_sliding_window:
         model = without_window(model)
@@ -116,7 +130,7 @@ def resolve(config: Config) -> EngineSpec:
     cache = cache_spec(config, cached, schedule, kv_dtype, platform, beside)
     schedule = _fit_schedule(config, cached, schedule, cache, kv_dtype, beside)
     aim = replace(aim, drafts=drafts)
-    spec = _engine_spec(config, aim, schedule, cache, kv_dtype, platform)
+    spec = _engine_spec(config, aim, schedule, cache, kv_dtype, platform, executor)
     spec = msgspec.structs.replace(with_engines(spec, config, platform), platform=chosen)
     platform.check(spec)
     if registry.hook_entries():
@@ -159,6 +173,14 @@ def cache_spec(
         hash_algorithm=registry.value_of("hash_algorithm", section.prefix_caching_hash_algo),
         keeps_windows=config.scheduler.disable_hybrid_kv_cache_manager,
     )
+
+
+def _executor(config: Config, platform: Platform) -> Selection:
+    """Return what drives the ranks. Raises: ConfigError where it cannot drive them all"""
+    rank = rank_spec(config)
+    executor = selections.select_executor(config, platform.defaults(), rank.world_size)
+    check_executor(executor, rank)
+    return executor
 
 
 def _block_tokens(config: Config, model: ModelSpec, platform: Platform) -> int:
@@ -265,6 +287,11 @@ def _model(config: Config, folder: Path, platform: Platform) -> ModelSpec:
     return found
 
 
+def _with_code(config: Config, model: ModelSpec) -> ModelSpec:
+    code = checkpoint_code.model_code(config, model, hub_of(config))
+    return model if code is None else msgspec.structs.replace(model, code=code)
+
+
 def _engine_spec(
     config: Config,
     aim: Purpose,
@@ -272,6 +299,7 @@ def _engine_spec(
     cache: CacheSpec,
     kv_dtype: str,
     platform: Platform,
+    executor: Selection,
 ) -> EngineSpec:
     model = aim.model
     run = _run_spec(config, model, schedule, cache, kv_dtype, platform)
@@ -280,18 +308,22 @@ def _engine_spec(
     )
     check_quantization(platform, run.quantization)
     _check_checkpoint(config, run)
-    tokenizer_path = _tokenizer_path(config, Path(model.path))
-    tokenizer = _tokenizer(config, tokenizer_path)
+    path = tokenizer_path(config, Path(model.path), hub_of(config))
+    tokenizer = select_tokenizer(config, path, hub_of(config))
+    is_used = model.code is not None or checkpoint_code.OPTION in tokenizer.options
+    checkpoint_code.tell_unused(config, is_used=is_used)
     if aim.pooling is None:
-        structured_output = structured_output_spec(config, model, tokenizer, str(tokenizer_path))
+        structured_output = structured_output_spec(config, model, tokenizer, str(path))
         run = msgspec.structs.replace(run, structured_output=structured_output)
     usual = platform.defaults()
     scheduler = selections.select_scheduler(config, usual)
-    executor = selections.select_executor(config, usual, run.rank.world_size)
-    check_executor(executor, run.rank)
     worker = selections.select_worker(config, usual)
     stages.check_parts(run.rank, scheduler, executor, worker)
     host_bytes = swap_bytes(config, platform, scheduler, worker)
+    profile = profile_spec(config, executor)
+    run = msgspec.structs.replace(run, transfer=transfer_spec(config, run), profile=profile)
+    check_parts(run.transfer, scheduler, executor, worker)
+    media = media_spec(config, model)
     return EngineSpec(
         run=run,
         cache=msgspec.structs.replace(cache, host_bytes=host_bytes),
@@ -307,8 +339,8 @@ def _engine_spec(
         executor=executor,
         worker=worker,
         tokenizer=tokenizer,
-        tokenizer_path=str(tokenizer_path),
-        drafting=draft_spec(config, schedule, scheduler),
+        tokenizer_path=str(path),
+        drafting=draft_spec(config, model, schedule, scheduler),
         stat_loggers=selections.select_stat_loggers(config),
         hooks=registry.hooks.selections() if registry.hook_entries() else (),
         served_names=served_names(config),
@@ -327,6 +359,11 @@ def _engine_spec(
         can_sleep=may_sleep(config, executor, worker),
         adapters=first_adapters(config, hub_of(config), served_names(config)),
         adapter_search=adapter_search(config, served_names(config), model),
+        events=events_spec(config),
+        media=media,
+        sounds=sound_settings(config, model),
+        takes_vectors=takes_vectors(config, run),
+        io_processor=select_io_processor(config, run.pooling),
     )
 
 
@@ -343,7 +380,9 @@ def _run_spec(
     model_plugin = selections.select_model(config, model)
     check_division(model, model_plugin, rank)
     stages.check_model(model_plugin, rank)
+    stages.check_sources(model, rank)
     check_context(model, rank)
+    check_encoder(config, model, rank)
     load_format = selections.select_load_format(config, model.path)
     rank = over_engines(config, model, rank)
     placement, balance = expert_settings(config, model, rank, load_format)
@@ -357,6 +396,7 @@ def _run_spec(
     conv_dtype = registry.value_of("mamba_cache_dtype", config.cache.mamba_cache_dtype)
     state_dtype = registry.value_of("mamba_cache_dtype", config.cache.mamba_ssm_cache_dtype)
     recorded = platform.defaults().recorded_rows
+    communicator = select_communicator(config, platform, rank)
     making = step_making(config, recorded_rows=recorded, max_rows=schedule.max_rows)
     return RunSpec(
         model=model,
@@ -365,6 +405,10 @@ def _run_spec(
         kv_dtype=kv_dtype,
         conv_state_dtype=conv_dtype or model.weight_dtype or model.dtype,
         state_dtype=state_dtype or conv_dtype or "float32",
+        leaves_out_tokens=leaves_out_tokens(config, model, model_plugin),
+        attention_dtype=attention_dtype(config, model),
+        encoder_mode=encoder_mode(config),
+        encodings_bytes=encodings_bytes(config, model, schedule),
         block_tokens=cache.block_tokens,
         max_rows=schedule.max_rows,
         max_step_tokens=schedule.max_step_tokens,
@@ -382,7 +426,8 @@ def _run_spec(
         expert_placement=placement,
         expert_balance=balance,
         worker_extension=worker_extension(config),
-        communicator=select_communicator(config, platform, rank),
+        communicator=communicator,
+        halves=halves_spec(config, rank, communicator),
         all2all=select_all2all(config, rank),
         thread_spin_us=config.device.thread_spin_us,
         logprobs_stage=stage,
@@ -425,30 +470,6 @@ def _check_checkpoint(config: Config, run: RunSpec) -> None:
         return
     if "no_weights" not in registry.load_selection(run.model_plugin).capabilities:
         raise no_weights(run.model.path)
-
-
-def _tokenizer_path(config: Config, model_path: Path) -> Path:
-    if config.model.skip_tokenizer_init:
-        return model_path
-    return find_tokenizer(
-        config.model.tokenizer,
-        model_path,
-        revision=config.model.tokenizer_revision or config.model.revision,
-        hub=hub_of(config),
-        fits=partial(selections.reads_tokenizer, config.model.tokenizer_mode),
-    )
-
-
-def _tokenizer(config: Config, path: Path) -> Selection:
-    if config.model.skip_tokenizer_init:
-        return selections.no_tokenizer(config)
-    return selections.select(
-        "tokenizer",
-        config.model.tokenizer_mode,
-        query=str(path),
-        options=config.plugin.options_of("tokenizer"),
-        where="--tokenizer-mode",
-    )
 
 
 def _default_sampling(config: Config, model_path: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from itertools import count
 
 import msgspec
 
+from dovetail.config.checkpoint.weights_digest import folder_digest
 from dovetail.engine.virtual_tokens import virtual_tokens
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.adapter_spec import AdapterSource, AdapterSpec
@@ -88,6 +89,7 @@ class Adapters:
         self._serials = count(1)
         self._served: dict[str, AdapterSource] = {}
         self._known: dict[str, AdapterSource] = {}
+        self._content_keys: dict[str, str] = {}
         self._num_virtual: dict[str, int] = {}
         self._copies: OrderedDict[str, _Copy] = OrderedDict()
         self._slots: OrderedDict[str, int] = OrderedDict()
@@ -210,6 +212,13 @@ class Adapters:
         self._num_passed = 0
         return self._give(holder, slot)
 
+    def content_key(self, key: str) -> str:
+        """Return a key that stands for the content of an adapter's files. Mutates: self"""
+        if key not in self._content_keys:
+            source = self._known[key]
+            self._content_keys[key] = f"{source.name}#{folder_digest(source.path)}"
+        return self._content_keys[key]
+
     def release(self, holder: AdapterHolder) -> None:
         """Let go of what a request held. Mutates: self"""
         self._holders[holder.key] -= 1
@@ -290,6 +299,7 @@ class Adapters:
     def _forget(self, key: str) -> None:
         """Mutates: self"""
         del self._known[key]
+        self._content_keys.pop(key, None)
         self._num_virtual.pop(key, None)
         self._holders.pop(key, None)
         self._users.pop(key, None)

@@ -12,34 +12,39 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from dovetail import registry
 from dovetail.engine.adapters import AdapterHolder, serve_adapters
 from dovetail.engine.admission import Admission
 from dovetail.engine.affinity import keep_to
-from dovetail.engine.drafting import Drafting
+from dovetail.engine.building import (
+    build_cache,
+    build_drafter,
+    build_executor,
+    open_events,
+    plan_layout,
+    steps_together,
+)
+from dovetail.engine.drafting import drafting_of
+from dovetail.engine.elsewhere import Elsewhere
+from dovetail.engine.encodings import Encodings
 from dovetail.engine.faults import as_refusal, refused
-from dovetail.engine.kv import kv_groups
-from dovetail.engine.messages import EngineRequest, RequestUpdate, Timings
+from dovetail.engine.live import Live, StepInFlight, update_of
+from dovetail.engine.messages import EngineRequest, RequestUpdate
 from dovetail.engine.request import Request
 from dovetail.engine.sleep_mode import SleepMode
 from dovetail.engine.start_watch import Report, StartWatch
 from dovetail.engine.step_stats import StepCounter
-from dovetail.engine.steps_together import StepsTogether
 from dovetail.engine.virtual_tokens import verify_room
 from dovetail.errors import EngineDead, RequestError
-from dovetail.interfaces.drafter import Drafter
-from dovetail.interfaces.executor import Executor, PendingStep, WorkerCall
-from dovetail.interfaces.kv_policy import KVPolicy, KVRoom
+from dovetail.interfaces.executor import WorkerCall
+from dovetail.interfaces.kv_policy import KVPolicy
 from dovetail.interfaces.scheduler import Scheduler
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.stats import StepStats
-from dovetail.interfaces.step import NO_SLOT, KVLayout, StepPlan, StepResult
+from dovetail.interfaces.step import NO_SLOT, StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +55,8 @@ IDLE_WAKE_TOGETHER_S = 0.002
 LEAVE_LIMIT_S = 2.0
 """How long an engine that ends steps along with others that share its experts."""
 
-STEP_ALONG = -2
-"""The number of steps without requests."""
+STEP_ALONG, ORDERS_ALONE = -2, -3
+"""The numbers of steps without requests: for other engines, and for blocks to be written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,48 +67,6 @@ class StepOutput:
     updates: list[RequestUpdate]
     stats: StepStats | None = None
     is_stalled: bool = False
-
-
-class _Live:
-    """A request that is not finished, what it holds, and when it first took a row."""
-
-    __slots__ = ("execute_s", "forward_s", "has_token", "holder", "request", "scheduled_s")
-
-    def __init__(self, request: Request, holder: AdapterHolder | None) -> None:
-        self.request = request
-        self.holder = holder
-        self.scheduled_s = 0.0
-        self.forward_s = 0.0
-        self.execute_s = 0.0
-        self.has_token = False
-
-
-class _PendingStep:
-    """A step handed over; its result brings its participants' times."""
-
-    __slots__ = ("_participants", "_pending", "_submitted_s", "is_busy", "plan", "wait_s")
-
-    def __init__(
-        self, plan: StepPlan, participants: tuple[_Live, ...], executor: Executor, *, is_busy: bool
-    ) -> None:
-        self.plan = plan
-        self.is_busy = is_busy
-        self.wait_s = 0.0
-        self._participants = participants
-        self._submitted_s = time.monotonic()
-        self._pending: PendingStep = executor.submit(plan)
-
-    def result(self) -> StepResult:
-        """Wait for the step's result. Mutates: the participants' times"""
-        asked_s = time.monotonic()
-        result = self._pending.result()
-        now_s = time.monotonic()
-        self.wait_s = now_s - asked_s
-        execute_s = now_s - self._submitted_s
-        for live in self._participants:
-            live.forward_s += result.forward_s
-            live.execute_s += execute_s
-        return result
 
 
 class EngineCore:
@@ -118,19 +81,20 @@ class EngineCore:
         self.num_steps = 0
         keep_to(spec.run.processors)
         watch = StartWatch(report)
-        self._together = _steps_together(spec)
+        self._together = steps_together(spec)
         # What needs no weights is made first: a wrong option need not wait for them.
         policy: SchedulingPolicy = registry.make(spec.policy)
-        drafter = _build_drafter(spec)
-        self._executor = _build_executor(spec)
+        drafter = build_drafter(spec)
+        self._executor = build_executor(spec)
         try:
             watch.lap("load model")
             kv_policy: KVPolicy = registry.make(spec.kv_policy)
-            self.layout = self._executor.agreed(_plan_layout(spec, self._executor, kv_policy))
+            self.layout = self._executor.agreed(plan_layout(spec, self._executor, kv_policy))
             self._executor.allocate(self.layout)
             watch.lap("create KV cache and warm up")
             self.adapters = serve_adapters(spec, self._executor.prepare)
-            self.cache = kv_policy.accounting(self.layout, spec.cache, os.urandom(32))
+            self.cache, self._elsewhere = build_cache(spec, self._executor, self.layout, kv_policy)
+            self._events = open_events(spec, self.layout, self.cache)
             self._scheduler: Scheduler = registry.make(
                 spec.scheduler, spec.schedule, self.cache, policy
             )
@@ -140,18 +104,22 @@ class EngineCore:
             self._counter = StepCounter(
                 self.cache, lambda: self.sleep_mode.level, self.adapters, engine=spec.engine
             )
-            self._drafting: Drafting | None = None
-            if spec.drafting is not None:
-                self._drafting = Drafting(spec.drafting, drafter, spec.run.model, self._counter)
+            self._counter.elsewhere = self._elsewhere
+            self._drafting = drafting_of(spec, drafter, self._counter)
         except BaseException:
             self._executor.shutdown()
             raise
+        limits = spec.schedule
+        most = limits.encoder_rows, limits.kept_encoder_rows
+        self._encodings = Encodings(*most, keeps_whole=limits.keeps_parts_whole)
         self._depth = spec.schedule.plans_in_flight
-        self._pending_steps: deque[_PendingStep] = deque()
-        self._live: dict[str, _Live] = {}
+        self._pending_steps: deque[StepInFlight] = deque()
+        self._live: dict[str, Live] = {}
+        self._num_with_parts = 0
         self._admission = Admission(
             self._executor.prepare, self.adapters, self._queue, self._refuse
         )
+        self._arriving: dict[str, Live] = {}
         self._updates: list[RequestUpdate] = []
         self._stalled_since_s: float | None = None
         self._is_busy = False
@@ -159,8 +127,15 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Return whether a step has anything to do or to tell, or other engines need one."""
-        own = self._live or self._pending_steps or self._updates or self._admission
+        own = self._live or self._pending_steps or self._updates or self._waits
+        if self._elsewhere is not None and self._elsewhere.has_orders:
+            return True
         return bool(own) or (self._together is not None and self._together.is_behind)
+
+    @property
+    def _waits(self) -> bool:
+        """Return whether requests wait for what is being loaded."""
+        return bool(self._admission or self._arriving)
 
     @property
     def idle_wake_s(self) -> float:
@@ -198,27 +173,71 @@ class EngineCore:
             priority=message.priority,
             arrival_s=message.arrival_s,
             cache_salt=message.cache_salt,
-            adapter="" if holder is None else holder.key,
+            adapter=self._adapter_key(holder),
             adapter_slot=NO_SLOT if holder is None else holder.slot,
             num_virtual_tokens=0 if holder is None else holder.num_virtual_tokens,
             pooling=message.pooling,
             needs_whole_prompt=self._needs_whole_prompt(message),
+            parts=message.parts,
+            encodings=self._encodings,
         )
         try:
             verify_room(message, request.num_virtual_tokens, self.spec.run.max_model_tokens)
-            self._scheduler.add(request)
         except RequestError as error:
             self._admission.release(holder)
             self._updates.append(refused(message.request_id, error))
-        except Exception as error:  # a plugin's fault with this request, a policy's key for one
-            logger.exception("request %s could not be queued", message.request_id)
-            self._admission.release(holder)
-            what = f"the request could not be queued: {type(error).__name__}: {error}"
-            self._updates.append(refused(message.request_id, RequestError(what, status=500)))
+            return
+        live = Live(request, holder, message.kv_transfer, message.pin_s)
+        is_known = request.request_id in self._live or request.request_id in self._arriving
+        elsewhere = None if is_known else self._elsewhere
+        if elsewhere is not None and elsewhere.begin(request, live.transfer):
+            self._arriving[request.request_id] = live
         else:
-            self._live[request.request_id] = _Live(request, holder)
+            self._schedule(live)
+
+    def _schedule(self, live: Live) -> None:
+        """Queue a request that waits for nothing. Mutates: self"""
+        request = live.request
+        try:
+            self._scheduler.add(request)
+        except RequestError as error:
+            self._let_go(live)
+            self._updates.append(refused(request.request_id, error))
+        except Exception as error:  # a plugin's fault with this request, a policy's key for one
+            logger.exception("request %s could not be queued", request.request_id)
+            self._let_go(live)
+            what = f"the request could not be queued: {type(error).__name__}: {error}"
+            self._updates.append(refused(request.request_id, RequestError(what, status=500)))
+        else:
+            self._live[request.request_id] = live
+            self._num_with_parts += bool(live.request.parts)
             if self._drafting is not None:
                 self._drafting.begin(request, sum(self._scheduler.counts()))
+
+    def _adapter_key(self, holder: AdapterHolder | None) -> str:
+        """Return what tells an adapter's blocks from others: where blocks outlive this engine, a
+        name for the content of its files."""
+        if holder is None or self.adapters is None:
+            return ""
+        return holder.key if self._elsewhere is None else self.adapters.content_key(holder.key)
+
+    def _let_go(self, live: Live) -> None:
+        """Free what a request holds that is not queued. Mutates: the adapters, the cache"""
+        self._admission.release(live.holder)
+        if self._elsewhere is not None and live.request.request_id not in self._live:
+            self.cache.free(live.request)
+
+    def _admit_arrived(self) -> None:
+        """Queue the requests whose blocks have come, or will not. Mutates: self"""
+        if self._elsewhere is None or not self._elsewhere:
+            return
+        for request_id, error in self._elsewhere.arrived():
+            live = self._arriving.pop(request_id)
+            if error is None:
+                self._schedule(live)
+            else:
+                self._let_go(live)
+                self._refuse(request_id, error)
 
     def _needs_whole_prompt(self, message: EngineRequest) -> bool:
         """Return whether what a request is told depends on all of its prompt's steps."""
@@ -232,12 +251,16 @@ class EngineCore:
         for ended in self._scheduler.abort(request_ids):
             self._note(ended.request_id)
         for request_id in request_ids:
-            if self._admission.abort(request_id):
+            is_arriving = self._arriving.pop(request_id, None)
+            if is_arriving is not None and self._elsewhere is not None:
+                self._elsewhere.abort(request_id)
+                self._let_go(is_arriving)
+            if self._admission.abort(request_id) or is_arriving is not None:
                 self._updates.append(RequestUpdate(request_id=request_id, finish_reason="abort"))
 
     def abort_all(self) -> None:
         """End every request. The next steps tell of them."""
-        self.abort((*self._live, *self._admission))
+        self.abort((*self._live, *self._arriving, *self._admission))
 
     def stats(self) -> StepStats:
         """Return the engine's numbers between two steps."""
@@ -253,6 +276,8 @@ class EngineCore:
             self.adapters.poll()
         if self._admission:
             self._admission.admit()
+        self._admit_arrived()
+        self._encodings.begin_step()
         plan = self._scheduler.plan()
         if plan.rows:
             self._submit(plan, started_s)
@@ -275,6 +300,8 @@ class EngineCore:
         self.num_steps += 1
         if self.spec.checks_invariants:
             self.cache.check_invariants()
+        if self._events is not None:
+            self._events.publish()
         self._stalled_since_s = None
         stats = self._stats(step, result, time.monotonic() - started_s)
         return StepOutput(updates=self._take_updates(), stats=stats)
@@ -282,12 +309,21 @@ class EngineCore:
     def _forget_memory(self) -> None:
         """Count on nothing that the ranks kept in memory that they have released."""
         self.cache.forget_all()
+        self._encodings.forget_all()
         if self.adapters is not None:
             self.adapters.empty_slots()
+        if self._events is not None:
+            self._events.publish()
 
     def reset_prefix_cache(self) -> None:
-        """Make no cached prefix findable any more; requests under way keep what they have."""
+        """Make no cached prefix findable any more, nor what was kept elsewhere: the weights may
+        have changed. Requests under way keep what they have."""
         self.cache.forget_all()
+        if self._elsewhere is not None:
+            self._elsewhere.distrust(self._live)
+            self.cache.rekey(os.urandom(32))
+        if self._events is not None:
+            self._events.publish()
 
     def collective_rpc(self, call: WorkerCall) -> list[Any]:
         """Have the workers of all ranks run a method, after the steps under way; return what they
@@ -297,9 +333,10 @@ class EngineCore:
     def check_idle(self) -> None:
         """Check what must hold when no request lives. Raises: AssertionError."""
         if not self.has_work:
-            self.cache.check_invariants()
-            num_free, num_blocks = self.cache.num_free_blocks, self.cache.num_blocks
-            assert num_free == num_blocks, f"{num_blocks - num_free} KV blocks are lost"
+            cache = self.cache
+            cache.check_invariants()
+            num_lost = cache.num_blocks - cache.num_free_blocks - cache.num_pinned_blocks
+            assert not num_lost, f"{num_lost} KV blocks are lost"
 
     def check_executor(self) -> None:
         """Raise EngineDead when a worker is gone."""
@@ -337,9 +374,27 @@ class EngineCore:
     def shutdown(self) -> None:
         """End the workers and release the memory. May be called twice."""
         self._pending_steps.clear()
+        self._close_elsewhere()
         self._executor.shutdown()
         if self._together is not None:
             self._together.close()
+
+    def _close_elsewhere(self) -> None:
+        """Give the ranks the last blocks to write, and end what tells and finds blocks."""
+        if self._elsewhere is not None:
+            try:
+                self._bring_orders(self._elsewhere)
+            except EngineDead as error:
+                logger.debug("the last KV blocks are not written: %s", error)
+            self._elsewhere.close()
+        if self._events is not None:
+            self._events.close()
+
+    def _bring_orders(self, elsewhere: Elsewhere) -> None:
+        """Run a step without rows where blocks wait for one. Raises: EngineDead"""
+        if elsewhere.collect():
+            plan = elsewhere.add_orders(StepPlan(step_id=ORDERS_ALONE, rows=()))
+            self._executor.submit(plan).result()
 
     def _submit(self, plan: StepPlan, now_s: float) -> None:
         """Hand a step over, and note which requests take a row by it. Mutates: self"""
@@ -351,15 +406,25 @@ class EngineCore:
                 live.scheduled_s = now_s
         if self.adapters is not None:
             plan = self.adapters.take_moves(plan)
+        plan = self._with_encodings(plan)
+        if self._elsewhere is not None:
+            plan = self._elsewhere.add_orders(plan)
         participants = self._participants(plan) if self.spec.times_steps else ()
         if self._together is not None:
             self._together.begin()
         self._pending_steps.append(
-            _PendingStep(plan, participants, self._executor, is_busy=self._is_busy)
+            StepInFlight(plan, participants, self._executor, is_busy=self._is_busy)
         )
         self._is_busy = True
 
-    def _participants(self, plan: StepPlan) -> tuple[_Live, ...]:
+    def _with_encodings(self, plan: StepPlan) -> StepPlan:
+        """Return a plan with what has to be encoded for its rows. Mutates: self"""
+        if not self._num_with_parts:
+            return plan
+        requests = {live.request.row: live.request for live in self._live.values()}
+        return self._encodings.take(plan, [requests[row.row] for row in plan.rows])
+
+    def _participants(self, plan: StepPlan) -> tuple[Live, ...]:
         """Return the requests in a step just planned."""
         rows = {row.row for row in plan.rows}
         return tuple(live for live in self._live.values() if live.request.row in rows)
@@ -370,7 +435,7 @@ class EngineCore:
         if live is None:
             return
         request = live.request
-        update = _update_of(live, time.monotonic())
+        update = update_of(live, time.monotonic(), self._elsewhere)
         self._counter.generated_tokens += len(update.token_ids)
         if (update.token_ids or update.pooled is not None) and not live.has_token:
             live.has_token = True
@@ -378,7 +443,12 @@ class EngineCore:
         if request.is_finished:
             self._counter.finished += 1
             self._counter.faults += request.finish_reason == "error"
+            if live.pin_s and request.finish_reason != "error":
+                self.cache.pin(request, live.pin_s)
             del self._live[request_id]
+            if request.parts:
+                self._num_with_parts -= 1
+                self._encodings.release(request)
             self._admission.release(live.holder)
             if self._drafting is not None:
                 self._drafting.forget(request_id)
@@ -388,7 +458,7 @@ class EngineCore:
         updates, self._updates = self._updates, []
         return updates
 
-    def _stats(self, step: _PendingStep, result: StepResult, step_s: float) -> StepStats:
+    def _stats(self, step: StepInFlight, result: StepResult, step_s: float) -> StepStats:
         return self._counter.take(
             self._scheduler.counts(),
             step_tokens=step.plan.num_tokens,
@@ -401,6 +471,8 @@ class EngineCore:
     def _stalled(self) -> StepOutput:
         """Return an empty step; requests that have waited in vain for too long end."""
         self._is_busy = False
+        if self._elsewhere is not None:
+            self._bring_orders(self._elsewhere)
         now_s = time.monotonic()
         if not self._live:
             self._stalled_since_s = None
@@ -411,7 +483,7 @@ class EngineCore:
         return StepOutput(
             updates=self._take_updates(),
             stats=self._idle_stats(),
-            is_stalled=bool(self._live or self._admission),
+            is_stalled=bool(self._live or self._waits),
         )
 
     def _idle_stats(self) -> StepStats | None:
@@ -424,66 +496,3 @@ class EngineCore:
         for live in list(self._live.values()):
             live.request.finish("error", fault)
             self.abort((live.request.request_id,))
-
-
-def _steps_together(spec: EngineSpec) -> StepsTogether | None:
-    """Return what keeps this engine in step with those that share its experts, if any do."""
-    if not spec.shares_experts:
-        return None
-    rank = spec.run.rank
-    return StepsTogether(Path(spec.run.engines_folder), rank.data_rank, rank.data_size)
-
-
-def _update_of(live: _Live, now_s: float) -> RequestUpdate:
-    request = live.request
-    progress = request.take_progress()
-    return RequestUpdate(
-        request_id=request.request_id,
-        token_ids=progress.token_ids,
-        logprobs=progress.logprobs,
-        prompt_logprobs=progress.prompt_logprobs,
-        finish_reason=request.finish_reason,
-        stop_reason=request.stop_reason,
-        error=request.error if request.finish_reason == "error" else None,
-        error_status=request.error_status,
-        num_cached_tokens=max(0, request.num_cached_tokens - request.num_virtual_tokens),
-        timings=Timings(live.scheduled_s, now_s, live.forward_s, live.execute_s),
-        pooled=progress.pooled,
-    )
-
-
-def _build_executor(spec: EngineSpec) -> Executor:
-    executor_class = registry.load_selection(spec.executor)
-    options = registry.build_options(spec.executor)
-    executor: Executor = executor_class(options, spec.run, spec.worker)
-    return executor
-
-
-def _plan_layout(spec: EngineSpec, executor: Executor, policy: KVPolicy) -> KVLayout:
-    """Return the KV cache's layout. Raises: ConfigError when the longest request does not fit."""
-    cache, schedule = spec.cache, spec.schedule
-    memory_bytes = cache.memory_bytes
-    if cache.num_blocks is None and memory_bytes is None:
-        memory_bytes = executor.free_bytes()
-    layers = executor.kv_layers()
-    if cache.keeps_windows:
-        layers = [msgspec.structs.replace(layer, window_tokens=None) for layer in layers]
-    room = KVRoom(
-        block_tokens=cache.block_tokens,
-        num_blocks=cache.num_blocks,
-        memory_bytes=memory_bytes,
-        host_bytes=cache.host_bytes,
-    )
-    layout = policy.plan(layers, room)
-    step_tokens = schedule.max_step_tokens * schedule.plans_in_flight
-    kv_groups.verify_fits(layout, schedule.max_model_tokens, step_tokens)
-    return layout
-
-
-def _build_drafter(spec: EngineSpec) -> Drafter | None:
-    if spec.drafting is None:
-        return None
-    if spec.run.drafts is not None:
-        return None  # it is made beside the model
-    made: Drafter = registry.make(spec.drafting.drafter, spec.run.model, spec.drafting.max_tokens)
-    return made

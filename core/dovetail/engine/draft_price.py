@@ -7,11 +7,14 @@ more tokens and takes longer.
 from __future__ import annotations
 
 from collections import deque
-from statistics import median
+from statistics import quantiles
 
 FEW_ROWS = 4
-"""With fewer rows the pauses of each request decide: a step takes about as long with drafts as
-without, and what they bring differs from one sentence to the next."""
+"""With fewer rows what drafts bring differs from one sentence to the next: there each request
+decides, by what steps cost."""
+LEAST_WORTH, MOST_WORTH = 0.6, 2.0
+"""How many tokens a draft must bring while that is not known, and what is asked at most: a few
+steps on a busy machine are no proof."""
 WINDOW_STEPS = 15
 """The latest steps of a sort that are looked at."""
 FEW_STEPS = 48
@@ -23,8 +26,8 @@ PROBE_EVERY, PROBE_STEPS = 1024, 6
 
 
 class _Latest:
-    """The latest steps of a sort. Of their times the median counts: a step that compiles or records
-    something takes long once."""
+    """The latest steps of a sort. Of their times the lower quartile counts: steps that compile or
+    record something take long once, and on a busy machine others take what they would not."""
 
     __slots__ = ("seconds", "tokens")
 
@@ -46,7 +49,12 @@ class _Latest:
     @property
     def rate(self) -> float:
         """Return tokens a second."""
-        return sum(self.tokens) / len(self.tokens) / median(self.seconds)
+        return sum(self.tokens) / len(self.tokens) / self.step_s
+
+    @property
+    def step_s(self) -> float:
+        """Return how long a step takes."""
+        return quantiles(self.seconds, n=4)[0] if len(self.seconds) > 1 else self.seconds[0]
 
 
 class _Steps:
@@ -77,9 +85,20 @@ class DraftPrice:
     def pays(self, num_rows: int) -> bool:
         """Return whether steps of so many rows are to have drafts now."""
         steps = self._steps.get(num_rows.bit_length())
-        if num_rows < FEW_ROWS or steps is None or steps.num_steps < FEW_STEPS:
+        if steps is None or steps.num_steps < FEW_STEPS:
             return True
         if len(steps.plain) < PLAIN_STEPS:
             return steps.num_steps % PLAIN_EVERY > 0
+        if num_rows < FEW_ROWS:
+            return True
         few = len(steps.drafted) < PROBE_STEPS
         return few or steps.drafted.rate > steps.plain.rate
+
+    def least_worth(self, num_rows: int) -> float:
+        """Return how many tokens a request's draft must bring in steps of so many rows: what a step
+        with drafts takes longer than one without, in steps without."""
+        steps = self._steps.get(num_rows.bit_length())
+        if steps is None or len(steps.plain) < PLAIN_STEPS or len(steps.drafted) < PROBE_STEPS:
+            return LEAST_WORTH
+        longer = steps.drafted.step_s / steps.plain.step_s - 1.0
+        return min(max(longer, LEAST_WORTH / 2), MOST_WORTH)

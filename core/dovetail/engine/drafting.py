@@ -10,20 +10,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from dovetail.engine.draft_price import DraftPrice
+from dovetail.engine.draft_price import FEW_ROWS, LEAST_WORTH, DraftPrice
 from dovetail.engine.request import RUNNING
 from dovetail.engine.step_stats import StepCounter
 from dovetail.interfaces.drafter import Drafter
 from dovetail.interfaces.scheduler import RequestState
-from dovetail.interfaces.spec import DraftSpec, ModelSpec
+from dovetail.interfaces.spec import DraftSpec, EngineSpec, ModelSpec
 from dovetail.interfaces.step import StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
 
 FREE_MISSES = 3
 MAX_PAUSE_TOKENS = 16
-LEAST_WORTH, FIRST_PAUSE, LONGEST_PAUSE = 0.6, 4, 64
-"""Of a drafter on the worker: how many tokens a draft must bring, and how long it pauses else."""
+FIRST_PAUSE, LATER_PAUSE, LONGEST_PAUSE = 4, 32, 128
+"""How many tokens long a drafter on the worker pauses, first where drafts used to be worth their
+price, and where they were not."""
+NEWEST_SHARE = 1 / 16
+"""How much one draft counts in what the drafts of all greedy requests are worth, or of all others.
+"""
+PLAIN_EVERY = 8
+"""While nothing is drafted for a few rows, one of so many steps is timed."""
 FOREIGN = "an id outside the vocabulary"
 
 
@@ -45,8 +51,10 @@ class _AdaptiveDraftLength:
         self.num_misses = 0
         self.paused_until = 0
 
-    def record(self, num_accepted: int, num_tokens: int, longest: int) -> None:
-        """Take in a draft's outcome. Mutates: self"""
+    def record(
+        self, num_drafted: int, num_accepted: int, num_tokens: int, longest: int, least: float
+    ) -> None:
+        """Take in a draft's outcome; `least` is what a draft must bring. Mutates: self"""
         if num_accepted:
             self.num_misses = 0
             self.max_tokens = min(longest, 2 * self.max_tokens)
@@ -60,41 +68,66 @@ class _AdaptiveDraftLength:
 class _PricedDraftLength(_AdaptiveDraftLength):
     """The same for a drafter that computes: a draft is paid for, so it must bring something.
 
-    `worth` is how many tokens a draft brought lately, 1 at first; a quarter of it is renewed by
-    every draft. Below `LEAST_WORTH` the request pauses, for 4 tokens, and between pauses drafts one
-    token: if that fails, the next pause is twice as long, up to 64, else half as long. When a draft
-    is worth enough again, pauses begin anew at 4.
+    `worth` is how many tokens a draft brought lately, at first what other requests' drafts did; a
+    quarter of it is renewed by every draft. Drafts are up to twice as long as that, and one more.
+    Below `least`, what a step with drafts costs (`DraftPrice.least_worth`), the request pauses, for
+    4 tokens, and then tries one token: if that fails, the next pause is twice as long, up to 128;
+    if it comes true, longer drafts may show what they are worth. A request that comes when drafts
+    are not worth their price tries one token first, and pauses for 32 if that fails.
     """
 
-    __slots__ = ("num_paused", "worth")
+    __slots__ = ("is_trying", "num_paused", "worth")
 
-    def __init__(self, max_tokens: int) -> None:
+    def __init__(self, max_tokens: int, worth: float, least: float) -> None:
         super().__init__(max_tokens)
-        self.worth = 1.0
-        self.num_paused = FIRST_PAUSE
+        self.worth = worth
+        self.num_paused, self.is_trying = FIRST_PAUSE, worth < least
+        if self.is_trying:
+            self.num_paused, self.max_tokens = LATER_PAUSE, 1
 
-    def record(self, num_accepted: int, num_tokens: int, longest: int) -> None:
+    def record(
+        self, num_drafted: int, num_accepted: int, num_tokens: int, longest: int, least: float
+    ) -> None:
         """Take in a draft's outcome. Mutates: self"""
-        self.worth += (num_accepted - self.worth) / 4
-        if num_accepted:
-            self.max_tokens = min(longest, 2 * self.max_tokens)
+        if self.is_trying:
+            self.worth = least if num_accepted else 0.0
+            self.is_trying = False
         else:
-            self.max_tokens = max(1, self.max_tokens // 2)
-        if self.worth >= LEAST_WORTH:
-            self.num_paused = FIRST_PAUSE
-            return
-        self.max_tokens = 1
+            self.worth = _renewed(self.worth, num_drafted, num_accepted, 1 / 4)
+            if num_accepted >= least:
+                self.num_paused = FIRST_PAUSE
+        if self.worth >= least:
+            self.max_tokens = min(longest, 1 + round(2 * self.worth))
+        else:
+            self._pause(num_tokens)
+
+    def _pause(self, num_tokens: int) -> None:
+        """Draft nothing for a while, and one token then. Mutates: self"""
         self.paused_until = num_tokens + self.num_paused
-        longer = self.num_paused // 2 if num_accepted else self.num_paused * 2
-        self.num_paused = max(FIRST_PAUSE, min(longer, LONGEST_PAUSE))
+        self.num_paused = min(2 * self.num_paused, LONGEST_PAUSE)
+        self.max_tokens, self.is_trying = 1, True
+
+
+def _renewed(worth: float, num_drafted: int, num_accepted: int, share: float) -> float:
+    """Return what drafts are worth with one more. One that came true to its end, as the last of a
+    request often does, might have brought more."""
+    found = worth + (num_accepted - worth) * share
+    return max(worth, found) if num_accepted == num_drafted else found
 
 
 class Drafting:
     """The drafter of one engine and what it is worth to each live request. `drafter` None: it is on
-    the worker."""
+    the worker. `is_steady`: when a request is drafted depends on the request alone, and on no time
+    that a step took, because what is drawn depends on it (drafts that are sampled)."""
 
     def __init__(
-        self, spec: DraftSpec, drafter: Drafter | None, model: ModelSpec, counter: StepCounter
+        self,
+        spec: DraftSpec,
+        drafter: Drafter | None,
+        model: ModelSpec,
+        counter: StepCounter,
+        *,
+        is_steady: bool = False,
     ) -> None:
         self._max_tokens = spec.max_tokens
         self._pause_above = spec.pause_above_requests
@@ -104,15 +137,36 @@ class Drafting:
         self._lengths: dict[str, _AdaptiveDraftLength] = {}
         self._drafter = drafter
         self._price = DraftPrice()
-        self._length = _PricedDraftLength if drafter is None else _AdaptiveDraftLength
+        self._is_steady = is_steady
+        self._worth = dict.fromkeys((True, False), float(spec.max_tokens))
+        self._num_steps = 0
+        self._is_idle = False
 
     def begin(self, request: RequestState, num_unfinished: int) -> None:
         """Want drafts behind a new request's first token. Mutates: num_wanted_drafts"""
-        if self._drafter is None and not self._is_crowded(num_unfinished):
-            request.num_wanted_drafts = self._max_tokens
+        if self._drafter is not None:
+            return
+        length = self._begun(request, num_unfinished)
+        self._lengths[request.request_id] = length
+        if not self._is_crowded(num_unfinished):
+            request.num_wanted_drafts = length.max_tokens
+
+    def _begun(self, request: RequestState, num_unfinished: int) -> _AdaptiveDraftLength:
+        """Return how long the drafts of a new request may be. Mutates: self"""
+        if self._drafter is not None:
+            return _AdaptiveDraftLength(self._max_tokens)
+        least, worth = self._least_worth(num_unfinished), self._worth[_is_greedy(request)]
+        return _PricedDraftLength(self._max_tokens, worth, least)
+
+    def _least_worth(self, num_rows: int) -> float:
+        return LEAST_WORTH if self._is_steady else self._price.least_worth(num_rows)
 
     def note_time(self, plan: StepPlan, result: StepResult, step_s: float) -> None:
         """Take in how long a step took in which every row decoded. Mutates: self"""
+        self._num_steps += 1
+        is_one_of_many = self._is_idle and len(plan.rows) < FEW_ROWS
+        if self._is_steady or (is_one_of_many and self._num_steps % PLAIN_EVERY):
+            return
         made = verified = accepted = 0
         for row, found in zip(plan.rows, result.rows, strict=True):
             if row.num_tokens != 1 + len(row.drafts) or not row.samples:
@@ -128,13 +182,17 @@ class Drafting:
 
         Mutates: self; draft_ids and num_wanted_drafts of the requests
         """
-        is_crowded = self._is_crowded(num_unfinished) or not self._price.pays(len(requests))
+        is_crowded = self._is_crowded(num_unfinished)
+        if not self._is_steady:
+            is_crowded |= not self._price.pays(len(requests))
+        self._is_idle = True
         for request in requests:
             length = self._lengths.get(request.request_id)
             if length is None:
-                length = self._lengths[request.request_id] = self._length(self._max_tokens)
+                length = self._begun(request, num_unfinished)
+                self._lengths[request.request_id] = length
             elif request.num_draft_tokens > length.num_drafted:
-                self._record(request, length)
+                self._record(request, length, len(requests))
             is_asked = length.max_tokens > 0 and request.num_tokens >= length.paused_until
             limit = length.max_tokens if is_asked and not is_crowded else 0
             limit = max(0, min(limit, self._room(request)))
@@ -144,6 +202,7 @@ class Drafting:
             else:
                 is_asked = limit > 0 and request.status == RUNNING
                 request.draft_ids = self._guess(request, length, limit) if is_asked else ()
+            self._is_idle &= not (request.draft_ids or request.num_wanted_drafts)
 
     def _is_crowded(self, num_unfinished: int) -> bool:
         return self._pause_above is not None and num_unfinished > self._pause_above
@@ -157,7 +216,8 @@ class Drafting:
         except Exception:
             logger.exception("the drafter failed to forget request %s", request_id)
 
-    def _record(self, request: RequestState, length: _AdaptiveDraftLength) -> None:
+    def _record(self, request: RequestState, length: _AdaptiveDraftLength, num_rows: int) -> None:
+        """Learn what became of a request's drafts. Mutates: self, length"""
         num_drafted = request.num_draft_tokens - length.num_drafted
         num_accepted = request.num_accepted_tokens - length.num_accepted
         length.num_drafted, length.num_accepted = (
@@ -165,8 +225,13 @@ class Drafting:
             request.num_accepted_tokens,
         )
         self._counter.count_draft(num_drafted, num_accepted)
+        if num_drafted > 1 and not self._is_steady:
+            sort = _is_greedy(request)
+            before = self._worth[sort]
+            self._worth[sort] = _renewed(before, num_drafted, num_accepted, NEWEST_SHARE)
         if length.max_tokens:
-            length.record(num_accepted, request.num_tokens, self._max_tokens)
+            least = self._least_worth(num_rows)
+            length.record(num_drafted, num_accepted, request.num_tokens, self._max_tokens, least)
 
     def _brought(
         self, request: RequestState, length: _AdaptiveDraftLength, limit: int
@@ -204,3 +269,17 @@ class Drafting:
         length.max_tokens = 0
         logger.error("the drafter is not used again for %s: %s", request.request_id, fault)
         return ()
+
+
+def _is_greedy(request: RequestState) -> bool:
+    return request.sampling.temperature == 0.0
+
+
+def drafting_of(spec: EngineSpec, drafter: Drafter | None, counter: StepCounter) -> Drafting | None:
+    """Return what asks the drafter of an engine, None where nothing is drafted. `drafter` None: it
+    is on the worker."""
+    if spec.drafting is None:
+        return None
+    drafts = spec.run.drafts
+    is_steady = drafts is not None and drafts.is_sampled
+    return Drafting(spec.drafting, drafter, spec.run.model, counter, is_steady=is_steady)

@@ -12,6 +12,7 @@ import msgspec
 
 from dovetail.interfaces.adapter_spec import AdapterSource
 from dovetail.interfaces.executor import WorkerCall
+from dovetail.interfaces.media import PromptPart
 from dovetail.interfaces.pooling_params import PoolingParams
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
@@ -28,7 +29,10 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     `request_id` is unique in the engine, whatever ids clients chose; `adapter` names one that the
     engine has loaded ("": none). `arrival_s` is read from
     the API process's monotonic clock, which all processes of one machine share: an engine elsewhere
-    can only compare such times.
+    can only compare such times. `parts` are what stands in the prompt beside tokens, in the order
+    of their positions, where `prompt_ids` has tokens that are not looked up. `kv_transfer` are the
+    client's kv_transfer_params: from which engine the prompt's blocks come, or that another will
+    want them. The prompt's blocks stay cached for `pin_s` seconds after it, if there is room.
     """
 
     request_id: str
@@ -40,6 +44,9 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     cache_salt: str = ""
     pooling: PoolingParams | None = None
     adapter: str = ""
+    parts: tuple[PromptPart, ...] = ()
+    kv_transfer: dict[str, Any] | None = None
+    pin_s: float = 0.0
 
 
 class Timings(msgspec.Struct, frozen=True, array_like=True):
@@ -60,7 +67,8 @@ class RequestUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """The news of one request in a step. `logprobs` pairs up with `token_ids`.
 
     `finish_reason` is "stop", "length", "abort" or "error"; with "error" come the text, and the
-    HTTP status it should become. `prompt_logprobs` comes once, with the first token.
+    HTTP status it should become. `prompt_logprobs` comes once, with the first token. `transfer` are
+    the kv_transfer_params by which another engine goes on, with the end of a request that asked.
     """
 
     request_id: str
@@ -75,6 +83,7 @@ class RequestUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     num_cached_tokens: int = 0
     timings: Timings = Timings()
     pooled: Pooled | None = None
+    transfer: dict[str, Any] | None = None
 
 
 class Boot(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dovetail.engine.encodings import NO_ROW, Encodings
+from dovetail.interfaces.media import PromptPart
 from dovetail.interfaces.pooling_params import PoolingParams
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.step import NO_SLOT, Pooled, RowResult, TokenLogprobs
@@ -16,7 +18,6 @@ from dovetail.interfaces.step import NO_SLOT, Pooled, RowResult, TokenLogprobs
 WAITING = "waiting"
 RUNNING = "running"
 FINISHED = "finished"
-NO_ROW = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +42,12 @@ class Request:
     the text of a fault. A request never holds more than `max_tokens` tokens, prompt included.
     `adapter` is the key of its adapter, which lies in `adapter_slot` for as long as it lives; where
     that has vectors before a prompt, as many `num_virtual_tokens` stand before the prompt here,
-    which nobody is told of.
+    which nobody is told of. `parts` are what stands in the prompt beside tokens; encoder-decoders'
+    input, which stands nowhere in it, is part of `prefix_keys`.
     """
 
     __slots__ = (
+        "_encodings",
         "_end_ids",
         "_new_logprobs",
         "_new_token_ids",
@@ -74,6 +77,7 @@ class Request:
         "num_prompt_tokens",
         "num_virtual_tokens",
         "num_wanted_drafts",
+        "parts",
         "pooling",
         "priority",
         "request_id",
@@ -101,11 +105,17 @@ class Request:
         num_virtual_tokens: int = 0,
         pooling: PoolingParams | None = None,
         needs_whole_prompt: bool = False,
+        parts: Sequence[PromptPart] = (),
+        encodings: Encodings | None = None,
     ) -> None:
         self.request_id = request_id
         self.sampling = sampling
         self.pooling = pooling
-        self.needs_whole_prompt = needs_whole_prompt or sampling.prompt_logprobs is not None
+        self.needs_whole_prompt = (
+            needs_whole_prompt
+            or sampling.prompt_logprobs is not None
+            or sampling.alignment is not None
+        )
         self.seed = seed
         self.priority = priority
         self.arrival_s = arrival_s
@@ -117,6 +127,11 @@ class Request:
         # prompt has finds others.
         self.token_ids = [*list(prompt_ids[:1]) * num_virtual_tokens, *prompt_ids]
         self.num_prompt_tokens = len(self.token_ids)
+        self.parts = tuple(
+            PromptPart(place=part.place.moved(num_virtual_tokens), features=part.features)
+            for part in parts
+        )
+        self._encodings = encodings
         self.max_tokens = _max_tokens(sampling, self.num_prompt_tokens, max_model_tokens)
         self._pooled: Pooled | None = None
         self._end_ids = frozenset(() if sampling.ignore_eos else sampling.eos_token_ids)
@@ -174,8 +189,25 @@ class Request:
     @property
     def prefix_keys(self) -> tuple[tuple[str, str], ...]:
         """Return the (type, value) pairs beyond tokens that its cached blocks depend on."""
-        pairs = (("adapter", self.adapter), ("salt", self.cache_salt))
+        pairs = [("adapter", self.adapter), ("salt", self.cache_salt)]
+        pairs += [("encoded", part.place.key) for part in self.parts if not part.place.runs]
         return tuple(pair for pair in pairs if pair[1])
+
+    def parts_between(self, start: int, end: int) -> tuple[tuple[str, str], ...]:
+        """Return (key, first position of the part behind `start`) of the parts that have positions
+        among these: what their cached blocks depend on."""
+        return tuple(
+            (part.place.key, str(part.place.start - start))
+            for part in self.parts
+            if part.place.start < end and part.place.end > start
+        )
+
+    def reach(self, start: int, num_tokens: int) -> int:
+        """Return how many of the tokens from `start` on this step can compute: fewer where a part
+        of the prompt has to wait to be encoded."""
+        if self._encodings is None or not self.parts:
+            return num_tokens
+        return self._encodings.reach(self, start, num_tokens)
 
     def append(self, result: RowResult) -> None:
         """Record drawn tokens up to the one that ends the request; the rest are dropped.

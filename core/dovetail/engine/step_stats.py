@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dovetail.engine.adapters import Adapters
+from dovetail.engine.elsewhere import Elsewhere
 from dovetail.interfaces.kv_policy import KVAccounting
 from dovetail.interfaces.stats import StepStats
 from dovetail.interfaces.step import StepResult
@@ -30,6 +31,7 @@ class StepCounter:
         "draft_tokens",
         "drafted_at",
         "drafts",
+        "elsewhere",
         "faults",
         "finished",
         "generated_tokens",
@@ -46,6 +48,7 @@ class StepCounter:
         engine: int = 0,
     ) -> None:
         self._cache = cache
+        self.elsewhere: Elsewhere | None = None
         self._adapters = adapters
         self._engine = engine
         self._sleep_level = sleep_level
@@ -130,7 +133,9 @@ class StepCounter:
             running_adapters=running,
             waiting_adapters=waiting,
             max_adapters=0 if adapters is None else adapters.max_slots,
+            divided_steps=int(result.is_divided),
             engine=self._engine,
+            transfer=None if self.elsewhere is None else self.elsewhere.take_counts(),
         )
         self._queried_tokens, self._hit_tokens = queried, hit
         self._swaps, self._swapped_in_tokens = cache.num_swaps, cache.num_swapped_in_tokens

@@ -1,4 +1,4 @@
-"""Connections: HTTP/1.1 to one model's server on its Unix socket, kept open between requests.
+"""Connections: HTTP/1.1 to one server, on its Unix socket or by TCP, kept open between requests.
 
 One request at a time on a connection. Bytes are read by httptools, and all that came in one read is
 one piece of the answer. Whatever goes wrong is a ConnectionError.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -46,10 +47,11 @@ class Whole:
 
 
 class Connections:
-    """As many connections to the socket at `path` as there are requests."""
+    """As many connections as there are requests, to the socket at a path or to a host's port."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, address: str | tuple[str, int], tls: ssl.SSLContext | None = None) -> None:
+        self._address = address
+        self._tls = tls
         self._idle: deque[tuple[float, _Connection]] = deque()
 
     @contextlib.asynccontextmanager
@@ -91,9 +93,15 @@ class Connections:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_LIMIT_S):
-                _, connection = await loop.create_unix_connection(_Connection, self._path)
+                if isinstance(self._address, str):
+                    _, connection = await loop.create_unix_connection(_Connection, self._address)
+                else:
+                    host, port = self._address
+                    _, connection = await loop.create_connection(
+                        _Connection, host, port, ssl=self._tls
+                    )
         except OSError as error:
-            raise ConnectionError(f"no connection to {self._path}: {error!r}") from error
+            raise ConnectionError(f"no connection to {self._address}: {error!r}") from error
         return connection
 
     def _leave(self, connection: _Connection) -> None:

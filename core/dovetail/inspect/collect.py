@@ -50,12 +50,14 @@ _WEIGHTS = ("*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth", "*.tensors")
 
 @dataclass(kw_only=True)
 class Parts:
-    """The parts known of the engine that would start: all of `spec`, or pieces of it."""
+    """The parts known of the engine that would start: all of `spec`, or pieces of it. `is_refused`:
+    the model cannot be made."""
 
     model: ModelSpec
     platform: Platform
     kv_dtype: str
     spec: EngineSpec | None = None
+    is_refused: bool = False
     load_format: Selection | None = None
     quantization: Selection | None = None
     model_plugin: Selection | None = None
@@ -88,7 +90,7 @@ def inspect(config: Config) -> Inspected:
         parts.warnings += warnings.of_text(parts.model, text)
     return Inspected(
         path=parts.model.path,
-        would_start=parts.spec is not None,
+        would_start=parts.spec is not None and not parts.is_refused,
         model=model_facts(parts.model),
         purpose=purpose_from(parts.spec.run.pooling) if parts.spec is not None else None,
         parameters=sum(group.parameters for group in groups),
@@ -159,11 +161,11 @@ def _parts(config: Config) -> Parts:
         spec = resolve(config)
     except DovetailError as error:
         parts = _pieces(config)
-        parts.warnings.append(f"{REFUSED}: {error}")
+        parts.warnings.insert(0, f"{REFUSED}: {error}")
         return parts
     run, parts = spec.run, _parts_of(config, spec)
-    if run.model_plugin.name == TRANSFORMERS and (refused := refusal(run)) is not None:
-        parts.spec = None
+    if (refused := refusal(run)) is not None:
+        parts.is_refused = True
         parts.warnings.append(f"{REFUSED}: {refused}")
     return parts
 

@@ -114,6 +114,8 @@ def _model_reason(parts: Parts) -> str:
         return ""
     if parts.model_plugin.name == parts.model.architecture:
         return "the architecture has its own plugin"
+    if parts.model.code is not None:
+        return f"{parts.model.architecture} is code that comes with the checkpoint"
     return f"no plugin for {parts.model.architecture}, but transformers knows it"
 
 

@@ -1,7 +1,6 @@
 """What an engine would refuse when it makes the model: tried out where torch may be imported.
 
-That is a child process, or this one where torch is imported already. Models of dovetail's own are
-not tried: what they refuse stands in their config. Imports no torch.
+That is a child process, or this one where torch is imported already. Imports no torch.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from dovetail.interfaces.spec import LOGITS, ModelSpec
 _FLOATS = ("float32", "bfloat16", "float16")
 _PICKLED = (".bin", ".pt", ".pth")
 _SHOWN = 3
+_RUNS = "it runs only with --trust-remote-code, where nothing else can"
 
 
 def of_checkpoint(
@@ -66,11 +67,11 @@ def of_folder(path: Path, files: Sequence[WeightFile]) -> list[str]:
     raw = _json(path / "config.json")
     if raw.get("auto_map"):
         names = ", ".join(sorted(map(str, raw["auto_map"])))
-        said.append(f"config.json names code of its own ({names}): it is never run.")
+        said.append(f"config.json names code of its own ({names}): {_RUNS}.")
     scripts = sorted(file.name for file in path.glob("*.py"))
     if scripts:
         shown = ", ".join(scripts[:_SHOWN]) + (" ..." if len(scripts) > _SHOWN else "")
-        said.append(f"the folder holds code ({shown}): it is never run.")
+        said.append(f"the folder holds code ({shown}): {_RUNS}.")
     used = {file.name for file in files}
     if any(name.endswith(_PICKLED) for name in used):
         said.append("weights are torch.save files: tensors alone are read, nothing in them runs.")

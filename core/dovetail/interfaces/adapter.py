@@ -9,7 +9,7 @@ rank, n tokens, E hidden size.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -46,14 +46,36 @@ class ModuleChange:
     weight: torch.Tensor | None = None
     bias: torch.Tensor | None = None
 
+    @property
+    def is_low_rank(self) -> bool:
+        """Return whether the change is a low-rank sum, or nothing."""
+        return (
+            self.weight is None
+            and self.bias is None
+            and self.magnitude is None
+            and self.shift is None
+            and self.output_scale is None
+            and self.input_scale is None
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterWeights:
     """An adapter as it was read. `changes` are by the module's dotted path in the checkpoint's
-    naming; `prompt` are vectors before the first token. Shapes: prompt [n, E]"""
+    naming; `prompt` are vectors before the first token. It was trained with positions divided by
+    `rope_factor`, in place of the model's own rope scaling (None: with that).
+
+    All tensors of adapters with one `layout` (None: not told) lie in the same places of their
+    `content`, and mean the same: when one has been read, the others differ in numbers alone.
+
+    Shapes: prompt [n, E], content [bytes] uint8
+    """
 
     changes: Mapping[str, ModuleChange]
     prompt: torch.Tensor | None = None
+    rope_factor: float | None = None
+    layout: Hashable = None
+    content: torch.Tensor | None = None
 
 
 class AdapterMethod(Plugin):

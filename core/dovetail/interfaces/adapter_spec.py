@@ -24,9 +24,9 @@ class AdapterSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The room for adapters: `max_slots` of them in one step, of at most `max_rank`, and `max_host`
     in host memory; `dtype` is the type that they are kept in. `max_prompt_slots` of those that put
-    vectors before a prompt, at most `max_prompt_tokens`. `max_new_tokens` may be added to the
-    vocabulary by each. `takes_bias`: biases are applied, not refused. `is_divided`: ranks divide
-    all of an adapter's weights. `methods` read them.
+    vectors before a prompt, at most `max_prompt_tokens`. `takes_bias`: biases are applied, not
+    refused. `rope_factors` are the linear rope scalings that adapters may have of their own.
+    `methods` read them.
     """
 
     max_slots: int = 1
@@ -35,9 +35,8 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     max_prompt_slots: int = 0
     max_prompt_tokens: int = 0
-    max_new_tokens: int = 0
     takes_bias: bool = False
-    is_divided: bool = False
+    rope_factors: tuple[float, ...] = ()
     methods: tuple[Selection, ...] = ()
 
 

@@ -18,6 +18,8 @@ from dovetail.interfaces.plugin import Plugin
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 GENERATE = "generate"
 """The task of endpoints whose answers are generated text."""
+TRANSCRIBE = "transcription"
+"""The task of endpoints that write what is said in a sound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +37,9 @@ class Route:
     """One endpoint. `path` may hold parameters in braces, as FastAPI writes them.
 
     `body` is the model of the request body, for the documentation. `flag` is the flag of the HTTP
-    server, a field of FrontendConfig, without which (or with whose `--no-` form) the route is not
-    there. `is_open`: it answers
-    without a key where the server has keys. `takes_any_length`: its texts may be longer than the
+    server, a field of FrontendConfig, or of an engine that may be profiled, `profiler_config`,
+    without which (or with whose `--no-` form) the route is not there. `is_open`: it answers without
+    a key where the server has keys. `takes_any_length`: its texts may be longer than the
     context, because it counts or converts them, or cuts them itself. `tasks` are what the model
     must be able to do, one of them (none: what the family says).
     """
@@ -58,12 +60,14 @@ class Api(Plugin):
     `task` is what the model must be able to do ("generate", "embed", ...); None: the endpoints ask
     nothing of it. Where the model cannot, every route of the family answers 404 and says so. In a
     family with a task, an endpoint whose route has a `body` is cancelled when the client leaves
-    before the response starts. A route may name other tasks than its family.
+    before the response starts. A route may name other tasks than its family. `max_body_bytes`: how
+    large its bodies may be where the operator said nothing of that (None: as all others).
     """
 
     interface_version: ClassVar[int] = 1
     routes: ClassVar[Sequence[Route]]
     task: ClassVar[str | None] = None
+    max_body_bytes: ClassVar[int | None] = None
 
     def __init__(self, options: Any) -> None:
         self.options = options

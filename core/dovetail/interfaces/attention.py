@@ -25,16 +25,18 @@ NAMES = {
     "sinks": "attention sinks",
     "lse": "log-sum-exps of scores, which a KV cache that is divided over ranks needs,",
     "non_causal": "rows whose tokens see all others",
+    "cross": "queries that see keys of another sequence",
     "position_bias": "biases by relative position",
     "latent": "latents (multi-head latent attention)",
     "alibi": "ALiBi biases",
+    "shared": "layers that read what another layer has written",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionQuery:
     """The question to a backend before one is chosen. `head_size` with `uses_latent` is that of a
-    latent."""
+    latent. `second_head_size`: where some layers have heads of another size (0: none has)."""
 
     device: str
     dtype: str
@@ -49,7 +51,16 @@ class AttentionQuery:
     uses_lse: bool = False
     uses_position_bias: bool = False
     uses_latent: bool = False
+    uses_cross: bool = False
+    uses_shared: bool = False
     is_causal: bool = True
+    second_head_size: int = 0
+
+    @property
+    def head_sizes(self) -> tuple[int, ...]:
+        """Return the sizes that heads have."""
+        second = self.second_head_size
+        return (self.head_size, second) if second else (self.head_size,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +114,8 @@ class BatchLayout:
     each token's key and value go). `query_start_host` and `seq_lens_host` are lists on the host.
     Rows lie in order; row r's tokens are query_start[r] : query_start[r + 1]. Rows may share
     blocks, those written in this step too: all tokens are written before any is read. (The drafts
-    of a request are rows of one token each.)
+    of a request are rows of one token each. Not to states: there `row_block_tokens` says how many
+    tokens the blocks of each row hold, [R] int32, where they are not all `block_tokens`.)
     """
 
     query_start: torch.Tensor
@@ -115,6 +127,7 @@ class BatchLayout:
     block_tokens: int
     max_query_tokens: int
     max_seq_tokens: int
+    row_block_tokens: torch.Tensor | None = None
 
     @property
     def num_rows(self) -> int:
@@ -128,9 +141,17 @@ class BatchLayout:
 
 
 class AttentionBackend(Plugin):
-    """One object per runner; stateless between steps. `why_not` takes an AttentionQuery."""
+    """One object per runner; stateless between steps. `why_not` takes an AttentionQuery.
+
+    `kv_axes` are the axes of a block's bytes, outermost first: "kind" (keys, then values), "cell"
+    (`cell_tokens` consecutive tokens) and "head"; what else there is lies together. By them a block
+    is divided where engines with other block sizes or other ranks exchange it. A backend with a
+    `kv_shape` of its own says its axes too, or its blocks are exchanged whole.
+    """
 
     interface_version: ClassVar[int] = 1
+    kv_axes: ClassVar[tuple[str, ...]] = ("kind", "cell", "head")
+    cell_tokens: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
         "window": "sliding-window attention",
         "chunk": "chunked attention: a query sees what is before it in its own chunk of keys",
@@ -138,9 +159,11 @@ class AttentionBackend(Plugin):
         "sinks": "one extra learned logit per head in the softmax denominator",
         "lse": "tells the log-sum-exp of each query's scores, over keys that are all in the cache",
         "non_causal": "encoder attention without a causal mask",
+        "cross": "attention to what another sequence has cached: a row's queries see all keys",
         "position_bias": "a number per head and relative position is added to each score",
         "latent": "one latent per token that is key and value of all heads",
         "alibi": "ALiBi: a head's slope times the distance is subtracted from each score",
+        "shared": "attends to what another layer has written, and writes nothing",
         "bf16_products": "may round queries and softmax weights to bfloat16 with an 8-bit float "
         "cache",
         "graphs": "with one token per row, reads only sizes and maxima on the host, so that steps "
@@ -161,9 +184,11 @@ class AttentionBackend(Plugin):
             "sinks": query.uses_sinks,
             "lse": query.uses_lse,
             "non_causal": not query.is_causal,
+            "cross": query.uses_cross,
             "position_bias": query.uses_position_bias,
             "latent": query.uses_latent,
             "alibi": query.uses_alibi,
+            "shared": query.uses_shared,
         }
         lacking = (
             word for word, is_used in used.items() if is_used and word not in cls.capabilities
@@ -171,6 +196,8 @@ class AttentionBackend(Plugin):
         reasons = [f"{NAMES[word]} are not supported" for word in lacking]
         if query.uses_latent and query.uses_lse:
             reasons.append("latents are not divided over ranks: each has those of all heads")
+        if query.uses_shared and query.uses_lse:
+            reasons.append("what layers share is not divided over ranks")
         return reasons
 
     def kv_shape(
@@ -244,6 +271,25 @@ class AttentionBackend(Plugin):
         """
         raise NotImplementedError(f"{type(self).__name__} adds no biases to scores")
 
+    def forward_cross(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+    ) -> torch.Tensor:
+        """Write k and v into the cache, then let each of a row's queries see all of the row's
+        `seq_lens[r]` keys, none of which need be its own: the queries stand in another sequence. k
+        and v go to `slots`, which are as many as they are, often none; a row may have more queries
+        than keys. `spec` is not causal and has no window. Asked only of backends that claim cross.
+
+        Shapes: q [T, H, D], k and v [W, K, D], slots [W] -> [T, H, D]
+        Mutates: cache (the slots of k and v only)
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not attend to another sequence")
+
     def forward_latent(
         self,
         spec: LatentSpec,
@@ -260,9 +306,24 @@ class AttentionBackend(Plugin):
         Shapes: q [T, H, L + R], latent [T, L + R], cache [N, P, L + R] -> [T, H, L]
         Mutates: cache (the slots of this step's tokens only)
         """
-        raise NotImplementedError(f"{type(self).__name__} attends no latents")
+        raise NotImplementedError(f"{type(self).__name__} has no attention over latents")
+
+    def forward_shared(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend to what another layer has written into its cache, this step's tokens included.
+        Asked only of backends that claim shared; `prepared` may be of a layout without slots.
+
+        Shapes: q [T, H, D], cache as `kv_shape`, sinks [H] -> [T, H, D]
+        """
+        raise NotImplementedError(f"{type(self).__name__} reads nothing that another layer wrote")
 
     def layout_of(self, prepared: Any) -> BatchLayout:
         """Return the layout that `prepared` was made of. Asked only of backends that claim
         latent, by layers that attend long rows in another way."""
-        raise NotImplementedError(f"{type(self).__name__} attends no latents")
+        raise NotImplementedError(f"{type(self).__name__} has no attention over latents")

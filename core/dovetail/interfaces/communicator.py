@@ -8,15 +8,19 @@ ranks compute from them must stay the same.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from dovetail.interfaces.plugin import Plugin
 
 if TYPE_CHECKING:
     import torch
 
+T = TypeVar("T")
+
+OVERLAPS = "overlaps"
+"""The capability of communicators whose calls may be under way while a rank computes."""
 JOIN_LIMIT_S = 120.0
 """How long the ranks of a group wait for one another when they join."""
 CALL_LIMIT_S = 1800.0
@@ -56,14 +60,18 @@ class Membership:
 
 
 class Communicator(Plugin):
-    """One rank's calls to a group; one thread makes them. `why_not(CommunicatorQuery)` says where
-    it fits.
+    """One rank's calls to a group; threads of a process make them one at a time, but for what was
+    begun (`begin`). `why_not(CommunicatorQuery)` says where it fits.
 
     A call that cannot end, because another rank is gone, raises RuntimeError; the group cannot be
     used after that.
     """
 
     interface_version: ClassVar[int] = 1
+    known_capabilities: ClassVar[Mapping[str, str]] = {
+        OVERLAPS: "begin returns before the other ranks have made the call, and the call goes on "
+        "while this rank computes",
+    }
 
     @abstractmethod
     def __init__(self, options: Any, member: Membership) -> None:
@@ -127,6 +135,16 @@ class Communicator(Plugin):
             padded[rank * largest : rank * largest + len(part)] = part
         parts = self.all_to_all(padded).chunk(size)
         return torch.cat([part[:count] for part, count in zip(parts, received, strict=True)])
+
+    def begin(self, call: Callable[[], T]) -> Callable[[], T]:
+        """Begin what calls this group, one of its methods, and return what waits for the result.
+
+        What the call reads stays as it is, and what it writes is not read, until that has returned.
+        Several may have begun; they are made in the order in which they were begun, and all are
+        waited for before a call that was not. The default has made it on return.
+        """
+        made = call()
+        return lambda: made
 
     def barrier(self) -> None:
         """Return once all ranks have called it. The default sums a number."""

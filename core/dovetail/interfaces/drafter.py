@@ -114,8 +114,7 @@ class WorkerDrafter(AnyDrafter):
         in `architectures`. Raises: ConfigError. Imports no torch."""
         return dict(raw)
 
-    @classmethod
-    def reads(cls, name: str) -> bool:
+    def reads(self, name: str) -> bool:
         """Return whether a checkpoint's tensor of this name is of any use; others are not read."""
         return True
 

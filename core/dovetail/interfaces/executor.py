@@ -31,8 +31,24 @@ class WorkerCall(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
 
 
-Preparation = CompiledConstraint | AdapterSource
+class BlockLoad(msgspec.Struct, frozen=True, kw_only=True, tag="block_load"):
+    """Blocks to bring from a store, known by the numbers from `first` on until released. `source`
+    is what the index says of where they are (StoreIndex.look)."""
+
+    first: int
+    keys: tuple[bytes, ...]
+    source: str = ""
+
+
+Preparation = CompiledConstraint | AdapterSource | BlockLoad
 """What every rank loads beside the steps, before a row needs it."""
+
+
+def what_of(item: Preparation) -> str:
+    """Return what a preparation is for, in words."""
+    if isinstance(item, AdapterSource):
+        return "adapters"
+    return "KV connectors" if isinstance(item, BlockLoad) else "structured outputs"
 
 
 class PendingStep(Protocol):
@@ -96,14 +112,13 @@ class Executor(Plugin):
         """Hand a step to every rank."""
 
     def prepare(self, item: Preparation) -> Future[None]:
-        """Load a constraint, or read an adapter, on every rank, during the steps. The future raises
-        RequestError.
+        """Load a constraint, read an adapter or bring blocks, on every rank, during the steps. The
+        future raises RequestError.
 
-        The default: this executor supports neither structured output nor adapters.
+        The default: this executor supports none of them.
         """
         refused: Future[None] = Future()
-        what = "adapters" if isinstance(item, AdapterSource) else "structured outputs"
-        refused.set_exception(RequestError(f"this executor does not support {what}."))
+        refused.set_exception(RequestError(f"this executor does not support {what_of(item)}."))
         return refused
 
     def sleep(self, level: int) -> None:

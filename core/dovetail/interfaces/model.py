@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from dovetail.interfaces.media import PartPlace
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.quantization import QuantMethod
 from dovetail.interfaces.spec import ExpertBalanceSpec, ModelSpec, RankSpec
@@ -40,7 +41,9 @@ class BuildContext:
     without `uses_fused_ops` layers run the framework's own operators where they have a choice.
     `expert_placement` is the "module:function" of an `interfaces.expert_placement.ExpertPlacement`
     that says which rank holds which experts ("": each holds a part of every expert), and
-    `expert_balance` how they move between steps (None: they stay)."""
+    `expert_balance` how they move between steps (None: they stay). Adapters may have a linear rope
+    scaling of their own by one of `rope_factors`. With `divides_encoders` each rank has a part of
+    an encoder of media, else all of it."""
 
     model: ModelSpec
     quant: QuantMethod
@@ -50,6 +53,8 @@ class BuildContext:
     uses_fused_ops: bool = True
     expert_placement: str = ""
     expert_balance: ExpertBalanceSpec | None = None
+    divides_encoders: bool = False
+    rope_factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +68,7 @@ class WeightMap:
     [experts, in, out].
     `ignored`: substrings of names that hold no weight (rotary tables, masks).
     `tied`: parameter -> the parameter it shares memory with; a checkpoint need not have it.
+    `parts`: a submodule's path with a dot at its end -> how names go on behind that.
     """
 
     prefixes: tuple[tuple[str, str], ...] = ()
@@ -71,6 +77,7 @@ class WeightMap:
     transposed: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     tied: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, WeightMap] = field(default_factory=dict)
 
 
 class Model(Plugin):
@@ -84,10 +91,19 @@ class Model(Plugin):
     known_capabilities: ClassVar[Mapping[str, str]] = {
         "tensor_parallel": "layers may be divided over ranks",
         "pipeline_parallel": "ranks may hold some of the layers each (see layers.stages)",
+        "leaves_out_tokens": "computes only the tokens that are drawn after in layers that read "
+        "what others wrote (see layers.context.DrawnTokens)",
         "needs_host_rows": "reads the step's rows on the host, so steps are neither captured "
         "nor started ahead (test models)",
+        "media": "encodes media that stand in prompts (`encode`)",
+        "vectors": "its first layer reads vectors in place of tokens (layers.media.with_media)",
+        "encoder": "an encoder reads what is sent (`encode`), and the decoder attends to that",
         "no_weights": "needs no checkpoint tensors (test models)",
     }
+    whole_because: ClassVar[str] = "its plugin builds all layers at once"
+    """Why a model without "pipeline_parallel" cannot be divided into stages: a clause."""
+    takes_media: bool = True
+    """Whether this rank's layers take the vectors of media; only those ranks encode."""
 
     @abstractmethod
     def __init__(self, options: Any, context: BuildContext) -> None:
@@ -108,6 +124,23 @@ class Model(Plugin):
         """Return logits of selected tokens; asked of models that generate (ModelSpec.head is
         "logits"). Shapes: hidden [S, E] -> [S, V]"""
         raise NotImplementedError(f"{type(self).__name__} does not generate")
+
+    def encode(
+        self, kind: str, features: Sequence[Mapping[str, torch.Tensor]]
+    ) -> Sequence[torch.Tensor]:
+        """Return the vectors of some contents of a kind, of one content each; asked of models with
+        the capability "media". Shapes: each [rows of the content, E]"""
+        raise NotImplementedError(f"{type(self).__name__} takes no media")
+
+    def prompt_positions(
+        self, num_tokens: int, parts: Sequence[PartPlace]
+    ) -> tuple[torch.Tensor, int] | None:
+        """Return the positions of a prompt in three directions, and what is added to the place of a
+        token behind it to have its position in all of them; None: a place is a position.
+
+        Shapes: [3, num_tokens] int64
+        """
+        return None
 
     def classes(self, pooled: torch.Tensor) -> torch.Tensor:
         """Return the numbers of the classes, before any activation; asked of models built with the

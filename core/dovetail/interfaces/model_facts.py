@@ -36,7 +36,12 @@ class ModelFacts:
     rotations. `has_sinks`: each head's softmax has one learned logit more. `window_has_two_sides`:
     the sliding window counts the keys before and after a query. `cache` is the
     "module:function" that makes CacheFacts of the settings in config.json (empty: every layer keeps
-    keys and values).
+    keys and values). `media` are the kinds of media whose vectors a text part gets, of the
+    type of a whole that has one; with `media_see_all` the tokens of one image see each other, also
+    those behind them; `positions_per_second` are those of a second of video where config.json does
+    not say (0: a step in time is one). `encoder_input` is what the encoder reads beside a decoder
+    that generates, "text" or "audio" (empty: there is none), and `encoder_rows` the field of
+    config.json that has the most rows it makes of it (empty: as many as the context has tokens).
     """
 
     positions: Positions = "rotary"
@@ -57,6 +62,11 @@ class ModelFacts:
     alibi_without: str = ""
     window_has_two_sides: bool = False
     cache: str = ""
+    media: tuple[str, ...] = ()
+    media_see_all: bool = False
+    positions_per_second: float = 0.0
+    encoder_input: str = ""
+    encoder_rows: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -256,7 +256,8 @@ class QuantMethod(Plugin):
         return None
 
     def table(self, spec: LinearSpec) -> LinearMethod | None:
-        """Return the method for a token table that no head shares, one that looks rows up.
+        """Return the method for a table that no head shares, one that looks rows up: the token
+        table where the spec has no name.
 
         None, the default: the checkpoint holds it in full precision.
         """

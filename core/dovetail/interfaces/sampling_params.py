@@ -33,6 +33,15 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
     start: str = ""
 
 
+class Alignment(msgspec.Struct, frozen=True, kw_only=True):
+    """Asks which row of the encoding each token of the decoder's prompt attends to, from the one at
+    `first` on, among the first `num_rows` rows. Nothing is drawn: the answer is pooled, a number
+    for each token. Only of a model with an encoder."""
+
+    first: int
+    num_rows: int
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sampling fields of one request. Units: tokens, natural logarithms.
 
@@ -42,7 +51,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     `logprob_token_ids` for those tokens in their place.
     `kept_special_ids` are special tokens that are written though the others are skipped.
     `logits_processors` maps a registered processor's name to its JSON options. `constraint` is
-    enforced on the answer, `thinking` limits the reasoning before it.
+    enforced on the answer, `thinking` limits the reasoning before it. With `alignment` nothing is
+    drawn.
     """
 
     n: int = 1
@@ -76,6 +86,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     eos_token_ids: tuple[int, ...] = ()
     constraint: CompiledConstraint | None = None
     thinking: ThinkingBudget | None = None
+    alignment: Alignment | None = None
 
     def verify(self) -> None:
         """Check every bound. Raises: RequestError naming the first field that is out of range."""

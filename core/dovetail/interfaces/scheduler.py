@@ -10,11 +10,12 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
+from dovetail.interfaces.media import PromptPart
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.pooling_params import PoolingParams
 from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.schedule_spec import ScheduleSpec
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
-from dovetail.interfaces.spec import ScheduleSpec
 from dovetail.interfaces.step import RowResult, StepPlan, StepResult
 
 
@@ -34,7 +35,8 @@ class RequestState(Protocol):
     `adapter_slot` holds the request's adapter from before it is queued until it has ended.
     With `pooling` the request ends with the step that computes its last token. `needs_whole_prompt`
     says that what is told of it depends on every token's step, so no prefix is taken from the cache
-    and nothing cached is kept when it is preempted.
+    and nothing cached is kept when it is preempted. `parts` are what stands in the prompt beside
+    tokens; `reach` says how far a step can go while some of them wait to be encoded.
     """
 
     request_id: str
@@ -58,9 +60,16 @@ class RequestState(Protocol):
     num_accepted_tokens: int
     token_ids: list[int]
     block_hashes: list[bytes]
+    parts: tuple[PromptPart, ...]
 
     @property
     def prefix_keys(self) -> tuple[tuple[str, str], ...]: ...
+
+    def parts_between(self, start: int, end: int) -> tuple[tuple[str, str], ...]: ...
+
+    def reach(self, start: int, num_tokens: int) -> int:
+        """Return how many of the tokens from `start` on the next plan can compute, and count what
+        has to be encoded for them against that plan; 0 where the first of them has to wait."""
 
     @property
     def num_tokens(self) -> int: ...
@@ -79,10 +88,14 @@ class RequestState(Protocol):
 class KVCache(Protocol):
     """The block accounting a scheduler draws on. Every call leaves the cache consistent.
 
-    `num_blocks` counts the blocks that requests can own (the null block is not among them).
+    `num_blocks` counts the blocks that requests can own (the null block is not among them). Of the
+    `num_groups` KV groups, `num_growing` take blocks as a request gets longer; the others have all
+    that they need with its first block.
     """
 
     num_blocks: int
+    num_groups: int
+    num_growing: int
 
     @property
     def num_free_blocks(self) -> int: ...

@@ -12,6 +12,16 @@ import msgspec
 
 from dovetail.interfaces.adapter_spec import AdapterSearch, AdapterSource, AdapterSpec
 from dovetail.interfaces.cache_facts import CacheFacts
+from dovetail.interfaces.checkpoint_code import CheckpointCode
+from dovetail.interfaces.encoder_spec import EncoderSpec as EncoderSpec
+from dovetail.interfaces.kv_connector import TransferSpec
+from dovetail.interfaces.kv_event_publisher import EventsSpec
+from dovetail.interfaces.media import MediaSpec
+from dovetail.interfaces.media_settings import MediaSettings
+from dovetail.interfaces.pooling_spec import PoolingSpec as PoolingSpec
+from dovetail.interfaces.pooling_spec import ProjectionSpec as ProjectionSpec
+from dovetail.interfaces.profile import ProfileSpec, of_engine
+from dovetail.interfaces.schedule_spec import ScheduleSpec
 from dovetail.interfaces.selection import Selection as Selection
 
 NO_TOKENIZER = "none"
@@ -35,61 +45,6 @@ ACTIVATIONS = ("identity", "sigmoid", "softmax")
 """What may be made of numbers of classes."""
 
 
-class ProjectionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A layer behind the pooler, of the `kind` "dense": activation(x W^T + b), "norm": a LayerNorm,
-    or "normalize": to length 1. The weights of the first two lie in a folder of their own.
-
-    Format: the Dense, LayerNorm and Normalize modules of sentence-transformers.
-    """
-
-    folder: str
-    in_size: int
-    out_size: int
-    has_bias: bool = False
-    activation: str = ""
-    kind: str = "dense"
-
-
-class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model's hidden states become answers, of a model that does not generate.
-
-    `tasks` are those of `interfaces.pooling_params` that requests may ask for, the usual one first.
-    `pooler` makes one vector of a prompt, `token_pooler` one for each token. Vectors then pass
-    through `projections`; numbers of classes through `activation` (one of ACTIVATIONS). `size` is
-    the number of a vector's dimensions; `is_normalized`: it gets the length 1. `dimensions` is the
-    usual number of dimensions (None: all); `allowed_dimensions` are those that a request may ask
-    for (none: any, if `is_matryoshka`). `step_token_id` marks the ends of the steps that a process
-    reward model judges, and `returned_token_ids` are the classes that are told, before the
-    activation (none: all). `labels` names the classes. `prompts` are put before texts by name, that
-    of `default_prompt` where a request names none. What the `prefix_tasks` tell depends on the last
-    token's hidden state alone, so that a prompt's prefix may come from the cache.
-    `includes_prompt` False: the tokens of such prompts are not pooled. With `lowers_case` texts are
-    read in lower case. With `splits_long` a prompt of more tokens than the context holds is
-    embedded in pieces, if it has at most `most_tokens` (None: any number).
-    """
-
-    tasks: tuple[str, ...]
-    pooler: Selection
-    token_pooler: Selection
-    projections: tuple[ProjectionSpec, ...] = ()
-    activation: str = "identity"
-    size: int = 0
-    is_normalized: bool = False
-    dimensions: int | None = None
-    is_matryoshka: bool = False
-    allowed_dimensions: tuple[int, ...] = ()
-    step_token_id: int | None = None
-    returned_token_ids: tuple[int, ...] = ()
-    labels: tuple[str, ...] = ()
-    prompts: dict[str, str] = {}
-    default_prompt: str = ""
-    prefix_tasks: tuple[str, ...] = ()
-    includes_prompt: bool = True
-    lowers_case: bool = False
-    splits_long: bool = False
-    most_tokens: int | None = None
-
-
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a checkpoint, read from its config.json. Sizes in elements, lengths in tokens.
 
@@ -102,7 +57,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     TOKEN_VECTORS that are smaller than hidden states. `is_causal` False:
     every token sees all others of its prompt, so nothing is cached. The classes are the rows of the
     LM head that belong to the `class_tokens`, or with `is_class_difference` the second less the
-    first (none: a matrix of its own). `cache` None: every layer keeps keys and values.
+    first (none: a matrix of its own). `cache` None: every layer keeps keys and values. With an
+    `encoder` what is sent goes there, and the model is the decoder beside it. `code` was allowed to
+    run, and has the model's class.
+    `whole_config` is all of config.json where the text model is a part of what the checkpoint
+    holds.
     """
 
     path: str
@@ -125,6 +84,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     class_tokens: tuple[int, ...] = ()
     is_class_difference: bool = False
     cache: CacheFacts | None = None
+    code: CheckpointCode | None = None
+    encoder: EncoderSpec | None = None
+    whole_config: dict[str, Any] = {}
 
 
 class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -239,6 +201,14 @@ class WorkerDraftSpec(msgspec.Struct, frozen=True, kw_only=True):
     is_sampled: bool = False
 
 
+class HalvesSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Which steps are divided into two halves: those with as many tokens, of rows that go on with
+    an answer, or with `prefill_tokens`, if some compute a prompt."""
+
+    decode_tokens: int
+    prefill_tokens: int
+
+
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything one worker needs to load a model and run steps.
 
@@ -265,6 +235,13 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     generate. `adapters` is the room for adapters (None: none are served), `drafts` the drafter that
     runs beside the model (None: none). `acceptance` decides on drafts (None: on none). Recurrent
     layers keep their latest inputs in `conv_state_dtype`, sums over all of them in `state_dtype`.
+    `transfer` says where KV blocks are kept beside the device (None: nowhere).
+    With `leaves_out_tokens` layers that read what others wrote compute no tokens but those that
+    something is drawn after. Of an encoder of media each rank has a part of the matrices, or with
+    the `encoder_mode` "data" all of it for a part of a step's items; `encodings_bytes` of memory
+    are left for what it makes. `attention_dtype` is the type that queries, keys and values have
+    when they are attended (empty: the model's). `halves` says which steps are divided into two
+    halves (None: none), `profile` how the ranks are profiled when asked (None: they are not).
     """
 
     model: ModelSpec
@@ -313,6 +290,13 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     acceptance: Selection | None = None
     conv_state_dtype: str = "float32"
     state_dtype: str = "float32"
+    transfer: TransferSpec | None = None
+    leaves_out_tokens: bool = False
+    attention_dtype: str = ""
+    encoder_mode: str = "weights"
+    encodings_bytes: int = 0
+    halves: HalvesSpec | None = None
+    profile: ProfileSpec | None = None
 
 
 class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -322,7 +306,8 @@ class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
     as the executor finds room for. `host_bytes` of host memory take what
     preempted requests had cached. With `keeps_windows` layers with a sliding window keep what lies
     behind it, as all others do.
-    `hash_algorithm` is the "module:attribute" of a `interfaces.block_hash.BlockHash`.
+    `hash_algorithm` is the "module:attribute" of a `interfaces.block_hash.BlockHash`; blocks are
+    named by the hashes of their units of `hash_tokens` tokens (0: a block is one unit).
     """
 
     block_tokens: int
@@ -331,40 +316,9 @@ class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
     memory_share: float
     uses_prefix_cache: bool
     hash_algorithm: str
+    hash_tokens: int = 0
     host_bytes: int = 0
     keeps_windows: bool = False
-
-
-class ScheduleSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of the scheduler. Counts of requests and tokens.
-
-    `long_prefill_tokens` is the most prompt tokens of one request in a step (0: no such limit).
-    `max_partial` prompts may be computed in parts at the same time, `max_long_partial` of those
-    with more than `long_prompt_tokens` (None: no limit). With `async_steps` one plan more is made
-    ahead of the results, and with a pipeline of `num_stages` as many as there are stages.
-    """
-
-    max_rows: int
-    max_step_tokens: int
-    max_model_tokens: int
-    uses_chunked_prefill: bool
-    long_prefill_tokens: int
-    async_steps: bool
-    max_partial: int | None = None
-    max_long_partial: int | None = None
-    long_prompt_tokens: int = 0
-    num_stages: int = 1
-
-    @property
-    def plans_in_flight(self) -> int:
-        """Return how many plans may be under way at once."""
-        return self.num_stages + self.async_steps
-
-    @property
-    def chains_steps(self) -> bool:
-        """Return whether a request may be in the next plan before the token that it drew in the
-        last one is known. Not in a pipeline: its first stage does not draw."""
-        return self.async_steps and self.num_stages == 1
 
 
 class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -378,6 +332,11 @@ class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     pause_above_requests: int | None = None
     max_model_tokens: int | None = None
+
+    def rows_of(self, max_rows: int) -> int:
+        """Return how many rows of a step have drafts at most."""
+        above = self.pause_above_requests
+        return max_rows if above is None else min(above, max_rows)
 
 
 class EngineShare(msgspec.Struct, frozen=True, kw_only=True):
@@ -406,7 +365,9 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     answer that needs no step. The socket lies in `socket_dir`. `times_steps` adds up what each
     request's steps have cost. `can_sleep` says that sleep mode is on: the engine can release its
     memory while it runs. `adapters` are loaded at the start; `adapter_search` says where others are
-    found.
+    found. `events` says where changes of the prefix cache are told (None: nowhere). `media` None:
+    the model takes none. `takes_vectors`: requests may send vectors in place of a prompt;
+    `io_processor` makes prompts of other data (None: nothing does).
     """
 
     run: RunSpec
@@ -446,6 +407,11 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     router: Selection | None = None
     adapters: tuple[AdapterSource, ...] = ()
     adapter_search: AdapterSearch = AdapterSearch()
+    events: EventsSpec | None = None
+    media: MediaSpec | None = None
+    takes_vectors: bool = False
+    io_processor: Selection | None = None
+    sounds: MediaSettings | None = None
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -487,12 +453,21 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
             rank = msgspec.structs.replace(rank, data_rank=place)
         run = msgspec.structs.replace(
             self.run, processors=share.processors, rank_processors=share.rank_processors,
-            num_threads=share.num_threads, rank=rank,
+            num_threads=share.num_threads, rank=rank, transfer=self._transfer_of(share),
+            profile=of_engine(self.run.profile, share.engine),
         )  # fmt: skip
         return msgspec.structs.replace(
             self, run=run, engine=share.engine, shares=(), elsewhere=(), variables=share.variables,
             log_prefix=f"{self.log_prefix}engine {share.engine}: ",
         )  # fmt: skip
+
+    def _transfer_of(self, share: EngineShare) -> TransferSpec | None:
+        """Return how one of several engines uses the connector: under a name of its own."""
+        transfer = self.run.transfer
+        if transfer is None:
+            return None
+        name = f"{transfer.engine_id}-{share.engine}"
+        return msgspec.structs.replace(transfer, engine_id=name, engine=share.engine)
 
     @property
     def has_tokenizer(self) -> bool:

@@ -12,6 +12,20 @@ from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.sampling_params import SamplingParams
 
 
+class TransferStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What went through a KV connector since the last StepStats: requests whose blocks came, those
+    whose blocks could not be had, tokens that they did not compute, bytes of blocks that came and
+    that were given to be written (on each rank), and the seconds that loads took, all together."""
+
+    connector: str
+    loads: int = 0
+    failures: int = 0
+    loaded_tokens: int = 0
+    loaded_bytes: int = 0
+    saved_bytes: int = 0
+    load_s: float = 0.0
+
+
 class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     """An engine after one step. Counts since its previous StepStats unless named `num_`; `engine`
     is its number, where several serve one model.
@@ -28,7 +42,9 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     the rest of the host's time, spent while it ran. (Where the host itself runs the model and does
     not plan ahead, the model's time is in both.) `running_adapters` are the names of the adapters
     that requests have a slot of, `waiting_adapters` of those that requests wait for a slot of;
-    there are `max_adapters` slots (0: no adapters are served).
+    there are `max_adapters` slots (0: no adapters are served). `divided_steps` counts steps that
+    the model ran on in two half batches. `transfer` is what went through the KV connector (None:
+    there is none).
     """
 
     num_running: int
@@ -60,7 +76,9 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     running_adapters: tuple[str, ...] = ()
     waiting_adapters: tuple[str, ...] = ()
     max_adapters: int = 0
+    divided_steps: int = 0
     engine: int = 0
+    transfer: TransferStats | None = None
 
 
 class TokenStats(msgspec.Struct, frozen=True, kw_only=True):

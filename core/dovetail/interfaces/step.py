@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from dovetail.interfaces.media import Encode, PartPlace
 from dovetail.interfaces.pooling_params import PoolingParams
 from dovetail.interfaces.sampling_params import SamplingParams
 
@@ -31,7 +32,8 @@ class NewRow(msgspec.Struct, frozen=True, kw_only=True):
 
     `token_ids` is the prompt followed by all tokens drawn so far; `num_computed_tokens` of them
     are already in the KV cache (prefix hit). `blocks[g]` are the block ids in KV group g. With
-    `pooling` nothing is drawn. The row uses the adapter in `adapter_slot` (NO_SLOT: none).
+    `pooling` nothing is drawn. The row uses the adapter in `adapter_slot` (NO_SLOT: none). `parts`
+    are the places of what stands in its prompt beside tokens.
     """
 
     row: int
@@ -44,6 +46,7 @@ class NewRow(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     pooling: PoolingParams | None = None
     adapter_slot: int = NO_SLOT
+    parts: tuple[PartPlace, ...] = ()
 
 
 class AdapterMove(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -78,10 +81,25 @@ class RowStep(
     num_drafts: int = 0
 
 
+class BlockOrders(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What becomes of blocks beside the device (see interfaces.kv_connector).
+
+    `saved` are pairs (block, key): what the block holds in every KV tensor goes to the store.
+    `loaded` are pairs (number, block): what was brought under this number is copied to the block.
+    Then the loads that begin with the numbers `released` are forgotten, and the keys `dropped`.
+    """
+
+    saved: tuple[tuple[int, bytes], ...] = ()
+    loaded: tuple[tuple[int, int], ...] = ()
+    released: tuple[int, ...] = ()
+    dropped: tuple[bytes, ...] = ()
+
+
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One step. The runner first copies `swapped_out`, then `swapped_in`, then frees `freed_rows`,
-    then fills `new_rows`, then forgets `dropped_adapters` (keys) and fills slots by `adapters`,
-    then runs `rows`.
+    """One step. The runner first copies `swapped_out`, then `swapped_in`, follows `block_orders`,
+    then frees `freed_rows`, then fills `new_rows`, then forgets `dropped_adapters` (keys) and fills
+    slots by `adapters`, then forgets `dropped_encodings` (keys) and makes those in `encode`, then
+    runs `rows`.
 
     `swapped_out` are pairs (block, host block) and `swapped_in` pairs (host block, block): all that
     the first of a pair holds, in every KV tensor, is copied to the second. `extra` is plain data
@@ -96,6 +114,9 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     swapped_in: tuple[tuple[int, int], ...] = ()
     dropped_adapters: tuple[str, ...] = ()
     adapters: tuple[AdapterMove, ...] = ()
+    block_orders: BlockOrders | None = None
+    dropped_encodings: tuple[str, ...] = ()
+    encode: tuple[Encode, ...] = ()
     extra: dict[str, Any] = {}
 
     @property
@@ -150,7 +171,8 @@ class RowResult(
 class StepResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The answer to one StepPlan. Times in seconds, measured where the model runs: `forward_s` and
     `sample_s` of its work, `idle_s` between the end of the step before and the start of this one.
-    `extra` is plain data from a worker to a scheduler that knows it.
+    `is_divided`: the model ran on two halves of the step. `extra` is plain data from a worker to a
+    scheduler that knows it.
     """
 
     step_id: int
@@ -158,6 +180,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     forward_s: float = 0.0
     sample_s: float = 0.0
     idle_s: float = 0.0
+    is_divided: bool = False
     extra: dict[str, Any] = {}
 
 
@@ -241,19 +264,60 @@ class StateLayer(msgspec.Struct, frozen=True, kw_only=True, tag="states"):
         return self.part_starts(dtype_bytes)[-1]
 
 
-CachedLayer = KVLayer | LatentLayer | StateLayer
-"""What one layer keeps of the tokens before."""
+class CrossLayer(msgspec.Struct, frozen=True, kw_only=True, tag="cross"):
+    """The keys and values that a decoder's layer makes of what an encoder read, of at most
+    `max_rows` rows: written with a row's first step, read by all of them, never more."""
+
+    name: str
+    num_kv_heads: int
+    head_size: int
+    dtype: str
+    max_rows: int
+    is_draft: ClassVar[bool] = False
+    window_tokens: ClassVar[None] = None
+
+    @property
+    def as_tokens(self) -> KVLayer:
+        """Return the layer that would keep as much of as many tokens."""
+        return KVLayer(
+            name=self.name,
+            num_kv_heads=self.num_kv_heads,
+            head_size=self.head_size,
+            dtype=self.dtype,
+        )
+
+    @property
+    def stored_size(self) -> int:
+        """Return the elements that a row's key takes in one kv head, and its value as many."""
+        return self.as_tokens.stored_size
+
+    def block_bytes(self, block_tokens: int, dtype_bytes: int) -> int:
+        """Return the bytes that a block of so many rows takes."""
+        return self.as_tokens.block_bytes(block_tokens, dtype_bytes)
+
+
+def tokens_beside_states(state_bytes: int, token_bytes: int, block_tokens: int) -> int:
+    """Return the tokens of a block, a multiple of `block_tokens`: so many that what a layer keeps
+    of them takes as much as the largest state in another."""
+    return max(1, -(-state_bytes // (token_bytes * block_tokens))) * block_tokens
+
+
+CachedLayer = KVLayer | LatentLayer | StateLayer | CrossLayer
+"""What one layer keeps of the tokens before, or of what an encoder read."""
 
 
 class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Layers that share one block table because they keep the same tokens.
 
     All groups have at most `KVLayout.num_tensors` layers; layer i of every group lives in tensor i,
-    so one block id names one piece of memory whichever group owns it.
+    so one block id names one piece of memory whichever group owns it. Blocks of a group with
+    `cross_rows` hold the rows of a request's encodings, at most so many: all are taken with its
+    first block and none is added.
     """
 
     layers: tuple[str, ...]
     window_tokens: int | None = None
+    cross_rows: int = 0
 
 
 class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -261,7 +325,8 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     A block holds `block_tokens` tokens of a request, of which a rank keeps `block_bytes` in each
     tensor: all, or its part where ranks divide a request's cache (KVLayer.context_size).
-    `num_host_blocks` of host memory take what preempted requests had cached.
+    `num_host_blocks` of host memory take what preempted requests had cached. `num_draft_blocks`
+    lie behind the others: states after drafts, for the length of a step.
     `draft` are the layers of a drafter on the worker: one group, whose tensors are their own and
     have as many blocks as these. A token's keys lie there under the block id that it has in the
     first group here, so all that holds of that group's blocks holds of them.
@@ -273,6 +338,7 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     block_tokens: int
     block_bytes: int
     num_host_blocks: int = 0
+    num_draft_blocks: int = 0
     draft: KVLayout | None = None
 
     @property

@@ -44,6 +44,12 @@ class Tokenizer(Plugin):
     def __init__(self, options: Any, path: str) -> None:
         """Load from a checkpoint folder. Raises: ConfigError naming the missing file."""
 
+    @classmethod
+    def runs_code(cls, path: str) -> bool:
+        """Return whether it runs code that the settings of a path name, if allowed to: it then
+        takes that code as its option `code`, a CheckpointCode. The default runs none."""
+        return False
+
     @abstractmethod
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text."""

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.adapter_spec import AdapterSource
-from dovetail.interfaces.executor import DoneStep, PendingStep, Preparation
+from dovetail.interfaces.executor import DoneStep, PendingStep, Preparation, what_of
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
@@ -24,6 +23,7 @@ class Worker(Plugin):
         "overlapped_steps": "begin returns before the step has run, and the next step may start "
         "before this one's result is read",
         "sleep": "supports sleep mode: releases and restores its memory between steps",
+        "kv_connector": "keeps blocks in a store and brings them back (StepPlan.block_orders)",
         "swap": "copies KV blocks to host memory and back (StepPlan.swapped_out, swapped_in)",
     }
 
@@ -70,13 +70,13 @@ class Worker(Plugin):
         raise NotImplementedError(f"{type(self).__name__} knows no pipeline stages")
 
     def prepare(self, item: Preparation) -> None:
-        """Load a constraint, or read an adapter, before a row needs it. May be called by another
-        thread, during a step.
+        """Load a constraint, read an adapter or bring blocks, before a row needs them. May be
+        called by another thread, during a step.
 
-        Raises: RequestError. The default: this worker supports neither.
+        Blocks are brought by a thread of their own. Raises: RequestError. The default: this worker
+        supports none of them.
         """
-        what = "adapters" if isinstance(item, AdapterSource) else "structured outputs"
-        raise RequestError(f"this worker does not support {what}.")
+        raise RequestError(f"this worker does not support {what_of(item)}.")
 
     def sleep(self, level: int) -> None:
         """Release the memory of the KV cache and of the weights; no request is under way.

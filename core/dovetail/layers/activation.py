@@ -75,6 +75,13 @@ def gate(name: str, context: BuildContext | None = None) -> Gate:
     return Gate(name=known, function=act, halves=halves)
 
 
+def no_gate(name: str) -> Gate:
+    """Return the activation of a layer without a gate, as what is made of its whole product.
+    Raises: ConfigError if unknown"""
+    act = activation(name)
+    return Gate(name=KERNEL_NAMES.get(name, ""), function=act, halves=act)
+
+
 def named_activation(name: str) -> NamedActivation:
     """Return the function that a config calls `name`, with what kernels call it. Raises:
     ConfigError if unknown"""

@@ -53,8 +53,11 @@ class SlotWeights:
     @property
     def is_low_rank(self) -> bool:
         """Return whether the change is a low-rank sum and nothing else."""
-        others = {one.name for one in fields(self)} - {"down", "up"}
-        return all(getattr(self, name) is None for name in others)
+        return all(getattr(self, name) is None for name in BEYOND_LOW_RANK)
+
+
+BEYOND_LOW_RANK = tuple({one.name for one in fields(SlotWeights)} - {"down", "up"})
+"""What of a change is not its low-rank sum."""
 
 
 class LowRankSlots(nn.Module):
@@ -169,8 +172,7 @@ class LinearSlots(LowRankSlots):
         """
         step = self._step()
         if not step.is_low_rank and self._others:
-            first, second = self._put_together(layer, x, bias, step.slots).chunk(2, dim=-1)
-            return gate.function(first) * second
+            return gate.joined(self._put_together(layer, x, bias, step.slots))
         return layer.method.apply_gated(layer, x, self.add(x, step.slots, bias), gate)
 
     def _step(self) -> StepAdapters:

@@ -33,6 +33,7 @@ from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.alibi import own_slopes
 from dovetail.layers.attention import Attention
+from dovetail.layers.context import keep_inner
 from dovetail.layers.decoder_head import class_score, generates
 from dovetail.layers.embedding import VocabParallelEmbedding
 from dovetail.layers.linear import (
@@ -43,6 +44,7 @@ from dovetail.layers.linear import (
     attention_linears,
 )
 from dovetail.layers.logits import LogitsHead
+from dovetail.layers.media import SpatialRotary, is_spatial, with_deep_media, with_media
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.placement import Part
 from dovetail.layers.rotary import HeadRotary, Rope, Rotary, Unrotated, rope_settings
@@ -160,6 +162,7 @@ class DecoderAttention(nn.Module):
     """Rotary attention with grouped kv heads, and norms on each head where the config says so."""
 
     qkv_class: ClassVar[type[QKVParallelLinear]] = QKVParallelLinear
+    attention_class: ClassVar[type[Attention]] = Attention
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
         super().__init__()
@@ -184,7 +187,7 @@ class DecoderAttention(nn.Module):
             is_interleaved=config.is_interleaved,
             norms_turned=config.norms_turned,
         )
-        self.attn = Attention(name, self.attention_spec(model, config, layer))
+        self.attn = self.attention_class(name, self.attention_spec(model, config, layer))
 
     def build_head_norm(
         self, context: BuildContext, config: DecoderConfig, part: Part
@@ -340,30 +343,45 @@ class DecoderModel(nn.Module):
         if self.config.alibi_slopes:
             return nn.ModuleDict()
         theta, share = self.config.rope_theta, self.config.rotary_share
-        rotary = Rotary(rope_settings(context, theta=theta, share=share), context.device)
+        settings = rope_settings(context, theta=theta, share=share)
+        made = SpatialRotary if is_spatial(settings) else Rotary
+        rotary = made(settings, context.device)
         return nn.ModuleDict({layer_type: rotary for layer_type in sorted(layer_types)})
 
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the input of the first layer. Shapes: token_ids, positions [T] -> [T, E]"""
         return self.embed_tokens(token_ids)
 
+    def layer_arguments(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[Any, ...]:
+        """Return what layers are told beside states and rotations; here nothing. x is the first
+        layer's input. Shapes: x [T, E], positions [T]"""
+        return ()
+
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Shapes: token_ids, positions [T] -> [T, E]"""
         stage = self.stage
-        x = self.embed(token_ids, positions) if stage.is_first else stage.received(token_ids)
+        if stage.is_first:
+            x = with_media(self.embed(token_ids, positions), self.config.branch_scale)
+        else:
+            x = stage.received(token_ids)
         ropes = {name: rotary(positions) for name, rotary in self.rotaries.items()}
+        more = self.layer_arguments(x, positions)
         for number, layer in enumerate(self.layers):
             if self.inner is not None and number in self.inner:
                 scale = self.config.branch_scale
-                self.inner[number] = x if scale == 1.0 else x * scale
-            x = layer(x, ropes)
+                keep_inner(self.inner, number, x if scale == 1.0 else x * scale)
+            x = layer(x, ropes, *more)
+            if number in stage.numbers:
+                x = with_deep_media(x, number)
         return self.norm(x)
 
 
 class DecoderForCausalLM(nn.Module, Model):
     """A decoder with a head on it: what the model plugins of these families derive from."""
 
-    capabilities: ClassVar[frozenset[str]] = frozenset({"tensor_parallel", "pipeline_parallel"})
+    capabilities: ClassVar[frozenset[str]] = frozenset(
+        {"tensor_parallel", "pipeline_parallel", "vectors"}
+    )
     model_class: ClassVar[type[DecoderModel]] = DecoderModel
     layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
 

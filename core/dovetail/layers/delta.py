@@ -14,28 +14,25 @@ Source: Yang et al., Gated Delta Networks, 2024 (arXiv 2412.06464), as Qwen3-Nex
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.joint_linear import JointLinear
-from dovetail.layers.linear import RowParallelLinear, even_part, split_heads
-from dovetail.layers.native import fused_kernel, runs_natively
-from dovetail.layers.recurrent import DividedVectors, Kernel, ShortConv
+from dovetail.layers.linear import Linear, RowParallelLinear, even_part, split_heads
+from dovetail.layers.recurrent import DividedVectors, OverRows, ShortConv, gated_norm_kernel
 from dovetail.layers.state import Part, RowStates, State
 from dovetail.parallel.groups import tensor_group
-from dovetail_kernels import gated_delta, gated_norm
+from dovetail_kernels import gated_delta
 from dovetail_kernels.gated_delta import chunked
 from dovetail_kernels.gated_delta.native import GatedDelta
-from dovetail_kernels.gated_norm.native import GatedNorm as NativeGatedNorm
+from dovetail_kernels.op import Arguments
 
 CONV, DELTA = "conv", "delta"
 """The parts of the state."""
 QKVZ, QKV, BA = "qkvz", "qkv", "ba"
-"""Names of checkpoint tensors: QKVZ and BA hold, for each key head, its rows of all that belongs to
+"""Names of joints: QKVZ and BA hold, for each key head, its rows of all that belongs to
 it; QKV holds all queries, then all keys, then all values."""
 
 
@@ -65,18 +62,11 @@ class HeadNorm(nn.Module):
         super().__init__()
         empty = torch.empty(size, dtype=dtype_of(context.model.dtype), device=context.device)
         self.weight = nn.Parameter(empty, requires_grad=False)
-        self.size, self.eps = size, eps
-        self._native: NativeGatedNorm | None = None
-        if runs_natively(gated_norm.OP, context):
-            self._native = NativeGatedNorm(size, eps=eps, gate_first=False)
-        self._run = fused_kernel(gated_norm.OP, context) or gated_norm.OP.reference
+        self._run = gated_norm_kernel(context, size, eps=eps, gate_first=False)
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Return norm(x) silu(gate). Shapes: x, gate [T, H V] -> [T, H V]"""
-        if self._native is not None:
-            return self._native(x, gate, self.weight)
-        normed: torch.Tensor = self._run(x, gate, self.weight, self.eps, self.size, False)
-        return normed
+        return self._run(x, gate, self.weight)
 
 
 class DeltaMixer(DividedVectors):
@@ -93,19 +83,21 @@ class DeltaMixer(DividedVectors):
         q, k, v, z = (even_part(part, rows, group, name) for part, rows in full.items())
         b, a = (even_part(part, sizes.value_heads, group, name) for part in "ba")
         joined = {part: full[part] for part in QKV}
-        self.in_proj_qkvz = JointLinear(
+        self.in_proj_qkvz = Linear(
             context,
             f"{name}.in_proj_qkvz",
             hidden,
             (q, k, v, z),
+            bias=False,
             joints={QKVZ: widths, QKV: joined},
         )
         of_key = sizes.value_heads // sizes.key_heads
-        self.in_proj_ba = JointLinear(
+        self.in_proj_ba = Linear(
             context,
             f"{name}.in_proj_ba",
             hidden,
             (b, a),
+            bias=False,
             joints={BA: dict.fromkeys(BA, of_key)},
         )
         self.conv1d = ShortConv(context, (q, k, v), sizes.conv, bias=False, act=sizes.act)
@@ -117,15 +109,16 @@ class DeltaMixer(DividedVectors):
         kept = Part(name=DELTA, shape=(self.value_heads, sizes.key_size, sizes.value_size))
         self.state = State(name, (self.conv1d.state_part(CONV), kept))
         self._widths = (q.local, k.local, v.local)
-        self._is_native = runs_natively(gated_delta.OP, context)
-        self._run: Kernel = fused_kernel(gated_delta.OP, context) or chunked.run
-        self._delta: GatedDelta | None = None
+        self._delta = OverRows(gated_delta.OP, context, GatedDelta, self._bound, plain=chunked.run)
 
     def finish(self) -> None:
         """Make the native call of the heads' parameters. Mutates: self"""
-        if self._is_native:
-            decay, bias = (self.get_parameter(leaf).data for leaf in ("A_log", "dt_bias"))
-            self._delta = GatedDelta(decay, bias, self.sizes.key_size**-0.5)
+        self._delta.finish()
+
+    def _bound(self) -> Arguments:
+        """Return the arguments of the delta rule that are this layer's."""
+        decay, bias = (self.get_parameter(leaf).data for leaf in ("A_log", "dt_bias"))
+        return {"a_log": decay, "dt_bias": bias, "scale": self.sizes.key_size**-0.5}
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Shapes: x, residual [T, E] -> [T, E]"""
@@ -148,9 +141,4 @@ class DeltaMixer(DividedVectors):
             for part, count in zip(qkv.split(self._widths, dim=-1), counts, strict=True)
         )
         beta, decay = ba.chunk(2, dim=-1)
-        if self._delta is not None:
-            return self._delta(q, k, v, decay, beta, state, rows.native)
-        own = self._parameters
-        given: tuple[Any, ...] = (q, k, v, decay, beta, own["A_log"], own["dt_bias"])
-        made: torch.Tensor = self._run(*given, self.sizes.key_size**-0.5, state, **rows.arguments())
-        return made
+        return self._delta(state, rows, q=q, k=k, v=v, decay_in=decay, beta_in=beta)

@@ -37,7 +37,8 @@ class VocabParallelEmbedding(WeightHolder):
 
     `head` names the layer that multiplies by the same table: then the quantization method keeps
     it, if it can look rows up, and it is in memory once. Without a head it does so for tables that
-    the checkpoint stores quantized. `factor` multiplies what is looked up.
+    the checkpoint stores quantized; `name` is that of a table beside the token table. `factor`
+    multiplies what is looked up.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class VocabParallelEmbedding(WeightHolder):
         size: int,
         *,
         head: str | None = None,
+        name: str = "",
         factor: float = 1.0,
     ) -> None:
         super().__init__()
@@ -57,7 +59,7 @@ class VocabParallelEmbedding(WeightHolder):
         self.adapters: TableSlots | None = None
         self._native: LookUp | None = None
         self._scale: LookUp | None = None
-        self.spec = linear_spec(context, head or "", size, (self.part.local,))
+        self.spec = linear_spec(context, head or name, size, (self.part.local,))
         quant = context.quant
         method = quant.linear(self.spec) if head is not None else quant.table(self.spec)
         self.method = method if method is not None and method.looks_up else None

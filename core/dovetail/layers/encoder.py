@@ -37,11 +37,13 @@ from dovetail.layers.alibi import own_slopes
 from dovetail.layers.attention import Attention
 from dovetail.layers.class_head import class_linear
 from dovetail.layers.context import forward_context
+from dovetail.layers.dense_attention import DenseAttention
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from dovetail.layers.linear import (
     ActivatedLinear,
     GatedLinear,
+    QKVParallelLinear,
     RowParallelLinear,
     attention_linears,
 )
@@ -84,6 +86,7 @@ class EncoderConfig:
     has_down_bias: bool = True
     scale: float | None = None
     alibi_slopes: tuple[float, ...] | None = None
+    qkv_class: type[QKVParallelLinear] = QKVParallelLinear
     layer_types: tuple[str, ...] = ()
     windows: Mapping[str, int] = field(default_factory=dict)
 
@@ -175,10 +178,15 @@ class EncoderAttention(nn.Module):
         super().__init__()
         model = context.model
         self.qkv_proj, self.o_proj = attention_linears(
-            context, name, qkv_bias=config.has_qkv_bias, out_bias=config.has_out_bias
+            context,
+            name,
+            qkv_bias=config.has_qkv_bias,
+            out_bias=config.has_out_bias,
+            qkv_class=config.qkv_class,
         )
         spec = self.attention_spec(model, config, layer)
-        self.attn = Attention(name, spec)
+        # Beside a decoder an encoder's items are no rows of a step.
+        self.attn = Attention(name, spec) if model.encoder is None else DenseAttention(spec)
         self._turn: HeadRotary | None = None
         if config.is_rotary:
             self._turn = HeadRotary(
@@ -272,6 +280,7 @@ class EncoderModel(nn.Module, Model):
     """An encoder: what the model plugins of these families derive from."""
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"tensor_parallel"})
+    whole_because = "stages pass on the states of decoders alone"
     layer_class: ClassVar[type[EncoderLayer]] = EncoderLayer
 
     def __init__(self, options: Any, context: BuildContext) -> None:

@@ -7,13 +7,14 @@ rows are not touched. Shape letters: A experts picked per token, P parts fused a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
 from dovetail.interfaces.quantization import LinearSpec
 from dovetail.layers.adapters import SlotWeights
+from dovetail.layers.joints import Joint
 from dovetail.layers.placement import Part
 from dovetail.parallel.groups import Group
 
@@ -33,6 +34,7 @@ class ExpertMatrix:
     group: Group
     full_in_size: int
     is_input_split: bool
+    joints: Mapping[str, Joint] = field(default_factory=dict)
 
 
 class ExpertAdapters:
@@ -79,7 +81,7 @@ def _outputs(
     out = torch.zeros_like(x)
     for expert in picked.unique().tolist():
         tokens, places = (picked == expert).nonzero(as_tuple=True)
-        halves = _product(experts, changes, "gate_up_proj", expert, x[tokens])
+        halves = _product(experts, changes, experts.first, expert, x[tokens])
         inner = experts.gate.joined(halves)
         made = _product(experts, changes, "down_proj", expert, inner)
         out.index_add_(0, tokens, made * weights[tokens, places].unsqueeze(1).to(made))

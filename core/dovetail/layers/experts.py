@@ -21,7 +21,7 @@ from torch import nn
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.quantization import Gate, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.activation import gate
+from dovetail.layers.activation import gate, no_gate
 from dovetail.layers.alternating import alternating
 from dovetail.layers.block_sum import plus_rest
 from dovetail.layers.context import step_adapters
@@ -49,9 +49,9 @@ from dovetail_kernels.moe.native import Moe, packed_experts
 
 def help_others(experts: Sequence[Experts], model: ModelSpec, device: torch.device) -> None:
     """Compute what engines that share experts with this one need, in a step without tokens."""
-    none = torch.zeros(0, model.hidden_size, dtype=dtype_of(model.dtype), device=device)
+    dtype = dtype_of(model.dtype)
     for layer in experts:
-        layer.help_others(none)
+        layer.help_others(torch.zeros(0, layer.size, dtype=dtype, device=device))
 
 
 class Experts(WeightHolder):
@@ -63,7 +63,7 @@ class Experts(WeightHolder):
     they become what the quantization method multiplies, and the parameters go. `act` is the name of
     an activation, or a gate of both halves. `alternates`: the rows of a whole gate_up_proj are
     gate, up, gate, up. `bias`: each matrix has one, gate_up_proj_bias [H, 2F], down_proj_bias
-    [H, E].
+    [H, E]. Without a gate (`is_gated`) the first matrix is up_proj [H, F], and `act` a name.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class Experts(WeightHolder):
         alternates: bool = False,
         bias: bool = False,
         weighs_inputs: bool = False,
+        is_gated: bool = True,
     ) -> None:
         super().__init__()
         group = tensor_group(context.rank)
@@ -91,20 +92,27 @@ class Experts(WeightHolder):
             self.loaded = self.slots.own
             group = ALONE  # each of them is whole
         self.group = group
-        self.gate = act if isinstance(act, Gate) else gate(act)
+        self.is_gated, self.size = is_gated, size
+        self.first = "gate_up_proj" if is_gated else "up_proj"
+        self.gate = act if isinstance(act, Gate) else gate(act) if is_gated else no_gate(act)
         self.alternates, self.has_bias = alternates, bias
         self.weighs_inputs = weighs_inputs
-        self.gate_up = tuple(even_part(n, inner, group, f"{name}.{n}") for n in ("gate", "up"))
+        halves = ("gate", "up") if is_gated else ("up",)
+        self.gate_up = tuple(even_part(n, inner, group, f"{name}.{n}") for n in halves)
         self.down = (Part(name="down", full=size, local=size, start=0),)
         self.input = (group.rank * inner // group.size, inner // group.size, inner)
         local = self.input[1]
         self._gates_in_product = bool(self.gate.name) and not bias
         self._native_gate = self.gate.of_experts or self.gate.name
         self._runs_natively = bool(self._native_gate) and runs_natively(moe.OP, context)
-        is_gated = self._gates_in_product or self._runs_natively
+        is_packed_gated = is_gated and (self._gates_in_product or self._runs_natively)
         self.specs = {
-            "gate_up_proj": linear_spec(
-                context, f"{name}.gate_up_proj", size, (local, local), is_gated=is_gated
+            self.first: linear_spec(
+                context,
+                f"{name}.{self.first}",
+                size,
+                (local,) * len(halves),
+                is_gated=is_packed_gated,
             ),
             "down_proj": linear_spec(
                 context, f"{name}.down_proj", local, (size,), full_in_size=inner
@@ -228,6 +236,7 @@ class Experts(WeightHolder):
                 self._native_gate,
                 limit=self.gate.limit,
                 weighs_inputs=self.weighs_inputs,
+                is_gated=self.is_gated,
             )
 
     @property
@@ -304,15 +313,16 @@ class Experts(WeightHolder):
         if not len(x):
             return torch.zeros_like(x)
         if self._kernel is not None:
-            first, second = self._packed["gate_up_proj"], self._packed["down_proj"]
-            return self._kernel(x, first, second, weights, experts, self.gate.name)
+            first, second = self._packed[self.first], self._packed["down_proj"]
+            name = self.gate.name
+            return self._kernel(x, first, second, weights, experts, name, self.is_gated)
         picked = experts.flatten()
         absent, *counts = torch.bincount(picked + 1, minlength=len(self.loaded) + 1).tolist()
         order = picked.argsort(stable=True)[absent:]
         if not len(order):
             return torch.zeros_like(x)
         tokens = order // experts.shape[1]
-        inner = self._multiply("gate_up_proj", x[tokens], counts)
+        inner = self._multiply(self.first, x[tokens], counts)
         outputs = self._multiply("down_proj", inner, counts)
         outputs = outputs * weights.flatten()[order].unsqueeze(-1).to(x.dtype)
         return torch.zeros_like(x).index_add_(0, tokens, outputs)
@@ -339,7 +349,7 @@ class Experts(WeightHolder):
             times = torch.tensor(counts, device=x.device)
             out += self.get_parameter(f"{leaf}_bias").repeat_interleave(times, dim=0)
         is_gated = is_packed_gated and self._gates_in_product
-        return self.gate.joined(out) if leaf == "gate_up_proj" and not is_gated else out
+        return self.gate.joined(out) if leaf == self.first and not is_gated else out
 
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
         """Return where "N.gate_up_proj.weight" with a part, or a whole parameter, goes."""

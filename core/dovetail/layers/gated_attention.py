@@ -10,16 +10,17 @@ Source: Qiu et al., Gated Attention for Large Language Models, 2025 (arXiv 2505.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.decoder import DecoderAttention, DecoderConfig
-from dovetail.layers.joint_linear import place_joint
+from dovetail.layers.joints import Joint
 from dovetail.layers.linear import QKVParallelLinear
 from dovetail.layers.output_gate import OutputGate
-from dovetail.layers.placement import Part, Placement
+from dovetail.layers.placement import Part
 from dovetail.layers.rotary import Rope
 
 GATE = "gate"
@@ -28,18 +29,15 @@ WITH_GATE = "q_and_gate"
 
 
 class GatedQKVLinear(QKVParallelLinear):
-    """Queries, keys, values and the gates of the query heads in one matrix. A checkpoint tensor may
-    be the part WITH_GATE."""
+    """Queries, keys, values and the gates of the query heads in one matrix."""
 
     def parts_behind(self, q: Part) -> tuple[Part, ...]:
         """Return the gates."""
         return (replace(q, name=GATE),)
 
-    def place(self, leaf: str, part: str | None) -> list[Placement] | None:
-        """Return where the checkpoint tensor goes (see WeightHolder)."""
-        if part == WITH_GATE:
-            return place_joint(self, leaf, {"q": self._head_size, GATE: self._head_size})
-        return super().place(leaf, part)
+    def joints_behind(self, head_size: int) -> Mapping[str, Joint]:
+        """Return the joint of queries and gates."""
+        return {WITH_GATE: dict.fromkeys(("q", GATE), head_size)}
 
 
 class GatedAttention(DecoderAttention):

@@ -40,7 +40,7 @@ from dovetail.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowPa
 from dovetail.layers.native import runs_natively
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.opaque import Opaque, is_traced
-from dovetail.layers.rotary import Rope, RopeSettings, rope_settings
+from dovetail.layers.rotary import Rope, RopeSettings, apply_rotary, rope_settings
 from dovetail.parallel.groups import tensor_group
 from dovetail_kernels import qk_rotary
 from dovetail_kernels.head_products.matrices import HeadMatrices
@@ -99,7 +99,7 @@ def score_scale(settings: RopeSettings, head_size: int) -> float:
 class LatentUp(ColumnParallelLinear):
     """kv_b: makes each head's key and value of a latent, and keeps what absorbs it."""
 
-    takes_adapters = False
+    no_adapters = "it is absorbed into the queries of latent attention"
 
     def __init__(self, context: BuildContext, name: str, config: LatentConfig, heads: int) -> None:
         self.sizes = (config.plain_size, config.value_size)
@@ -213,21 +213,15 @@ class LatentAttention(Keeper):
             return q, latent
         heads = q.unflatten(-1, (-1, self.head_size))
         plain, turned = heads.split((config.plain_size, config.rope_size), dim=-1)
-        q = torch.cat([plain, self._turn(turned, rope)], dim=-1).flatten(-2)
+        turned = self._turn(turned.flatten(-2), rope).view_as(turned)
+        q = torch.cat([plain, turned], dim=-1).flatten(-2)
         kept, turned = latent.split((config.latent_size, config.rope_size), dim=-1)
-        kept = self.kv_a_layernorm(kept)
-        return q, torch.cat([kept, self._turn(turned.unsqueeze(1), rope).squeeze(1)], dim=-1)
+        return q, torch.cat([self.kv_a_layernorm(kept), self._turn(turned, rope)], dim=-1)
 
     def _turn(self, x: torch.Tensor, rope: Rope) -> torch.Tensor:
-        """Return turned numbers, pairs in their places. Shapes: x [T, H, R] -> [T, H, R]"""
-        cos, sin = rope.rows()
-        if self.config.is_interleaved:
-            first, second = x[..., ::2].float(), x[..., 1::2].float()
-            turned = (first * cos - second * sin, second * cos + first * sin)
-            return torch.stack(turned, dim=-1).flatten(-2).to(x.dtype)
-        first, second = (half.float() for half in x.chunk(2, dim=-1))
-        turned = (first * cos - second * sin, second * cos + first * sin)
-        return torch.cat(turned, dim=-1).to(x.dtype)
+        """Return turned numbers of heads side by side. Shapes: x [T, H R] -> [T, H R]"""
+        size, pairs = self.config.rope_size, self.config.is_interleaved
+        return apply_rotary(x, rope, size, is_interleaved=pairs)
 
     def _attend(self, q: torch.Tensor, latent: torch.Tensor) -> torch.Tensor:
         """Shapes: q [T, H (N + R)], latent [T, L + R] -> [T, H V]"""

@@ -19,15 +19,19 @@ from torch import nn
 
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.head_norm import WholeRMSNorm
-from dovetail.layers.joint_linear import ActivatedJointLinear
-from dovetail.layers.linear import ColumnParallelLinear, RowParallelLinear, even_part
-from dovetail.layers.native import fused_kernel, runs_natively
+from dovetail.layers.linear import (
+    ColumnParallelLinear,
+    MergedActivatedLinear,
+    RowParallelLinear,
+    even_part,
+)
 from dovetail.layers.output_gate import OutputGate
-from dovetail.layers.recurrent import Kernel
+from dovetail.layers.recurrent import OverRows
 from dovetail.layers.rotary import Rope
 from dovetail.layers.state import Part, RowStates, State
 from dovetail.parallel.groups import tensor_group
 from dovetail_kernels import ssd
+from dovetail_kernels.op import Arguments
 from dovetail_kernels.ssd import chunked
 from dovetail_kernels.ssd.native import NO_LIMIT, Ssd
 
@@ -64,7 +68,7 @@ class LightningAttention(nn.Module):
         self.sizes, inner = sizes, sizes.heads * sizes.head
         self.heads = group.share(sizes.heads, f"{name} heads")
         q, k, v = (even_part(part, inner, group, name) for part in "qkv")
-        self.qkv_proj = ActivatedJointLinear(
+        self.qkv_proj = MergedActivatedLinear(
             context,
             f"{name}.qkv_proj",
             hidden,
@@ -81,9 +85,12 @@ class LightningAttention(nn.Module):
         first = group.rank * self.heads
         own = torch.tensor(sizes.slopes[first : first + self.heads], device=context.device)
         self.register_buffer("decay", -own.float(), persistent=False)
-        is_native = runs_natively(ssd.OP, context)
-        self._ssd = Ssd(self.get_buffer("decay")) if is_native else None
-        self._run: Kernel = fused_kernel(ssd.OP, context) or chunked.run
+        self._ssd = OverRows(ssd.OP, context, Ssd, self._bound, plain=chunked.run)
+        self._ssd.finish()
+
+    def _bound(self) -> Arguments:
+        """Return the arguments of the recurrence that are this layer's."""
+        return {"a": self.get_buffer("decay"), "d": None, "dt_bias": None, "dt_limit": NO_LIMIT}
 
     def forward(
         self, x: torch.Tensor, rope: Rope | None, residual: torch.Tensor | None = None
@@ -96,8 +103,4 @@ class LightningAttention(nn.Module):
     def _summed(self, qkv: torch.Tensor, state: torch.Tensor, rows: RowStates) -> torch.Tensor:
         """Return q S. Shapes: qkv [T, 3 H D], state [N, H, D, D] -> [T, H, D]. Mutates: state"""
         q, k, v = qkv.unflatten(-1, (3, self.heads, self.sizes.head)).unbind(1)
-        if self._ssd is not None:
-            return self._ssd(v, None, k, q, state, rows.native)
-        given = (v, None, self.get_buffer("decay"), k, q, None, None, NO_LIMIT, state)
-        made: torch.Tensor = self._run(*given, **rows.arguments())
-        return made
+        return self._ssd(state, rows, x=v, dt=None, b=k, c=q)

@@ -6,7 +6,8 @@ knows only which part of the matrix this rank holds. Shape letters: I input, O o
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -17,10 +18,10 @@ from dovetail.interfaces.quantization import LinearSpec
 from dovetail.layers.activation import gate, named_activation
 from dovetail.layers.adapters import LinearSlots, in_use
 from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.joints import Joint, held_rows
 from dovetail.layers.placement import (
     Part,
     Placement,
-    Rows,
     WeightHolder,
     held_parts,
     is_per_part,
@@ -33,15 +34,17 @@ from dovetail.parallel.groups import Group, tensor_group
 
 GROUPS = "groups"
 FOUR_BLOCKS = "four_blocks"
-LAYOUTS = (GROUPS, FOUR_BLOCKS)
-"""The names of layouts of queries, keys and values in one tensor (see QKVParallelLinear)."""
+"""The names of joints of queries, keys and values (see QKVParallelLinear)."""
+NO_JOINTS: Mapping[str, Joint] = MappingProxyType({})
 
 
 class Linear(WeightHolder):
-    """The base of all linear layers. `name` is the layer's dotted path in the checkpoint.
-    `takes_adapters`: its product with what a layer reads is all that its weight is used for."""
+    """The base of all linear layers. `name` is the layer's dotted path in the checkpoint. `joints`
+    are the checkpoint tensors that hold several of its parts, by what a weight map calls them.
+    `no_adapters` says why adapters cannot change it, as a layer's product with a step's tokens is
+    not all that its weight is used for ("": it is)."""
 
-    takes_adapters: ClassVar[bool] = True
+    no_adapters: str = ""
 
     def __init__(
         self,
@@ -51,12 +54,14 @@ class Linear(WeightHolder):
         parts: tuple[Part, ...],
         *,
         bias: bool,
+        joints: Mapping[str, Joint] = NO_JOINTS,
         is_input_split: bool = False,
         is_gated: bool = False,
     ) -> None:
         super().__init__()
         self.name = name
         self.parts = parts
+        self.joints = joints
         self.group = tensor_group(context.rank)
         self.full_in_size = in_size
         self.is_input_split = is_input_split
@@ -90,7 +95,24 @@ class Linear(WeightHolder):
         parameter = self._parameters.get(leaf)
         if parameter is None:
             return None
+        joint = None if part is None else self.joints.get(part)
+        if joint is not None:
+            return self._place_joint(leaf, parameter, joint)
         return place_parts(leaf, parameter, self.parts, part, self._input_cut())
+
+    def _place_joint(
+        self, leaf: str, parameter: nn.Parameter, joint: Joint
+    ) -> list[Placement] | None:
+        """Return where a tensor of several parts goes, None where the parameter lacks some."""
+        parts = held_parts(parameter, self.parts)
+        if not set(joint) <= {part.name for part in parts}:
+            return None
+        if is_per_part(parameter):  # one number for all is one for each
+            apart = (self.place(leaf, name) or [] for name in joint)
+            return [placement for placements in apart for placement in placements]
+        local = sum(part.local for part in parts)
+        rows = list(held_rows(parts, joint))
+        return place_rows(leaf, parameter, local, rows, self._input_cut())
 
     def pieces(self, leaf: str) -> set[str]:
         """Return one piece per fused part that the parameter holds."""
@@ -144,7 +166,31 @@ class ColumnParallelLinear(Linear):
         return all_gather(out, self.group) if self.gathers else out
 
 
-class ActivatedLinear(ColumnParallelLinear):
+class MergedActivatedLinear(Linear):
+    """Several column-parallel matrices in one that ends in an activation."""
+
+    def __init__(
+        self,
+        context: BuildContext,
+        name: str,
+        in_size: int,
+        parts: tuple[Part, ...],
+        *,
+        act: str,
+        bias: bool = False,
+        joints: Mapping[str, Joint] = NO_JOINTS,
+    ) -> None:
+        super().__init__(context, name, in_size, parts, bias=bias, joints=joints)
+        self.activation = named_activation(act)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return act(x W^T + bias) for this rank's outputs. Shapes: x [T, I] -> [T, O]"""
+        if (adapters := in_use(self.adapters)) is not None:
+            return adapters.activated(self, x, self.bias, self.activation)
+        return self.method.apply_activated(self, x, self.bias, self.activation)
+
+
+class ActivatedLinear(MergedActivatedLinear):
     """A column-parallel matrix that ends in an activation."""
 
     def __init__(
@@ -157,14 +203,8 @@ class ActivatedLinear(ColumnParallelLinear):
         act: str,
         bias: bool = False,
     ) -> None:
-        super().__init__(context, name, in_size, out_size, bias=bias)
-        self.activation = named_activation(act)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return act(x W^T + bias) for this rank's outputs. Shapes: x [T, I] -> [T, O]"""
-        if (adapters := in_use(self.adapters)) is not None:
-            return adapters.activated(self, x, self.bias, self.activation)
-        return self.method.apply_activated(self, x, self.bias, self.activation)
+        part = even_part("", out_size, tensor_group(context.rank), name)
+        super().__init__(context, name, in_size, (part,), act=act, bias=bias)
 
 
 class MergedColumnParallelLinear(Linear):
@@ -217,6 +257,7 @@ class QKVParallelLinear(Linear):
     With more ranks than kv heads, each kv head is held by several ranks. A checkpoint tensor that
     is the part GROUPS holds for each kv head the query heads that use it, its key and its value;
     one that is FOUR_BLOCKS the queries, the values, then the keys of each quarter of the heads.
+    `holds` is "q" where keys and values are another layer's, "qk" where keys are values too.
     """
 
     def __init__(
@@ -229,6 +270,7 @@ class QKVParallelLinear(Linear):
         num_kv_heads: int,
         head_size: int,
         bias: bool = False,
+        holds: str = "qkv",
     ) -> None:
         group = tensor_group(context.rank)
         self_heads, kv_heads = split_heads(group, num_heads, num_kv_heads, name)
@@ -236,62 +278,29 @@ class QKVParallelLinear(Linear):
         kv_start = group.rank * num_kv_heads // group.size * head_size
         full, local = num_kv_heads * head_size, kv_heads * head_size
         k, v = (Part(name=n, full=full, local=local, start=kv_start) for n in "kv")
-        super().__init__(context, name, in_size, (q, k, v, *self.parts_behind(q)), bias=bias)
+        of_group, of_block = num_heads // num_kv_heads * head_size, num_heads // 4 * head_size
+        joints: dict[str, Joint] = {
+            GROUPS: {"q": of_group, "k": head_size, "v": head_size},
+            FOUR_BLOCKS: dict.fromkeys("qvk", of_block),
+            **self.joints_behind(head_size),
+        }
+        own = tuple(part for part in (q, k, v) if part.name in holds)
+        parts = (*own, *self.parts_behind(q))
+        super().__init__(context, name, in_size, parts, bias=bias, joints=joints)
         self.num_heads, self.num_kv_heads = self_heads, kv_heads
-        self._head_size, self._group_heads = head_size, num_heads // num_kv_heads
 
     def parts_behind(self, q: Part) -> tuple[Part, ...]:
         """Return what else is computed with queries, keys and values; none here."""
         return ()
 
+    def joints_behind(self, head_size: int) -> Mapping[str, Joint]:
+        """Return the joints that hold some of that; none here."""
+        return NO_JOINTS
+
     def forward_split(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return q, k, v of this rank's heads. Shapes: x [T, I] -> [T, H*D], [T, K*D], [T, K*D]"""
         q, k, v = self.forward(x).split(self.spec.out_sizes, dim=-1)
         return q, k, v
-
-    def place(self, leaf: str, part: str | None) -> list[Placement] | None:
-        """Return where the checkpoint tensor goes (see WeightHolder)."""
-        parameter = self._parameters.get(leaf)
-        if parameter is None or part not in LAYOUTS:
-            return super().place(leaf, part)
-        if held_parts(parameter, self.parts) != self.parts:
-            return None
-        if is_per_part(parameter):  # one number for all is one for each
-            return super().place(leaf, None)
-        local = sum(self.spec.out_sizes)
-        return place_rows(leaf, parameter, local, self._rows_of(part), self._input_cut())
-
-    def _rows_of(self, layout: str) -> list[Rows]:
-        """Return where each of this rank's heads lies in a tensor of all heads."""
-        size, full = self._head_size, sum(part.full for part in self.parts)
-        offset, rows = 0, []
-        for part in self.parts:
-            for head in range(part.start // size, (part.start + part.local) // size):
-                start = self._start_in(layout, part, head)
-                rows.append(Rows(piece=part.name, start=start, size=size, full=full, offset=offset))
-                offset += size
-        return rows
-
-    def _start_in(self, layout: str, part: Part, head: int) -> int:
-        """Return the row at which a head of a part begins in a tensor of all heads."""
-        if layout == FOUR_BLOCKS:
-            heads = self.parts[0].full // self._head_size // 4
-            block = head // heads * 3 + "qvk".index(part.name)
-            return (block * heads + head % heads) * self._head_size
-        group = self._group_heads
-        if part.name == "q":
-            return (head // group * (group + 2) + head % group) * self._head_size
-        return (head * (group + 2) + group + (part.name == "v")) * self._head_size
-
-    def order_of(self, layout: str) -> torch.Tensor:
-        """Return where each output of all ranks, queries before keys before values, lies in a
-        tensor of the layout. Shapes: [outputs of all ranks]"""
-        starts = [
-            self._start_in(layout, part, head)
-            for part in self.parts
-            for head in range(part.full // self._head_size)
-        ]
-        return (torch.tensor(starts).unsqueeze(1) + torch.arange(self._head_size)).flatten()
 
 
 class RowParallelLinear(Linear):

@@ -24,11 +24,11 @@ from dovetail.layers.linear import (
     RowParallelLinear,
     even_part,
 )
-from dovetail.layers.native import fused_kernel, runs_natively
-from dovetail.layers.recurrent import DividedVectors, ShortConv
+from dovetail.layers.recurrent import DividedVectors, OverRows, ShortConv
 from dovetail.layers.state import Part, State
 from dovetail.parallel.groups import tensor_group
 from dovetail_kernels import selective_scan
+from dovetail_kernels.op import Arguments
 from dovetail_kernels.selective_scan.native import SelectiveScan
 
 CONV, SCAN = "conv", "scan"
@@ -72,16 +72,17 @@ class MambaMixer(DividedVectors):
         self.add_vector(context, "D", (part,), dtype=torch.float32)
         scan = Part(name=SCAN, shape=(part.local, sizes.state))
         self.state = State(name, (self.conv1d.state_part(CONV), scan))
-        self._is_native = runs_natively(selective_scan.OP, context)
-        self._run = fused_kernel(selective_scan.OP, context) or selective_scan.OP.reference
-        self._scan: SelectiveScan | None = None
+        self._scan = OverRows(selective_scan.OP, context, SelectiveScan, self._bound)
 
     def finish(self) -> None:
         """Make the decay of the states of its logarithm. Mutates: self"""
         decay = -torch.exp(self.get_parameter("A_log").data)
         self.register_buffer("decay", decay, persistent=False)
-        if self._is_native:
-            self._scan = SelectiveScan(decay, self.get_parameter("D").data, None)
+        self._scan.finish()
+
+    def _bound(self) -> Arguments:
+        """Return the arguments of the scan that are this layer's."""
+        return {"a": self.get_buffer("decay"), "d": self.get_parameter("D").data, "dt_bias": None}
 
     def time_and_inputs(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return what decides each token's time step, and its vectors b and c.
@@ -100,10 +101,5 @@ class MambaMixer(DividedVectors):
         x = self.conv1d(x, parts[CONV], rows)
         dt, b, c = self.time_and_inputs(x)
         dt = self.dt_proj(dt)
-        if self._scan is not None:
-            y = self._scan(x, dt, b, c, z, parts[SCAN], rows.native)
-        else:
-            own = self._parameters
-            given = (x, dt, self.get_buffer("decay"), b, c, own["D"], None, z, parts[SCAN])
-            y = self._run(*given, **rows.arguments())
+        y = self._scan(parts[SCAN], rows, x=x, dt=dt, b=b, c=c, z=z)
         return self.out_proj(y, residual)

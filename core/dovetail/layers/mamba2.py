@@ -20,15 +20,15 @@ import torch.nn.functional as F
 
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.linear import Linear, RowParallelLinear, even_part, split_heads
-from dovetail.layers.native import fused_kernel, runs_natively
 from dovetail.layers.placement import Part as Rows
 from dovetail.layers.product import Product
-from dovetail.layers.recurrent import DividedVectors, ShortConv
+from dovetail.layers.recurrent import DividedVectors, OverRows, ShortConv, gated_norm_kernel
 from dovetail.layers.state import Part, State
 from dovetail.parallel.collectives import all_reduce
 from dovetail.parallel.groups import tensor_group
-from dovetail_kernels import gated_norm, ssd
-from dovetail_kernels.gated_norm.native import GatedNorm as NativeGatedNorm
+from dovetail_kernels import ssd
+from dovetail_kernels.op import Arguments
+from dovetail_kernels.ssd import chunked
 from dovetail_kernels.ssd.native import Ssd
 
 CONV, SSD = "conv", "ssd"
@@ -68,21 +68,17 @@ class GatedNorm(DividedVectors):
         self.sizes = sizes
         self.is_cut = sizes.norm_group > part.local
         self.add_vector(context, "weight", (part,))
-        size, eps, first = sizes.norm_group, sizes.eps, sizes.gate_first
-        self._native: NativeGatedNorm | None = None
-        if runs_natively(gated_norm.OP, context) and not self.is_cut:
-            self._native = NativeGatedNorm(size, eps=eps, gate_first=first)
-        self._run = fused_kernel(gated_norm.OP, context) or gated_norm.OP.reference
+        self._run = gated_norm_kernel(
+            context, sizes.norm_group, eps=sizes.eps, gate_first=sizes.gate_first
+        )
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Return the gated norm. Shapes: x, gate [T, D of this rank] -> [T, D of this rank]"""
-        weight, sizes = self._parameters["weight"], self.sizes
+        weight = self._parameters["weight"]
         assert weight is not None
         if self.is_cut:
             return self._of_ranks(x, gate, weight)
-        if self._native is not None:
-            return self._native(x, gate, weight)
-        return self._run(x, gate, weight, sizes.eps, sizes.norm_group, sizes.gate_first)
+        return self._run(x, gate, weight)
 
     def _of_ranks(self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Return the norm of one group that is divided over all ranks."""
@@ -123,9 +119,7 @@ class Mamba2Mixer(DividedVectors):
         self.out_proj = self.build_out(context, f"{name}.out_proj")
         kept = Part(name=SSD, shape=(heads, sizes.head, sizes.state))
         self.state = State(name, (self.conv1d.state_part(CONV), kept))
-        self._is_native = runs_natively(ssd.OP, context)
-        self._run = fused_kernel(ssd.OP, context) or ssd.OP.reference
-        self._ssd: Ssd | None = None
+        self._ssd = OverRows(ssd.OP, context, Ssd, self._bound, plain=chunked.run)
 
     def build_out(self, context: BuildContext, name: str) -> RowParallelLinear:
         """Return the matrix behind the recurrence."""
@@ -136,9 +130,13 @@ class Mamba2Mixer(DividedVectors):
         """Make the decay of the states of its logarithm. Mutates: self"""
         decay = -torch.exp(self.get_parameter("A_log").data)
         self.register_buffer("decay", decay, persistent=False)
-        if self._is_native:
-            d, bias = (self.get_parameter(leaf).data for leaf in ("D", "dt_bias"))
-            self._ssd = Ssd(decay, d, bias, self.sizes.dt_limit)
+        self._ssd.finish()
+
+    def _bound(self) -> Arguments:
+        """Return the arguments of the recurrence that are this layer's."""
+        d, bias = (self.get_parameter(leaf).data for leaf in ("D", "dt_bias"))
+        limit = self.sizes.dt_limit
+        return {"a": self.get_buffer("decay"), "d": d, "dt_bias": bias, "dt_limit": limit}
 
     def projected(self, x: torch.Tensor) -> torch.Tensor:
         """Return z, x, b, c and the time steps behind each other. Shapes: x [T, E] -> [T, ...]"""
@@ -153,10 +151,5 @@ class Mamba2Mixer(DividedVectors):
         x, b, c = xbc.split((self.widths[0], wide, wide), dim=-1)
         x = x.unflatten(-1, (self.heads, self.sizes.head))
         b, c = (y.unflatten(-1, (self.groups, self.sizes.state)) for y in (b, c))
-        if self._ssd is not None:
-            y = self._ssd(x, dt, b, c, parts[SSD], rows.native)
-        else:
-            own = self._parameters
-            given = (x, dt, self.get_buffer("decay"), b, c, own["D"], own["dt_bias"])
-            y = self._run(*given, self.sizes.dt_limit, parts[SSD], **rows.arguments())
+        y = self._ssd(parts[SSD], rows, x=x, dt=dt, b=b, c=c)
         return self.out_proj(self.norm(y.flatten(-2), z), residual)

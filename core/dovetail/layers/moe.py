@@ -9,6 +9,7 @@ from msgspec import structs
 from torch import nn
 
 from dovetail.interfaces.model import BuildContext
+from dovetail.interfaces.quantization import Gate
 from dovetail.layers.block_sum import plus_rest
 from dovetail.layers.experts import Experts
 from dovetail.layers.linear import ReplicatedLinear
@@ -24,6 +25,8 @@ class MoE(nn.Module):
 
     `routes_in_float32`: the scores are computed so, whatever the model's type. With
     `has_correction_bias` the checkpoint has a bias for the choice of experts, which stays float32.
+    `act`, `alternates` and `bias` are those of the experts; the router has a bias if they have.
+    `size`: what experts read and write, where it is not the hidden size. `is_gated`: see Experts.
     """
 
     def __init__(
@@ -34,19 +37,23 @@ class MoE(nn.Module):
         num_experts: int,
         rule: RoutingRule,
         inner: int,
-        act: str,
+        act: str | Gate,
+        alternates: bool = False,
+        bias: bool = False,
         gate: str = "gate",
         routes_in_float32: bool = False,
         has_correction_bias: bool = False,
+        size: int | None = None,
+        is_gated: bool = True,
     ) -> None:
         super().__init__()
-        size = context.model.hidden_size
+        hidden = context.model.hidden_size
         self.rule = rule
         self._routing = native_routing(context, rule)
         self.group = tensor_group(context.rank)
         self.routes_in_float32 = routes_in_float32
         router = _in_float32(context) if routes_in_float32 else context
-        self.gate = ReplicatedLinear(router, f"{name}.{gate}", size, num_experts)
+        self.gate = self.build_gate(router, f"{name}.{gate}", num_experts, bias=bias)
         self.e_score_correction_bias = (
             _correction_bias(context, num_experts) if has_correction_bias else None
         )
@@ -54,11 +61,20 @@ class MoE(nn.Module):
             context,
             f"{name}.experts",
             num_experts=num_experts,
-            size=size,
+            size=size or hidden,
             inner=inner,
             act=act,
+            alternates=alternates,
+            bias=bias,
+            is_gated=is_gated,
             weighs_inputs=rule.weighs_inputs,
         )
+
+    def build_gate(
+        self, context: BuildContext, name: str, num_experts: int, *, bias: bool
+    ) -> ReplicatedLinear:
+        """Return the router's matrix."""
+        return ReplicatedLinear(context, name, context.model.hidden_size, num_experts, bias=bias)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Shapes: x, residual [T, E] -> [T, E], whole on every rank"""
@@ -76,12 +92,15 @@ class MoE(nn.Module):
 
         Shapes: x, residual, shared [T, E], shared_scores [T, 1] -> [T, E], whole on every rank
         """
-        scores = self.gate(x.float() if self.routes_in_float32 else x)
-        weights, experts = self._route(scores)
+        weights, experts = self.picked(x)
         weighs_before = self.rule.weighs_inputs and not self.experts.weighs_natively
         multiply = self._multiply_weighed if weighs_before else self.experts
         more = (residual, shared, shared_scores) if self.group.rank == 0 else ()
         return all_reduce(multiply(x, weights, experts, *more), self.group)
+
+    def picked(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return weights and numbers of each token's experts. Shapes: x [T, E] -> [T, A] each"""
+        return self._route(self.gate(x.float() if self.routes_in_float32 else x))
 
     def _route(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         bias = self.e_score_correction_bias

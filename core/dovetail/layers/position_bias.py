@@ -50,14 +50,23 @@ class PositionBias(WeightHolder):
 
 
 class BucketBias(PositionBias):
-    """Learned biases of buckets of distances: near ones have a bucket each, farther ones share.
+    """Learned biases of buckets of distances: near ones have a bucket each, farther ones share. In
+    a causal layer no key after the query is seen, so none has a bucket.
 
     Shapes: weight [buckets, H of all ranks]
     """
 
-    def __init__(self, context: BuildContext, *, num_buckets: int, max_distance: int) -> None:
+    def __init__(
+        self,
+        context: BuildContext,
+        *,
+        num_buckets: int,
+        max_distance: int,
+        is_causal: bool = False,
+    ) -> None:
         super().__init__(context)
         self.max_distance = max_distance
+        self.is_causal = is_causal
         dtype = dtype_of(context.model.dtype)
         empty = torch.empty(
             num_buckets, context.model.num_heads, dtype=dtype, device=context.device
@@ -66,7 +75,11 @@ class BucketBias(PositionBias):
 
     def finish(self) -> None:
         """Fill the table. Mutates: self"""
-        rows = buckets(self.distances(), len(self.weight), self.max_distance)
+        count = len(self.weight)
+        if self.is_causal:
+            rows = one_side(-self.distances().clamp(max=0), count, self.max_distance)
+        else:
+            rows = buckets(self.distances(), count, self.max_distance)
         self.table.copy_(self.weight[rows].float().T[self.heads])
 
 
@@ -78,8 +91,12 @@ def buckets(distances: torch.Tensor, count: int, max_distance: int) -> torch.Ten
     """
     half = count // 2
     after = (distances > 0).long() * half
-    far = distances.abs()
-    exact = half // 2
+    return after + one_side(distances.abs(), half, max_distance)
+
+
+def one_side(far: torch.Tensor, count: int, max_distance: int) -> torch.Tensor:
+    """Return the buckets of distances that are not negative."""
+    exact = count // 2
     growth = torch.log(far.clamp(min=1).float() / exact) / math.log(max_distance / exact)
-    shared = (exact + (growth * (half - exact)).long()).clamp(max=half - 1)
-    return after + torch.where(far < exact, far, shared)
+    shared = (exact + (growth * (count - exact)).long()).clamp(max=count - 1)
+    return torch.where(far < exact, far, shared)

@@ -1,7 +1,7 @@
 """Pieces of recurrent layers: convolutions over a row's last inputs, divided vectors, kernels.
 
 A kernel of a recurrent layer takes its rows as `RowStates` and a part of the layer's state; on CPUs
-native ones run, on GPUs Triton's, elsewhere the definitions.
+native ones run, on GPUs Triton's, elsewhere torch computes.
 """
 
 from __future__ import annotations
@@ -26,34 +26,57 @@ from dovetail.layers.placement import (
 )
 from dovetail.layers.state import CONV, RowStates
 from dovetail.layers.state import Part as StatePart
-from dovetail_kernels import short_conv
-from dovetail_kernels.op import Op
+from dovetail_kernels import gated_norm, short_conv
+from dovetail_kernels.gated_norm.native import GatedNorm as NativeGatedNorm
+from dovetail_kernels.op import Arguments, Op
 from dovetail_kernels.short_conv.native import ShortConv as NativeShortConv
 
 Kernel = Callable[..., torch.Tensor]
 
 
-def over_rows(op: Op, context: BuildContext, native: Callable[[], Kernel]) -> Kernel:
-    """Return what computes an op over states: its last argument is the step's RowStates. `native`
-    makes the native call."""
-    if runs_natively(op, context):
-        run = native()
+class OverRows:
+    """An op over the states of one layer: by a native call, the device's kernel, or in torch by
+    `plain` (None: the definition). `bound` returns the arguments that are the layer's: a native
+    call is made of them once, the others are told them each time."""
 
-        def run_native(*arguments: Any, rows: RowStates) -> torch.Tensor:
-            return run(*arguments, rows.native)
+    def __init__(
+        self,
+        op: Op,
+        context: BuildContext,
+        native: Callable[..., Kernel],
+        bound: Callable[[], Arguments],
+        *,
+        plain: Kernel | None = None,
+    ) -> None:
+        self._make = native if runs_natively(op, context) else None
+        self._native: Kernel | None = None
+        self._bound = bound
+        self._run: Kernel = fused_kernel(op, context) or plain or op.reference
 
-        return run_native
-    function = fused_kernel(op, context) or op.reference
+    def finish(self) -> None:
+        """Make the native call, once the layer's arguments are filled. Mutates: self"""
+        if self._make is not None:
+            self._native = self._make(**self._bound())
 
-    def run_other(*arguments: Any, rows: RowStates) -> torch.Tensor:
-        made: torch.Tensor = function(*arguments, **rows.arguments())
-        return made
+    def __call__(self, state: torch.Tensor, rows: RowStates, **given: Any) -> torch.Tensor:
+        """Return what the op makes of what is given by name (see the op). Mutates: state"""
+        if self._native is not None:
+            return self._native(**given, state=state, rows=rows.native)
+        return self._run(**given, **self._bound(), state=state, **rows.arguments())
 
-    return run_other
+
+def gated_norm_kernel(
+    context: BuildContext, size: int, *, eps: float, gate_first: bool
+) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return what norms groups of `size` channels and gates them, of (x, gate, weight)."""
+    if runs_natively(gated_norm.OP, context):
+        return NativeGatedNorm(size, eps=eps, gate_first=gate_first)
+    run = fused_kernel(gated_norm.OP, context) or gated_norm.OP.reference
+    return partial(run, eps=eps, group_size=size, gate_first=gate_first)
 
 
 class DividedVectors(WeightHolder):
-    """A layer with parameters of its own whose rows are divided over ranks like the parts say."""
+    """A layer with parameters whose rows are divided over ranks as their parts say."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,8 +131,8 @@ class ShortConv(DividedVectors):
         self.add_vector(context, "weight", parts, behind=(1, width))
         if bias:
             self.add_vector(context, "bias", parts)
-        self._run = over_rows(short_conv.OP, context, partial(NativeShortConv, act))
-        self._keywords = {} if runs_natively(short_conv.OP, context) else {"activation": act}
+        self._run = OverRows(short_conv.OP, context, NativeShortConv, lambda: {"activation": act})
+        self._run.finish()
 
     def state_part(self, name: str = "conv") -> StatePart:
         """Return what a row keeps."""
@@ -122,4 +145,4 @@ class ShortConv(DividedVectors):
         weight = own["weight"]
         assert weight is not None
         bias = own.get("bias")
-        return self._run(x, weight.squeeze(1), bias, state, rows=rows, **self._keywords)
+        return self._run(state, rows, x=x, weight=weight.squeeze(1), bias=bias)

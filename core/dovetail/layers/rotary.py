@@ -22,6 +22,7 @@ from dovetail import registry
 from dovetail.config.checkpoint.rope import rule_name
 from dovetail.errors import BrokenPlugin, ConfigError
 from dovetail.interfaces.model import BuildContext
+from dovetail.layers.context import step_adapters
 from dovetail.layers.native import fused_kernel, runs_natively
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.opaque import is_traced
@@ -35,6 +36,13 @@ Frequencies = tuple[torch.Tensor, float]
 Rule = Callable[["RopeSettings"], Frequencies]
 """A rule of scaling: what a plugin of the kind rope_type names."""
 
+PROPORTIONAL = "proportional"
+"""The rule whose pairs are those of the whole head, the last of which it leaves as they are."""
+
+FULL = "full_attention"
+"""The kind of layers that a scaling of the whole model is meant for, where there are several."""
+PLAIN_RULES = ("default", "linear")
+
 Turn = Callable[..., None]
 """A kernel of the op qk_rotary, for a number of heads."""
 
@@ -45,7 +53,8 @@ class RopeSettings:
 
     `trained_positions` is the checkpoint's max_position_embeddings, `served_positions` the
     longest sequence that will be asked for. `values` holds the rule's own numbers, and
-    `frequencies` is the rule itself.
+    `frequencies` is the rule itself. Adapters may ask for linear scaling by one of `factors`
+    instead.
     """
 
     rule: str
@@ -55,6 +64,7 @@ class RopeSettings:
     trained_positions: int
     served_positions: int
     values: Mapping[str, Any] = field(default_factory=dict)
+    factors: tuple[float, ...] = ()
 
     def number(self, key: str) -> float:
         """Return one of the rule's numbers. Raises: ConfigError when it is missing."""
@@ -71,33 +81,57 @@ class RopeSettings:
 
 
 def rope_settings(
-    context: BuildContext, *, theta: float = 10000.0, kind: str | None = None, share: float = 1.0
+    context: BuildContext,
+    *,
+    theta: float = 10000.0,
+    kind: str | None = None,
+    share: float = 1.0,
+    head_size: int | None = None,
 ) -> RopeSettings:
     """Return the settings in the checkpoint's config; `kind` picks one of several per layer type.
-    `theta` and `share` (of the head that is rotated) are what it may leave out.
+    `theta` and `share` (of the head that is rotated) are what it may leave out, `head_size` is that
+    of the layers where it differs from the model's.
 
     Raises: ConfigError when the rule is unknown.
     """
     model = context.model
     values = rope_values(model.hf_config, kind)
     rule = rule_name(values)
+    factors = context.rope_factors if kind in (None, FULL) else ()
+    if factors and rule not in PLAIN_RULES:
+        raise ConfigError(
+            f"the model's rope scaling is {rule}, and adapters may have one of their own where it "
+            "is none or linear.",
+            where="--long-lora-scaling-factors",
+            fix="leave it out.",
+        )
     share = float(values.get("partial_rotary_factor") or share)
+    whole = model.head_size if head_size is None else head_size
     return RopeSettings(
         rule=rule,
         frequencies=_rule(rule, model.rope_rules),
         theta=float(values.get("rope_theta") or theta),
-        size=int(model.head_size * share),
+        size=whole if rule == PROPORTIONAL else int(whole * share),
         trained_positions=int(model.hf_config.get("max_position_embeddings") or 0)
         or model.max_position_tokens,
         served_positions=context.max_tokens or model.max_position_tokens,
         values=values,
+        factors=factors,
     )
 
 
 def unscaled(settings: RopeSettings, *, theta: float | None = None) -> RopeSettings:
     """Return the settings of layers to which no scaling rule applies, or with another theta."""
     theta = settings.theta if theta is None else theta
-    return replace(settings, rule="default", frequencies=default, theta=theta, values={})
+    return replace(
+        settings, rule="default", frequencies=default, theta=theta, values={}, factors=()
+    )
+
+
+def scaled(settings: RopeSettings) -> list[RopeSettings]:
+    """Return the settings of the adapters that have a rope scaling of their own, by `factors`."""
+    plain = replace(settings, rule="linear", frequencies=linear)
+    return [replace(plain, values={"factor": factor}) for factor in settings.factors]
 
 
 def _rule(name: str, found: Mapping[str, str]) -> Rule:
@@ -195,6 +229,15 @@ def _yarn_scale(settings: RopeSettings, factor: float) -> float:
     return grown(own) / grown(all_dim) if own and all_dim else grown(1.0)
 
 
+def proportional(settings: RopeSettings) -> Frequencies:
+    """theta ** (-2 i / size) for the first pairs, and no angle for the others: a share of the head,
+    `partial_rotary_factor`, is turned."""
+    turned = int(float(settings.values.get("partial_rotary_factor") or 1.0) * settings.size // 2)
+    plain = _inverse(settings.theta, settings.size) / (settings.optional("factor") or 1.0)
+    plain[turned:] = 0.0
+    return plain, 1.0
+
+
 def ntk(settings: RopeSettings) -> Frequencies:
     """A larger theta, and all angles smaller by a little; with `mixed_b`, divisors that grow with
     the pair. Source: Su, "Transformer upgrade road: 11", kexue.fm/archives/9706, eq. 6 and 10"""
@@ -251,20 +294,37 @@ class Rope:
 
 
 class Rotary(nn.Module):
-    """cos and sin of every position that can be served; one table serves all layers of a kind."""
+    """cos and sin of every position that can be served; one table serves all layers of a kind.
+
+    Behind the model's own lie the tables of adapters with a rope scaling of their own.
+    """
 
     def __init__(self, settings: RopeSettings, device: str) -> None:
         super().__init__()
         self.size = settings.size
-        frequencies, scale = settings.frequencies(settings)
-        positions = torch.arange(settings.served_positions, dtype=torch.float32)
-        angles = torch.outer(positions, frequencies)
-        self.register_buffer("cos", (angles.cos() * scale).to(device), persistent=False)
-        self.register_buffer("sin", (angles.sin() * scale).to(device), persistent=False)
+        self.num_positions, self.factors = settings.served_positions, settings.factors
+        positions = torch.arange(self.num_positions, dtype=torch.float32)
+        cos, sin = [], []
+        for one in (settings, *scaled(settings)):
+            frequencies, scale = one.frequencies(one)
+            angles = torch.outer(positions, frequencies)
+            cos.append(angles.cos() * scale)
+            sin.append(angles.sin() * scale)
+        self.register_buffer("cos", torch.cat(cos).to(device), persistent=False)
+        self.register_buffer("sin", torch.cat(sin).to(device), persistent=False)
 
     def forward(self, positions: torch.Tensor) -> Rope:
         """Return the rotations of a step's tokens. Shapes: positions [T]"""
-        return Rope(positions.contiguous(), self.get_buffer("cos"), self.get_buffer("sin"))
+        at = self.rows_of(positions).contiguous()
+        return Rope(at, self.get_buffer("cos"), self.get_buffer("sin"))
+
+    def rows_of(self, positions: torch.Tensor) -> torch.Tensor:
+        """Return where the tokens' positions stand in the table, by what each one's adapter has.
+        Shapes: [.., T] -> [.., T]"""
+        step = step_adapters()
+        if not self.factors or step is None or step.rope_tables is None:
+            return positions
+        return positions + step.rope_tables * self.num_positions
 
 
 class Unrotated(nn.Module):

@@ -23,6 +23,8 @@ import torch
 from torch import nn
 
 from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.layers.context import forward_context
+from dovetail.layers.opaque import is_traced
 from dovetail.layers.placement import Placement, WeightHolder
 from dovetail.layers.weights import map_name
 
@@ -78,7 +80,8 @@ class Stage(nn.Module):
         """Return the hidden states of a step's tokens, as the stage before has left them.
         Shapes: token_ids [T] -> [T, E]"""
         assert self.inbox is not None, "nothing has been received: the runner sets the inbox"
-        return self.inbox[: len(token_ids)]
+        first = 0 if is_traced() else forward_context().first_token
+        return self.inbox[first : first + len(token_ids)]
 
 
 def made_if(is_here: bool, make: Callable[[], M]) -> M:

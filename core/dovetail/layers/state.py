@@ -42,13 +42,15 @@ class RowStates:
     def arguments(self) -> dict[str, Any]:
         """Return what all kernels over states are told of the rows (see dovetail_kernels.states).
 
-        Shapes: query_start [R + 1], seq_lens [R], block_table [R, B], all int32
+        Shapes: query_start [R + 1], seq_lens [R], block_table [R, B], row_block_tokens [R], all
+        int32
         """
         return {
             "query_start": self.layout.query_start,
             "seq_lens": self.layout.seq_lens,
             "block_table": self.layout.block_table,
             "block_tokens": self.layout.block_tokens,
+            "row_block_tokens": self.layout.row_block_tokens,
         }
 
     @cached_property

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -219,6 +219,10 @@ def map_name(weight_map: WeightMap, name: str) -> Target | None:
             break
     for old, new in weight_map.renames:
         name = name.replace(old, new)
+    for start, part_map in weight_map.parts.items():
+        if name.startswith(start):
+            found = map_name(part_map, name.removeprefix(start))
+            return None if found is None else replace(found, path=start + found.path)
     tied = weight_map.tied.get(name)
     path, part = _unfuse(weight_map.fused, tied or name)
     return Target(path=path, part=part, is_tied=tied is not None)

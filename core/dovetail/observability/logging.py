@@ -1,7 +1,8 @@
 """Log lines: plain, one line each, on standard error, or as --log-config-file has them.
 
-Modules log to loggers below "dovetail"; this file only sets handlers and levels, of those and of
-uvicorn's. Source of a file's form: the Python documentation, logging.config.dictConfig.
+Modules log to loggers below "dovetail", or below those of the plugins and kernels, whose parent it
+is; this file only sets handlers and levels, of those and of uvicorn's. Source of a file's form: the
+Python documentation, logging.config.dictConfig.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from dovetail.config.rules.log_config import FLAG
 from dovetail.errors import ConfigError
 
+OTHER_PACKAGES = ("dovetail_plugins", "dovetail_kernels")
 UVICORN_LOGGERS = ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
 TRACE = 5
 """uvicorn's level below debug."""
@@ -139,9 +141,11 @@ def setup(level: str, prefix: str = "") -> None:
 
     Every line begins with `prefix`.
 
-    Mutates: the logger "dovetail"
+    Mutates: the logger "dovetail", and those of plugins and kernels
     """
     logger = logging.getLogger("dovetail")
+    for name in OTHER_PACKAGES:
+        logging.getLogger(name).parent = logger
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_LineFormatter(prefix.replace("%", "%%") + FORMAT))
     logger.handlers = [handler]

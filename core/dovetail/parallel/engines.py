@@ -11,6 +11,7 @@ from dovetail import registry
 from dovetail.interfaces.all2all import All2All
 from dovetail.interfaces.spec import RunSpec
 from dovetail.parallel.groups import data_group, join_engines
+from dovetail.parallel.halves import HalvesAll2All, alternates
 
 MEETING = "meeting"
 _opened: list[All2All] = []
@@ -24,8 +25,19 @@ def join(run: RunSpec) -> None:
     assert run.communicator is not None and run.all2all is not None, "resolved with the ranks"
     address = f"{(Path(run.engines_folder) / MEETING).as_uri()}#engines"
     device = run.device if run.device == "cpu" else f"{run.device}:{run.rank.local_rank}"
-    join_engines(run.rank, communicator=run.communicator, address=address, device=device)
-    _opened[:] = [registry.make(run.all2all, data_group(run.rank).joined())]
+    hands_over = alternates(run)
+    join_engines(
+        run.rank,
+        communicator=run.communicator,
+        address=address,
+        device=device,
+        hands_over=hands_over,
+    )
+    group = data_group(run.rank).joined()
+    made: All2All = registry.make(run.all2all, group)
+    if hands_over:
+        made = HalvesAll2All((made, registry.make(run.all2all, group)))
+    _opened[:] = [made]
 
 
 def exchange() -> All2All | None:

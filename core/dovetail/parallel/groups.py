@@ -11,6 +11,7 @@ from dovetail import registry
 from dovetail.errors import ConfigError
 from dovetail.interfaces.communicator import Communicator, Membership
 from dovetail.interfaces.spec import RankSpec, Selection
+from dovetail.parallel.halves import HandingOver
 
 TENSOR, CONTEXT, DATA, EXPERTS = "tensor", "context", "data", "experts"
 BEFORE, AFTER = "stage before", "stage after"
@@ -53,9 +54,11 @@ def join(
     address: str,
     device: str = "cpu",
     is_open: bool = False,
+    hands_over: bool = False,
 ) -> None:
     """Make this process one of `rank.world_size`, which all meet at `address` (see Membership);
-    where that is not open without them, the first rank opens it.
+    where that is not open without them, the first rank opens it. `hands_over`: calls hand over to
+    the other half of a step.
 
     Does nothing for a single rank. Blocks until all ranks have joined. Raises: ConfigError
     """
@@ -68,7 +71,8 @@ def join(
             is_host=rank.rank == 0 and not is_open and not _joined,
             device=device,
         )
-        _joined[name] = registry.make(communicator, member)
+        made = registry.make(communicator, member)
+        _joined[name] = HandingOver(made) if hands_over else made
 
 
 def _groups_of(rank: RankSpec) -> dict[str, tuple[int, int, str]]:
@@ -108,7 +112,12 @@ def stage_after() -> Communicator:
 
 
 def join_engines(
-    rank: RankSpec, *, communicator: Selection, address: str, device: str = "cpu"
+    rank: RankSpec,
+    *,
+    communicator: Selection,
+    address: str,
+    device: str = "cpu",
+    hands_over: bool = False,
 ) -> None:
     """Make this process one of the ranks over which experts are divided, which are those of several
     engines and meet at `address`. Does nothing for one engine. Raises: ConfigError
@@ -120,7 +129,8 @@ def join_engines(
             made[EXPERTS] = (rank.expert_rank, rank.expert_size, EXPERTS)
         for word, (place, size, group) in made.items():
             member = Membership(rank=place, size=size, group=group, address=address, device=device)
-            _joined[word] = registry.make(communicator, member)
+            own = registry.make(communicator, member)
+            _joined[word] = HandingOver(own, takes_turns=True) if hands_over else own
 
 
 def data_group(rank: RankSpec) -> Group:

@@ -200,6 +200,9 @@ class Job:
         for file in files:
             if not file.name.endswith(".index.json") and file.name != CONFIG:
                 shutil.copyfile(file, out / file.name)
+        code = self._run.model.code
+        for name, text in code.files.items() if code is not None else ():
+            (out / name).write_text(text, encoding="utf-8", newline="")
         config: dict[str, Any] = json.loads((source / CONFIG).read_text(encoding="utf-8"))
         whole = [name for name in sorted(self._plan.whole) if not name.endswith(TOKEN_TABLES)]
         config[STORED] = dict(self._quantizer.settings(whole))

@@ -6,6 +6,7 @@ then comes a Hello, and a Welcome back.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import socket
 import time
@@ -25,6 +26,8 @@ from dovetail.handshake import (
 )
 from dovetail.interfaces.communicator import JOIN_LIMIT_S
 from dovetail.version import __version__
+
+logger = logging.getLogger(__name__)
 
 TOKEN_BYTES = 32
 LOOK_PERIOD_S = 0.2
@@ -213,6 +216,23 @@ def _open(address: DoorAddress, hello: Hello) -> socket.socket:
         connection.close()
         raise
     return connection
+
+
+def wait_for_listener(host: str, port: int, limit_s: float, what: str) -> None:
+    """Wait until somebody listens at an address, which may not have been started yet; the log tells
+    for `what`. Raises: OSError when nobody does in time"""
+    begun_s, is_told = time.monotonic(), False
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=HELLO_LIMIT_S).close()
+            return
+        except OSError as error:
+            if time.monotonic() - begun_s > limit_s:
+                raise
+            if not is_told:
+                is_told = True
+                logger.info("waiting for %s at %s:%d: %s", what, host, port, error)
+        time.sleep(LOOK_PERIOD_S)
 
 
 def _refused(reason: str) -> ConfigError:

@@ -6,6 +6,7 @@ order; the first one tells a step's result. A rank that ends ends the executor a
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from abc import abstractmethod
@@ -48,9 +49,13 @@ from dovetail.ranks.messages import (
 from dovetail.ranks.stage_caches import StageCaches
 from dovetail.ranks.worker_calls import answers_of
 
+logger = logging.getLogger(__name__)
+
 AnswerType = TypeVar("AnswerType", Done, KVLayers, FreeBytes)
 FAULT_WAIT_S = 5.0
 """How long ranks may take to answer an order once one of them has refused it."""
+SILENCE_S = 60.0
+"""How long ranks may be silent before the log tells of it."""
 DEATH_WAIT_S = 5.0
 """How long a broken connection waits for the word on which rank ended, and why."""
 GRACE_S = 3.0
@@ -364,7 +369,7 @@ class RanksExecutor(MortalExecutor):
         deadline_s: float | None = None
         left = set(numbers)
         while left:
-            number = self._links.receive_any(left, deadline_s)
+            number = self._next_of(left, deadline_s)
             if number is None:  # they wait for the one that refused: nothing can follow this
                 self._die(f"ranks {sorted(left)} did not answer an order that another refused.")
                 break
@@ -378,6 +383,18 @@ class RanksExecutor(MortalExecutor):
         if refusal is not None:
             raise error_of(refusal.fault)
         return answers
+
+    def _next_of(self, left: Collection[int], deadline_s: float | None) -> int | None:
+        """Return the rank that answers next, None at the deadline. Without one an answer is waited
+        for as long as it takes, to load weights for example; the log tells who is silent."""
+        if deadline_s is not None:
+            return self._links.receive_any(left, deadline_s)
+        begun_s = time.monotonic()
+        while (number := self._links.receive_any(left, time.monotonic() + SILENCE_S)) is None:
+            waited_s = time.monotonic() - begun_s
+            told = "no answer for %.0f s from ranks %s: they are busy, or hang"
+            logger.warning(told, waited_s, sorted(left))
+        return number
 
     def _dead(self) -> EngineDead:
         """Return why a connection broke, once that is known."""

@@ -1,4 +1,4 @@
-"""SocketLinks: an executor's connections to its ranks (`ranks.executor.RankLinks`).
+"""WiredLinks: an executor's connections to its ranks (`ranks.executor.RankLinks`).
 
 Each rank has two: orders and their answers, and what is said aside, which a thread here listens to.
 The end of that second connection is how a rank's end is known, whatever ended it.
@@ -15,6 +15,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
+from dovetail.ranks.connection import SocketConnection
 from dovetail.ranks.executor import Loss, RankListener
 from dovetail.ranks.messages import Aside, LastWords, Prepared
 from dovetail.ranks.wire import Wire, Wires
@@ -23,12 +24,13 @@ OTHERS_WAIT_S = 0.1
 """How long the last words of other ranks are waited for once one has ended."""
 
 
-class SocketLinks(ABC):
-    """Connected sockets, by the rank's number. A subclass knows what runs behind them."""
+class WiredLinks(ABC):
+    """Two connections to each rank, by its number. A subclass knows what runs behind them."""
 
-    def __init__(self, orders: Sequence[socket.socket], asides: Sequence[socket.socket]) -> None:
-        self._orders = Wires(orders)
-        self._asides = [Wire(connection) for connection in asides]
+    def __init__(self, orders: Wires, asides: Sequence[socket.socket]) -> None:
+        self._orders = orders
+        self._aside_sockets = list(asides)
+        self._asides = [Wire(SocketConnection(one)) for one in asides]
         self._watcher: threading.Thread | None = None
         self._is_ending = False
 
@@ -75,8 +77,8 @@ class SocketLinks(ABC):
         losses: dict[int, Loss] = {}
         deadline_s: float | None = None
         with selectors.DefaultSelector() as selector:
-            for number, wire in enumerate(self._asides):
-                selector.register(wire.connection, selectors.EVENT_READ, number)
+            for number, connected in enumerate(self._aside_sockets):
+                selector.register(connected, selectors.EVENT_READ, number)
             while selector.get_map():
                 left_s = None if deadline_s is None else deadline_s - time.monotonic()
                 if left_s is not None and left_s <= 0:

@@ -28,11 +28,18 @@ class RankTask(msgspec.Struct, frozen=True, kw_only=True):
     is_open: bool = False
 
 
-class RankBoot(RankTask, frozen=True, kw_only=True):
-    """The boot message of a rank's process. `orders` is the number of the socket by which orders
-    come; `log` says how to log (None: not at all)."""
+class Orders(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a rank's process gets its orders: by the socket of this number, or, `is_shared`, by its
+    own pipe in the memory of this number (`dovetail_kernels.byte_pipe`)."""
 
-    orders: int
+    descriptor: int
+    is_shared: bool = False
+
+
+class RankBoot(RankTask, frozen=True, kw_only=True):
+    """The boot message of a rank's process. `log` says how to log (None: not at all)."""
+
+    orders: Orders
     log: LogSettings | None
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import signal
 import socket
 import sys
@@ -25,11 +24,12 @@ from dovetail import process, registry
 from dovetail.engine.affinity import keep_to
 from dovetail.engine.faults import fault_of
 from dovetail.errors import DovetailError, RequestError
-from dovetail.interfaces.executor import PendingStep, WorkerCall
+from dovetail.interfaces.executor import BlockLoad, PendingStep, WorkerCall, what_of
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import StepResult
 from dovetail.interfaces.worker import Worker
 from dovetail.ranks import messages
+from dovetail.ranks.connection import Connection, SharedConnection, SocketConnection
 from dovetail.ranks.messages import (
     Allocate,
     Answer,
@@ -57,6 +57,7 @@ from dovetail.ranks.messages import (
 )
 from dovetail.ranks.wire import WakefulWire, Wire
 from dovetail.ranks.worker_calls import call_worker, make_worker
+from dovetail_kernels.byte_pipe import Pipes
 
 logger = logging.getLogger(__name__)
 
@@ -68,10 +69,24 @@ AWAKE_S = 5e-4
 """How long an idle rank is awake for the next order: an engine plans a step in less."""
 
 
-def orders_wire(connection: socket.socket, run: RunSpec) -> Wire:
+def orders_wire(connection: Connection, run: RunSpec) -> Wire:
     """Return a rank's end of the connection by which orders come. Who wants no idle thread to wait
     awake (`--thread-spin-us 0`) gets none."""
     return WakefulWire(connection, AWAKE_S if run.thread_spin_us else 0.0)
+
+
+def own_connection(boot: RankBoot) -> Connection:
+    """Return the connection by which this process gets its orders."""
+    descriptor = boot.orders.descriptor
+    if not boot.orders.is_shared:
+        connected = socket.socket(fileno=descriptor)
+        connected.set_inheritable(False)
+        return SocketConnection(connected)
+    rank = boot.run.rank
+    try:
+        return SharedConnection(Pipes(descriptor, rank.world_size).end_of(rank.rank))
+    finally:
+        os.close(descriptor)
 
 
 def main() -> int:
@@ -83,10 +98,8 @@ def main() -> int:
         boot.log.apply()
     sys.setswitchinterval(SWITCH_S)
     keep_to(boot.run.processors)
-    connection = socket.socket(fileno=boot.orders)
-    connection.set_inheritable(False)
-    aside = Wire(process.open_channel())
-    status = RankServer(boot, orders_wire(connection, boot.run), aside).serve()
+    aside = Wire(SocketConnection(process.open_channel()))
+    status = RankServer(boot, orders_wire(own_connection(boot), boot.run), aside).serve()
     logging.shutdown()
     os._exit(status)  # nothing is left to do, and taking an interpreter with torch down is slow
 
@@ -140,7 +153,11 @@ class RankServer:
         """Return whether an order comes within a moment."""
         if self._orders.has_message():
             return True
-        return bool(select.select([self._orders.connection], [], [], NEXT_STEP_WAIT_S)[0])
+        try:
+            self._orders.read_within(NEXT_STEP_WAIT_S)
+        except EOFError:
+            return True  # that there are no more is what `receive` will tell
+        return self._orders.has_message()
 
     def _carry_out(self, order: Order) -> None:
         """Do what is asked and answer. Raises: whatever a step raises"""
@@ -213,6 +230,7 @@ class RankServer:
         self._worker = make_worker(task.worker, run)
         if run.rank.tensor_size > 1 or run.rank.num_stages > 1:
             from dovetail.parallel.groups import join
+            from dovetail.parallel.halves import alternates
 
             assert run.communicator is not None, "several ranks need a communicator"
             device = run.device
@@ -224,6 +242,7 @@ class RankServer:
                 address=task.address,
                 device=device,
                 is_open=task.is_open,
+                hands_over=alternates(run),
             )
         if run.rank.data_size > 1:
             from dovetail.parallel import engines
@@ -231,15 +250,19 @@ class RankServer:
             engines.join(run)
 
     def _serve_aside(self) -> None:
-        """Load constraints, one after the other, beside the steps."""
+        """Load constraints, one after the other, beside the steps, and bring blocks meanwhile."""
         decoder = msgspec.msgpack.Decoder(Prepare)
-        with ThreadPoolExecutor(1, "constraints", initializer=_step_back) as loader:
-            try:
-                while True:
-                    loader.submit(self._prepare, decoder.decode(self._aside.receive()))
-            except (EOFError, OSError):
-                loader.shutdown(wait=False, cancel_futures=True)
-                self._on_executor_gone()
+        loader = ThreadPoolExecutor(1, "constraints", initializer=_step_back)
+        bringer = ThreadPoolExecutor(1, "kv-blocks", initializer=_step_back)
+        try:
+            while True:
+                order = decoder.decode(self._aside.receive())
+                thread = bringer if isinstance(order.item, BlockLoad) else loader
+                thread.submit(self._prepare, order)
+        except (EOFError, OSError):
+            loader.shutdown(wait=False, cancel_futures=True)
+            bringer.shutdown(wait=False, cancel_futures=True)
+            self._on_executor_gone()
 
     def _on_executor_gone(self) -> None:
         """Called beside the steps when the executor is gone. A process that `spawn` started ends by
@@ -252,8 +275,8 @@ class RankServer:
         except DovetailError as error:
             answer = Prepared(order.number, fault_of(error))
         except Exception as error:
-            logger.exception("a constraint could not be loaded")
-            what = f"the constraint could not be loaded: {type(error).__name__}: {error}"
+            logger.exception("%s could not be loaded", what_of(order.item))
+            what = f"{what_of(order.item)} could not be loaded: {type(error).__name__}: {error}"
             answer = Prepared(order.number, fault_of(RequestError(what, status=500)))
         self._tell(answer)
 

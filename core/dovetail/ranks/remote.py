@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from dovetail.engine.affinity import keep_to
 from dovetail.process import EXIT_PARENT_GONE
+from dovetail.ranks.connection import SocketConnection
 from dovetail.ranks.door import Guest
 from dovetail.ranks.messages import RankTask
 from dovetail.ranks.rank_process import SWITCH_S, RankServer, orders_wire
@@ -46,9 +47,9 @@ def serve_remote(task: RankTask, guest: Guest) -> int:
     """Be the rank of a task until the executor ends; return the exit status."""
     sys.setswitchinterval(SWITCH_S)
     keep_to(task.run.processors)
-    orders = orders_wire(guest.orders, task.run)
+    orders = orders_wire(SocketConnection(guest.orders), task.run)
     try:
-        return RemoteRankServer(task, orders, Wire(guest.aside)).serve()
+        return RemoteRankServer(task, orders, Wire(SocketConnection(guest.aside))).serve()
     finally:
         guest.orders.close()  # the other one ends with the process, whose end it tells
 

@@ -1,4 +1,4 @@
-"""Wire: messages over a connected socket, each framed (`process.framed`).
+"""Wire: messages over a connection, each framed (`process.framed`).
 
 `Wire` is a rank's end and blocks; `WakefulWire` is one whose reader is still awake when the next
 message comes soon. `Wires` are an executor's ends: while it waits to send to one rank it reads what
@@ -7,31 +7,39 @@ any of them sends, so that neither side ever waits for the other to read.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import selectors
 import socket
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
 
 from dovetail.process import LENGTH, framed
-
-READ_BYTES = 1 << 18
+from dovetail.ranks.connection import (
+    Connection,
+    SharedConnection,
+    SharedWaiter,
+    SocketConnection,
+    SocketWaiter,
+    Waiter,
+)
+from dovetail_kernels.byte_pipe import Pipes
 
 
 class Wire:
-    """One end of a connection."""
+    """One end of a connection, for messages."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._messages: deque[bytes] = deque()
         self._begun = bytearray()
-        self._chunk = memoryview(bytearray(READ_BYTES))
 
     def send(self, payload: bytes) -> None:
         """Send a message. Raises: OSError when the other end is gone"""
-        self.connection.sendall(framed(payload))
+        message, sent = framed(payload), 0
+        while sent < len(message):
+            count = self.connection.send_some(message, sent)
+            if not count:
+                self.connection.wait(awake_s=0.0, most_s=None, to_send=True)
+            sent += count
 
     def receive(self) -> bytes:
         """Return the next message. Raises: EOFError when the other end is gone"""
@@ -49,21 +57,25 @@ class Wire:
 
     def read(self) -> None:
         """Read what is there, at least a byte. Raises: EOFError when the other end is gone"""
-        self._read()
+        while not self.read_now():
+            self.connection.wait(awake_s=0.0, most_s=None, to_send=False)
 
-    def _read(self, flags: int = 0) -> None:
-        try:
-            count = self.connection.recv_into(self._chunk, 0, flags)
-        except ConnectionResetError:
-            count = 0
-        if not count:
-            raise EOFError("the other end of the connection is gone")
+    def read_within(self, most_s: float) -> None:
+        """Read what comes within a while, maybe nothing. Raises: EOFError"""
+        if not self.read_now():
+            self.connection.wait(awake_s=0.0, most_s=most_s, to_send=False)
+            self.read_now()
+
+    def read_now(self) -> bool:
+        """Read what is there; return whether anything was. Raises: EOFError"""
+        chunk = self.connection.read_some()
         start = LENGTH.size
-        if not self._begun and count >= start and _length(self._chunk) == count - start:
-            self._messages.append(bytes(self._chunk[start:count]))  # one message, as nearly always
-            return
-        self._begun += self._chunk[:count]
+        if not self._begun and len(chunk) >= start and _length(chunk) == len(chunk) - start:
+            self._messages.append(bytes(chunk[start:]))  # one message, as nearly always
+            return True
+        self._begun += chunk
         self._cut()
+        return bool(chunk)
 
     def _cut(self) -> None:
         """Cut whole messages from what has been read. Mutates: self"""
@@ -77,8 +89,7 @@ class Wire:
 
     def shut_down(self) -> None:
         """Make every call on this wire, by whatever thread, end with an error."""
-        with contextlib.suppress(OSError):  # it is closed, or the other end is gone already
-            self.connection.shutdown(socket.SHUT_RDWR)
+        self.connection.shut_down()
 
     def close(self) -> None:
         """Close the connection. May be called twice."""
@@ -91,11 +102,6 @@ def _length(buffer: bytearray | memoryview) -> int:
     return int(length)
 
 
-def _yield_core() -> None:
-    """Let another thread run that waits for this core, if there is one."""
-    getattr(os, "sched_yield", lambda: time.sleep(0))()  # macOS has only the latter
-
-
 class WakefulWire(Wire):
     """A wire whose reader stays awake for at most `most_s` before it sleeps.
 
@@ -104,66 +110,45 @@ class WakefulWire(Wire):
     one that was over within `most_s` restores them, so a wire on which little comes costs nothing.
     """
 
-    def __init__(self, connection: socket.socket, most_s: float) -> None:
+    def __init__(self, connection: Connection, most_s: float) -> None:
         super().__init__(connection)
         self._most_s = self._awake_s = most_s
 
     def read(self) -> None:
         """Read what is there, at least a byte. Raises: EOFError when the other end is gone"""
         started_s = time.perf_counter()
-        if not self._read_awake(started_s + self._awake_s):
-            self._read()
+        while not self.read_now():
+            left_s = started_s + self._awake_s - time.perf_counter()
+            self.connection.wait(awake_s=max(0.0, left_s), most_s=None, to_send=False)
         is_soon = time.perf_counter() < started_s + self._most_s
         self._awake_s = self._most_s if is_soon else self._awake_s / 2
-
-    def _read_awake(self, until_s: float) -> bool:
-        """Return whether something came by then. Raises: EOFError"""
-        while time.perf_counter() < until_s:
-            try:
-                self._read(socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                _yield_core()
-            else:
-                return True
-        return False
 
 
 class Wires:
     """An executor's ends of the connections to its ranks, by the rank's number."""
 
-    def __init__(self, connections: Sequence[socket.socket]) -> None:
+    def __init__(self, connections: Sequence[Connection], waiter: Waiter) -> None:
         self._wires = [Wire(connection) for connection in connections]
-        self._selector = selectors.DefaultSelector()
-        for number, connection in enumerate(connections):
-            self._selector.register(connection, selectors.EVENT_READ, number)
+        self._waiter = waiter
 
     def send(self, payload: bytes) -> None:
         """Send a message to every rank. Raises: OSError, EOFError when one of them is gone"""
-        message = framed(payload)
-        for number in range(len(self._wires)):
-            self._send_to(number, message)
+        self.send_to(range(len(self._wires)), payload)
 
     def send_to(self, numbers: Collection[int], payload: bytes) -> None:
         """Send a message to some ranks. Raises: OSError, EOFError when one of them is gone"""
+        message = framed(payload)
         for number in numbers:
-            self._send_to(number, framed(payload))
+            self._send_to(number, message)
 
     def _send_to(self, number: int, message: bytes) -> None:
         connection, sent = self._wires[number].connection, 0
         while sent < len(message):
-            try:
-                sent += connection.send(memoryview(message)[sent:], socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                self._wait_to_send(number)
-
-    def _wait_to_send(self, number: int) -> None:
-        """Wait until a rank can be sent to, reading what any of them sends. Mutates: self"""
-        connection = self._wires[number].connection
-        self._selector.modify(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, number)
-        try:
-            self._read_ready(None)
-        finally:
-            self._selector.modify(connection, selectors.EVENT_READ, number)
+            mark = self._waiter.mark()
+            count = connection.send_some(message, sent)
+            if not count and not self._read_now():
+                self._waiter.wait(mark, None, number)
+            sent += count
 
     def receive(self, number: int) -> bytes:
         """Return the next message of one rank. Raises: EOFError when it is gone"""
@@ -180,13 +165,14 @@ class Wires:
                     return number
             if deadline_s is not None and time.monotonic() > deadline_s:
                 return None
-            self._read_ready(None if deadline_s is None else deadline_s - time.monotonic())
+            mark = self._waiter.mark()
+            if not self._read_now():
+                left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+                self._waiter.wait(mark, left_s, None)
 
-    def _read_ready(self, timeout_s: float | None) -> None:
-        """Read from whoever has sent something, waiting for the first. Mutates: self"""
-        for key, events in self._selector.select(timeout_s):
-            if events & selectors.EVENT_READ:
-                self._wires[key.data].read()
+    def _read_now(self) -> bool:
+        """Read from whoever has sent something; return whether anyone has. Mutates: self"""
+        return any([wire.read_now() for wire in self._wires])
 
     def shut_down(self) -> None:
         """Make every call on these wires, by whatever thread, end with an error."""
@@ -195,6 +181,17 @@ class Wires:
 
     def close(self) -> None:
         """Close every connection. May be called twice."""
-        self._selector.close()
+        self._waiter.close()
         for wire in self._wires:
             wire.close()
+
+
+def socket_wires(connected: Sequence[socket.socket]) -> Wires:
+    """Return the ends that are sockets."""
+    return Wires([SocketConnection(one) for one in connected], SocketWaiter(connected))
+
+
+def shared_wires(pipes: Pipes) -> Wires:
+    """Return the ends in shared memory of the process in the middle."""
+    ends = [pipes.end_to(number) for number in range(pipes.count)]
+    return Wires([SharedConnection(end) for end in ends], SharedWaiter(ends[0].bell))

@@ -60,6 +60,7 @@ def _kind(
     default: str | None = None,
     auto: str = "",
     has_named_options: bool = False,
+    is_open: bool = False,
 ) -> Kind:
     return Kind(
         name=name,
@@ -69,6 +70,7 @@ def _kind(
         default=default,
         auto=auto,
         has_named_options=has_named_options,
+        is_open=is_open,
     )
 
 
@@ -119,6 +121,10 @@ _TABLE = (
           "--device", default="auto", auto="the device that is there, the highest rank first"),
     _kind("kv_policy", "kv_policy:KVPolicy", "lays the KV cache out and hands out its blocks",
           "--kv-policy", default="paged"),
+    _kind("kv_connector", "kv_connector:KVConnector",
+          "keeps KV blocks beside the device and brings them back", "--kv-transfer-config"),
+    _kind("kv_event_publisher", "kv_event_publisher:KVEventPublisher",
+          "tells others what the prefix cache holds", "--kv-events-config"),
     _kind("router", "router:Router", "which of several engines a request goes to",
           "--data-parallel-router", default="prefix_aware"),
     _kind("executor", "executor:Executor", "calls the workers of every rank",
@@ -134,6 +140,9 @@ _TABLE = (
           "--worker-cls", default="auto", auto="by the device type"),
     _kind("pooler", "pooler:Pooler", "makes a vector of a prompt's hidden states",
           "--pooler-config"),
+    _kind("io_processor", "io_processor:IOProcessor",
+          "makes prompts of other data, and answers of what the model pools",
+          "--io-processor-plugin", is_open=True),
     _kind("adapter", "adapter:AdapterMethod", "reads a sort of adapters to the model",
           "--lora-modules", has_named_options=True),
     _kind("adapter_resolver", "adapter_resolver:AdapterResolver",
@@ -186,12 +195,9 @@ _TABLE = (
     _value("task", "--task", "older name of runner and convert together", is_open=True),
     _value("middleware", "--middleware", "ASGI middleware, given by import path", default=None,
            is_open=True),
-    _value("io_processor", "--io-processor-plugin", "makes prompts from other data", default=None),
     _value("safetensors_load_strategy", "--safetensors-load-strategy",
            "how safetensors files are read", default="lazy"),
     _value("trace_module", "--collect-detailed-traces", "parts traced in detail", default=None),
-    _value("kv_connector", "--kv-transfer-config", "moves KV cache between engines", default=None),
-    _value("kv_event_publisher", "--kv-events-config", "publishes KV cache events", default=None),
     _value("data_parallel_backend", "--data-parallel-backend", "how engine replicas are started",
            default="mp"),
     _value("expert_placement", "--expert-placement-strategy", "which device holds which experts",

@@ -1,12 +1,13 @@
 """Cutting: what an adapter changes of one matrix, put side by side and cut for a rank.
 
+Low-rank matrices, which are most of an adapter, are only noted (Copies) and copied together.
 Shape letters: P parts fused along the output, R rank, I input, O output features of this rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -15,12 +16,48 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.adapter import ModuleChange
 from dovetail.interfaces.quantization import LinearSpec
 from dovetail.layers.adapters import SlotWeights
-from dovetail.layers.linear import LAYOUTS, QKVParallelLinear
+from dovetail.layers.joints import Joint, outputs_in
 from dovetail.layers.placement import Part
 from dovetail.parallel.groups import Group
+from dovetail_kernels.op import REFERENCE
+from dovetail_kernels.scaled_copy import NATIVE, OP
 
 OF_OUTPUTS = ("up", "magnitude", "output_scale", "shift", "weight", "bias")
 """The tensors of a change whose first axis are the layer's outputs."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Copies:
+    """Matrices to be scaled and copied in one go, which also sees that they are finite."""
+
+    sources: list[torch.Tensor] = field(default_factory=list)
+    targets: list[torch.Tensor] = field(default_factory=list)
+    scales: list[float] = field(default_factory=list)
+    where: list[str] = field(default_factory=list)
+
+    def add(self, where: str, source: torch.Tensor, target: torch.Tensor, scale: float) -> None:
+        """Note a copy. Shapes: source, target [A, B]. Mutates: self"""
+        self.sources.append(source)
+        self.targets.append(target)
+        self.scales.append(scale)
+        self.where.append(where)
+
+    def carry_out(self) -> str | None:
+        """Copy all; return where the first is from whose numbers are not finite in the type that
+        they are kept in. Mutates: the targets"""
+        copy = OP.pick("cpu", self._dtype, name=None if self.are_native() else REFERENCE)
+        broken = int(copy(self.sources, self.targets, self.scales))
+        return None if broken < 0 else self.where[broken]
+
+    def are_native(self) -> bool:
+        """Return whether the native library copies all."""
+        given = {"sources": self.sources, "targets": self.targets}
+        runs = OP.runs(NATIVE.name, "cpu", self._dtype)
+        return runs and OP.why_not(NATIVE.name, given) is None
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self.targets[0].dtype if self.targets else torch.float32
 
 
 class Divided(Protocol):
@@ -36,20 +73,24 @@ class Divided(Protocol):
     def full_in_size(self) -> int: ...
     @property
     def is_input_split(self) -> bool: ...
+    @property
+    def joints(self) -> Mapping[str, Joint]: ...
 
 
 class Cutting:
     """The changes of one linear layer's parts, put side by side and cut for this rank."""
 
-    def __init__(self, where: str, layer: Divided, dtype: torch.dtype) -> None:
+    def __init__(self, where: str, layer: Divided, dtype: torch.dtype, copies: Copies) -> None:
         self._where = where
         self._layer = layer
         self._dtype = dtype
+        self._copies = copies
 
     def cut(self, parts: Mapping[str | None, ModuleChange]) -> SlotWeights:
-        """Return the layer's change; `parts` are by the name of the fused matrix, None for all of
-        them joined, one of LAYOUTS for them in that order. Raises: ConfigError"""
-        parts = self._ungrouped(parts)
+        """Return the layer's change; `parts` are by the name of the fused matrix or of a joint of
+        several, None for all of them behind each other. Its low-rank matrices are there once the
+        copies are carried out. Raises: ConfigError. Mutates: the copies"""
+        parts = self._apart(parts)
         unknown = set(parts) - {None, *(part.name for part in self._layer.parts)}
         if unknown:
             raise ConfigError(
@@ -58,10 +99,11 @@ class Cutting:
                 fix="use an adapter that was trained for this model.",
             )
         changes = [self._of_part(parts, i) for i in range(len(self._layer.parts))]
+        if all(change.is_low_rank for change, _ in changes):
+            down, up = self._pair(changes, None)
+            return SlotWeights(down=down, up=up)
         inputs = self._input_scales([c.input_scale for c, _ in changes])
-        down, up = self._pair(changes)
-        if down is not None and inputs is not None:
-            down *= inputs.unsqueeze(1).to(down)
+        down, up = self._pair(changes, inputs)
         return SlotWeights(
             down=down,
             up=up,
@@ -73,23 +115,30 @@ class Cutting:
             weight=self._whole(changes),
         )
 
-    def _ungrouped(
-        self, parts: Mapping[str | None, ModuleChange]
-    ) -> Mapping[str | None, ModuleChange]:
-        """Return the parts with one of LAYOUTS in the order of the layer's own outputs."""
-        layout = next((name for name in LAYOUTS if name in parts), None)
-        if layout is None or not isinstance(self._layer, QKVParallelLinear):
-            return parts
-        change, order = parts[layout], self._layer.order_of(layout)
-        moved = {}
-        for name in OF_OUTPUTS:
-            tensor = getattr(change, name)
-            if tensor is None:
-                continue
-            if tensor.shape[0] != len(order):
-                raise self._misfit(f"{tensor.shape[0]} outputs", len(order))
-            moved[name] = tensor[order]
-        return {None: replace(change, **moved)}
+    def _apart(self, parts: Mapping[str | None, ModuleChange]) -> Mapping[str | None, ModuleChange]:
+        """Return the parts with those of joints apart. Raises: ConfigError"""
+        found: dict[str | None, ModuleChange] = {}
+        for name, change in parts.items():
+            joint = None if name is None else self._layer.joints.get(name)
+            if joint is None:
+                found[name] = change
+            else:
+                found.update(self._parts_of(change, joint))
+        return found
+
+    def _parts_of(self, change: ModuleChange, joint: Joint) -> dict[str, ModuleChange]:
+        """Return the change of each part of a joint. Raises: ConfigError"""
+        outputs = outputs_in(self._layer.parts, joint)
+        full = sum(map(len, outputs.values()))
+        given = {name: getattr(change, name) for name in OF_OUTPUTS}
+        given = {name: tensor for name, tensor in given.items() if tensor is not None}
+        for tensor in given.values():
+            if tensor.shape[0] != full:
+                raise self._misfit(f"{tensor.shape[0]} outputs", full)
+        return {
+            part: replace(change, **{name: tensor[rows] for name, tensor in given.items()})
+            for part, rows in outputs.items()
+        }
 
     def _of_part(
         self, parts: Mapping[str | None, ModuleChange], number: int
@@ -129,9 +178,10 @@ class Cutting:
         return torch.stack(cut)
 
     def _pair(
-        self, changes: Sequence[tuple[ModuleChange, int]]
+        self, changes: Sequence[tuple[ModuleChange, int]], inputs: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the low-rank matrices of all parts, of the largest rank among them."""
+        """Return the low-rank matrices of all parts, of the largest rank among them, `down`
+        multiplied by the scales of the inputs. Shapes: inputs [P, I]. Mutates: the copies"""
         ranks = [0 if c.down is None else c.down.shape[0] for c, _ in changes]
         if not any(ranks):
             return None, None
@@ -144,9 +194,13 @@ class Cutting:
             size = spec.out_sizes[number]
             if change.down is not None and change.up is not None:
                 own = self._cut_inputs(change.down, 1)
-                torch.mul(own, change.scale, out=down[number, : ranks[number]])
+                if inputs is not None:
+                    own = own.float() * inputs[number]
+                rank = ranks[number]
+                self._copies.add(self._where, own, down[number, :rank], change.scale)
                 own = self._rows(change.up, number, offset)
-                copy_turned(up[: ranks[number], column : column + size], own)
+                turned = up[:rank, column : column + size].t()
+                self._copies.add(self._where, own, turned, 1.0)
             column += size
         return down, up
 
@@ -192,12 +246,3 @@ class Cutting:
             where=self._where,
             fix="use an adapter that was trained for this model.",
         )
-
-
-def copy_turned(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy a matrix with its axes exchanged; of 16-bit numbers as integers, which numpy does in
-    half of torch's time. Shapes: target [R, O], source [O, R]. Mutates: target"""
-    if target.dtype == source.dtype and target.itemsize == 2:
-        target.view(torch.int16).numpy()[:] = source.view(torch.int16).numpy().T
-    else:
-        target.copy_(source.t())

@@ -7,7 +7,7 @@ plan. Knows no request; the engine says which adapter goes where and what is to 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from threading import Lock
@@ -33,13 +33,16 @@ from dovetail.layers.expert_adapters import ExpertAdapters, Key
 from dovetail.layers.experts import Experts
 from dovetail.layers.linear import Linear
 from dovetail.layers.logits import LogitsHead
+from dovetail.layers.rotary import Rotary
 from dovetail.layers.stages import Elsewhere
 from dovetail.layers.weights import Target, map_name
-from dovetail.runner.adapter_cutting import Cutting
+from dovetail.runner.adapter_cutting import Copies, Cutting
+from dovetail.runner.adapter_plans import AdapterPlans
 
 logger = logging.getLogger(__name__)
 
 LowRank = tuple[torch.Tensor, torch.Tensor]
+PROMPT_VECTORS = "the vectors before a prompt"
 INFINITY = {torch.float32: 0x7F800000, torch.float16: 0x7C00, torch.bfloat16: 0x7F80}
 """Infinity of a type, as an integer."""
 
@@ -47,13 +50,20 @@ INFINITY = {torch.float32: 0x7F800000, torch.float16: 0x7C00, torch.bfloat16: 0x
 @dataclass(slots=True, kw_only=True)
 class _OnHost:
     """An adapter as this rank keeps it: changes by the path of the layer. `is_plain`: all are
-    low-rank products of linear layers, or of the head, which runs apart from the layers."""
+    low-rank products of linear layers, or of the head, which runs apart from the layers.
+    `rope_table` is the number of its rope scaling, 0: the model's own."""
 
     linears: dict[str, SlotWeights]
     tables: dict[str, tuple[LowRank | None, torch.Tensor | None]]
     experts: dict[str, dict[Key, SlotWeights]]
     is_plain: bool
     prompt: torch.Tensor | None = None
+    rope_table: int = 0
+
+
+def _plain(linears: dict[str, SlotWeights]) -> _OnHost:
+    """Return an adapter of low-rank products of linear layers."""
+    return _OnHost(linears=linears, tables={}, experts={}, is_plain=True)
 
 
 def runner_adapters(run: RunSpec, device: torch.device) -> RunnerAdapters | None:
@@ -85,9 +95,13 @@ class RunnerAdapters:
         self._lock = Lock()
         self._plain = np.ones(spec.max_slots, dtype=bool)
         self._prompted = np.zeros(spec.max_slots, dtype=bool)
+        self._rope_tables = np.zeros(spec.max_slots + 1, dtype=np.int64)
+        """By slot; the last one is that of tokens without."""
         self._linears: dict[str, Linear] = {}
         self._tables: dict[str, VocabParallelEmbedding | LogitsHead] = {}
         self._experts: dict[str, Experts] = {}
+        self._found: dict[str, tuple[str, nn.Module, Target]] = {}
+        self._plans = AdapterPlans()
 
     def attach(self, module: nn.Module) -> None:
         """Give the layers of a model that has been loaded their slots. Mutates: module, self"""
@@ -96,6 +110,8 @@ class RunnerAdapters:
         self._linears.clear()
         self._tables.clear()
         self._experts.clear()
+        self._found.clear()
+        self._plans.clear()
         tables = (p for p, m in module.named_modules() if isinstance(m, VocabParallelEmbedding))
         self._token_table = next(tables, "")
         heads = [m for m in module.modules() if isinstance(m, LogitsHead)]
@@ -104,7 +120,7 @@ class RunnerAdapters:
             if isinstance(layer, VocabParallelEmbedding | LogitsHead):
                 layer.adapters = TableSlots()
                 self._tables[path] = layer
-            elif isinstance(layer, Linear) and layer.takes_adapters and id(layer) not in of_heads:
+            elif isinstance(layer, Linear) and not layer.no_adapters and id(layer) not in of_heads:
                 layer.adapters = LinearSlots(layer, self._spec)
                 self._linears[path] = layer
             elif isinstance(layer, Experts):
@@ -117,7 +133,10 @@ class RunnerAdapters:
         Raises: RequestError that says which file and key is wrong. Mutates: self
         """
         try:
-            found = self._cut(source, self._weights(source))
+            weights = self._weights(source)
+            linears = self._plans.filled(weights)
+            found = self._cut(source, weights) if linears is None else _plain(linears)
+            found.rope_table = self._rope_table(source, weights.rope_factor)
         except ConfigError as error:
             raise RequestError(error.what, where=error.where, fix=error.fix) from error
         with self._lock:
@@ -139,16 +158,20 @@ class RunnerAdapters:
 
         Shapes: slots [T] int32, positions [T]
         """
-        used = np.unique(slots[slots != NO_SLOT])
-        if not len(used):
+        if (slots == NO_SLOT).all():
             return None
+        used = np.unique(slots[slots != NO_SLOT])
         placed = None
         if positions is not None and self._prompted[used].any():
             placed = torch.from_numpy(positions.copy()).to(self._device)
+        tables = None
+        if self._rope_tables[used].any():
+            tables = torch.from_numpy(self._rope_tables[slots]).to(self._device)
         return StepAdapters(
             slots=torch.from_numpy(slots.copy()).to(self._device),
-            is_low_rank=bool(self._plain[used].all()),
+            is_low_rank=bool(self._plain[used].all()) and tables is None,
             positions=placed,
+            rope_tables=tables,
         )
 
     def _put(self, slot: int, adapter: _OnHost) -> None:
@@ -165,6 +188,7 @@ class RunnerAdapters:
             experts.adapters.put(slot, adapter.experts.get(path))
         self._plain[slot] = adapter.is_plain
         self._prompted[slot] = adapter.prompt is not None
+        self._rope_tables[slot] = adapter.rope_table
 
     def _on_device(self, pair: LowRank | None, *others: torch.Tensor | None) -> tuple[Any, ...]:
         moved = None if pair is None else (pair[0].to(self._device), pair[1].to(self._device))
@@ -188,67 +212,99 @@ class RunnerAdapters:
     def _cut(self, source: AdapterSource, weights: AdapterWeights) -> _OnHost:
         """Return what this rank's layers keep of an adapter. Raises: ConfigError"""
         linears: dict[str, dict[str | None, ModuleChange]] = {}
-        numbers: list[tuple[str, torch.Tensor]] = []
         experts: dict[tuple[str, Key], dict[str | None, ModuleChange]] = {}
-        found = _OnHost(linears={}, tables={}, experts={}, is_plain=True)
+        found = _plain({})
+        copies, apart = Copies(), []
         for module, change in weights.changes.items():
             path, layer, target = self._layer(source, module)
             if isinstance(layer, Elsewhere):
                 continue
-            where = f"{source.path}: {module}"
-            self._verify(where, change)
-            numbers += _numbers(where, change)
+            self._verify(source, module, change)
+            if not change.is_low_rank or isinstance(layer, VocabParallelEmbedding | LogitsHead):
+                apart.append(module)
             if isinstance(layer, Linear):
                 linears.setdefault(path, {})[target.part] = change
             elif isinstance(layer, Experts):
-                key = _expert_of(where, layer, path, target)
+                key = _expert_of(f"{source.path}: {module}", layer, path, target)
                 experts.setdefault((path, key), {})[target.part] = change
             elif isinstance(layer, VocabParallelEmbedding | LogitsHead):
+                where = f"{source.path}: {module}"
                 found.tables[path] = self._of_table(where, layer, change)
                 found.is_plain &= isinstance(layer, LogitsHead)
         if weights.prompt is not None:
-            where = f"{source.path}: the vectors before a prompt"
-            self._verify_prompt(where, weights.prompt)
-            numbers.append((where, weights.prompt))
+            self._verify_prompt(source, weights.prompt)
             found.prompt, found.is_plain = self._kept(weights.prompt), False
-        _check_finite(numbers)
         for path, parts in linears.items():
-            slot = Cutting(f"{source.path}: {path}", self._linears[path], self._dtype).cut(parts)
+            where = f"{source.path}: {path}"
+            slot = Cutting(where, self._linears[path], self._dtype, copies).cut(parts)
             found.linears[path] = slot
             found.is_plain &= slot.is_low_rank
         for (path, key), parts in experts.items():
-            found.experts.setdefault(path, {})[key] = self._of_expert(source, path, key, parts)
+            where = f"{source.path}: {path}.{key[0]}.{key[1]}"
+            cut = self._of_expert(where, path, key, parts, copies)
+            found.experts.setdefault(path, {})[key] = cut
             found.is_plain = False
+        _verify_finite(source, weights, apart, copies.carry_out())
+        if found.is_plain and not found.tables:
+            self._plans.note(weights, copies, found.linears)
         return found
 
-    def _verify_prompt(self, where: str, prompt: torch.Tensor) -> None:
+    def _rope_table(self, source: AdapterSource, factor: float | None) -> int:
+        """Return the number of the rope scaling that an adapter has. Raises: ConfigError"""
+        if factor is None:
+            return 0
+        where = str(Path(source.path) / CONFIG)
+        if factor not in self._spec.rope_factors:
+            raise ConfigError(
+                f"the adapter was trained with a linear rope scaling of {factor:g}.",
+                where=where,
+                fix=f"start with --long-lora-scaling-factors {factor:g}.",
+            )
+        if not any(isinstance(m, Rotary) and m.factors for m in self._module.modules()):
+            raise ConfigError(
+                "the adapter has its own rope scaling, which this model cannot have.",
+                where=where,
+                fix="use an adapter that was trained without.",
+            )
+        return self._spec.rope_factors.index(factor) + 1
+
+    def _verify_prompt(self, source: AdapterSource, prompt: torch.Tensor) -> None:
         """Raises: ConfigError for what the flags do not make room for"""
         if prompt.shape[0] <= self._spec.max_prompt_tokens:
             return
         most = self._spec.max_prompt_tokens
         raise ConfigError(
             f"there are {prompt.shape[0]}, and {most} is the most.",
-            where=where,
+            where=f"{source.path}: {PROMPT_VECTORS}",
             fix="start with --enable-prompt-adapter and "
             f"--max-prompt-adapter-token {prompt.shape[0]}.",
         )
 
     def _of_expert(
         self,
-        source: AdapterSource,
+        where: str,
         path: str,
         key: Key,
         parts: Mapping[str | None, ModuleChange],
+        copies: Copies,
     ) -> SlotWeights:
         """Return what this rank keeps of the change of one expert's matrix. Raises: ConfigError"""
-        expert, leaf = key
-        where = f"{source.path}: {path}.{expert}.{leaf}"
-        cut = Cutting(where, self._experts[path].matrix_of(leaf), self._dtype).cut(parts)
+        matrix = self._experts[path].matrix_of(key[1])
+        cut = Cutting(where, matrix, self._dtype, copies).cut(parts)
         if not cut.is_low_rank:
             raise ConfigError("only low-rank changes of experts are supported.", where=where)
         return cut
 
     def _layer(self, source: AdapterSource, module: str) -> tuple[str, nn.Module, Target]:
+        """Return the layer that a module of the checkpoint is here. Raises: ConfigError"""
+        known = self._found.get(module)
+        if known is None:
+            known = self._searched(source, module)
+            if isinstance(known[1], Linear):  # which have few names; any name is in an Elsewhere
+                self._found[module] = known
+        return known
+
+    def _searched(self, source: AdapterSource, module: str) -> tuple[str, nn.Module, Target]:
         """Return the layer that a module of the checkpoint is here. Raises: ConfigError"""
         target = map_name(self._weight_map, f"{module}.weight")
         words = [] if target is None else target.path.split(".")[:-1]
@@ -268,16 +324,19 @@ class RunnerAdapters:
         is_known = path in self._linears or path in self._tables or path in self._experts
         can_be = is_known or isinstance(layer, Elsewhere)
         if target is None or layer is None or not can_be:
+            why = layer.no_adapters if isinstance(layer, Linear) else ""
             raise ConfigError(
-                f"{module} is not a layer of this model that takes adapters.",
+                f"{module} is not a layer of this model that takes adapters"
+                + (f": {why}." if why else "."),
                 where=str(Path(source.path) / CONFIG),
                 fix="use an adapter that was trained for this model, of its linear layers, token "
                 "table and head.",
             )
         return path, layer, target
 
-    def _verify(self, where: str, change: ModuleChange) -> None:
+    def _verify(self, source: AdapterSource, module: str, change: ModuleChange) -> None:
         """Raises: ConfigError for what the flags do not make room for"""
+        where = f"{source.path}: {module}"
         if change.down is not None and change.down.shape[0] > self._spec.max_rank:
             raise ConfigError(
                 f"the rank is {change.down.shape[0]}, and {self._spec.max_rank} is the most.",
@@ -354,11 +413,29 @@ def _numbers(where: str, change: ModuleChange) -> list[tuple[str, torch.Tensor]]
     return [(f"{where}: {name}", t) for name, t in given.items() if isinstance(t, torch.Tensor)]
 
 
-def _check_finite(numbers: Sequence[tuple[str, torch.Tensor]]) -> None:
-    """Raises: ConfigError naming a tensor with a number that is not finite"""
-    for where, tensor in numbers:
-        if not is_finite(tensor):
-            raise ConfigError("it holds numbers that are not finite.", where=where)
+def _verify_finite(
+    source: AdapterSource, weights: AdapterWeights, apart: Iterable[str], broken: str | None
+) -> None:
+    """Look through the modules that were not copied (`apart`); where a copy is `broken`, through
+    all, for the one that it is of. Raises: ConfigError naming a tensor with a number that is not
+    finite"""
+    for module in weights.changes if broken is not None else apart:
+        for where, tensor in _numbers(f"{source.path}: {module}", weights.changes[module]):
+            _check_finite(where, tensor)
+    if weights.prompt is not None:
+        _check_finite(f"{source.path}: {PROMPT_VECTORS}", weights.prompt)
+    if broken is not None:
+        raise ConfigError(
+            "it holds numbers that are too large for the type that adapters are kept in.",
+            where=broken,
+            fix="start with another --lora-dtype.",
+        )
+
+
+def _check_finite(where: str, tensor: torch.Tensor) -> None:
+    """Raises: ConfigError for a number that is not finite"""
+    if not is_finite(tensor):
+        raise ConfigError("it holds numbers that are not finite.", where=where)
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

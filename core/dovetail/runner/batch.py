@@ -5,15 +5,17 @@ A row keeps its request's tokens, those it drew included, so a plan never carrie
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
 import numpy as np
 
 from dovetail.interfaces.logits import RowTokens
+from dovetail.interfaces.media import VECTORS
 from dovetail.interfaces.step import NO_SLOT, NewRow, RowStep, StepPlan
 from dovetail.runner.block_table import BlockTable
+from dovetail.runner.cross_rows import CrossRows, StepCross
 
 AHEAD_TOKENS = 2
 """Room beyond the longest request for tokens drawn by a step ahead and thrown away."""
@@ -24,10 +26,12 @@ UNKNOWN = -1
 @dataclass(slots=True, kw_only=True)
 class StepInputs:
     """One step's rows and tokens on the host. `drafted` are the indices of rows with drafts,
-    `adapters` the tokens' adapter slots (None: no row uses one).
+    `adapters` the tokens' adapter slots (None: no row uses one). A model is told `told_positions`:
+    other ones than the tokens' places where a row's prompt has parts that take fewer or more.
+    `cross` is what the rows attend to beside their tokens, of a model with an encoder.
 
     Shapes: all but token_ids and positions [R]; query_start [R + 1]; token_ids, positions and
-    token_rows [T], all int64 but lists; adapters [T] int32
+    token_rows [T], all int64 but lists; adapters [T] int32; shifts [T]
     """
 
     steps: Sequence[RowStep]
@@ -41,6 +45,30 @@ class StepInputs:
     positions: np.ndarray
     drafted: Sequence[int] = ()
     adapters: np.ndarray | None = None
+    shifts: np.ndarray | None = None
+    cross: StepCross | None = None
+
+    def lens_in(self, table: BlockTable) -> np.ndarray:
+        """Return how much of a table's blocks each row sees. Shapes: [R]"""
+        if not table.is_cross:
+            return self.seq_lens
+        assert self.cross is not None, "a table of encodings of a batch without any"
+        return self.cross.lens
+
+    def slots_in(self, table: BlockTable) -> np.ndarray:
+        """Return where in a table's blocks the step writes. Shapes: [T], or [W] of encodings"""
+        if not table.is_cross:
+            return table.slots(self.token_rows, self.positions)
+        assert self.cross is not None, "a table of encodings of a batch without any"
+        return table.slots(self.cross.rows, self.cross.positions)
+
+    @property
+    def told_positions(self) -> np.ndarray:
+        """Return the positions that the model is told. Shapes: [T]"""
+        if self.shifts is None:
+            return self.positions
+        told: np.ndarray = self.positions + self.shifts
+        return told
 
     @property
     def seq_lens(self) -> np.ndarray:
@@ -65,7 +93,8 @@ class Expected:
 class Batch:
     """All rows. `lengths` counts each row's tokens, prompt and drawn together, those that only the
     device knows too. `tables` are those of the KV groups, and with `has_step_blocks` one more for
-    what is kept during a step: its rows get their blocks anew in each."""
+    what is kept during a step: its rows get their blocks anew in each. Blocks of the groups in
+    `cross_rows` hold at most so many rows of encodings each."""
 
     def __init__(
         self,
@@ -75,17 +104,25 @@ class Batch:
         block_tokens: int,
         *,
         has_step_blocks: bool = False,
+        cross_rows: Mapping[int, int] | None = None,
     ) -> None:
         width = max_model_tokens + AHEAD_TOKENS
         self.tokens = np.zeros((max_rows, width), dtype=np.int32)
         self.lengths = np.zeros(max_rows, dtype=np.int64)
         self.num_prompt = np.zeros(max_rows, dtype=np.int64)
         self.adapters = np.full(max_rows, NO_SLOT, dtype=np.int32)
+        self.shifts = np.zeros(max_rows, dtype=np.int64)
         self.num_rows = max_rows
         self._epochs = np.zeros(max_rows, dtype=np.int64)
-        max_blocks = -(-width // block_tokens)
         num_tables = num_groups + has_step_blocks
-        self.tables = [BlockTable(max_rows, max_blocks, block_tokens) for _ in range(num_tables)]
+        most = [cross_rows.get(group, 0) if cross_rows else 0 for group in range(num_tables)]
+        self.tables = [
+            BlockTable(
+                max_rows, -(-(rows or width) // block_tokens), block_tokens, is_cross=rows > 0
+            )
+            for rows in most
+        ]
+        self._cross = CrossRows(max_rows) if cross_rows else None
         self._kept = self.tables[:num_groups]
         self._step_table = self.tables[-1] if has_step_blocks else None
 
@@ -96,7 +133,10 @@ class Batch:
         self.lengths[new.row] = count
         self.num_prompt[new.row] = new.num_prompt_tokens
         self.adapters[new.row] = new.adapter_slot
+        self.shifts[new.row] = 0
         self._epochs[new.row] += 1
+        if self._cross is not None:
+            self._cross.add_row(new)
         for table, blocks in zip(self._kept, new.blocks, strict=True):
             table.fill_row(new.row, blocks)
 
@@ -186,6 +226,8 @@ class Batch:
             positions=positions,
             drafted=drafted,
             adapters=self._adapters(rows, token_rows),
+            shifts=self.shifts[token_rows] if self.shifts[rows].any() else None,
+            cross=None if self._cross is None else self._cross.take(rows),
         )
 
     def _adapters(self, rows: np.ndarray, token_rows: np.ndarray) -> np.ndarray | None:
@@ -237,13 +279,20 @@ class Batch:
         return RowTokens(
             row=new.row,
             params=new.sampling,
-            prompt_ids=self.prompt_ids(new.row),
+            prompt_ids=() if _is_of_vectors(new) else self.prompt_ids(new.row),
             output_ids=self.output_ids(new.row),
         )
 
     def views(self, inputs: StepInputs) -> Sequence[StepRow]:
         """Return the step's rows as models may see them, computed on first use."""
         return StepRows(self, inputs)
+
+
+def _is_of_vectors(new: NewRow) -> bool:
+    """Return whether a row's whole prompt is vectors: then it has no tokens that were seen."""
+    return any(
+        part.kind == VECTORS and part.num_rows == new.num_prompt_tokens for part in new.parts
+    )
 
 
 class LiveTokens(Sequence[int]):

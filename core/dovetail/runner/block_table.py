@@ -10,10 +10,14 @@ import numpy as np
 class BlockTable:
     """Row r's blocks are `ids[r, : counts[r]]`; the entries after them are 0.
 
-    `notes_changes`: what is added is noted for a copy elsewhere, until it is taken.
+    `notes_changes`: what is added is noted for a copy elsewhere, until it is taken. With `is_cross`
+    the blocks hold the rows of encodings, not tokens of the row.
     """
 
-    def __init__(self, max_rows: int, max_blocks: int, block_tokens: int) -> None:
+    def __init__(
+        self, max_rows: int, max_blocks: int, block_tokens: int, *, is_cross: bool = False
+    ) -> None:
+        self.is_cross = is_cross
         self.ids = np.zeros((max_rows, max_blocks), dtype=np.int32)
         self.counts = np.zeros(max_rows, dtype=np.int64)
         self.block_tokens = block_tokens

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -52,6 +53,9 @@ class DeviceCalls(Protocol):
     def graph(self) -> Graph | None:
         """Return a graph to be captured; None on devices without them. All share one memory."""
 
+    def queue(self) -> Callable[[], AbstractContextManager[Any]]:
+        """Return what makes a thread queue its work behind this one's, inside a with block."""
+
 
 class HostMoment:
     """A time of the host's clock."""
@@ -86,6 +90,10 @@ class HostDevice:
     def graph(self) -> Graph | None:
         """Return None: see `runner.recorded` for what a CPU does instead."""
         return None
+
+    def queue(self) -> Callable[[], AbstractContextManager[Any]]:
+        """Return nothing to do: there is no queue."""
+        return nullcontext
 
 
 class CudaMoment:
@@ -155,6 +163,11 @@ class CudaDevice:
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)
         return CudaGraph(self._memory, self._stream)
+
+    def queue(self) -> Callable[[], AbstractContextManager[Any]]:
+        """Return what makes this thread's stream, and its device, those of another."""
+        stream = torch.cuda.current_stream(self._device)
+        return lambda: torch.cuda.stream(stream)
 
 
 class CudaGraph:

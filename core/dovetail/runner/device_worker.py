@@ -8,14 +8,16 @@ from __future__ import annotations
 import gc
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.adapter_spec import AdapterSource
-from dovetail.interfaces.executor import PendingStep, Preparation
+from dovetail.interfaces.executor import BlockLoad, PendingStep, Preparation
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.worker import Worker
+from dovetail_kernels.spans import span
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 class DeviceWorker(Worker):
     """One ModelRunner on one device, driven by one thread."""
 
-    capabilities = frozenset({"sleep", "stages", "swap"})
+    capabilities = frozenset({"kv_connector", "sleep", "stages", "swap"})
 
     def __init__(self, options: Any, run: RunSpec) -> None:
         self.options = options
@@ -83,17 +85,21 @@ class DeviceWorker(Worker):
             self.runner.expert_balancer.check()
         self.runner.allocate(layout)
         self.runner.warm_up()
+        self.runner.transfers.open()
+        self._warm_up_profiler()
         self._sleep = self._new_sleep(layout)
 
     def step(self, plan: StepPlan) -> StepResult:
         """Run one step."""
         self._balance_experts()
-        return self.runner.step(plan)
+        with _step_span(plan):
+            return self.runner.step(plan)
 
     def begin(self, plan: StepPlan) -> PendingStep:
         """Hand a step to the device."""
         self._balance_experts()
-        return self.runner.begin(plan)
+        with _step_span(plan):
+            return self.runner.begin(plan)
 
     def _balance_experts(self) -> None:
         """Move experts between ranks if it is time to, which it is for all ranks at one step."""
@@ -105,7 +111,10 @@ class DeviceWorker(Worker):
         self.runner.learn(result)
 
     def prepare(self, item: Preparation) -> None:
-        """Load a constraint, or read an adapter, before a row needs it. Raises: RequestError"""
+        """Load a constraint, read an adapter or bring blocks. Raises: RequestError"""
+        if isinstance(item, BlockLoad):
+            self.runner.transfers.load(item)
+            return
         if isinstance(item, AdapterSource):
             if self.runner.adapters is None:
                 raise RequestError("adapters are not served here.", fix="give --enable-lora.")
@@ -116,6 +125,13 @@ class DeviceWorker(Worker):
         if self.runner.constraints is None:
             raise RequestError("structured output is switched off here.")
         self.runner.constraints.prepare(item)
+
+    def _warm_up_profiler(self) -> None:
+        """Have a profiler that may be asked for start without delay."""
+        if self.run.profile is not None:
+            from dovetail.runner import profiler
+
+            profiler.warm_up(self.run.profile, self.device)
 
     def _new_sleep(self, layout: KVLayout) -> RunnerSleep:
         from dovetail.runner.runner_sleep import RunnerSleep
@@ -143,8 +159,14 @@ class DeviceWorker(Worker):
 
     def shutdown(self) -> None:
         """Release the model and the cache. May be called twice."""
+        if self.run.profile is not None:
+            from dovetail.runner import profiler
+
+            profiler.drop()
         if self._sleep is not None:
             self._sleep.close()
+        if self._runner is not None:
+            self._runner.transfers.close()
         self._runner = None
         self._sleep = None
         gc.collect()
@@ -153,9 +175,19 @@ class DeviceWorker(Worker):
         """Return a bound of the memory that a largest step takes beside weights and cache.
 
         Per token some 24 vectors of the hidden size (residual, q, k, v, gate and up of a
-        feed-forward layer four times as wide); per row three float32 vectors of logits.
+        feed-forward layer four times as wide); per row three float32 vectors of logits; and the
+        encodings of media that are kept.
         """
         run = self.run
         token_bytes = 24 * run.model.hidden_size * 4
         row_bytes = 3 * run.model.vocab_size * 4
-        return run.max_step_tokens * token_bytes + run.max_rows * row_bytes
+        return run.max_step_tokens * token_bytes + run.max_rows * row_bytes + run.encodings_bytes
+
+
+def _step_span(plan: StepPlan) -> AbstractContextManager[object]:
+    """Return what names a step in a profiler's trace."""
+
+    def size() -> str:
+        return f"rows: {len(plan.rows)}, tokens: {sum(row.num_tokens for row in plan.rows)}"
+
+    return span("step", size)

@@ -24,10 +24,12 @@ class DraftBlocks:
         self._is_filled[NULL_BLOCK] = True
         self._on_host = np.zeros(layout.num_host_blocks, dtype=bool)
         self._table = table
+        self._noted = np.zeros(len(table.ids), dtype=np.int64)
 
-    def begin(self, blocks: Sequence[int], num_cached: int) -> int:
+    def begin(self, row: int, blocks: Sequence[int], num_cached: int) -> int:
         """Return how many leading tokens of a new row are filled, of so many that are cached; what
         is not cached is not filled. Mutates: self"""
+        self._noted[row] = 0
         size = self._table.block_tokens
         found = self._is_filled[list(blocks[: num_cached // size])]
         holes = np.flatnonzero(~found)
@@ -44,8 +46,12 @@ class DraftBlocks:
         """Note that the drafter has computed the first tokens of some rows. Shapes: [R], [R].
         Mutates: self"""
         counts = limits // self._table.block_tokens
-        for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
+        has_more = counts > self._noted[rows]
+        if not has_more.any():
+            return
+        for row, count in zip(rows[has_more].tolist(), counts[has_more].tolist(), strict=True):
             self._is_filled[self._table.ids[row, :count]] = True
+            self._noted[row] = count
 
     def swap(self, out: Iterable[tuple[int, int]], back: Iterable[tuple[int, int]]) -> None:
         """Note copies to the host, (block, host block), then those from there, (host block, block).

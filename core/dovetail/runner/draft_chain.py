@@ -1,9 +1,10 @@
-"""DraftChain: all drafts of a step, from the states after known tokens on, as one native call.
+"""DraftChain: the catching up on known tokens and all drafts of a step, as one native call.
 
-Where a drafter makes native calls alone, what it does for one draft after the other, its logits and
-the choice of the most likely token among them, is recorded once for each number of rows and drafts
-and run again as one program: each pass reads the tokens where the choice before it wrote them. The
-first repetition is compared with what the drafter says step by step.
+Where a drafter makes native calls alone, what it does of the tokens that it has not seen and for
+one draft after the other, its logits and the choice of the most likely token among them, is
+recorded once for each number of rows, tokens and drafts and run again as one program: each pass
+reads the tokens where the choice before it wrote them. The first repetition is compared with what
+the drafter says step by step.
 """
 
 from __future__ import annotations
@@ -17,15 +18,21 @@ import torch
 
 from dovetail.interfaces.attention import BatchLayout
 from dovetail.interfaces.drafter import WorkerDrafter
-from dovetail.runner.batch import StepInputs
+from dovetail.runner.batch import Batch
 from dovetail.runner.block_table import BlockTable
-from dovetail.runner.recorded_inputs import RowInputs
 from dovetail_kernels.cpu import library as native
 from dovetail_kernels.cpu.program import NotRecordable, Pool, Program, record
 from dovetail_kernels.sample.native import NativeSampler, Tables
 
-MAX_ROWS = 16
+MAX_ROWS = 32
 """Above this many rows the drafter's own work takes so long that recording saves little."""
+FEW_ROWS = 2
+"""Up to so many rows, drafts of one and of all even numbers are recorded; above, of one and
+the most."""
+CATCH_UP_TOKENS = 64
+"""With so many more tokens than rows to catch up on, all but the last of each row go before."""
+MAX_LINES = 160
+"""The same of the tokens to catch up on."""
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +40,36 @@ Advance = Callable[
     [torch.Tensor, torch.Tensor, Sequence[BatchLayout], torch.Tensor | None, int], torch.Tensor
 ]
 """(token_ids, positions, layouts, states, depth) -> states: a pass of the drafter."""
+Size = tuple[int, int, int]
+"""Rows, lines of the pass that catches up, drafts, each of them padded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """The tokens to catch up on, a line each: the last one of every row, then those before them.
+    `picked` are the lines' places where rows come one after the other, each with all its tokens.
+    Shapes: all [N]"""
+
+    rows: np.ndarray
+    positions: np.ndarray
+    picked: np.ndarray
+
+
+def known_lines(rows: np.ndarray, starts: np.ndarray, limits: np.ndarray) -> Known:
+    """Return the tokens of some rows from `starts` up to `limits`, of each at least one. Every line
+    is a row of its own, which sees those before it, so their order is free. Shapes: all [R]"""
+    counts = limits - starts
+    ends = np.cumsum(counts)
+    if ends[-1] == len(rows):
+        return Known(rows=rows, positions=limits - 1, picked=ends - 1)
+    before = counts - 1
+    places = np.arange(ends[-1] - len(rows))
+    nth = places - np.repeat(np.cumsum(before) - before, before)
+    return Known(
+        rows=np.concatenate([rows, np.repeat(rows, before)]),
+        positions=np.concatenate([limits - 1, np.repeat(starts, before) + nth]),
+        picked=np.concatenate([ends - 1, np.repeat(ends - counts, before) + nth]),
+    )
 
 
 @dataclass(slots=True)
@@ -43,22 +80,85 @@ class _Recorded:
     is_proven: bool = False
 
 
+class _Places:
+    """Where the passes of a step read: line 0 on what is known, then the drafts of each depth."""
+
+    def __init__(self, table: BlockTable, max_drafts: int) -> None:
+        self._table = table
+        self.tokens = np.zeros(MAX_LINES, dtype=np.int64)
+        self.positions = np.zeros(MAX_LINES, dtype=np.int64)
+        self.lens = np.ones(MAX_LINES, dtype=np.int32)
+        self.slots = np.zeros(MAX_LINES, dtype=np.int64)
+        self.blocks = np.zeros((MAX_LINES, table.ids.shape[1]), dtype=np.int32)
+        self.starts = np.arange(MAX_LINES + 1, dtype=np.int32)
+        self.draft_positions = np.zeros((max_drafts, MAX_ROWS), dtype=np.int64)
+        self.draft_lens = np.ones((max_drafts, MAX_ROWS), dtype=np.int32)
+        self.draft_slots = np.zeros((max_drafts, MAX_ROWS), dtype=np.int64)
+
+    def fill(self, known: Known, tokens: np.ndarray, size: Size, wants: np.ndarray) -> None:
+        """Write a step's inputs; what pads it is tokens of the null block. A row that wants fewer
+        drafts goes on at the place of its last one. Shapes: tokens [N], wants [R]. Mutates: self"""
+        rows, (num_rows, num_lines, depth) = len(wants), size
+        firsts = known.positions[:rows] + 1
+        width = -(-int((firsts + wants).max()) // self._table.block_tokens)
+        end = num_rows + len(known.rows) - rows
+        self._put(slice(0, rows), known, slice(0, rows), tokens, width)
+        self._put(slice(num_rows, end), known, slice(rows, None), tokens, width)
+        for padding in (slice(rows, num_rows), slice(end, num_lines)):
+            if padding.stop > padding.start:
+                self.tokens[padding] = self.positions[padding] = self.slots[padding] = 0
+                self.blocks[padding, 0], self.lens[padding] = 0, 1
+        if depth > 1:
+            places = np.minimum(firsts + np.arange(depth - 1)[:, None], firsts + wants - 1)
+            drafts = slice(1, depth), slice(0, rows)
+            self.draft_positions[drafts] = places
+            self.draft_lens[drafts] = places + 1
+            self.draft_slots[drafts] = self._table.slots(known.rows[:rows], places)
+            if num_rows > rows:
+                unused = slice(1, depth), slice(rows, num_rows)
+                self.draft_positions[unused] = self.draft_slots[unused] = 0
+                self.draft_lens[unused] = 1
+
+    def _put(self, lines: slice, known: Known, own: slice, tokens: np.ndarray, width: int) -> None:
+        """Write some of the known tokens, with the first blocks of their rows. Mutates: self"""
+        if lines.stop == lines.start:
+            return
+        rows, positions = known.rows[own], known.positions[own]
+        self.tokens[lines], self.positions[lines] = tokens[own], positions
+        self.lens[lines] = positions + 1
+        self.slots[lines] = self._table.slots(rows, positions)
+        self.blocks[lines, :width] = self._table.ids[rows, :width]
+
+    def layout(self, count: int, lens: np.ndarray, slots: np.ndarray) -> BatchLayout:
+        """Return a layout of lines of one token. Shapes: lens, slots [count]"""
+        starts = self.starts[: count + 1]
+        return BatchLayout(
+            query_start=torch.from_numpy(starts),
+            seq_lens=torch.from_numpy(lens),
+            block_table=torch.from_numpy(self.blocks)[:count],
+            slots=torch.from_numpy(slots),
+            query_start_host=starts.tolist(),
+            seq_lens_host=lens.tolist(),
+            block_tokens=self._table.block_tokens,
+            max_query_tokens=1,
+            max_seq_tokens=int(lens.max()),
+        )
+
+
 class DraftChain:
-    """Programs by numbers of rows and drafts, and the fixed places of their inputs."""
+    """Programs by numbers of rows, lines and drafts, and the fixed places of their inputs."""
 
     def __init__(
-        self,
-        advance: Advance,
-        drafter: WorkerDrafter,
-        tables: Sequence[BlockTable],
-        max_drafts: int,
+        self, advance: Advance, drafter: WorkerDrafter, batch: Batch, max_drafts: int
     ) -> None:
         self._advance = advance
         self._drafter = drafter
+        self._batch = batch
         self._continues = "hidden_states" in drafter.capabilities
-        self._inputs = [RowInputs(tables, MAX_ROWS) for _ in range(max_drafts)]
+        self._places = _Places(batch.tables[0], max_drafts)
         self._states: torch.Tensor | None = None
-        self._programs: dict[tuple[int, int], _Recorded | None] = {}
+        self._max_drafts = max_drafts
+        self._programs: dict[Size, _Recorded] = {}
         self._pool = Pool()
         self._reason: str | None = native.missing_reason()
         if self._reason is None:
@@ -66,35 +166,69 @@ class DraftChain:
             self._rows = np.arange(MAX_ROWS)
             self._zeros = np.zeros(MAX_ROWS, dtype=np.int64)
 
+    def takes(self, num_rows: int) -> bool:
+        """Return whether steps of so many rows may be recorded."""
+        return self._reason is None and num_rows <= MAX_ROWS
+
     def run(
-        self, rows: np.ndarray, starts: np.ndarray, wants: np.ndarray, states: torch.Tensor
-    ) -> tuple[np.ndarray, bool] | None:
-        """Return drafts of all rows, as many as the one that wants most, and whether they are
-        proven; None where they are not recorded. What was not proven is to be drafted once more,
+        self,
+        rows: np.ndarray,
+        starts: np.ndarray,
+        limits: np.ndarray,
+        wants: np.ndarray,
+        states: torch.Tensor | None,
+    ) -> tuple[np.ndarray, Size, bool] | None:
+        """Catch up on the rows' tokens from `starts` up to `limits`, and draft what follows.
+        `states` are the model's, rows one after the other (None: the drafter needs none). Returns
+        drafts of all rows, as many as the one that wants most, the program's size, and whether it
+        is proven; None where they are not recorded. What was not proven is to be drafted once more,
         and `prove` told of it.
 
-        A row that wants fewer goes on at the place of its last draft, which is its own.
-        Shapes: rows, starts, wants [R], states [R, E] -> [R, D]. Mutates: self, and the KV cache
+        Shapes: rows, starts, limits, wants [R], states [N, E] -> [R, D]. Mutates: self, and the KV
+        cache
         """
-        size = len(rows), int(wants.max())
-        if self._reason is not None or size[0] > MAX_ROWS:
+        known = known_lines(rows, starts, limits)
+        size = self._size(len(rows), len(known.rows), int(wants.max()))
+        if not self.takes(len(rows)) or size[1] > MAX_LINES:
             return None
-        if size not in self._programs:
-            self._programs[size] = None  # the next time it comes it is worth recording
-            return None
-        self._fill(rows, starts, wants, states)
-        recorded = self._programs[size] or self._record(size)
+        tokens = self._batch.tokens[known.rows, known.positions + int(self._continues)]
+        self._places.fill(known, tokens, size, wants)
+        if states is not None:
+            self._take(states, known.picked, len(rows), size[0])
+        recorded = self._programs.get(size) or self._record(size)
         if recorded is None:
             return None
         recorded.program.run()
-        drafts = [self._samplers[depth].tokens[: size[0]] for depth in range(size[1])]
-        return np.stack(drafts, axis=1), recorded.is_proven
+        drawn = [self._samplers[d].tokens[: len(rows)] for d in range(int(wants.max()))]
+        return np.stack(drawn, axis=1), size, recorded.is_proven
 
-    def prove(self, found: np.ndarray, drafts: np.ndarray, wants: np.ndarray) -> None:
+    def _size(self, rows: int, tokens: int, drafts: int) -> Size:
+        """Return the size that a step is padded to, so that few have to be recorded: where several
+        rows go on, it is every row for the longest draft."""
+        most, extra = self._max_drafts, tokens - rows
+        if rows <= FEW_ROWS:
+            return (
+                rows,
+                rows + _next_power(extra),
+                min(most, drafts if drafts < 2 else drafts + drafts % 2),
+            )
+        padded = -(-rows // 2) * 2 if rows <= 8 else -(-rows // 4) * 4
+        lines = padded * (1 + _next_power(-(-extra // padded)))
+        return padded, lines, 1 if drafts == 1 else most
+
+    def _take(self, states: torch.Tensor, picked: np.ndarray, rows: int, num_rows: int) -> None:
+        """Write the model's states of the known tokens at their places. Mutates: self"""
+        if self._states is None:
+            self._states = states.new_zeros(MAX_LINES, states.shape[1])
+        if len(picked) > 1:
+            states = states[torch.from_numpy(picked)]
+        self._states[:rows] = states[:rows]
+        self._states[num_rows : num_rows + len(picked) - rows] = states[rows:]
+
+    def prove(self, size: Size, found: np.ndarray, drafts: np.ndarray, wants: np.ndarray) -> None:
         """Compare drafts with those of the drafter itself. Shapes: [R, D] twice, [R]
         Mutates: self"""
-        recorded = self._programs[found.shape]
-        assert recorded is not None, "it has just run"
+        recorded = self._programs[size]
         counts = np.arange(found.shape[1]) < wants[:, None]
         if np.array_equal(found[counts], drafts[counts]):
             recorded.is_proven = True
@@ -102,31 +236,7 @@ class DraftChain:
             self._reason = "repeated drafts differed from the drafter's own"
             log.warning("drafts are not recorded: %s", self._reason)
 
-    def _fill(
-        self, rows: np.ndarray, starts: np.ndarray, wants: np.ndarray, states: torch.Tensor
-    ) -> None:
-        """Write what the passes read at its places. Mutates: self"""
-        count, last = len(rows), starts + wants - 1
-        if self._states is None:
-            self._states = states.new_zeros(MAX_ROWS, states.shape[1])
-        self._states[:count] = states
-        ones, edges = np.ones_like(rows), np.arange(count + 1)
-        for depth in range(1, int(wants.max())):
-            places = np.minimum(starts + depth - 1, last)
-            inputs = StepInputs(
-                steps=(),
-                rows=rows,
-                starts=places,
-                counts=ones,
-                samples=ones,
-                query_start=edges,
-                token_rows=rows,
-                token_ids=ones,
-                positions=places,
-            )
-            self._inputs[depth].fill(inputs, None)
-
-    def _record(self, size: tuple[int, int]) -> _Recorded | None:
+    def _record(self, size: Size) -> _Recorded | None:
         """Return the program of a size, or None for good when the drafter has none."""
         kept: list[BatchLayout] = []
         try:
@@ -138,20 +248,41 @@ class DraftChain:
         self._programs[size] = found = _Recorded(program)
         return found
 
-    def _guess(self, size: tuple[int, int], kept: list[BatchLayout]) -> torch.Tensor:
+    def _guess(self, size: Size, kept: list[BatchLayout]) -> torch.Tensor:
         """Draft from what lies at the fixed places. `kept` gets the layouts."""
-        assert self._states is not None, "the places are filled"
-        count, num_drafts = size
-        states = self._states[:count]
+        count, num_lines, num_drafts = size
+        places, given = self._places, None if self._states is None else self._states[:num_lines]
+        states = self._pass(
+            num_lines, places.tokens, places.positions, places.lens, places.slots, given, 0, kept
+        )[:count]
         for depth in range(num_drafts):
             if depth:
-                inputs = self._inputs[depth]
-                layouts = inputs.layouts(count)
-                kept.extend(layouts)
-                token_ids = torch.from_numpy(self._samplers[depth - 1].tokens)[:count]
-                _, positions = inputs.tokens(count)
-                given = states if self._continues else None
-                states = self._advance(token_ids, positions, layouts, given, depth)
+                drawn = self._samplers[depth - 1].tokens
+                positions, lens = places.draft_positions[depth], places.draft_lens[depth]
+                slots, given = places.draft_slots[depth], states if self._continues else None
+                states = self._pass(count, drawn, positions, lens, slots, given, depth, kept)
             logits = self._drafter.logits(states, depth)
             self._samplers[depth](logits, self._rows[:count], self._zeros[:count])
         return states
+
+    def _pass(
+        self,
+        count: int,
+        tokens: np.ndarray,
+        positions: np.ndarray,
+        lens: np.ndarray,
+        slots: np.ndarray,
+        states: torch.Tensor | None,
+        depth: int,
+        kept: list[BatchLayout],
+    ) -> torch.Tensor:
+        """Run one pass over the first `count` of what lies at some places."""
+        layout = self._places.layout(count, lens[:count], slots[:count])
+        kept.append(layout)
+        token_ids, told = torch.from_numpy(tokens)[:count], torch.from_numpy(positions)[:count]
+        return self._advance(token_ids, told, [layout], states, depth)
+
+
+def _next_power(count: int) -> int:
+    """Return the next power of two, 0 for 0: so few sizes have to be recorded."""
+    return 1 << (count - 1).bit_length() if count else 0

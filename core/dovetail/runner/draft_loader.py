@@ -70,6 +70,7 @@ def drafter_run(run: RunSpec, spec: WorkerDraftSpec) -> RunSpec:
         expert_placement="",
         expert_balance=None,
         drafts=None,
+        adapters=None,
     )
 
 

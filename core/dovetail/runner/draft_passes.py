@@ -9,7 +9,7 @@ import torch
 
 from dovetail.interfaces.attention import BatchLayout
 from dovetail.runner.batch import Batch, StepInputs
-from dovetail.runner.recorded import MAX_ROWS, recorded_rows
+from dovetail.runner.recorded import MAX_DRAFTED_ROWS, recorded_rows
 
 
 class RecordedPass:
@@ -18,7 +18,7 @@ class RecordedPass:
     def __init__(self, forward: Callable[..., torch.Tensor], batch: Batch) -> None:
         self._forward = forward
         self._given: torch.Tensor | None = None
-        self._recorded = recorded_rows(self._run, batch.tables[:1], MAX_ROWS)
+        self._recorded = recorded_rows(self._run, batch.tables[:1], MAX_DRAFTED_ROWS, pads=True)
 
     def run(self, inputs: StepInputs, states: torch.Tensor | None) -> torch.Tensor | None:
         """Return the states after a pass, None of one that is not recorded. Mutates: self"""
@@ -26,7 +26,7 @@ class RecordedPass:
             return None
         if states is not None:
             if self._given is None:
-                self._given = states.new_zeros(MAX_ROWS, states.shape[1])
+                self._given = states.new_zeros(MAX_DRAFTED_ROWS, states.shape[1])
             self._given[: len(states)] = states
         return self._recorded.run(inputs)
 

@@ -18,20 +18,23 @@ class DraftRows:
     could have come after the last step: so many tokens have all that it needs.
 
     `shift` 1: position i needs the token i + 1. With `keeps` the hidden states of positions that
-    wait are kept.
+    wait are kept. `is_ahead`: there may be tokens that the host does not know yet.
     """
 
-    def __init__(self, batch: Batch, max_drafts: int, *, shift: int, keeps: bool) -> None:
+    def __init__(
+        self, batch: Batch, max_drafts: int, *, shift: int, keeps: bool, is_ahead: bool
+    ) -> None:
         count = batch.num_rows
         self._batch = batch
         self._shift = shift
         self._keeps = keeps
+        self._is_ahead = is_ahead
         self.computed = np.zeros(count, dtype=np.int64)
         self.limits = np.zeros(count, dtype=np.int64)
         self._drafts = np.zeros((count, max_drafts), dtype=np.int64)
         self._drafted_from = np.zeros(count, dtype=np.int64)
         self._num_drafted = np.zeros(count, dtype=np.int64)
-        self._kept: dict[int, list[torch.Tensor]] = {}
+        self._kept: dict[int, list[tuple[torch.Tensor, int, int]]] = {}
 
     def begin(self, row: int, num_cached: int) -> None:
         """Note that a request took a row, with so many tokens in the cache. Mutates: self"""
@@ -41,7 +44,9 @@ class DraftRows:
 
     def known(self, rows: np.ndarray) -> np.ndarray:
         """Return how many tokens of the rows the host knows. Shapes: [R]"""
-        lengths = self._batch.lengths[rows]
+        lengths: np.ndarray = self._batch.lengths[rows]
+        if not self._is_ahead:
+            return lengths
         last = np.maximum(lengths[:, None] - 1 - np.arange(AHEAD_TOKENS), 0)
         unknown = (self._batch.tokens[rows[:, None], last] == UNKNOWN).sum(axis=1)
         found: np.ndarray = lengths - unknown
@@ -57,14 +62,18 @@ class DraftRows:
         """Count as computed those of the last drafts that came true. Mutates: self"""
         if self._shift:
             return  # what was computed of drafts is not what the model's states make of them
-        for row in rows[self._num_drafted[rows] > 0].tolist():
-            first, count = int(self._drafted_from[row]), int(self._num_drafted[row])
-            end = min(first + count, int(self._batch.lengths[row]) - 1)
-            drawn = self._batch.tokens[row, first:end]
-            differs = np.flatnonzero(drawn != self._drafts[row, : len(drawn)])
-            num_true = int(differs[0]) if differs.size else len(drawn)
-            self.computed[row] = max(int(self.computed[row]), first + num_true)
-            self._num_drafted[row] = 0
+        rows = rows[self._num_drafted[rows] > 0]
+        if not rows.size:
+            return
+        nth = np.arange(int(self._num_drafted[rows].max()))
+        first, last = self._drafted_from[rows], self._batch.lengths[rows] - 1
+        counts = np.minimum(self._num_drafted[rows], last - first)
+        places = np.minimum(first[:, None] + nth, last[:, None])
+        is_true = self._batch.tokens[rows[:, None], places] == self._drafts[rows, : len(nth)]
+        is_true &= nth < counts[:, None]
+        num_true = np.logical_and.accumulate(is_true, axis=1).sum(axis=1)
+        self.computed[rows] = np.maximum(self.computed[rows], first + num_true)
+        self._num_drafted[rows] = 0
 
     def note_drafts(
         self, rows: np.ndarray, first: np.ndarray, drafts: Sequence[np.ndarray]
@@ -76,11 +85,12 @@ class DraftRows:
             self._num_drafted[row] = len(drafted) - 1
             self._drafts[row, : len(drafted)] = drafted
 
-    def keep(self, row: int, states: torch.Tensor) -> None:
-        """Keep the states of the next positions that wait. Shapes: [N, E]. Mutates: self"""
-        if self._keeps and len(states):
-            self._kept.setdefault(row, []).append(states.clone())
+    def keep(self, row: int, states: torch.Tensor, first: int, end: int) -> None:
+        """Keep the states of the next positions that wait: some lines of a tensor that stays as it
+        is. Shapes: [N, E]. Mutates: self"""
+        if self._keeps and end > first:
+            self._kept.setdefault(row, []).append((states, first, end))
 
     def kept(self, row: int) -> list[torch.Tensor]:
         """Return the states of the positions that wait, from the first on. Mutates: self"""
-        return self._kept.pop(row, [])
+        return [states[first:end] for states, first, end in self._kept.pop(row, [])]

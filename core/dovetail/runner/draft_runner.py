@@ -24,12 +24,13 @@ from dovetail.interfaces.model import Model
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import KVLayer, KVLayout, NewRow, RowResult, StepPlan
 from dovetail.layers.attention import attention_layers
+from dovetail.layers.attention_dtype import in_dtype
 from dovetail.layers.context import ForwardContext, LayerCache, use_context
 from dovetail.layers.decoder import DecoderModel
 from dovetail.layers.kv_scales import set_scales
 from dovetail.runner.batch import Batch, StepInputs
 from dovetail.runner.draft_blocks import DraftBlocks
-from dovetail.runner.draft_chain import DraftChain
+from dovetail.runner.draft_chain import CATCH_UP_TOKENS, DraftChain
 from dovetail.runner.draft_loader import Target, drafter_run, load_drafter
 from dovetail.runner.draft_passes import RecordedPass, laid, one_by_one
 from dovetail.runner.draft_rows import DraftRows
@@ -40,7 +41,7 @@ from dovetail.runner.kv_alloc import (
     layer_caches,
     small_layout,
 )
-from dovetail.runner.recorded import MAX_ROWS, is_recorded
+from dovetail.runner.recorded import MAX_DRAFTED_ROWS, is_recorded
 from dovetail.runner.sampled_drafts import SampledDrafts
 from dovetail.runner.step_reader import BegunStep, StepReader
 from dovetail.runner.tensors import DeviceTensors, HostTensors
@@ -61,7 +62,8 @@ class DraftRunner:
         self._target_run = run
         self._run = drafter_run(run, run.drafts)
         self._device = device
-        self._backend: AttentionBackend = registry.make(run.drafts.attention)
+        backend: AttentionBackend = registry.make(run.drafts.attention)
+        self._backend = in_dtype(backend, run.attention_dtype, run.drafts.model.dtype)
         self._caches: dict[str, LayerCache] = {}
         self._host: HostBlockStorage | None = None
         self._sampled: SampledDrafts | None = None
@@ -133,7 +135,13 @@ class DraftRunner:
             self._host = HostBlockStorage(draft, memory) if draft.num_host_blocks else None
         shift = int(self._continues)
         keeps = self._continues and bool(self.layers)
-        self._rows = DraftRows(batch, self._spec.max_tokens, shift=shift, keeps=keeps)
+        self._rows = DraftRows(
+            batch,
+            self._spec.max_tokens,
+            shift=shift,
+            keeps=keeps,
+            is_ahead=self._target_run.async_steps,
+        )
         self._recorded: dict[int, RecordedPass] = {}
         self._filled: DraftBlocks | None = None
         if draft is not None and not self._continues:
@@ -141,7 +149,7 @@ class DraftRunner:
         self._chain: DraftChain | None = None
         if is_recorded(self._run, self._device.type):
             drafts = self._spec.max_tokens
-            self._chain = DraftChain(self._run_module, self._drafter, batch.tables[:1], drafts)
+            self._chain = DraftChain(self._run_module, self._drafter, batch, drafts)
 
     def sample_by(self, sampler: Sampler) -> SampledDrafts | None:
         """Sample drafts from now on, where the spec says so; return what knows of it."""
@@ -173,7 +181,7 @@ class DraftRunner:
         other has what its blocks were filled with. Mutates: self"""
         num_cached = new.num_computed_tokens
         if self._filled is not None:
-            num_cached = self._filled.begin(new.blocks[0], num_cached)
+            num_cached = self._filled.begin(new.row, new.blocks[0], num_cached)
         self._rows.begin(new.row, num_cached)
 
     def after(self, step: BegunStep, hidden: torch.Tensor, reader: StepReader) -> None:
@@ -185,19 +193,9 @@ class DraftRunner:
             self._filled.take(step.inputs.steps)
         if any(row.num_drafts for row in step.inputs.steps):
             reader.collect(step)
-        elif self._may_wait(step.inputs) or self._only_keeps(step.inputs, hidden):
+        elif not (self.layers and self._continues) or self._only_keeps(step.inputs, hidden):
             return
         step.rows = self._draft(step.inputs, hidden, step.rows)
-
-    def _may_wait(self, inputs: StepInputs) -> bool:
-        """Return whether a step that wants no drafts may be passed over. Mutates: row state"""
-        if not self.layers:
-            return True
-        if self._continues:
-            return False
-        lengths = self._batch.lengths[inputs.rows]
-        self._rows.limits[inputs.rows] = np.minimum(inputs.seq_lens, lengths)
-        return True
 
     def _only_keeps(self, inputs: StepInputs, hidden: torch.Tensor) -> bool:
         """Keep the states of a step in which every row computed its last known token and none wants
@@ -212,8 +210,9 @@ class DraftRunner:
         if lag.max() >= LAG_STATES or lag.min() < 0 or limits.max() + self._spec.max_tokens >= most:
             return False
         self._rows.limits[rows] = limits
+        states = hidden.clone()
         for i, row in enumerate(rows.tolist()):
-            self._rows.keep(row, hidden[i : i + 1])
+            self._rows.keep(row, states, i, i + 1)
         return True
 
     def _draft(
@@ -235,21 +234,60 @@ class DraftRunner:
         rows_due = inputs.rows[due]
         if not self._continues:
             self._shorten(rows_due, limits[due])
-        starts = self._rows.computed[rows_due]
-        counts = limits[due] - starts
         states = self._states(inputs, hidden, due, limits) if self._continues else None
-        states = self._advance(rows_due, starts, counts, None, states, 0)
+        drafts = self._catch_up(rows_due, limits[due], wants[due], states)
         self._note(rows_due, limits[due])
         is_wanting = wants[due] > 0
         if rows is None or not is_wanting.any():
             return rows
-        last = (np.cumsum(counts) - 1)[is_wanting]
         chosen = due[is_wanting]
-        drafts = self._guess(
-            inputs.rows[chosen], limits[chosen], wants[chosen], self._select(states, last)
-        )
         self._rows.note_drafts(inputs.rows[chosen], known[chosen], drafts)
         return _with_drafts(rows, chosen, drafts)
+
+    def _catch_up(
+        self, rows: np.ndarray, limits: np.ndarray, wants: np.ndarray, states: torch.Tensor | None
+    ) -> list[np.ndarray]:
+        """Compute the tokens of rows up to `limits`; return the drafts of those that want some.
+        `states` are the model's, rows one after the other. Shapes: rows, limits, wants [R], states
+        [N, E]. Mutates: the cache"""
+        starts = self._rows.computed[rows]
+        chain = self._chain if self._sampled is None and wants.all() else None
+        found = None
+        if chain is not None and chain.takes(len(rows)):
+            if int((limits - starts - 1).sum()) > CATCH_UP_TOKENS:
+                starts, states = self._catch_up_to_last(rows, starts, limits, states)
+            found = chain.run(rows, starts, limits, wants, states)
+        if found is not None and found[2]:
+            drafts = found[0]
+        else:
+            is_wanting = wants > 0
+            counts = limits - starts
+            states = self._advance(rows, starts, counts, None, states, 0)
+            if not is_wanting.any():
+                return []
+            last, wants = (np.cumsum(counts) - 1)[is_wanting], wants[is_wanting]
+            chosen = rows[is_wanting], limits[is_wanting]
+            drafts = self._guess_by_depth(*chosen, wants, self._select(states, last))
+            if chain is not None and found is not None:
+                chain.prove(found[1], found[0], drafts, wants)
+        return [line[:count] for line, count in zip(drafts, wants.tolist(), strict=True)]
+
+    def _catch_up_to_last(
+        self,
+        rows: np.ndarray,
+        starts: np.ndarray,
+        limits: np.ndarray,
+        states: torch.Tensor | None,
+    ) -> tuple[np.ndarray, torch.Tensor | None]:
+        """Compute all but the last token of each row; return where they are then, and the last
+        tokens' states. Shapes: [R] thrice, [N, E] -> [R], [R, E]. Mutates: the cache"""
+        counts = limits - starts
+        has_more, ends = counts > 1, np.cumsum(counts)
+        own = np.delete(np.arange(ends[-1]), ends - 1)
+        before = None if states is None else self._select(states, own)
+        chosen = rows[has_more], starts[has_more], counts[has_more] - 1
+        self._advance(*chosen, None, before, 0)
+        return limits - 1, None if states is None else self._select(states, ends - 1)
 
     def _wanted(
         self, inputs: StepInputs, known: np.ndarray, rows: tuple[RowResult, ...] | None
@@ -286,26 +324,12 @@ class DraftRunner:
                 self._wait(inputs, hidden, i, int(valid[i]))
         return np.flatnonzero(is_due), limits
 
-    def _guess(
-        self, rows: np.ndarray, starts: np.ndarray, wants: np.ndarray, states: torch.Tensor
-    ) -> list[np.ndarray]:
-        """Return the drafts of each row, from the states at its last known token on. `starts` are
-        the positions of what comes next. Shapes: [R], states [R, E]. Mutates: the cache"""
-        chain = self._chain if self._sampled is None else None
-        found = None if chain is None else chain.run(rows, starts, wants, states)
-        if found is not None and found[1]:
-            drafts = found[0]
-        else:
-            drafts = self._guess_by_depth(rows, starts, wants, states)
-            if chain is not None and found is not None:
-                chain.prove(found[0], drafts, wants)
-        return [line[:count] for line, count in zip(drafts, wants.tolist(), strict=True)]
-
     def _guess_by_depth(
         self, rows: np.ndarray, starts: np.ndarray, wants: np.ndarray, states: torch.Tensor
     ) -> np.ndarray:
-        """Return the drafts of each row, one after the other, zeros behind those that it wants.
-        Shapes: as `_guess`, -> [R, D]. Mutates: the cache"""
+        """Return the drafts of each row, from the states at its last known token on, one after the
+        other, zeros behind those that it wants. `starts` are the positions of what comes next.
+        Shapes: rows, starts, wants [R], states [R, E] -> [R, D]. Mutates: the cache"""
         drafts = np.zeros((len(rows), int(wants.max())), dtype=np.int64)
         live = np.arange(len(rows))
         if self._sampled is not None:
@@ -332,8 +356,13 @@ class DraftRunner:
         rows = rows[self._batch.lengths[rows] > 0]
         self._rows.settle(rows)
         limits = self._rows.limits[rows]
+        if not self._continues:
+            table = self._batch.tables[0]
+            limits = np.minimum(self._rows.known(rows) - 1, table.counts[rows] * table.block_tokens)
         lag = limits - self._rows.computed[rows]
-        is_due = (lag > 0) & (lag <= FINISHED_TOKENS)
+        size = self._run.block_tokens
+        ends_block = limits // size > self._rows.computed[rows] // size
+        is_due = (lag > 0) & (lag <= FINISHED_TOKENS) & ends_block
         is_due &= limits + self._spec.max_tokens <= self._spec.max_model_tokens
         rows, limits = rows[is_due], limits[is_due]
         if not rows.size:
@@ -386,7 +415,7 @@ class DraftRunner:
         row, begun = int(inputs.rows[i]), int(inputs.starts[i])
         shift = int(inputs.query_start[i]) - begun
         first = max(begun, int(self._rows.computed[row]))
-        self._rows.keep(row, hidden[first + shift : end + shift])
+        self._rows.keep(row, hidden[first + shift : end + shift].clone(), 0, end - first)
 
     def _select(self, states: torch.Tensor, picked: np.ndarray) -> torch.Tensor:
         """Return the picked lines of states. Shapes: [N, E], [S] -> [S, E]"""
@@ -413,7 +442,7 @@ class DraftRunner:
             token_ids = self._batch.tokens[inputs.token_rows, places].astype(np.int64)
         inputs.token_ids = token_ids
         given = states if self._continues else None
-        recorded = self._recorder(depth) if len(token_ids) <= MAX_ROWS else None
+        recorded = self._recorder(depth) if len(token_ids) <= MAX_DRAFTED_ROWS else None
         if recorded is not None:
             found = recorded.run(one_by_one(inputs), given)
             if found is not None:

@@ -66,6 +66,8 @@ def why_not_captured(
         return "the KV cache is divided over ranks"
     if run.pooling is not None:
         return "steps hold whole prompts"
+    if run.model.encoder is not None:
+        return "the decoder attends to an encoder's rows"
     if "graphs" not in backend.capabilities:
         return f"attention backend {run.attention.name} cannot be captured"
     if "needs_host_rows" in model.capabilities:
@@ -198,7 +200,7 @@ class GraphManager:
         slots = [np.zeros(rows, dtype=np.int64) for _ in self._tables]
         if inputs is not None:
             used = rows - num_padding
-            token_ids[:used], positions[:used] = inputs.token_ids, inputs.positions
+            token_ids[:used], positions[:used] = inputs.token_ids, inputs.told_positions
             row_ids[:used], seq_lens[:used] = inputs.rows, inputs.seq_lens
             for table, own in zip(self._tables, slots, strict=True):
                 own[:used] = table.slots(inputs.rows, inputs.positions)

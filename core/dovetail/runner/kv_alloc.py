@@ -18,6 +18,7 @@ from dovetail.interfaces.attention import AttentionBackend
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import (
     CachedLayer,
+    CrossLayer,
     KVGroup,
     KVLayer,
     KVLayout,
@@ -45,10 +46,11 @@ def allocate_kv(
 def allocate_tensors(layout: KVLayout, device: torch.device) -> list[torch.Tensor]:
     """Return the tensors of a layout as blocks of bytes, not cleared. Raises: ConfigError
 
-    Shapes: each [num_blocks, block_bytes] uint8
+    Shapes: each [num_blocks + num_draft_blocks, block_bytes] uint8
     """
-    num_bytes = layout.num_blocks * layout.block_bytes
-    shape = (layout.num_blocks, layout.block_bytes)
+    num_blocks = layout.num_blocks + layout.num_draft_blocks
+    num_bytes = num_blocks * layout.block_bytes
+    shape = (num_blocks, layout.block_bytes)
     return [_allocate(num_bytes, device).view(shape) for _ in range(layout.num_tensors)]
 
 
@@ -81,7 +83,7 @@ def small_layout(
     """Return a layout of few blocks in which every layer has its own tensor: a place to run steps
     before it is known how many blocks there will be. `draft` is that of a drafter's layers."""
     kept = KVLayout(
-        groups=(KVGroup(layers=tuple(layer.name for layer in layers)),) if layers else (),
+        groups=_two_groups(layers),
         num_tensors=len(layers),
         num_blocks=num_blocks,
         block_tokens=block_tokens,
@@ -90,6 +92,17 @@ def small_layout(
     )
     sizes = [_block_bytes(kept, layer, backend) for layer in layers]
     return msgspec.structs.replace(kept, block_bytes=max(sizes, default=0))
+
+
+def _two_groups(layers: Sequence[CachedLayer]) -> tuple[KVGroup, ...]:
+    """Return the layers that keep tokens, and those that keep what an encoder read."""
+    cross = [layer for layer in layers if isinstance(layer, CrossLayer)]
+    own = [layer.name for layer in layers if not isinstance(layer, CrossLayer)]
+    groups = [KVGroup(layers=tuple(own))] if own else []
+    if cross:
+        names, most = tuple(layer.name for layer in cross), max(layer.max_rows for layer in cross)
+        groups.append(KVGroup(layers=names, cross_rows=most))
+    return tuple(groups)
 
 
 def allocate_step(
@@ -123,6 +136,11 @@ def cache_tensors(caches: Mapping[str, LayerCache]) -> list[torch.Tensor]:
     return found
 
 
+def cross_rows(layout: KVLayout) -> dict[int, int]:
+    """Return the groups that keep what an encoder read, with the most rows that each keeps."""
+    return {g: group.cross_rows for g, group in enumerate(layout.groups) if group.cross_rows}
+
+
 def group_of_layers(layout: KVLayout) -> dict[str, int]:
     """Return each layer's group number, by name."""
     return {name: g for g, group in enumerate(layout.groups) for name in group.layers}
@@ -141,6 +159,8 @@ def _block_bytes(layout: KVLayout, layer: CachedLayer, backend: AttentionBackend
             return layer.num_bytes({p.dtype: dtype_of(p.dtype).itemsize for p in layer.parts})
         case LatentLayer():
             return layer.block_bytes(layout.block_tokens, dtype_of(layer.dtype).itemsize)
+        case CrossLayer():
+            layer = layer.as_tokens
     size = math.prod(_shape(layout, layer, backend)) * dtype_of(layer.dtype).itemsize
     return size // layout.num_blocks
 
@@ -179,6 +199,8 @@ def _view(
         case LatentLayer():
             shape = (layout.block_tokens, layer.size)
             return memory[:, :used].view(dtype_of(layer.dtype)).unflatten(1, shape)
+        case CrossLayer():
+            layer = layer.as_tokens
     return _kv_view(memory, layout, layer, backend)
 
 

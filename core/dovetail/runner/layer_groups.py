@@ -53,11 +53,12 @@ class StateKeeper:
         caches: Mapping[str, LayerCache],
     ) -> None:
         self._tables = {group: tables[group] for group in set(groups.states.values())}
-        self._parts: list[tuple[int, torch.Tensor]] = []
-        for name, group in groups.states.items():
-            cache = caches[name]
-            assert isinstance(cache, dict)
-            self._parts.extend((group, part) for part in cache.values())
+        self._parts = state_parts(groups, caches)
+
+    @property
+    def has_states(self) -> bool:
+        """Return whether any layer keeps a state."""
+        return bool(self._parts)
 
     def keep(self, inputs: StepInputs) -> Callable[[], None]:
         """Return a function that puts the states back which a step of these rows replaces."""
@@ -77,6 +78,19 @@ class StateKeeper:
         places = inputs.positions // table.block_tokens
         found = np.unique(table.ids[inputs.token_rows, places])
         return torch.from_numpy(found.astype(np.int64))
+
+
+def state_parts(
+    groups: LayerGroups, caches: Mapping[str, LayerCache]
+) -> list[tuple[int, torch.Tensor]]:
+    """Return the parts of all layers' states, each with its group's number. Shapes: each part
+    [N, ...]"""
+    found: list[tuple[int, torch.Tensor]] = []
+    for name, group in groups.states.items():
+        cache = caches[name]
+        assert isinstance(cache, dict)
+        found.extend((group, part) for part in cache.values())
+    return found
 
 
 def _nothing() -> None:

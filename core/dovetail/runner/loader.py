@@ -165,6 +165,8 @@ def build_context(run: RunSpec, device: torch.device, quant: QuantMethod) -> Bui
         uses_fused_ops=run.uses_fused_ops,
         expert_placement=run.expert_placement,
         expert_balance=run.expert_balance,
+        divides_encoders=run.encoder_mode == "weights",
+        rope_factors=() if run.adapters is None else run.adapters.rope_factors,
     )
 
 

@@ -45,8 +45,11 @@ def largest_step(
         num_blocks=num_blocks,
         draft=None if draft is None else draft(num_blocks),
     )
+    most = (num_blocks - 1) * run.block_tokens
+    most = min(max((group.cross_rows for group in layout.groups), default=0), most)
     plan = warm_up.largest_plan(
         layout,
+        read=warm_up.read_by_encoder(layout, run.model.hidden_size, most),
         max_rows=run.max_rows,
         max_step_tokens=run.max_step_tokens,
         max_model_tokens=run.max_model_tokens,
@@ -99,6 +102,7 @@ def decide_scales(
     draw = torch.Generator().manual_seed(run.seed)
     token_ids = torch.randint(run.model.vocab_size, (count,), generator=draw).tolist()
     with measuring(attention, kv_steps):
-        step(warm_up.warm_up_prompt(layout, tuple(token_ids)))
+        read = warm_up.read_by_encoder(layout, run.model.hidden_size)
+        step(warm_up.warm_up_prompt(layout, tuple(token_ids), read))
     step(warm_up.emptied(1))
     tell_measured(attention)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -21,13 +21,16 @@ from torch import nn
 
 from dovetail import registry
 from dovetail.interfaces.acceptance import DraftProbabilities
-from dovetail.interfaces.attention import AttentionBackend, BatchLayout
-from dovetail.interfaces.logits import LogitsProcessor
-from dovetail.interfaces.model import Model, RowView
+from dovetail.interfaces.attention import AttentionBackend
+from dovetail.interfaces.model import Model
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import CachedLayer, KVLayout, RowResult, StepPlan, StepResult
 from dovetail.layers.attention import attention_layers, step_layers
-from dovetail.layers.context import ForwardContext, step_adapters, use_adapters, use_context
+from dovetail.layers.attention_dtype import in_dtype
+from dovetail.layers.context import (
+    use_adapters,
+    use_media,
+)
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.experts import Experts, help_others
 from dovetail.layers.kept import kept_layers
@@ -36,39 +39,41 @@ from dovetail.parallel.context import over_ranks
 from dovetail.parallel.engines import exchange
 from dovetail.runner import kv_alloc, measure, verify, warm_up
 from dovetail.runner.adapters import runner_adapters, slots_in_use
-from dovetail.runner.batch import Batch, StepInputs
-from dovetail.runner.compiled import CompiledForward, ModelForward
+from dovetail.runner.batch import Batch
+from dovetail.runner.block_transfer import BlockTransfers
+from dovetail.runner.compiled import CompiledForward
 from dovetail.runner.device import DeviceCalls, calls_of
 from dovetail.runner.draft_runner import DraftRunner
+from dovetail.runner.draft_states import DraftStates
+from dovetail.runner.drawn_alone import may_leave_out
 from dovetail.runner.expert_balancer import expert_balancer
+from dovetail.runner.forward_passes import ForwardPasses
 from dovetail.runner.graphs import GraphManager, graph_manager, why_not_captured
+from dovetail.runner.halves import step_halves
 from dovetail.runner.host_blocks import HostBlockStorage
 from dovetail.runner.layer_groups import LayerGroups, StateKeeper
 from dovetail.runner.loader import load_model
 from dovetail.runner.measure import PeakOf
+from dovetail.runner.media import RunnerMedia
 from dovetail.runner.offloaded_memory import offload
 from dovetail.runner.pending_steps import PendingStep, PendingSteps
 from dovetail.runner.pooling import PromptPooling
+from dovetail.runner.processors import chosen_processors
 from dovetail.runner.prompt_logprobs import PromptLogprobs
-from dovetail.runner.recorded import (
-    MAX_ROWS,
-    RecordedForward,
-    is_recorded,
-    recorded_prompts,
-    recorded_rows,
-)
+from dovetail.runner.recorded import recorder_of
 from dovetail.runner.results import verified_results
 from dovetail.runner.stage_link import StageLink, UnseenDraws
 from dovetail.runner.step_reader import BegunStep, Computed, StepReader
 from dovetail.runner.tensors import DeviceTensors, HostTensors
-from dovetail.runner.timing_passes import rows_run_again, timing_passes
+from dovetail.runner.timing_passes import choose_forward
 from dovetail.sampling.sampler import PendingDraws, Sampler
 from dovetail.structured_output.cache import ConstraintCache
 from dovetail.structured_output.mask_processor import ConstraintProcessor
 from dovetail.structured_output.thinking import ReasoningBudget
+from dovetail_kernels.spans import span
 
 
-class ModelRunner:
+class ModelRunner(ForwardPasses):
     """Call in this order: load, kv_layers, allocate, then step again and again; one thread."""
 
     def __init__(
@@ -81,7 +86,8 @@ class ModelRunner:
         self._pending_steps = PendingSteps()
         self._graphs: GraphManager | None = None
         use_ops(run.ops)
-        self._own_backend: AttentionBackend = registry.make(run.attention)
+        backend: AttentionBackend = registry.make(run.attention)
+        self._own_backend = in_dtype(backend, run.attention_dtype, run.model.dtype)
         self._stage = StageLink(run, device)
         self._draws = self._stage.is_last and run.pooling is None
         self._pooling: PromptPooling | None = None
@@ -91,13 +97,16 @@ class ModelRunner:
         self.adapters = runner_adapters(run, device)
         self._drafts = DraftRunner(run, device) if run.drafts and self._draws else None
         self._draft_probabilities: DraftProbabilities | None = None
+        self.transfers = BlockTransfers(run)
 
     def load(self) -> None:
         """Build the model and fill its weights. Raises: ConfigError. Mutates: self
 
         The vocabulary is prepared for constraints meanwhile.
         """
-        self._logits_processors()  # one that cannot be made is said before the weights are read
+        chosen_processors(
+            self.run, draws=self._draws
+        )  # one that cannot be made is said before the weights are read
         if self.constraints is not None:
             self.constraints.start()
         self._backend = over_ranks(self._own_backend, self.run.rank)
@@ -110,7 +119,7 @@ class ModelRunner:
             self._drafts.load(loaded.model)
         self._inner = {} if self._drafts is None else self._drafts.inner
         self._compiled: CompiledForward | None = None
-        looks_in = self._inner or "needs_host_rows" in self._model.capabilities
+        looks_in = self._inner or self._model.capabilities & {"needs_host_rows", "encoder"}
         if self.run.compiles and not looks_in:
             self._compiled = CompiledForward(self._model.forward, self._calls)
         self.expert_balancer = expert_balancer(loaded.module, self.run)
@@ -120,17 +129,10 @@ class ModelRunner:
         measure.set_given_scales(self._attention, self.run)
         self._layers = kept_layers(loaded.module, self.run)
         self._step_layers = step_layers(self._attention, self.run)
+        self._leaves_out = may_leave_out(self.run, loaded.model)
         if self.run.pooling is not None and self._stage.is_last:
             using = self._using_adapter
             self._pooling = PromptPooling(self.run.pooling, loaded.model, self.device, using)
-
-    def _logits_processors(self) -> dict[str, LogitsProcessor]:
-        """Return the chosen processors, without a row; none where nothing is drawn. Raises:
-        BrokenPlugin"""
-        if not self._draws:
-            return {}
-        size = self.run.model.vocab_size
-        return {s.name: registry.make(s, size) for s in self.run.logits_processors}
 
     @property
     def model(self) -> Model:
@@ -150,7 +152,7 @@ class ModelRunner:
     def allocate(self, layout: KVLayout) -> None:
         """Create KV tensors, rows and sampling state. Raises: ConfigError. Mutates: self"""
         run = self.run
-        processors = self._logits_processors()
+        processors = chosen_processors(run, draws=self._draws)
         if self.constraints is not None:
             self._masks = ConstraintProcessor(self.constraints, run.model.vocab_size)
             processors["structured output"] = self._masks
@@ -160,16 +162,18 @@ class ModelRunner:
         self._caches = kv_alloc.layer_caches(layout, self._layers, self._backend, tensors)
         self._caches |= kv_alloc.allocate_step(self._step_layers, self._backend, self.device, run)
         self._host = HostBlockStorage(layout, tensors) if layout.num_host_blocks else None
-        num_groups = len(layout.groups)
+        self.transfers.attach(layout, tensors, self._layers)
         self._groups = LayerGroups(layout, self._layers, self._step_layers)
-        self._batch = Batch(
-            run.max_rows,
-            run.max_model_tokens,
-            num_groups,
-            layout.block_tokens,
-            has_step_blocks=bool(self._step_layers),
+        sizes = (run.max_rows, run.max_model_tokens, len(layout.groups), layout.block_tokens)
+        has_step_blocks, cross_rows = bool(self._step_layers), kv_alloc.cross_rows(layout)
+        self._batch = Batch(*sizes, has_step_blocks=has_step_blocks, cross_rows=cross_rows)
+        self._draft_states = DraftStates(layout, self._groups, self._batch.tables, self._caches)
+        states = StateKeeper(self._groups, self._batch.tables, self._caches)
+        self._recorded = recorder_of(
+            run, self.device.type, self._forward_own, self._batch.tables, self._inner, states
         )
-        self._recorded = self._recorder()
+        self._halves = step_halves(run, self._calls, sees_all=bool(self._step_layers))
+        self._media = RunnerMedia(self._model, run, self.device)
         self._tensors: HostTensors | DeviceTensors = HostTensors(self._batch)
         if self._calls.runs_ahead:
             self._tensors = DeviceTensors(self._batch, self.device, self._calls)
@@ -196,23 +200,6 @@ class ModelRunner:
         self._prompt_logprobs = PromptLogprobs(tells_logits=tells_logits)
         self._unseen = UnseenDraws(self._batch)
 
-    def _recorder(self) -> RecordedForward | None:
-        """Return the recorder that runs small steps as one call, where the run allows it."""
-        run = self.run
-        if not is_recorded(run, self.device.type):
-            return None
-
-        def own(*step: Any) -> torch.Tensor:  # of the model that is loaded by then
-            *rest, second_text, adapters = step
-            with use_adapters(adapters):
-                return self._run_model(self._model.forward, *rest, second_text=second_text)
-
-        if run.pooling is not None:
-            return recorded_prompts(own, self._batch.tables, run.max_rows)
-        rows, sizes = (MAX_ROWS, None) if run.drafts else (run.max_rows, run.graph_sizes)
-        states = StateKeeper(self._groups, self._batch.tables, self._caches)
-        return recorded_rows(own, self._batch.tables, rows, sizes, self._inner, states)
-
     def warm_up(self) -> None:
         """Run a short prompt and two draws on row 0, then empty it; capture graphs. Mutates: self
 
@@ -223,35 +210,21 @@ class ModelRunner:
         if num_tokens < 1:
             return
         if run.kv_steps is not None:
-            measure.decide_scales(self._attention, run.kv_steps, self.step, layout, run)
+            measure.decide_scales(self._attention, run.kv_steps, self._step_whole, layout, run)
         ahead, draws = self._calls.runs_ahead, run.pooling is None
-        for plan in warm_up.first_steps(layout, num_tokens, is_compiling=ahead, draws=draws):
+        read = warm_up.read_by_encoder(layout, run.model.hidden_size)
+        for plan in warm_up.first_steps(layout, num_tokens, read, is_compiling=ahead, draws=draws):
             self.step(plan)
             self._unseen.make_up(plan.step_id)
         if self._calls.runs_ahead and self._draws:
-            self._warm_up_sampler()
+            hidden = torch.zeros(1, run.model.hidden_size, device=self.device)
+            self._sampler.warm_up(self._model.logits(hidden.to(dtype_of(run.model.dtype))))
         self._reader.forget_last()
         if self._compiled is not None:
-            self._choose_forward(self._compiled)
+            captured = (self._recorded, self._graphs)
+            eager, tables = self._forward_eagerly, self._batch.tables
+            choose_forward(self._compiled, run, captured, eager, tables, self.device)
         self.capture_graphs()
-
-    @torch.inference_mode()
-    def _choose_forward(self, compiled: CompiledForward) -> None:
-        """Find out at which sizes the compiled pass is the faster one. Mutates: compiled"""
-        run = self.run
-        rows, captured = rows_run_again(run, self._recorded, self._graphs)
-        most = min(run.max_step_tokens, run.max_model_tokens)
-        passes = timing_passes(
-            self._forward_eagerly, self._batch.tables, self.device, most_rows=rows, most_tokens=most
-        )
-        compiled.choose(passes, captured)
-
-    @torch.inference_mode()
-    def _warm_up_sampler(self) -> None:
-        """Compile what rows may ask of the sampler, where it has kernels to compile."""
-        size, dtype = self.run.model.hidden_size, dtype_of(self.run.model.dtype)
-        hidden = torch.zeros(1, size, dtype=dtype, device=self.device)
-        self._sampler.warm_up(self._model.logits(hidden))
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
@@ -276,6 +249,7 @@ class ModelRunner:
         """Let go of cache, rows and graphs, so that `allocate` may come again. Mutates: self"""
         self._pending_steps.resolve_all_but(0)
         self._graphs, self._host = None, None
+        self.transfers.detach()
         caches = [] if self._drafts is None else self._drafts.release()
         caches += kv_alloc.cache_tensors(self._caches)
         offload(caches, keeps=False)  # an allocator may keep what is only freed
@@ -284,6 +258,14 @@ class ModelRunner:
     def step(self, plan: StepPlan) -> StepResult:
         """Run one plan. Mutates: rows, KV cache, sampling state"""
         return self.begin(plan).result()
+
+    def _step_whole(self, plan: StepPlan) -> StepResult:
+        """Run one plan, which is not divided. Mutates: as step"""
+        halves, self._halves = self._halves, None
+        try:
+            return self.step(plan)
+        finally:
+            self._halves = halves
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> PendingStep:
@@ -298,12 +280,16 @@ class ModelRunner:
         if self._host is not None:
             self._host.swap_out(plan.swapped_out)
             self._host.swap_in(plan.swapped_in)
+        self.transfers.follow(plan.block_orders)
         if self.adapters is not None:
             self.adapters.follow(plan)
         self._update_rows(plan)
+        self._media.follow(plan)
         if self._pending_steps and self._must_know(plan):
             self._pending_steps.resolve_all_but(0)
         if not plan.rows:
+            if self._halves is not None:
+                self._halves.abstain()
             if self._exchange is not None:
                 self._exchange.begin_step(0)
                 help_others(self._experts, self.run.model, self.device)
@@ -328,13 +314,20 @@ class ModelRunner:
             self._masks.begin(inputs.rows[inputs.samples].tolist())
         if self._pooling is not None:
             self._pooling.look_at(inputs)
+        for row, fault in self._media.failures(inputs).items() if self._stage.is_last else ():
+            (self._pooling or self._sampler).mark_failed(row, fault)
         sampling = np.flatnonzero(inputs.samples)
         self._stage.receive(len(inputs.token_ids))
         begun = self._calls.mark()
-        with use_adapters(slots_in_use(self.adapters, inputs.adapters, inputs.positions)):
+        slots = slots_in_use(self.adapters, inputs.adapters, inputs.positions)
+        with use_adapters(slots), use_media(self._media.of_step(inputs)), span("forward"):
             computed = self._forward(inputs, sampling)
         step = BegunStep(
-            step_id=plan.step_id, inputs=inputs, begun=begun, computed=self._calls.mark()
+            step_id=plan.step_id,
+            inputs=inputs,
+            begun=begun,
+            computed=self._calls.mark(),
+            is_divided=computed.is_divided,
         )
         if not self._stage.is_last:
             return self._hand_on(step, computed)
@@ -345,6 +338,7 @@ class ModelRunner:
         step.prompt = self._prompt_logprobs.begin(
             self._batch, inputs, computed.hidden, self._logits
         )
+        step.aligned = self._media.alignment.results(inputs)
         if inputs.drafted and sampling.size:
             step.rows = self._verified(step, computed, sampling)
         elif sampling.size:
@@ -370,6 +364,7 @@ class ModelRunner:
         """Free rows, then fill the new ones. Mutates: self"""
         for row in plan.freed_rows:
             self._batch.free_row(row)
+            self._media.free_row(row)
             if self._pooling is not None:
                 self._pooling.remove_row(row)
             elif self._stage.is_last:
@@ -377,6 +372,7 @@ class ModelRunner:
                 self._prompt_logprobs.remove_row(row)
         for new in plan.new_rows:
             self._batch.add_row(new)
+            self._media.add_row(new, self._batch)
             if self._drafts is not None:
                 self._drafts.add_row(new)
             rows = self._pooling or self._sampler
@@ -388,66 +384,6 @@ class ModelRunner:
             foreign = self._batch.sanitize_row(new.row, self.run.model.vocab_size)
             if foreign is not None and self._stage.is_last:
                 rows.mark_failed(new.row, f"token id {foreign} is outside the vocabulary")
-
-    def _forward(self, inputs: StepInputs, sampling: np.ndarray) -> Computed:
-        """Run the model on the step's tokens. Shapes: sampling [S] indices of rows"""
-        adapters = step_adapters()
-        if self._recorded is not None and (adapters is None or adapters.is_low_rank):
-            second_text = None if self._pooling is None else self._pooling.second_text
-            hidden = self._recorded.run(inputs, second_text)
-            if hidden is not None:
-                after = verify.drawn_after(inputs, sampling) if self._draws else None
-                return Computed(
-                    hidden=hidden,
-                    drawn_after=None if after is None else torch.from_numpy(after),
-                )
-        if self._graphs is not None and adapters is None and len(sampling) == len(inputs.steps):
-            outputs = self._graphs.run(inputs)
-            if outputs is not None:
-                return Computed(hidden=outputs[0], drawn_rows=outputs[1])
-        placed = self._tensors.place(inputs, verify.drawn_after(inputs, sampling))
-        hidden = self._forward_eagerly(
-            placed.token_ids, placed.positions, placed.layouts, self._batch.views(inputs)
-        )
-        return Computed(hidden=hidden, drawn_after=placed.drawn_after, drawn_rows=placed.drawn_rows)
-
-    def _forward_eagerly(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        layouts: Sequence[BatchLayout],
-        rows: Sequence[RowView] = (),
-    ) -> torch.Tensor:
-        """Run the model, compiled where that is faster. Shapes: as the model's"""
-        compiled = None if step_adapters() is not None else self._compiled
-        forward = compiled or self._model.forward
-        second_text = None if self._pooling is None else self._pooling.second_text
-        return self._run_model(
-            forward, token_ids, positions, layouts, rows, second_text=second_text
-        )
-
-    def _run_model(
-        self,
-        forward: ModelForward,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        layouts: Sequence[BatchLayout],
-        rows: Sequence[RowView] = (),
-        *,
-        second_text: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Run a forward pass on a step. Shapes: token_ids, positions, second_text [T] -> [T, E]"""
-        if self._exchange is not None:
-            self._exchange.begin_step(len(token_ids))
-        context = ForwardContext(
-            backend=self._backend,
-            prepared=self._groups.prepared(self._backend, layouts),
-            caches=self._caches,
-            rows=rows,
-            second_text=second_text,
-        )
-        with use_context(context):
-            return forward(token_ids, positions)
 
     def _using_adapter(self, row: int | np.ndarray, count: int) -> AbstractContextManager[None]:
         """Have layers apply one row's adapter to `count` vectors, or each of `row`'s to one."""
@@ -485,4 +421,5 @@ class ModelRunner:
         rows, sampled = verify.drawn_rows(step.inputs, sampling), self._draft_probabilities
         logits, inputs = partial(self._logits, hidden, rows), step.inputs
         draws = verify.verify_drafts(self._sampler, self._batch, inputs, sampling, logits, sampled)
+        self._draft_states.settle(verify.accepted(sampling, draws))
         return verified_results(step.inputs.steps, sampling.tolist(), draws, *step.prompt())

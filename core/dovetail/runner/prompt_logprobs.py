@@ -66,6 +66,10 @@ class PromptLogprobs:
         """Forget a row; unknown rows are ignored. Mutates: self"""
         self._num_top.pop(row, None)
 
+    def asks(self, inputs: StepInputs) -> bool:
+        """Return whether some row of a step wants logprobs of its prompt."""
+        return any(step.row in self._num_top for step in inputs.steps) if self._num_top else False
+
     def begin(
         self,
         batch: Batch,

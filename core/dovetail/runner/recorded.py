@@ -27,6 +27,9 @@ from dovetail_kernels.cpu.program import NotRecordable, Pool, Program, record
 
 MAX_ROWS = 64
 """Above this many rows the products take so long that recording saves nothing worth its memory."""
+MAX_DRAFTED_ROWS = 160
+"""The same of steps with drafts, whose positions are rows: there are more of them for each token
+that comes of it."""
 MAX_PROMPT_TOKENS, MAX_PROMPTS = 128, 16
 """The same of prompts: how many tokens a step may have, and of how many prompts."""
 
@@ -40,8 +43,19 @@ Forward = Callable[
 states."""
 Inner = dict[int, torch.Tensor | None]
 """States within the model that a drafter reads, by the layer that they come before."""
+STEPS_OF_SIZES = ((16, 1), (64, 4), (MAX_DRAFTED_ROWS, 8))
+"""Up to so many rows, drafts are padded to a multiple of so many."""
 Size = tuple[int, bool]
 """A number of tokens, and whether some of them use adapters."""
+
+
+def padded(count: int) -> int:
+    """Return the number of rows that steps with `count` known and drafted tokens are computed
+    with, so that few sizes have to be recorded."""
+    for most, multiple in STEPS_OF_SIZES:
+        if count <= most:
+            return -(-count // multiple) * multiple
+    return count
 
 
 def recorded_rows(
@@ -51,18 +65,39 @@ def recorded_rows(
     sizes: Collection[int] | None = None,
     inner: Inner | None = None,
     states: StateKeeper | None = None,
+    *,
+    pads: bool = False,
 ) -> RecordedForward:
     """Return the recorder of steps in which every row computes one token. `sizes`: no other numbers
-    of rows are recorded (None: all up to 64). `inner`, `states`: see RecordedForward."""
-    most = min(max_rows, MAX_ROWS if sizes is None else max(sizes, default=1))
+    of rows are recorded (None: all). `inner`, `states`, `pads`: see RecordedForward."""
+    most = max_rows if sizes is None else min(max_rows, MAX_ROWS, max(sizes, default=1))
     counts = range(1, most + 1) if sizes is None else frozenset(s for s in sizes if s <= most)
-    return RecordedForward(forward, RowInputs(tables, most), counts, inner, states)
+    return RecordedForward(forward, RowInputs(tables, most), counts, inner, states, pads=pads)
 
 
 def recorded_prompts(forward: Forward, tables: list[BlockTable], max_rows: int) -> RecordedForward:
     """Return the recorder of steps that compute a few short prompts."""
     inputs = PromptInputs(tables, min(max_rows, MAX_PROMPTS), MAX_PROMPT_TOKENS)
     return RecordedForward(forward, inputs, range(1, MAX_PROMPT_TOKENS + 1))
+
+
+def recorder_of(
+    run: RunSpec,
+    device_type: str,
+    forward: Forward,
+    tables: list[BlockTable],
+    inner: Inner,
+    states: StateKeeper,
+) -> RecordedForward | None:
+    """Return the recorder that runs a run's small steps as one call, where that allows it."""
+    if not is_recorded(run, device_type):
+        return None
+    if run.pooling is not None:
+        return recorded_prompts(forward, tables, run.max_rows)
+    rows, sizes = min(run.max_rows, MAX_ROWS), run.graph_sizes
+    if run.acceptance is not None:  # drafts are rows too
+        rows, sizes = MAX_DRAFTED_ROWS, None
+    return recorded_rows(forward, tables, rows, sizes, inner, states)
 
 
 def is_recorded(run: RunSpec, device_type: str) -> bool:
@@ -74,7 +109,8 @@ def is_recorded(run: RunSpec, device_type: str) -> bool:
 class RecordedForward:
     """Programs by number of tokens, those with adapters apart, and the fixed places of their
     inputs; no other numbers than `counts` are recorded. What a pass leaves in `inner` a repeated
-    one does. `states` takes back what passes do that are run for trial."""
+    one does. `states` takes back what passes do that are run for trial. Steps with drafts, and all
+    with `pads`, are padded to a few sizes."""
 
     def __init__(
         self,
@@ -83,8 +119,11 @@ class RecordedForward:
         counts: Collection[int],
         inner: Inner | None = None,
         states: StateKeeper | None = None,
+        *,
+        pads: bool = False,
     ) -> None:
         self._forward = forward
+        self._pads = pads
         self._states = states
         self._inputs = inputs
         self._counts = counts
@@ -107,25 +146,32 @@ class RecordedForward:
         """Return the hidden states of a step that can be run so, None of any other. Shapes:
         second_text [T] (see ForwardContext) -> [T, E]
 
-        Drafts are rows of their own in it. The states are valid until the next step.
-        Mutates: self, and the KV cache
+        Drafts are rows of their own in it, but where layers keep states, which go from one to the
+        next. The hidden states are valid until the next step. Mutates: self, and the KV cache
         """
+        if inputs.drafted and self._states is not None and self._states.has_states:
+            return None
+        pads = self._pads or bool(inputs.drafted)
         inputs = one_by_one(inputs) if inputs.drafted else inputs
         count = len(inputs.token_ids)
-        if self._reason is not None or count not in self._counts or not self._inputs.fits(inputs):
+        total = padded(count) if pads and inputs.cross is None else count
+        if self._reason is not None or total not in self._counts or not self._inputs.fits(inputs):
             return None
-        size = count, inputs.adapters is not None
+        size = total, inputs.adapters is not None
         if size[1] and not self._records_adapters:
             return None
         if size not in self._programs:
             self._programs[size] = None  # the next time it comes it is worth recording
             return None
         self._inputs.fill(inputs, second_text)
+        if total > count:
+            self._inputs.pad(inputs, total)
         known = self._programs[size]
         if known is None or size not in self._proven:
-            return self._try(known, size, inputs)
+            found = self._try(known, size, inputs)
+            return None if found is None else found[:count]
         self._inner.update(self._left[size])
-        return known.run()
+        return known.run()[:count]
 
     def _try(self, known: Program | None, size: Size, inputs: StepInputs) -> torch.Tensor | None:
         """Record a program, if there is none yet, and run it for the first time; None where there

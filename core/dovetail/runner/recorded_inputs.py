@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from dovetail.interfaces.attention import BatchLayout
+from dovetail.interfaces.step import NO_SLOT
 from dovetail.layers.context import StepAdapters
 from dovetail.runner.batch import StepInputs
 from dovetail.runner.block_table import BlockTable
@@ -22,7 +23,7 @@ class RecordedInputs(ABC):
         self._token_ids = np.zeros(max_tokens, dtype=np.int64)
         self._positions = np.zeros(max_tokens, dtype=np.int64)
         self._adapters = np.zeros(max_tokens, dtype=np.int32)
-        self._seq_lens = np.zeros(max_rows, dtype=np.int32)
+        self._seq_lens = [np.zeros(max_rows, dtype=np.int32) for _ in tables]
         self._starts = np.zeros(max_rows + 1, dtype=np.int32)
         self._blocks = [np.zeros((max_rows, t.ids.shape[1]), dtype=np.int32) for t in tables]
         self._slots = [np.zeros(max_tokens, dtype=np.int64) for _ in tables]
@@ -41,17 +42,28 @@ class RecordedInputs(ABC):
 
     def fill(self, inputs: StepInputs, second_text: torch.Tensor | None) -> None:
         """Write a step's inputs at their places. Shapes: second_text [T]. Mutates: self"""
-        count, rows, seq_lens = len(inputs.token_ids), len(inputs.rows), inputs.seq_lens
+        count, rows = len(inputs.token_ids), len(inputs.rows)
         self._token_ids[:count] = inputs.token_ids
-        self._positions[:count] = inputs.positions
+        self._positions[:count] = inputs.told_positions
         if inputs.adapters is not None:
             self._adapters[:count] = inputs.adapters
-        self._seq_lens[:rows] = seq_lens
-        longest = int(seq_lens.max())
-        for table, blocks, slots in zip(self._tables, self._blocks, self._slots, strict=True):
-            gathered = table.gather(inputs.rows, longest)
-            blocks[:rows, : gathered.shape[1]] = gathered
-            slots[:count] = table.slots(inputs.token_rows, inputs.positions)
+        for group, table in enumerate(self._tables):
+            lens, written = inputs.lens_in(table), inputs.slots_in(table)
+            gathered = table.gather(inputs.rows, int(lens.max()))
+            self._seq_lens[group][:rows] = lens
+            self._blocks[group][:rows, : gathered.shape[1]] = gathered
+            self._slots[group][: len(written)] = written
+
+    def pad(self, inputs: StepInputs, size: int) -> None:
+        """Fill up to `size` tokens, each a row of one token of the null block. Mutates: self"""
+        count, rows = len(inputs.token_ids), len(inputs.rows)
+        end = rows + size - count
+        self._token_ids[count:size] = self._positions[count:size] = 0
+        self._adapters[count:size] = NO_SLOT
+        for group in range(len(self._tables)):
+            self._seq_lens[group][rows:end] = 1
+            self._blocks[group][rows:end, 0] = 0
+            self._slots[group][count:size] = 0
 
     def tokens(self, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the places of token ids and positions. Shapes: [T]"""
@@ -65,20 +77,20 @@ class RecordedInputs(ABC):
     def layouts(self, num_tokens: int) -> list[BatchLayout]:
         """Return layouts over the places, one a table. What they say on the host is this step's."""
         rows = self.num_rows(num_tokens)
-        starts, seq_lens = self._starts[: rows + 1], self._seq_lens[:rows]
+        starts, lens = self._starts[: rows + 1], [own[:rows] for own in self._seq_lens]
         return [
             BatchLayout(
                 query_start=torch.from_numpy(starts),
-                seq_lens=torch.from_numpy(seq_lens),
-                block_table=torch.from_numpy(blocks)[:rows],
-                slots=torch.from_numpy(slots)[:num_tokens],
+                seq_lens=torch.from_numpy(lens[group]),
+                block_table=torch.from_numpy(self._blocks[group])[:rows],
+                slots=torch.from_numpy(self._slots[group])[: 0 if table.is_cross else num_tokens],
                 query_start_host=starts.tolist(),
-                seq_lens_host=seq_lens.tolist(),
+                seq_lens_host=lens[group].tolist(),
                 block_tokens=table.block_tokens,
                 max_query_tokens=int(np.diff(starts).max()),
-                max_seq_tokens=int(seq_lens.max()),
+                max_seq_tokens=int(lens[group].max()),
             )
-            for table, blocks, slots in zip(self._tables, self._blocks, self._slots, strict=True)
+            for group, table in enumerate(self._tables)
         ]
 
 
@@ -129,5 +141,6 @@ class PromptInputs(RecordedInputs):
         count, rows = len(inputs.token_ids), len(inputs.rows)
         self._starts[: rows + 1] = inputs.query_start
         self._starts[rows + 1 :] = count
-        self._seq_lens[rows:] = 0
+        for lens in self._seq_lens:
+            lens[rows:] = 0
         self._second_text[:count] = 0 if second_text is None else second_text.numpy()

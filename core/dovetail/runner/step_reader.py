@@ -5,8 +5,8 @@ A step is begun without waiting for the device (`model_runner`) and read here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -23,7 +23,8 @@ from dovetail.structured_output.mask_processor import ConstraintProcessor
 @dataclass(slots=True, kw_only=True)
 class Computed:
     """The model's outputs of a step. `drawn_after` picks the tokens after which is drawn (None:
-    all); `drawn_rows` are their rows, told where there are steps ahead.
+    all); `drawn_rows` are their rows, told where there are steps ahead. `is_divided`: they were
+    computed in two halves.
 
     Shapes: hidden [T, E]; drawn_after, drawn_rows [S] on the device
     """
@@ -31,12 +32,14 @@ class Computed:
     hidden: torch.Tensor
     drawn_after: torch.Tensor | None = None
     drawn_rows: torch.Tensor | None = None
+    is_divided: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
 class BegunStep:
     """A step whose draws are not read yet. `rows`: results of a step that needed no reading;
-    `prompt` waits for the logprobs of prompts, `pooled` for the results of pooled prompts."""
+    `prompt` waits for the logprobs of prompts, `pooled` for the results of pooled prompts;
+    `aligned` are results in place of draws, by index."""
 
     step_id: int
     inputs: StepInputs
@@ -46,7 +49,9 @@ class BegunStep:
     drawn: tuple[np.ndarray, PendingDraws, Expected] | None = None
     prompt: PromptFinish = nothing_told
     pooled: Callable[[], tuple[RowResult, ...]] | None = None
+    aligned: Mapping[int, RowResult] = field(default_factory=dict)
     ended: Moment | None = None
+    is_divided: bool = False
 
 
 class StepReader:
@@ -77,12 +82,14 @@ class StepReader:
             forward_s=step.computed.seconds_since(step.begun),
             sample_s=step.ended.seconds_since(step.computed),
             idle_s=0.0 if last is None else max(0.0, step.begun.seconds_since(last)),
+            is_divided=step.is_divided,
         )
 
     def collect(self, step: BegunStep) -> None:
         """Read what a step drew, unless that has been done. Mutates: step, rows, sampling state"""
         if step.rows is None:
-            step.rows = self._results(step) if step.pooled is None else step.pooled()
+            rows = self._results(step) if step.pooled is None else step.pooled()
+            step.rows = tuple(step.aligned.get(i, row) for i, row in enumerate(rows))
 
     def _results(self, step: BegunStep) -> tuple[RowResult, ...]:
         """Read what was drawn and put every row's result together. Mutates: rows"""

@@ -46,16 +46,23 @@ class HostTensors:
     def place(self, inputs: StepInputs, drawn_after: np.ndarray | None) -> StepTensors:
         """Return the step's tensors. Shapes: drawn_after [S]"""
         laid = verify.one_by_one(inputs) if inputs.drafted else inputs
-        longest = int(laid.seq_lens.max())
         tables = self._batch.tables
-        blocks = [torch.from_numpy(t.gather(laid.rows, longest)) for t in tables]
-        slots = [torch.from_numpy(t.slots(inputs.token_rows, inputs.positions)) for t in tables]
+        lens = [laid.lens_in(table) for table in tables]
+        blocks = [
+            torch.from_numpy(table.gather(laid.rows, int(own.max())))
+            for table, own in zip(tables, lens, strict=True)
+        ]
+        slots = [torch.from_numpy(inputs.slots_in(table)) for table in tables]
         query_start = torch.from_numpy(laid.query_start.astype(np.int32))
         seq_lens = torch.from_numpy(laid.seq_lens.astype(np.int32))
+        own_lens = [
+            torch.from_numpy(own.astype(np.int32)) if table.is_cross else seq_lens
+            for table, own in zip(tables, lens, strict=True)
+        ]
         return StepTensors(
             token_ids=torch.from_numpy(inputs.token_ids),
-            positions=torch.from_numpy(inputs.positions),
-            layouts=_layouts(laid, tables, query_start, seq_lens, blocks, slots),
+            positions=torch.from_numpy(inputs.told_positions),
+            layouts=_layouts(laid, tables, query_start, own_lens, blocks, slots),
             drawn_after=None if drawn_after is None else torch.from_numpy(drawn_after),
         )
 
@@ -112,14 +119,16 @@ class DeviceTensors:
         self.tables.refresh()
         laid = verify.one_by_one(inputs) if inputs.drafted else inputs
         tables = self._batch.tables
+        cross = [laid.lens_in(t).astype(np.int32) for t in tables if t.is_cross]
         arrays = [
             inputs.token_ids,
-            inputs.positions,
+            inputs.told_positions,
             laid.rows,
             laid.query_start.astype(np.int32),
             laid.seq_lens.astype(np.int32),
             inputs.rows[inputs.samples],
-            *(table.slots(inputs.token_rows, inputs.positions) for table in tables),
+            *(inputs.slots_in(table) for table in tables),
+            *cross,
         ]
         is_ahead = bool((inputs.token_ids == UNKNOWN).any())
         arrays += [] if drawn_after is None else [drawn_after]
@@ -129,13 +138,18 @@ class DeviceTensors:
         )
         if is_ahead:
             token_ids = known_tokens(token_ids, rest[-1], self.last_tokens)
-        longest = int(laid.seq_lens.max())
-        blocks = [self.tables.gather(g, rows, longest) for g in range(len(tables))]
+        slots, rest = rest[: len(tables)], rest[len(tables) :]
+        lens, rest = iter(rest[: len(cross)]), rest[len(cross) :]
+        own_lens = [next(lens) if table.is_cross else seq_lens for table in tables]
+        blocks = [
+            self.tables.gather(g, rows, int(laid.lens_in(table).max()))
+            for g, table in enumerate(tables)
+        ]
         return StepTensors(
             token_ids=token_ids,
             positions=positions,
-            layouts=_layouts(laid, tables, query_start, seq_lens, blocks, rest[: len(tables)]),
-            drawn_after=None if drawn_after is None else rest[len(tables)],
+            layouts=_layouts(laid, tables, query_start, own_lens, blocks, slots),
+            drawn_after=None if drawn_after is None else rest[0],
             drawn_rows=drawn_rows,
         )
 
@@ -155,26 +169,26 @@ def _layouts(
     laid: StepInputs,
     tables: Sequence[BlockTable],
     query_start: torch.Tensor,
-    seq_lens: torch.Tensor,
+    lens: Sequence[torch.Tensor],
     blocks: Sequence[torch.Tensor],
     slots: Sequence[torch.Tensor],
 ) -> list[BatchLayout]:
     """Return the layout of each KV group."""
-    query_start_host, seq_lens_host = laid.query_start.tolist(), laid.seq_lens.tolist()
-    longest, most = max(seq_lens_host), int(laid.counts.max())
+    query_start_host, most = laid.query_start.tolist(), int(laid.counts.max())
+    on_host = [laid.lens_in(table).tolist() for table in tables]
     return [
         BatchLayout(
             query_start=query_start,
-            seq_lens=seq_lens,
-            block_table=group_blocks,
-            slots=group_slots,
+            seq_lens=lens[group],
+            block_table=blocks[group],
+            slots=slots[group],
             query_start_host=query_start_host,
-            seq_lens_host=seq_lens_host,
+            seq_lens_host=on_host[group],
             block_tokens=table.block_tokens,
             max_query_tokens=most,
-            max_seq_tokens=longest,
+            max_seq_tokens=max(on_host[group]),
         )
-        for table, group_blocks, group_slots in zip(tables, blocks, slots, strict=True)
+        for group, table in enumerate(tables)
     ]
 
 

@@ -13,6 +13,7 @@ import torch
 from dovetail.interfaces.attention import BatchLayout
 from dovetail.interfaces.spec import RunSpec
 from dovetail.runner.block_table import BlockTable
+from dovetail.runner.compiled import CompiledForward
 from dovetail.runner.graphs import GraphManager
 from dovetail.runner.recorded import RecordedForward
 from dovetail.runner.tensors import Forward
@@ -21,6 +22,22 @@ FEW_TOKENS = (1, 8, 64)
 """What is tried below the largest step that may be captured."""
 PROMPT_TOKENS, CPU_PROMPT_TOKENS = 2048, 256
 """The prompt that is tried. One of thousands of tokens takes a CPU seconds."""
+
+
+@torch.inference_mode()
+def choose_forward(
+    compiled: CompiledForward,
+    run: RunSpec,
+    captured: tuple[RecordedForward | None, GraphManager | None],
+    forward: Forward,
+    tables: Sequence[BlockTable],
+    device: torch.device,
+) -> None:
+    """Find out at which sizes a compiled pass is faster than `forward`. Mutates: compiled"""
+    rows, most_captured = rows_run_again(run, *captured)
+    most = min(run.max_step_tokens, run.max_model_tokens)
+    passes = timing_passes(forward, tables, device, most_rows=rows, most_tokens=most)
+    compiled.choose(passes, most_captured)
 
 
 def rows_run_again(

@@ -30,7 +30,9 @@ def try_out(run: RunSpec) -> None:
     quant = build_method(run.quantization, run.model)
     try:
         module = build_model(run, META, quant)
-    except ConfigError:
+    except ConfigError as error:
+        if error.__cause__ is None:  # the plugin itself refuses
+            raise
         # Code that asks for numbers, which the meta device lacks, is tried in memory that is never
         # filled, and so never taken.
         module = build_model(run, torch.device("cpu"), quant)

@@ -39,7 +39,17 @@ def one_by_one(inputs: StepInputs) -> StepInputs:
     what it would have done in a single step, to the last bit.
     """
     repeats = np.ones(len(inputs.rows), dtype=np.int64)
-    repeats[inputs.drafted] = inputs.counts[inputs.drafted]
+    drafted = list(inputs.drafted)
+    repeats[drafted] = inputs.counts[drafted]
+    count = len(inputs.token_ids)
+    if int(repeats.sum()) == count:  # every token is a row of its own
+        return replace(
+            inputs,
+            rows=inputs.token_rows,
+            starts=inputs.positions,
+            counts=np.ones(count, dtype=np.int64),
+            query_start=np.arange(count + 1),
+        )
     counts = np.repeat(np.where(repeats > 1, 1, inputs.counts), repeats)
     nth = np.arange(len(counts)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
     query_start = np.zeros(len(counts) + 1, dtype=np.int64)
@@ -91,8 +101,10 @@ def verify_drafts(
     offsets = np.cumsum(sizes) - sizes
     steps = [inputs.steps[i] for i in sampling.tolist()]
     found = [RowDraws() for _ in steps]
-    live = list(range(len(steps)))
     offers = _Offers(sampler, steps, probabilities)
+    if not offers.are_any and _verify_at_once(sampler, batch, inputs, sampling, logits, found):
+        return found
+    live = list(range(len(steps)))
     turn = 0
     while live:
         rows = inputs.rows[sampling[live]]
@@ -116,6 +128,35 @@ def verify_drafts(
     return found
 
 
+def _verify_at_once(
+    sampler: Sampler,
+    batch: Batch,
+    inputs: StepInputs,
+    sampling: np.ndarray,
+    logits: torch.Tensor,
+    found: Sequence[RowDraws],
+) -> bool:
+    """Draw at all positions in one call, then see how far drafts came true; return whether that
+    can be: no row looks at what it has drawn. Shapes: logits [sum of 1 + drafts, V]. Mutates:
+    found; batch, which knows the drawn tokens afterwards"""
+    sizes = _sizes(inputs, sampling)
+    offsets = np.cumsum(sizes) - sizes
+    rows = inputs.rows[sampling]
+    drawn = batch.lengths[rows] - batch.num_prompt[rows]
+    positions = np.arange(len(logits)) + np.repeat(drawn - offsets, sizes)
+    tokens = sampler.sample_lines(logits, np.repeat(rows, sizes), positions)
+    if tokens is None:
+        return False
+    firsts = offsets.tolist()
+    for one, index, first in zip(found, sampling.tolist(), firsts, strict=True):
+        drafts, kept = inputs.steps[index].drafts, 0
+        while kept < len(drafts) and drafts[kept] == tokens[first + kept]:
+            kept += 1
+        one.token_ids = tokens[first : first + kept + 1]
+        batch.extend(inputs.steps[index].row, one.token_ids)
+    return True
+
+
 class _Offers:
     """The drafts of a step that are proposed to draws: none where draws alone decide."""
 
@@ -132,9 +173,14 @@ class _Offers:
             if table is not None:
                 self._sampled[i] = table
 
+    @property
+    def are_any(self) -> bool:
+        """Return whether any draft is proposed."""
+        return bool(self._all or self._sampled)
+
     def at(self, turn: int, live: Sequence[int]) -> Sequence[Proposals]:
         """Return the proposals for one draw of each of the rows `live`."""
-        if not (self._all or self._sampled):
+        if not self.are_any:
             return ()
         own = [
             i
@@ -162,11 +208,17 @@ def _comes_true(one: RowDraws, draws: Draws, i: int, drafts: Sequence[int]) -> b
     return turn < len(drafts) and drafts[turn] == token_id
 
 
+def accepted(sampling: np.ndarray, draws: Sequence[RowDraws]) -> dict[int, int]:
+    """Return how many drafts came true, by the row's index in the step. Shapes: sampling [S]"""
+    counts = (max(0, len(one.token_ids) - 1) for one in draws)
+    return dict(zip(sampling.tolist(), counts, strict=True))
+
+
 def _sizes(inputs: StepInputs, sampling: np.ndarray) -> np.ndarray:
     """Return how many tokens each row draws at most. Shapes: [S]"""
     sizes = np.ones(len(inputs.steps), dtype=np.int64)
-    for index in inputs.drafted:
-        sizes[index] += len(inputs.steps[index].drafts)
+    drafted = list(inputs.drafted)
+    sizes[drafted] = inputs.counts[drafted]
     chosen: np.ndarray = sizes[sampling]
     return chosen
 

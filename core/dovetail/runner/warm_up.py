@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dovetail.interfaces.media import READY, VECTORS, Encode, Feature, PartPlace
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import KVLayout, NewRow, RowStep, StepPlan
 
 WARM_UP_TOKENS = 8
+ENCODING = "warm-up"
+"""The key of what the rows of these plans attend to."""
 ALIGNED_TOKENS = 64
 LONGEST_ROUTE = SamplingParams(top_k=4, top_p=0.9, logprobs=1)
 """Of all ways to draw a token the one with the most operations and the most memory."""
@@ -23,26 +26,42 @@ def most_tokens(layout: KVLayout, run: RunSpec) -> int:
     return min(run.max_step_tokens, cache_tokens - 1)
 
 
+def read_by_encoder(layout: KVLayout, size: int, num_rows: int = 1) -> tuple[Encode, ...]:
+    """Return what the rows of these plans attend to, where a model has an encoder: nothing but
+    zeros, which no encoder makes. `size` is the width of encodings."""
+    if not any(group.cross_rows for group in layout.groups):
+        return ()
+    zeros = Feature(READY, "float32", (num_rows, size), bytes(4 * num_rows * size))
+    return (Encode(ENCODING, VECTORS, num_rows, (zeros,)),)
+
+
 def first_steps(
-    layout: KVLayout, num_tokens: int, *, is_compiling: bool, draws: bool = True
+    layout: KVLayout,
+    num_tokens: int,
+    read: tuple[Encode, ...] = (),
+    *,
+    is_compiling: bool,
+    draws: bool = True,
 ) -> Iterator[StepPlan]:
     """Yield the first steps of a runner, none over `num_tokens` long: a short prompt and two draws,
     where it draws.
 
     `is_compiling`: kernels are compiled as they are needed, and once more for numbers of tokens
-    that 16 divides.
+    that 16 divides. `read`: see `read_by_encoder`.
     """
     count = min(WARM_UP_TOKENS, num_tokens)
-    yield warm_up_prompt(layout, (0,) * count)
+    yield warm_up_prompt(layout, (0,) * count, read)
     if draws:
         yield second_step(layout, count)
     yield emptied(1)
     if is_compiling and num_tokens >= ALIGNED_TOKENS:
-        yield warm_up_prompt(layout, (0,) * ALIGNED_TOKENS)
+        yield warm_up_prompt(layout, (0,) * ALIGNED_TOKENS, read)
         yield emptied(1)
 
 
-def warm_up_prompt(layout: KVLayout, token_ids: tuple[int, ...]) -> StepPlan:
+def warm_up_prompt(
+    layout: KVLayout, token_ids: tuple[int, ...], read: tuple[Encode, ...] = ()
+) -> StepPlan:
     """Return a plan that computes some tokens on row 0 and draws by the longest route."""
     count = len(token_ids)
     blocks = tuple(range(-(-(count + 1) // layout.block_tokens)))
@@ -56,9 +75,14 @@ def warm_up_prompt(layout: KVLayout, token_ids: tuple[int, ...]) -> StepPlan:
         blocks=(blocks,) * num_groups,
         sampling=LONGEST_ROUTE,
         seed=0,
+        parts=_places(read),
     )
     step = RowStep(row=0, start=0, num_tokens=count, samples=True, new_blocks=((),) * num_groups)
-    return StepPlan(step_id=-1, rows=(step,), new_rows=(new,))
+    return StepPlan(step_id=-1, rows=(step,), new_rows=(new,), encode=read)
+
+
+def _places(read: tuple[Encode, ...]) -> tuple[PartPlace, ...]:
+    return tuple(PartPlace(one.key, one.kind, (), one.num_rows) for one in read)
 
 
 def second_step(layout: KVLayout, count: int) -> StepPlan:
@@ -70,9 +94,15 @@ def second_step(layout: KVLayout, count: int) -> StepPlan:
 
 
 def largest_plan(
-    layout: KVLayout, *, max_rows: int, max_step_tokens: int, max_model_tokens: int
+    layout: KVLayout,
+    *,
+    max_rows: int,
+    max_step_tokens: int,
+    max_model_tokens: int,
+    read: tuple[Encode, ...] = (),
 ) -> StepPlan:
-    """Return a step of as many rows and tokens as there may be, which all share their blocks."""
+    """Return a step of as many rows and tokens as there may be, which all share their blocks.
+    `read`: see `read_by_encoder`."""
     no_blocks = ((),) * len(layout.groups)
     blocks = (tuple(range(1, layout.num_blocks)),) * len(layout.groups)
     new_rows, steps, left = [], [], max_step_tokens
@@ -89,14 +119,16 @@ def largest_plan(
                 blocks=blocks,
                 sampling=LONGEST_ROUTE,
                 seed=row,
+                parts=_places(read),
             )
         )
         steps.append(
             RowStep(row=row, start=0, num_tokens=count, samples=True, new_blocks=no_blocks)
         )
-    return StepPlan(step_id=-1, rows=tuple(steps), new_rows=tuple(new_rows))
+    return StepPlan(step_id=-1, rows=tuple(steps), new_rows=tuple(new_rows), encode=read)
 
 
 def emptied(max_rows: int) -> StepPlan:
-    """Return the plan that frees all rows."""
-    return StepPlan(step_id=-1, rows=(), freed_rows=tuple(range(max_rows)))
+    """Return the plan that frees all rows and forgets what they attended to."""
+    freed_rows = tuple(range(max_rows))
+    return StepPlan(step_id=-1, rows=(), freed_rows=freed_rows, dropped_encodings=(ENCODING,))

@@ -19,6 +19,8 @@ SHAPED = 64
 """A processor of the "filter" stage wants the row."""
 MANY_LOGPROBS = 128
 """More logprobs than the native kernels list, or those of tokens that the request names."""
+BY_LOGITS_ALONE = RANDOM | FILTERED
+"""What such a row draws depends on logits, seed and position, and on no token before."""
 SEED_MASK = (1 << 64) - 1
 MIN_TEMPERATURE = 1e-6
 """Smaller temperatures would overflow; at this one only exact ties are still drawn among."""

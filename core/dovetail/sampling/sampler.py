@@ -142,6 +142,28 @@ class Sampler:
         """Return one token per row: `begin` and, at once, its `collect`."""
         return self.begin(logits, rows, positions, recompute, proposals).collect()
 
+    def sample_lines(
+        self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray
+    ) -> list[int] | None:
+        """Return a token for each line of logits, of which several may be of one row: what `sample`
+        would draw from them one after the other. None where it may not be so: a row looks at what
+        it has drawn, wants logprobs, or has a fault, or there is no native library.
+
+        Shapes: logits [S, V], rows and positions [S] -> [S]
+        """
+        features = self._params.features[rows]
+        if self._native is None or (features & ~bits.BY_LOGITS_ALONE).any():
+            return None
+        if logits.device.type != "cpu":
+            return None
+        work = logits.float().contiguous()
+        if not can_sample(work):
+            return None
+        self._native(work, rows, positions)
+        count = len(rows)
+        tokens: list[int] = self._native.tokens[:count].tolist()
+        return tokens if np.isfinite(self._native.best[:count]).all() else None
+
     def begin(
         self,
         logits: torch.Tensor,

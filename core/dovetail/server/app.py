@@ -6,7 +6,8 @@ Knows no process, socket or signal: `launch` does. Tests call it with a fake eng
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -24,7 +25,7 @@ from dovetail.errors import DovetailError, NotFound
 from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.observability import metrics
 from dovetail.registry import hooks
-from dovetail.server.api.families import ServedApi, flags_by_path, states_of
+from dovetail.server.api.families import ServedApi, flags_by_path, is_on, states_of
 from dovetail.server.generate.body_route import BodyRoute
 from dovetail.server.generate.generation import CLAMPED_HEADER
 from dovetail.server.generate.ignored_fields import HEADER
@@ -97,6 +98,7 @@ def build_app(
         frontend,
         error_bodies_of(served.api for served in apis),
         is_busy=lambda: sum(engine.load()) > 0,
+        max_bytes_of=roomy_paths((served.api for served in apis), frontend),
     )
     for served in apis:
         served.api.bound(app, served.state)
@@ -107,7 +109,7 @@ def _add_routes(app: FastAPI, api: Api, frontend: FrontendConfig) -> None:
     """Add a family's routes that these flags switch on. Mutates: app"""
     server: ServerState = app.state.server
     for route in api.routes:
-        if route.flag is not None and not getattr(frontend, route.flag):
+        if not is_on(route.flag, frontend, server.engine.spec):
             continue
         tasks = api.tasks_of(route)
         can_do = not tasks or not server.tasks.isdisjoint(tasks)
@@ -125,7 +127,7 @@ def _unsupported_task(route: Route, tasks: Sequence[str], server: ServerState) -
     """Return an endpoint that says that the model cannot do what the route is for."""
     wanted, able = ('" or "'.join(words) for words in (tasks, sorted(server.tasks)))
     fix = "start the server with another model."
-    if GENERATE in server.tasks:
+    if GENERATE in server.tasks and not {"transcription", "translation"}.intersection(tasks):
         fix = "start the server with --runner pooling, or with another model."
 
     async def refuse() -> None:
@@ -137,6 +139,18 @@ def _unsupported_task(route: Route, tasks: Sequence[str], server: ServerState) -
 
     refuse.__doc__ = route.endpoint.__doc__
     return refuse
+
+
+def roomy_paths(apis: Iterable[Api], frontend: FrontendConfig) -> dict[str, int]:
+    """Return the paths whose bodies may be larger than others, where nobody set a limit."""
+    if frontend.max_body_bytes != FrontendConfig().max_body_bytes:
+        return {}
+    return {
+        route.path: api.max_body_bytes
+        for api in apis
+        if api.max_body_bytes is not None
+        for route in api.routes
+    }
 
 
 def error_bodies_of(apis: Iterable[Api]) -> ErrorBodies:
@@ -158,6 +172,7 @@ def open_route(app: FastAPI, endpoint: Callable[..., Any]) -> None:
 
 def build_renderer(engine: AsyncEngine, frontend: FrontendConfig) -> ChatRenderer:
     """Return the renderer for the engine's tokenizer. Raises: ConfigError"""
+    media = engine.spec.media
     return ChatRenderer(
         engine.tokenizer.facts(),
         override=load_template(frontend.chat_template),
@@ -165,6 +180,10 @@ def build_renderer(engine: AsyncEngine, frontend: FrontendConfig) -> ChatRendere
         added_texts=engine.tokenizer.added_texts(),
         allows_control_tokens=frontend.allow_control_tokens,
         default_kwargs=frontend.default_chat_template_kwargs,
+        media_kinds=frozenset() if media is None else media.part_kinds,
+        media_limits=None if media is None else media.settings.limits,
+        media_words=None if media is None else engine.media_words,
+        interleaves_media=media is not None and media.interleaves,
     )
 
 
@@ -213,6 +232,7 @@ def add_layers(
     error_bodies: ErrorBodies,
     *,
     is_busy: Callable[[], bool],
+    max_bytes_of: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     """Add what surrounds every route, innermost first. Mutates: app"""
     app.add_middleware(
@@ -220,6 +240,7 @@ def add_layers(
         max_bytes=frontend.max_body_bytes,
         bytes_per_s=bytes_per_s(usable_cores(), frontend.api_server_count),
         is_busy=is_busy,
+        max_bytes_of=max_bytes_of,
     )
     app.add_middleware(
         ApiKeyMiddleware,

@@ -39,7 +39,7 @@ class Scene:
         self.sinks: torch.Tensor | None = None
         self.random = torch.Generator().manual_seed(seed)
         per_row = math.ceil(max_row_tokens / block_tokens)
-        num_blocks = 2 * num_rows * per_row + 1
+        self.num_blocks = num_blocks = 2 * num_rows * per_row + 1
         order = (torch.randperm(num_blocks - 1, generator=self.random) + 1).tolist()
         self.blocks: list[list[int]] = [
             order[row * per_row : (row + 1) * per_row] for row in range(num_rows)
@@ -50,6 +50,15 @@ class Scene:
         empty = torch.full(backend.kv_shape(*sizes), math.nan)
         self.cache = empty.to(device=device, dtype=self.kv_dtype)
         self._plain_cache = torch.full(self._reference.kv_shape(*sizes), math.nan)
+
+    def lay_apart(self, gap: int) -> None:
+        """Have so many numbers between two blocks of the backend's cache. Mutates: self"""
+        axis = self.cache.shape.index(self.num_blocks)
+        blocks = self.cache.movedim(axis, 0).contiguous()
+        inside = blocks.shape[1:]
+        memory = blocks.new_full((self.num_blocks, math.prod(inside) + gap), math.nan)
+        strides = (memory.stride(0), *blocks[0].stride())
+        self.cache = memory.as_strided(blocks.shape, strides).movedim(0, axis)
 
     def draw(self, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return random q, k, v of a step. Shapes: [T, H, D], [T, K, D], [T, K, D]"""
@@ -96,6 +105,16 @@ class Scene:
             made = backend.forward_lse(self.spec, own_q, own_k, own_v, cache, prepared)
             told.append((made[0].cpu(), made[1].cpu()))
         return told
+
+    def read(
+        self, spec: AttentionSpec, q: torch.Tensor, layout: BatchLayout, plain: BatchLayout
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (backend, reference) of a layer that reads what is in the cache. `layout` is on
+        the device, `plain` on the host. Shapes: q [T, H, D] -> [T, H, D] each"""
+        prepared = self.backend.prepare(layout)
+        found = self.backend.forward_shared(spec, q.to(self.device), self.cache, prepared)
+        wanted = self._reference.forward_shared(spec, q, self._plain_cache, plain)
+        return found.cpu(), wanted
 
     def _next(self, counts: UsageCounter) -> tuple[BatchLayout, BatchLayout]:
         """Return the layout of the next step, on the device and on the host. Mutates: self"""

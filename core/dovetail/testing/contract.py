@@ -20,6 +20,7 @@ SECOND_FILES = {
     "attention_latents": "attention_backend",
     "attention_layouts": "attention_backend",
     "attention_lse": "attention_backend",
+    "attention_shared": "attention_backend",
     "worker_drafter": "drafter",
 }
 """Contract files beside test_<kind>.py: what follows "test_" in their names -> kind."""

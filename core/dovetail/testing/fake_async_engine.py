@@ -30,13 +30,13 @@ from dovetail.interfaces.pooling_params import (
     PoolingParams,
 )
 from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.schedule_spec import ScheduleSpec
 from dovetail.interfaces.spec import (
     CacheSpec,
     EngineSpec,
     ModelSpec,
     PoolingSpec,
     RunSpec,
-    ScheduleSpec,
     Selection,
 )
 from dovetail.interfaces.step import Pooled, TokenLogprobs
@@ -138,12 +138,13 @@ class Script:
 
 
 def fake_spec(**changes: Any) -> EngineSpec:
-    """Return the spec of a fake engine; `max_model_tokens`, `max_rows`, `pooling`, `room` for
-    adapters and fields of EngineSpec may be changed."""
+    """Return the spec of a fake engine; `max_model_tokens`, `max_rows`, `pooling`, `profile`,
+    `room` for adapters and fields of EngineSpec may be changed."""
     max_model_tokens = changes.pop("max_model_tokens", 4096)
     max_rows = changes.pop("max_rows", 8)
     run = RunSpec(
         pooling=changes.pop("pooling", None),
+        profile=changes.pop("profile", None),
         adapters=changes.pop("room", None),
         model=_model_spec(),
         device="cpu",
@@ -349,6 +350,7 @@ class FakeAsyncEngine(FakeAdapters):
         cache_salt: str = "",
         adapter: str = "",
         watch: Callable[[], TextWatch] | None = None,
+        **how: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the script, once per completion. Stop strings end nothing, watched or not."""
         if not self.is_alive:
@@ -356,6 +358,7 @@ class FakeAsyncEngine(FakeAdapters):
         prepared = self._input.prepare(prompt, params, request_id, adapter=adapter)
         self._check_adapter(adapter)
         extras = {"priority": priority, "cache_salt": cache_salt, "prompt": prepared.prompt_ids}
+        extras |= {name: value for name, value in how.items() if value}
         if adapter:
             extras["adapter"] = adapter
         self.asked.append((request_id, prepared.params, extras))

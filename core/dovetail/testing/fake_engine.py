@@ -18,14 +18,8 @@ from dovetail.engine.kv import prefix_hash
 from dovetail.errors import ConfigError, EngineDead, RequestError
 from dovetail.interfaces.executor import Executor, PendingStep, WorkerCall
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import (
-    CacheSpec,
-    EngineSpec,
-    ModelSpec,
-    RunSpec,
-    ScheduleSpec,
-    Selection,
-)
+from dovetail.interfaces.schedule_spec import ScheduleSpec
+from dovetail.interfaces.spec import CacheSpec, EngineSpec, ModelSpec, RunSpec, Selection
 from dovetail.interfaces.step import (
     CachedLayer,
     KVLayer,

@@ -7,9 +7,9 @@ from typing import Any
 
 from dovetail.errors import RequestError
 from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.schedule_spec import ScheduleSpec
 from dovetail.interfaces.scheduler import KVCache, RequestState, Scheduler
 from dovetail.interfaces.scheduling_policy import RequestView, SchedulingPolicy
-from dovetail.interfaces.spec import ScheduleSpec
 from dovetail.interfaces.step import NewRow, RowStep, StepPlan, StepResult
 
 

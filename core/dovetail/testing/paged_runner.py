@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 
-from dovetail.interfaces.spec import ScheduleSpec
+from dovetail.interfaces.schedule_spec import ScheduleSpec
 from dovetail.interfaces.step import (
     KVLayout,
     NewRow,

@@ -35,6 +35,7 @@ class ReferenceAttention(AttentionBackend):
             "alibi",
             "chunk",
             "latent",
+            "shared",
         }
     )
 
@@ -93,6 +94,20 @@ class ReferenceAttention(AttentionBackend):
         """
         return self._attend_all(spec, q, k, v, cache, prepared, None, bias)[0]
 
+    def forward_shared(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend to what another layer has written.
+
+        Shapes: q [T, H, D], cache as `kv_shape`, sinks [H] -> [T, H, D]
+        """
+        return self._attend_all(spec, q, None, None, cache, prepared, sinks)[0]
+
     def forward_latent(
         self,
         spec: LatentSpec,
@@ -129,17 +144,19 @@ class ReferenceAttention(AttentionBackend):
         self,
         spec: AttentionSpec,
         q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
         cache: torch.Tensor,
         layout: BatchLayout,
         sinks: torch.Tensor | None,
         bias: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the attended values and the log-sum-exps. Mutates: cache"""
+        """Return the attended values and the log-sum-exps; without k and v nothing is written.
+        Mutates: cache"""
         keys, values = cache
-        _store(keys, layout.slots, k / spec.k_scale)
-        _store(values, layout.slots, v / spec.v_scale)
+        if k is not None and v is not None:
+            _store(keys, layout.slots, k / spec.k_scale)
+            _store(values, layout.slots, v / spec.v_scale)
         out, lse = torch.empty_like(q), torch.empty(q.shape[:2])
         for row in range(layout.num_rows):
             seq_len = layout.seq_lens_host[row]

@@ -23,14 +23,16 @@ from dovetail.engine.request import NO_ROW, RUNNING, Request
 from dovetail.errors import RequestError
 from dovetail.interfaces.kv_policy import KVPolicy
 from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.schedule_spec import ScheduleSpec
 from dovetail.interfaces.scheduler import RequestState, Scheduler
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
-from dovetail.interfaces.spec import CacheSpec, ScheduleSpec
+from dovetail.interfaces.spec import CacheSpec
 from dovetail.interfaces.step import KVLayer, KVLayout, RowStep, StepPlan, StepResult
 from dovetail.testing.paged_runner import PagedRunner, drawn_token
 
 VOCAB_SIZE = 50
 END_TOKEN = 0
+PINNED_S = 60.0
 MAX_DRAIN_STEPS = 50_000
 
 
@@ -46,6 +48,7 @@ class SimSettings:
     `max_draft_tokens` of them; each may come true with the chance `draft_truth`. With
     `drafts_on_worker` it has as many as its last plan wanted of the worker.
     `windows` lists the attention kinds of the imagined model, one layer each (None: full).
+    Of the requests that end, `pinned_share` keep their prefix pinned.
     """
 
     num_steps: int = 1_000
@@ -73,6 +76,7 @@ class SimSettings:
     max_draft_tokens: int = 6
     drafts_on_worker: bool = False
     max_live: int = 24
+    pinned_share: float = 0.0
 
     def schedule(self) -> ScheduleSpec:
         """Return the scheduler's limits."""
@@ -154,6 +158,7 @@ class Simulation:
         self.scheduler = scheduler(options or scheduler.Options(), spec, self.cache, policy)
         self._policy = policy
         self._random = Random(settings.seed)
+        self._pinning = Random(settings.seed)
         self._live: dict[str, Request] = {}
         self._served_at: dict[str, int] = {}
         self._arrival_index: dict[str, int] = {}
@@ -181,7 +186,7 @@ class Simulation:
                 break
             self.step()
         self._promise(not self._live, f"still unfinished after the drain: {sorted(self._live)}")
-        free = self.cache.num_free_blocks
+        free = self.cache.num_free_blocks + self.cache.num_pinned_blocks
         self._promise(free == self.cache.num_blocks, f"{self.cache.num_blocks - free} blocks lost")
         self.report.num_hit_tokens = self.cache.num_hit_tokens
         self.report.num_swaps = self.cache.num_swaps
@@ -352,6 +357,8 @@ class Simulation:
             has_blocks = any(self.cache.blocks_of(request))
             self._promise(not has_blocks, f"{request.request_id} ended and keeps blocks")
             self._check_output(request)
+            if self._pinning.random() < self.settings.pinned_share:
+                self.cache.pin(request, PINNED_S)
             self.report.num_draft_tokens += request.num_draft_tokens
             self.report.num_accepted_tokens += request.num_accepted_tokens
             self.report.finished[request.finish_reason or "unfinished"] += 1

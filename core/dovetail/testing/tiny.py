@@ -15,6 +15,7 @@ from torch import nn
 
 from dovetail.engine.kv.kv_groups import block_bytes
 from dovetail.interfaces.attention import AttentionSpec
+from dovetail.interfaces.kv_connector import TransferSpec
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.plugin import Info
@@ -160,6 +161,7 @@ def tiny_run(
     vocab_size: int = VOCAB,
     async_steps: bool = False,
     worker_extension: str = "",
+    transfer: TransferSpec | None = None,
 ) -> RunSpec:
     """Return a RunSpec of a test model; `model` is a class here or "module:Class"."""
     target = model if ":" in model else f"{HERE}:{model}"
@@ -194,6 +196,7 @@ def tiny_run(
         num_threads=1,
         async_steps=async_steps,
         worker_extension=worker_extension,
+        transfer=transfer,
         shows_progress=False,
     )
 

@@ -17,7 +17,7 @@ from dovetail.config.checkpoint.quant_files import add_quantization
 from dovetail.config.checkpoint.rope import rope_rules
 from dovetail.config.sections.convert import merge_deep
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.interfaces.spec import EncoderSpec, ModelSpec
 from dovetail.registry.files import import_target
 
 _NAMES: dict[str, tuple[str, ...]] = {
@@ -111,6 +111,8 @@ def load_model_facts(
         eos_token_ids=eos_token_ids(text, generation),
         bos_token_id=_first_id(text.get("bos_token_id")),
         cache=row,
+        encoder=_encoder(text, generation),
+        whole_config=raw if has_text_part(raw) or facts_of(raw).media else {},
     )
 
 
@@ -122,6 +124,11 @@ def read_config(path: Path) -> dict[str, Any] | None:
     config = read_json(file)
     add_quantization(path, config)
     return config
+
+
+def has_text_part(raw: Mapping[str, Any]) -> bool:
+    """Return whether a text model is one part of what a checkpoint holds."""
+    return any(isinstance(raw.get(key), dict) for key in _TEXT_CONFIGS)
 
 
 def text_config(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,6 +191,36 @@ def _count(path: str | Path, text: Mapping[str, Any], fact: str) -> int:
             fix=f"set it with `--hf-overrides.{name} N`{' if the model has it' * bool(has_none)}.",
         )
     return value
+
+
+def _encoder(text: Mapping[str, Any], generation: Mapping[str, Any]) -> EncoderSpec | None:
+    """Return the encoder beside a decoder that generates, if the model type has one. Its first
+    tokens are that which stands for a start and, where that is forced, the one behind it."""
+    facts = facts_of(text)
+    if not facts.encoder_input:
+        return None
+    names = ("decoder_start_token_id", "forced_bos_token_id")
+    stated = (_first_id(generation.get(name, text.get(name))) for name in names)
+    start_ids = tuple(token_id for token_id in stated if token_id is not None)
+    most = text.get(facts.encoder_rows) if facts.encoder_rows else 0
+    return EncoderSpec(
+        kind=facts.encoder_input,
+        max_rows=most if isinstance(most, int) else 0,
+        start_ids=start_ids,
+        alignment_heads=_head_pairs(generation.get("alignment_heads")),
+    )
+
+
+def _head_pairs(told: Any) -> tuple[tuple[int, int], ...]:
+    """Return the (layer, head) pairs of a generation config, none where it says nothing usable."""
+    pairs = told if isinstance(told, list) else ()
+    return tuple(
+        (pair[0], pair[1])
+        for pair in pairs
+        if isinstance(pair, list)
+        and len(pair) == 2
+        and all(isinstance(one, int) and one >= 0 for one in pair)
+    )
 
 
 def _positions(text: Mapping[str, Any]) -> int:

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 SETTINGS = ("*.json", "*.jinja", "*.model", "*.model.v*", "*.txt", "*.tiktoken")
 """Names of files beside the weights; folders in the repository hold other formats of them."""
+CODE = "*.py"
 _TEMPLATES = "additional_chat_templates/"
 _ORIGINALS = "consolidated*"
 """Weights as their makers keep them, beside the same weights in the usual layout."""
@@ -91,10 +92,16 @@ def check_allowed(wanted: Wanted) -> None:
 
 
 def fetch(
-    wanted: Wanted, hub: Hub, *, needs_weights: bool = True, every_format: bool = False
+    wanted: Wanted,
+    hub: Hub,
+    *,
+    needs_weights: bool = True,
+    every_format: bool = False,
+    has_code: bool = False,
 ) -> Path:
     """Return the folder of a model with all that it needs, fetched where it is not cached.
     `every_format`: a load format was named, which may need other files of the same weights.
+    `has_code`: its Python files too, which may be asked to run.
 
     Raises: ConfigError when the hub cannot give it, or holds GGUF files alone
     """
@@ -104,7 +111,8 @@ def fetch(
         needed = needed_files(names, with_weights=needs_weights, every_format=every_format)
         if needs_weights and ggufs and set(needed) <= set(needed_files(names, with_weights=False)):
             raise _unnamed_quant(wanted, ggufs)
-        return _download(wanted, hub, needed)
+        code = [name for name in names if has_code and fnmatch(name, CODE) and "/" not in name]
+        return _download(wanted, hub, [*needed, *code])
 
 
 def fetch_quant(wanted: Wanted, quant: str, hub: Hub) -> Path:

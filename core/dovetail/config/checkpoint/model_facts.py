@@ -39,8 +39,9 @@ def facts_of(config: Mapping[str, Any]) -> ModelFacts:
 
 
 def has_rotary(config: Mapping[str, Any]) -> bool:
-    """Return whether a model's positions are rotations."""
-    return facts_of(config).positions == "rotary" and not uses_alibi(config)
+    """Return whether a model's positions are rotations: a config may say that there are none."""
+    has_none = config.get("position_embedding_type") == "nope"
+    return facts_of(config).positions == "rotary" and not uses_alibi(config) and not has_none
 
 
 def uses_alibi(config: Mapping[str, Any]) -> bool:

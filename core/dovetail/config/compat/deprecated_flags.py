@@ -91,9 +91,6 @@ class DeprecatedFlags:
         None, help="divide an encoder's batch over the devices"
     )
     disable_mm_preprocessor_cache: bool | None = flag(None, help="do not cache processed media")
-    skip_mm_profiling: bool = flag(
-        False, help="leave media encoders out when memory is measured at the start"
-    )
     disable_cascade_attn: bool = flag(
         False,
         help="do not use cascade attention (attention to a shared prefix once for all requests)",
@@ -106,9 +103,6 @@ class DeprecatedFlags:
     )
     qlora_adapter_name_or_path: str | None = flag(
         None, help="a LoRA adapter over quantized weights; requests name it as it is named here"
-    )
-    long_lora_scaling_factors: tuple[str, ...] = flag(
-        (), metavar="X", help="scaling factors of LoRA adapters for long contexts"
     )
     override_neuron_config: Mapping[str, Any] = flag({}, help="settings of AWS Neuron devices")
     preemption_mode: str | None = flag(
@@ -296,6 +290,14 @@ def _reasoning(value: Any) -> Fields:
     return {} if value else {"reasoning_parser": NO_PARSER}
 
 
+def _offloading(size_gib: float) -> dict[str, Any]:
+    if not size_gib:
+        return {}
+    extra = {"host_bytes": int(size_gib * 2**30)}
+    names = {"kv_connector": "offloading", "kv_role": "kv_both"}
+    return {"kv_transfer_config": {**names, "kv_connector_extra_config": extra}}
+
+
 def _attention(value: Any) -> Fields:
     """Take the backend; every other setting would choose among kernels that are not there."""
     given = {key: one for key, one in value.items() if one not in (None, False)}
@@ -348,12 +350,10 @@ MAPPED: dict[str, Mapped] = {
     "disable_mm_preprocessor_cache": Mapped(
         "--mm-processor-cache-gb 0", lambda value: {"mm_processor_cache_gb": 0} if value else {}
     ),
-    "skip_mm_profiling": _waits_for("media", True, False),
     "disable_cascade_attn": _settled("cascade attention is not used", True, False),
     "max_context_len_to_capture": _WHATEVER_THE_CONTEXT,
     "max_seq_len_to_capture": _WHATEVER_THE_CONTEXT,
     "qlora_adapter_name_or_path": Mapped("--lora-modules with --enable-lora", _qlora),
-    "long_lora_scaling_factors": _waits_for("long_lora", None, (), ("1",), ("1.0",)),
     "override_neuron_config": _waits_for("neuron", {}),
     "preemption_mode": Mapped("--swap-space", _preemption),
     "num_lookahead_slots": Mapped(
@@ -382,7 +382,7 @@ MAPPED: dict[str, Mapped] = {
     "optimization_level": Mapped(
         "--compilation-config.level", lambda value: {"compilation_config": {"level": value}}
     ),
-    "kv_offloading_size": Mapped("--swap-space", lambda value: {"swap_space": value}),
+    "kv_offloading_size": Mapped("--kv-transfer-config", _offloading),
     "kv_offloading_backend": _settled(
         "blocks are always moved to host memory by dovetail itself (native)", None, "native"
     ),

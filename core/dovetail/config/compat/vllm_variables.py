@@ -1,9 +1,8 @@
 """The environment variables of other servers, and what each means here.
 
-A name is a `Setting` (it sets a flag), has `NoEffect` (what it asks for always
-happens, or concerns nothing here), is an `UnsupportedVariable` or without effect until a feature
-comes (`NoEffectYet`), or is `ReadBy` somebody else. Which names there are: the reference list that
-tests/reference/env_vars.json holds. `environment.read` applies it.
+A name is a `Setting` (it sets a flag), has `NoEffect` (what it asks for always happens, or concerns
+nothing here), is an `UnsupportedVariable`, or is `ReadBy` somebody else. Which names there are: the
+reference list that tests/reference/env_vars.json holds. `environment.read` applies it.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.unsupported import remedy, sentence, what
+from dovetail.unsupported import remedy, sentence
 
 FOREIGN_PREFIX = "VLLM_"
 _TRUE = ("1", "true", "yes", "on")
@@ -31,18 +30,6 @@ class NoEffect:
     """A variable that asks for what always happens here, or for nothing of ours."""
 
     always: str
-
-
-@dataclass(frozen=True, slots=True)
-class NoEffectYet:
-    """A variable that sets a part of a `feature` that is missing: there is nothing to set."""
-
-    feature: str
-
-    @property
-    def always(self) -> str:
-        """Return the sentence that says what is missing, without its full stop."""
-        return what(self.feature)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +56,7 @@ class UnsupportedVariable:
         return remedy(self.feature, f"unset {name}")
 
 
-Row = Setting | NoEffect | NoEffectYet | ReadBy | UnsupportedVariable
+Row = Setting | NoEffect | ReadBy | UnsupportedVariable
 
 
 def _field(name: str) -> Setting:
@@ -102,13 +89,16 @@ def _triton_attention(text: str) -> dict[str, Any]:
     return {"attention_backend": "TRITON_FLASH_ATTN"} if text.lower() in _TRUE else {}
 
 
+def _traces(text: str) -> dict[str, Any]:
+    return {"profiler_config": {"torch_profiler_dir": text}} if text else {}
+
+
 def _hide_notes(text: str) -> dict[str, Any]:
     return {"show_notes": text.lower() not in _TRUE}
 
 
 _REPORTS = NoEffect("dovetail sends no usage statistics")
 _BUILD = NoEffect("native kernels are compiled at the first start from a checkout, or by pip")
-_MEDIA = NoEffectYet("media")
 _STEPS = (
     "--calculate-kv-scales: the scale of {} is the largest measured value, divided by this ({})"
 )
@@ -124,6 +114,7 @@ FOREIGN: dict[str, Row] = {
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": _field("allow_long_max_model_len"),
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": _field("allow_runtime_lora_updating"),
     "VLLM_API_KEY": _field("api_key"),
+    "VLLM_AUDIO_FETCH_TIMEOUT": _field("audio_fetch_timeout"),
     "VLLM_ATTENTION_BACKEND": _field("attention_backend"),
     "VLLM_CONFIGURE_LOGGING": _field("configure_logging"),
     "VLLM_CPU_KVCACHE_SPACE": Setting("--kv-cache-memory-bytes", _gib),
@@ -135,6 +126,7 @@ FOREIGN: dict[str, Row] = {
     "VLLM_ENGINE_ITERATION_TIMEOUT_S": Setting(
         "--engine-step-timeout", _seconds("engine_step_timeout")
     ),
+    "VLLM_IMAGE_FETCH_TIMEOUT": _field("image_fetch_timeout"),
     "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": _field("keep_alive_on_engine_death"),
     "VLLM_LOGGING_CONFIG_PATH": _field("log_config_file"),
     "VLLM_LOGGING_LEVEL": Setting("--log-level", _log_level),
@@ -142,6 +134,8 @@ FOREIGN: dict[str, Row] = {
     "VLLM_LOG_BATCHSIZE_INTERVAL": Setting(
         "--plugin-options.stat_logger.log.interval_s", _log_interval
     ),
+    "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB": _field("max_audio_clip_filesize_mb"),
+    "VLLM_MEDIA_URL_ALLOW_REDIRECTS": _field("media_url_allow_redirects"),
     "VLLM_MM_INPUT_CACHE_GIB": _field("mm_processor_cache_gb"),
     "VLLM_NO_DEPRECATION_WARNING": Setting("--no-show-notes", _hide_notes),
     "VLLM_PLUGINS": ReadBy(
@@ -155,11 +149,12 @@ FOREIGN: dict[str, Row] = {
     ),
     "VLLM_SERVER_DEV_MODE": _field("enable_dev_endpoints"),
     "VLLM_TEST_FORCE_LOAD_FORMAT": _field("load_format"),
+    "VLLM_TORCH_PROFILER_DIR": Setting("--profiler-config", _traces),
     "VLLM_USE_MODELSCOPE": _field("use_modelscope"),
     "VLLM_USE_TRITON_FLASH_ATTN": Setting("--attention-backend", _triton_attention),
+    "VLLM_VIDEO_FETCH_TIMEOUT": _field("video_fetch_timeout"),
     # What always happens, or concerns nothing here.
     "VLLM_ASSETS_CACHE": NoEffect("no sample files are downloaded"),
-    "VLLM_AUDIO_FETCH_TIMEOUT": _MEDIA,
     "VLLM_CACHE_ROOT": NoEffect("dovetail has no cache folder; --download-dir moves the hub's"),
     "VLLM_CONFIG_ROOT": NoEffect("only the files of --config are read"),
     "VLLM_CPU_MOE_PREPACK": NoEffect(
@@ -176,7 +171,6 @@ FOREIGN: dict[str, Row] = {
         "an expert gets all its tokens of a step, which --max-num-batched-tokens limits"
     ),
     "VLLM_HOST_IP": NoEffect("processes talk over Unix sockets; clients come to --host"),
-    "VLLM_IMAGE_FETCH_TIMEOUT": _MEDIA,
     "VLLM_MLA_DISABLE": NoEffect(
         "models with latent attention always keep latents; prompts that gain by it are attended to "
         "with keys and values made of them"
@@ -194,7 +188,6 @@ FOREIGN: dict[str, Row] = {
     "VLLM_USE_TRITON_AWQ": NoEffect("on a GPU, Triton kernels are always used for AWQ"),
     "VLLM_USE_V1": NoEffect("dovetail has only one engine"),
     "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": NoEffect("the outputs of a step are processed together"),
-    "VLLM_VIDEO_FETCH_TIMEOUT": _MEDIA,
     # What is not supported.
     "VLLM_CI_USE_S3": UnsupportedVariable("s3"),
     "VLLM_CUDART_SO_PATH": UnsupportedVariable("cuda_runtime"),
@@ -214,7 +207,6 @@ FOREIGN: dict[str, Row] = {
     "VLLM_RAY_PER_WORKER_GPUS": UnsupportedVariable("ray_bundles", passing=("", "1", "1.0")),
     "VLLM_ROCM_FP8_PADDING": UnsupportedVariable("rocm"),
     "VLLM_TEST_FORCE_FP8_MARLIN": _KERNELS,
-    "VLLM_TORCH_PROFILER_DIR": UnsupportedVariable("profiling"),
     "VLLM_TPU_DISABLE_TOPK_TOPP_OPTIMIZATION": _TPU,
     "VLLM_TRACE_FUNCTION": UnsupportedVariable("function_trace"),
     "VLLM_USE_FLASHINFER_SAMPLER": _KERNELS,

@@ -19,7 +19,6 @@ from dovetail.config.compat.vllm_variables import (
     FOREIGN,
     FOREIGN_PREFIX,
     NoEffect,
-    NoEffectYet,
     Setting,
     UnsupportedVariable,
 )
@@ -111,7 +110,7 @@ def _take(name: str, text: str, fields: dict[str, dict[str, Any]], notes: list[s
             except ValueError as error:
                 raise ConfigError(f"{text!r} is not a valid value: {error}.", where=name) from error
             notes.append(f"{name} is {today(row)}.")
-        case NoEffect() | NoEffectYet():
+        case NoEffect():
             notes.append(f"{name} changes nothing: {row.always}.")
         case UnsupportedVariable() if text.lower() not in row.passing:
             raise ConfigError(row.missing, where=name, fix=row.fix(name))

@@ -13,7 +13,6 @@ from dovetail.config.compat.deprecated_flags import (
 from dovetail.config.compat.vllm_variables import (
     FOREIGN,
     NoEffect,
-    NoEffectYet,
     ReadBy,
     Row,
     Setting,
@@ -145,7 +144,7 @@ def row_words(row: Row) -> tuple[str, str]:
     match row:
         case Setting():
             return "mapped", today(row)
-        case NoEffect() | NoEffectYet():
+        case NoEffect():
             return "no effect", row.always
         case ReadBy():
             return "read", f"by {row.who}"

@@ -23,13 +23,14 @@ log = logging.getLogger(__name__)
 ENABLE, ENABLE_PROMPT = "--enable-lora", "--enable-prompt-adapter"
 MODULES, PROMPT_MODULES = "--lora-modules", "--prompt-adapters"
 RESOLVERS, FOLDER_FLAG = "--lora-resolvers", "--lora-resolver-cache-dir"
+MEDIA_LORAS, LONG = "--default-mm-loras", "--long-lora-scaling-factors"
 PROMPT = "prompt"
 """The capability of adapters that put vectors before a prompt."""
 FOLDER = "folder"
 """The resolver that --lora-resolver-cache-dir sets up."""
 
 _NAMING = {
-    ENABLE: ("lora_modules", "lora_resolvers", "lora_resolver_cache_dir"),
+    ENABLE: ("lora_modules", "lora_resolvers", "lora_resolver_cache_dir", "default_mm_loras"),
     ENABLE_PROMPT: ("prompt_adapters",),
 }
 """Flag -> the flags that name adapters and can do nothing without it."""
@@ -40,6 +41,7 @@ _SIZING = {
         "max_cpu_loras",
         "lora_dtype",
         "lora_extra_vocab_size",
+        "long_lora_scaling_factors",
         "enable_lora_bias",
         "fully_sharded_loras",
         "allow_runtime_lora_updating",
@@ -47,6 +49,11 @@ _SIZING = {
     ENABLE_PROMPT: ("max_prompt_adapters", "max_prompt_adapter_token"),
 }
 """Flag -> the flags that have no effect without it, and do no harm."""
+_SETTLED = {
+    "fully_sharded_loras": "each matrix of an adapter is divided as its layer is",
+    "lora_extra_vocab_size": "adapters that add tokens are refused",
+}
+"""Flags that have no effect, and why."""
 
 
 def adapter_spec(config: Config, model: ModelSpec) -> AdapterSpec | None:
@@ -65,11 +72,30 @@ def adapter_spec(config: Config, model: ModelSpec) -> AdapterSpec | None:
         dtype=registry.value_of("lora_dtype", lora.lora_dtype) or model.weight_dtype or model.dtype,
         max_prompt_slots=num_prompt,
         max_prompt_tokens=prompt.max_prompt_adapter_token if num_prompt else 0,
-        max_new_tokens=lora.lora_extra_vocab_size if lora.enable_lora else 0,
         takes_bias=lora.enable_lora_bias,
-        is_divided=lora.fully_sharded_loras,
+        rope_factors=long_factors(config),
         methods=_methods(config),
     )
+
+
+def long_factors(config: Config) -> tuple[float, ...]:
+    """Return the linear rope scalings that adapters may have of their own, which may be divided by
+    commas. Raises: ConfigError"""
+    if not config.lora.enable_lora:
+        return ()
+    words = ",".join(config.lora.long_lora_scaling_factors).split(",")
+    found = []
+    for word in filter(None, map(str.strip, words)):
+        try:
+            factor = float(word)
+        except ValueError:
+            factor = 0.0
+        if not 1.0 <= factor < float("inf"):
+            raise ConfigError(
+                f"{word!r} is not a factor.", where=LONG, fix="give numbers from 1, as in 4 8."
+            )
+        found.append(factor)
+    return tuple(dict.fromkeys(found))
 
 
 def check_adapter_flags(config: Config) -> None:
@@ -89,6 +115,10 @@ def check_adapter_flags(config: Config) -> None:
             flag = flags()[name]
             if not is_on[switch] and config.value(name) != flag.default:
                 log.warning("%s has no effect: it needs %s", flag.spelling, switch)
+    for name, why in _SETTLED.items():
+        flag = flags()[name]
+        if is_on[ENABLE] and config.value(name) not in (flag.default, 0):
+            log.warning("%s has no effect: %s", flag.spelling, why)
     if lora.enable_lora and lora.max_cpu_loras is not None and lora.max_cpu_loras < lora.max_loras:
         raise ConfigError(
             f"{lora.max_cpu_loras} adapters in host memory are fewer than the {lora.max_loras} of "
@@ -186,6 +216,8 @@ def _named(config: Config) -> Iterator[tuple[str, str]]:
         (PROMPT_MODULES, config.prompt_adapter.prompt_adapters),
     ):
         yield from ((text, flag) for text in given)
+    of_media = config.lora.default_mm_loras.items()
+    yield from ((f"{kind}={path}", MEDIA_LORAS) for kind, path in of_media)
 
 
 def _source(text: str, flag: str) -> AdapterSource:

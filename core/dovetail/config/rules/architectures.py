@@ -5,7 +5,7 @@ from __future__ import annotations
 from dovetail import registry
 from dovetail.interfaces.spec import CLASSES, LOGITS, NOTHING, TOKEN_CLASSES, TOKEN_VECTORS
 
-GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")
 """Ends of the names of classes that generate."""
 PROCESS_REWARD, REWARD = "ForProcessRewardModel", "ForRewardModel"
 _POOLS = {
@@ -48,11 +48,13 @@ def registered(architecture: str, wanted: str | None = None) -> str | None:
     """Return the name of the model plugin that runs a class: its own, or its family's. `wanted` is
     the head that it gets, where that is not what its name says.
 
-    A family's decoder serves what pools; its encoder generates nothing.
+    A family's decoder serves what pools, unless it has an encoder beside it, which then does.
+    An encoder generates nothing.
     """
     names = set(registry.names("model"))
-    family, head = stem(architecture)
-    head = head if wanted is None else wanted
+    family, named = stem(architecture)
+    head = named if wanted is None else wanted
     ends = () if head == LOGITS else ("ForCausalLM", "LMHeadModel", "Model", "EncoderModel")
-    tried = (architecture, *(family + end for end in ends))
+    beside = (family + "EncoderModel",) if head != LOGITS and named == LOGITS else ()
+    tried = (*beside, architecture, *(family + end for end in ends))
     return next((name for name in tried if name in names), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from dovetail.config.checkpoint.dtypes import BYTES
 from dovetail.errors import ConfigError
 from dovetail.interfaces.cache_facts import CacheFacts
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.interfaces.step import KVLayer
+from dovetail.interfaces.step import KVLayer, tokens_beside_states
 
 log = logging.getLogger(__name__)
 
@@ -38,24 +38,30 @@ def kv_bytes(
     """Return the bytes one request of `num_tokens` takes on each of `context_size` ranks that
     divide it; windowed layers forget the rest. A drafter keeps `draft_bytes` of each token."""
     per_token = token_bytes(model, kv_dtype)
-    if model.cache is not None:
+    if model.cache is not None and not model.cache.sources:
         own = _own_bytes(model, model.cache, per_token, num_tokens, step_tokens, context_size)
         return own + draft_bytes * num_tokens
     window = window_tokens(model.hf_config) or chunk_tokens(model.hf_config)
-    num_windowed = _num_windowed(model.hf_config, model.num_layers) if window else 0
+    keepers = range(model.num_layers) if model.cache is None else model.cache.keepers
+    num_windowed = _num_windowed(model.hf_config, keepers) if window else 0
     kept = min(num_tokens, (window or num_tokens) + step_tokens)
-    whole = num_windowed * kept + (model.num_layers - num_windowed) * num_tokens
+    whole = num_windowed * kept + (len(keepers) - num_windowed) * num_tokens
     return per_token * -(-whole // context_size) + draft_bytes * num_tokens
 
 
 def token_bytes(model: ModelSpec, kv_dtype: str) -> int:
-    """Return the bytes that a token takes in each layer that keeps something of it."""
+    """Return the bytes that a token takes in each layer that keeps something of it: where heads
+    differ, in that with the most."""
     if model.cache is not None and model.cache.latent_size:
         return model.cache.latent_size * BYTES[kv_dtype]
-    layer = KVLayer(
-        name="", num_kv_heads=model.num_kv_heads, head_size=model.head_size, dtype=kv_dtype
-    )
-    return layer.bytes_per_token(BYTES[kv_dtype])
+    heads = [(model.num_kv_heads, model.head_size)]
+    if model.cache is not None and model.cache.second_heads is not None:
+        heads.append(model.cache.second_heads)
+    layers = [
+        KVLayer(name="", num_kv_heads=count, head_size=size, dtype=kv_dtype)
+        for count, size in heads
+    ]
+    return max(layer.bytes_per_token(BYTES[kv_dtype]) for layer in layers)
 
 
 def state_bytes(model: ModelSpec) -> int:
@@ -75,14 +81,16 @@ def _own_bytes(
     context_size: int,
 ) -> int:
     """Return the bytes of a request where layers differ: a block holds a state, or the keys and
-    values of as many tokens as take the same room (see `engine.kv.kv_groups`)."""
+    values of as many tokens as take the same room."""
     state = state_bytes(model)
     if not facts.num_attention_layers:
         block_tokens = STATE_BLOCK_TOKENS
     else:
-        block_tokens = max(LEAST_BLOCK_TOKENS, -(-state // per_token))
+        block_tokens = tokens_beside_states(state, per_token, LEAST_BLOCK_TOKENS)
     blocks = -(-num_tokens // block_tokens)
     attended = facts.num_attention_layers * per_token * (num_tokens + block_tokens)
+    read = (facts.cross_rows or num_tokens) + block_tokens
+    attended += facts.num_cross_layers * per_token * read
     kept = min(blocks, -(-(step_tokens - 1) // block_tokens) + 2)
     block = max(state, block_tokens * per_token) if facts.num_attention_layers else state
     return -(-attended // context_size) + facts.num_state_layers * (kept + 1) * block
@@ -183,11 +191,13 @@ def fit_tokens(requested: int | None, wanted: int, room: Room) -> int:
     return largest
 
 
-def _num_windowed(config: Mapping[str, Any], num_layers: int) -> int:
+def _num_windowed(config: Mapping[str, Any], layers: Sequence[int]) -> int:
+    """Return how many of the layers with these numbers forget what is behind a window."""
     kinds = config.get("layer_types")
     if isinstance(kinds, list):
-        return sum(kind in ("sliding_attention", "chunked_attention") for kind in kinds)
+        named = [kinds[i] for i in layers if i < len(kinds)]
+        return sum(kind in ("sliding_attention", "chunked_attention") for kind in named)
     pattern = config.get("sliding_window_pattern")
     if isinstance(pattern, int) and pattern > 0:
-        return num_layers - num_layers // pattern
+        return sum((i + 1) % pattern > 0 for i in layers)
     return 0  # unknown: count every layer as full, so that the cache is never too small

@@ -16,6 +16,7 @@ from dovetail.config.config import Config, flags
 from dovetail.config.rules import demo
 from dovetail.config.rules.chat_template import template_file
 from dovetail.config.rules.engines import check_engines
+from dovetail.config.rules.media_settings import media_settings
 from dovetail.config.rules.selections import NO_CHOICE, TAKEN_OVER
 from dovetail.config.sections.field import Flag
 from dovetail.config.sections.frontend import NO_PARSER
@@ -35,6 +36,7 @@ def checked(config: Config) -> Config:
     load_plugin_files(config)
     check_frontend_flags(config)
     check_choices(config)
+    media_settings(config)
     check_plugin_options(config)
     check_parsers(config)
     check_engines(config)
@@ -140,7 +142,7 @@ def _check_names(config: Config, kind: registry.Kind, options: Mapping[str, Any]
 def _check_choice(flag: Flag, value: Any) -> None:
     kind = registry.KINDS[str(flag.meta.kind)]
     if isinstance(value, Mapping):
-        return  # settings of which a plugin's name is one: whoever reads them looks it up
+        return  # settings of which plugins' names are a part: whoever reads them looks these up
     specs = value if isinstance(value, tuple) else (value,)
     for spec in specs:
         is_auto = spec in NO_CHOICE and (spec != "auto" or kind.auto)

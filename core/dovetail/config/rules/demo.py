@@ -30,6 +30,8 @@ DRAFTS_PATH = DEMO_PATH / "drafts"
 DRAFTS_PAUSE_ABOVE = 2
 """With more requests the demo model's step is bound by arithmetic: a verified draft costs as much
 as a drawn token (docs/benchmarks.md)."""
+DRAFT_TOKENS = {"draft_model": 8}
+"""How long drafts may be unless the flag says so, where they often come true to the end."""
 
 
 def bundled_drafts() -> list[str]:

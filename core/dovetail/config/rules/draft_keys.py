@@ -15,7 +15,6 @@ from typing import Any
 from dovetail.config.config import Config
 from dovetail.errors import ConfigError
 from dovetail.registry.options import convert
-from dovetail.unsupported import remedy, sentence
 
 log = logging.getLogger(__name__)
 
@@ -95,9 +94,9 @@ def _read(settings: dict[str, Any]) -> DraftKeys:
     """Return the keys. Mutates: settings"""
     if settings.pop(_CODE, None) is not None:
         raise ConfigError(
-            sentence("remote_code"),
+            "code that comes with a drafter's checkpoint never runs.",
             where=f"{FLAG}.{_CODE}",
-            fix=remedy("remote_code", "leave it out"),
+            fix="leave it out.",
         )
     for key in _ELSEWHERE:
         settings.pop(key, None)

@@ -22,6 +22,7 @@ from dovetail.config.rules.selections import select_router
 from dovetail.config.sections.parallel import ParallelConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.platform import Platform
+from dovetail.interfaces.profile import of_engine
 from dovetail.interfaces.spec import EngineShare, EngineSpec
 
 SIZE = "--data-parallel-size"
@@ -64,9 +65,11 @@ def with_engines(spec: EngineSpec, config: Config, platform: Platform) -> Engine
     count = len(numbers) + len(others)
     if config.parallel.headless:
         count = config.parallel.data_parallel_size
+    first = numbers[0] if numbers else 0
     return msgspec.structs.replace(
         spec,
-        engine=numbers[0] if numbers else 0,
+        run=msgspec.structs.replace(spec.run, profile=of_engine(spec.run.profile, first)),
+        engine=first,
         num_engines=count,
         shares=engine_shares(config, platform, spec.run.rank.local_size),
         elsewhere=tuple(others),

@@ -93,6 +93,8 @@ def purpose(config: Config, model: ModelSpec) -> Purpose:
         return Purpose(model=model)
     facts = facts_of(model.hf_config)
     is_causal = not (facts.is_encoder or _sees_all(model.hf_config))
+    if model.encoder is not None:  # of which nothing but the encoder is run, or nothing at all
+        model = msgspec.structs.replace(model, encoder=None, cache=None)
     model = msgspec.structs.replace(model, head=head, is_causal=is_causal)
     check_pooled_flags(config, model)
     asked = pooler_config(config)

@@ -62,19 +62,25 @@ def check_division(model: ModelSpec, plugin: Selection, rank: RankSpec) -> None:
             where=TENSOR,
             fix=f"use one of {_listed(_head_divisors(model))}.",
         )
-    if model.num_kv_heads % size and size % model.num_kv_heads:
-        raise ConfigError(
-            f"{model.num_kv_heads} KV heads can neither be divided over {size} ranks nor repeated.",
-            where=TENSOR,
-            fix=f"use one of {_listed(_head_divisors(model))}.",
-        )
+    for kv_heads in _kv_heads(model):
+        if kv_heads % size and size % kv_heads:
+            raise ConfigError(
+                f"{kv_heads} KV heads can neither be divided over {size} ranks nor repeated.",
+                where=TENSOR,
+                fix=f"use one of {_listed(_head_divisors(model))}.",
+            )
+
+
+def _kv_heads(model: ModelSpec) -> list[int]:
+    """Return the numbers of KV heads that layers have."""
+    second = None if model.cache is None else model.cache.second_heads
+    return [model.num_kv_heads, *(() if second is None else second[:1])]
 
 
 def _head_divisors(model: ModelSpec) -> list[int]:
     """Return the numbers of ranks over which the heads can be divided."""
-    heads, kv_heads = model.num_heads, model.num_kv_heads
-    sizes = [size for size in range(1, heads + 1) if heads % size == 0]
-    return [size for size in sizes if kv_heads % size == 0 or size % kv_heads == 0]
+    sizes = [size for size in range(1, model.num_heads + 1) if model.num_heads % size == 0]
+    return [s for s in sizes if all(kv % s == 0 or s % kv == 0 for kv in _kv_heads(model))]
 
 
 def _listed(numbers: list[int]) -> str:
@@ -83,8 +89,15 @@ def _listed(numbers: list[int]) -> str:
 
 def cached_model(model: ModelSpec, rank: RankSpec) -> ModelSpec:
     """Return the model as one rank's KV cache sees it. A KV head may be on several ranks."""
-    heads = max(1, model.num_kv_heads // rank.tensor_size)
-    return msgspec.structs.replace(largest_stage(model, rank), num_kv_heads=heads)
+    heads, staged = max(1, model.num_kv_heads // rank.tensor_size), largest_stage(model, rank)
+    cache = staged.cache
+    if cache is not None and cache.second_heads is not None:
+        count, size = cache.second_heads
+        own = (max(1, count // rank.tensor_size), size)
+        staged = msgspec.structs.replace(
+            staged, cache=msgspec.structs.replace(cache, second_heads=own)
+        )
+    return msgspec.structs.replace(staged, num_kv_heads=heads)
 
 
 def rank_processors(

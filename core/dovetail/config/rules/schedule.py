@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dovetail import registry
 from dovetail.config.checkpoint.context_length import model_tokens, within_window
+from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.config.config import Config
+from dovetail.config.rules.adapters import long_factors
 from dovetail.config.rules.device import at_most
 from dovetail.config.sections.scheduler import SchedulerConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.platform import Platform
-from dovetail.interfaces.spec import ModelSpec, ScheduleSpec
+from dovetail.interfaces.schedule_spec import ScheduleSpec
+from dovetail.interfaces.spec import ModelSpec
 
 STEP_TOKENS = "--max-num-batched-tokens"
+KEPT_ENCODER_ROWS = 8192
+"""The least number of vectors of media that are kept for other requests."""
 
 
 def schedule_spec(
@@ -22,9 +27,8 @@ def schedule_spec(
     Raises: ConfigError when they exclude each other.
     """
     scheduler = config.scheduler
-    length = model_tokens(
-        config.model.max_model_len, model, may_exceed=config.model.allow_long_max_model_len
-    )
+    may_exceed = config.model.allow_long_max_model_len or _is_for_adapters(config, model)
+    length = model_tokens(config.model.max_model_len, model, may_exceed=may_exceed)
     if most_tokens is not None and config.model.max_model_len is None:
         length = min(length, most_tokens)
     if config.model.disable_sliding_window:
@@ -58,7 +62,17 @@ def schedule_spec(
         max_long_partial=scheduler.max_long_partial_prefills,
         long_prompt_tokens=scheduler.long_prefill_token_threshold or step_tokens,
         num_stages=config.parallel.pipeline_parallel_size,
+        encoder_rows=step_tokens,
+        kept_encoder_rows=max(step_tokens, KEPT_ENCODER_ROWS),
+        keeps_parts_whole=config.multimodal.disable_chunked_mm_input
+        or facts_of(model.whole_config).media_see_all,
     )
+
+
+def _is_for_adapters(config: Config, model: ModelSpec) -> bool:
+    """Return whether a context length is one that adapters with a rope scaling can have."""
+    asked, largest = config.model.max_model_len, max(long_factors(config), default=1.0)
+    return isinstance(asked, int) and 0 < asked <= model.max_position_tokens * largest
 
 
 def _max_partial(scheduler: SchedulerConfig) -> int | None:

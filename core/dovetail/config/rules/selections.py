@@ -116,6 +116,8 @@ def select_model(config: Config, model: ModelSpec) -> Selection:
     options = config.plugin.options_of("model")
     if impl not in (None, OWN_MODELS, TRANSFORMERS):
         return select("model", impl, where="--model-impl", options=options)
+    if model.code is not None:
+        return select("model", TRANSFORMERS, where="--model-impl", options=options)
     if impl != OWN_MODELS and not (impl is None and is_own):
         known = known_classes()
         text_type = str(model.hf_config.get("model_type"))

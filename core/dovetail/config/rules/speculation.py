@@ -12,7 +12,7 @@ from dovetail.config.checkpoint.formats import read_settings
 from dovetail.config.checkpoint.hub import Hub
 from dovetail.config.checkpoint.model_path import DEMO_PATH, find_model
 from dovetail.config.config import Config
-from dovetail.config.rules.demo import DRAFTS_PAUSE_ABOVE, bundled_drafts
+from dovetail.config.rules.demo import DRAFT_TOKENS, DRAFTS_PAUSE_ABOVE, bundled_drafts
 from dovetail.config.rules.draft_keys import (
     ACCEPTANCE,
     FLAG,
@@ -25,15 +25,20 @@ from dovetail.config.rules.draft_methods import LOOKUP, LOOKUP_WORDS, method_for
 from dovetail.config.rules.selections import select
 from dovetail.config.rules.worker_drafts import Asked, runs_on_worker
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import DraftSpec, ModelSpec, ScheduleSpec, Selection
+from dovetail.interfaces.schedule_spec import ScheduleSpec
+from dovetail.interfaces.spec import DraftSpec, ModelSpec, Selection
 from dovetail.registry.options import option_types
 
 log = logging.getLogger(__name__)
 DEFAULT_DRAFT_TOKENS = 4
+DRAFTS_BESIDE_STATES = 16
+"""With more requests nothing is drafted for a model that keeps states, unless the flag says so."""
 _RANKS = "draft_tensor_parallel_size"
 
 
-def draft_spec(config: Config, schedule: ScheduleSpec, scheduler: Selection) -> DraftSpec | None:
+def draft_spec(
+    config: Config, model: ModelSpec, schedule: ScheduleSpec, scheduler: Selection
+) -> DraftSpec | None:
     """Return the drafter and how many tokens it drafts, or None without speculation. Raises:
     ConfigError."""
     tell_unused(config)
@@ -61,32 +66,50 @@ def draft_spec(config: Config, schedule: ScheduleSpec, scheduler: Selection) -> 
     return DraftSpec(
         drafter=asked.drafter,
         max_tokens=max_tokens,
-        pause_above_requests=_pause_above(config, asked, keys),
+        pause_above_requests=_pause_above(config, model, asked, keys),
         max_model_tokens=keys.max_model_len,
     )
 
 
 def check_states(config: Config, model: ModelSpec) -> None:
-    """Raise ConfigError where drafts were asked for of a model that keeps states: what a draft that
-    does not come true has changed in them cannot be taken back."""
-    if draft_keys(config) is None or model.cache is None or not model.cache.num_state_layers:
+    """Raise ConfigError where drafts were asked for of a model that keeps states in a pipeline: its
+    first stages do not see in time which drafts came true."""
+    num_stages = config.parallel.pipeline_parallel_size
+    if draft_keys(config) is None or not _keeps_states(model) or num_stages == 1:
         return
     raise ConfigError(
-        "the model keeps states of fixed size, and what drafts change in them cannot be taken "
-        "back yet.",
+        "the model keeps states of fixed size, and the first stages of a pipeline do not see in "
+        "time which drafts come true.",
         where=FLAG,
-        fix="leave the flag out.",
+        fix="leave the flag out, or use --pipeline-parallel-size 1.",
     )
 
 
-def _pause_above(config: Config, asked: Asked, keys: DraftKeys) -> int | None:
-    """Return with how many requests drafting pauses; the demo model's own drafters have a default
-    of their own."""
-    is_demo = config.model.model in (None, str(DEMO_PATH))
-    is_bundled = is_demo and keys.checkpoint.model is None
-    if keys.disable_by_batch_size is None and is_bundled and asked.drafter.name in bundled_drafts():
+def _keeps_states(model: ModelSpec) -> bool:
+    return model.cache is not None and model.cache.num_state_layers > 0
+
+
+def _pause_above(config: Config, model: ModelSpec, asked: Asked, keys: DraftKeys) -> int | None:
+    """Return with how many requests drafting pauses: there are defaults for the demo model's own
+    drafters, and for states, of which there must be room for one a draft."""
+    if keys.disable_by_batch_size is None and _keeps_states(model):
+        return DRAFTS_BESIDE_STATES
+    if keys.disable_by_batch_size is None and _is_bundled(config, keys, asked.drafter.name):
         return DRAFTS_PAUSE_ABOVE
     return keys.disable_by_batch_size
+
+
+def _is_bundled(config: Config, keys: DraftKeys, method: str) -> bool:
+    """Return whether the drafter is one that the demo model brings along."""
+    is_demo = config.model.model in (None, str(DEMO_PATH))
+    return is_demo and keys.checkpoint.model is None and method in bundled_drafts()
+
+
+def _usual_tokens(config: Config, keys: DraftKeys, method: str) -> int:
+    """Return how long drafts may be where the flag does not say."""
+    if _is_bundled(config, keys, method):
+        return DRAFT_TOKENS.get(method, DEFAULT_DRAFT_TOKENS)
+    return DEFAULT_DRAFT_TOKENS
 
 
 def asked_drafter(config: Config) -> Asked | None:
@@ -105,7 +128,7 @@ def asked_drafter(config: Config) -> Asked | None:
     options = {} if of_checkpoint else _of_checkpoint(plugin, method, keys.checkpoint)
     return Asked(
         drafter=_drafter(config, method, {**options, **keys.options}),
-        max_tokens=keys.num_speculative_tokens or DEFAULT_DRAFT_TOKENS,
+        max_tokens=keys.num_speculative_tokens or _usual_tokens(config, keys, method),
         settings=of_checkpoint,
     )
 

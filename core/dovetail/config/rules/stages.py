@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import cast
 
 import msgspec
 
 from dovetail import registry
 from dovetail.config.config import Config
 from dovetail.errors import ConfigError
+from dovetail.interfaces.model import Model
 from dovetail.interfaces.spec import ModelSpec, RankSpec, Selection
 
 FLAG, SPLIT = "--pipeline-parallel-size", "--pipeline-layer-split"
-MODEL_WORD = "pipeline_parallel"
-"""Capability of a model that can be divided into stages."""
+MODEL_WORD, TENSOR_WORD = "pipeline_parallel", "tensor_parallel"
+"""Capabilities of a model: it can be divided into stages, and each of its layers over ranks."""
 WORDS = {"scheduler": "pipeline", "executor": "stages", "worker": "stages"}
 """The same of other plugins, by kind."""
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -62,12 +64,32 @@ def check_model(plugin: Selection, rank: RankSpec) -> None:
     """Raise ConfigError for a model that cannot be divided into stages."""
     if rank.num_stages == 1:
         return
-    if MODEL_WORD not in registry.load_selection(plugin).capabilities:
+    model = cast(type[Model], registry.load_selection(plugin))
+    if MODEL_WORD not in model.capabilities:
+        instead = f"an architecture whose plugin claims {MODEL_WORD}"
+        if TENSOR_WORD in model.capabilities:
+            instead = "divide each layer with --tensor-parallel-size"
         raise ConfigError(
-            f"the model plugin {plugin.name} cannot be divided into stages.",
+            f"the model plugin {plugin.name} cannot be divided into stages: {model.whole_because}.",
             where=FLAG,
-            fix=f"use 1, or an architecture whose plugin claims {MODEL_WORD}.",
+            fix=f"use 1, or {instead}.",
         )
+
+
+def check_sources(model: ModelSpec, rank: RankSpec) -> None:
+    """Raise ConfigError where a layer reads the keys and values of one on another stage."""
+    sources = () if model.cache is None else model.cache.sources
+    for stage in range(rank.num_stages if sources else 0):
+        own = msgspec.structs.replace(rank, stage=stage).layers(model.num_layers)
+        apart = [layer for layer in own if sources[layer] not in own]
+        if apart:
+            raise ConfigError(
+                f"layer {apart[0]} reads the keys and values of layer {sources[apart[0]]}, which "
+                "is on another stage.",
+                where=FLAG,
+                fix=f"use 1, or end a stage before layer {min(sources[i] for i in apart)} or "
+                f"earlier with {SPLIT}.",
+            )
 
 
 def check_parts(rank: RankSpec, *plugins: Selection) -> None:
@@ -87,13 +109,16 @@ def largest_stage(model: ModelSpec, rank: RankSpec) -> ModelSpec:
     as the stage with the most of them has."""
     if rank.num_stages == 1:
         return model
-    kinds, num_layers = _kinds(model), model.num_layers
+    kinds, num_layers, cache = _kinds(model), model.num_layers, model.cache
+    keepers = range(num_layers) if cache is None or not cache.sources else cache.keepers
     most: Counter[str] = Counter()
     for stage in range(rank.num_stages):
         own = msgspec.structs.replace(rank, stage=stage).layers(num_layers)
-        most |= Counter(kinds[number] for number in own)
+        most |= Counter(kinds[number] for number in own if number in keepers)
     config = {**model.hf_config, "layer_types": list(most.elements())}
-    return msgspec.structs.replace(model, num_layers=most.total(), hf_config=config)
+    if cache is not None and cache.sources:
+        cache = msgspec.structs.replace(cache, sources=tuple(range(most.total())))
+    return msgspec.structs.replace(model, num_layers=most.total(), hf_config=config, cache=cache)
 
 
 def _kinds(model: ModelSpec) -> list[str]:

@@ -32,11 +32,13 @@ from dovetail.config.rules.ranks import check_division, rank_spec
 from dovetail.errors import ConfigError
 from dovetail.interfaces.drafter import WorkerDrafter
 from dovetail.interfaces.platform import AUTO_DTYPE, Platform
-from dovetail.interfaces.spec import ModelSpec, ScheduleSpec, Selection, WorkerDraftSpec
+from dovetail.interfaces.schedule_spec import ScheduleSpec
+from dovetail.interfaces.spec import ModelSpec, Selection, WorkerDraftSpec
 from dovetail.interfaces.step import KVLayer
 from dovetail.registry.options import convert
 
 FLAG = "--speculative-config"
+SAMPLE_METHODS = ("greedy", "probabilistic")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,7 @@ def worker_drafts(
         attention=select_attention(config, model, kv_dtype, platform),
         max_model_tokens=_longest(settings, plugin, model, schedule),
         is_divided=is_divided,
-        is_sampled=settings.get("draft_sample_method") == "probabilistic",
+        is_sampled=_is_sampled(settings),
     )
 
 
@@ -248,6 +250,19 @@ def _is_divided(config: Config, settings: Mapping[str, Any], plugin: type[Worker
             fix=f"use 1 or {size}." if size > 1 else "use 1.",
         )
     return number > 1
+
+
+def _is_sampled(settings: Mapping[str, Any]) -> bool:
+    """Return whether drafts are sampled, not the drafter's most likely tokens. Raises:
+    ConfigError"""
+    asked = settings.get("draft_sample_method")
+    if asked not in (None, *SAMPLE_METHODS):
+        raise ConfigError(
+            f"{asked!r} is not a way to choose a draft.",
+            where=f"{FLAG}.draft_sample_method",
+            fix=f"use one of {', '.join(SAMPLE_METHODS)}.",
+        )
+    return bool(asked == "probabilistic")
 
 
 def _load_format(config: Config, path: str, *, is_own: bool) -> Selection:

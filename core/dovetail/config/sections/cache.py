@@ -82,5 +82,7 @@ class CacheConfig:
         help="data type of the recurrent (SSM) state alone; auto is that of --mamba-cache-dtype",
     )
     kv_sharing_fast_prefill: bool = flag(
-        False, help="during prefill, skip layers that share another layer's KV cache"
+        False,
+        help="compute prompt tokens after which nothing is drawn only as far as there are layers "
+        "with a KV cache: those behind that read another layer's need them not",
     )

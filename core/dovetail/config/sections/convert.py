@@ -27,7 +27,8 @@ _SUFFIXES: dict[str, int] = {
 }
 _HUMAN = re.compile(r"([+-]?\d+(?:\.\d+)?)([kKmMgGtT])")
 _PAIRS = re.compile(r"[\w-]+=[^=,{}\[\]\"]+(,[\w-]+=[^=,{}\[\]\"]+)*")
-_WORD = re.compile(r"(?!(true|false)$)[A-Za-z][\w:-]*", re.IGNORECASE)
+_WORD = re.compile(r"(?!(true|false)$)[A-Za-z][\w:-]*|[.~]{0,2}/.*", re.IGNORECASE)
+"""What stands for itself where a JSON flag takes the value of its `key`: a word, a path."""
 _TRUE = {"true", "yes", "on", "1"}
 _FALSE = {"false", "no", "off", "0"}
 

@@ -50,10 +50,19 @@ class EngineConfig:
         default_note="TMPDIR, or /tmp",
     )
     kv_transfer_config: Mapping[str, Any] = flag(
-        {}, kind="kv_connector", help="how blocks of the KV cache are transferred between engines"
+        {},
+        kind="kv_connector",
+        key="kv_connector",
+        metavar="JSON",
+        help="where blocks of the KV cache are kept beside the device, and how they come back. "
+        "kv_connector: offloading (host memory, then a folder), shared_storage (a folder of "
+        "several engines), multi or a plugin; kv_role: kv_both, kv_producer or kv_consumer; "
+        "kv_connector_extra_config: the connector's options; kv_load_failure_policy: recompute "
+        "or fail; kv_buffer_size in bytes, kv_load_timeout in seconds",
     )
     kv_events_config: Mapping[str, Any] = flag(
         {},
         kind="kv_event_publisher",
-        help="where events about changes of the KV cache are published",
+        help="tells others what the prefix cache holds: enable_kv_cache_events, publisher (zmq or "
+        "null), endpoint, replay_endpoint, buffer_steps, hwm, max_queue_size, topic",
     )

@@ -29,10 +29,23 @@ class LoRAConfig:
     )
     lora_dtype: str = flag("auto", kind="lora_dtype", help="data type of LoRA weights")
     lora_extra_vocab_size: int = flag(
-        256, ge=0, help="maximum number of tokens that a LoRA adapter may add"
+        256,
+        ge=0,
+        help="maximum number of tokens that a LoRA adapter may add; no effect, as adapters that "
+        "add tokens are refused",
     )
     enable_lora_bias: bool = flag(False, help="accept LoRA adapters with biases")
-    fully_sharded_loras: bool = flag(False, help="divide all LoRA computation over the devices")
+    fully_sharded_loras: bool = flag(
+        False,
+        help="divide all LoRA computation over the devices; no effect, as an adapter's matrices "
+        "are divided as its layers are",
+    )
+    long_lora_scaling_factors: tuple[str, ...] = flag(
+        (),
+        metavar="X",
+        help="linear rope scalings that LoRA adapters may have been trained with, in place of the "
+        "model's own",
+    )
     lora_resolvers: tuple[str, ...] = flag(
         (),
         kind="adapter_resolver",
@@ -46,5 +59,7 @@ class LoRAConfig:
         help="folder whose subfolders are LoRA adapters, which are loaded when a request names one",
     )
     default_mm_loras: Mapping[str, Any] = flag(
-        {}, help="LoRA adapters that are used for requests with media of a kind, as MODALITY: PATH"
+        {},
+        help="LoRA adapters that requests with media of a kind use if they name none, as "
+        "MODALITY: PATH",
     )

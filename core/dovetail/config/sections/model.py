@@ -62,7 +62,10 @@ class ModelConfig:
     )
     revision: str | None = flag(None, help="branch, tag or commit of the model on the hub")
     tokenizer_revision: str | None = flag(
-        None, help="branch, tag or commit of the tokenizer", default_note="the model's"
+        None,
+        help="branch, tag or commit of the tokenizer; with --trust-remote-code and --tokenizer "
+        "the commit or the digest (sha256:...) of its code",
+        default_note="the model's",
     )
     seed: int | None = flag(
         None,
@@ -72,7 +75,11 @@ class ModelConfig:
         "from this seed and its order of arrival",
         default_note="a new one at each start",
     )
-    trust_remote_code: bool = flag(False, help="run code that comes with a checkpoint")
+    trust_remote_code: bool = flag(
+        False,
+        help="run code that comes with a checkpoint where nothing else can run it, with all rights "
+        "of this user; --code-revision (or --revision with the whole hash of a commit) says which",
+    )
     config_format: str = flag(
         "auto", kind="config_format", help="file format of the model's configuration"
     )
@@ -129,7 +136,10 @@ class ModelConfig:
         default_note="HF_TOKEN, or a login that the hub's client has saved",
     )
     code_revision: str | None = flag(
-        None, help="commit of the code that comes with a checkpoint, which is never run"
+        None,
+        help="the code that --trust-remote-code runs: sha256: and the digest of its files, which "
+        "the error without this flag tells, or on the hub the whole hash of a commit",
+        default_note="the commit that --revision names",
     )
     rope_theta: float | None = flag(
         None, ge=1, help="base of the rotary embedding", default_note="the checkpoint's"

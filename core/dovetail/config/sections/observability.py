@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from dovetail.config.sections.field import flag
 
@@ -47,4 +49,13 @@ class ObservabilityConfig:
         metavar="FILE.json",
         help="JSON file with the logging configuration, in the format of Python's "
         "logging.config.dictConfig",
+    )
+    profiler_config: Mapping[str, Any] = flag(
+        {},
+        key="torch_profiler_dir",
+        metavar="FOLDER|JSON",
+        help="let POST /start_profile and /stop_profile run torch's profiler on every rank; each "
+        "writes a trace into the folder. As JSON: torch_profiler_dir, profiler (torch), "
+        "torch_profiler_record_shapes, torch_profiler_with_memory, torch_profiler_with_stack, "
+        "torch_profiler_with_flops and torch_profiler_use_gzip",
     )

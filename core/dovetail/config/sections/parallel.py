@@ -148,20 +148,22 @@ class ParallelConfig:
     )
     enable_dbo: bool = flag(
         False,
-        help="dual batch overlap: run two half batches, so that one computes while the other "
-        "communicates",
+        help="dual batch overlap: run two half batches of a large step, so that one computes while "
+        "the other's tensors are exchanged between ranks",
     )
     dbo_decode_token_threshold: int = flag(
         32,
         ge=1,
         unit="tokens",
-        help="minimum number of tokens of a decode step that is split in two half batches",
+        help="with --enable-dbo, the minimum number of tokens of a decode step that is split in "
+        "two half batches",
     )
     dbo_prefill_token_threshold: int = flag(
         512,
         ge=1,
         unit="tokens",
-        help="minimum number of tokens of a prefill step that is split in two half batches",
+        help="with --enable-dbo, the minimum number of tokens of a step with prompts in it that is "
+        "split in two half batches",
     )
     ray_workers_use_nsight: bool = flag(False, help="run Ray's workers under the Nsight profiler")
     max_parallel_loading_workers: int | None = flag(

@@ -47,6 +47,7 @@ from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.stats import RequestStats, StepStats
 from dovetail.interfaces.tokenizer import Tokenizer
+from dovetail.multimodal.prompt import MediaPrompt, PlacedPrompt, VectorPrompt
 from dovetail.observability.caller import CALLER
 from dovetail.observability.stats import StatLoggers
 from dovetail.registry import hooks
@@ -64,8 +65,6 @@ ABANDON_WAIT_S = 0.3
 ATTACH_LIMIT_S = 60.0
 # One of several engines that share experts, and so end together, may still say why it ended.
 SHARERS_WAIT_S = 0.3
-# Longer prompts are tokenized in a thread, so that other requests' streams keep flowing.
-INLINE_PROMPT_CHARS = 2048
 
 
 class AsyncEngine(EngineOperations):
@@ -173,6 +172,7 @@ class AsyncEngine(EngineOperations):
         self._hooks = hooks.manager_of(self.spec.hooks)
         self.tokenizer = await self._loop.run_in_executor(None, load_tokenizer, self.spec)
         self._input = InputProcessor(self.spec, self.tokenizer, name=self.name)
+        self.media_words = self._input.media_words
         self._pooled_input = PooledInput(self.spec, self.tokenizer, name=self.name)
         for connection in self._connections:
             connection.open(self.tokenizer)
@@ -260,15 +260,13 @@ class AsyncEngine(EngineOperations):
         params: SamplingParams,
         request_id: str,
         *,
-        priority: int = 0,
-        cache_salt: str = "",
-        adapter: str = "",
         watch: Callable[[], TextWatch] | None = None,
+        **how: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the request's outputs until it is finished. Closing the generator aborts it.
 
-        `adapter` names one that the engines have loaded ("": none).
-        `watch` makes what looks for the stop strings of a completion, and is shown all its text.
+        `how`: what else InputProcessor.prepare takes, by name. `watch` makes what looks for the
+        stop strings of a completion, and is shown all its text.
         Raises: RequestError when the request is refused, RequestFault when it ends with an error,
         EngineDead when the engine is gone, EngineAsleep, Overloaded while draining.
         """
@@ -276,11 +274,14 @@ class AsyncEngine(EngineOperations):
         if self.asleep:
             raise asleep_error()
         key = next(self._serials)
-        how: Any = {"priority": priority, "cache_salt": cache_salt, "adapter": adapter}
         prepare = partial(self._input.prepare, prompt, params, request_id, serial=key, **how)
         prepared = await self._prepared(prompt, prepare)
         async for output in self._outputs(key, prepared, watch):
             yield output
+
+    async def read(self, prompt: MediaPrompt | VectorPrompt) -> PlacedPrompt:
+        """Return a prompt of media or vectors as token ids and parts. Raises: RequestError"""
+        return await self._loop.run_in_executor(None, self._input.read, prompt)
 
     async def pool(
         self, prompt: Prompt, params: PoolingParams, request_id: str, **how: Any
@@ -320,9 +321,10 @@ class AsyncEngine(EngineOperations):
     async def _prepared(
         self, prompt: Prompt, prepare: Callable[[], PreparedRequest]
     ) -> PreparedRequest:
-        """Return the checked request of a prompt, made in a thread where the prompt is long."""
-        is_short = len(prompt) <= INLINE_PROMPT_CHARS
-        return prepare() if is_short else await self._loop.run_in_executor(None, prepare)
+        """Return the checked request of a prompt, made in a thread where that takes long."""
+        if self._input.is_quick(prompt):
+            return prepare()
+        return await self._loop.run_in_executor(None, prepare)
 
     def _submit(
         self, key: int, prepared: PreparedRequest, watch: Callable[[], TextWatch] | None

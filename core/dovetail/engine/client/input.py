@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from dovetail import registry
+from dovetail.engine.client.encoder_prompt import (
+    DECODER,
+    EncoderPrompt,
+    PlainPrompt,
+    read_prompt,
+    verify_alignment,
+)
 from dovetail.engine.client.fanout import child_params, child_seed, root_seed
 from dovetail.engine.client.long_text import encoded, kept
 from dovetail.engine.client.no_tokenizer import text_refused
@@ -21,12 +30,18 @@ from dovetail.engine.context_length import PROMPT, max_tokens_within, room_for_a
 from dovetail.engine.messages import EngineRequest
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.logits import LogitsProcessor
+from dovetail.interfaces.media import VECTORS, PromptPart
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.tokenizer import Tokenizer
+from dovetail.multimodal.prompt import MediaPrompt, PlacedPrompt, VectorPrompt, placed
+from dovetail.multimodal.reader import MediaReader
+from dovetail.multimodal.vectors import has_no_tokens, placed_vectors
 
 MAX_NAME_CHARS = 256
-Prompt = str | Sequence[int]
+INLINE_PROMPT_CHARS = 2048
+"""Longer prompts are tokenized in a thread, so that other requests' streams keep flowing."""
+Prompt = PlainPrompt | MediaPrompt | VectorPrompt | PlacedPrompt | EncoderPrompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +66,19 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._max_model_tokens = spec.run.max_model_tokens
         self._vocab_size = spec.run.model.vocab_size
+        self._encoder = spec.run.model.encoder
         self._pools = spec.run.pooling is not None
         self._max_logprobs = spec.max_logprobs
         self._has_tokenizer = spec.has_tokenizer
+        self._keeps_prefixes = spec.cache.uses_prefix_cache
+        self._has_connector = spec.run.transfer is not None
         self._request_seed = spec.request_seed
+        limits = spec.schedule
+        self._most_part_tokens = limits.most_part_tokens if limits.keeps_parts_whole else None
+        self._model, self._takes_vectors = spec.run.model, spec.takes_vectors
+        self._reader = None if spec.media is None else MediaReader(spec.run.model, spec.media)
+        self._media_limits = {} if spec.media is None else spec.media.settings.limits
+        self._media_adapters = {} if spec.media is None else spec.media.adapters
         self._eos_token_ids = _eos_token_ids(spec, tokenizer)
         self._name = name
         pattern = spec.processor_pattern
@@ -73,11 +97,15 @@ class InputProcessor:
         serial: int = 0,
         priority: int = 0,
         cache_salt: str = "",
+        cache_pin_s: float = 0.0,
+        kv_transfer: dict[str, Any] | None = None,
         adapter: str = "",
     ) -> PreparedRequest:
         """Return the engine requests of one client's request.
 
-        `serial` tells apart requests for which clients chose the same id.
+        `serial` tells apart requests for which clients chose the same id, `adapter` names one that
+        is loaded ("": none). What is cached of the prompt stays for `cache_pin_s` seconds after it;
+        `kv_transfer` are the client's kv_transfer_params.
         Raises: RequestError naming the field that is wrong.
         """
         arrival_s = time.monotonic()
@@ -89,10 +117,12 @@ class InputProcessor:
             )
         verify_text("request_id", request_id)
         verify_text("cache_salt", cache_salt)
+        self._verify_reuse(cache_pin_s, kv_transfer)
         params = _typed(params)
         params.verify()
         self._verify(params)
-        prompt_ids = self._truncated(self._token_ids(prompt, params), params)
+        prompt_ids, sent, parts = self._read(prompt, params)
+        adapter = adapter or self._media_adapter(parts)
         params = self._completed(params, len(prompt_ids))
         seed = self._seed(params, serial)
         requests = tuple(
@@ -105,16 +135,40 @@ class InputProcessor:
                 arrival_s=arrival_s,
                 cache_salt=cache_salt,
                 adapter=adapter,
+                parts=parts,
+                pin_s=cache_pin_s if index == 0 else 0.0,
+                kv_transfer=kv_transfer,
             )
             for index in range(params.n)
         )
         return PreparedRequest(
             request_id=request_id,
-            prompt_ids=prompt_ids,
+            prompt_ids=sent,
             params=params,
             requests=requests,
             arrival_s=arrival_s,
         )
+
+    def _media_adapter(self, parts: Sequence[PromptPart]) -> str:
+        """Return the adapter of a prompt's media, "" where they have none, or several."""
+        kinds = {part.place.kind for part in parts}
+        found = {self._media_adapters[kind] for kind in kinds & self._media_adapters.keys()}
+        return found.pop() if len(found) == 1 else ""
+
+    def _verify_reuse(self, pin_s: float, kv_transfer: Mapping[str, Any] | None) -> None:
+        """Raise RequestError for what needs a cache or a connector that is not there."""
+        if pin_s and not self._keeps_prefixes:
+            raise RequestError(
+                "prefix caching is off, so that no prefix stays.",
+                where="cache_pin_s",
+                fix="leave it out, or start the server with --enable-prefix-caching.",
+            )
+        if kv_transfer and not self._has_connector:
+            raise RequestError(
+                "this engine has no KV connector.",
+                where="kv_transfer_params",
+                fix="leave them out, or start the server with --kv-transfer-config.",
+            )
 
     def _seed(self, params: SamplingParams, serial: int) -> int:
         """Return the request's own seed, one by its place in line under --seed, or a new one."""
@@ -122,7 +176,127 @@ class InputProcessor:
             return child_seed(self._request_seed, serial + 1)
         return root_seed(params.seed)
 
-    def _token_ids(self, prompt: Prompt, params: SamplingParams) -> tuple[int, ...]:
+    def _read(
+        self, prompt: Prompt, params: SamplingParams
+    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[PromptPart, ...]]:
+        """Return the token ids that are computed, those that count as the prompt's, and what is
+        read beside them. Raises: RequestError"""
+        encoder = self._encoder
+        if encoder is None and isinstance(prompt, EncoderPrompt):
+            raise RequestError(
+                "this model has no encoder.", where=PROMPT, fix="send one prompt alone."
+            )
+        verify_alignment(params.alignment, encoder)
+        if encoder is None:
+            ids, parts = self._with_media(prompt, params)
+            return ids, ids, parts
+        if isinstance(prompt, MediaPrompt | VectorPrompt | PlacedPrompt):
+            raise RequestError("the encoder of this model takes no media in a text.", where=PROMPT)
+        if params.prompt_logprobs is not None:
+            raise RequestError(
+                "a model with an encoder tells no logprobs of its prompt.", where="prompt_logprobs"
+            )
+        if not isinstance(prompt, EncoderPrompt):
+            prompt = EncoderPrompt(encoder=prompt)
+        most = encoder.max_rows or self._max_model_tokens
+
+        def sent_ids(text: PlainPrompt) -> tuple[int, ...]:
+            keep, wanted = params.truncate_prompt_tokens, params.max_tokens
+            return truncated(self._token_ids(text, params), keep, most, wanted)
+
+        read = read_prompt(prompt, encoder, most, sent_ids, self._bare_ids)
+        room_for_answer(len(read.decoder), self._max_model_tokens)
+        return read.decoder, read.sent, (read.part,)
+
+    def _bare_ids(self, prompt: PlainPrompt) -> tuple[int, ...]:
+        """Return token ids of a text without what begins and ends one. Raises: RequestError"""
+        if isinstance(prompt, str):
+            verify_text(DECODER, prompt)
+            return tuple(self._tokenizer.encode(prompt, add_special_tokens=False))
+        self._verify_ids(DECODER, prompt)
+        return tuple(prompt)
+
+    @property
+    def media_words(self) -> dict[str, str]:
+        """Return what stands for a medium in a text before it is read, by kind."""
+        reader = self._reader
+        return {} if reader is None else {kind: reader.placeholder(kind) for kind in reader.kinds}
+
+    def is_quick(self, prompt: Prompt) -> bool:
+        """Return whether a prompt is prepared in no time: a short one without media."""
+        if isinstance(prompt, MediaPrompt | VectorPrompt | PlacedPrompt | EncoderPrompt):
+            return False
+        return len(prompt) <= INLINE_PROMPT_CHARS
+
+    def read(self, prompt: MediaPrompt | VectorPrompt) -> PlacedPrompt:
+        """Return a prompt of media or vectors as token ids and parts. Raises: RequestError"""
+        if isinstance(prompt, VectorPrompt):
+            return placed_vectors(prompt, self._model, is_taken=self._takes_vectors)
+        if self._reader is None:
+            raise RequestError(
+                "this model takes no images, video or sound.",
+                where=PROMPT,
+                fix="send text alone, or serve a model that takes media.",
+                code="unsupported_media",
+            )
+        if isinstance(prompt.text, str):
+            verify_text(PROMPT, prompt.text)
+        self._verify_counts(prompt)
+        found = placed(prompt, self._reader, self._tokenizer.encode)
+        runs = [run for part in found.parts for run in part.place.runs]
+        taken = {place for start, count in runs for place in range(start, start + count)}
+        self._verify_ids(PROMPT, (one for i, one in enumerate(found.token_ids) if i not in taken))
+        # What stands where vectors do is looked up all the same, so it lies in the vocabulary.
+        ids = tuple(one if one < self._vocab_size else 0 for one in found.token_ids)
+        return PlacedPrompt(token_ids=ids, parts=found.parts)
+
+    def _with_media(
+        self, prompt: Prompt, params: SamplingParams
+    ) -> tuple[tuple[int, ...], tuple[PromptPart, ...]]:
+        """Return a prompt's token ids, and what stands in it beside tokens. Raises: RequestError"""
+        assert not isinstance(prompt, EncoderPrompt), "the model has no encoder"
+        if isinstance(prompt, MediaPrompt | VectorPrompt):
+            prompt = self.read(prompt)
+        if not isinstance(prompt, PlacedPrompt):
+            return self._truncated(self._token_ids(prompt, params), params), ()
+        if prompt.parts and params.truncate_prompt_tokens is not None:
+            raise RequestError(
+                "a prompt with media cannot be truncated.", where="truncate_prompt_tokens"
+            )
+        if has_no_tokens(prompt) and params.prompt_logprobs is not None:
+            raise RequestError("a prompt of vectors has no logprobs.", where="prompt_logprobs")
+        room_for_answer(len(prompt.token_ids), self._max_model_tokens)
+        self._verify_parts(prompt.parts)
+        return prompt.token_ids, prompt.parts
+
+    def _verify_counts(self, prompt: MediaPrompt) -> None:
+        """Raise RequestError for more media of a kind than a prompt may have."""
+        counts = Counter(medium.kind for medium in prompt.media)
+        for kind, limit in self._media_limits.items():
+            if limit.count is not None and counts[kind] > limit.count:
+                raise RequestError(
+                    f"at most {limit.count} of the kind {kind} may be in one prompt, not "
+                    f"{counts[kind]} (--limit-mm-per-prompt).",
+                    where=PROMPT,
+                    code="too_many_media",
+                )
+
+    def _verify_parts(self, parts: Iterable[PromptPart]) -> None:
+        """Raise RequestError for parts that no step computes whole, where one must."""
+        most = self._most_part_tokens
+        for place in (part.place for part in parts):
+            size = 0 if place.kind == VECTORS else place.end - place.start
+            if most is not None and size > most:
+                raise RequestError(
+                    f"an item of the prompt has {size} positions, which one step must compute, and "
+                    f"that has {most} for one request.",
+                    where=PROMPT,
+                    fix="send a smaller one, or start the server with a higher "
+                    "--max-num-batched-tokens or without --disable-chunked-mm-input.",
+                    code="media_too_large",
+                )
+
+    def _token_ids(self, prompt: PlainPrompt, params: SamplingParams) -> tuple[int, ...]:
         """Return the prompt as token ids within the vocabulary; of a long text that is to be
         truncated its end."""
         if isinstance(prompt, str):

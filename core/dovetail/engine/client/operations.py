@@ -24,6 +24,7 @@ from dovetail.engine.messages import (
 from dovetail.errors import RequestError
 from dovetail.interfaces.adapter_spec import AdapterSource
 from dovetail.interfaces.executor import WorkerCall
+from dovetail.interfaces.profile import GET_READY, START, STOP
 from dovetail.interfaces.spec import EngineSpec
 
 Result = TypeVar("Result")
@@ -126,3 +127,19 @@ class EngineOperations(ABC):
         limit_s = None if call.timeout_s is None else call.timeout_s + ANSWER_WAIT_S
         found = await self.call_each(CallWorkers(call), limit_s)
         return [answer for engine in found for answer in engine.answers]
+
+    async def start_profile(self) -> None:
+        """Start the profiler of every rank of every engine, or of none.
+
+        Raises: RequestError naming a rank where one runs already, or no trace can be written;
+        EngineDead
+        """
+        for function in (GET_READY, START):
+            await self.collective_rpc(WorkerCall(method=function))
+
+    async def stop_profile(self) -> list[str]:
+        """Stop the profiler of every rank; return the files of their traces, each on its machine.
+
+        Raises: RequestError naming a rank where none runs; EngineDead
+        """
+        return await self.collective_rpc(WorkerCall(method=STOP))

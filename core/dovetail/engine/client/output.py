@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from dovetail.engine.client.clock import RequestClock
 from dovetail.engine.client.detokenizer import Detokenizer
@@ -60,6 +61,7 @@ class LiveRequest:
         self.params = prepared.params
         self.clock = RequestClock(prepared.arrival_s, len(prepared.requests))
         self.num_cached_tokens = 0
+        self.transfer: dict[str, Any] | None = None
         self.has_token = False
         self.is_pending = True
         self.error = ""
@@ -245,6 +247,7 @@ class OutputProcessor:
     ) -> None:
         live.clock.note(update, self.clock_lead_s)
         live.num_cached_tokens = max(live.num_cached_tokens, update.num_cached_tokens)
+        live.transfer = update.transfer or live.transfer
         if update.error is not None:
             self._owners.pop(child.request_id)
             child.finish_reason = "error"
@@ -359,6 +362,7 @@ def _output_of(
         num_cached_tokens=live.num_cached_tokens,
         metrics=live.clock.metrics(),
         pooled=pooled,
+        transfer=live.transfer,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +48,8 @@ class RequestMetrics:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
     """News of one request. `prompt_logprobs` is in the first output only, `pooled` in the only
-    output of a prompt that is pooled."""
+    output of a prompt that is pooled. `transfer` are the kv_transfer_params by which another engine
+    goes on, at the end of a request that asked for them."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -57,6 +59,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     pooled: Pooled | None = None
+    transfer: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +77,8 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationResult:
-    """One whole request, offline. `error` says why it ended with an error, else None."""
+    """One whole request, offline. `error` says why it ended with an error, else None. `pooled` is
+    what was asked of its prompt in place of tokens (see SamplingParams.alignment)."""
 
     request_id: str
     prompt: str | None
@@ -84,6 +88,7 @@ class GenerationResult:
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: str | None = None
+    pooled: Pooled | None = None
 
 
 def numbers(pooled: Pooled) -> np.ndarray:

@@ -12,6 +12,7 @@ from functools import cached_property
 
 import msgspec
 
+from dovetail.engine.client.encoder_prompt import EncoderPrompt
 from dovetail.engine.client.input import PreparedRequest, Prompt, verify_ids, verify_text
 from dovetail.engine.client.long_text import encoded
 from dovetail.engine.client.pieces import pieces
@@ -22,6 +23,7 @@ from dovetail.interfaces.pooling_params import EMBED, PoolingParams
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec, PoolingSpec
 from dovetail.interfaces.tokenizer import Tokenizer
+from dovetail.multimodal.prompt import MediaPrompt, PlacedPrompt, VectorPrompt
 
 TRUNCATE = "truncate_prompt_tokens"
 """What errors about cutting a prompt name."""
@@ -63,6 +65,10 @@ class PooledInput:
         Raises: RequestError naming the field that is wrong.
         """
         arrival_s = time.monotonic()
+        if isinstance(prompt, EncoderPrompt):
+            raise RequestError("a model that pools has one prompt.", where=PROMPT)
+        if isinstance(prompt, MediaPrompt | VectorPrompt | PlacedPrompt):
+            raise RequestError("a model that pools takes no media yet.", where=PROMPT)
         if isinstance(prompt, str):
             prompt = prefix + prompt
             params = self._with_instruction(params, prompt, prefix, adds_special_tokens)

@@ -6,6 +6,7 @@ Their `outputs` have the names that vLLM gives them. Plain data inside one proce
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -76,6 +77,18 @@ class PoolingResult:
     def outputs(self) -> PooledNumbers:
         """Return what became of the prompt. Raises: RequestFault where the request failed"""
         return PooledNumbers(data=self.data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessedResult(PoolingResult):
+    """What an IOProcessor made of data. The tokens are those of all prompts that it made."""
+
+    answer: Any
+
+    @property
+    def outputs(self) -> Any:
+        """Return the answer."""
+        return self.answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

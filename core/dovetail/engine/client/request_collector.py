@@ -69,6 +69,7 @@ class RequestCollector:
             num_cached_tokens=0 if self._last is None else self._last.num_cached_tokens,
             metrics=None if self._last is None else self._last.metrics,
             error=self._error,
+            pooled=None if self._last is None else self._last.pooled,
         )
 
     def _completion(self, index: int, deltas: list[CompletionDelta]) -> Completion:

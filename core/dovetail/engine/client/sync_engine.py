@@ -10,6 +10,7 @@ import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from dovetail.engine.adapters import WAIT_S, serving
 from dovetail.engine.client.input import InputProcessor, PreparedRequest, Prompt, load_tokenizer
@@ -19,6 +20,7 @@ from dovetail.engine.client.pooled_input import PooledInput
 from dovetail.engine.core import EngineCore
 from dovetail.errors import DovetailError, RequestError
 from dovetail.interfaces.adapter_spec import AdapterSource
+from dovetail.interfaces.executor import WorkerCall
 from dovetail.interfaces.pooling_params import PoolingParams
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
@@ -43,6 +45,11 @@ class SyncClient(abc.ABC):
         self._input = InputProcessor(spec, tokenizer)
         self._pooled_input = PooledInput(spec, tokenizer)
         self._serials = itertools.count()
+
+    @property
+    def media_words(self) -> dict[str, str]:
+        """Return what stands for a medium in a text before it is read, by kind."""
+        return self._input.media_words
 
     @abc.abstractmethod
     def _refusal(self) -> RequestError | None:
@@ -126,8 +133,14 @@ class SyncEngine(SyncClient):
             self._stats.request(stats)
 
     def step(self) -> SyncStep:
-        """Run one step; return what it brought. Raises: EngineDead"""
-        processed = self._output.process(self.core.step().updates)
+        """Run one step; return what it brought. Raises: EngineDead
+
+        Where nothing can run yet it waits a moment, for threads that load have work to do.
+        """
+        step = self.core.step()
+        if step.is_stalled and not step.updates:
+            time.sleep(WAIT_S)
+        processed = self._output.process(step.updates)
         if processed.aborts:
             self.core.abort(processed.aborts)
         for stats in processed.stats:
@@ -147,6 +160,11 @@ class SyncEngine(SyncClient):
     def is_sleeping(self) -> bool:
         """Return whether weights or KV cache are asleep."""
         return bool(self.core.sleep_mode.asleep)
+
+    def collective_rpc(self, call: WorkerCall) -> list[Any]:
+        """Have the workers of all ranks run a method; return what they answer. Raises:
+        RequestError"""
+        return self.core.collective_rpc(call)
 
     def load_adapter(self, source: AdapterSource, *, replaces: bool = False) -> None:
         """Read an adapter and serve it. Raises: RequestError saying what is wrong with it"""

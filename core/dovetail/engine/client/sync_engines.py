@@ -20,6 +20,7 @@ from dovetail.engine.client.sync_engine import SyncClient, SyncStep
 from dovetail.engine.sleep_mode import asleep_error
 from dovetail.errors import DovetailError, EngineDead, RequestError
 from dovetail.interfaces.adapter_spec import AdapterSource
+from dovetail.interfaces.executor import WorkerCall
 from dovetail.interfaces.spec import EngineSpec
 
 Result = TypeVar("Result")
@@ -153,6 +154,11 @@ class SyncEngines(SyncClient):
     def is_sleeping(self) -> bool:
         """Return whether weights or KV cache are asleep in any engine."""
         return self._thread.do(self._engine.is_sleeping())
+
+    def collective_rpc(self, call: WorkerCall) -> list[Any]:
+        """Have the workers of all ranks run a method; return what they answer, engine by engine.
+        Raises: RequestError"""
+        return self._thread.do(self._engine.collective_rpc(call))
 
     def load_adapter(self, source: AdapterSource, *, replaces: bool = False) -> None:
         """Have the engines read an adapter and serve it. Raises: RequestError"""

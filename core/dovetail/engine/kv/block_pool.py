@@ -10,9 +10,12 @@ because nothing is lost by reusing it. Every operation is O(1) per block.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 NULL_BLOCK = 0
+
+Forgotten = Callable[[int, bytes], None]
+"""Told the group and the hash of a prefix that can no longer be found."""
 
 
 class BlockPool:
@@ -26,6 +29,7 @@ class BlockPool:
         self._refs = [0] * num_blocks
         self._key_of: list[tuple[int, bytes] | None] = [None] * num_blocks
         self._index: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
+        self.on_forget: Forgotten | None = None
 
     @property
     def num_usable(self) -> int:
@@ -78,18 +82,23 @@ class BlockPool:
             if refs == 0:
                 self._link(block)
 
-    def publish(self, group: int, block: int, prefix_hash: bytes) -> None:
+    def publish(self, group: int, block: int, prefix_hash: bytes) -> bool:
         """Make an owned block findable. Another one under this hash stays if it is owned too; a
-        free one, which will be taken sooner, makes way."""
+        free one, which will be taken sooner, makes way. Return whether the prefix is a new one."""
         if self._key_of[block] is not None:
-            return
+            return False
         other = self.find(group, prefix_hash)
         if other != NULL_BLOCK:
             if self._refs[other]:
-                return
-            self.forget(other)
+                return False
+            self._key_of[other] = None
         self._index[group][prefix_hash] = block
         self._key_of[block] = (group, prefix_hash)
+        return other == NULL_BLOCK
+
+    def key_of(self, block: int) -> tuple[int, bytes] | None:
+        """Return the group and the hash that a block can be found by, if it can."""
+        return self._key_of[block]
 
     def forget(self, block: int) -> None:
         """Make a block unfindable, even if it is in use."""
@@ -97,11 +106,14 @@ class BlockPool:
         if key is not None:
             del self._index[key[0]][key[1]]
             self._key_of[block] = None
+            if self.on_forget is not None:
+                self.on_forget(*key)
 
     def forget_all(self) -> None:
-        """Make every block unfindable."""
-        for block in range(self.num_blocks):
-            self.forget(block)
+        """Make every block unfindable. Nobody is told which."""
+        self._key_of = [None] * self.num_blocks
+        for index in self._index:
+            index.clear()
 
     def _unlink(self, block: int) -> None:
         before, after = self._prev[block], self._next[block]

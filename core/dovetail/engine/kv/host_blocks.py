@@ -1,4 +1,5 @@
-"""HostBlockAccounting: which blocks of host memory hold what preempted requests had cached.
+"""HostBlockAccounting: which blocks of host memory hold what preempted requests had cached, or what
+was brought for requests from elsewhere.
 
 Numbers only, as in the block pool: host block ids, their owners and a free list. A plan's copies to
 the host come before its copies from there, so a host block given back by a plan that reads it may
@@ -17,14 +18,30 @@ Copies = tuple[tuple[int, int], ...]
 
 class Swapped:
     """The host blocks of one request: `tables[g][i]` has block i of group g, for the first
-    `num_tokens` tokens. The first `num_nulls[g]` lie behind the group's window: nothing is kept."""
+    `num_tokens` tokens. The first `num_nulls[g]` lie behind the group's window: nothing is kept.
 
-    __slots__ = ("num_nulls", "num_tokens", "tables")
+    Of what was brought from elsewhere by the load that begins with the number `load`, the first
+    `num_missing` tokens are not here: they are in the prefix index, or all of this is of no use.
+    """
 
-    def __init__(self, tables: list[list[int | None]], num_tokens: int) -> None:
+    __slots__ = ("load", "num_missing", "num_nulls", "num_tokens", "tables")
+
+    def __init__(
+        self,
+        tables: list[list[int | None]],
+        num_tokens: int,
+        *,
+        num_nulls: list[int] | None = None,
+        num_missing: int = 0,
+        load: int | None = None,
+    ) -> None:
         self.tables = tables
         self.num_tokens = num_tokens
-        self.num_nulls = [sum(block is None for block in table) for table in tables]
+        self.num_missing = num_missing
+        self.load = load
+        if num_nulls is None:
+            num_nulls = [sum(block is None for block in table) for table in tables]
+        self.num_nulls = num_nulls
 
     def blocks(self) -> list[int]:
         """Return the host blocks of all groups."""
@@ -38,10 +55,12 @@ class HostBlockAccounting:
         self.num_blocks = num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
         self._swapped: dict[str, Swapped] = {}
+        self._loaded: dict[str, Swapped] = {}
+        self._released: list[int] = []
 
     @property
     def num_requests(self) -> int:
-        """Return how many requests have host blocks."""
+        """Return how many preempted requests have host blocks."""
         return len(self._swapped)
 
     @property
@@ -50,8 +69,18 @@ class HostBlockAccounting:
         return 1.0 - len(self._free) / self.num_blocks if self.num_blocks else 0.0
 
     def find(self, request_id: str) -> Swapped | None:
-        """Return the host blocks of a request."""
-        return self._swapped.get(request_id)
+        """Return the host blocks of a request, or what was brought for it."""
+        return self._swapped.get(request_id) or self._loaded.get(request_id)
+
+    def adopt(self, request_id: str, loaded: Swapped) -> None:
+        """Keep account of what was brought for a request that owns nothing yet. Mutates: self"""
+        assert self.find(request_id) is None, f"{request_id} has host blocks already"
+        self._loaded[request_id] = loaded
+
+    def take_released(self) -> list[int]:
+        """Return the loads that are needed no more, once. Mutates: self"""
+        released, self._released = self._released, []
+        return released
 
     def put(
         self, request_id: str, tables: Sequence[Sequence[int]], num_tokens: int
@@ -75,6 +104,9 @@ class HostBlockAccounting:
 
     def drop(self, request_id: str) -> None:
         """Free a request's host blocks; one without any is ignored."""
+        loaded = self._loaded.pop(request_id, None)
+        if loaded is not None and loaded.load is not None:
+            self._released.append(loaded.load)
         swapped = self._swapped.pop(request_id, None)
         if swapped is not None:
             # The lowest are taken first: neighbours are copied at once.

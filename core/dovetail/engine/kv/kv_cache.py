@@ -1,26 +1,32 @@
 """KVCacheManager: which blocks each request owns, and which of its tokens are already cached.
 
 Implements interfaces.scheduler.KVCache over a BlockPool and, for preempted requests, host blocks.
-Every group's block table of a request has the same length; a windowed group has the null block
-where tokens fell out of its window.
+The block tables of a request's groups have the same length; a windowed group has the null block
+where tokens fell out of its window. Groups of what encoders read stand apart: they have the blocks
+for it from the first on, which no prefix finds.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 
 from dovetail.engine.kv import kv_groups
 from dovetail.engine.kv.block_pool import NULL_BLOCK, BlockPool
-from dovetail.engine.kv.host_blocks import Copies, HostBlockAccounting
+from dovetail.engine.kv.host_blocks import Copies, HostBlockAccounting, Swapped
+from dovetail.engine.kv.pins import Pins
 from dovetail.engine.kv.prefix_hash import PrefixHasher
+from dovetail.interfaces.kv_policy import BlockWatcher, Found, Has
+from dovetail.interfaces.media import encoder_rows
 from dovetail.interfaces.scheduler import RequestState
 from dovetail.interfaces.spec import CacheSpec
 from dovetail.interfaces.step import KVLayout
 
 Blocks = tuple[tuple[int, ...], ...]
+Hashes = Sequence[bytes]
 
 
 class _Holding:
@@ -40,7 +46,7 @@ class KVCacheManager:
 
     `num_queried_tokens` and `num_hit_tokens` count the tokens of first allocations and those of
     them found in the prefix index, since the start; `num_swaps` requests went to host blocks, and
-    `num_swapped_in_tokens` were copied back from there.
+    `num_swapped_in_tokens` were copied back from there. `num_loaded_tokens` came from elsewhere.
     """
 
     def __init__(self, layout: KVLayout, cache: CacheSpec, hash_key: bytes) -> None:
@@ -51,19 +57,71 @@ class KVCacheManager:
         self._block_tokens = layout.block_tokens
         self._windows = [group.window_tokens for group in layout.groups]
         self._has_windows = any(window is not None for window in self._windows)
-        self._uses_prefix_cache = cache.uses_prefix_cache
-        self._hasher = PrefixHasher(cache.hash_algorithm, hash_key, layout.block_tokens)
+        self._hash_algorithm = cache.hash_algorithm
+        self._is_cross = [group.cross_rows > 0 for group in layout.groups]
+        self.num_groups = len(layout.groups)
+        self.num_growing = self.num_groups - sum(self._is_cross)
+        self._uses_prefix_cache = cache.uses_prefix_cache and not any(self._is_cross)
+        self._hash_tokens = cache.hash_tokens
+        self.rekey(hash_key)
         self._pool = BlockPool(layout.num_blocks, len(layout.groups))
+        self._pins = Pins(self._pool)
         self._holdings: dict[str, _Holding] = {}
         self._nothing: Blocks = ((),) * len(layout.groups)
         self.host = HostBlockAccounting(layout.num_host_blocks)
         self.num_swaps = 0
         self.num_swapped_in_tokens = 0
+        self.num_loaded_tokens = 0
+        self._watchers: list[BlockWatcher] = []
+
+    def watch(self, watcher: BlockWatcher) -> None:
+        """Tell a watcher from now on what becomes findable and what does no longer."""
+        self._watchers.append(watcher)
+        self._pool.on_forget = self._tell_evicted
+
+    def _tell_evicted(self, group: int, prefix_hash: bytes) -> None:
+        for watcher in self._watchers:
+            watcher.evicted(group, prefix_hash)
 
     @property
     def num_free_blocks(self) -> int:
         """Return how many blocks are free (those that keep prefixes included)."""
         return self._pool.num_free
+
+    @property
+    def num_pinned_blocks(self) -> int:
+        """Return how many blocks stay because requests asked for it; none of them is free."""
+        return len(self._pins)
+
+    def pin(self, request: RequestState, duration_s: float) -> None:
+        """Keep what is cached of a request's prompt for a time, unless requests need the room.
+        Mutates: self"""
+        num_blocks = request.num_prompt_tokens // self._block_tokens
+        if not self._uses_prefix_cache:
+            return
+        hashes = self._hasher.extend(request, num_blocks)[:num_blocks]
+        for group in range(self.num_groups):
+            found = (self._pool.find(group, one) for one in hashes)
+            until_s = time.monotonic() + duration_s
+            self._pins.hold((block for block in found if block != NULL_BLOCK), until_s)
+
+    def _has_room(self, count: int) -> bool:
+        """Return whether so many blocks are free; pins give way. Mutates: the pins"""
+        self._pins.expire(time.monotonic())
+        if count > self._pool.num_free:
+            self._pins.make_room(count)
+        return count <= self._pool.num_free
+
+    def _can_own(self, cached: Sequence[int], num_fresh: int) -> bool:
+        """Return whether cached blocks and fresh ones can be had. Mutates: the pins"""
+        # A cached block that nobody owns leaves the free list just as a fresh one does.
+        needed = num_fresh + self._pool.num_free_among(cached)
+        while self._has_room(needed):
+            now = num_fresh + self._pool.num_free_among(cached)
+            if now == needed:
+                return True
+            needed = now  # a pin that gave way was all that owned some of them
+        return False
 
     @property
     def usage(self) -> float:
@@ -73,6 +131,13 @@ class KVCacheManager:
     def blocks_for(self, num_tokens: int, step_tokens: int) -> int:
         """Return the most blocks a request of this many tokens owns at any time."""
         return kv_groups.blocks_for(self.layout, num_tokens, step_tokens)
+
+    def _cross_blocks(self, request: RequestState) -> int:
+        """Return the blocks that a request needs for its encoder's rows, all groups together."""
+        if not any(self._is_cross):
+            return 0
+        rows = encoder_rows(part.place for part in request.parts)
+        return -(-rows // self._block_tokens) * sum(self._is_cross)
 
     def blocks_of(self, request: RequestState) -> Blocks:
         """Return the block table of each group; empty ones for a request that owns nothing."""
@@ -94,6 +159,44 @@ class KVCacheManager:
         ]
         return kv_groups.longest_hit(groups, limit, self._block_tokens) * self._block_tokens
 
+    def find_elsewhere(self, request: RequestState, has: Has) -> Found | None:
+        """Return what `has` finds of the request beyond what is cached, or None. Mutates:
+        request.block_hashes"""
+        size = self._block_tokens
+        limit = (request.num_tokens - 1) // size
+        num_cached = self.find_prefix(request) // size
+        if not self._uses_prefix_cache or request.needs_whole_prompt or num_cached == limit:
+            return None
+        hashes = tuple(request.block_hashes[:limit])
+        groups = [
+            (window, partial(_is_there, num_cached, partial(has, group), hashes))
+            for group, window in enumerate(self._windows)
+        ]
+        num_found = kv_groups.longest_hit(groups, limit, size)
+        if num_found <= num_cached:
+            return None
+        starts = [
+            0 if window is None else kv_groups.window_start(window, num_found * size, size)
+            for window in self._windows
+        ]
+        return Found(num_cached=num_cached, num_blocks=num_found, starts=starts, hashes=hashes)
+
+    def adopt(self, request: RequestState, found: Found, first: int) -> None:
+        """Take over the blocks found elsewhere, which were brought under the numbers from `first`
+        on in the order of `found.blocks`. Mutates: self"""
+        size = self._block_tokens
+        tables: list[list[int | None]] = [[None] * found.num_blocks for _ in self._windows]
+        for number, (group, index) in enumerate(found.blocks(), first):
+            tables[group][index] = number
+        loaded = Swapped(
+            tables,
+            found.num_blocks * size,
+            num_nulls=list(found.starts),
+            num_missing=found.num_cached * size,
+            load=first,
+        )
+        self.host.adopt(request.request_id, loaded)
+
     def _is_cached(self, group: int, hashes: Sequence[bytes], index: int) -> bool:
         return self._pool.find(group, hashes[index]) != NULL_BLOCK
 
@@ -110,16 +213,16 @@ class KVCacheManager:
         count = -(-num_tokens // self._block_tokens) - holding.num_blocks
         if count <= 0:
             return self._nothing
-        if count * len(holding.tables) > self._pool.num_free:
+        if not self._has_room(count * self.num_growing):
             return None
         return self._grow(holding, count)
 
     def _grow(self, holding: _Holding, count: int) -> Blocks:
-        """Append `count` fresh blocks to each group's table; return them."""
+        """Append `count` fresh blocks to the table of each group that grows; return them."""
         holding.num_blocks += count
         new_blocks = []
-        for table in holding.tables:
-            taken = self._pool.take(count)
+        for table, is_cross in zip(holding.tables, self._is_cross, strict=True):
+            taken = [] if is_cross else self._pool.take(count)
             table.extend(taken)
             new_blocks.append(tuple(taken))
         return tuple(new_blocks)
@@ -130,14 +233,17 @@ class KVCacheManager:
         tables = self._prefix_tables(request, num_cached)
         count = max(0, -(-num_tokens // self._block_tokens) - num_cached)
         owned = [block for table in tables for block in table if block != NULL_BLOCK]
-        # A cached block that nobody owns leaves the free list just as a fresh one does.
-        if count * len(tables) + self._pool.num_free_among(owned) > self._pool.num_free:
+        num_cross = self._cross_blocks(request)
+        num_fresh = count * self.num_growing + num_cross
+        if not self._can_own(owned, num_fresh):
             return None
         self._pool.share(owned)
         self.host.drop(request.request_id)
         holding = self._holdings[request.request_id] = _Holding(tables, num_cached)
         for group, table in enumerate(tables):
             holding.num_dropped[group] = _num_leading_nulls(table)
+            if self._is_cross[group]:
+                table.extend(self._pool.take(num_cross // sum(self._is_cross)))
         self._grow(holding, count)
         self.num_queried_tokens += request.num_tokens
         self.num_hit_tokens += num_cached * self._block_tokens
@@ -172,8 +278,11 @@ class KVCacheManager:
         if self._uses_prefix_cache:
             hashes = self._hasher.extend(request, num_full)
             for group, table in enumerate(holding.tables):
-                for i in range(max(first, holding.num_dropped[group]), num_full):
-                    self._pool.publish(group, table[i], hashes[i])
+                start = max(first, holding.num_dropped[group])
+                for i in range(start, num_full):
+                    is_new = self._pool.publish(group, table[i], hashes[i])
+                    for watcher in self._watchers:
+                        watcher.filled(request, group, i, table[i], is_new=is_new)
         if self._has_windows:
             self._drop_out_of_window(holding, num_tokens)
 
@@ -200,7 +309,10 @@ class KVCacheManager:
             return None
         holding = self._holdings[request.request_id]
         count = -(-num_tokens // self._block_tokens)
-        tables = [table[:count] for table in holding.tables]
+        tables = [
+            table if is_cross else table[:count]
+            for table, is_cross in zip(holding.tables, self._is_cross, strict=True)
+        ]
         copies = self.host.put(request.request_id, tables, num_tokens)
         if copies is not None:
             self._release(request, forget=False)
@@ -210,10 +322,15 @@ class KVCacheManager:
     def find_swapped(self, request: RequestState) -> int:
         """Return how many leading tokens the host blocks hold, at most num_tokens - 1.
 
-        What lies behind the last known token was computed for drafts that did not come true.
+        What lies behind the last known token was computed for drafts that did not come true. What
+        was brought from elsewhere counts while what lies before it is still cached.
         """
         swapped = self.host.find(request.request_id)
-        return 0 if swapped is None else min(swapped.num_tokens, request.num_tokens - 1)
+        if swapped is None:
+            return 0
+        if swapped.num_missing and self.find_prefix(request) < swapped.num_missing:
+            return 0
+        return min(swapped.num_tokens, request.num_tokens - 1)
 
     def swap_in(
         self, request: RequestState, num_tokens: int, *, cached_tokens: int = 0
@@ -235,21 +352,34 @@ class KVCacheManager:
             num_dropped.append(nulls)
         owned = [block for table in tables for block in table if block != NULL_BLOCK]
         count = -(-num_tokens // self._block_tokens)
-        num_fresh = sum(count - len(table) for table in tables)
-        if num_fresh + self._pool.num_free_among(owned) > self._pool.num_free:
+        counts = [
+            len(hosts) if is_cross else count
+            for hosts, is_cross in zip(swapped.tables, self._is_cross, strict=True)
+        ]
+        num_fresh = sum(n - len(table) for n, table in zip(counts, tables, strict=True))
+        if not self._can_own(owned, num_fresh):
             return None
         self._pool.share(owned)
         copies = []
-        for table, hosts in zip(tables, swapped.tables, strict=True):
+        last = -(-num_kept // self._block_tokens)
+        for group, (table, hosts) in enumerate(zip(tables, swapped.tables, strict=True)):
             first = len(table)
-            table.extend(self._pool.take(count - first))
-            kept = range(first, -(-num_kept // self._block_tokens))
+            table.extend(self._pool.take(counts[group] - first))
+            kept = range(first, counts[group] if self._is_cross[group] else last)
             copies += [(_held(hosts[i]), table[i]) for i in kept]
         holding = self._holdings[request.request_id] = _Holding(tables, num_cached)
         holding.num_blocks, holding.num_dropped = count, num_dropped
         self.host.drop(request.request_id)
-        self.num_swapped_in_tokens += num_kept - cached_tokens
+        if swapped.load is None:
+            self.num_swapped_in_tokens += num_kept - cached_tokens
+        else:
+            self._count_loaded(request, num_kept, cached_tokens)
         return tuple(map(tuple, tables)), tuple(copies)
+
+    def _count_loaded(self, request: RequestState, num_kept: int, num_cached: int) -> None:
+        self.num_queried_tokens += request.num_tokens
+        self.num_hit_tokens += num_cached
+        self.num_loaded_tokens += num_kept - num_cached
 
     def free(self, request: RequestState, *, forget: bool = False) -> None:
         """Free all blocks, last ones first, so that the start of a prefix is kept longest.
@@ -265,13 +395,34 @@ class KVCacheManager:
             return
         if forget:
             for block in {block for table in holding.tables for block in table}:
+                key = self._pool.key_of(block)
+                if key is not None:
+                    self._tell_suspect(*key)
                 self._pool.forget(block)
-        for blocks in zip(*map(reversed, holding.tables), strict=True):
+        growing: list[list[int]] = []
+        cross: list[list[int]] = []
+        for table, is_cross in zip(holding.tables, self._is_cross, strict=True):
+            (cross if is_cross else growing).append(table)
+        for blocks in zip(*map(reversed, growing), strict=True):
             self._pool.release(blocks)
+        for table in cross:
+            self._pool.release(table)
 
     def forget_all(self) -> None:
         """Make no cached prefix findable any more (weights or adapters changed)."""
+        self._pins.clear()
         self._pool.forget_all()
+        for watcher in self._watchers:
+            watcher.cleared()
+
+    def rekey(self, hash_key: bytes) -> None:
+        """Hash with another key from now on. Mutates: self"""
+        sizes = (self._block_tokens, self._hash_tokens)
+        self._hasher = PrefixHasher(self._hash_algorithm, hash_key, *sizes)
+
+    def _tell_suspect(self, group: int, prefix_hash: bytes) -> None:
+        for watcher in self._watchers:
+            watcher.suspected(group, prefix_hash)
 
     def check_invariants(self) -> None:
         """Raise AssertionError when blocks are lost, used twice or counted wrongly.
@@ -282,22 +433,32 @@ class KVCacheManager:
         self.host.check_invariants()
         owners: Counter[int] = Counter()
         for request_id, holding in self._holdings.items():
-            lengths = {len(table) for table in holding.tables}
+            lengths = {
+                len(table)
+                for table, is_cross in zip(holding.tables, self._is_cross, strict=True)
+                if not is_cross
+            }
             assert lengths <= {holding.num_blocks}, f"{request_id}: tables differ in length"
             for table in holding.tables:
                 owners.update(block for block in table if block != NULL_BLOCK)
             self._check_private_blocks(request_id, holding)
             assert self.host.find(request_id) is None, f"{request_id} has blocks in both places"
         for block in range(1, self.layout.num_blocks):
-            assert self._pool.refs(block) == owners[block], f"block {block}: wrong owner count"
+            wanted = owners[block] + (block in self._pins)
+            assert self._pool.refs(block) == wanted, f"block {block}: wrong owner count"
 
     def _check_private_blocks(self, request_id: str, holding: _Holding) -> None:
         """Blocks that are still being written belong to one request alone."""
-        for table in holding.tables:
-            for block in islice(table, holding.num_committed, None):
+        for table, is_cross in zip(holding.tables, self._is_cross, strict=True):
+            for block in islice(table, 0 if is_cross else holding.num_committed, None):
                 if block == NULL_BLOCK:  # behind the window of one that came back from the host
                     continue
-                assert self._pool.refs(block) == 1, f"{request_id}: unfinished block {block} shared"
+                refs = self._pool.refs(block) - (block in self._pins)
+                assert refs == 1, f"{request_id}: unfinished block {block} shared"
+
+
+def _is_there(num_cached: int, has: Callable[[bytes], bool], hashes: Hashes, index: int) -> bool:
+    return index < num_cached or has(hashes[index])
 
 
 def _held(host: int | None) -> int:

@@ -6,6 +6,7 @@ of memory in whichever group owns it, and blocks move freely between groups. A b
 bytes as the layer with the largest one needs: what others leave of it is unused. Where states are
 larger than the keys and values of a block, blocks hold more tokens, so that little is. The layers
 of a drafter beside the model lie in tensors of their own, under the block ids of the first group.
+What layers keep of an encoder's rows is a group that does not grow.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.step import CachedLayer, KVGroup, KVLayout, StateLayer
+from dovetail.interfaces.step import (
+    CachedLayer,
+    CrossLayer,
+    KVGroup,
+    KVLayout,
+    StateLayer,
+    tokens_beside_states,
+)
 
 DTYPE_BYTES = {
     "float64": 8,
@@ -75,6 +83,25 @@ def with_blocks(layout: KVLayout, num_blocks: int, num_host_blocks: int = 0) -> 
     )
 
 
+def with_draft_blocks(
+    layout: KVLayout, layers: Sequence[CachedLayer], num_drafts: int, *, is_fixed: bool
+) -> KVLayout:
+    """Return a layout with blocks for the states after so many drafts in a step: behind the others
+    where their number `is_fixed`, else of their number. Raises: ConfigError when too few are left.
+    """
+    states = {layer.name for layer in layers if isinstance(layer, StateLayer)}
+    count = num_drafts * sum(not states.isdisjoint(group.layers) for group in layout.groups)
+    left = layout.num_blocks if is_fixed else layout.num_blocks - count
+    if left < 2:
+        raise ConfigError(
+            f"of {layout.num_blocks} KV blocks {count} would be for the states after drafts.",
+            where="--speculative-config",
+            fix="lower num_speculative_tokens or disable_by_batch_size there, or --max-num-seqs.",
+        )
+    layout = with_blocks(layout, left, layout.num_host_blocks)
+    return msgspec.structs.replace(layout, num_draft_blocks=count)
+
+
 def draft_layout(drafts: Sequence[CachedLayer], block_tokens: int) -> KVLayout:
     """Return the layout of a drafter's layers, without blocks: one group, a tensor for each."""
     return KVLayout(
@@ -118,16 +145,21 @@ def _check_drafts(drafts: Sequence[CachedLayer], layout: KVLayout) -> None:
 
 def group_layers(layers: Sequence[CachedLayer]) -> tuple[KVGroup, ...]:
     """Return the layers divided into groups, full attention first, then states and growing
-    windows."""
-    kinds: dict[int | None, list[str]] = {}
+    windows, then what is kept of encoders' rows."""
+    kinds: dict[tuple[int, int], list[str]] = {}
     for layer in layers:
-        kinds.setdefault(layer.window_tokens, []).append(layer.name)
+        cross = layer.max_rows if isinstance(layer, CrossLayer) else 0
+        kinds.setdefault((cross, layer.window_tokens or 0), []).append(layer.name)
     if not kinds:
         return ()
     size = _group_size([len(names) for names in kinds.values()])
     return tuple(
-        KVGroup(layers=tuple(names[start : start + size]), window_tokens=window)
-        for window, names in sorted(kinds.items(), key=lambda kind: kind[0] or 0)
+        KVGroup(
+            layers=tuple(names[start : start + size]),
+            window_tokens=window or None,
+            cross_rows=cross,
+        )
+        for (cross, window), names in sorted(kinds.items())
         for start in range(0, len(names), size)
     )
 
@@ -153,7 +185,7 @@ def enough_tokens(layers: Sequence[CachedLayer], block_tokens: int) -> int:
     tokens = [block_bytes(one, 1) for one in layers if not isinstance(one, StateLayer)]
     if not largest or not tokens:
         return block_tokens
-    return max(1, -(-largest // (max(tokens) * block_tokens))) * block_tokens
+    return tokens_beside_states(largest, max(tokens), block_tokens)
 
 
 def block_bytes(layer: CachedLayer, block_tokens: int) -> int:
@@ -182,14 +214,17 @@ def blocks_for(layout: KVLayout, num_tokens: int, step_tokens: int) -> int:
     """Return the most blocks one request of `num_tokens` tokens owns, all groups together.
 
     At most `step_tokens` of its tokens are in uncommitted steps; a windowed group then keeps the
-    window before them and one block for what the last commit could not yet give back.
+    window before them and one block for what the last commit could not yet give back. An encoder
+    may have read as much as it can.
     """
     size = layout.block_tokens
     full = -(-num_tokens // size)
     total = 0
     for group in layout.groups:
         window = group.window_tokens
-        if window is None:
+        if group.cross_rows:
+            total += -(-group.cross_rows // size)
+        elif window is None:
             total += full
         else:
             kept = -(-(window - 1) // size) + -(-(step_tokens - 1) // size) + 1

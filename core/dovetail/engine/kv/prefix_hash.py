@@ -1,9 +1,13 @@
 """PrefixHasher: names the content of a KV block by a keyed, chained hash.
 
 The hash of block i covers all tokens up to its end, because it includes the hash of block i - 1;
-the first one includes a root made of the request's typed extra keys (cache salt, adapter), so two
-requests meet only when those agree too. The key is a secret of the process: without it nobody can
-aim for a collision, or learn a prompt from a hash.
+the first one includes a root made of the request's typed extra keys (cache salt, adapter), and one
+with positions of an image that image's key, so two requests meet only when those agree too. The key
+is a secret of the process: without it nobody can aim for a collision, or learn a prompt from a
+hash.
+
+Where engines with other block sizes exchange blocks, the chain goes by units of tokens that all of
+them have in common, and a block's name is the hashes of its units, the last one first.
 """
 
 from __future__ import annotations
@@ -28,14 +32,17 @@ class Hashable(Protocol):
     @property
     def prefix_keys(self) -> tuple[tuple[str, str], ...]: ...
 
+    def parts_between(self, start: int, end: int) -> tuple[tuple[str, str], ...]: ...
+
 
 class PrefixHasher:
     """Hashes of full blocks of `block_tokens` tokens under one algorithm and key.
 
-    `algorithm` is the "module:attribute" of a BlockHash.
+    `algorithm` is the "module:attribute" of a BlockHash. The chain goes by `unit_tokens` tokens, of
+    which a block holds a multiple (0: by blocks).
     """
 
-    def __init__(self, algorithm: str, key: bytes, block_tokens: int) -> None:
+    def __init__(self, algorithm: str, key: bytes, block_tokens: int, unit_tokens: int = 0) -> None:
         block_hash = import_target(algorithm)
         if not isinstance(block_hash, BlockHash):
             raise BrokenPlugin(
@@ -44,8 +51,12 @@ class PrefixHasher:
                 fix="see dovetail.interfaces.block_hash.",
             )
         self._digest = partial(block_hash.digest, key)
-        self._encode = block_hash.encode(block_tokens)
+        self._unit_tokens = unit_tokens or block_tokens
+        assert block_tokens % self._unit_tokens == 0, "a block is not made of whole units"
+        self._encode = block_hash.encode(self._unit_tokens)
         self._block_tokens = block_tokens
+        self._is_whole = self._unit_tokens == block_tokens
+        self._size = len(self._digest(b""))
 
     def root(self, keys: Sequence[tuple[str, str]]) -> bytes:
         """Return the hash that stands before a request's first block."""
@@ -54,8 +65,20 @@ class PrefixHasher:
         return self._digest(b"root" + b"".join(_LENGTH.pack(len(p)) + p for p in parts))
 
     def block(self, parent: bytes, token_ids: Sequence[int]) -> bytes:
-        """Return the hash of one full block that follows `parent`."""
+        """Return the hash of one full block, or unit, that follows `parent`."""
         return self._digest(self._encode(parent, token_ids))
+
+    def _named(self, parent: bytes, request: Hashable, start: int) -> bytes:
+        """Return the name of the block that begins at a token and follows `parent`."""
+        units: list[bytes] = []
+        for first in range(start, start + self._block_tokens, self._unit_tokens):
+            end = first + self._unit_tokens
+            parts = request.parts_between(first, end)
+            if parts:
+                parent = self._digest(parent + self.root(parts))
+            parent = self.block(parent, request.token_ids[first:end])
+            units.append(parent)
+        return parent if len(units) == 1 else b"".join(reversed(units))
 
     def extend(self, request: Hashable, num_blocks: int) -> list[bytes]:
         """Return the request's hashes, at least `num_blocks` of them; its tokens are known.
@@ -64,11 +87,11 @@ class PrefixHasher:
         """
         hashes = request.block_hashes
         if len(hashes) < num_blocks:
-            parent = hashes[-1] if hashes else self.root(request.prefix_keys)
+            name = hashes[-1] if hashes else self.root(request.prefix_keys)
             size = self._block_tokens
             for start in range(len(hashes) * size, num_blocks * size, size):
-                parent = self.block(parent, request.token_ids[start : start + size])
-                hashes.append(parent)
+                name = self._named(name if self._is_whole else name[: self._size], request, start)
+                hashes.append(name)
         return hashes
 
 

@@ -6,7 +6,7 @@ opens no path.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +17,10 @@ from dovetail.config.sections.field import flags_of
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.api import Api
-from dovetail.interfaces.spec import Selection
+from dovetail.interfaces.spec import EngineSpec, Selection
 from dovetail.server.api.adapters.routes import AdaptersApi
 from dovetail.server.api.admin.routes import AdminApi
+from dovetail.server.api.audio.routes import AudioApi
 from dovetail.server.api.batches.routes import BatchesApi
 from dovetail.server.api.chat.routes import ChatApi
 from dovetail.server.api.cohere.routes import CohereApi
@@ -32,6 +33,7 @@ from dovetail.server.api.models.routes import ModelsApi
 from dovetail.server.api.ollama.routes import OllamaApi
 from dovetail.server.api.parse.routes import ParseApi
 from dovetail.server.api.pooling.routes import PoolingApi
+from dovetail.server.api.profiling.routes import ProfilingApi
 from dovetail.server.api.responses.routes import ResponsesApi
 from dovetail.server.api.scores.routes import ScoresApi
 from dovetail.server.api.settings.routes import SettingsApi
@@ -45,6 +47,7 @@ KIND = "api"
 BUILT_IN: dict[str, type[Api]] = {
     "chat": ChatApi,
     "completions": CompletionsApi,
+    "audio": AudioApi,
     "responses": ResponsesApi,
     "messages": MessagesApi,
     "ollama": OllamaApi,
@@ -61,10 +64,25 @@ BUILT_IN: dict[str, type[Api]] = {
     "health": HealthApi,
     "batches": BatchesApi,
     "admin": AdminApi,
+    "profiling": ProfilingApi,
     "settings": SettingsApi,
     "ui": UiApi,
 }
 """Served always; a route with a flag, where the flag is on."""
+
+
+ENGINE_SWITCHES: dict[str, Callable[[EngineSpec], bool]] = {
+    "profiler_config": lambda spec: spec.run.profile is not None,
+}
+"""Flags of the engine that routes may ask for -> whether a server has them on."""
+
+
+def is_on(flag: str | None, frontend: FrontendConfig, spec: EngineSpec) -> bool:
+    """Return whether a server has the routes of a flag."""
+    if flag is None:
+        return True
+    of_engine = ENGINE_SWITCHES.get(flag)
+    return bool(getattr(frontend, flag)) if of_engine is None else of_engine(spec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +126,7 @@ def build_apis(chosen: Iterable[Selection] = ()) -> dict[str, Api]:
 def check_routes(apis: Mapping[str, Api]) -> None:
     """Raise ConfigError for a route that two families claim, and for a flag that is not one."""
     owners: dict[tuple[str, str], str] = {}
-    switches = {None, *(flag.name for flag in flags_of(FrontendConfig))}
+    switches = {None, *ENGINE_SWITCHES, *(flag.name for flag in flags_of(FrontendConfig))}
     for name, api in apis.items():
         for route in api.routes:
             where = f"{FLAG} {name}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -54,6 +54,16 @@ def check_one(body: SamplingFields) -> None:
         raise RequestError(
             "only one answer per request is supported.", where="n", code="unsupported_field"
         )
+
+
+Content = str | list[Any]
+"""What a message of chat holds."""
+
+
+def joined(parts: Sequence[str | Mapping[str, Any]]) -> Content:
+    """Return the content that texts and chat's parts make: one text, where there are only texts."""
+    texts = [part for part in parts if isinstance(part, str)]
+    return "\n".join(texts) if len(texts) == len(parts) else list(parts)
 
 
 def is_deep(value: Any) -> bool:

@@ -15,6 +15,8 @@ from dovetail.server.http.middleware import MAX_REQUEST_ID_CHARS
 INT31 = 1 << 31
 MAX_LIST = 1 << 16
 MAX_CHOICE_TEXTS = 4096
+MAX_PIN_S = 86_400
+MAX_PARAMS = 32
 
 Count = Annotated[int, Field(ge=0, le=INT31)]
 TokenId = Annotated[int, Field(ge=0, le=INT31)]
@@ -92,6 +94,8 @@ class SamplingFields(Body):
 
     priority: Annotated[int, Field(ge=-(1 << 31), le=INT31)] = 0
     cache_salt: Annotated[str, Field(max_length=1024)] | None = None
+    cache_pin_s: Annotated[float, Field(ge=0, le=MAX_PIN_S)] = 0.0
+    kv_transfer_params: Annotated[dict[str, Any], Field(max_length=MAX_PARAMS)] | None = None
     request_id: (
         Annotated[str, Field(max_length=MAX_REQUEST_ID_CHARS, pattern=r"^[\w.:-]+$")] | None
     ) = None

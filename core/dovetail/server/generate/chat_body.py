@@ -26,7 +26,7 @@ Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 
 
 class ContentPart(Body):
-    """One piece of a message; only text is supported."""
+    """One piece of a message: text, or a medium, whose fields are those of `multimodal.parts`."""
 
     type: str = "text"
     text: str | None = None
@@ -120,6 +120,8 @@ class ChatRequest(SamplingFields):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
+    media_io_kwargs: Annotated[dict[str, dict[str, Any]], Field(max_length=8)] | None = None
+    mm_processor_kwargs: Annotated[dict[str, Any], Field(max_length=32)] | None = None
     documents: Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS)] | None = None
     chat_template: Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS)] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None

@@ -48,6 +48,7 @@ async def prepare(
         parsers = server.parsers_for(body.tool_parser, body.reasoning_parser)
         prompt = await server.render(body, others)
         ids = await server.tokenize_prompt(prompt, body)
+        placed = await server.read_media(prompt, body, ids) if prompt.media else ids
         plan = session_plan(body, parsers, server.frontend, prompt.tail)
         kept_ids = kept_special_ids(plan, server.special_ids, server.engine.tokenizer)
         constraint = answer_constraint(body, plan, server.structured_output_spec)
@@ -57,7 +58,7 @@ async def prepare(
             fields["constraint"] = compiled
         names = [*ignored, *server.fields.report(prompt.unused)]
         meta = response_meta(server, body, request, model, names)
-        return generation_for(server, body, meta, ids, fields, plan, dialect)
+        return generation_for(server, body, meta, placed, fields, plan, dialect)
 
 
 async def count_prompt_tokens(
@@ -70,6 +71,8 @@ async def count_prompt_tokens(
     prompt = await server.render(body, switches)
     session_plan(body, parsers, server.frontend, prompt.tail)
     ids = await server.tokenize_prompt(prompt, body, takes_any_length=True)
+    if prompt.media:
+        ids = (await server.read_media(prompt, body, ids)).token_ids
     return len(ids), prompt.unused
 
 

@@ -17,7 +17,10 @@ from starlette.responses import Response
 
 from dovetail.engine.client.input import truncated
 from dovetail.engine.client.outputs import RequestOutput
+from dovetail.errors import RequestError
+from dovetail.interfaces.media import PromptPart
 from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.multimodal.prompt import PlacedPrompt
 from dovetail.server.generate.beam_search import (
     BeamSettings,
     beam_outputs,
@@ -83,11 +86,14 @@ class Generation:
     meta: ResponseMeta
     request_id: str
     prompt_ids: Sequence[int]
+    parts: tuple[PromptPart, ...] = ()
     params: SamplingParams
     plan: SessionPlan
     dialect: Dialect
     priority: int = 0
     cache_salt: str = ""
+    cache_pin_s: float = 0.0
+    kv_transfer: dict[str, Any] | None = None
     beams: BeamSettings | None = None
 
     def steps(self, server: ServerState) -> AsyncGenerator[Step, None]:
@@ -114,12 +120,17 @@ class Generation:
                 cache_salt=self.cache_salt,
                 adapter=self.meta.adapter,
             )
+        prompt: Sequence[int] | PlacedPrompt = self.prompt_ids
+        if self.parts:
+            prompt = PlacedPrompt(token_ids=tuple(self.prompt_ids), parts=self.parts)
         return server.engine.generate(
-            self.prompt_ids,
+            prompt,
             self.params,
             self.request_id,
             priority=self.priority,
             cache_salt=self.cache_salt,
+            cache_pin_s=self.cache_pin_s,
+            kv_transfer=self.kv_transfer,
             adapter=self.meta.adapter,
             watch=(lambda: CountedSession(plan)) if plan.stops else None,
         )
@@ -152,7 +163,7 @@ def generation_for(
     server: ServerState,
     body: SamplingFields,
     meta: ResponseMeta,
-    prompt_ids: Sequence[int],
+    prompt: PlacedPrompt | Sequence[int],
     fields: dict[str, Any],
     plan: SessionPlan,
     dialect: Dialect,
@@ -160,8 +171,9 @@ def generation_for(
     """Return the generation of one prompt. Raises: RequestError. Mutates: meta (clamping)"""
     limit = server.engine.spec.run.max_model_tokens
     wanted = fields.get("max_tokens")
+    parts = prompt.parts if isinstance(prompt, PlacedPrompt) else ()
     kept = truncated(
-        prompt_ids,
+        prompt.token_ids if isinstance(prompt, PlacedPrompt) else prompt,
         body.truncate_prompt_tokens,
         limit,
         wanted,
@@ -171,12 +183,19 @@ def generation_for(
     if clamped_tokens is not None:
         meta.clamped_tokens = clamped_tokens
     beams = beam_settings(body) if body.use_beam_search else None
+    if beams is not None and parts:
+        raise RequestError(
+            "a beam search takes no media or embeddings yet.", where="use_beam_search"
+        )
+    if beams is not None and body.kv_transfer_params:
+        raise RequestError("a beam search stays on one engine.", where="kv_transfer_params")
     if beams is not None:
         check_beams(beams, params, server.engine)
     return Generation(
         meta=meta,
         request_id=meta.request_id,
         prompt_ids=kept,
+        parts=parts,
         params=params,
         plan=plan.with_stops(
             params.stop,
@@ -186,6 +205,8 @@ def generation_for(
         dialect=dialect,
         priority=body.priority,
         cache_salt=body.cache_salt or "",
+        cache_pin_s=body.cache_pin_s,
+        kv_transfer=body.kv_transfer_params,
         beams=beams,
     )
 

@@ -16,16 +16,21 @@ import msgspec
 from dovetail.config.report.in_force import InForce
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.client.input import verify_text
+from dovetail.engine.client.io_processing import make_io_processor
 from dovetail.engine.client.long_text import LONG_TEXT_CHARS, encoded, kept
 from dovetail.engine.client.no_tokenizer import text_refused
 from dovetail.engine.context_length import PROMPT
 from dovetail.errors import RequestError, model_not_found
-from dovetail.interfaces.api import GENERATE
+from dovetail.interfaces.api import GENERATE, TRANSCRIBE
 from dovetail.interfaces.constraint import concat
+from dovetail.interfaces.io_processor import IOProcessor
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.spec import StructuredOutputSpec
 from dovetail.interfaces.structured_output import CompiledConstraint
 from dovetail.interfaces.tool_parser import ToolParser
+from dovetail.multimodal.given import as_medium
+from dovetail.multimodal.loader import MediaLoader
+from dovetail.multimodal.prompt import MediaPrompt, PlacedPrompt
 from dovetail.server.generate.adapters import ServedAdapters
 from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.events import SessionPlan
@@ -64,10 +69,14 @@ class Parsers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
-    """One application's parts. `structured_output_spec` says how answers are constrained; None
-    where no backend is installed. `special_ids` returns the special tokens in which texts are
-    written: where a parser looks for those, they must be seen. `in_force` is what is known of the
-    settings and whence they came; None where nobody told this process."""
+    """One application's parts. Close it within the event loop that used it.
+
+    `structured_output_spec` says how answers are constrained; None where no backend is installed.
+    `special_ids` returns the special tokens in which texts are written: where a parser looks for
+    those, they must be seen. `in_force` is what is known of the settings and whence they came; None
+    where nobody told this process. `media` loads those of prompts; None where the model takes none.
+    `io_processor` makes prompts of other data (None: nothing does).
+    """
 
     engine: AsyncEngine
     frontend: FrontendConfig
@@ -82,11 +91,20 @@ class ServerState:
     special_ids: Callable[[frozenset[str]], tuple[int, ...]]
     in_force: InForce | None
     adapters: ServedAdapters
+    media: MediaLoader | None = None
+    io_processor: IOProcessor | None = None
+
+    async def aclose(self) -> None:
+        """End the processes that are its own, which decode media. The engine goes on."""
+        if self.media is not None:
+            await self.media.close()
 
     @property
     def tasks(self) -> frozenset[str]:
-        """Return the tasks that the model can do: it generates, or it pools."""
-        pooling = self.engine.spec.run.pooling
+        """Return the tasks that the model can do: it generates, writes what it hears, or pools."""
+        pooling, encoder = self.engine.spec.run.pooling, self.engine.spec.run.model.encoder
+        if encoder is not None and encoder.kind == "audio":
+            return frozenset((TRANSCRIBE,))
         return frozenset((GENERATE,) if pooling is None else pooling.tasks)
 
     async def model_name(self, requested: str | None) -> str:
@@ -193,6 +211,23 @@ class ServerState:
             takes_any_length=takes_any_length,
         )
 
+    async def read_media(
+        self, prompt: RenderedPrompt, body: ChatRequest, ids: Sequence[int]
+    ) -> PlacedPrompt:
+        """Return a conversation's prompt with its media in it. Raises: RequestError"""
+        assert self.media is not None, "the renderer refuses media that a model does not take"
+        if body.truncate_prompt_tokens is not None:
+            raise RequestError(
+                "a prompt with media cannot be truncated.", where="truncate_prompt_tokens"
+            )
+        loaded = await self.media.load(prompt.media, body.media_io_kwargs)
+        given = MediaPrompt(
+            text=tuple(ids),
+            media=tuple(as_medium(one) for one in loaded),
+            options=body.mm_processor_kwargs or {},
+        )
+        return await self.engine.read(given)
+
     async def run(self, call: Callable[[], Answer], num_chars: int) -> Answer:
         """Return call(), run in a thread when the text it works on is long."""
         if num_chars <= SHORT_TEXT_CHARS:
@@ -268,6 +303,8 @@ def build_server(
         special_ids=lru_cache(MAX_TEXT_SETS)(partial(_special_ids, special)),
         in_force=in_force,
         adapters=ServedAdapters(engine),
+        media=None if engine.spec.media is None else MediaLoader(engine.spec.media.settings),
+        io_processor=make_io_processor(engine.spec),
     )
 
 

@@ -66,6 +66,7 @@ class Step:
     num_reasoning_tokens: int = 0
     prompt_logprobs: Sequence[TokenLogprobs] | None = None
     metrics: RequestMetrics | None = None
+    transfer: dict[str, Any] | None = None
 
 
 async def event_steps(
@@ -119,6 +120,7 @@ def _step(
         num_reasoning_tokens=sum(s.num_reasoning_tokens for s in sessions),
         prompt_logprobs=output.prompt_logprobs,
         metrics=output.metrics,
+        transfer=output.transfer,
     )
 
 

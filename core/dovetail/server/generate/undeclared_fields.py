@@ -44,15 +44,12 @@ WITHOUT_EFFECT = frozenset(
 """Fields that may be sent anywhere, change nothing here, and are reported without a warning."""
 
 UNSUPPORTED_FIELDS = {
-    "prompt_embeds": "prompt_embeds",
-    "modalities": "media",
-    "audio": "media",
+    "modalities": "media_answers",
+    "audio": "media_answers",
     "image_data": "media",
     "images": "media",
     "prediction": "predicted_outputs",
     "web_search_options": "web_search",
-    "mm_processor_kwargs": "media",
-    "kv_transfer_params": "kv_transfer",
     "custom_logit_processor": "request_processors",
     **dict.fromkeys(
         (
@@ -95,6 +92,7 @@ _LENGTH = (
 _PROMPT = "the prompt has another field in this API"
 
 MISPLACED_FIELDS = {
+    "prompt_embeds": "embeddings are sent to /v1/completions",
     "lora": "adapters cannot be mixed or scaled in a request; name one as model",
     **dict.fromkeys(
         ("lora_path", "lora_request", "adapter_id", "adapters"),

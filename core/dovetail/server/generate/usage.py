@@ -23,7 +23,8 @@ StreamUsage = Literal["never", "at_end", "always"]
 
 @dataclass(slots=True, kw_only=True)
 class UsageCounter:
-    """Tokens of an answer so far, prompts of several generations added up."""
+    """Tokens of an answer so far, prompts of several generations added up; `transfer` are the
+    kv_transfer_params that the answer tells."""
 
     shows_cached: bool = False
     shows_reasoning: bool = False
@@ -32,6 +33,7 @@ class UsageCounter:
     cached_tokens: dict[int, int] = field(default_factory=dict)
     reasoning_tokens: dict[int, int] = field(default_factory=dict)
     metrics: RequestMetrics | None = None
+    transfer: dict[str, Any] | None = None
     is_several: bool = False
 
     def note(self, step: Step, which: int = 0) -> None:
@@ -41,6 +43,7 @@ class UsageCounter:
         self.cached_tokens[which] = step.num_cached_tokens
         self.reasoning_tokens[which] = step.num_reasoning_tokens
         self.metrics = step.metrics
+        self.transfer = step.transfer or self.transfer
         self.is_several |= step.index > 0
 
     def timings(self) -> Timings | None:

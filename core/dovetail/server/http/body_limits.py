@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -47,13 +48,20 @@ class _BodyRefused(Exception):
 class BodyLimitMiddleware:
     """Reads no more of a body than `max_bytes`, whatever its headers say, and does not wait for one
     that trickles in. While the server `is_busy`, large ones, and what is dropped, are read at
-    `bytes_per_s` together."""
+    `bytes_per_s` together. `max_bytes_of` has the paths that take other sizes."""
 
     def __init__(
-        self, app: ASGIApp, *, max_bytes: int, bytes_per_s: float, is_busy: Callable[[], bool]
+        self,
+        app: ASGIApp,
+        *,
+        max_bytes: int,
+        bytes_per_s: float,
+        is_busy: Callable[[], bool],
+        max_bytes_of: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._max_bytes_of = max_bytes_of
         self._pace = _Pace(bytes_per_s, is_busy)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,14 +70,16 @@ class BodyLimitMiddleware:
             await self._app(scope, receive, send)
             return
         length = Headers(scope=scope).get("content-length", "")
-        if length.isdecimal() and int(length[:20]) > self._max_bytes:
-            await self._refuse(self._too_large(), scope, receive, send)
+        path = str(scope["path"]).removeprefix(str(scope.get("root_path", "")))
+        most = self._max_bytes_of.get(path, self._max_bytes)
+        if length.isdecimal() and int(length[:20]) > most:
+            await self._refuse(_too_large(most), scope, receive, send)
             return
-        await self._limited(scope, receive, send)
+        await self._limited(most, scope, receive, send)
 
-    async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _limited(self, most: int, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the app; when its body is refused, its own answer gives way to the refusal."""
-        body = _Body(receive, self._max_bytes, self._pace)
+        body = _Body(receive, most, self._pace)
         has_started = False
 
         async def pass_on(message: Message) -> None:
@@ -83,7 +93,7 @@ class BodyLimitMiddleware:
         except _BodyRefused:
             logger.debug("a body was cut off at %d bytes", body.num_bytes)
         if body.is_refused and not has_started:
-            found = self._too_large() if body.is_too_large else _TOO_SLOW
+            found = _too_large(most) if body.is_too_large else _TOO_SLOW
             await self._refuse(found, scope, receive, send)
 
     async def _refuse(self, found: Problem, scope: Scope, receive: Receive, send: Send) -> None:
@@ -100,13 +110,14 @@ class BodyLimitMiddleware:
             await _drop_rest(receive, self._pace)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _too_large(self) -> Problem:
-        return problem(
-            413,
-            f"the request body is above {self._max_bytes} bytes.",
-            code="body_too_large",
-            headers={"Connection": "close"},
-        )
+
+def _too_large(most: int) -> Problem:
+    return problem(
+        413,
+        f"the request body is above {most} bytes.",
+        code="body_too_large",
+        headers={"Connection": "close"},
+    )
 
 
 class _Pace:

@@ -15,11 +15,7 @@ from dovetail.unsupported import sentence
 
 MAX_PATH_CHARS = 256
 UNSUPPORTED_ROUTES = {
-    "/v1/audio/transcriptions": "transcription",
-    "/v1/audio/translations": "transcription",
-    "/reset_mm_cache": "media",
-    "/start_profile": "profiling",
-    "/stop_profile": "profiling",
+    "/reset_mm_cache": "media_cache_reset",
     "/scale_elastic_ep": "elastic_engines",
     "/is_scaling_elastic_ep": "elastic_engines",
 }

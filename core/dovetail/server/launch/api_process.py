@@ -57,6 +57,7 @@ async def _serve(boot: ChildBoot) -> int:
             max_queued_requests=boot.max_queued,
             in_force=boot.in_force,
         )
+        stack.push_async_callback(app.state.server.aclose)
         sock = socket.socket(fileno=boot.socket_fd)
 
         def begin() -> None:

@@ -133,7 +133,8 @@ async def _run_one(
                     ),
                 )
             life = ServerLifecycle(app, engine, config.frontend)
-            return await life.run(sock, lambda: tell_ready(config, spec, sock, timer))
+            async with contextlib.aclosing(app.state.server):
+                return await life.run(sock, lambda: tell_ready(config, spec, sock, timer))
 
 
 def _import_application() -> None:

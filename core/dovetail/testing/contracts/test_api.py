@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import os
 import re
+from collections.abc import Set
 from contextlib import asynccontextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.interfaces.api import GENERATE, Api, ApiError, Route
+from dovetail.interfaces.profile import ProfileSpec
 from dovetail.testing.fake_async_engine import FakeAsyncEngine, fake_pooling, fake_spec
 
 KEY = "conformance"
@@ -27,11 +30,18 @@ def api(plugin: Any) -> Api:
     return made
 
 
+def engine_switches() -> Set[str]:
+    """Return the flags of an engine that routes may ask for."""
+    from dovetail.server.api.families import ENGINE_SWITCHES
+
+    return ENGINE_SWITCHES.keys()
+
+
 @pytest.fixture
 def frontend(api: Api, tmp_path: Path) -> FrontendConfig:
     """Return flags that switch every route of the family on, with a key for clients. A flag that is
     not a switch names a folder."""
-    named = {route.flag for route in api.routes if route.flag is not None}
+    named = {route.flag for route in api.routes if route.flag is not None} - engine_switches()
     values: dict[str, Any] = {
         name: True if isinstance(getattr(FrontendConfig(), name), bool) else str(tmp_path)
         for name in named
@@ -47,7 +57,8 @@ async def served(api: Api, frontend: FrontendConfig, *tasks: str) -> Any:
     from dovetail.server.app import build_app
 
     async with opened_apis({"this": api}, frontend) as apis:
-        spec = fake_spec(pooling=fake_pooling(tasks=tasks) if tasks else None)
+        pooling = fake_pooling(tasks=tasks) if tasks else None
+        spec = fake_spec(pooling=pooling, profile=ProfileSpec(folder_path=os.devnull))
         engine: Any = FakeAsyncEngine(spec=spec)
         yield build_app(engine, frontend, apis)
 
@@ -131,12 +142,14 @@ class TestApi:
             assert paragraph.rstrip().endswith("."), f"{route.path}: no sentence"
 
     def test_flags_are_flags(self, api: Api) -> None:
-        """A route that needs a flag names one of the HTTP server's: a switch, or one that has no
-        value unless given."""
+        """A route that needs a flag names one of the HTTP server's, a switch or one that has no
+        value unless given, or one of the engine's that routes may ask for."""
         known = {
             field.name: getattr(FrontendConfig(), field.name) for field in fields(FrontendConfig)
         }
         for route in api.routes:
+            if route.flag in engine_switches():
+                continue
             value = known.get(route.flag or "", 0)
             assert route.flag is None or value is None or isinstance(value, bool), route.flag
 

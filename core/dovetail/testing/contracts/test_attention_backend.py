@@ -108,7 +108,7 @@ class TestAttentionBackend:
     @requires("chunk")
     @cases_of("chunk")
     def test_chunk(self, plugin: Any, backend: Any, case: str) -> None:
-        """A query sees the keys of its own chunk, up to its own."""
+        """A query sees the keys of the chunk that its position is in, up to that position."""
         check(plugin, backend, case)
 
     @requires("alibi")

@@ -13,7 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.interfaces.attention import AttentionBackend, AttentionQuery, AttentionSpec
+from dovetail.interfaces.attention import (
+    AttentionBackend,
+    AttentionQuery,
+    AttentionSpec,
+    BatchLayout,
+)
 from dovetail.testing.attention_scenario import Scene, UsageCounter
 from dovetail.testing.contract import device_of, requires, without
 
@@ -27,6 +32,8 @@ FLOAT8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 KV_SCALES = {"ones": (1.0, 1.0), "tight": (0.01, 0.004), "wide": (40.0, 9.0)}
 ROUNDED = 2.0**-6
 MAX_DIFFERENCE = 2e-5
+GAP = 96
+"""Numbers between two blocks, the bytes of which are a multiple of 64."""
 PLAIN = AttentionSpec(num_heads=4, num_kv_heads=2, head_size=16, scale=0.25)
 
 
@@ -195,6 +202,12 @@ class TestAttentionLayouts:
             results.append(torch.cat([pieces[row] for row in range(3)]))
         torch.testing.assert_close(results[0], results[1], rtol=0, atol=MAX_DIFFERENCE)
 
+    def test_blocks_may_lie_apart(self, backend: AttentionBackend) -> None:
+        """Where other layers' blocks take more, each block of this one begins where theirs do."""
+        stage = scene(backend, PLAIN, 16)
+        stage.lay_apart(GAP)
+        compare(stage, STEPS["mixed"] + STEPS["decode"][1:])
+
     def test_fits_the_plainest_question(self, plugin: Any) -> None:
         """It fits float32 on one of its devices."""
         query = AttentionQuery(
@@ -205,3 +218,49 @@ class TestAttentionLayouts:
             block_tokens=16,
         )
         assert plugin.why_not(query) == []
+
+    @requires("cross")
+    @pytest.mark.parametrize("counts", [(1, 1, 1), (3, 1, 9)], ids=["decode", "mixed"])
+    def test_queries_see_another_sequence(
+        self, backend: AttentionBackend, counts: tuple[int, ...]
+    ) -> None:
+        """Each query sees all that was written for its row, however many queries there are."""
+        size, lens, device = 16, (5, 20, 1), device_of(type(backend))
+        spec = AttentionSpec(num_heads=2, num_kv_heads=2, head_size=16, scale=0.25, is_causal=False)
+        query = AttentionQuery(
+            device=device, dtype="float32", kv_dtype="float32", head_size=16, block_tokens=size,
+            uses_cross=True,
+        )  # fmt: skip
+        reasons = backend.why_not(query)
+        if reasons:
+            pytest.skip("; ".join(reasons))
+        draw = torch.Generator().manual_seed(1)
+        k, v = (torch.randn(sum(lens), 2, 16, generator=draw) for _ in range(2))
+        q = torch.randn(sum(counts), 2, 16, generator=draw)
+        table = torch.tensor([[3, 0], [1, 4], [2, 0]], dtype=torch.int32)
+        slots = [int(table[r, i // size]) * size + i % size for r, n in enumerate(lens)
+                 for i in range(n)]  # fmt: skip
+        cache = torch.full(backend.kv_shape(5, size, 2, 16), float("nan")).to(device)
+        starts = [sum(counts[:i]) for i in range(len(counts) + 1)]
+        for written in (slots, []):  # a later step writes nothing
+            layout = BatchLayout(
+                query_start=torch.tensor(starts, dtype=torch.int32, device=device),
+                seq_lens=torch.tensor(lens, dtype=torch.int32, device=device),
+                block_table=table.to(device),
+                slots=torch.tensor(written, dtype=torch.int64, device=device),
+                query_start_host=starts,
+                seq_lens_host=list(lens),
+                block_tokens=size,
+                max_query_tokens=max(counts),
+                max_seq_tokens=max(lens),
+            )
+            own_k, own_v = (x[: len(written)].to(device) for x in (k, v))
+            got = backend.forward_cross(
+                spec, q.to(device), own_k, own_v, cache, backend.prepare(layout)
+            )
+            rows = (torch.split(x, list(n)) for x, n in ((q, counts), (k, lens), (v, lens)))
+            wanted = []
+            for queries, keys, values in zip(*rows, strict=True):
+                scores = torch.einsum("thd,shd->hts", queries, keys) * spec.scale
+                wanted.append(torch.einsum("hts,shd->thd", scores.softmax(-1), values))
+            torch.testing.assert_close(got.cpu(), torch.cat(wanted), rtol=0, atol=MAX_DIFFERENCE)

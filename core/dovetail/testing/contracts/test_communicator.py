@@ -14,7 +14,12 @@ import pytest
 import torch
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.communicator import Communicator, CommunicatorQuery, Membership
+from dovetail.interfaces.communicator import (
+    OVERLAPS,
+    Communicator,
+    CommunicatorQuery,
+    Membership,
+)
 from dovetail.testing.contract import default_options, device_of
 
 LIMIT_S = 30.0
@@ -212,6 +217,28 @@ class TestCommunicator:
         for answer in ranks.run(work):
             assert answer[::2] == sums
             assert answer[1::2] == sums, "the gathered tensor is the summed one"
+
+    def test_calls_that_were_begun_end_in_their_order(self, ranks: Ranks) -> None:
+        """begin gives the results of calls, whatever was begun behind them, in inference mode too;
+        a communicator that claims overlaps does not wait for the other ranks."""
+
+        def work(one: Communicator, rank: int) -> list[torch.Tensor]:
+            with torch.inference_mode():
+                x = made_up(rank, (300,)).to(one.device)
+                finish = one.begin(lambda: one.all_reduce(x))
+                gather = one.begin(lambda: one.all_gather(torch.ones(3, device=one.device)))
+                told = [finish().cpu(), gather().cpu()]
+            return [*told, one.all_reduce(torch.ones(2, device=one.device)).cpu()]
+
+        for summed_up, gathered, last in ranks.run(work):
+            torch.testing.assert_close(summed_up, summed(ranks.size, (300,), torch.float32).float())
+            assert gathered.shape == (ranks.size, 3) and last.tolist() == [ranks.size] * 2
+        if OVERLAPS in type(ranks.ranks[0]).capabilities and ranks.size > 1:
+            first, second = ranks.ranks
+            x = torch.ones(5, device=first.device)
+            finish = first.begin(lambda: first.all_reduce(x))
+            late = ranks.each([lambda: second.all_reduce(torch.ones(5, device=second.device))])
+            assert torch.equal(finish(), late[0].to(first.device))
 
     def test_a_barrier_waits(self, ranks: Ranks) -> None:
         """barrier returns once every rank has called it."""

@@ -3,21 +3,26 @@ everything."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 import torch
 
-from dovetail.errors import ConfigError
+from dovetail.errors import ConfigError, RequestError
+from dovetail.interfaces.executor import BlockLoad
+from dovetail.interfaces.kv_connector import TransferSpec
 from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.step import NewRow, RowStep, StepPlan
+from dovetail.interfaces.step import BlockOrders, NewRow, RowStep, StepPlan
 from dovetail.interfaces.worker import Worker
 from dovetail.testing.contract import default_options, requires
+from dovetail.testing.memory_connector import MEMORY_CONNECTOR
 from dovetail.testing.scripted_steps import Driver, DriveRequest, collect
 from dovetail.testing.tiny import VOCAB, tiny_layout, tiny_run
 
+Pairs = tuple[tuple[int, int], ...]
+Move = Callable[[StepPlan, Pairs], StepPlan]
 REPLAY = "dovetail.testing.models:ReplayModel"
 REQUESTS = (
     DriveRequest(request_id="a", prompt_ids=(5, 6, 7, 8, 9)),
@@ -183,6 +188,41 @@ class TestWorker:
     def test_swapped_blocks_come_back(self, plugin: Any) -> None:
         """A row whose blocks went to the host, and came back as others, draws the same ones on."""
         made = started(plugin)
+
+        def leave(plan: StepPlan, pairs: Pairs) -> StepPlan:
+            return msgspec.structs.replace(plan, swapped_out=pairs)
+
+        def come(plan: StepPlan, pairs: Pairs) -> StepPlan:
+            return msgspec.structs.replace(plan, swapped_in=pairs)
+
+        self.assert_blocks_come_back(made, leave, come)
+
+    @requires("kv_connector")
+    def test_saved_blocks_come_back(self, plugin: Any) -> None:
+        """A row whose blocks went to a connector's store, and came back as others, draws the same
+        ones on; what is not in the store is refused."""
+        spec = TransferSpec(connector=MEMORY_CONNECTOR, identity="")
+        made = started(plugin, transfer=spec)
+        keys = tuple(bytes((number,)) * 20 for number in range(64))
+
+        def leave(plan: StepPlan, pairs: Pairs) -> StepPlan:
+            saved = tuple((block, keys[place]) for block, place in pairs)
+            return msgspec.structs.replace(plan, block_orders=BlockOrders(saved=saved))
+
+        def come(plan: StepPlan, pairs: Pairs) -> StepPlan:
+            made.prepare(BlockLoad(first=100, keys=keys[: len(pairs)]))
+            loaded = tuple((100 + place, block) for place, block in pairs)
+            orders = BlockOrders(loaded=loaded, released=(100,), dropped=keys[:1])
+            return msgspec.structs.replace(plan, block_orders=orders)
+
+        with pytest.raises(RequestError):
+            made.prepare(BlockLoad(first=7, keys=keys[:1]))
+        self.assert_blocks_come_back(made, leave, come)
+
+    @staticmethod
+    def assert_blocks_come_back(made: Worker, leave: Move, come: Move) -> None:
+        """Assert that a row goes on after `leave` has kept its blocks, pairs (block, place), and
+        `come` has brought them back, pairs (place, block)."""
         layout = msgspec.structs.replace(tiny_layout(made.kv_layers()), num_host_blocks=32)
         made.allocate(layout)
         ask = DriveRequest(request_id="r", prompt_ids=tuple(range(20)))
@@ -195,7 +235,7 @@ class TestWorker:
         # Another request takes the same blocks meanwhile.
         first, *rest = Driver(layout).plans([DriveRequest(request_id="o", prompt_ids=(1,) * 30)])
         out = tuple((held[g][i], host) for host, (g, i) in places)
-        made.step(msgspec.structs.replace(first, freed_rows=(0,), swapped_out=out))
+        made.step(leave(msgspec.structs.replace(first, freed_rows=(0,)), out))
         for plan in rest:
             made.step(plan)
         count = -(-(len(ask.prompt_ids) + len(wanted)) // layout.block_tokens)
@@ -215,9 +255,9 @@ class TestWorker:
         for start in range(len(tokens) - 1, len(ask.prompt_ids) + len(wanted) - 1):
             none = ((),) * len(groups)
             step = RowStep(row=3, start=start, num_tokens=1, samples=True, new_blocks=none)
-            plan = StepPlan(step_id=start, rows=(step,), new_rows=(again,), swapped_in=back)
-            if start >= len(tokens):
-                plan = StepPlan(step_id=start, rows=(step,))
+            plan = StepPlan(step_id=start, rows=(step,))
+            if start < len(tokens):
+                plan = come(StepPlan(step_id=start, rows=(step,), new_rows=(again,)), back)
             drawn += made.step(plan).rows[0].token_ids
         assert drawn == wanted
         made.shutdown()

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -45,10 +46,12 @@ def drawn(seed: int, *shape: int) -> torch.Tensor:
 
 
 class FakeTarget:
-    """The model beside the drafter: a table and a head."""
+    """The model beside the drafter, of these settings: a table and a head."""
 
-    spec: ModelSpec = TARGET
     rank = RankSpec()
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        self.spec: ModelSpec = msgspec.structs.replace(TARGET, hf_config=raw)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the tokens' vectors."""
@@ -90,7 +93,7 @@ def drafter(plugin: Any, tmp_path: Path) -> WorkerDrafter:
     name = registered(model.architecture)
     context = DraftContext(
         build=BuildContext(model=model, quant=PlainWeights(NoOptions(), model), device="cpu"),
-        target=FakeTarget(),
+        target=FakeTarget(raw),
         max_draft_tokens=MAX_TOKENS,
         model_plugin=None if name is None else select("model", name),
     )

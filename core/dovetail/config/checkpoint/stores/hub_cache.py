@@ -52,6 +52,22 @@ def snapshot(cache: Path, name: str, revision: str | None = None) -> Path | None
     return folder if folder.is_dir() else None
 
 
+def commit_of(folder: Path) -> str | None:
+    """Return the commit of which a folder is the snapshot, None unless it is one."""
+    is_one = folder.parent.name == "snapshots" and is_commit(folder.name)
+    return folder.name if is_one else None
+
+
+def blobs_of(folder: Path) -> Path | None:
+    """Return the folder that the links of a snapshot lead to, None where it is none."""
+    return None if commit_of(folder) is None else folder.parent.parent / "blobs"
+
+
+def is_commit(revision: str | None) -> bool:
+    """Return whether a revision is the whole hash of a commit."""
+    return revision is not None and _COMMIT.fullmatch(revision) is not None
+
+
 def names(cache: Path) -> Iterator[str]:
     """Yield the names of the cached models, whole or not."""
     for repo in sorted(cache.glob(f"{_PREFIX}*")):

@@ -70,11 +70,19 @@ def _no_route(url: str) -> BadLine:
 
 
 def _json(status: int, body: bytes) -> msgspec.Raw:
-    """Return an answer's body in one line. Raises: BadLine for a body that is not JSON."""
+    """Return an answer's body in one line, plain text (a transcript, subtitles) as a JSON string.
+    Raises: BadLine for a body that is neither"""
     if not body:
         return msgspec.Raw(b"null")
     try:
         return msgspec.Raw(msgspec.json.format(body, indent=-1))
-    except msgspec.DecodeError as error:
-        what = f"the route answered {status} with something that is not JSON."
+    except msgspec.DecodeError:
+        return _text(status, body)
+
+
+def _text(status: int, body: bytes) -> msgspec.Raw:
+    try:
+        return msgspec.Raw(msgspec.json.encode(body.decode()))
+    except UnicodeDecodeError as error:
+        what = f"the route answered {status} with something that is neither JSON nor text."
         raise BadLine("answer_is_no_json", what) from error

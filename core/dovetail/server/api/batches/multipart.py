@@ -18,19 +18,28 @@ class Part:
     data: bytes
 
 
+FILE_FORM = "send a form (multipart/form-data) with the fields file and purpose."
+
+
 def parts_of(content_type: str, body: bytes) -> dict[str, Part]:
     """Return the fields of a form by their names. Raises: RequestError"""
+    return dict(form_parts(content_type, body, FILE_FORM))
+
+
+def form_parts(content_type: str, body: bytes, wanted: str) -> list[tuple[str, Part]]:
+    """Return the fields of a form with their names, some of which may come twice. `wanted` says
+    what else to send. Raises: RequestError"""
     head = Message()
     head["content-type"] = content_type
     boundary = head.get_param("boundary")
     if head.get_content_type() != "multipart/form-data" or not isinstance(boundary, str):
-        raise RequestError("send a form (multipart/form-data) with the fields file and purpose.")
+        raise RequestError(wanted)
     sections = (b"\r\n" + body).split(b"\r\n--" + boundary.encode("utf-8", "replace"))
     if len(sections) < 3 or not sections[-1].startswith(b"--"):
         raise RequestError("the form is cut off.")
     if len(sections) > MAX_PARTS:
         raise RequestError(f"the form has more than {MAX_PARTS} fields.")
-    return dict(_part(section) for section in sections[1:-1])
+    return [_part(section) for section in sections[1:-1]]
 
 
 def _part(section: bytes) -> tuple[str, Part]:

@@ -85,6 +85,7 @@ class ChatReply(Reply):
     prompt_logprobs: list[dict[str, Any] | None] | None = None
     prompt_token_ids: list[int] | None = None
     metrics: Timings | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 class ChatChunkChoice(Reply):
@@ -111,3 +112,4 @@ class ChatChunk(Reply):
     prompt_logprobs: list[dict[str, Any] | None] | None = None
     prompt_token_ids: list[int] | None = None
     metrics: Timings | None = None
+    kv_transfer_params: dict[str, Any] | None = None

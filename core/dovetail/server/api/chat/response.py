@@ -74,8 +74,10 @@ class ChatResponseOptions:
     shows_timings: bool = False
 
     def told(self, counts: UsageCounter) -> dict[str, Any]:
-        """Return the times of the answer as a field, where they are shown."""
-        return {"metrics": counts.timings()} if self.shows_timings else {}
+        """Return as fields what the answer says beside its text: its times, where they are shown,
+        and how another engine goes on with it."""
+        times = {"metrics": counts.timings()} if self.shows_timings else {}
+        return times | ({"kv_transfer_params": counts.transfer} if counts.transfer else {})
 
     def counts(self, generation: Generation) -> UsageCounter:
         """Return a count of nothing yet."""
@@ -145,7 +147,7 @@ class ChatChunks:
                     fields = _prompt_fields(step, self._generation, self._options)
                     self._is_first = False
                 yield self._chunk([choice], fields)
-        if self._options.stream_usage != "never":
+        if self._options.stream_usage != "never" or self._counts.transfer:
             yield self._encoded(
                 [], {"usage": self._counts.usage(), **self._options.told(self._counts)}
             )

@@ -26,13 +26,19 @@ Prompts = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_
 PromptIdLists = Annotated[
     list[PromptIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
 ]
+VectorText = Annotated[str, Field(min_length=1)]
+"""A tensor in base64."""
+VectorTexts = Annotated[list[VectorText], Field(max_length=MAX_PROMPTS)]
 
 
 class CompletionRequest(SamplingFields):
     """A continuation of one or several prompts is asked for."""
 
     model: str | None = None
-    prompt: str | Prompts | PromptIds | PromptIdLists
+    prompt: str | Prompts | PromptIds | PromptIdLists | None = None
+    prompt_embeds: (
+        VectorText | Annotated[list[VectorText], Field(max_length=MAX_PROMPTS)] | None
+    ) = None
     max_tokens: Annotated[int, Field(ge=0, le=INT31)] | None = 16
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -76,3 +82,4 @@ class CompletionReply(Reply):
     usage: Usage | None = None
     system_fingerprint: str | None = None
     metrics: Timings | None = None
+    kv_transfer_params: dict[str, Any] | None = None

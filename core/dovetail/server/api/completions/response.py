@@ -41,8 +41,10 @@ class CompletionResponseOptions:
     shows_timings: bool = False
 
     def told(self, counts: UsageCounter) -> dict[str, Any]:
-        """Return the times of the answer as a field, where they are shown."""
-        return {"metrics": counts.timings()} if self.shows_timings else {}
+        """Return as fields what the answer says beside its text: its times, where they are shown,
+        and how another engine goes on with it."""
+        times = {"metrics": counts.timings()} if self.shows_timings else {}
+        return times | ({"kv_transfer_params": counts.transfer} if counts.transfer else {})
 
 
 class CompletionPieces:
@@ -145,7 +147,7 @@ async def completion_chunks(
         elif options.stream_usage == "at_end":
             fields["usage"] = None
         yield _body(meta, [piece], fields).model_dump_json(exclude_unset=True).encode()
-    if options.stream_usage != "never":
+    if options.stream_usage != "never" or counts.transfer:
         usage = {"usage": counts.usage(), **options.told(counts)}
         yield _body(meta, [], usage).model_dump_json(exclude_unset=True).encode()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,8 @@ from dovetail.engine.client.input import PROMPT, verify_text
 from dovetail.errors import RequestError
 from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.interfaces.plugin import Info
+from dovetail.multimodal.prompt import PlacedPrompt
+from dovetail.multimodal.vectors import FIELD, check_taken, decode_vectors
 from dovetail.server.api.completions.best_of import best_steps
 from dovetail.server.api.completions.protocol import MAX_CHOICES, CompletionRequest
 from dovetail.server.api.completions.response import (
@@ -35,7 +37,7 @@ from dovetail.server.generate.generation import (
 )
 from dovetail.server.generate.infill import infill_of, suffix_ids
 from dovetail.server.generate.logprobs import check_named_logprobs
-from dovetail.server.generate.server_state import ServerState
+from dovetail.server.generate.server_state import LONG_WORK, ServerState
 from dovetail.server.generate.streaming import Step, merged
 from dovetail.server.generate.structured_outputs import requested_constraint
 from dovetail.server.generate.usage import StreamUsage, stream_usage
@@ -44,10 +46,22 @@ Prompt = tuple[str, Sequence[int]]
 """A prompt's text (empty unless it is to be repeated) and its token ids."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentVectors:
+    """A prompt of vectors as it was sent: a tensor in base64."""
+
+    data: str
+
+
+SentPrompt = str | list[int] | SentVectors
+
+
 async def create_completion(body: CompletionRequest, request: Request, server: ServerOf) -> Any:
     """Continue one or several prompts, streamed or whole."""
-    prompts = prompt_list(body)
+    prompts = sent_prompts(body)
     _check(body, len(prompts))
+    if body.prompt_embeds:
+        check_taken(is_taken=server.engine.spec.takes_vectors)
     usage = stream_usage(server, body.stream, body.stream_options)
     async with AsyncExitStack() as owned:
         num_answers = len(prompts) * max(body.n or 1, body.best_of or 1)
@@ -73,23 +87,39 @@ def _draws_more(body: CompletionRequest) -> bool:
     return (body.best_of or 1) > (body.n or 1) and not body.use_beam_search
 
 
-def prompt_list(body: CompletionRequest) -> list[str] | list[list[int]]:
-    """Return the prompts as a list, all text or all token ids."""
+def sent_prompts(body: CompletionRequest) -> list[SentPrompt]:
+    """Return the prompts as a list: those of vectors, then texts or token ids. Raises:
+    RequestError"""
+    vectors = body.prompt_embeds or []
+    found: list[SentPrompt] = [
+        SentVectors(data=one) for one in ([vectors] if isinstance(vectors, str) else vectors)
+    ]
     prompt = body.prompt
+    if not prompt and found:
+        return found  # many clients cannot leave the field out
+    if prompt is None:
+        raise RequestError("is missing.", where=PROMPT, fix="send text or token ids.")
     if isinstance(prompt, str):
-        return [prompt]
+        return [*found, prompt]
     if isinstance(prompt[0], int):
-        return [prompt]
-    return prompt
+        return [*found, prompt]  # type: ignore[list-item]  # one list of ids
+    return [*found, *prompt]  # type: ignore[list-item]  # texts or lists of ids
 
 
 def _check(body: CompletionRequest, num_prompts: int) -> None:
     if body.suffix and (body.echo or body.truncate_prompt_tokens is not None):
         other = "echo" if body.echo else "truncate_prompt_tokens"
         raise RequestError("cannot be combined with suffix.", where=other)
+    if body.prompt_embeds and (body.suffix or body.echo or body.truncate_prompt_tokens is not None):
+        other = "suffix" if body.suffix else "echo" if body.echo else "truncate_prompt_tokens"
+        raise RequestError(f"cannot be combined with {FIELD}.", where=other)
     if num_prompts * max(body.n or 1, body.best_of or 1) > MAX_CHOICES:
         where = "n" if (body.best_of or 1) <= (body.n or 1) else "best_of"
         raise RequestError(f"prompts times {where} is above {MAX_CHOICES}.", where=where)
+    if num_prompts > 1 and body.kv_transfer_params:
+        raise RequestError(
+            "several prompts have different blocks; send one prompt.", where="kv_transfer_params"
+        )
     if _draws_more(body) and body.stream:
         raise RequestError("answers that are chosen among cannot be streamed.", where="best_of")
     if body.max_tokens == 0 and not body.echo:
@@ -100,7 +130,7 @@ async def _prepare(
     server: ServerState,
     body: CompletionRequest,
     request: Request,
-    prompts: Sequence[str | list[int]],
+    prompts: Sequence[SentPrompt],
     usage: StreamUsage,
 ) -> tuple[ResponseMeta, list[Generation], CompletionResponseOptions]:
     model = await server.model_name(body.model)
@@ -114,15 +144,31 @@ async def _prepare(
         fields["constraint"] = await server.compile_constraint(constraint, SessionPlan(), "")
     generations: list[Generation] = []
     texts: list[Prompt] = []
+    is_alone = len(prompts) == 1
+    num_vectors = sum(isinstance(prompt, SentVectors) for prompt in prompts)
     for which, prompt in enumerate(prompts):
-        is_alone = len(prompts) == 1
-        with in_words_of({} if is_alone else {PROMPT: f"{PROMPT}[{which}]"}):
-            ids = await _token_ids(server, body, prompt)
+        field = FIELD if which < num_vectors else PROMPT
+        number = which if which < num_vectors else which - num_vectors
+        shown_field = field if is_alone else f"{field}[{number}]"
+        with in_words_of({PROMPT: shown_field, FIELD: shown_field}):
+            ids = await _read(server, body, prompt)
             generation = generation_for(server, body, meta, ids, fields, SessionPlan(), COMPLETIONS)
         request_id = meta.request_id if is_alone else f"{meta.request_id}-{which}"
         generations.append(replace(generation, request_id=request_id))
-        texts.append((await _echo_text(server, body, prompt), generation.prompt_ids))
+        shown = () if isinstance(prompt, SentVectors) else generation.prompt_ids
+        texts.append((await _echo_text(server, body, prompt), shown))
     return meta, generations, _response_options(server, body, texts, usage)
+
+
+async def _read(
+    server: ServerState, body: CompletionRequest, prompt: SentPrompt
+) -> Sequence[int] | PlacedPrompt:
+    """Return a prompt as the engine takes it. Raises: RequestError"""
+    if not isinstance(prompt, SentVectors):
+        return await _token_ids(server, body, prompt)
+    run = server.engine.spec.run
+    decode = partial(decode_vectors, prompt.data, run.model, run.max_model_tokens)
+    return await server.engine.read(await server.run(decode, LONG_WORK))
 
 
 async def _token_ids(
@@ -147,8 +193,8 @@ async def _token_ids(
     return infill_of(tokenizer).prompt(before, after)
 
 
-async def _echo_text(server: ServerState, body: CompletionRequest, prompt: str | list[int]) -> str:
-    if not body.echo:
+async def _echo_text(server: ServerState, body: CompletionRequest, prompt: SentPrompt) -> str:
+    if not body.echo or isinstance(prompt, SentVectors):
         return ""
     if isinstance(prompt, str):
         return prompt

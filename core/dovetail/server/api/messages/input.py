@@ -17,7 +17,7 @@ from dovetail.server.api.messages.protocol import (
     OutputConfig,
     Turn,
 )
-from dovetail.server.generate.as_chat import as_chat, check_one
+from dovetail.server.generate.as_chat import Content, as_chat, check_one, joined
 from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.template.switches import Switch, switch
 
@@ -91,16 +91,16 @@ def _messages(body: CountRequest) -> Iterable[dict[str, Any]]:
 
 def _user(role: str, blocks: Sequence[Block], where: str) -> Iterable[dict[str, Any]]:
     """Yield tool results as separate turns, before the text that came with them."""
-    texts = []
+    others = []
     for number, block in enumerate(blocks):
         at = f"{where}[{number}]"
         if block.type == "tool_result":
-            content = _text_of(block.content or "", f"{at}.content")
+            content = _content_of(block.content or "", f"{at}.content")
             yield {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": content}
         else:
-            texts.append(_text(block, at))
-    if texts or not blocks:
-        yield {"role": role, "content": "\n".join(texts)}
+            others.append(_part(block, at))
+    if others or not blocks:
+        yield {"role": role, "content": joined(others)}
 
 
 def _assistant(turn: Turn, where: str) -> dict[str, Any]:
@@ -133,6 +133,30 @@ def _text_of(content: str | Sequence[Block], where: str) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(_text(block, f"{where}[{i}]") for i, block in enumerate(content))
+
+
+def _content_of(content: str | Sequence[Block], where: str) -> Content:
+    if isinstance(content, str):
+        return content
+    return joined([_part(block, f"{where}[{i}]") for i, block in enumerate(content)])
+
+
+def _part(block: Block, where: str) -> str | dict[str, Any]:
+    """Return a block as chat's part, or its text. Raises: RequestError"""
+    if block.type != "image":
+        return _text(block, where)
+    source = block.source or {}
+    kind, data = source.get("type"), source.get("data")
+    if kind == "url" and isinstance(source.get("url"), str):
+        return {"type": "image_url", "image_url": {"url": source["url"]}}
+    if kind == "base64" and isinstance(data, str):
+        name = str(source.get("media_type", ""))[:64]
+        return {"type": "image_url", "image_url": {"url": f"data:{name};base64,{data}"}}
+    raise RequestError(
+        "must hold data (type base64) or a URL (type url); files are not kept here.",
+        where=f"{where}.source",
+        code="unsupported_field",
+    )
 
 
 def _text(block: Block, where: str) -> str:

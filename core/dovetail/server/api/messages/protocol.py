@@ -29,6 +29,7 @@ class Block(Body):
     content: str | Annotated[list[Block], Field(max_length=MAX_PARTS)] | None = None
     thinking: str | None = None
     signature: str | None = None
+    source: dict[str, Any] | None = None
 
 
 class Turn(Body):

@@ -17,10 +17,9 @@ from dovetail.server.api.ollama.protocol import (
     OllamaRequest,
     OllamaToolCall,
 )
-from dovetail.server.generate.as_chat import as_chat, check_one
+from dovetail.server.generate.as_chat import Content, as_chat, check_one
 from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.template.switches import Switch, switch
-from dovetail.unsupported import sentence
 
 FORMAT_NAMES = {
     "response_format.json_schema.schema": "format",
@@ -42,8 +41,11 @@ def chat_of(body: OllamaChatRequest) -> ChatRequest:
 def chat_of_prompt(body: OllamaGenerateRequest) -> ChatRequest:
     """Return a prompt as a conversation of one turn. Raises: RequestError"""
     check_prompt(body)
-    messages = [{"role": "system", "content": body.system}] if body.system else []
-    messages.append({"role": "user", "content": body.prompt or ""})
+    messages: list[dict[str, Any]] = []
+    if body.system:
+        messages.append({"role": "system", "content": body.system})
+    content = _with_images(body.prompt or "", body.images, "images")
+    messages.append({"role": "user", "content": content})
     return as_chat(body, {"messages": messages, **_shared(body)})
 
 
@@ -63,6 +65,9 @@ def check_prompt(body: OllamaGenerateRequest) -> None:
             fix="send its messages to /api/chat.",
             code="unsupported_field",
         )
+    if body.images and (body.raw or body.suffix):
+        other = "raw" if body.raw else "suffix"
+        raise RequestError(f"cannot be combined with {other}: no template is used.", where="images")
     if body.system and (body.raw or body.suffix):
         other = "raw" if body.raw else "suffix"
         raise RequestError(f"cannot be combined with {other}: no template is used.", where="system")
@@ -97,6 +102,29 @@ def _format(wanted: str | dict[str, Any] | None) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": wanted}}}
 
 
+def image_names(body: OllamaRequest) -> dict[str, str]:
+    """Return the client's names of its images, which are parts of chat's messages."""
+    if isinstance(body, OllamaGenerateRequest):
+        turn = f"prompt[{1 if body.system else 0}]"
+        return {f"{turn}.content[{i}]": f"images[{i}]" for i in range(len(body.images or ()))}
+    messages = body.messages if isinstance(body, OllamaChatRequest) else None
+    return {
+        f"messages[{turn}].content[{i}]": f"messages[{turn}].images[{i}]"
+        for turn, message in enumerate(messages or ())
+        for i in range(len(message.images or ()))
+    }
+
+
+def _with_images(text: str, images: Sequence[Any] | None, where: str) -> Content:
+    """Return a turn's content: its images, in base64, before its text. Raises: RequestError"""
+    if not images:
+        return text
+    if not all(isinstance(image, str) for image in images):
+        raise RequestError("must be images in base64.", where=where)
+    parts = [{"type": "image_url", "image_url": f"data:;base64,{image}"} for image in images]
+    return [*parts, {"type": "text", "text": text}]
+
+
 class _Turns:
     """Writes turns in chat's words. Calls that came without an id get one, and results that name
     none are given, in their order, to the calls of the turn before."""
@@ -106,12 +134,11 @@ class _Turns:
         self._open: list[tuple[str, str]] = []
 
     def all_of(self, messages: Sequence[OllamaMessage]) -> Iterator[dict[str, Any]]:
-        """Yield the turns. Raises: RequestError for images. Mutates: self"""
+        """Yield the turns. Raises: RequestError for images that are not text. Mutates: self"""
         for number, message in enumerate(messages):
-            if message.images:
-                where = f"messages[{number}].images"
-                raise RequestError(sentence("media"), where=where, code="unsupported_field")
-            yield self._turn(message)
+            turn = self._turn(message)
+            where = f"messages[{number}].images"
+            yield turn | {"content": _with_images(turn["content"], message.images, where)}
 
     def _turn(self, message: OllamaMessage) -> dict[str, Any]:
         turn: dict[str, Any] = {"role": message.role, "content": message.content or ""}

@@ -8,7 +8,13 @@ from pydantic import Field, model_validator
 
 from dovetail.interfaces.sampling_params import MAX_STOPS
 from dovetail.server.generate.bodies import INT31, Body, SamplingFields, StopString
-from dovetail.server.generate.chat_body import MAX_MESSAGES, MAX_TOOLS, Name, ToolBody
+from dovetail.server.generate.chat_body import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_TOOLS,
+    Name,
+    ToolBody,
+)
 
 MAX_TOP_LOGPROBS = 20
 
@@ -52,7 +58,7 @@ class OllamaMessage(Body):
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: str | None = None
     thinking: str | None = None
-    images: list[Any] | None = None
+    images: Annotated[list[Any], Field(max_length=MAX_PARTS)] | None = None
     tool_calls: Annotated[list[OllamaToolCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
@@ -87,6 +93,7 @@ class OllamaGenerateRequest(OllamaRequest):
     template: str | None = None
     context: list[int] | None = None
     raw: bool | None = None
+    images: Annotated[list[Any], Field(max_length=MAX_PARTS)] | None = None
 
 
 class OllamaEmbedFields(Body):

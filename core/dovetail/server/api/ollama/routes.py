@@ -23,6 +23,7 @@ from dovetail.server.api.ollama.input import (
     GENERATE_NAMES,
     chat_of,
     chat_of_prompt,
+    image_names,
     switches,
 )
 from dovetail.server.api.ollama.models import (
@@ -86,7 +87,7 @@ async def create_answer(body: OllamaGenerateRequest, request: Request, server: S
     """Answer a prompt, or continue it, in Ollama's shapes, as lines of JSON or whole."""
     began_ns = time.monotonic_ns()
     model, ignored = await _checked(server, body)
-    if not (body.prompt or body.suffix):
+    if not (body.prompt or body.suffix or body.images):
         return _loaded(body, as_response)
     async with AsyncExitStack() as owned:
         owned.callback(server.admission.admit(1).close)
@@ -118,14 +119,15 @@ async def _prepared(
 ) -> Generation:
     """Return a conversation ready for the engine. Raises: RequestError, also for thinking asked of
     a model that does none"""
-    generation = await prepare(
-        server,
-        chat.model_copy(update={"model": model}),
-        request,
-        dialect=dialect,
-        ignored=ignored,
-        others=switches(body),
-    )
+    with in_words_of(image_names(body)):
+        generation = await prepare(
+            server,
+            chat.model_copy(update={"model": model}),
+            request,
+            dialect=dialect,
+            ignored=ignored,
+            others=switches(body),
+        )
     is_heard = not {"think", "reasoning_effort"} & set(generation.meta.ignored)
     if body.think and not is_heard and not generation.plan.can_reason:
         raise RequestError(

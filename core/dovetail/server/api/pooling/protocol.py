@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -28,9 +28,10 @@ class ActivatedFields(InputFields):
 
 
 class PoolingRequest(ActivatedFields):
-    """What a model makes of inputs is asked for."""
+    """What a model makes of inputs is asked for, or of `data` that a plugin makes inputs of."""
 
     task: Task | None = None
+    data: Any = None
     encoding_format: Format | None = None
     embed_dtype: Dtype | None = None
     endianness: Endianness | None = None

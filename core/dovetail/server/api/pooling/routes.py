@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from fastapi import Request
 
+from dovetail.engine.client.io_processing import DATA, processed_answer, processed_prompts
+from dovetail.errors import RequestError
 from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.pooling_params import (
@@ -22,11 +25,12 @@ from dovetail.interfaces.pooling_params import (
 from dovetail.interfaces.spec import PoolingSpec
 from dovetail.server.api.pooling.protocol import ClassifyRequest, PoolingRequest
 from dovetail.server.generate.dependencies import ServerOf
+from dovetail.server.generate.server_state import LONG_WORK, ServerState
 from dovetail.server.pool.inputs import input_job, pooling_of
 from dovetail.server.pool.labels import label_of
 from dovetail.server.pool.replies import raw_reply
 from dovetail.server.pool.vectors import vector_format
-from dovetail.server.pool.work import answered, array_of
+from dovetail.server.pool.work import answered, array_of, check_inputs, job_of
 
 _OLDER = {
     "encode": (TOKEN_EMBED, TOKEN_CLASSIFY),
@@ -38,6 +42,8 @@ _OLDER = {
 async def create_pooling(body: PoolingRequest, request: Request, server: ServerOf) -> Any:
     """Return what the model makes of inputs, or of each of their tokens."""
     model = await server.model_name(body.model)
+    if body.data is not None:
+        return await create_from_data(body, request, server, model)
     task = task_of(body.task, pooling_of(server))
     is_vector = task in (EMBED, TOKEN_EMBED)
     normal = body.normalize if body.normalize is not None else body.use_activation
@@ -62,6 +68,49 @@ async def create_pooling(body: PoolingRequest, request: Request, server: ServerO
         "usage": answers.usage(server).model_dump(),
     }
     return raw_reply(reply, ignored)
+
+
+async def create_from_data(
+    body: PoolingRequest, request: Request, server: ServerState, model: str
+) -> Any:
+    """Return what the server's plugin makes of data by way of the model. Raises: RequestError"""
+    processor = server.io_processor
+    if processor is None:
+        raise RequestError(
+            "this server reads no data of other forms.",
+            where=DATA,
+            fix="send input, or start the server with --io-processor-plugin.",
+            code="unsupported_field",
+        )
+    refuse_inputs(body)
+    prompts = await server.run(partial(processed_prompts, processor, body.data), LONG_WORK)
+    pooling = pooling_of(server)
+    params = PoolingParams(task=task_of(body.task or processor.task or None, pooling))
+    ignored = server.fields.check(body)
+    check_inputs(prompts, DATA, is_list=False)
+    adapter = server.engine.spec.adapter_of(model)
+    job = job_of(body, request, prompts, params, field=DATA, is_list=False, adapter=adapter)
+    answers = await answered(server, job, array_of)
+    answer = partial(processed_answer, processor, body.data, answers.items)
+    reply = {
+        "id": f"pool-{job.request_id}",
+        "request_id": job.request_id,
+        "created_at": int(time.time()),
+        "model": model,
+        "data": await server.run(answer, LONG_WORK),
+        "usage": answers.usage(server).model_dump(),
+    }
+    return raw_reply(reply, ignored)
+
+
+def refuse_inputs(body: PoolingRequest) -> None:
+    """Raise RequestError for fields beside data that say what is done with inputs."""
+    others = ("input", "messages", "encoding_format", "embed_dtype", "endianness", "dimensions",
+              "normalize", "use_activation", "activation", "softmax", "prompt_name",
+              "input_type")  # fmt: skip
+    for name in others:
+        if getattr(body, name) is not None:
+            raise RequestError("cannot be combined with data.", where=name)
 
 
 def task_of(asked: str | None, pooling: PoolingSpec) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from dovetail.errors import RequestError
 from dovetail.server.api.responses.protocol import Item, ResponsesRequest
-from dovetail.server.generate.as_chat import as_chat, check_one, is_deep
+from dovetail.server.generate.as_chat import Content, as_chat, check_one, is_deep, joined
 from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.undeclared_fields import fault_of
 from dovetail.unsupported import remedy, sentence
@@ -32,6 +32,7 @@ UNSUPPORTED_FIELDS = {
 TEXT_LOGPROBS = "message.output_text.logprobs"
 """The word of `include` for them."""
 TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal", "reasoning_text"})
+MEDIA_PARTS = frozenset({"input_image", "input_audio", "input_file"})
 SYSTEM_ROLES = frozenset({"system", "developer"})
 
 Message = dict[str, Any]
@@ -153,7 +154,7 @@ class _Turns:
             case "mcp_call":
                 self._mcp_call(item, where)
             case "function_call_output":
-                output = _text(item.get("output"), f"{where}.output")
+                output = _content(item.get("output"), f"{where}.output")
                 call_id = _word(item, "call_id", where)
                 self._other({"role": "tool", "tool_call_id": call_id, "content": output})
             case kind:
@@ -177,7 +178,8 @@ class _Turns:
         self._other({"role": "tool", "tool_call_id": call_id, "content": output})
 
     def _message(self, item: Item, where: str) -> None:
-        role, text = _word(item, "role", where), _text(item.get("content"), f"{where}.content")
+        role = _word(item, "role", where)
+        text = _content(item.get("content"), f"{where}.content")
         if role != "assistant":
             self._other({"role": role, "content": text})
             return
@@ -253,13 +255,34 @@ def _text(content: Any, where: str) -> str:
     return "\n".join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
 
 
+def _content(content: Any, where: str) -> Content:
+    """Return text given as it is or in parts, media among them. Raises: RequestError"""
+    if not isinstance(content, list):
+        return _text(content, where)
+    return joined([_text_or_medium(part, f"{where}[{i}]") for i, part in enumerate(content)])
+
+
+def _text_or_medium(part: Any, where: str) -> str | dict[str, Any]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in MEDIA_PARTS:
+        if part.get("file_id") is not None:
+            raise RequestError(
+                "files are not kept here.",
+                where=f"{where}.file_id",
+                fix="send image_url.",
+                code="unsupported_field",
+            )
+        return dict(part)
+    return _part(part, where)
+
+
 def _part(part: Any, where: str) -> str:
     if not isinstance(part, dict):
         raise RequestError("must be an object.", where=where)
     kind = part.get("type", "text")
     if kind not in TEXT_PARTS:
         raise RequestError(
-            f'parts of type "{str(kind)[:64]}" are not supported; only text is.',
+            f'parts of type "{str(kind)[:64]}" are not supported.',
             where=where,
             code="unsupported_field",
         )

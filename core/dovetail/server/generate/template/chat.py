@@ -13,12 +13,16 @@ from typing import Any
 from dovetail import registry
 from dovetail.config.rules.chat_template import load_template
 from dovetail.errors import ConfigError, RequestError
+from dovetail.interfaces.media_settings import MediaLimit
 from dovetail.interfaces.tokenizer import TokenizerFacts
+from dovetail.multimodal.content import MediaItem, check_counts
 from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.template.control_words import ControlWords, Span
 from dovetail.server.generate.template.messages import normalise, tool_dicts, unused_extras
+from dovetail.server.generate.template.places import MediaPlaces
 from dovetail.server.generate.template.switches import Switch, switches_of
 from dovetail.server.generate.template.template import ChatTemplate
+from dovetail.unsupported import sentence
 
 AUTO = "auto"
 MAX_GIVEN = 16
@@ -33,13 +37,15 @@ class RenderedPrompt:
 
     `tail` is what follows the last turn that was not the assistant's, `unused` names the fields of
     the request that the template has no use for, `plain` has the control words that clients wrote:
-    plain text.
+    plain text. `media` are the media of the messages' parts, in their order: the template wrote its
+    own words where each stands.
     """
 
     text: str
     tail: str
     unused: Sequence[str] = ()
     plain: tuple[Span, ...] = ()
+    media: tuple[MediaItem, ...] = ()
 
 
 class ChatRenderer:
@@ -54,10 +60,20 @@ class ChatRenderer:
         added_texts: Iterable[str] = (),
         allows_control_tokens: bool = False,
         default_kwargs: Mapping[str, Any] | None = None,
+        media_kinds: frozenset[str] = frozenset(),
+        media_limits: Mapping[str, MediaLimit] | None = None,
+        media_words: Mapping[str, str] | None = None,
+        interleaves_media: bool = False,
     ) -> None:
         """`added_texts` are those of all added tokens; with `allows_control_tokens` clients may
         write any of them. `default_kwargs` are the template's variables where a request says
-        nothing of them."""
+        nothing of them. `media_kinds` are what the model takes beside text, at most as many of
+        each modality as `media_limits` say. Where the template reads text alone, `media_words`
+        stand for them: before a message's text, or with `interleaves_media` at their places."""
+        self._media_words = dict(media_words or {})
+        self._interleaves_media = interleaves_media
+        self._media_kinds = media_kinds
+        self._media_limits = media_limits or {}
         self._default_kwargs = dict(default_kwargs or {})
         self._special_texts = () if allows_control_tokens else tuple(facts.special_texts.values())
         self._added_texts = () if allows_control_tokens else tuple(added_texts)
@@ -93,7 +109,12 @@ class ChatRenderer:
         kwargs, unused = template.pick_kwargs(body.chat_template_kwargs or {})
         _check_documents(body, template)
         switched, without_effect = _switched(template, switches_of(body, switches))
-        messages = normalise(body.messages, self._format(template), template.source)
+        _check_media_options(body, self._media_kinds)
+        content_format = self._format(template)
+        kinds = self._media_kinds
+        places = self._places() if kinds else None
+        messages, media = normalise(body.messages, content_format, template.source, kinds, places)
+        check_counts(media, self._media_limits)
         variables = {
             **self._default_kwargs,
             **switched,
@@ -110,12 +131,16 @@ class ChatRenderer:
             text = _cut_after_final(text, _text(messages[-1]))
         names = [f"chat_template_kwargs.{name}" for name in unused]
         names += [f"messages.{n}" for n in sorted(unused_extras(body.messages, template.source))]
+        tail, plain = _tail(text, messages), tuple(span for span in plain if span[1] <= len(text))
+        if places is not None:
+            (text, plain), (tail, _) = places.put(text, plain), places.put(tail, ())
         return RenderedPrompt(
-            text=text,
-            tail=_tail(text, messages),
-            unused=(*names, *without_effect),
-            plain=tuple(span for span in plain if span[1] <= len(text)),
+            text=text, tail=tail, unused=(*names, *without_effect), plain=plain, media=media
         )
+
+    def _places(self) -> MediaPlaces:
+        """Return marks for the media of one conversation."""
+        return MediaPlaces(words=self._media_words, interleaves=self._interleaves_media)
 
     def _words_of(self, template: ChatTemplate) -> ControlWords:
         return ControlWords(
@@ -199,11 +224,18 @@ def _check_documents(body: ChatRequest, template: ChatTemplate) -> None:
         )
 
 
+def _check_media_options(body: ChatRequest, media_kinds: frozenset[str]) -> None:
+    for name in ("media_io_kwargs", "mm_processor_kwargs"):
+        if getattr(body, name) and not media_kinds:
+            raise RequestError(sentence("media"), where=name, code="unsupported_field")
+
+
 def _text(message: dict[str, Any]) -> str:
+    """Return the text that ends a message; empty where a medium does."""
     content = message["content"]
     if isinstance(content, str):
         return content
-    return str(content[-1]["text"]) if content else ""
+    return str(content[-1].get("text", "")) if content else ""
 
 
 def _cut_after_final(prompt: str, final: str) -> str:

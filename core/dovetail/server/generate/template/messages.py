@@ -1,4 +1,5 @@
-"""Messages as a template reads them: plain dicts of the shapes that checkpoints expect.
+"""Messages as a template reads them: plain dicts of the shapes that checkpoints expect, and the
+media among their parts.
 
 Developer turns, content parts, call arguments and both reasoning names are made uniform here, once,
 for every endpoint.
@@ -12,34 +13,99 @@ from typing import Any
 
 from dovetail.errors import RequestError
 from dovetail.interfaces.text import Tool
+from dovetail.multimodal.content import MediaItem
+from dovetail.multimodal.parts import FILES, KIND_OF, media_item, media_type
 from dovetail.server.generate.chat_body import ContentPart, Message, MessageToolCall, ToolBody
+from dovetail.server.generate.template.places import MediaPlaces
+from dovetail.unsupported import sentence
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
 
 
 def normalise(
-    messages: Sequence[Message], content_format: str, template_source: str
-) -> list[dict[str, Any]]:
-    """Return template messages. `content_format` is "string" or "openai".
+    messages: Sequence[Message],
+    content_format: str,
+    template_source: str,
+    media_kinds: frozenset[str] = frozenset(),
+    places: MediaPlaces | None = None,
+) -> tuple[list[dict[str, Any]], tuple[MediaItem, ...]]:
+    """Return template messages, and their media in the order of their parts.
 
-    Raises: RequestError for parts that are not text and arguments that are not a JSON object.
+    `content_format` is "string" or "openai"; `media_kinds` are what the model takes beside text
+    (`interfaces.media_settings.KINDS`), and `places` marks them in texts.
+
+    Raises: RequestError for parts that the model does not take and arguments that are not a JSON
+    object.
     """
-    knows_developer = "developer" in template_source
-    return [
-        _message(message, f"messages[{i}]", content_format, template_source, knows_developer)
-        for i, message in enumerate(messages)
-    ]
+    reader = _Reader(content_format, template_source, media_kinds, places)
+    turns = [reader.message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    return turns, tuple(reader.media)
 
 
-def _message(
-    message: Message, where: str, content_format: str, source: str, knows_developer: bool
-) -> dict[str, Any]:
+class _Reader:
+    """Reads messages for one template; `media` are those found so far."""
+
+    __slots__ = ("content_format", "media", "media_kinds", "places", "source")
+
+    def __init__(
+        self,
+        content_format: str,
+        source: str,
+        media_kinds: frozenset[str],
+        places: MediaPlaces | None,
+    ) -> None:
+        self.places = places
+        self.content_format = content_format
+        self.source = source
+        self.media_kinds = media_kinds
+        self.media: list[MediaItem] = []
+
+    def message(self, message: Message, where: str) -> dict[str, Any]:
+        """Return a message as the template reads it. Raises: RequestError. Mutates: self"""
+        content = self._content(message, where)
+        return _message(message, content, where, self.source)
+
+    def _content(self, message: Message, where: str) -> Any:
+        content = message.content
+        if content is None:
+            return message.refusal or ""
+        if isinstance(content, str):
+            return content
+        parts = [self._part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
+        if self.content_format == "openai":
+            return parts
+        if any(part["type"] != "text" for part in parts):
+            assert self.places is not None, "media are parts of models that take some"
+            return self.places.joined(parts)
+        return "\n".join(part["text"] for part in parts)
+
+    def _part(self, part: ContentPart | str, where: str) -> dict[str, Any]:
+        """Return a part as the template reads it. Raises: RequestError. Mutates: self"""
+        if isinstance(part, str):
+            return {"type": "text", "text": part}
+        given = part.model_dump(exclude_unset=True)
+        word = None if part.text is not None else media_type(given)
+        if word is None:
+            return {"type": "text", "text": _part_text(part, where)}
+        if word not in FILES and KIND_OF[word] not in self.media_kinds:
+            what = "this model does not take {} in prompts." if self.media_kinds else ""
+            raise RequestError(
+                what.format(KIND_OF[word]) or sentence("media"),
+                where=where,
+                code="unsupported_field",
+            )
+        item = media_item(given, where)
+        self.media.append(item)
+        return {"type": item.modality}
+
+
+def _message(message: Message, content: Any, where: str, source: str) -> dict[str, Any]:
     role = message.role
-    if role == "developer" and not knows_developer:
+    if role == "developer" and "developer" not in source:
         role = "system"
     turn: dict[str, Any] = {
         "role": role,
-        "content": _content(message, where, content_format),
+        "content": content,
     }
     for name in ("name", "tool_call_id"):
         if getattr(message, name) is not None:
@@ -60,26 +126,10 @@ def unused_extras(messages: Sequence[Message], template_source: str) -> set[str]
     return {name for name in names if name not in template_source}
 
 
-def _content(message: Message, where: str, content_format: str) -> Any:
-    content = message.content
-    if content is None:
-        return message.refusal or ""
-    if isinstance(content, str):
-        return content
-    texts = [_part_text(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
-    if content_format == "openai":
-        return [{"type": "text", "text": text} for text in texts]
-    return "\n".join(texts)
-
-
-def _part_text(part: ContentPart | str, where: str) -> str:
-    if isinstance(part, str):
-        return part
+def _part_text(part: ContentPart, where: str) -> str:
     text = part.refusal if part.type == "refusal" else part.text
     if part.type not in TEXT_PARTS:
-        raise RequestError(
-            f'content parts of type "{part.type}" are not supported; only text is.', where=where
-        )
+        raise RequestError(f'content parts of type "{part.type}" are not supported.', where=where)
     if text is None:
         raise RequestError("a text part without text.", where=where)
     return text

@@ -1,0 +1,25 @@
+"""The plugin that makes prompts of other data, where --io-processor-plugin names one."""
+
+from __future__ import annotations
+
+from dovetail.config.config import Config
+from dovetail.config.rules.selections import select
+from dovetail.errors import ConfigError
+from dovetail.interfaces.selection import Selection
+from dovetail.interfaces.spec import PoolingSpec
+
+FLAG, KIND = "--io-processor-plugin", "io_processor"
+
+
+def select_io_processor(config: Config, pooling: PoolingSpec | None) -> Selection | None:
+    """Return the plugin, None where none is named. Raises: ConfigError, PluginError"""
+    name = config.model.io_processor_plugin
+    if not name:
+        return None
+    if pooling is None:
+        raise ConfigError(
+            "it reads what a model pools, and this one generates.",
+            where=FLAG,
+            fix="leave it out, or serve the model with --runner pooling.",
+        )
+    return select(KIND, name, where=FLAG, options=config.plugin.options_of(KIND))

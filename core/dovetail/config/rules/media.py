@@ -1,0 +1,178 @@
+"""What is done with media in prompts: whether the model takes any, and how they are read."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from dovetail import registry
+from dovetail.config.checkpoint.model_facts import facts_of
+from dovetail.config.config import Config
+from dovetail.config.rules.adapters import MEDIA_LORAS
+from dovetail.config.rules.media_settings import media_settings
+from dovetail.errors import ConfigError
+from dovetail.interfaces.media import MediaSpec
+from dovetail.interfaces.media_settings import AUDIO, MIB, MediaLimit, MediaSettings
+from dovetail.interfaces.schedule_spec import ScheduleSpec
+from dovetail.interfaces.spec import ModelSpec, RunSpec
+
+log = logging.getLogger(__name__)
+
+GIB = 1 << 30
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
+"""What a checkpoint says of how its media are read."""
+USUAL_IMAGE_ROWS = 256
+"""Vectors of an image of Gemma 3 where config.json leaves them out."""
+SPEECH_RATE_HZ = 16_000
+"""What models of speech were trained on."""
+VALUE_BYTES = 4
+SHARED = Path("/dev/shm")
+CACHE_FLAG = "--mm-processor-cache-type"
+VECTORS_FLAG, VECTORS_WORD = "--enable-prompt-embeds", "vectors"
+
+
+def _shared_folder() -> str:
+    """Return the path of a folder in shared memory that is nobody else's; it is not made yet."""
+    base = SHARED if SHARED.is_dir() else Path(tempfile.gettempdir())
+    return str(base / f"dovetail-media-{os.getuid()}" / secrets.token_hex(8))
+
+
+def media_spec(config: Config, model: ModelSpec) -> MediaSpec | None:
+    """Return how media are read, None where a model takes none, or is to take none, or, and that
+    is logged, the checkpoint does not say how. Raises: ConfigError"""
+    given, settings = config.multimodal, media_settings(config)
+    kinds = _kinds(settings, model)
+    if kinds and not _has_processor(model):
+        log.warning(
+            "%s has no %s, so the text part is served alone and prompts with media (%s) are "
+            "refused; add the file to serve them.",
+            model.path,
+            " or ".join(PROCESSOR_FILES),
+            ", ".join(kinds),
+        )
+        kinds = ()
+    adapters = _adapters(config, kinds)
+    if not kinds:
+        return None
+    if facts_of(model.whole_config).media_see_all:
+        _verify_seen_whole(config, model)
+    cache = registry.value_of("mm_cache", given.mm_processor_cache_type, where=CACHE_FLAG)
+    return MediaSpec(
+        kinds=kinds,
+        options=dict(given.mm_processor_kwargs),
+        cache_bytes=int(given.mm_processor_cache_gb * GIB),
+        cache_item_bytes=given.mm_shm_cache_max_object_size_mb * MIB,
+        shared_folder=_shared_folder() if cache == "shm" else "",
+        settings=settings,
+        interleaves=given.interleave_mm_strings,
+        adapters=adapters,
+    )
+
+
+def _kinds(settings: MediaSettings, model: ModelSpec) -> tuple[str, ...]:
+    """Return the kinds of media that a model takes and the limits allow."""
+    whole = facts_of(model.whole_config).media if model.whole_config else ()
+    return tuple(k for k in whole if settings.limits.get(k, MediaLimit()).count != 0)
+
+
+def _has_processor(model: ModelSpec) -> bool:
+    """Return whether a checkpoint says how its media are read."""
+    return any((Path(model.path) / name).is_file() for name in PROCESSOR_FILES)
+
+
+def _verify_seen_whole(config: Config, model: ModelSpec) -> None:
+    """Raise ConfigError where not all tokens of an image can see each other."""
+    alone = """serve the text part alone with `--limit-mm-per-prompt '{"image": 0}'`."""
+    if divides_cache(config):
+        raise ConfigError(
+            "images that are seen both ways need the whole KV cache of a request on each rank.",
+            where="--decode-context-parallel-size",
+            fix=f"use 1, or {alone}",
+        )
+    rows = int(model.whole_config.get("mm_tokens_per_image") or USUAL_IMAGE_ROWS)
+    window = model.hf_config.get("sliding_window")
+    if window is not None and rows > window:
+        raise ConfigError(
+            f"an image of {rows} vectors does not fit into the window of {window} tokens.",
+            where="config.json: mm_tokens_per_image",
+            fix=alone,
+        )
+
+
+def divides_cache(config: Config) -> bool:
+    """Return whether ranks divide the KV cache of each request."""
+    return config.parallel.decode_context_parallel_size > 1
+
+
+def encoder_mode(config: Config) -> str:
+    """Return how ranks divide an encoder. Raises: PluginError"""
+    given = config.multimodal.mm_encoder_tp_mode
+    return str(registry.value_of("mm_encoder_tp_mode", given, where="--mm-encoder-tp-mode"))
+
+
+def encodings_bytes(config: Config, model: ModelSpec, schedule: ScheduleSpec) -> int:
+    """Return the memory of all encodings that are kept, and of those that a step makes besides;
+    0 where none is made, or --skip-mm-profiling says not to count it."""
+    if config.multimodal.skip_mm_profiling or not _has_processor(model):
+        return 0
+    if not _kinds(media_settings(config), model):
+        return 0
+    vision = model.whole_config.get("vision_config") or {}
+    size = model.hidden_size * (1 + len(vision.get("deepstack_visual_indexes") or ()))
+    rows = schedule.kept_encoder_rows + schedule.encoder_rows
+    return rows * size * VALUE_BYTES
+
+
+def takes_vectors(config: Config, run: RunSpec) -> bool:
+    """Return whether requests may send vectors in place of a prompt. Raises: ConfigError where the
+    model cannot read them"""
+    if not config.model.enable_prompt_embeds:
+        return False
+    if run.pooling is not None or run.model.encoder is not None:
+        what = "only a decoder that generates text reads embeddings as its prompt."
+        raise ConfigError(what, where=VECTORS_FLAG, fix="leave the flag out.")
+    if VECTORS_WORD not in registry.load_selection(run.model_plugin).capabilities:
+        raise ConfigError(
+            f"the model plugin {run.model_plugin.name} reads tokens alone.",
+            where=VECTORS_FLAG,
+            fix=f"leave the flag out, or use a plugin that claims {VECTORS_WORD}.",
+        )
+    return True
+
+
+def _adapters(config: Config, kinds: Sequence[str]) -> dict[str, str]:
+    """Return the adapters of prompts with media of a kind, which are named as the kind. Raises:
+    ConfigError for a kind that the model does not take"""
+    given = config.lora.default_mm_loras
+    for kind, path in given.items():
+        if kind not in kinds:
+            raise ConfigError(
+                f'the model takes no media of the kind "{kind}"'
+                + (f", only {', '.join(kinds)}." if kinds else "."),
+                where=MEDIA_LORAS,
+                fix="leave it out.",
+            )
+        if not isinstance(path, str) or not path.strip():
+            raise ConfigError(
+                f"{path!r} is not the path of an adapter.",
+                where=f"{MEDIA_LORAS} {kind}",
+                fix='write {"image": PATH}.',
+            )
+    return {kind: kind for kind in given}
+
+
+def sound_settings(config: Config, model: ModelSpec) -> MediaSettings | None:
+    """Return how the sounds are read that a model writes down, None where it is none of speech.
+    Raises: ConfigError"""
+    if model.encoder is None or model.encoder.kind != AUDIO:
+        return None
+    settings = media_settings(config)
+    audio = msgspec.structs.replace(settings.options.audio, sampling_rate=SPEECH_RATE_HZ)
+    options = msgspec.structs.replace(settings.options, audio=audio)
+    return msgspec.structs.replace(settings, options=options)

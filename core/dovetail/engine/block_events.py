@@ -1,0 +1,104 @@
+"""BlockEvents: what becomes of an engine's prefix cache, as events for a publisher.
+
+Events are gathered while a step is recorded and published as one batch. Where layers form several
+groups with blocks of their own, events are about the first group's: those of layers that look at
+all tokens, if there are any.
+"""
+
+from __future__ import annotations
+
+import time
+
+from dovetail.interfaces.kv_event_publisher import (
+    GPU,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    Event,
+    EventBatch,
+    KVEventPublisher,
+)
+from dovetail.interfaces.scheduler import RequestState
+
+TOLD_GROUP = 0
+
+
+class BlockEvents:
+    """The events of the engine of a number; `medium` is where its cache lies. One thread."""
+
+    def __init__(
+        self, publisher: KVEventPublisher, block_tokens: int, engine: int, medium: str = GPU
+    ) -> None:
+        self._publisher = publisher
+        self._block_tokens = block_tokens
+        self._engine = engine
+        self._medium = medium
+        self._events: list[Event] = []
+
+    def filled(
+        self, request: RequestState, group: int, index: int, block: int, *, is_new: bool
+    ) -> None:
+        """Note a block that others can find. Mutates: self"""
+        if group != TOLD_GROUP or not is_new:
+            return
+        size, hashes = self._block_tokens, request.block_hashes
+        own = event_hash(hashes[index])
+        parent = event_hash(hashes[index - 1]) if index else None
+        tokens = tuple(request.token_ids[index * size : (index + 1) * size])
+        adapter = dict(request.prefix_keys).get("adapter")
+        last = self._events[-1] if self._events else None
+        if isinstance(last, BlockStored) and last.block_hashes[-1] == parent:
+            # One event tells of blocks that follow each other.
+            self._events.pop()
+            parent = last.parent_block_hash
+            tokens = last.token_ids + tokens
+            hashes_told = (*last.block_hashes, own)
+        else:
+            hashes_told = (own,)
+        self._events.append(
+            BlockStored(
+                block_hashes=hashes_told,
+                parent_block_hash=parent,
+                token_ids=tokens,
+                block_size=size,
+                lora_id=None,
+                medium=self._medium,
+                lora_name=adapter.split("#")[0] if adapter else None,
+            )
+        )
+
+    def evicted(self, group: int, prefix_hash: bytes) -> None:
+        """Note a block that nobody can find any more. Mutates: self"""
+        if group != TOLD_GROUP:
+            return
+        last = self._events[-1] if self._events else None
+        told: tuple[int, ...] = (event_hash(prefix_hash),)
+        if isinstance(last, BlockRemoved):
+            self._events.pop()
+            told = last.block_hashes + told
+        self._events.append(BlockRemoved(block_hashes=told, medium=self._medium))
+
+    def suspected(self, group: int, prefix_hash: bytes) -> None:
+        """Nothing: the block is evicted, too."""
+
+    def cleared(self) -> None:
+        """Note that no block can be found. Mutates: self"""
+        self._events.append(AllBlocksCleared())
+
+    def publish(self) -> None:
+        """Publish what has been noted, if anything. Mutates: self"""
+        if self._events:
+            events, self._events = tuple(self._events), []
+            self._publisher.publish(
+                EventBatch(ts=time.time(), events=events, data_parallel_rank=self._engine)
+            )
+
+    def close(self) -> None:
+        """Publish the rest and end the publisher. May be called twice."""
+        self.publish()
+        self._publisher.close()
+
+
+def event_hash(prefix_hash: bytes) -> int:
+    """Return a block's name in events: the first 8 bytes of its hash, as a number."""
+    return int.from_bytes(prefix_hash[:8], "big")

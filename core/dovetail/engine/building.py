@@ -1,0 +1,161 @@
+"""What an engine is made of when it starts: executor, layout of the KV cache, drafter."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dovetail import registry
+from dovetail.engine.block_events import BlockEvents
+from dovetail.engine.elsewhere import Elsewhere, Load
+from dovetail.engine.kv import kv_groups
+from dovetail.engine.steps_together import StepsTogether
+from dovetail.errors import ConfigError
+from dovetail.interfaces.drafter import Drafter
+from dovetail.interfaces.executor import Executor
+from dovetail.interfaces.kv_connector import KVConnector, StoreFacts
+from dovetail.interfaces.kv_event_publisher import CPU, GPU, KVEventPublisher
+from dovetail.interfaces.kv_pieces import kept_bytes, state_groups
+from dovetail.interfaces.kv_policy import KVAccounting, KVPolicy, KVRoom
+from dovetail.interfaces.sealed_block import HEADER_BYTES
+from dovetail.interfaces.spec import CacheSpec, EngineSpec
+from dovetail.interfaces.step import CachedLayer, KVLayer, KVLayout
+
+
+def build_executor(spec: EngineSpec) -> Executor:
+    """Return the executor, its ranks started."""
+    executor_class = registry.load_selection(spec.executor)
+    options = registry.build_options(spec.executor)
+    executor: Executor = executor_class(options, spec.run, spec.worker)
+    return executor
+
+
+def plan_layout(spec: EngineSpec, executor: Executor, policy: KVPolicy) -> KVLayout:
+    """Return the KV cache's layout. Raises: ConfigError when the longest request does not fit."""
+    cache, schedule = spec.cache, spec.schedule
+    memory_bytes = cache.memory_bytes
+    if cache.num_blocks is None and memory_bytes is None:
+        memory_bytes = executor.free_bytes()
+    layers = executor.kv_layers()
+    if cache.keeps_windows:
+        layers = [
+            msgspec.structs.replace(layer, window_tokens=None)
+            if isinstance(layer, KVLayer)
+            else layer
+            for layer in layers
+        ]
+    room = KVRoom(
+        block_tokens=cache.block_tokens,
+        num_blocks=cache.num_blocks,
+        memory_bytes=memory_bytes,
+        host_bytes=cache.host_bytes,
+    )
+    layout = policy.plan(layers, room)
+    if spec.drafting is not None:
+        drafts = spec.drafting.max_tokens * spec.drafting.rows_of(schedule.max_rows)
+        is_fixed = cache.num_blocks is not None
+        layout = kv_groups.with_draft_blocks(layout, layers, drafts, is_fixed=is_fixed)
+    step_tokens = schedule.max_step_tokens * schedule.plans_in_flight
+    kv_groups.verify_fits(layout, schedule.max_model_tokens, step_tokens)
+    return layout
+
+
+def build_drafter(spec: EngineSpec) -> Drafter | None:
+    """Return the drafter that the engine asks, None where there is none."""
+    if spec.drafting is None:
+        return None
+    if spec.run.drafts is not None:
+        return None  # it is made beside the model
+    made: Drafter = registry.make(spec.drafting.drafter, spec.run.model, spec.drafting.max_tokens)
+    return made
+
+
+def steps_together(spec: EngineSpec) -> StepsTogether | None:
+    """Return what keeps this engine in step with those that share its experts, if any do."""
+    if not spec.shares_experts:
+        return None
+    rank = spec.run.rank
+    return StepsTogether(Path(spec.run.engines_folder), rank.data_rank, rank.data_size)
+
+
+def hash_units(spec: EngineSpec, layout: KVLayout) -> CacheSpec:
+    """Return the rules of the cache, with the units by which blocks are named. Raises:
+    ConfigError"""
+    transfer = spec.run.transfer
+    unit = 0 if transfer is None else transfer.unit_tokens
+    if unit and layout.block_tokens % unit:
+        raise ConfigError(
+            f"a block of {layout.block_tokens} tokens is not made of units of {unit}.",
+            where="--kv-transfer-config.kv_unit_tokens",
+            fix="use a divisor of both engines' block sizes.",
+        )
+    return msgspec.structs.replace(spec.cache, hash_tokens=unit)
+
+
+def hash_key(spec: EngineSpec, layout: KVLayout, layers: Sequence[CachedLayer]) -> bytes:
+    """Return the key of the hashes of prefixes: a secret of the engine, or where blocks are kept
+    elsewhere one that stands for all that their content depends on beside tokens."""
+    if spec.run.transfer is None:
+        return os.urandom(32)
+    unit = spec.run.transfer.unit_tokens
+    told: Any = (layout.groups, layout.block_tokens, layout.block_bytes)
+    if unit:
+        # States are divided over ranks in as many ways as there are models.
+        ranks = spec.run.rank.tensor_size if state_groups(layout, layers) else 0
+        told = (layout.groups, unit, ranks)
+    identity = spec.run.transfer.identity.encode()
+    return hashlib.sha256(identity + msgspec.json.encode(told)).digest()
+
+
+def build_cache(
+    spec: EngineSpec, executor: Executor, layout: KVLayout, policy: KVPolicy
+) -> tuple[KVAccounting, Elsewhere | None]:
+    """Return the account of the cache's blocks, and what keeps some elsewhere. Raises:
+    ConfigError"""
+    layers = executor.kv_layers()
+    cache = policy.accounting(layout, hash_units(spec, layout), hash_key(spec, layout, layers))
+    return cache, open_elsewhere(spec, layout, layers, cache, executor.prepare)
+
+
+def open_elsewhere(
+    spec: EngineSpec,
+    layout: KVLayout,
+    layers: Sequence[CachedLayer],
+    cache: KVAccounting,
+    load: Load,
+) -> Elsewhere | None:
+    """Return what keeps blocks elsewhere, None without a connector. Raises: ConfigError"""
+    transfer = spec.run.transfer
+    if transfer is None or not layout.num_tensors:
+        return None
+    connector: KVConnector = registry.make(transfer.connector)
+    facts = StoreFacts(
+        identity=transfer.identity,
+        block_bytes=HEADER_BYTES + kept_bytes(layout, layers, transfer.unit_tokens),
+        world_size=spec.run.rank.world_size,
+        engine_id=transfer.engine_id,
+        model=spec.run.model.path,
+        unit_tokens=transfer.unit_tokens,
+        engine=transfer.engine,
+    )
+    is_slow = "slow_look_up" in connector.capabilities
+    index = connector.index(facts)
+    return Elsewhere(transfer, index, cache, layout, load, layers=layers, is_slow=is_slow)
+
+
+def open_events(spec: EngineSpec, layout: KVLayout, cache: KVAccounting) -> BlockEvents | None:
+    """Return what tells of the prefix cache, None where nobody wants it. Raises: ConfigError"""
+    if spec.events is None:
+        return None
+    publisher: KVEventPublisher = registry.make(spec.events.publisher, spec.engine)
+    medium = CPU if spec.run.device == "cpu" else GPU
+    events = BlockEvents(publisher, layout.block_tokens, spec.engine, medium)
+    cache.watch(events)
+    events.cleared()  # whoever has followed an engine that was here before forgets it
+    events.publish()
+    return events

@@ -1,0 +1,404 @@
+"""Elsewhere: KV blocks of one engine that a connector keeps, and requests that wait for some.
+
+Before a request is queued its leading blocks are looked up. What is elsewhere and not cached is
+brought by every rank into host memory, beside the steps; then the request is queued with these as
+its host blocks, so that a scheduler starts it as it starts one that was swapped out. Blocks that
+become full are written by the ranks after the next step has copied them. What cannot be brought is
+computed, or ends its request, as the failure policy says. A request may name the engine that has
+computed its prompt (kv_transfer_params, in the words of vLLM's), and another may ask for the params
+by which a second engine goes on with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from dovetail.errors import RequestError
+from dovetail.interfaces.executor import BlockLoad, Preparation
+from dovetail.interfaces.kv_connector import FAIL, StoreIndex, TransferSpec
+from dovetail.interfaces.kv_pieces import names_of, state_groups
+from dovetail.interfaces.kv_policy import Found, KVAccounting
+from dovetail.interfaces.scheduler import RequestState
+from dovetail.interfaces.stats import TransferStats
+from dovetail.interfaces.step import BlockOrders, CachedLayer, KVLayout, StepPlan
+
+logger = logging.getLogger(__name__)
+
+Load = Callable[[Preparation], "Future[None]"]
+FROM_PEER, FOR_PEER = "do_remote_prefill", "do_remote_decode"
+NUM_TOKENS = "remote_num_tokens"
+"""Words of kv_transfer_params: another engine has the prompt's blocks; another will want them; of
+how many tokens."""
+MAX_LOOKS = 2
+"""How often a request is looked up: what could not be read is gone the second time."""
+
+
+def key_of(group: int, prefix_hash: bytes) -> bytes:
+    """Return how a store names a block."""
+    return bytes((group,)) + prefix_hash
+
+
+_Sighting = tuple[Found | None, str]
+"""What a look-up has found, and where."""
+
+
+class _Arrival:
+    """A request on its way, and what it waits for: its look-up, room, or its load."""
+
+    __slots__ = (
+        *("deadline_s", "first", "found", "keys", "load", "look", "num_looks", "params"),
+        *("request", "source", "started_s"),
+    )
+
+    def __init__(self, request: RequestState, params: Mapping[str, Any]) -> None:
+        self.request = request
+        self.params = params
+        self.source = ""
+        self.started_s = 0.0
+        self.num_looks = 0
+        self.look: Future[_Sighting] | None = None
+        self.found: Found | None = None
+        self.keys: tuple[bytes, ...] = ()
+        self.first = 0
+        self.load: Future[None] | None = None
+        self.deadline_s = 0.0
+
+
+class Elsewhere:
+    """What one engine has in the store of its connector. One thread calls it.
+
+    The counts are since the start: loads that failed, bytes of blocks that came and that were given
+    to be written, and the seconds that loads took, all together.
+    """
+
+    def __init__(
+        self,
+        spec: TransferSpec,
+        index: StoreIndex,
+        cache: KVAccounting,
+        layout: KVLayout,
+        load: Load,
+        *,
+        layers: Sequence[CachedLayer] = (),
+        is_slow: bool = False,
+    ) -> None:
+        self.num_failures = self.num_loads = 0
+        self.loaded_bytes = self.saved_bytes = 0
+        self.load_s = 0.0
+        self._told = TransferStats(connector=spec.connector.name)
+        self._num_units = layout.block_tokens // (spec.unit_tokens or layout.block_tokens)
+        self._states = state_groups(layout, layers)
+        self._block_tokens = layout.block_tokens
+        self._spec = spec
+        self._index = index
+        self._cache = cache
+        self._load = load
+        self._looker = ThreadPoolExecutor(1, "kv-look-up") if is_slow else None
+        self._arrivals: dict[str, _Arrival] = {}
+        self._roomless: deque[_Arrival] = deque()
+        self._saved: dict[bytes, int] = {}
+        self._dropped: list[bytes] = []
+        self._released: list[int] = []
+        self._num_host_blocks = layout.num_host_blocks
+        self._next_number = layout.num_host_blocks
+        self._block_bytes = max(1, layout.num_tensors * layout.block_bytes)
+        self._held: dict[int, int] = {}
+        self._stuck: list[Future[None] | Future[_Sighting]] = []
+        self._unsaved: frozenset[str] = frozenset()
+        cache.watch(self)
+
+    def __len__(self) -> int:
+        return len(self._arrivals)
+
+    def __iter__(self) -> Iterator[str]:
+        """Return the ids of the requests that wait."""
+        return iter(tuple(self._arrivals))
+
+    def take_counts(self) -> TransferStats:
+        """Return what went through the connector since the last call. Mutates: self"""
+        now = TransferStats(
+            connector=self._spec.connector.name,
+            loads=self.num_loads,
+            failures=self.num_failures,
+            loaded_tokens=self._cache.num_loaded_tokens,
+            loaded_bytes=self.loaded_bytes,
+            saved_bytes=self.saved_bytes,
+            load_s=self.load_s,
+        )
+        last, self._told = self._told, now
+        names = [name for name in now.__struct_fields__ if name != "connector"]
+        since = {name: getattr(now, name) - getattr(last, name) for name in names}
+        return TransferStats(connector=now.connector, **since)
+
+    # Requests
+
+    def begin(self, request: RequestState, params: Mapping[str, Any]) -> bool:
+        """Return whether a request waits for blocks: then `arrived` tells when it can be queued.
+        `params` are its kv_transfer_params. Mutates: self"""
+        if not self._spec.loads or not _is_text(request) or self._is_stuck():
+            return False
+        arrival = _Arrival(request, params if params.get(FROM_PEER) else {})
+        self._look_up(arrival)
+        if arrival.look is None and arrival.found is None:
+            return False
+        self._arrivals[request.request_id] = arrival
+        return True
+
+    def ticket(self, request: RequestState, params: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return what tells another engine how to go on with a request that asked for it, None for
+        one that did not."""
+        if not params.get(FOR_PEER) or not self._spec.saves:
+            return None
+        size = self._block_tokens
+        num_tokens = (request.num_tokens - 1) // size * size
+        told = self._index.ticket(num_tokens if _is_text(request) else 0)
+        return {FROM_PEER: True, FOR_PEER: False, NUM_TOKENS: num_tokens, **told} if told else None
+
+    def arrived(self) -> list[tuple[str, RequestError | None]]:
+        """Return the requests that wait no more, each with why it ends, if it does. Mutates: self,
+        the cache"""
+        done = []
+        now_s = time.monotonic()
+        for request_id, arrival in list(self._arrivals.items()):
+            error = self._advance(arrival, now_s)
+            if error is not None or (arrival.look is None and arrival.found is None):
+                del self._arrivals[request_id]
+                done.append((request_id, error))
+        self._fill_room()
+        return done
+
+    def abort(self, request_id: str) -> bool:
+        """Let a request wait no more; return whether it did. Mutates: self"""
+        arrival = self._arrivals.pop(request_id, None)
+        if arrival is not None:
+            if arrival.look is not None:
+                arrival.look.cancel()
+            self._abandon(arrival)
+        return arrival is not None
+
+    def _look_up(self, arrival: _Arrival) -> None:
+        arrival.num_looks += 1
+        # Hashes are made here, so that a second thread reads what nobody changes.
+        everything = self._cache.find_elsewhere(arrival.request, _everywhere)
+        if everything is None:
+            return
+        if self._looker is None:
+            self._take_found(arrival, self._sight(arrival, everything))
+            return
+        arrival.deadline_s = time.monotonic() + self._spec.load_timeout_s
+        arrival.look = self._looker.submit(self._sight, arrival, everything)
+
+    def _sight(self, arrival: _Arrival, everything: Found) -> _Sighting:
+        """Return what there is of a request elsewhere, and where."""
+        keys = [
+            name
+            for index in range(everything.num_cached, everything.num_blocks)
+            for group in range(len(everything.starts))
+            for name in self._names(key_of(group, everything.hashes[index]))
+        ]
+        source = self._index.look(keys, arrival.params)
+        return self._cache.find_elsewhere(arrival.request, self._has), source
+
+    def _names(self, key: bytes) -> tuple[bytes, ...]:
+        return names_of(key, self._num_units, self._states)
+
+    def _has(self, group: int, prefix_hash: bytes) -> bool:
+        return all(map(self._index.has, self._names(key_of(group, prefix_hash))))
+
+    def _take_found(self, arrival: _Arrival, sighting: _Sighting) -> None:
+        """Begin to bring what a look-up has found, as soon as there is room. Mutates: self"""
+        arrival.look = None
+        arrival.found, arrival.source = found, _ = sighting
+        if found is None:
+            return
+        arrival.keys = tuple(key_of(group, found.hashes[i]) for group, i in found.blocks())
+        self._roomless.append(arrival)
+        self._fill_room()
+
+    def _fill_room(self) -> None:
+        """Begin the loads for which there is room by now, in the order of arrival. Mutates: self"""
+        while self._roomless:
+            arrival = self._roomless[0]
+            num_bytes = len(arrival.keys) * self._block_bytes
+            if self._held and sum(self._held.values()) + num_bytes > self._spec.buffer_bytes:
+                return
+            self._roomless.popleft()
+            if arrival.found is None:
+                continue  # aborted
+            arrival.first = self._next_number
+            self._next_number += len(arrival.keys)
+            self._held[arrival.first] = num_bytes
+            arrival.started_s = time.monotonic()
+            arrival.deadline_s = arrival.started_s + self._spec.load_timeout_s
+            load = BlockLoad(first=arrival.first, keys=arrival.keys, source=arrival.source)
+            arrival.load = self._load(load)
+
+    def _advance(self, arrival: _Arrival, now_s: float) -> RequestError | None:
+        """Go on with one request; return why it ends, if it does. Mutates: self, the cache"""
+        waits_for = arrival.look or arrival.load
+        if waits_for is None:
+            return None  # for room
+        if not waits_for.done():
+            if now_s < arrival.deadline_s:
+                return None
+            if arrival.look is None or not arrival.look.cancel():
+                self._stuck.append(waits_for)
+            limit_s = self._spec.load_timeout_s
+            return self._fail(arrival, f"the store did not answer in {limit_s:g} s.", is_lost=False)
+        error = waits_for.exception()
+        if arrival.look is not None:
+            if error is not None:
+                return self._fail(arrival, str(error), is_lost=False)
+            sighting = arrival.look.result()
+            if arrival.num_looks == 1 and self._is_short(arrival, sighting[0]):
+                why = "the engine that it names does not have all of them."
+                ending = self._fail(arrival, why, is_lost=False)
+                if ending is not None:
+                    return ending
+            self._take_found(arrival, sighting)
+            return None
+        if error is not None:
+            return self._fail(arrival, str(error), is_lost=True)
+        assert arrival.found is not None
+        self.num_loads += 1
+        self.load_s += now_s - arrival.started_s
+        self.loaded_bytes += len(arrival.keys) * self._block_bytes
+        self._index.used([name for key in arrival.keys for name in self._names(key)])
+        self._cache.adopt(arrival.request, arrival.found, arrival.first)
+        arrival.found = arrival.load = None
+        return None
+
+    def _fail(self, arrival: _Arrival, why: str, *, is_lost: bool) -> RequestError | None:
+        """Take in that a request's blocks cannot be had. Mutates: self"""
+        self.num_failures += 1
+        logger.warning("%s: KV blocks could not be loaded: %s", arrival.request.request_id, why)
+        if is_lost:
+            self._index.lost([name for key in arrival.keys for name in self._names(key)])
+        self._abandon(arrival)
+        if self._spec.failure_policy == FAIL:
+            return RequestError(
+                f"KV blocks of this request could not be loaded: {why}",
+                where="kv_load_failure_policy",
+                status=500,
+            )
+        if is_lost and arrival.num_looks < MAX_LOOKS:
+            self._look_up(arrival)
+        return None
+
+    def _is_short(self, arrival: _Arrival, found: Found | None) -> bool:
+        """Return whether less was found than the request's params promise."""
+        promised = arrival.params.get(NUM_TOKENS)
+        if not isinstance(promised, int):
+            return bool(arrival.params) and found is None
+        size = self._block_tokens
+        whole = min(promised, arrival.request.num_tokens - 1) // size
+        return whole > (0 if found is None else found.num_blocks)
+
+    def _abandon(self, arrival: _Arrival) -> None:
+        """Let go of what was or is being brought. Mutates: self, arrival"""
+        if arrival.load is not None:
+            self._released.append(arrival.first)
+            self._held.pop(arrival.first, None)
+        arrival.look = arrival.load = arrival.found = None
+
+    def _is_stuck(self) -> bool:
+        """Return whether a look-up or a load that was given up still keeps the store busy."""
+        self._stuck = [call for call in self._stuck if not call.done()]
+        return bool(self._stuck)
+
+    # Blocks
+
+    def filled(
+        self, request: RequestState, group: int, index: int, block: int, *, is_new: bool
+    ) -> None:
+        """Have a full block written, unless it is there already. Mutates: self"""
+        del is_new
+        if not self._spec.saves or not _is_text(request) or request.request_id in self._unsaved:
+            return
+        key = key_of(group, request.block_hashes[index])
+        if any([self._index.keep(name) for name in self._names(key)]):
+            self._saved[key] = block
+            self.saved_bytes += self._block_bytes
+
+    def evicted(self, group: int, prefix_hash: bytes) -> None:
+        """Nothing: what is elsewhere stays there."""
+
+    def suspected(self, group: int, prefix_hash: bytes) -> None:
+        """Forget a block whose content may be wrong. Mutates: self"""
+        key = key_of(group, prefix_hash)
+        self._saved.pop(key, None)
+        self._index.lost(self._names(key))
+        self._dropped += self._names(key)
+
+    def cleared(self) -> None:
+        """Nothing: the device's memory is not the store's."""
+
+    def distrust(self, live: Iterable[str]) -> None:
+        """Save nothing of the requests under way: the weights may not be those of their blocks.
+        Who goes on hashes with another key. Mutates: self"""
+        self._unsaved = frozenset((*live, *self._arrivals))
+        self._saved.clear()
+
+    def add_orders(self, plan: StepPlan) -> StepPlan:
+        """Return a plan that is run next, with what the ranks' stores have to do. Mutates: self"""
+        loaded: tuple[tuple[int, int], ...] = ()
+        own = plan.swapped_in
+        if self._held and own:
+            first = self._num_host_blocks
+            loaded = tuple(pair for pair in own if pair[0] >= first)
+            own = tuple(pair for pair in own if pair[0] < first)
+        released = self._take_released()
+        dropped = (*self._dropped, *self._index.take_dropped())
+        if not (self._saved or loaded or released or dropped):
+            return plan
+        orders = BlockOrders(
+            saved=tuple((block, key) for key, block in self._saved.items()),
+            loaded=loaded,
+            released=tuple(released),
+            dropped=dropped,
+        )
+        self._saved.clear()
+        self._dropped.clear()
+        return msgspec.structs.replace(plan, swapped_in=own, block_orders=orders)
+
+    def collect(self) -> bool:
+        """Return whether the ranks have something to do that no step has brought them yet. Mutates:
+        self, the cache"""
+        self._released += self._cache.host.take_released()
+        return self.has_orders
+
+    @property
+    def has_orders(self) -> bool:
+        """Return whether ranks have something to do, what `collect` would find set aside."""
+        return bool(self._saved or self._released or self._dropped)
+
+    def _take_released(self) -> list[int]:
+        self.collect()
+        released, self._released = self._released, []
+        for first in released:
+            self._held.pop(first, None)
+        return released
+
+    def close(self) -> None:
+        """Let go of the index. May be called twice."""
+        if self._looker is not None:
+            self._looker.shutdown(wait=False, cancel_futures=True)
+        self._index.close()
+
+
+def _is_text(request: RequestState) -> bool:
+    """Return whether a request's blocks depend on tokens, salt and adapter alone. Those of media
+    stay here: a client may give media names of its choice, which name other content later."""
+    named = all(key != "encoded" for key, _ in request.prefix_keys)
+    return named and not request.parts_between(0, request.num_tokens)
+
+
+def _everywhere(group: int, prefix_hash: bytes) -> bool:
+    return True

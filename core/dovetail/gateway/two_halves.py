@@ -1,0 +1,221 @@
+"""TwoHalves: a prompt is computed by one server and its answer by another.
+
+Of servers with a KV connector the `prefill` ones get each request first, for one token, and say how
+another goes on with it (kv_transfer_params); then a `decode` one gets it with that, and its answer
+is the client's. Whatever goes wrong with the first half costs time alone: the second computes the
+prompt itself. A client that leaves ends whichever half is under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from dovetail.gateway.connections import Answer, Header
+from dovetail.gateway.forward import EVENT_STREAM, OF_THE_CONNECTION
+from dovetail.gateway.upstream import Upstream, least_busy
+from dovetail.server.http.errors import problem
+from dovetail.server.http.middleware import REQUEST_ID
+
+logger = logging.getLogger("dovetail.route")
+
+DIVIDED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+FIELD = "kv_transfer_params"
+ASKED = {"do_remote_decode": True, "do_remote_prefill": False}
+WHOLE = ("prompt_logprobs", "use_beam_search", "echo", "suffix")
+"""Fields with which a prompt is computed where the answer is."""
+OF_THE_ANSWER = ("stream_options", "min_tokens", "best_of", "logprobs", "top_logprobs", "n")
+"""Fields that mean nothing to the first half, and could contradict its single token."""
+PREFILL_HEADER = b"x-dovetail-prefill"
+
+
+class TwoHalves:
+    """An ASGI application over two sorts of servers."""
+
+    def __init__(
+        self, prefill: Sequence[Upstream], decode: Sequence[Upstream], *, max_body_bytes: int
+    ) -> None:
+        self._prefill = prefill
+        self._decode = decode
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            return
+        if scope["path"] == "/health":
+            await self._health(scope, receive, send)
+            return
+        body = b""
+        async for piece in Request(scope, receive).stream():
+            body += piece
+            if len(body) > self._max_body_bytes:
+                told = problem(413, f"the body has more than {self._max_body_bytes} bytes.")
+                await told.response()(scope, receive, send)
+                return
+        gone = asyncio.ensure_future(_gone(receive))
+        work = asyncio.ensure_future(self._answer(scope, body, send))
+        try:
+            await asyncio.wait((gone, work), return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                await work
+        finally:
+            gone.cancel()
+            work.cancel()
+            await asyncio.gather(gone, work, return_exceptions=True)
+
+    async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Tell each server's state; 503 where nobody could answer."""
+        told: dict[str, list[dict[str, Any]]] = {}
+        for name, servers in (("prefill", self._prefill), ("decode", self._decode)):
+            states = await asyncio.gather(*(one.is_healthy() for one in servers))
+            told[name] = [
+                {"url": one.url, "healthy": ok, "open": one.num_open, "failures": one.num_failures}
+                for one, ok in zip(servers, states, strict=True)
+            ]
+        is_up = any(one["healthy"] for one in told["decode"])
+        await JSONResponse(told, status_code=200 if is_up else 503)(scope, receive, send)
+
+    async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
+        headers = _headers_on(scope)
+        fields = _divided(scope, body)
+        first = None
+        if fields is not None:
+            params, refusal, first = await self._first_half(scope, headers, fields)
+            if refusal is not None:
+                await _send_whole(send, *refusal)
+                return
+            if params is not None:
+                body = json.dumps(fields | {FIELD: params}).encode()
+        await self._second_half(scope, headers, body, send, first)
+
+    async def _first_half(
+        self, scope: Scope, headers: list[Header], fields: dict[str, Any]
+    ) -> tuple[Any, tuple[int, list[Header], bytes] | None, Upstream | None]:
+        """Have the prompt computed; return the params to go on with (None: nobody could), the
+        refusal of a request at fault, and who computed it."""
+        asked = {name: value for name, value in fields.items() if name not in OF_THE_ANSWER}
+        asked |= {"max_tokens": 1, "stream": False, FIELD: ASKED}
+        if "max_completion_tokens" in asked:
+            asked["max_completion_tokens"] = 1
+        body, tried = json.dumps(asked).encode(), list[Upstream]()
+        while (server := least_busy(self._prefill, tried)) is not None:
+            tried.append(server)
+            try:
+                async with server.answer("POST", _target(scope), headers, body) as answer:
+                    whole = b"".join([piece async for piece in answer.pieces()])
+            except ConnectionError as error:
+                server.failed()
+                logger.warning("%s: the prefill server cannot be reached: %s", server.url, error)
+                continue
+            if 400 <= answer.status < 500 and answer.status != 429:
+                return None, (answer.status, answer.headers, whole), None
+            if answer.status == 200:
+                with contextlib.suppress(ValueError):
+                    params = json.loads(whole).get(FIELD)
+                    return params, None, server if params else None
+            logger.warning("%s: the prefill server answered %d", server.url, answer.status)
+        return None, None, None
+
+    async def _second_half(
+        self,
+        scope: Scope,
+        headers: list[Header],
+        body: bytes,
+        send: Send,
+        first: Upstream | None,
+    ) -> None:
+        """Hand the request on, and its answer back as it comes."""
+        tried: list[Upstream] = []
+        while (server := least_busy(self._decode, tried)) is not None:
+            tried.append(server)
+            has_begun = False
+            try:
+                target = _target(scope)
+                async with server.answer(scope["method"], target, headers, body) as answer:
+                    has_begun = True
+                    await _pass_back(answer, scope, send, first)
+                return
+            except ConnectionError as error:
+                server.failed()
+                logger.warning("%s: the decode server cannot be reached: %s", server.url, error)
+                if has_begun:
+                    raise
+        told = problem(503, "no decode server can be reached.", kind="unavailable").response()
+        kept = [(name, value) for name, value in told.raw_headers if name != b"content-length"]
+        await _send_whole(send, 503, kept, bytes(told.body))
+
+
+def _divided(scope: Scope, body: bytes) -> dict[str, Any] | None:
+    """Return the fields of a request whose prompt another server computes, None for any other."""
+    if scope["method"] != "POST" or scope["path"] not in DIVIDED_PATHS:
+        return None
+    try:
+        fields = json.loads(body)
+    except ValueError:
+        return None
+    if not isinstance(fields, dict) or any(fields.get(name) for name in WHOLE):
+        return None
+    prompt = fields.get("prompt")
+    is_several = isinstance(prompt, list) and any(not isinstance(one, int) for one in prompt)
+    return None if is_several or fields.get(FIELD) else fields
+
+
+def _target(scope: Scope) -> bytes:
+    path, query = scope.get("raw_path") or scope["path"].encode(), scope["query_string"]
+    return bytes(path + b"?" + query if query else path)
+
+
+def _headers_on(scope: Scope) -> list[Header]:
+    """Return the request's headers as servers get them, with an id that all of them share."""
+    dropped = OF_THE_CONNECTION | {b"content-length", b"host"}
+    headers = [(name, value) for name, value in scope["headers"] if name not in dropped]
+    if not any(name == REQUEST_ID.encode() for name, _ in headers):
+        headers.append((REQUEST_ID.encode(), uuid.uuid4().hex.encode()))
+    scope["state"] = {"request_id": dict(headers)[REQUEST_ID.encode()]}
+    return headers
+
+
+async def _gone(receive: Receive) -> None:
+    """Return when the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        continue
+
+
+async def _send_whole(send: Send, status: int, headers: Sequence[Header], body: bytes) -> None:
+    dropped = OF_THE_CONNECTION | {b"content-length", b"date", b"server"}
+    kept = [(name, value) for name, value in headers if name not in dropped]
+    kept.append((b"content-length", str(len(body)).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": kept})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _pass_back(answer: Answer, scope: Scope, send: Send, first: Upstream | None) -> None:
+    """Send an answer on, piece by piece as it comes. Raises: ConnectionError"""
+    dropped = OF_THE_CONNECTION | {b"date", b"server", REQUEST_ID.encode()}
+    headers = [(name, value) for name, value in answer.headers if name not in dropped]
+    headers.append((REQUEST_ID.encode(), scope["state"]["request_id"]))
+    if first is not None:
+        headers.append((PREFILL_HEADER, first.url.encode()))
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    try:
+        async for piece in answer.pieces():
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+    except ConnectionError as error:
+        if not dict(headers).get(b"content-type", b"").startswith(EVENT_STREAM):
+            raise
+        logger.error("a decode server ended within an answer: %s", error)
+        told = problem(502, "the decode server ended within the answer.").body()
+        last = b"\n\ndata: " + told + b"\n\ndata: [DONE]\n\n"
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+        return
+    await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,192 @@
+"""KeptMedia: what has been read of media, kept under its keys within a bound of bytes.
+
+In the memory of one process, or in shared memory for all API processes of a server: there, files in
+a folder that lasts as long as a process uses it. A process that is killed leaves a folder behind,
+which the next that opens one removes: its lock says that nobody holds it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from pathlib import Path
+from threading import Lock
+
+import msgspec
+
+from dovetail.interfaces.media import ReadMedium
+
+MAX_NAMES = 1 << 14
+"""Names of clients that are remembered."""
+LOCK = "lock"
+
+
+class KeptMedia(ABC):
+    """Media by key, and keys by the names that clients gave. Any thread may call."""
+
+    @abstractmethod
+    def get(self, key: str) -> ReadMedium | None:
+        """Return a medium that is kept."""
+
+    @abstractmethod
+    def put(self, key: str, read: ReadMedium) -> None:
+        """Keep a medium; the ones not used for longest make room. Mutates: self"""
+
+    @abstractmethod
+    def named(self, name: str) -> str | None:
+        """Return the key of a name."""
+
+    @abstractmethod
+    def name(self, name: str, key: str) -> None:
+        """Remember the key of a name. Mutates: self"""
+
+
+class OwnMedia(KeptMedia):
+    """Kept in this process."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._kept: OrderedDict[str, ReadMedium] = OrderedDict()
+        self._names: OrderedDict[str, str] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: str) -> ReadMedium | None:
+        """Return a medium that is kept. Mutates: its place in the order"""
+        with self._lock:
+            if key not in self._kept:
+                return None
+            self._kept.move_to_end(key)
+            return self._kept[key]
+
+    def put(self, key: str, read: ReadMedium) -> None:
+        """Keep a medium. Mutates: self"""
+        with self._lock:
+            if key in self._kept:
+                self._num_bytes -= self._kept[key].num_bytes
+            self._kept[key] = read
+            self._num_bytes += read.num_bytes
+            while self._num_bytes > self._max_bytes:
+                self._num_bytes -= self._kept.popitem(last=False)[1].num_bytes
+
+    def named(self, name: str) -> str | None:
+        """Return the key of a name."""
+        return self._names.get(name)
+
+    def name(self, name: str, key: str) -> None:
+        """Remember the key of a name. Mutates: self"""
+        with self._lock:
+            self._names[name] = key
+            self._names.move_to_end(name)
+            if len(self._names) > MAX_NAMES:
+                self._names.popitem(last=False)
+
+
+class SharedMedia(KeptMedia):
+    """Kept as files of a folder in shared memory, the same for all processes that name it."""
+
+    def __init__(self, folder: str, max_bytes: int, max_item_bytes: int) -> None:
+        """Open the folder, which is made where it is not there. Raises: OSError"""
+        self._folder = Path(folder)
+        self._max_bytes, self._max_item_bytes = max_bytes, max_item_bytes
+        base = self._folder.parent
+        base.mkdir(mode=0o700, exist_ok=True)
+        with (base / LOCK).open("a") as guard:  # one process at a time opens a folder
+            fcntl.flock(guard, fcntl.LOCK_EX)
+            remove_unused(base)
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            held = os.open(self._folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            fcntl.flock(held, fcntl.LOCK_SH)
+        self._held = held
+        atexit.register(self.close)
+
+    def get(self, key: str) -> ReadMedium | None:
+        """Return a medium that is kept. Mutates: its place in the order"""
+        path = self._path("m", key)
+        try:
+            data = path.read_bytes()
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        return msgspec.msgpack.decode(data, type=ReadMedium)
+
+    def put(self, key: str, read: ReadMedium) -> None:
+        """Keep a medium unless it is too large for one. Mutates: the folder"""
+        if read.num_bytes > min(self._max_item_bytes, self._max_bytes):
+            return
+        self._write(self._path("m", key), msgspec.msgpack.encode(read))
+        self._make_room()
+
+    def named(self, name: str) -> str | None:
+        """Return the key of a name."""
+        try:
+            return self._path("n", name).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    def name(self, name: str, key: str) -> None:
+        """Remember the key of a name. Mutates: the folder"""
+        self._write(self._path("n", name), key.encode())
+
+    def close(self) -> None:
+        """Leave the folder; the last to leave removes it. May be called twice."""
+        if self._held < 0:
+            return
+        held, self._held = self._held, -1
+        if _locks_alone(held):
+            shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(held)
+
+    def _path(self, sort: str, text: str) -> Path:
+        return self._folder / f"{sort}-{hashlib.sha256(text.encode()).hexdigest()}"
+
+    def _write(self, path: Path, data: bytes) -> None:
+        """Write a file at once: others see it whole or not at all."""
+        handle, name = tempfile.mkstemp(dir=self._folder)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(name).replace(path)
+
+    def _make_room(self) -> None:
+        """Remove the media not used for longest, and names beyond their number."""
+        files: dict[str, list[tuple[float, int, str]]] = {"m": [], "n": []}
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                if entry.name[:2] in ("m-", "n-"):
+                    stat = entry.stat()
+                    files[entry.name[0]].append((stat.st_mtime, stat.st_size, entry.path))
+        spare = sum(size for _, size, _ in files["m"]) - self._max_bytes
+        for _, size, path in sorted(files["m"]):
+            if spare <= 0:
+                break
+            Path(path).unlink(missing_ok=True)
+            spare -= size
+        for _, _, path in sorted(files["n"])[:-MAX_NAMES]:
+            Path(path).unlink(missing_ok=True)
+
+
+def remove_unused(base: Path) -> None:
+    """Remove the folders below `base` that no process holds."""
+    for lock in base.glob(f"*/{LOCK}"):
+        try:
+            held = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        if _locks_alone(held):
+            shutil.rmtree(lock.parent, ignore_errors=True)
+        os.close(held)
+
+
+def _locks_alone(held: int) -> bool:
+    """Return whether no other process holds a lock, which is then this one's alone."""
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,167 @@
+"""Frames of a video as the patches that Qwen's encoders read: two frames to a patch.
+
+transformers' own video processors need torchvision; frames are resized, normed and cut here by the
+same settings, and the model's own processor says what text stands for them.
+Source: Wang et al., Qwen2-VL, 2024; video_preprocessor_config.json of Qwen2-VL and Qwen3-VL.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from dovetail.multimodal.content import Video
+from dovetail.multimodal.extra import package
+
+if TYPE_CHECKING:
+    import torch
+
+FILES = (
+    ("video_preprocessor_config.json", None),
+    ("processor_config.json", "video_processor"),
+    ("preprocessor_config.json", None),
+)
+"""Where checkpoints keep the settings for videos, the first that has some counts."""
+BY_VOLUME = ("Qwen3VLProcessor",)
+"""Processors that bound the pixels of all frames together; others those of each."""
+PLAIN_RATE = 24.0
+"""Frames a second of a video that does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameSettings:
+    """How frames become patches. Units: bounds in pixels, of a frame, or with `by_volume` of all"""
+
+    patch: int
+    frames_each: int
+    merged: int
+    least_pixels: int
+    most_pixels: int
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    by_volume: bool
+
+    @classmethod
+    def of(cls, processor: Any, folder: str | Path) -> FrameSettings:
+        """Return the settings of a checkpoint; those for images where it has none for videos."""
+        stored = _stored(Path(folder))
+        pictures = processor.image_processor
+        size = {**dict(getattr(pictures, "size", None) or {}), **(stored.get("size") or {})}
+        by_volume = type(processor).__name__ in BY_VOLUME
+        return cls(
+            patch=int(stored.get("patch_size") or pictures.patch_size),
+            frames_each=int(stored.get("temporal_patch_size") or pictures.temporal_patch_size),
+            merged=int(stored.get("merge_size") or pictures.merge_size),
+            least_pixels=int(stored.get("min_pixels") or size["shortest_edge"]),
+            most_pixels=int(stored.get("max_pixels") or size["longest_edge"]),
+            mean=tuple(stored.get("image_mean") or pictures.image_mean),
+            deviation=tuple(stored.get("image_std") or pictures.image_std),
+            by_volume=by_volume,
+        )
+
+    @property
+    def part(self) -> SimpleNamespace:
+        """Return what a processor asks its part for videos."""
+        return SimpleNamespace(merge_size=self.merged, temporal_patch_size=self.frames_each)
+
+    def size_of(self, num_frames: int, height: int, width: int) -> tuple[int, int]:
+        """Return the height and width to which frames are resized."""
+        factor = self.patch * self.merged
+        bounds = {"min_pixels": self.least_pixels, "max_pixels": self.most_pixels}
+        if self.by_volume:
+            from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as fit
+
+            each = self.frames_each
+            found: tuple[int, int] = fit(
+                max(num_frames, each), height, width, each, factor=factor, **bounds
+            )
+            return found
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+        each_size: tuple[int, int] = smart_resize(height, width, factor=factor, **bounds)
+        return each_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadFrames:
+    """A video's patches, its grid (time, height, width in patches), its text, and how many seconds
+    a step in time is."""
+
+    patches: torch.Tensor
+    grid: torch.Tensor
+    text: str
+    step_s: float
+
+
+def read_frames(processor: Any, settings: FrameSettings, content: Any) -> ReadFrames:
+    """Return a video as its model reads it. Raises: ValueError for what is no video"""
+    import torch
+    from transformers.video_utils import VideoMetadata
+
+    video = content if isinstance(content, Video) else _plain(content)
+    patches, grid = patches_of(video.frames, settings)
+    facts = VideoMetadata(
+        total_num_frames=video.num_frames,
+        fps=video.fps or PLAIN_RATE,
+        frames_indices=list(video.frame_indices),
+    )
+    made: Mapping[str, Any] = {"video_grid_thw": grid[None], "video_metadata": [facts]}
+    text = processor.replace_video_token(made, video_idx=0)
+    return ReadFrames(
+        patches=patches,
+        grid=torch.as_tensor(grid),
+        text=text,
+        step_s=settings.frames_each / facts.sampled_fps,
+    )
+
+
+def patches_of(frames: Any, settings: FrameSettings) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the patches of frames, one row each, and their grid. The last frame fills up a patch.
+
+    Shapes: frames [F, h, w, 3] uint8 -> [t * height * width, 3 * frames * patch * patch], [3]
+    """
+    import numpy as np
+    import torch
+
+    images = package("PIL.Image")
+    height, width = settings.size_of(len(frames), *frames.shape[1:3])
+    resized = np.stack(
+        [
+            np.asarray(images.fromarray(one).resize((width, height), images.Resampling.BICUBIC))
+            for one in frames
+        ]
+    )
+    each, patch, merged = settings.frames_each, settings.patch, settings.merged
+    x = torch.from_numpy(resized).float().div_(255)
+    x = (x - torch.tensor(settings.mean)) / torch.tensor(settings.deviation)
+    x = torch.cat([x, x[-1:].expand(-len(x) % each, -1, -1, -1)])
+    grid = (len(x) // each, height // patch, width // patch)
+    x = x.view(grid[0], each, grid[1] // merged, merged, patch, grid[2] // merged, merged, patch, 3)
+    x = x.permute(0, 2, 5, 3, 6, 8, 1, 4, 7)
+    return x.reshape(grid[0] * grid[1] * grid[2], -1), torch.tensor(grid)
+
+
+def _plain(frames: Any) -> Video:
+    """Return frames of which nothing else is known. Raises: ValueError"""
+    import numpy as np
+
+    found = np.asarray(frames)
+    if found.ndim != 4 or found.shape[-1] != 3 or found.dtype != np.uint8 or not len(found):
+        raise ValueError(f"frames are [F, height, width, 3] uint8, not {found.shape} {found.dtype}")
+    count = len(found)
+    return Video(frames=found, frame_indices=tuple(range(count)), num_frames=count, fps=PLAIN_RATE)
+
+
+def _stored(folder: Path) -> dict[str, Any]:
+    for file, part in FILES:
+        path = folder / file
+        if path.is_file():
+            found = json.loads(path.read_text(encoding="utf-8"))
+            found = found.get(part) if part else found
+            if isinstance(found, dict) and "patch_size" in found:
+                return found
+    return {}

@@ -1,0 +1,60 @@
+"""Processors of transformers, also where torchvision is missing.
+
+transformers refuses to make some processors without torchvision, though it is needed for videos
+alone: such a processor is made here without its part for videos.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+from dovetail.multimodal.pixtral import PixtralProcessor
+
+FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
+"""Where checkpoints name the class of their processor, the first that does counts."""
+VIDEO_PART = "video_processor"
+WITHOUT_VIDEO = {"SmolVLMProcessor": "Idefics3Processor"}
+"""Processors that are others but for videos, for whose texts they need a package more."""
+
+
+def load_processor(folder: str | Path, model_type: str) -> Any:
+    """Return the processor of a checkpoint. Raises: whatever transformers raises"""
+    import transformers
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+    name = _named(Path(folder)) or PROCESSOR_MAPPING_NAMES.get(model_type)
+    modules: dict[str, str] = getattr(transformers, "_class_to_module", {})
+    if name not in modules or importlib.util.find_spec("torchvision") is not None:
+        return transformers.AutoProcessor.from_pretrained(folder, trust_remote_code=False)
+    if name == PixtralProcessor.__name__:
+        return PixtralProcessor.from_pretrained(folder)
+    name = WITHOUT_VIDEO.get(name, name)
+    module = modules[name].rpartition(".")[2].removeprefix("processing_")
+    return processor_class(module, name).from_pretrained(folder)
+
+
+def processor_class(module: str, name: str) -> type[Any]:
+    """Return a class of processors of transformers' models.MODULE, without its part for videos."""
+    found = importlib.import_module(f"transformers.models.{module}.processing_{module}")
+    return _without_video(getattr(found, name))
+
+
+def _named(folder: Path) -> str | None:
+    """Return the class that a checkpoint's files name."""
+    for file in FILES:
+        path = folder / file
+        if path.is_file():
+            name = json.loads(path.read_text(encoding="utf-8")).get("processor_class")
+            if isinstance(name, str):
+                return name
+    return None
+
+
+def _without_video(made: type[Any]) -> type[Any]:
+    """Return a class of processors like another, without its part for videos."""
+    attributes = [name for name in made.get_attributes() if name != VIDEO_PART]
+    return type(made.__name__, (made,), {"get_attributes": classmethod(lambda _: attributes)})

@@ -1,0 +1,315 @@
+"""MediaReader: an image, a video or a sound as its model reads it.
+
+The checkpoint's processor (of transformers) makes the features and says what text stands for them
+in a prompt; what has been read once is kept under its key.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dovetail.config.checkpoint.model_facts import facts_of
+from dovetail.errors import ConfigError, RequestError
+from dovetail.interfaces.media import READY, MediaSpec, ReadMedium, feature_of
+from dovetail.interfaces.media_settings import AUDIO, VIDEO
+from dovetail.interfaces.spec import ModelSpec
+from dovetail.multimodal.content import EMBEDS, Embeddings, Sound
+from dovetail.multimodal.extra import INSTALL, package
+from dovetail.multimodal.kept import KeptMedia, OwnMedia, SharedMedia
+from dovetail.multimodal.processors import load_processor
+
+logger = logging.getLogger(__name__)
+
+USUAL_RATE_HZ = 16000
+KINDS = ("image", "video", "audio")
+ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}
+"""Kind -> the argument of transformers' processors."""
+TEXT_FIELDS = (
+    *("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"),
+    *("text_replacement_offsets", "video_metadata"),
+)
+"""What processors return beside features."""
+TOKEN_FIELDS = ("{}_token_id", "{}_token_index", "{}_placeholder_token_id")
+"""How config.json names the token whose places take a kind's vectors."""
+
+
+class MediaReader:
+    """The processor of one checkpoint. Any thread may call."""
+
+    def __init__(self, model: ModelSpec, spec: MediaSpec) -> None:
+        self._spec = spec
+        self._kept = kept_media(spec)
+        self._processor = _processor(model)
+        vision = model.whole_config.get("vision_config") or {}
+        self._folder = model.path
+        self._time_scale = float(vision.get("tokens_per_second") or _usual_scale(model))
+        deep = vision.get("deepstack_visual_indexes") or ()
+        self._vector_size = model.hidden_size * (1 + len(deep))
+        self._blanks: dict[str, ReadMedium] = {}
+        self._rate_hz = _rate_hz(self._processor)
+        self._merged = int(vision.get("spatial_merge_size") or 1)
+        self.token_ids = {
+            kind: found
+            for kind in spec.kinds
+            if (found := _token_id(model.whole_config, kind)) is not None
+        }
+
+    @property
+    def place_ids(self) -> dict[str, int]:
+        """Return the token of the text that stands for a medium before it is read, by kind."""
+        known = self._processor.tokenizer.convert_tokens_to_ids
+        return {kind: known(self.placeholder(kind)) for kind in self.token_ids}
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """Return the kinds of media that the model takes."""
+        return frozenset(self.token_ids)
+
+    def placeholder(self, kind: str) -> str:
+        """Return the text that stands for a medium before it is read."""
+        text: str = getattr(self._processor, f"{kind}_token")
+        return text
+
+    def key_of(self, kind: str, key: str, name: str | None) -> str:
+        """Return the key of a medium: its own, by which its name is known from now on, or without
+        one that of what had its name last. Mutates: self"""
+        if name is None:
+            return key
+        full = f"{kind} {name}"
+        if not key:
+            return self._kept.named(full) or f"unknown {name}"
+        self._kept.name(full, key)
+        return key
+
+    def read(
+        self, kind: str, key: str, content: Callable[[], Any], options: Mapping[str, Any]
+    ) -> ReadMedium:
+        """Return a medium as read, `content` decoded only where it is not kept. Raises:
+        RequestError"""
+        kept = self._kept.get(key)
+        if kept is not None:
+            return kept
+        read = self._read(kind, content(), {**self._spec.options, **options})
+        self._kept.put(key, read)
+        return read
+
+    def _read(self, kind: str, content: Any, options: Mapping[str, Any]) -> ReadMedium:
+        import torch
+
+        if isinstance(content, Embeddings):
+            return self._encoded(kind, content)
+        if kind == VIDEO:
+            return self._frames(content)
+        if kind == AUDIO:
+            content, options = self._sound(content), {"sampling_rate": self._rate_hz, **options}
+        try:
+            made = self._processor(
+                text=[self.placeholder(kind)],
+                **{ARGUMENTS[kind]: [content]},
+                return_tensors="pt",
+                return_text_replacement_offsets=True,
+                **options,
+            )
+            text = made["text_replacement_offsets"][0][0]["replacement"]
+        except Exception as error:  # transformers raises what it likes for what it cannot read
+            raise RequestError(
+                f"the model's processor cannot read this {kind}: {error}",
+                where=kind,
+                fix="send another, or other mm_processor_kwargs.",
+            ) from error
+        features = tuple(
+            feature_of(name, value)
+            for name, value in made.items()
+            if name not in TEXT_FIELDS and isinstance(value, torch.Tensor)
+        )
+        ids = self._processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ReadMedium(
+            text=text,
+            num_rows=ids.count(self.token_ids[kind]),
+            features=features,
+            shape=self._shape(made.get(f"{kind}_grid_thw")),
+        )
+
+    def _frames(self, content: Any) -> ReadMedium:
+        """Return a video as read. Raises: RequestError"""
+        from dovetail.multimodal.patches import FrameSettings, read_frames
+
+        try:
+            settings = FrameSettings.of(self._processor, self._folder)
+            self._processor.video_processor = settings.part
+            made = read_frames(self._processor, settings, content)
+        except (ValueError, AttributeError) as error:
+            raise RequestError(
+                f"the model cannot read this video: {error}", where=VIDEO, fix="send another."
+            ) from error
+        ids = self._processor.tokenizer(made.text, add_special_tokens=False)["input_ids"]
+        shape = self._shape(made.grid[None])
+        return ReadMedium(
+            text=made.text,
+            num_rows=ids.count(self.token_ids[VIDEO]),
+            features=(
+                feature_of("pixel_values_videos", made.patches),
+                feature_of("video_grid_thw", made.grid[None]),
+            ),
+            shape=shape,
+            times=self._times(shape[0], made.step_s),
+        )
+
+    def _times(self, count: int, step_s: float) -> tuple[int, ...]:
+        """Return where each step in time of a video lies, of models that count seconds."""
+        import torch
+
+        if not self._time_scale:
+            return ()
+        places = torch.arange(count) * (self._time_scale * torch.tensor(step_s))
+        return tuple(places.long().tolist())
+
+    def _sound(self, content: Any) -> Any:
+        """Return a sound's samples at the rate that the model hears. Raises: RequestError"""
+        from dovetail.multimodal.sound import Samples, at_rate
+
+        if isinstance(content, Sound):
+            samples, rate_hz = content.samples, content.rate_hz
+        elif isinstance(content, tuple):
+            samples, rate_hz = content
+        else:
+            samples, rate_hz = content, self._rate_hz
+        import numpy
+
+        found: Samples = numpy.asarray(samples, dtype=numpy.float32)
+        if found.ndim != 1 or not len(found):
+            raise RequestError(
+                f"a sound is samples of one channel, not an array of shape {found.shape}.",
+                where=AUDIO,
+                fix="give samples, or a pair of samples and their rate in Hz.",
+            )
+        return at_rate(found, int(rate_hz), self._rate_hz)
+
+    def _encoded(self, kind: str, content: Embeddings) -> ReadMedium:
+        """Return ready vectors in place of a medium. Raises: RequestError"""
+        blank = self._blank(kind)
+        tensors = dict(content.tensors)
+        vectors = tensors.pop(EMBEDS, None)
+        vectors = tensors.pop(f"{kind}_embeds", None) if vectors is None else vectors
+        grid = tensors.pop(f"{kind}_grid_thw", None)
+        known = f"{kind}_embeds" + (f" and {kind}_grid_thw" if blank.shape else "")
+        where = f"{kind}_embeds"
+        if vectors is None or tensors or (grid is None) != (not blank.shape):
+            raise RequestError(f"this model takes {known}, by these names.", where=where)
+        if vectors.dim() == 3 and len(vectors) == 1:
+            vectors = vectors[0]
+        if vectors.dim() != 2 or vectors.shape[1] != self._vector_size:
+            raise RequestError(
+                f"a tensor of shape {list(vectors.shape)} is not what the model's encoder makes: "
+                f"[vectors, {self._vector_size}] is.",
+                where=where,
+            )
+        shape = () if grid is None else self._shape(grid.reshape(-1, 3))
+        if shape and math.prod(shape) != len(vectors):
+            raise RequestError(
+                f"{kind}_grid_thw asks for {math.prod(shape)} vectors, and there are "
+                f"{len(vectors)}.",
+                where=where,
+            )
+        before, places, after = self._split(blank.text, kind)
+        return ReadMedium(
+            text=before + places[: len(self._word(kind))] * len(vectors) + after,
+            num_rows=len(vectors),
+            features=(feature_of(READY, vectors),),
+            shape=shape,
+        )
+
+    def _blank(self, kind: str) -> ReadMedium:
+        """Return a medium of no content as read, for the text around its places."""
+        if kind not in self._blanks:
+            if kind == AUDIO:
+                content: Any = Sound(samples=_zeros(self._rate_hz), rate_hz=self._rate_hz)
+            else:
+                content = package("PIL.Image").new("RGB", (64, 64))
+            self._blanks[kind] = self._read(kind, content, self._spec.options)
+        return self._blanks[kind]
+
+    def _word(self, kind: str) -> str:
+        """Return the text of the token whose places take a kind's vectors."""
+        word: str = self._processor.tokenizer.convert_ids_to_tokens(self.token_ids[kind])
+        return word
+
+    def _split(self, text: str, kind: str) -> tuple[str, str, str]:
+        """Return what stands before the places of a medium, they, and what stands behind. Raises:
+        RequestError where other words stand among them"""
+        word = self._word(kind)
+        start, end = text.find(word), text.rfind(word) + len(word)
+        places = text[start:end]
+        if start < 0 or places.replace(word, ""):
+            raise RequestError(
+                f"this model has words of its own within {kind}s, so their vectors alone are not "
+                "enough.",
+                where=f"{kind}_embeds",
+                fix=f"send the {kind} itself.",
+                code="unsupported_media",
+            )
+        return text[:start], places, text[end:]
+
+    def _shape(self, grid: Any) -> tuple[int, ...]:
+        """Return (time, height, width) in positions of a grid of patches; () without one."""
+        if grid is None:
+            return ()
+        times, height, width = grid[0].tolist()
+        return times, height // self._merged, width // self._merged
+
+
+def kept_media(spec: MediaSpec) -> KeptMedia:
+    """Return where media are kept. Raises: ConfigError"""
+    if not spec.shared_folder:
+        return OwnMedia(spec.cache_bytes)
+    try:
+        return SharedMedia(spec.shared_folder, spec.cache_bytes, spec.cache_item_bytes)
+    except OSError as error:
+        raise ConfigError(
+            f"no folder can be made in shared memory: {error}",
+            where="--mm-processor-cache-type shm",
+            fix="use lru.",
+        ) from error
+
+
+def _processor(model: ModelSpec) -> Any:
+    """Return transformers' processor of a checkpoint. Raises: ConfigError"""
+    try:
+        return load_processor(model.path, str(model.whole_config.get("model_type")))
+    except Exception as error:
+        raise ConfigError(
+            f"the checkpoint's media processor cannot be made: {error}",
+            where=model.path,
+            fix=f"install what it needs (`{INSTALL}`), or serve the text part alone with "
+            """`--limit-mm-per-prompt '{"image": 0, "video": 0, "audio": 0}'`.""",
+        ) from error
+
+
+def _rate_hz(processor: Any) -> int:
+    """Return the rate at which a processor hears, in samples a second."""
+    hears = getattr(processor, "feature_extractor", None)
+    return int(getattr(hears, "sampling_rate", 0) or USUAL_RATE_HZ)
+
+
+def _usual_scale(model: ModelSpec) -> float:
+    """Return the positions of a second of video where config.json leaves them out; 0: a step is
+    one position, however long."""
+    return facts_of(model.whole_config).positions_per_second
+
+
+def _zeros(count: int) -> Any:
+    import numpy
+
+    return numpy.zeros(count, dtype=numpy.float32)
+
+
+def _token_id(config: Mapping[str, Any], kind: str) -> int | None:
+    """Return the token whose places take a kind's vectors, None where there is none."""
+    for name in TOKEN_FIELDS:
+        found = config.get(name.format(kind))
+        if isinstance(found, int):
+            return found
+    return None

@@ -1,0 +1,75 @@
+"""A prompt of ready vectors, one for each of its positions: checked against the model, and named
+by its content, so that the same vectors are the same prefix."""
+
+from __future__ import annotations
+
+from dovetail.errors import RequestError
+from dovetail.interfaces.media import READY, VECTORS, PartPlace, PromptPart, feature_of
+from dovetail.interfaces.spec import ModelSpec
+from dovetail.multimodal.prompt import PlacedPrompt, VectorPrompt, content_key
+
+FIELD = "prompt_embeds"
+NO_TOKEN = 0
+"""Stands where a vector does; it is not looked up."""
+MAX_HEADER_BYTES = 1 << 16
+"""What a file has beside the vectors themselves."""
+
+
+def decode_vectors(text: str, model: ModelSpec, max_tokens: int) -> VectorPrompt:
+    """Return the prompt of a tensor in base64, as safetensors or as torch.save writes it. Blocks.
+
+    Raises: RequestError
+    """
+    from dovetail.multimodal.embeds import decode_embeddings  # imports torch
+
+    most = max_tokens * model.hidden_size * 4 + MAX_HEADER_BYTES
+    try:
+        (vectors,) = decode_embeddings({FIELD: text}, most).values()
+    except RequestError as error:
+        error.where = FIELD
+        raise
+    return VectorPrompt(vectors=vectors)
+
+
+def placed_vectors(prompt: VectorPrompt, model: ModelSpec, *, is_taken: bool) -> PlacedPrompt:
+    """Return a prompt of vectors as the engine takes it. Raises: RequestError for vectors that do
+    not fit the model, and for all unless `is_taken` (--enable-prompt-embeds)"""
+    import torch
+
+    check_taken(is_taken=is_taken)
+    vectors = prompt.vectors
+    if not isinstance(vectors, torch.Tensor) or not vectors.is_floating_point():
+        raise RequestError("must be a tensor of floating-point numbers.", where=FIELD)
+    if vectors.dim() == 3 and len(vectors) == 1:
+        vectors = vectors[0]
+    if vectors.dim() != 2 or vectors.shape[1] != model.hidden_size or not len(vectors):
+        raise RequestError(
+            f"a tensor of shape {list(prompt.vectors.shape)} is not a prompt of this model: "
+            f"[tokens, {model.hidden_size}] is.",
+            where=FIELD,
+            fix=f"send one vector of {model.hidden_size} numbers for each token.",
+        )
+    kept = vectors.detach().to("cpu", getattr(torch, model.dtype))
+    if not bool(torch.isfinite(kept).all()):
+        raise RequestError(f"not all values are finite in {model.dtype}.", where=FIELD)
+    feature = feature_of(READY, kept)
+    key = content_key(VECTORS, feature.dtype, feature.data)
+    place = PartPlace(key, VECTORS, ((0, len(kept)),), len(kept))
+    part = PromptPart(place=place, features=(feature,))
+    return PlacedPrompt(token_ids=(NO_TOKEN,) * len(kept), parts=(part,))
+
+
+def check_taken(*, is_taken: bool) -> None:
+    """Raise RequestError unless vectors are taken in place of prompts."""
+    if not is_taken:
+        raise RequestError(
+            "prompts as embeddings are not accepted.",
+            where=FIELD,
+            fix="start the server (or LLM) with --enable-prompt-embeds, or send text.",
+            code="unsupported_field",
+        )
+
+
+def has_no_tokens(prompt: PlacedPrompt) -> bool:
+    """Return whether a prompt is vectors alone, so that nothing can be told of its tokens."""
+    return len(prompt.parts) == 1 and prompt.parts[0].place.runs == ((0, len(prompt.token_ids)),)

@@ -1,0 +1,138 @@
+"""AdapterPlans: adapters that are laid out like one before are read without looking at each tensor.
+
+Adapters that were trained in the same way have files of the same layout and differ in numbers
+alone. Where the numbers of such a file go is noted once (Plan); after that its bytes are read and
+copied to their places by one call, which also sees that they are finite. Knows no format of files:
+the adapter's method says which layouts are equal.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dovetail.interfaces.adapter import AdapterWeights
+from dovetail.layers.adapters import SlotWeights
+from dovetail.runner.adapter_cutting import Copies
+from dovetail_kernels.scaled_copy.native import ScaledCopies
+
+MAX_PLANS = 16
+"""The plan not used for longest is forgotten beyond so many."""
+ALIGNED = 64
+"""Bytes: matrices start on a line of the cache."""
+
+Shape = Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Where the numbers of a layout go: by the path of a layer, the shapes and first places of
+    `down` and `up` in one tensor of `size` numbers. Parts of it are not filled if it `has_gaps`."""
+
+    copies: ScaledCopies
+    content_address: int
+    content_bytes: int
+    dtype: torch.dtype
+    size: int
+    has_gaps: bool
+    layers: Mapping[str, tuple[tuple[Shape, int], tuple[Shape, int]]]
+
+    def filled(self, content: torch.Tensor) -> dict[str, SlotWeights] | None:
+        """Return what layers keep of an adapter; None where a number is not finite, or there are
+        not as many as there were. Shapes: content [bytes] uint8"""
+        if len(content) != self.content_bytes:
+            return None
+        make = torch.zeros if self.has_gaps else torch.empty
+        kept = make(self.size, dtype=self.dtype)
+        shift = content.data_ptr() - self.content_address
+        if self.copies(shift, kept.data_ptr()) >= 0:
+            return None
+        return {
+            path: SlotWeights(down=_placed(kept, *down), up=_placed(kept, *up))
+            for path, (down, up) in self.layers.items()
+        }
+
+
+class AdapterPlans:
+    """The plans of layouts seen lately. Several threads may use it."""
+
+    def __init__(self) -> None:
+        self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
+
+    def clear(self) -> None:
+        """Forget all, since layers have changed. Mutates: self"""
+        self._plans.clear()
+
+    def filled(self, weights: AdapterWeights) -> dict[str, SlotWeights] | None:
+        """Return what layers keep of an adapter; None where that must be found out."""
+        plan = self._plans.get(weights.layout)
+        if plan is None or weights.content is None:
+            return None
+        return plan.filled(weights.content)
+
+    def note(
+        self, weights: AdapterWeights, copies: Copies, linears: Mapping[str, SlotWeights]
+    ) -> None:
+        """Keep where the numbers of an adapter went that is nothing but low-rank sums of linear
+        layers. Mutates: self"""
+        content = weights.content
+        if weights.layout is None or content is None or not copies.are_native():
+            return
+        plan = _plan_of(content, copies, linears)
+        if plan is not None:
+            self._plans[weights.layout] = plan
+            while len(self._plans) > MAX_PLANS:
+                self._plans.popitem(last=False)
+
+
+def _plan_of(
+    content: torch.Tensor, copies: Copies, linears: Mapping[str, SlotWeights]
+) -> Plan | None:
+    """Return the plan of copies out of `content`; None where some are of other memory."""
+    start = content.data_ptr()
+    told = ScaledCopies(copies.sources, copies.targets, copies.scales)
+    sources = told.places[:, 0]
+    if not len(sources) or sources.min() < start or sources.max() >= start + len(content):
+        return None
+    layers, moved, size = {}, {}, 0
+    for path, slot in linears.items():
+        assert slot.down is not None and slot.up is not None, "a change without matrices"
+        own = []
+        for tensor in (slot.down, slot.up):
+            size += -size % (ALIGNED // tensor.itemsize)
+            moved[tensor.data_ptr()] = (tensor.nbytes, size * tensor.itemsize)
+            own.append((tuple(tensor.shape), size))
+            size += tensor.numel()
+        layers[path] = (own[0], own[1])
+    _move(told, moved)
+    first = copies.targets[0]
+    numbers = sum(target.numel() for target in copies.targets)
+    kept = sum(num_bytes for num_bytes, _ in moved.values()) // first.itemsize
+    return Plan(
+        copies=told,
+        content_address=start,
+        content_bytes=len(content),
+        dtype=first.dtype,
+        size=size,
+        has_gaps=numbers < kept,
+        layers=layers,
+    )
+
+
+def _move(told: ScaledCopies, moved: Mapping[int, tuple[int, int]]) -> None:
+    """Have targets count bytes from the start of one tensor. `moved` are the bytes and the new
+    place of each tensor by its address. Mutates: told"""
+    starts = np.array(sorted(moved))
+    found = starts[np.searchsorted(starts, told.places[:, 1], side="right") - 1]
+    told.places[:, 1] += [moved[address][1] - address for address in found.tolist()]
+
+
+def _placed(kept: torch.Tensor, shape: Shape, place: int) -> torch.Tensor:
+    strides = [1] * len(shape)
+    for axis in range(len(strides) - 1, 0, -1):
+        strides[axis - 1] = strides[axis] * shape[axis]
+    return kept.as_strided(shape, strides, place)

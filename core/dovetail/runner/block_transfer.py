@@ -1,0 +1,348 @@
+"""BlockTransfer: one rank's blocks on their way between KV tensors and the store of a connector.
+
+Whether a store gets them whole or in pieces is the business of `block_pieces`.
+
+A block that is saved is copied beside its header when the next step begins; a thread seals and
+writes it while steps run. A load reads and checks blocks in the thread that asks for it, into
+memory from which the step that starts their request copies them. Written blocks are found by loads
+before the store has them. While more than a bound waits for a slow store, blocks are not written.
+
+The floor: a saved block of B bytes is read and written once (2 B over the memory bus), a loaded one
+twice more for its check; SHA-256 at 1 to 2 GB/s a core is what bounds both, beside the steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from dovetail import registry
+from dovetail.errors import RequestError
+from dovetail.interfaces.executor import BlockLoad
+from dovetail.interfaces.kv_connector import (
+    BlockStore,
+    KVConnector,
+    Part,
+    StoreFacts,
+    TransferSpec,
+)
+from dovetail.interfaces.kv_pieces import kept_bytes
+from dovetail.interfaces.sealed_block import HEADER_BYTES
+from dovetail.interfaces.spec import RunSpec
+from dovetail.interfaces.step import BlockOrders, CachedLayer, KVLayout
+from dovetail.runner.block_pieces import Pieces, WholeBlocks
+
+log = logging.getLogger(__name__)
+
+CLOSE_WAIT_S = 10.0
+"""How long an orderly end waits for the store to take what is on its way."""
+
+
+class _Copies:
+    """Blocks copied from the device, each behind room for its header. `ready` is what to wait for
+    before they are read. Shapes: rows [blocks, HEADER_BYTES + bytes] uint8"""
+
+    __slots__ = ("keys", "ready", "rows")
+
+    def __init__(
+        self, keys: Sequence[bytes], rows: torch.Tensor, ready: torch.cuda.Event | None
+    ) -> None:
+        self.keys = keys
+        self.rows = rows
+        self.ready = ready
+
+    @property
+    def num_bytes(self) -> int:
+        return self.rows.numel()
+
+
+_Job = _Copies | bytes
+"""What the writing thread is given: copies to write, or a key to drop."""
+
+
+class BlockTransfer:
+    """The transfers of one rank. `tensors` are the KV tensors as blocks of bytes.
+
+    `orders` are followed by the thread of the steps, `load` is called by one other thread.
+    Shapes: each of `tensors` [num_blocks, block_bytes] uint8
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        tensors: Sequence[torch.Tensor],
+        store: BlockStore,
+        *,
+        form: WholeBlocks | Pieces,
+        buffer_bytes: int,
+    ) -> None:
+        self.num_unwritten = 0
+        self._store = store
+        self._form = form
+        self._tensors = tensors
+        self._width = layout.block_bytes
+        self._payload_bytes = len(tensors) * layout.block_bytes
+        self._buffer_bytes = buffer_bytes
+        self._lock = threading.Lock()
+        self._loaded: dict[int, tuple[torch.Tensor, int]] = {}
+        self._sizes: dict[int, int] = {}
+        self._released_early: set[int] = set()
+        self._pending: dict[bytes, tuple[_Copies, int]] = {}
+        self._pending_bytes = 0
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._write_all, name="kv-writer", daemon=True)
+        self._writer.start()
+
+    def follow(self, orders: BlockOrders) -> None:
+        """Do what a plan orders, in the order of the steps. Mutates: KV tensors, self"""
+        if orders.saved:
+            self._save(orders.saved)
+        if orders.loaded:
+            self._place(orders.loaded)
+        for first in orders.released:
+            self._release(first)
+        for name in orders.dropped:
+            self._jobs.put(name)
+
+    def load(self, item: BlockLoad) -> None:
+        """Read and check blocks. Raises: RequestError when one is missing or damaged. Mutates:
+        self"""
+        rows = self._host_rows(len(item.keys), self._payload_bytes)
+        num_lost = self._read(item, rows.numpy())
+        if num_lost:
+            with self._lock:
+                self._released_early.discard(item.first)
+            raise RequestError(f"{num_lost} of {len(item.keys)} blocks are missing or damaged.")
+        with self._lock:
+            if item.first in self._released_early:
+                self._released_early.discard(item.first)
+                return
+            self._sizes[item.first] = len(item.keys)
+            for number in range(len(item.keys)):
+                self._loaded[item.first + number] = (rows, number)
+
+    def _read(self, item: BlockLoad, rows: np.ndarray) -> int:
+        """Read blocks, those that are still to be written from memory; return how many cannot be
+        had. Mutates: rows"""
+        wanted: dict[bytes, list[tuple[int, int]]] = {}
+        num_missing = [0] * len(item.keys)
+        for number, key in enumerate(item.keys):
+            with self._lock:
+                copies, row = self._pending.get(key, (None, 0))
+            if copies is not None:
+                self._wait(copies)
+                rows[number] = copies.rows[row].numpy()[HEADER_BYTES:]
+                continue
+            names = self._form.names(key)
+            num_missing[number] = len(names)
+            for unit, name in enumerate(names):
+                wanted.setdefault(name, []).append((number, unit))
+        try:
+            for name, parts in self._store.gather(tuple(wanted), item.source, self._form.ranks_for):
+                for number, unit in wanted.pop(name, ()):
+                    key, row = item.keys[number], rows[number]
+                    num_missing[number] -= parts is not None and self._is_placed(
+                        key, unit, parts, row
+                    )
+        except Exception as error:  # a store's fault costs no more than its blocks
+            log.warning("KV blocks could not be read: %s: %s", type(error).__name__, error)
+        return sum(1 for count in num_missing if count)
+
+    def _is_placed(self, key: bytes, unit: int, parts: Sequence[Part], row: np.ndarray) -> bool:
+        """Put a part of a block in its place; return whether it is right. One that is damaged is
+        dropped. Mutates: row"""
+        if self._form.place(key, unit, parts, row):
+            return True
+        log.warning("a KV block in the store is damaged and dropped: %s", key.hex())
+        self._jobs.put(self._form.names(key)[unit])
+        return False
+
+    def _save(self, saved: Sequence[tuple[int, bytes]]) -> None:
+        num_bytes = len(saved) * (HEADER_BYTES + self._payload_bytes)
+        with self._lock:
+            if self._pending_bytes and self._pending_bytes + num_bytes > self._buffer_bytes:
+                self.num_unwritten += len(saved)
+                log.debug("the store is slow: %d KV blocks are not written", len(saved))
+                return
+        keys = [key for _, key in saved]
+        copies = self._copied([block for block, _ in saved], keys)
+        with self._lock:
+            self._pending_bytes += num_bytes
+            self._pending |= {key: (copies, row) for row, key in enumerate(keys)}
+        self._jobs.put(copies)
+
+    def _copied(self, blocks: Sequence[int], keys: Sequence[bytes]) -> _Copies:
+        rows = self._host_rows(len(blocks), HEADER_BYTES + self._payload_bytes)
+        index = self._index(blocks)
+        for i, tensor in enumerate(self._tensors):
+            start = HEADER_BYTES + i * self._width
+            part = rows[:, start : start + self._width]
+            part.copy_(tensor.index_select(0, index), non_blocking=True)
+        ready = None
+        if rows.is_pinned():
+            ready = torch.cuda.Event()
+            ready.record()
+        return _Copies(keys, rows, ready)
+
+    def _place(self, loaded: Sequence[tuple[int, int]]) -> None:
+        """Copy what was brought to its blocks. Mutates: the KV tensors"""
+        with self._lock:
+            sources = [self._loaded[number] for number, _ in loaded]
+        start = 0
+        for end in range(1, len(loaded) + 1):
+            if end < len(loaded) and sources[end][0] is sources[start][0]:
+                continue
+            rows = sources[start][0][[row for _, row in sources[start:end]]]
+            rows = rows.to(self._device)
+            index = self._index([block for _, block in loaded[start:end]])
+            for i, tensor in enumerate(self._tensors):
+                tensor.index_copy_(0, index, rows[:, i * self._width : (i + 1) * self._width])
+            start = end
+
+    def _release(self, first: int) -> None:
+        with self._lock:
+            count = self._sizes.pop(first, None)
+            if count is None:
+                self._released_early.add(first)
+                return
+            for number in range(first, first + count):
+                del self._loaded[number]
+
+    def _write_all(self) -> None:
+        """Write and drop in the order of the orders, until told to end."""
+        while (job := self._jobs.get()) is not None:
+            if isinstance(job, bytes):
+                self._guarded("dropped", self._store.drop, job)
+            else:
+                self._write(job)
+
+    def _write(self, copies: _Copies) -> None:
+        """Seal and write blocks. Mutates: self"""
+        self._wait(copies)
+        data = copies.rows.numpy()
+        for row, key in enumerate(copies.keys):
+            for name, block in self._form.sealed(key, data[row]):
+                self._guarded("written", self._store.write, name, block)
+        with self._lock:
+            self._pending_bytes -= copies.num_bytes
+            for key in copies.keys:
+                if self._pending.get(key, (None, 0))[0] is copies:
+                    del self._pending[key]
+
+    def _guarded(self, what: str, call: Callable[..., None], *args: object) -> None:
+        try:
+            call(*args)
+        except Exception as error:  # a store's fault costs no more than its blocks
+            log.warning("a KV block could not be %s: %s: %s", what, type(error).__name__, error)
+
+    def _wait(self, copies: _Copies) -> None:
+        if copies.ready is not None:
+            copies.ready.synchronize()
+
+    @property
+    def _device(self) -> torch.device:
+        return self._tensors[0].device if self._tensors else torch.device("cpu")
+
+    def _index(self, blocks: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(blocks).to(self._device, non_blocking=True)
+
+    def _host_rows(self, count: int, width: int) -> torch.Tensor:
+        is_pinned = self._device.type == "cuda"
+        return torch.empty((count, width), dtype=torch.uint8, pin_memory=is_pinned)
+
+    def close(self) -> None:
+        """Write what is on its way, for a while at most. May be called twice."""
+        if self._writer.is_alive():
+            self._jobs.put(None)
+            self._writer.join(CLOSE_WAIT_S)
+
+
+class BlockTransfers:
+    """The transfers of a runner, whose KV tensors come and go; the store stays. Without a connector
+    nothing is done."""
+
+    def __init__(self, run: RunSpec) -> None:
+        self._run = run
+        self._store: BlockStore | None = None
+        self._cache: tuple[KVLayout, Sequence[torch.Tensor]] | None = None
+        self._layers: Sequence[CachedLayer] = ()
+        self._current: BlockTransfer | None = None
+
+    def attach(
+        self, layout: KVLayout, tensors: Sequence[torch.Tensor], layers: Sequence[CachedLayer]
+    ) -> None:
+        """Note the KV tensors, and what the layers keep in them. Mutates: self"""
+        self._cache = (layout, tensors)
+        self._layers = layers
+
+    def open(self) -> None:
+        """Begin to follow orders about the KV tensors. Raises: ConfigError. Mutates: self"""
+        spec = self._run.transfer
+        if spec is None or self._cache is None or not self._cache[1]:
+            return
+        layout, tensors = self._cache
+        form = self._form_of(layout, spec)
+        if self._store is None:
+            self._store = self._open_store(layout, spec)
+        self._current = BlockTransfer(
+            layout, tensors, self._store, form=form, buffer_bytes=spec.buffer_bytes
+        )
+
+    def _form_of(self, layout: KVLayout, spec: TransferSpec) -> WholeBlocks | Pieces:
+        """Return how a store gets blocks. Raises: ConfigError"""
+        run = self._run
+        if not spec.unit_tokens:
+            return WholeBlocks(run.rank.rank, layout.num_tensors * layout.block_bytes)
+        return Pieces(
+            layout,
+            self._layers,
+            registry.load_selection(run.attention),
+            run.rank,
+            model_heads=run.model.num_kv_heads,
+            unit_tokens=spec.unit_tokens,
+        )
+
+    def _open_store(self, layout: KVLayout, spec: TransferSpec) -> BlockStore:
+        connector: KVConnector = registry.make(spec.connector)
+        num_bytes = kept_bytes(layout, self._layers, spec.unit_tokens)
+        facts = StoreFacts(
+            identity=spec.identity,
+            block_bytes=HEADER_BYTES + num_bytes,
+            rank=self._run.rank.rank,
+            world_size=self._run.rank.world_size,
+            engine_id=spec.engine_id,
+            model=self._run.model.path,
+            unit_tokens=spec.unit_tokens,
+            engine=spec.engine,
+        )
+        return connector.store(facts)
+
+    def follow(self, orders: BlockOrders | None) -> None:
+        """Do what a plan orders, if anything. Mutates: KV tensors, self"""
+        if orders is not None and self._current is not None:
+            self._current.follow(orders)
+
+    def load(self, item: BlockLoad) -> None:
+        """Read and check blocks. Raises: RequestError. Mutates: self"""
+        if self._current is None:
+            raise RequestError("no store of KV blocks is open.")
+        self._current.load(item)
+
+    def detach(self) -> None:
+        """Let go of the KV tensors; the store stays. Mutates: self"""
+        self._cache = None
+        if self._current is not None:
+            self._current.close()
+            self._current = None
+
+    def close(self) -> None:
+        """Let go of everything. May be called twice."""
+        self.detach()
+        if self._store is not None:
+            self._store.close()
+            self._store = None

@@ -1,0 +1,141 @@
+"""One rank under torch's profiler: what a collective call of all ranks does on each of them.
+
+The functions take a worker first, as functions called by name do (see ranks.worker_calls), and run
+in the thread that makes the model's calls: the profiler sees that one. A trace is in Chrome's
+format; its file's name says the engine, the rank and the time. Knows no other rank: whoever calls
+asks all of them to get ready before any starts.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dovetail.errors import RequestError
+from dovetail.interfaces.profile import FLAG, ProfileSpec
+from dovetail.interfaces.spec import RunSpec
+from dovetail.interfaces.worker import Worker
+from dovetail.runner.device_worker import DeviceWorker
+from dovetail_kernels.spans import show
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger(__name__)
+
+
+class _Running:
+    """The profiler of this process, which has one at a time, and when it was started."""
+
+    profiler: torch.profiler.profile | None = None
+    started_s = 0.0
+
+
+_running = _Running()
+
+
+def warm_up(profile: ProfileSpec, device: torch.device) -> None:
+    """Run a profiler for nothing. The first one of a process imports torch's compiler, which takes
+    seconds, and requests would wait for it."""
+    profiler = _new_profiler(profile, device)
+    profiler.start()
+    profiler.stop()
+
+
+def get_ready(worker: DeviceWorker) -> None:
+    """Make the folder of traces. Raises: RequestError when a profiler runs here already, or nothing
+    can be written there"""
+    profile = _profile_of(worker)
+    if _running.profiler is not None:
+        raise RequestError(
+            f"a profiler has run for {time.monotonic() - _running.started_s:.1f} s already.",
+            fix="stop it before another one starts.",
+            status=409,
+        )
+    folder = Path(profile.folder_path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise RequestError(
+            f"no trace can be written to {folder}: {error.strerror}.",
+            fix=f"give {FLAG} a folder that every rank may write to.",
+            status=507,
+        ) from error
+
+
+def start(worker: DeviceWorker) -> None:
+    """Start the profiler of this rank. Raises: RequestError, as `get_ready`"""
+    get_ready(worker)
+    profiler = _new_profiler(_profile_of(worker), worker.device)
+    profiler.start()
+    show(True)
+    _running.profiler, _running.started_s = profiler, time.monotonic()
+    logger.info("the profiler has started")
+
+
+def stop(worker: DeviceWorker) -> str:
+    """Stop the profiler of this rank; return the file of its trace. Raises: RequestError when none
+    runs, or the file cannot be written"""
+    profile, profiler = _profile_of(worker), _running.profiler
+    if profiler is None:
+        raise RequestError("no profiler runs.", fix="start it first.", status=409)
+    _running.profiler = None
+    show(False)
+    profiler.stop()
+    path = _path_of(profile, worker.run)
+    try:
+        profiler.export_chrome_trace(str(path))
+    except (OSError, RuntimeError) as error:
+        raise RequestError(
+            f"the trace could not be written to {path}: {error}", status=507
+        ) from error
+    logger.info("the trace is in %s", path)
+    return str(path)
+
+
+def drop() -> None:
+    """Stop a profiler that still runs when its rank ends; its trace is not written."""
+    profiler, _running.profiler = _running.profiler, None
+    if profiler is not None:
+        logger.warning("the profiler still ran, and its trace is lost: stop it before the end")
+        show(False)
+        profiler.stop()
+
+
+def _profile_of(worker: Worker) -> ProfileSpec:
+    """Return what is profiled. Raises: RequestError where that was not configured, or cannot be"""
+    if not isinstance(worker, DeviceWorker):
+        raise RequestError(f"the worker {type(worker).__name__} cannot be profiled.")
+    profile = worker.run.profile
+    if profile is None:
+        raise RequestError("profiling is off.", fix=f"start with {FLAG} and a folder.")
+    return profile
+
+
+def _new_profiler(profile: ProfileSpec, device: torch.device) -> torch.profiler.profile:
+    """Return a profiler of the processor, and of the device where that is another."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as Profiler
+
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    return Profiler(
+        activities=activities,
+        record_shapes=profile.with_shapes,
+        profile_memory=profile.with_memory,
+        with_stack=profile.with_stacks,
+        with_flops=profile.with_flops,
+    )
+
+
+def _path_of(profile: ProfileSpec, run: RunSpec) -> Path:
+    """Return a file that no other rank, engine or start of the profiler writes."""
+    ending = ".pt.trace.json.gz" if profile.is_compressed else ".pt.trace.json"
+    name = f"engine{profile.engine}_rank{run.rank.rank}.{time.time_ns() // 1_000_000}{ending}"
+    return Path(profile.folder_path) / name

@@ -1,0 +1,160 @@
+"""Words with times: tokens become words, where the decoder's attention jumps becomes seconds.
+
+A word begins where the path of its first token does and ends where that of the next word begins;
+what a pause has stretched is cut. Languages without spaces are divided into characters.
+Source: Radford et al., 2022; the rules for pauses and punctuation are those of its authors'
+implementation (whisper/timing.py), which the judges here keep too
+"""
+
+from __future__ import annotations
+
+import statistics
+import string
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
+BROKEN = "�"
+SENTENCE_ENDS = ".。!！?？"
+BELONG_TO_NEXT = "\"'“¿([{-"
+BELONG_TO_LAST = "\"'.。,，!！?？:：”)]}、"
+MOST_MEDIAN_S = 0.7
+"""A median of more than this is one of pauses."""
+SPLIT_S = 0.5
+"""A segment's own time counts where the word's is this far outside."""
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """A word and how many tokens wrote it. Units: seconds of the whole sound"""
+
+    text: str
+    start: float
+    end: float
+    num_tokens: int
+
+    @property
+    def length_s(self) -> float:
+        """Return how long it takes."""
+        return self.end - self.start
+
+
+def divided(ids: Sequence[int], decode: Decode, language: str | None) -> list[tuple[str, int]]:
+    """Return the words that tokens write, each with its number of tokens."""
+    pieces = _characters(ids, decode)
+    if language in WITHOUT_SPACES:
+        return pieces
+    words: list[tuple[str, int]] = []
+    for text, count in pieces:
+        is_mark = text.strip() in string.punctuation
+        if words and not text.startswith(" ") and not is_mark:
+            before, so_far = words.pop()
+            text, count = before + text, so_far + count
+        words.append((text, count))
+    return words
+
+
+def _characters(ids: Sequence[int], decode: Decode) -> list[tuple[str, int]]:
+    """Return the fewest tokens that write whole characters, and how many they are."""
+    whole = decode(ids)
+    pieces: list[tuple[str, int]] = []
+    first, num_chars = 0, 0
+    for end in range(1, len(ids) + 1):
+        text = decode(ids[first:end])
+        at = text.find(BROKEN)
+        if at < 0 or whole[num_chars + at : num_chars + at + 1] == BROKEN:
+            pieces.append((text, end - first))
+            first, num_chars = end, num_chars + len(text)
+    if first < len(ids):
+        pieces.append((decode(ids[first:]), len(ids) - first))
+    return pieces
+
+
+def timed(words: Sequence[tuple[str, int]], times_s: Sequence[float]) -> list[Word]:
+    """Return words with times. `times_s` has one of each token, and one of the end."""
+    made, first = [], 0
+    for text, count in words:
+        start, end = times_s[first], times_s[first + count]
+        made.append(Word(text=text, start=start, end=end, num_tokens=count))
+        first += count
+    return made
+
+
+def usual_length(words: Sequence[Word]) -> float:
+    """Return the median length of words that take time. Units: seconds"""
+    lengths = [one.length_s for one in words if one.length_s]
+    return min(MOST_MEDIAN_S, statistics.median(lengths)) if lengths else 0.0
+
+
+def within_sentences(words: Sequence[Word], most_s: float) -> list[Word]:
+    """Return words of which none at the border of a sentence is longer than `most_s`."""
+    made = list(words)
+    for at in range(1, len(made)):
+        one = made[at]
+        if one.length_s > most_s:
+            if one.text in SENTENCE_ENDS:
+                made[at] = replace(one, end=one.start + most_s)
+            elif made[at - 1].text in SENTENCE_ENDS:
+                made[at] = replace(one, start=one.end - most_s)
+    return made
+
+
+def with_marks(words: Sequence[Word]) -> list[Word]:
+    """Return words with the punctuation marks that belong to them."""
+    openings: list[Word] = []
+    for one in reversed(words):
+        following = openings[-1] if openings else None
+        if following and one.text.startswith(" ") and one.text.strip() in BELONG_TO_NEXT:
+            openings[-1] = _joined(one, following, following)
+        else:
+            openings.append(one)
+    made: list[Word] = []
+    for one in reversed(openings):
+        if made and not made[-1].text.endswith(" ") and one.text in BELONG_TO_LAST:
+            made[-1] = _joined(made[-1], one, made[-1])
+        else:
+            made.append(one)
+    return made
+
+
+def _joined(first: Word, second: Word, timed_as: Word) -> Word:
+    tokens = first.num_tokens + second.num_tokens
+    return replace(timed_as, text=first.text + second.text, num_tokens=tokens)
+
+
+def after_pause(words: list[Word], last_end: float, usual_s: float) -> None:
+    """Cut the first words of a segment that follows a pause. Mutates: words"""
+    most = usual_s * 2
+    first = words[0]
+    both_s = words[1].end - first.start if len(words) > 1 else 0.0
+    if first.end - last_end <= usual_s * 4 or (first.length_s <= most and both_s <= most * 2):
+        return
+    if len(words) > 1 and words[1].length_s > most:
+        border = max(words[1].end / 2, words[1].end - most)
+        words[1] = replace(words[1], start=border)
+        first = replace(first, end=border)
+    words[0] = replace(first, start=max(0.0, first.end - most))
+
+
+def fitted(
+    words: Sequence[Word], start: float, end: float, last_end: float, usual_s: float
+) -> tuple[list[Word], float, float]:
+    """Return a segment's words and its times, each corrected by the other: the segment takes the
+    words' unless a word reaches far beyond it. `last_end` is where the last segment ended."""
+    made = list(words)
+    if not made:
+        return made, start, end
+    after_pause(made, last_end, usual_s)
+    first = made[0]
+    if first.start + SPLIT_S < start < first.end:
+        made[0] = replace(first, start=max(0.0, min(first.end - usual_s, start)))
+    else:
+        start = first.start
+    last = made[-1]
+    if last.start < end and end + SPLIT_S < last.end:
+        made[-1] = replace(last, end=max(last.start + usual_s, end))
+    else:
+        end = last.end
+    rounded = [replace(one, start=round(one.start, 2), end=round(one.end, 2)) for one in made]
+    return rounded, start, end

@@ -1,0 +1,36 @@
+"""POST /start_profile and /stop_profile; there only with --profiler-config.
+
+What is profiled, and where traces go, is decided when the server starts: no client names a file.
+"""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from dovetail.interfaces.api import Api, Route
+from dovetail.interfaces.plugin import Info
+from dovetail.server.generate.dependencies import ServerOf
+
+FLAG = "profiler_config"
+
+
+async def start_profile(server: ServerOf) -> Response:
+    """Start torch's profiler on every rank of every engine, between two steps."""
+    await server.engine.start_profile()
+    return Response(status_code=200)
+
+
+async def stop_profile(server: ServerOf) -> dict[str, list[str]]:
+    """Stop the profilers; answer, once they are written, with the files of the traces, each on the
+    machine of its rank."""
+    return {"traces": await server.engine.stop_profile()}
+
+
+class ProfilingApi(Api):
+    """Starts and stops the profiler of all ranks."""
+
+    info = Info(summary="profiles the forward passes of all ranks")
+    routes = (
+        Route(method="POST", path="/start_profile", endpoint=start_profile, flag=FLAG),
+        Route(method="POST", path="/stop_profile", endpoint=stop_profile, flag=FLAG),
+    )
