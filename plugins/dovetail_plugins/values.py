@@ -93,6 +93,10 @@ ROPE_TYPE_LONGROPE = Value(
 ROPE_TYPE_NTK = Value(
     summary="a larger base, and angles a little smaller", value=f"{_ROPE_RULES}:ntk"
 )
+ROPE_TYPE_PROPORTIONAL = Value(
+    summary="the first pairs of a head turn as without scaling, the others stay",
+    value=f"{_ROPE_RULES}:proportional",
+)
 ROPE_TYPE_LLAMA3 = Value(
     summary="the same as yarn, with the two bounds of Llama 3", value=f"{_ROPE_RULES}:llama3"
 )
@@ -263,4 +267,22 @@ EXPERTS_LINEAR = Value(
 EXPERTS_ROUND_ROBIN = Value(
     summary="experts dealt out to the ranks in turn, so that neighbors are on different ranks",
     value="dovetail_plugins.expert_placements:round_robin",
+)
+
+# Kinds of media in prompts: the keys of --limit-mm-per-prompt and --media-io-kwargs.
+MODALITY_IMAGE = Value(summary="still images", value="image")
+MODALITY_VIDEO = Value(summary="videos, of which frames are taken", value="video")
+MODALITY_AUDIO = Value(summary="sound", value="audio")
+
+MM_CACHE_LRU = Value(
+    summary="in the memory of each API process, what was used last the longest", value="lru"
+)
+MM_CACHE_SHM = Value(
+    summary="in shared memory, one for all API processes of the server", value="shm"
+)
+MM_ENCODER_TP_MODE_WEIGHTS = Value(
+    summary="each rank has a part of the encoder's matrices", value="weights"
+)
+MM_ENCODER_TP_MODE_DATA = Value(
+    summary="each rank has the whole encoder, and encodes a part of a step's items", value="data"
 )

@@ -6,23 +6,56 @@ Source: the checkpoint format page of the PEFT documentation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from dovetail.config.checkpoint.adapter_config import CONFIG, WEIGHTS
 from dovetail.errors import ConfigError
 from dovetail.interfaces.adapter import ModuleChange
+from dovetail_plugins.load_formats._safetensors_file import WholeFile, read_whole
 
 PREFIX = "base_model.model."
+NEW_TOKENS = ("new_embeddings.safetensors", "new_embeddings.bin")
+"""Files in which vLLM keeps the vectors of tokens that an adapter adds."""
 
 
-def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+Tensors = dict[str, torch.Tensor]
+
+
+class Found(Mapping[str, ModuleChange]):
+    """Changes by module that are found when somebody asks for them."""
+
+    def __init__(self, find: Callable[[], Mapping[str, ModuleChange]]) -> None:
+        self._find = find
+        self._found: Mapping[str, ModuleChange] | None = None
+
+    def find(self) -> Mapping[str, ModuleChange]:
+        """Return the changes. Raises: ConfigError. Mutates: self"""
+        if self._found is None:
+            self._found = self._find()
+        return self._found
+
+    def __getitem__(self, module: str) -> ModuleChange:
+        return self.find()[module]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.find())
+
+    def __len__(self) -> int:
+        return len(self.find())
+
+
+def tensors_of(folder: Path) -> Tensors:
     """Return a folder's tensors by name, without the prefix. Raises: ConfigError naming the file"""
+    return named(read_file(folder))
+
+
+def read_file(folder: Path) -> WholeFile | Tensors:
+    """Return the file of a folder's weights in memory of its own: as it is, or the tensors of a
+    .bin. Raises: ConfigError naming the file"""
     path = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
     if path is None:
         raise ConfigError(
@@ -30,16 +63,31 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
             where=str(folder),
             fix="name a folder that PEFT has saved an adapter in.",
         )
-    return {name.removeprefix(PREFIX): tensor for name, tensor in _load(path).items()}
-
-
-def _load(path: Path) -> dict[str, torch.Tensor]:
+    added = next((folder / name for name in NEW_TOKENS if (folder / name).exists()), None)
+    if added is not None:
+        raise ConfigError(
+            "adapters that add tokens are not supported.",
+            where=str(added),
+            fix="merge it into the checkpoint.",
+        )
+    if path.suffix != ".safetensors":
+        return _unpickled(path)
     try:
-        if path.suffix == ".safetensors":
-            found: dict[str, torch.Tensor] = load_file(path)
-            return found
+        return read_whole(path)
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"the file cannot be read: {error}.", where=str(path)) from error
+
+
+def named(file: WholeFile | Tensors) -> Tensors:
+    """Return a file's tensors by name, without the prefix. Raises: ConfigError naming the file"""
+    tensors = file.tensors() if isinstance(file, WholeFile) else file.items()
+    return {name.removeprefix(PREFIX): tensor for name, tensor in tensors}
+
+
+def _unpickled(path: Path) -> Tensors:
+    try:
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, OSError, RuntimeError, EOFError) as error:
+    except (OSError, RuntimeError, EOFError) as error:
         raise ConfigError(f"the file cannot be read: {error}.", where=str(path)) from error
     except Exception as error:  # what unpickling refuses has many types
         raise ConfigError(

@@ -2,36 +2,40 @@
 
     y = x W^T + s (x A^T) B^T,   s = alpha / r, or alpha / sqrt(r) with use_rslora
 
-Sources: Hu et al., "LoRA", 2021; Kalajdzievski, "rsLoRA", 2023; Liu et al., "DoRA", 2024.
+Sources: Hu et al., "LoRA", 2021; Kalajdzievski, "rsLoRA", 2023; Liu et al., "DoRA", 2024; of rope
+scaling Chen et al., "LongLoRA", 2024.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from dovetail.config.checkpoint.adapter_config import CONFIG
 from dovetail.errors import ConfigError
 from dovetail.interfaces.adapter import AdapterMethod, AdapterWeights, ModuleChange
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.adapters._peft import setting, tensors_of
+from dovetail_plugins.adapters._peft import Found, Tensors, named, read_file, setting
+from dovetail_plugins.load_formats._safetensors_file import WholeFile
 
 DOWN, UP = "lora_A", "lora_B"
 DOWN_TABLE, UP_TABLE = "lora_embedding_A", "lora_embedding_B"
 MAGNITUDE, SAVED, BASE = "lora_magnitude_vector", "modules_to_save", "base_layer"
-Parts = dict[str, torch.Tensor]
 OF_EXPERTS = ("gate_up_proj", "down_proj")
 """Parameters that hold all experts, in the order in which PEFT wraps a module for each."""
 NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """Names of the number of experts in config.json."""
+
+
+MAX_LAYOUTS = 64
 
 
 class LoraAdapter(AdapterMethod):
@@ -43,29 +47,69 @@ class LoraAdapter(AdapterMethod):
 
     def __init__(self, options: Any, model: ModelSpec) -> None:
         self._model = model
+        self._layouts: OrderedDict[Hashable, None] = OrderedDict()
+        """Those whose changes were found without a fault."""
 
     def read(self, folder: Path, config: Mapping[str, Any]) -> AdapterWeights:
         """Return the adapter in a folder. Raises: ConfigError naming the file and the key"""
         self._verify(folder, config)
-        modules: dict[str, Parts] = defaultdict(dict)
+        file = read_file(folder)
+        factor = self._rope_factor(folder, config)
+        if not isinstance(file, WholeFile):
+            return AdapterWeights(changes=self._changes(folder, config, file), rope_factor=factor)
+        layout = json.dumps(config, sort_keys=True), file.header, len(file.content)
+        changes = Found(partial(self._changes, folder, config, file))
+        if layout not in self._layouts:
+            changes.find()
+            self._layouts[layout] = None
+            if len(self._layouts) > MAX_LAYOUTS:
+                self._layouts.popitem(last=False)
+        return AdapterWeights(
+            changes=changes, rope_factor=factor, layout=layout, content=file.content
+        )
+
+    def _rope_factor(self, folder: Path, config: Mapping[str, Any]) -> float | None:
+        """Return the linear rope scaling that an adapter was trained with, None for the model's
+        own: as `rope_scaling` tells, or as many times the model's length as `context_length`, as
+        LongLoRA trains. Raises: ConfigError"""
+        scaling = setting(folder, config, "rope_scaling", dict, {})
+        if scaling:
+            kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")
+            is_number = isinstance(factor, int | float) and not isinstance(factor, bool)
+            if kind != "linear" or not is_number or not factor > 0:
+                raise ConfigError(
+                    f"{scaling} is not a linear scaling with a factor.",
+                    where=f"{folder / CONFIG}: rope_scaling",
+                )
+            return float(factor)
+        length = setting(folder, config, "context_length", int, 0)
+        facts = self._model.hf_config
+        trained = facts.get("max_position_embeddings") or self._model.max_position_tokens
+        return float(math.ceil(length / trained)) if length > trained else None
+
+    def _changes(
+        self, folder: Path, config: Mapping[str, Any], file: WholeFile | Tensors
+    ) -> dict[str, ModuleChange]:
+        """Return what the tensors of a file mean, by module. Raises: ConfigError"""
+        modules: dict[str, Tensors] = defaultdict(dict)
         names = _target_parameters(folder, config)
-        for name, tensor in tensors_of(folder).items():
+        for name, tensor in named(file).items():
             module, part = _split(name)
-            own = _parameters_of(module, names)
+            own = _parameters_of(module, names) if names else ()
             if own:
                 module = f"{module}.{own[-1 - min(name.count(BASE), len(own) - 1)]}"
             modules[module][part] = tensor
         changes: dict[str, ModuleChange] = {}
         for module, parts in modules.items():
             experts, _, leaf = module.rpartition(".")
-            if leaf in _parameters_of(experts, names):
+            if names and leaf in _parameters_of(experts, names):
                 changes |= self._of_experts(folder, config, module, parts)
             else:
                 changes[module] = self._change(folder, config, module, parts)
-        return AdapterWeights(changes=changes)
+        return changes
 
     def _of_experts(
-        self, folder: Path, config: Mapping[str, Any], module: str, parts: Parts
+        self, folder: Path, config: Mapping[str, Any], module: str, parts: Tensors
     ) -> dict[str, ModuleChange]:
         """Return what the tensors of a parameter [X, O, I] mean, expert by expert: A is [X r, I],
         B is [O, r X]. Raises: ConfigError"""
@@ -96,7 +140,7 @@ class LoraAdapter(AdapterMethod):
                 raise ConfigError(f"{what} is not supported.", where=f"{folder / CONFIG}: {key}")
 
     def _change(
-        self, folder: Path, config: Mapping[str, Any], module: str, parts: Parts
+        self, folder: Path, config: Mapping[str, Any], module: str, parts: Tensors
     ) -> ModuleChange:
         """Return what the tensors of one module mean. Raises: ConfigError"""
         where = f"{folder}: {module}"

@@ -101,6 +101,17 @@ def forward(
 ) -> torch.Tensor:
     """Write k and v, then attend (see `AttentionBackend.forward`). Mutates: cache, prepared"""
     write(spec, k, v, cache, prepared.layout.slots)
+    return attend(spec, q, cache, prepared, wrappers)
+
+
+def attend(
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    prepared: Prepared,
+    wrappers: Wrappers,
+) -> torch.Tensor:
+    """Attend to what the cache holds (see `AttentionBackend.forward_shared`). Mutates: prepared"""
     kind = replace(spec, k_scale=1.0, v_scale=1.0)
     planned = wrappers.of(kind, prepared.number, q.device)
     if kind not in prepared.planned:

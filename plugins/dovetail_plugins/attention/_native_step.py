@@ -46,15 +46,16 @@ def prepare(layout: BatchLayout, *, may_round: bool) -> NativeStep:
 def forward(
     spec: AttentionSpec,
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
     cache: torch.Tensor,
     prepared: NativeStep,
     sinks: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Write k and v, then attend (see `AttentionBackend.forward`, with bias `forward_biased`).
+    """Write k and v, then attend (see `AttentionBackend.forward`, with bias `forward_biased`,
+    without k and v `forward_shared`).
 
     Shapes: lse [T, H]
 
@@ -81,8 +82,8 @@ def forward(
     size = spec.head_size
     if sinks is not None:
         sinks = sinks.float().contiguous()
-    q, k, v = (_whole(x, size) for x in (q, k, v))
-    return prepared.step(q, k, v, cache, sinks, lse, bias)
+    k, v = (None if x is None else _whole(x, size) for x in (k, v))
+    return prepared.step(_whole(q, size), k, v, cache, sinks, lse, bias)
 
 
 def forward_lse(
@@ -96,6 +97,18 @@ def forward_lse(
     """Do what `AttentionBackend.forward_lse` says. Mutates: cache, prepared"""
     lse = torch.empty(q.shape[:2])
     return forward(spec, q, k, v, cache, prepared, lse=lse), lse
+
+
+def forward_cross(
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cache: torch.Tensor,
+    prepared: NativeStep,
+) -> torch.Tensor:
+    """Do what `AttentionBackend.forward_cross` says. Mutates: cache, prepared"""
+    return forward(spec, q, k, v, cache, prepared)
 
 
 def forward_latent(
@@ -116,7 +129,12 @@ def forward_latent(
             slots=layout.slots,
         )
     return prepared.latents(
-        _whole(q, spec.size), _side_by_side(latent), cache, spec.scale, spec.latent_size
+        _whole(q, spec.size),
+        _side_by_side(latent),
+        cache,
+        spec.scale,
+        spec.latent_size,
+        may_round=prepared.may_round,
     )
 
 

@@ -93,25 +93,29 @@ class Prepared:
 def forward(
     spec: AttentionSpec,
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
     cache: torch.Tensor,
     prepared: Prepared,
     sinks: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    *,
+    is_cross: bool = False,
 ) -> torch.Tensor:
     """Write k and v, then attend (see `AttentionBackend.forward`, with lse `forward_lse`, with bias
-    `forward_biased`).
+    `forward_biased`, without k and v `forward_shared`). `is_cross`: they are not the queries' own.
 
     Shapes: lse [T, H], bias [H, 2 M - 1]. Mutates: cache, lse
     """
     if (spec.k_scale, spec.v_scale) == (1.0, 1.0):
-        return _forward(spec, q, k, v, cache, prepared, sinks, lse, bias)
+        return _forward(spec, q, k, v, cache, prepared, sinks, lse, bias, is_cross=is_cross)
     # Scores over what is stored take the keys' scale; sums of what is stored take the values'.
     inner = replace(spec, scale=spec.scale * spec.k_scale, k_scale=1.0, v_scale=1.0)
-    k, v = _quotients(k, spec.k_scale), _quotients(v, spec.v_scale)
-    return _forward(inner, q, k, v, cache, prepared, sinks, lse, bias).mul_(spec.v_scale)
+    if k is not None and v is not None:
+        k, v = _quotients(k, spec.k_scale), _quotients(v, spec.v_scale)
+    found = _forward(inner, q, k, v, cache, prepared, sinks, lse, bias, is_cross=is_cross)
+    return found.mul_(spec.v_scale)
 
 
 def forward_lse(
@@ -127,6 +131,18 @@ def forward_lse(
     return forward(spec, q, k, v, cache, prepared, lse=lse), lse
 
 
+def forward_cross(
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cache: torch.Tensor,
+    prepared: Prepared,
+) -> torch.Tensor:
+    """Do what `AttentionBackend.forward_cross` says. Mutates: cache"""
+    return forward(spec, q, k, v, cache, prepared, is_cross=True)
+
+
 def _quotients(x: torch.Tensor, scale: float) -> torch.Tensor:
     """Return x / scale in float32. By a number alone a GPU would multiply with 1 / scale."""
     return x.float() / torch.full((), scale, device=x.device)
@@ -135,34 +151,38 @@ def _quotients(x: torch.Tensor, scale: float) -> torch.Tensor:
 def _forward(
     spec: AttentionSpec,
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
     cache: torch.Tensor,
     prepared: Prepared,
     sinks: torch.Tensor | None,
     lse: torch.Tensor | None,
     bias: torch.Tensor | None,
+    *,
+    is_cross: bool,
 ) -> torch.Tensor:
     """Do what `forward` does for a cache without scales. Mutates: cache, lse"""
-    slots = cache
-    write(slots, k, v, prepared.layout.slots)
-    max_keys = max(1, GATHER_BYTES // (slots[0, 0, 0].numel() * slots.element_size()))
+    if k is not None and v is not None:
+        write(cache, k, v, prepared.layout.slots)
+    max_keys = max(1, GATHER_BYTES // (cache[0, 0, 0].numel() * cache.element_size()))
     gathers = bool(prepared.decode_rows) and bias is None
     chunks = prepared.decode_chunks(spec, max_keys) if gathers else []
     if len(chunks) == 1 and chunks[0].tokens is None:
-        return decode(spec, q, slots, chunks[0], sinks, lse)
+        return decode(spec, q, cache, chunks[0], sinks, lse)
     out = torch.empty_like(q)
     for chunk in chunks:
         told = None if lse is None else lse[chunk.tokens]
-        out[chunk.tokens] = decode(spec, q[chunk.tokens], slots, chunk, sinks, told)
+        out[chunk.tokens] = decode(spec, q[chunk.tokens], cache, chunk, sinks, told)
         if lse is not None and told is not None:
             lse[chunk.tokens] = told
     for row in prepared.prefills if bias is None else prepared.rows:
         last = row.first_token + row.end - row.start
         part = slice(row.first_token, last)
-        keys = None if lse is not None else (k[part], v[part])
+        keys = None
+        if lse is None and not is_cross and k is not None and v is not None:
+            keys = k[part], v[part]
         told = None if lse is None else lse[part]
-        out[part] = prefill(spec, q[part], keys, slots, prepared, row, sinks, told, bias)
+        out[part] = prefill(spec, q[part], keys, cache, prepared, row, sinks, told, bias)
     return out
 
 
@@ -197,17 +217,19 @@ def read(
 def decode(
     spec: AttentionSpec,
     q: torch.Tensor,
-    slots: torch.Tensor,
+    cache: torch.Tensor,
     chunk: DecodeChunk,
     sinks: torch.Tensor | None,
     lse: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attend rows of one token each. Shapes: q [R, H, D], lse [R, H] -> [R, H, D]
+    """Attend rows of one token each.
+
+    Shapes: q [R, H, D], cache [2, N, P, K, D], lse [R, H] -> [R, H, D]
 
     The G query heads of one kv head take the place of G queries: nothing is repeated. Mutates: lse
     """
     num_rows = len(q)
-    k, v = read(slots, chunk.slots, q.dtype)
+    k, v = read(cache, chunk.slots, q.dtype)
     k = k.view(num_rows, chunk.num_keys, *k.shape[1:]).transpose(1, 2)
     v = v.view(num_rows, chunk.num_keys, *v.shape[1:]).transpose(1, 2)
     grouped = q.reshape(num_rows, spec.num_kv_heads, -1, spec.head_size)
@@ -226,7 +248,7 @@ def prefill(
     spec: AttentionSpec,
     q: torch.Tensor,
     keys: tuple[torch.Tensor, torch.Tensor] | None,
-    slots: torch.Tensor,
+    cache: torch.Tensor,
     prepared: Prepared,
     row: PrefillRow,
     sinks: torch.Tensor | None,
@@ -235,12 +257,12 @@ def prefill(
 ) -> torch.Tensor:
     """Attend one row of several tokens, whose own keys and values, if told, need not be read.
 
-    Shapes: q [T, H, D], keys [T, K, D] each, lse [T, H], bias [H, 2 M - 1] -> [T, H, D].
-    Mutates: lse
+    Shapes: q [T, H, D], keys [T, K, D] each, cache [2, N, P, K, D], lse [T, H],
+    bias [H, 2 M - 1] -> [T, H, D]. Mutates: lse
     """
     first = _first_seen(spec, row.start)
-    if keys is None or row.start > 0 or slots.dtype != keys[0].dtype:
-        keys = read(slots, prepared.row_slots(row.row, first, row.end), q.dtype)
+    if keys is None or row.start > 0 or cache.dtype != keys[0].dtype:
+        keys = read(cache, prepared.row_slots(row.row, first, row.end), q.dtype)
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, *keys))
     if sinks is not None:
         sinks = sinks.view(1, -1, 1, 1)

@@ -45,14 +45,15 @@ def prepare(layout: BatchLayout) -> TritonStep:
 def forward(
     spec: AttentionSpec,
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
     stored: torch.Tensor,
     prepared: TritonStep,
     sinks: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Write k and v, then attend (see `AttentionBackend.forward`). Shapes: lse [T, H]
+    """Write k and v, if there are any, then attend (see `AttentionBackend.forward` and
+    `forward_shared`). Shapes: lse [T, H]
 
     Mutates: stored, lse
     """
@@ -60,10 +61,10 @@ def forward(
         _check_e4m3(stored.device)
     layout = prepared.layout
     numbers, scales = parts_of(stored, spec.head_size)
-    if scales is not None:
-        q, k = rotated_queries(q), rotated_keys(k)
-    q, k, v = _whole(q), _whole(k), _whole(v)
-    write(k, v, numbers, layout.slots, scales, spec.k_scale, spec.v_scale)
+    if k is not None and v is not None and len(k):
+        k = k if scales is None else rotated_keys(k)
+        write(_whole(k), _whole(v), numbers, layout.slots, scales, spec.k_scale, spec.v_scale)
+    q = _whole(q if scales is None else rotated_queries(q))
     rows = (layout.block_table, layout.query_start, layout.seq_lens)
     slopes = None if spec.alibi_slopes is None else slopes_on(q.device, spec.alibi_slopes)
     return attend(q, numbers, *rows, _rules(spec), prepared.extent, sinks, scales, lse, slopes)
@@ -80,6 +81,18 @@ def forward_lse(
     """Do what `AttentionBackend.forward_lse` says. Mutates: stored"""
     lse = torch.empty(q.shape[:2], device=q.device)
     return forward(spec, q, k, v, stored, prepared, lse=lse), lse
+
+
+def forward_cross(
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    stored: torch.Tensor,
+    prepared: TritonStep,
+) -> torch.Tensor:
+    """Do what `AttentionBackend.forward_cross` says. Mutates: stored"""
+    return forward(spec, q, k, v, stored, prepared)
 
 
 def forward_latent(

@@ -36,7 +36,7 @@ class FlashAttn(AttentionBackend):
         source="https://github.com/Dao-AILab/flash-attention",
         devices=("cuda",),
     )
-    capabilities = frozenset({"window", "soft_cap", "non_causal", "alibi"})
+    capabilities = frozenset({"window", "soft_cap", "non_causal", "alibi", "shared"})
     auto_rank = 2
 
     def __init__(self, options: Any) -> None:
@@ -68,10 +68,9 @@ class FlashAttn(AttentionBackend):
             reasons.append(f"takes {' and '.join(DTYPES)}, not {query.dtype}")
         if query.kv_dtype != query.dtype:
             reasons.append(f"the KV cache must hold {query.dtype}, not {query.kv_dtype}")
-        if query.head_size % HEAD_STEP or query.head_size > MAX_HEAD_SIZE:
-            reasons.append(
-                f"the head size must be a multiple of 8 up to 256, it is {query.head_size}"
-            )
+        for size in query.head_sizes:
+            if size % HEAD_STEP or size > MAX_HEAD_SIZE:
+                reasons.append(f"the head size must be a multiple of 8 up to 256, it is {size}")
         if not _has(THIRD) and query.block_tokens % SECOND_BLOCK_TOKENS:
             reasons.append(
                 f"version 2 reads blocks of 256 tokens, --block-size is {query.block_tokens}"
@@ -108,8 +107,29 @@ class FlashAttn(AttentionBackend):
         Mutates: cache
         """
         assert sinks is None, "not among the capabilities"
+        self._paged.write(spec, k, v, cache, prepared[0].slots)
+        return self._attend(spec, q, cache, prepared)
+
+    def forward_shared(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend to what another layer has written.
+
+        Shapes: q [T, H, D], cache [2, N, P, K, D], sinks None -> [T, H, D]
+        """
+        assert sinks is None, "not among the capabilities"
+        return self._attend(spec, q, cache, prepared)
+
+    def _attend(
+        self, spec: AttentionSpec, q: torch.Tensor, cache: torch.Tensor, prepared: Any
+    ) -> torch.Tensor:
+        """Attend to what the cache holds. Shapes: q [T, H, D], cache [2, N, P, K, D] -> as q"""
         layout, key_start = prepared
-        self._paged.write(spec, k, v, cache, layout.slots)
         rules: dict[str, Any] = {
             "softmax_scale": spec.scale,
             "causal": spec.is_causal,

@@ -31,7 +31,7 @@ class FlashInfer(AttentionBackend):
         requires=("flashinfer",),
         devices=("cuda",),
     )
-    capabilities = frozenset({"window", "soft_cap", "non_causal"})
+    capabilities = frozenset({"window", "soft_cap", "non_causal", "shared"})
     auto_rank = 1
 
     def __init__(self, options: Any) -> None:
@@ -62,8 +62,9 @@ class FlashInfer(AttentionBackend):
             reasons.append(f"a KV cache of {query.kv_dtype} is not supported")
         if query.uses_window and not query.is_causal:
             reasons.append("windows to both sides are not supported")
-        if query.head_size not in HEAD_SIZES:
-            reasons.append(f"the head size must be 64, 128 or 256, it is {query.head_size}")
+        for size in query.head_sizes:
+            if size not in HEAD_SIZES:
+                reasons.append(f"the head size must be 64, 128 or 256, it is {size}")
         return reasons
 
     def prepare(self, layout: BatchLayout) -> Any:
@@ -87,3 +88,18 @@ class FlashInfer(AttentionBackend):
         """
         assert sinks is None, "not among the capabilities"
         return self._step.forward(spec, q, k, v, cache, prepared, self._wrappers)
+
+    def forward_shared(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend to what another layer has written.
+
+        Shapes: q [T, H, D], cache [2, N, P, K, D], sinks None -> [T, H, D]
+        """
+        assert sinks is None, "not among the capabilities"
+        return self._step.attend(spec, q, cache, prepared, self._wrappers)

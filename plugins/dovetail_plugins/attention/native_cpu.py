@@ -50,10 +50,12 @@ class NativeCpu(AttentionBackend):
     capabilities = frozenset(
         {
             *("window", "soft_cap", "sinks", "non_causal", "bf16_products", "lse"),
-            *("position_bias", "alibi", "chunk", "latent"),
+            *("position_bias", "alibi", "chunk", "latent", "cross", "shared"),
         }
     )
     auto_rank = 10
+    kv_axes = ("head", "cell")
+    cell_tokens = CELL_TOKENS
     Options = NativeCpuOptions
 
     def __init__(self, options: Any) -> None:
@@ -78,11 +80,11 @@ class NativeCpu(AttentionBackend):
             if query.kv_dtype not in LATENT_DTYPES:
                 reasons.append(f"latents in {query.kv_dtype} are not supported")
             return reasons or _missing()
-        if query.head_size % 16 or query.head_size > MAX_HEAD_SIZE:
-            reasons.append(
-                f"the head size must be a multiple of 16 up to {MAX_HEAD_SIZE}, "
-                f"it is {query.head_size}"
-            )
+        for size in query.head_sizes:
+            if size % 16 or size > MAX_HEAD_SIZE:
+                reasons.append(
+                    f"the head size must be a multiple of 16 up to {MAX_HEAD_SIZE}, it is {size}"
+                )
         if query.block_tokens % CELL_TOKENS:
             reasons.append(
                 f"--block-size must be a multiple of {CELL_TOKENS}, it is {query.block_tokens}"
@@ -146,6 +148,35 @@ class NativeCpu(AttentionBackend):
         Shapes: q [T, H, D], k and v [T, K, D], bias [H, 2 M - 1] -> [T, H, D]. Mutates: cache
         """
         return self._native.forward(spec, q, k, v, cache, prepared, bias=bias)
+
+    def forward_cross(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+    ) -> torch.Tensor:
+        """Write what another sequence brought, then attend to all of it.
+
+        Shapes: q [T, H, D], k and v [W, K, D] -> [T, H, D]. Mutates: cache
+        """
+        return self._native.forward_cross(spec, q, k, v, cache, prepared)
+
+    def forward_shared(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend to what another layer has written.
+
+        Shapes: q [T, H, D], cache as `kv_shape`, sinks [H] -> [T, H, D]
+        """
+        return self._native.forward(spec, q, None, None, cache, prepared, sinks)
 
     def forward_latent(
         self,

@@ -42,6 +42,8 @@ class TorchSdpa(AttentionBackend):
             "alibi",
             "chunk",
             "latent",
+            "cross",
+            "shared",
         }
     )
 
@@ -114,6 +116,35 @@ class TorchSdpa(AttentionBackend):
         Shapes: q [T, H, D], k and v [T, K, D], bias [H, 2 M - 1] -> [T, H, D]. Mutates: cache
         """
         return self._paged.forward(spec, q, k, v, cache, prepared, bias=bias)
+
+    def forward_cross(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+    ) -> torch.Tensor:
+        """Write what another sequence brought, then attend to all of it.
+
+        Shapes: q [T, H, D], k and v [W, K, D] -> [T, H, D]. Mutates: cache
+        """
+        return self._paged.forward_cross(spec, q, k, v, cache, prepared)
+
+    def forward_shared(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend to what another layer has written.
+
+        Shapes: q [T, H, D], cache as `kv_shape`, sinks [H] -> [T, H, D]
+        """
+        return self._paged.forward(spec, q, None, None, cache, prepared, sinks)
 
     def forward_latent(
         self,

@@ -43,7 +43,10 @@ class TritonPaged(AttentionBackend):
         devices=("cuda", "cpu") if INTERPRETS else ("cuda",),
     )
     capabilities = frozenset(
-        {"window", "soft_cap", "sinks", "non_causal", "graphs", "lse", "alibi", "chunk", "latent"}
+        {
+            *("window", "soft_cap", "sinks", "non_causal", "graphs", "lse", "alibi", "chunk"),
+            *("latent", "cross", "shared"),
+        }
     )
     auto_rank = -1 if INTERPRETS else 10
 
@@ -71,10 +74,11 @@ class TritonPaged(AttentionBackend):
             reasons.append(f"latents in {query.kv_dtype} are not supported")
         if query.uses_latent:
             return reasons
-        if query.head_size > MAX_HEAD_SIZE:
-            reasons.append(f"heads have up to {MAX_HEAD_SIZE} numbers, not {query.head_size}")
-        if query.kv_dtype == "int8" and query.head_size % SCALE_BYTES:
-            reasons.append(f"int8 needs a head size in multiples of 4, it is {query.head_size}")
+        for size in query.head_sizes:
+            if size > MAX_HEAD_SIZE:
+                reasons.append(f"heads have up to {MAX_HEAD_SIZE} numbers, not {size}")
+            if query.kv_dtype == "int8" and size % SCALE_BYTES:
+                reasons.append(f"int8 needs a head size in multiples of 4, it is {size}")
         return reasons
 
     def prepare(self, layout: BatchLayout) -> Any:
@@ -112,6 +116,35 @@ class TritonPaged(AttentionBackend):
         Shapes: q [T, H, D], k and v [T, K, D] -> [T, H, D], [T, H] float32. Mutates: cache
         """
         return self._step.forward_lse(spec, q, k, v, cache, prepared)
+
+    def forward_cross(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+    ) -> torch.Tensor:
+        """Write what another sequence brought, then attend to all of it.
+
+        Shapes: q [T, H, D], k and v [W, K, D] -> [T, H, D]. Mutates: cache
+        """
+        return self._step.forward_cross(spec, q, k, v, cache, prepared)
+
+    def forward_shared(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend to what another layer has written.
+
+        Shapes: q [T, H, D], cache as `kv_shape`, sinks [H] -> [T, H, D]
+        """
+        return self._step.forward(spec, q, None, None, cache, prepared, sinks)
 
     def forward_latent(
         self,

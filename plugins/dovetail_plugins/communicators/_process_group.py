@@ -34,13 +34,13 @@ class ProcessGroupCommunicator(Communicator):
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of the ranks' x. Mutates: x"""
         whole = x.contiguous()
-        self._group.allreduce([whole]).wait()
+        self._calls().allreduce([whole]).wait()
         return whole
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """Return the ranks' x in rank order. Shapes: x [..] -> [size, ..]"""
         out = x.new_empty((self.size, *x.shape))
-        self._group.allgather([list(out.unbind())], [x.contiguous()]).wait()
+        self._calls().allgather([list(out.unbind())], [x.contiguous()]).wait()
         return out
 
     def broadcast(self, x: torch.Tensor, source: int) -> torch.Tensor:
@@ -50,23 +50,23 @@ class ProcessGroupCommunicator(Communicator):
         whole = x.contiguous()
         options = BroadcastOptions()
         options.rootRank, options.rootTensor = source, 0
-        self._group.broadcast([whole], options).wait()
+        self._calls().broadcast([whole], options).wait()
         return whole
 
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
         """Return what the ranks had for this one. Shapes: x [size * N, ..] -> [size * N, ..]"""
         out = x.new_empty(x.shape)
-        self._group.alltoall_base(out, x.contiguous(), [], []).wait()
+        self._calls().alltoall_base(out, x.contiguous(), [], []).wait()
         return out
 
     def send(self, x: torch.Tensor) -> None:
         """Give x to the other rank of two."""
-        self._group.send([x.contiguous()], 1 - self.rank, 0).wait()
+        self._calls().send([x.contiguous()], 1 - self.rank, 0).wait()
 
     def receive(self, x: torch.Tensor) -> torch.Tensor:
         """Return what the other rank of two sends. Mutates: x"""
         whole = x.contiguous()
-        self._group.recv([whole], 1 - self.rank, 0).wait()
+        self._calls().recv([whole], 1 - self.rank, 0).wait()
         return whole
 
     def all_to_all_rows(self, x: torch.Tensor, counts: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -78,8 +78,18 @@ class ProcessGroupCommunicator(Communicator):
         out = x.new_empty((sum(received), *x.shape[1:]))
         if any(map(any, counts)):
             sent = list(counts[self.rank])
-            self._group.alltoall_base(out, x.contiguous(), received, sent).wait()
+            self._calls().alltoall_base(out, x.contiguous(), received, sent).wait()
         return out
+
+    def _calls(self) -> Any:
+        """Return the process group, whose calls a recorded step would leave out.
+
+        Raises: NotRecordable while one is recorded
+        """
+        from dovetail_kernels.cpu.program import refuse_recording
+
+        refuse_recording("ranks exchange tensors by torch's process group")
+        return self._group
 
     def close(self) -> None:
         """Leave the group. May be called twice."""

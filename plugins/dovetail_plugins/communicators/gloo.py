@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
-from dovetail.interfaces.communicator import CommunicatorQuery, Membership
+from dovetail.interfaces.communicator import OVERLAPS, CommunicatorQuery, Membership
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.communicators._process_group import ProcessGroupCommunicator
 
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
+
+T = TypeVar("T")
 
 LOOPBACK = "127.0.0.1"
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
@@ -27,6 +31,7 @@ class GlooCommunicator(ProcessGroupCommunicator):
     """CPUs of any machines; on one machine the loopback address is used."""
 
     info = Info(summary="torch's gloo, over TCP", requires=("torch",), devices=("cpu",))
+    capabilities = frozenset({OVERLAPS})
 
     @classmethod
     def why_not(cls, query: Any) -> list[str]:
@@ -43,11 +48,31 @@ class GlooCommunicator(ProcessGroupCommunicator):
         if self._sending is not None:
             self._sending[0].wait()
         copied = x.contiguous() if not x.is_contiguous() else x.clone()
-        self._sending = self._group.send([copied], 1 - self.rank, 0), copied
+        self._sending = self._calls().send([copied], 1 - self.rank, 0), copied
+
+    _aside: ThreadPoolExecutor | None = None
+    """Makes the calls that were begun, one after the other."""
+
+    def begin(self, call: Callable[[], T]) -> Callable[[], T]:
+        """Begin a call in another thread, which mostly waits; return what waits for it."""
+        import torch
+
+        if self._aside is None:
+            self._aside = ThreadPoolExecutor(1, f"dovetail-gloo-{self.rank}")
+        mode = torch.is_inference_mode_enabled()
+
+        def made() -> T:
+            with torch.inference_mode(mode):
+                return call()
+
+        return self._aside.submit(made).result
 
     def close(self) -> None:
         """Leave the group. May be called twice."""
         self._sending = None
+        if self._aside is not None:
+            self._aside.shutdown(wait=False, cancel_futures=True)
+            self._aside = None
         super().close()
 
     def _open(self, store: dist.Store, member: Membership) -> Any:

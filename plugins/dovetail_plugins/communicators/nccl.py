@@ -5,23 +5,30 @@ Source: torch.distributed.ProcessGroupNCCL.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dovetail.errors import with_fix
-from dovetail.interfaces.communicator import CommunicatorQuery, Membership
+from dovetail.interfaces.communicator import OVERLAPS, CommunicatorQuery, Membership
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.communicators._process_group import ProcessGroupCommunicator
 
 if TYPE_CHECKING:
+    import torch
     import torch.distributed as dist
+
+T = TypeVar("T")
 
 
 class NcclCommunicator(ProcessGroupCommunicator):
-    """GPUs of any machines; calls are queued on the current stream."""
+    """GPUs of any machines; calls are queued on the current stream, those that are begun on one of
+    their own, which waits for what was queued on the current one until then."""
 
     info = Info(summary="NVIDIA's NCCL", requires=("torch",), devices=("cuda",))
+    capabilities = frozenset({OVERLAPS})
+    _aside: torch.cuda.Stream | None = None
 
     @classmethod
     def unavailable_reason(cls) -> str | None:
@@ -49,6 +56,34 @@ class NcclCommunicator(ProcessGroupCommunicator):
         group = dist.ProcessGroupNCCL(store, member.rank, member.size, options)
         group.eager_connect_single_device(torch.device(member.device))
         return group
+
+    def begin(self, call: Callable[[], T]) -> Callable[[], T]:
+        """Queue a call on the stream of exchanges; what is returned lets the current stream wait
+        for it, and the host for nothing.
+
+        Memory that the call takes belongs to that stream and is given back to it. It can be taken
+        anew only by a later call, which waits for all that reads it here; it is noted all the same,
+        for who reads it on a third stream.
+        """
+        import torch
+
+        device = torch.device(self.device)
+        if self._aside is None:
+            self._aside = torch.cuda.Stream(device)
+        aside = self._aside
+        aside.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(aside):
+            made = call()
+            is_made = aside.record_event()
+
+        def finish() -> T:
+            current = torch.cuda.current_stream(device)
+            current.wait_event(is_made)
+            if isinstance(made, torch.Tensor):
+                made.record_stream(current)
+            return made
+
+        return finish
 
     def close(self) -> None:
         """Leave the group. May be called twice."""

@@ -7,6 +7,7 @@ Source: Cai et al., "Medusa: Simple LLM Inference Acceleration Framework", 2024.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+log = logging.getLogger(__name__)
+CHOICES = "medusa_choices"
+"""The places of a tree of drafts in published checkpoints (docs/explanation/speculation.md)."""
 HEADS = ("medusa_num_heads", "num_heads")
 _ORIGINAL = re.compile(r"(?:medusa_heads?\.)?(\d+)\.(\d+)\.(?:linear\.)?(weight|bias)")
 _RENAMED = re.compile(r"(?:blocks|lm_heads)\.(\d+)\..*")
@@ -41,6 +45,13 @@ class Medusa(WorkerDrafter):
         num_heads = _settings.count(raw, HEADS, "how many heads there are")
         names = ("medusa_num_layers", "num_hidden_layers")
         num_blocks = _settings.count({"medusa_num_layers": 1, **raw}, names, "the blocks of a head")
+        if raw.get(CHOICES) is not None:
+            log.info(
+                "%s of the drafter's config.json (a tree of %d drafts) is not followed: of each "
+                "head its most likely token is verified, one draft after the other.",
+                CHOICES,
+                len(raw[CHOICES]),
+            )
         found = _settings.beside(target, raw, "MedusaModel")
         return {**found, "medusa_num_heads": num_heads, "medusa_num_layers": num_blocks}
 

@@ -2,7 +2,8 @@
 
 It continues the hidden states, and the model's own head makes logits of them. Of several such
 layers the first one goes on for as long as a draft is.
-Format: MiMo's checkpoints (model.mtp_layers.0...), whose layers are those of the model itself.
+Formats: MiMo's checkpoints (model.mtp_layers.0...), GLM-4.5's (the layer behind the last) and
+Qwen3-Next's (mtp...), whose layers are those of the model itself.
 Source: DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 2.2.
 """
 
@@ -11,17 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import ConfigError
 from dovetail.interfaces.drafter import DraftContext, WorkerDrafter
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
+from dovetail_plugins.drafters._mtp_layouts import layout_of
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-COUNT = "num_nextn_predict_layers"
-HELD = "mtp_layers.0."
 
 
 class Mtp(WorkerDrafter):
@@ -32,30 +30,22 @@ class Mtp(WorkerDrafter):
         source="https://arxiv.org/abs/2412.19437",
     )
     capabilities = frozenset({"on_worker", "hidden_states", "own_weights"})
-    example_settings = {COUNT: 1}
+    example_settings = {"model_type": "mimo", "num_nextn_predict_layers": 1}
 
     @classmethod
     def settings(cls, raw: Mapping[str, Any], target: ModelSpec) -> dict[str, Any]:
-        """Return the model's settings, with one layer."""
-        number = raw.get(COUNT)
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ConfigError(
-                f"the checkpoint has no layers for further tokens ({COUNT} is {number!r}).",
-                where="--speculative-config.method",
-                fix="use another drafter, such as ngram.",
-            )
-        return {**raw, "num_hidden_layers": 1}
-
-    @classmethod
-    def reads(cls, name: str) -> bool:
-        """Return whether a tensor is of the layer."""
-        return HELD in name
+        """Return the model's settings, with one layer. Raises: ConfigError where it has none"""
+        return {**raw, **layout_of(raw).settings, "num_hidden_layers": 1}
 
     def __init__(self, options: Any, context: DraftContext) -> None:
         from dovetail_plugins.drafters._mtp_module import MtpModule
 
         self._target = context.target
-        self._module = MtpModule(context)
+        self._module = MtpModule(context, layout_of(context.target.spec.hf_config))
+
+    def reads(self, name: str) -> bool:
+        """Return whether a tensor is of the layer."""
+        return self._module.reads(name)
 
     def module(self) -> nn.Module:
         """Return the layer."""
@@ -80,4 +70,4 @@ class Mtp(WorkerDrafter):
 
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
         """Return the model's logits. Shapes: [S, E] -> [S, V]"""
-        return self._target.logits(states)
+        return self._target.logits(self._module.normed(states))

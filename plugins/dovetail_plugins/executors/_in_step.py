@@ -25,6 +25,7 @@ from dovetail.errors import DovetailError, EngineDead
 from dovetail.interfaces.executor import Preparation, WorkerCall
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
+from dovetail.ranks.connection import SocketConnection
 from dovetail.ranks.executor import MortalExecutor
 from dovetail.ranks.messages import (
     Allocate,
@@ -147,8 +148,10 @@ class InStep(MortalExecutor):
         self._allocated: _Taken | None = None
         self._call_numbers = count()
         task, self._guest = come(run, worker, has_engine=True)
-        orders = Wire(self._guest.orders)
-        self._server = _TellingServer(task, orders, Wire(self._guest.aside))
+        orders, aside = (
+            Wire(SocketConnection(one)) for one in (self._guest.orders, self._guest.aside)
+        )
+        self._server = _TellingServer(task, orders, aside)
         self._thread = threading.Thread(
             target=self._serve, args=(task.run.processors,), name="dovetail-rank", daemon=True
         )

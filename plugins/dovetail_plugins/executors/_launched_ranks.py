@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import cache
 from itertools import count
@@ -21,10 +22,11 @@ from dovetail.interfaces.communicator import JOIN_LIMIT_S
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.joining.comparison import differences
 from dovetail.process import Child
-from dovetail.ranks.door import Door, DoorAddress, Guest, Hello, come_in
+from dovetail.ranks.door import Door, DoorAddress, Guest, Hello, come_in, wait_for_listener
 from dovetail.ranks.layout import rank_run
-from dovetail.ranks.links import SocketLinks
-from dovetail.ranks.messages import RankTask
+from dovetail.ranks.links import WiredLinks
+from dovetail.ranks.messages import Orders, RankTask
+from dovetail.ranks.wire import socket_wires
 from dovetail_plugins.executors._local_ranks import (
     channel_of,
     end_children,
@@ -48,7 +50,7 @@ _numbers = count()
 """How many engines this process has had; every rank makes them in the same order."""
 
 
-class LaunchedRanks(SocketLinks):
+class LaunchedRanks(WiredLinks):
     """The links of the first rank's executor."""
 
     def __init__(self, run: RunSpec, worker: Selection) -> None:
@@ -68,7 +70,7 @@ class LaunchedRanks(SocketLinks):
             raise
         guests = [self._guests[number] for number in sorted(others)]
         super().__init__(
-            [*orders, *(guest.orders for guest in guests)],
+            socket_wires([*orders, *(guest.orders for guest in guests)]),
             [channel_of(self._children[0]), *(guest.aside for guest in guests)],
         )
 
@@ -97,10 +99,14 @@ class LaunchedRanks(SocketLinks):
 
     def _spawn_first(self, run: RunSpec, worker: Selection, *, address: str) -> socket.socket:
         """Start the first rank. Mutates: self"""
-        own = _own_run(run)
-        child, connection = spawn_rank(own, worker, address, is_open=True)
-        self._children.append(child)
-        return connection
+        ours, theirs = socket.socketpair()
+        with ExitStack() as stack, theirs:
+            stack.enter_context(ours)
+            orders = Orders(theirs.fileno())
+            child = spawn_rank(_own_run(run), worker, address, orders, is_open=True)
+            self._children.append(child)
+            stack.pop_all()
+        return ours
 
     def _how_it_ended(self, number: int) -> str:
         if number == 0:
@@ -193,15 +199,17 @@ def _store(launch: Launch, *, is_first: bool) -> dist.Store:
     opens = is_first and not launch.has_store
     limit = timedelta(seconds=JOIN_LIMIT_S)
     try:
+        if not opens:  # torch itself tries for minutes, and says so by a stack of C++
+            wait_for_listener(launch.host, launch.port, JOIN_LIMIT_S, "the launcher's store")
         return dist.TCPStore(
             launch.host, launch.port, is_master=opens, timeout=limit, wait_for_workers=False
         )
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         how = "open" if opens else "reach"
         raise ConfigError(
             f"rank {launch.rank} cannot {how} the launcher's store at "
-            f"{launch.host}:{launch.port}: {reason}",
+            f"{launch.host}:{launch.port}: {reason.rstrip('.')}.",
             where="the variables MASTER_ADDR and MASTER_PORT",
             fix="give another --master-port, and check that every machine reaches the address.",
         ) from error

@@ -1,21 +1,28 @@
-"""LocalRanks: rank processes on this machine, and the sockets to them."""
+"""LocalRanks: rank processes on this machine, and the connections to them."""
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import shutil
+import signal
 import socket
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.process import Child, spawn
 from dovetail.ranks.layout import rank_log
-from dovetail.ranks.links import SocketLinks
-from dovetail.ranks.messages import RankBoot
+from dovetail.ranks.links import WiredLinks
+from dovetail.ranks.messages import Orders, RankBoot
+from dovetail.ranks.wire import Wires, shared_wires, socket_wires
+from dovetail_kernels.byte_pipe import Pipes, missing_reason
+
+logger = logging.getLogger(__name__)
 
 MODULE = "dovetail.ranks.rank_process"
 STATUS_WAIT_S = 1.0
@@ -45,27 +52,49 @@ class Meeting:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class LocalRanks(SocketLinks):
-    """The links to ranks on this machine."""
+class LocalRanks(WiredLinks):
+    """The links to ranks on this machine: orders and answers go through memory that is shared, or
+    through sockets where there can be none."""
 
     def __init__(self, runs: Sequence[RunSpec], worker: Selection) -> None:
-        meeting = Meeting()
         self._children: list[Child] = []
-        orders: list[socket.socket] = []
-        try:
-            shared = () if meeting.descriptor is None else (meeting.descriptor,)
-            for run in runs:
-                child, connection = spawn_rank(run, worker, meeting.address, shared=shared)
-                self._children.append(child)
-                orders.append(connection)
-        except BaseException:
-            for connection in orders:
-                connection.close()
-            self._end_ranks(0.0)
-            raise
-        finally:
-            meeting.close()
+        with closing(Meeting()) as meeting:
+            try:
+                orders = self._start(runs, worker, meeting)
+            except BaseException:
+                self._end_ranks(0.0)
+                raise
         super().__init__(orders, [channel_of(child) for child in self._children])
+
+    def _start(self, runs: Sequence[RunSpec], worker: Selection, meeting: Meeting) -> Wires:
+        """Start all ranks; return the connections for orders. Mutates: self"""
+        shared = () if meeting.descriptor is None else (meeting.descriptor,)
+        if reason := missing_reason():
+            logger.info("plans go through sockets: %s", reason)
+            return self._start_with_sockets(runs, worker, meeting.address, shared)
+        descriptor = Pipes.create(len(runs))
+        try:
+            for run in runs:
+                orders = Orders(descriptor, is_shared=True)
+                child = spawn_rank(run, worker, meeting.address, orders, shared=shared)
+                self._children.append(child)
+            return shared_wires(Pipes(descriptor, len(runs)))
+        finally:
+            os.close(descriptor)
+
+    def _start_with_sockets(
+        self, runs: Sequence[RunSpec], worker: Selection, address: str, shared: Sequence[int]
+    ) -> Wires:
+        with ExitStack() as stack:
+            ours: list[socket.socket] = []
+            for run in runs:
+                one, theirs = socket.socketpair()
+                ours.append(stack.enter_context(one))
+                with theirs:
+                    orders = Orders(theirs.fileno())
+                    self._children.append(spawn_rank(run, worker, address, orders, shared=shared))
+            stack.pop_all()
+        return socket_wires(ours)
 
     @property
     def pids(self) -> list[int]:
@@ -83,28 +112,22 @@ def spawn_rank(
     run: RunSpec,
     worker: Selection,
     address: str,
+    orders: Orders,
     *,
     is_open: bool = False,
     shared: Sequence[int] = (),
-) -> tuple[Child, socket.socket]:
-    """Return a rank's process and this end of the connection for orders. The ranks meet at
-    `address` (see RankTask); the process inherits the descriptors `shared`."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        boot = RankBoot(
-            run=run,
-            worker=worker,
-            address=address,
-            is_open=is_open,
-            orders=theirs.fileno(),
-            log=rank_log(run.rank.rank),
-        )
-        try:
-            child = spawn(MODULE, boot, pass_fds=[theirs.fileno(), *shared], has_channel=True)
-        except BaseException:
-            ours.close()
-            raise
-    return child, ours
+) -> Child:
+    """Return a rank's process, which gets its orders by a descriptor. The ranks meet at `address`
+    (see RankTask); the process inherits the descriptors `shared`."""
+    boot = RankBoot(
+        run=run,
+        worker=worker,
+        address=address,
+        is_open=is_open,
+        orders=orders,
+        log=rank_log(run.rank.rank),
+    )
+    return spawn(MODULE, boot, pass_fds=[orders.descriptor, *shared], has_channel=True)
 
 
 def how_child_ended(number: int, child: Child) -> str:
@@ -113,6 +136,8 @@ def how_child_ended(number: int, child: Child) -> str:
     how = f"ended with status {status}"
     if status is not None and status < 0:
         how = f"was killed by signal {-status}"
+        if -status == signal.SIGKILL:
+            how += ", as the system does where memory runs out (its log says so)"
     elif status is None:
         how = "closed its connection"
     return f"rank {number} (process {child.pid}) {how}."

@@ -11,8 +11,9 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.ranks.door import Door, Guest
 from dovetail.ranks.layout import rank_log, rank_run
-from dovetail.ranks.links import SocketLinks
+from dovetail.ranks.links import WiredLinks
 from dovetail.ranks.messages import RankTask
+from dovetail.ranks.wire import socket_wires
 from dovetail_plugins.executors import _ray_nsight as nsight
 from dovetail_plugins.executors import _ray_session as session
 from dovetail_plugins.executors._ray_actor import ActorBoot, RankActor
@@ -28,7 +29,7 @@ SIZE_FLAG = "--tensor-parallel-size"
 LOOPBACK = "127.0.0.1"
 
 
-class RayRanks(SocketLinks):
+class RayRanks(WiredLinks):
     """The links to actors; rank numbers follow the machines, this one first."""
 
     def __init__(self, run: RunSpec, worker: Selection, options: Any) -> None:
@@ -52,7 +53,8 @@ class RayRanks(SocketLinks):
             raise
         session.guard()
         guests = [self._guests[number] for number in range(run.rank.world_size)]
-        super().__init__([guest.orders for guest in guests], [guest.aside for guest in guests])
+        orders = socket_wires([guest.orders for guest in guests])
+        super().__init__(orders, [guest.aside for guest in guests])
 
     @property
     def pids(self) -> list[int]:

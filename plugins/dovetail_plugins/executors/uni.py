@@ -17,7 +17,13 @@ from typing import Any, TypeVar
 
 from dovetail import registry
 from dovetail.errors import EngineDead
-from dovetail.interfaces.executor import Executor, PendingStep, Preparation, WorkerCall
+from dovetail.interfaces.executor import (
+    BlockLoad,
+    Executor,
+    PendingStep,
+    Preparation,
+    WorkerCall,
+)
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
@@ -44,6 +50,9 @@ class UniExecutor(Executor):
         self._late: Future[Any] | None = None
         self._loader = ThreadPoolExecutor(
             1, thread_name_prefix="dovetail-constraints", initializer=_step_back
+        )
+        self._bringer = ThreadPoolExecutor(
+            1, thread_name_prefix="dovetail-kv-blocks", initializer=_step_back
         )
         self._shares_experts = run.rank.data_size > 1
         self._death: str | None = None
@@ -125,8 +134,9 @@ class UniExecutor(Executor):
             wait([late])
 
     def prepare(self, item: Preparation) -> Future[None]:
-        """Load a constraint on another thread."""
-        return self._loader.submit(self.worker.prepare, item)
+        """Load a constraint on another thread, or bring blocks on one that only does that."""
+        thread = self._bringer if isinstance(item, BlockLoad) else self._loader
+        return thread.submit(self.worker.prepare, item)
 
     def check(self) -> None:
         """Raise EngineDead when a step has raised."""
@@ -140,6 +150,7 @@ class UniExecutor(Executor):
     def shutdown(self) -> None:
         """End the worker and its threads. May be called twice."""
         self._loader.shutdown(wait=False, cancel_futures=True)
+        self._bringer.shutdown(wait=False, cancel_futures=True)
         worker, self._worker = self._worker, None
         thread, self._thread = self._thread, None
         caller, self._caller = self._caller, None

@@ -1,192 +1,115 @@
-"""From GGUF's tensor names to those of the same model's Hugging Face checkpoint. Imports no torch.
+"""From GGUF's tensor names to those of the same model's Hugging Face checkpoint.
 
-Source: tensor_mapping.py of the gguf package and the converters of llama.cpp
-(https://github.com/ggml-org/llama.cpp/blob/master/convert_hf_to_gguf.py).
+Imports no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from dovetail.interfaces.headers import TensorHeader
 from dovetail_plugins.gguf._file import Extent, Model
+from dovetail_plugins.gguf._layouts import FALCON_TWO_NORMS, HEAD, LAYOUTS, Layout
 from dovetail_plugins.gguf._types import PLAIN_DTYPES, QUANTIZED
 
 TABLE = "embed_tokens"
 """What `stored_types` calls a token table that no head shares."""
-HEAD = "lm_head"
-
-_TRUNK = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": HEAD}
-_BLOCK = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_MOE = {
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.gate_proj",
-    "ffn_up_exps": "mlp.experts.up_proj",
-    "ffn_down_exps": "mlp.experts.down_proj",
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-}
-_MIXTRAL = {
-    "ffn_gate_inp": "block_sparse_moe.gate",
-    "ffn_gate_exps": "block_sparse_moe.experts.gate_proj",
-    "ffn_up_exps": "block_sparse_moe.experts.up_proj",
-    "ffn_down_exps": "block_sparse_moe.experts.down_proj",
-}
-_FOUR_NORMS = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_GPT_OSS = {
-    "post_attention_norm": "post_attention_layernorm",
-    "attn_sinks": "self_attn.head_sinks",
-    "ffn_gate_inp": "mlp.router",
-}
-_NORMS_BEHIND = {
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_GLM4 = {
-    "post_attention_norm": "post_self_attn_layernorm",
-    "post_ffw_norm": "post_mlp_layernorm",
-    "ffn_up": "mlp.gate_up_proj",
-}
-_GLM4_MOE = {
-    "post_attention_norm": "post_attention_layernorm",
-    "exp_probs_b": "mlp.gate",
-    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-    "ffn_up_shexp": "mlp.shared_experts.up_proj",
-    "ffn_down_shexp": "mlp.shared_experts.down_proj",
-    "nextn.eh_proj": "eh_proj",
-    "nextn.enorm": "enorm",
-    "nextn.hnorm": "hnorm",
-    "nextn.embed_tokens": "embed_tokens",
-    "nextn.shared_head_head": "shared_head.head",
-    "nextn.shared_head_norm": "shared_head.norm",
-}
-_LEAVES = {"exp_probs_b": "e_score_correction_bias"}
-"""Tensors that are called otherwise than weight and bias in a checkpoint."""
-_FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
-_GPT2_TRUNK = {
-    "token_embd": "transformer.wte",
-    "position_embd": "transformer.wpe",
-    "output_norm": "transformer.ln_f",
-    "output": HEAD,
-}
-_GPT2_BLOCK = {
-    "attn_norm": "ln_1",
-    "attn_qkv": "attn.c_attn",
-    "attn_output": "attn.c_proj",
-    "ffn_norm": "ln_2",
-    "ffn_up": "mlp.c_fc",
-    "ffn_down": "mlp.c_proj",
-}
 ROPE = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 """Tensors that hold settings of the rotary embedding: the config has them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """A family's names. `turns_heads`: rows of q and k lie in another order; `adds_one`: norm
-    weights are stored plus one; `is_input_first`: the checkpoint's matrices are [in, out]."""
-
-    block: Mapping[str, str]
-    trunk: Mapping[str, str] = field(default_factory=lambda: _TRUNK)
-    blocks: str = "model.layers"
-    turns_heads: bool = False
-    adds_one: bool = False
-    is_input_first: bool = False
-
-
-LAYOUTS: dict[str, Layout] = {
-    "llama": Layout(block=_BLOCK | _MIXTRAL, turns_heads=True),
-    "qwen2": Layout(block=_BLOCK),
-    "qwen2moe": Layout(block=_BLOCK | _MOE),
-    "qwen3": Layout(block=_BLOCK),
-    "qwen3moe": Layout(block=_BLOCK | _MOE),
-    "phi3": Layout(block=_BLOCK | _FUSED),
-    "gemma": Layout(block=_BLOCK, adds_one=True),
-    "gemma2": Layout(block=_BLOCK | _FOUR_NORMS, adds_one=True),
-    "gemma3": Layout(block=_BLOCK | _FOUR_NORMS, adds_one=True),
-    "olmo2": Layout(block=_BLOCK | _NORMS_BEHIND),
-    "cohere2": Layout(block=_BLOCK),
-    "glm4": Layout(block=_BLOCK | _GLM4),
-    "glm4moe": Layout(block=_BLOCK | _MOE | _GLM4_MOE),
-    "gpt-oss": Layout(block=_BLOCK | _MOE | _GPT_OSS),
-    "gpt2": Layout(
-        block=_GPT2_BLOCK, trunk=_GPT2_TRUNK, blocks="transformer.h", is_input_first=True
-    ),
-}
-"""general.architecture -> names."""
-
 _EXPERT_WORDS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 """Mixtral's own names of an expert's matrices."""
+_NO_MATRICES = frozenset(
+    {"wpe", "head_sinks", "conv", "conv1d", "correction_coefs", "prediction_coefs"}
+)
+"""Modules, beside norms, whose weight is no matrix of a linear layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a tensor goes: parameter `leaf` of `module`. `is_stacked`: it holds all experts'."""
+    """Where a tensor goes: parameter `leaf` of `module`. `stem`: what GGUF calls it in a block.
+    `is_stacked`: it holds all experts', or all of several modules that are numbered;
+    `has_letters`: experts' are w1, w3 and w2; `is_joined`: it is part of the module's matrix."""
 
     module: str
     leaf: str
+    stem: str = ""
     is_stacked: bool = False
+    has_letters: bool = False
+    is_joined: bool = False
 
     @property
     def is_matrix(self) -> bool:
         """Return whether a linear layer or the token table holds it: it may stay quantized."""
         last = self.module.rpartition(".")[2]
-        is_other = "norm" in last or last.startswith("ln_") or last in ("wpe", "head_sinks")
-        return self.leaf == "weight" and not is_other
+        is_other = "norm" in last or last.startswith("ln_") or last in _NO_MATRICES
+        return self.leaf == "weight" and not is_other and not self.is_joined
 
     def expert(self, number: int) -> str:
-        """Return the checkpoint's name of one expert's module."""
+        """Return the checkpoint's name of one expert's module, or of one that is numbered."""
         holder, _, word = self.module.rpartition(".")
-        if "block_sparse_moe" in holder:
-            word = _EXPERT_WORDS[word]
-        return f"{holder}.{number}.{word}"
+        if not holder.endswith("experts"):
+            return f"{self.module}.{number}"
+        return f"{holder}.{number}.{_EXPERT_WORDS[word] if self.has_letters else word}"
+
+
+def layout_of(model: Model) -> Layout | None:
+    """Return the names of a model's tensors, None for an architecture that is not known."""
+    architecture = str(model.settings.get("general.architecture"))
+    if architecture == "falcon" and any(".attn_norm_2." in one.name for one in model.extents):
+        return FALCON_TWO_NORMS
+    return LAYOUTS.get(architecture)
 
 
 def place_of(layout: Layout, name: str) -> Place | None:
     """Return where a tensor goes, or None for a name that is not known."""
+    words = name.split(".", 2)
+    if len(words) == 3 and words[0] == "blk":
+        return _place_in_block(layout, f"{layout.blocks}.{words[1]}", words[2])
     stem, _, leaf = name.rpartition(".")
-    words = stem.split(".", 2)
-    if len(words) == 3 and words[0] == "blk" and words[2] in layout.block:
-        module = f"{layout.blocks}.{words[1]}.{layout.block[words[2]]}"
-        leaf = _LEAVES.get(words[2], leaf)
-        return Place(module=module, leaf=leaf, is_stacked=words[2].endswith("_exps"))
     if stem in layout.trunk:
-        return Place(module=layout.trunk[stem], leaf=leaf)
+        is_stacked = stem in layout.stacked
+        return Place(module=layout.trunk[stem], leaf=leaf, stem=stem, is_stacked=is_stacked)
     return None
 
 
-def stored_types(model: Model, layout: Layout) -> dict[str, str]:
+def _place_in_block(layout: Layout, block: str, name: str) -> Place | None:
+    if name in layout.own:
+        module, _, leaf = layout.own[name].rpartition(".")
+        return Place(module=f"{block}.{module}", leaf=leaf, stem=name)
+    stem, _, leaf = name.rpartition(".")
+    if stem in layout.joined:
+        return Place(module=f"{block}.{layout.joined[stem]}", leaf=leaf, stem=stem, is_joined=True)
+    if stem not in layout.block:
+        return None
+    return Place(
+        module=f"{block}.{layout.block[stem]}",
+        leaf=leaf,
+        stem=stem,
+        is_stacked=stem.endswith("_exps"),
+        has_letters=layout.has_letters,
+    )
+
+
+def stored_types(model: Model) -> dict[str, str]:
     """Return module -> type of all matrices of a file, nothing where none is quantized.
 
     A token table goes by the head's name where there is no separate head.
     """
+    layout = layout_of(model)
+    assert layout is not None, "settings of this architecture are read"
     table = TABLE if has_head(model.extents) else HEAD
     types = {}
     for extent in model.extents:
         place = place_of(layout, extent.name)
         if place is not None and place.is_matrix:
             is_table = place.module == layout.trunk["token_embd"]
+            numbered = place.is_stacked and "experts" not in place.module
+            numbers = range(extent.shape[0] if numbered else 0)
             types[table if is_table else place.module] = extent.type.name
-    return types if any(name in QUANTIZED for name in types.values()) else {}
+            types |= dict.fromkeys(map(place.expert, numbers), extent.type.name)
+    quantized = any(one.type.name in QUANTIZED for one in model.extents)
+    return types if quantized else {}
 
 
 def has_head(extents: Iterable[Extent]) -> bool:
@@ -196,13 +119,18 @@ def has_head(extents: Iterable[Extent]) -> bool:
 
 def headers_of(model: Model) -> Iterator[TensorHeader]:
     """Yield the tensors of a model under the checkpoint's names, blocks by the type's own name."""
-    layout = LAYOUTS.get(str(model.settings.get("general.architecture")))
+    layout = layout_of(model)
+    joined: dict[str, Extent] = {}
     for extent in model.extents:
         place = None if layout is None else place_of(layout, extent.name)
         if layout is not None and place is None and extent.name.removesuffix(".weight") in ROPE:
             continue
         if place is None:
             yield _header(extent, extent.name, extent.shape, extent.num_bytes)
+        elif place.is_joined:
+            first = joined.setdefault(place.module, extent)
+            if first is not extent:
+                yield _joined_header(f"{place.module}.{place.leaf}", first, extent)
         elif place.is_stacked:
             shape, count = extent.shape[1:], extent.shape[0]
             for number in range(count):
@@ -211,6 +139,20 @@ def headers_of(model: Model) -> Iterator[TensorHeader]:
         else:
             name = f"{place.module}.{place.leaf}"
             yield _header(extent, name, extent.shape, extent.num_bytes)
+
+
+def _joined_header(name: str, first: Extent, second: Extent) -> TensorHeader:
+    """Return the matrix that the keys' and the values' part of latents make: float32."""
+    keys, values = (first, second) if ".attn_k_b." in first.name else (second, first)
+    heads, inputs, rows = keys.shape
+    shape = (heads * (rows + values.shape[1]), inputs)
+    return TensorHeader(
+        name=name,
+        shape=shape,
+        dtype="F32",
+        num_bytes=4 * shape[0] * shape[1],
+        file=first.path.name,
+    )
 
 
 def _header(extent: Extent, name: str, shape: tuple[int, ...], num_bytes: int) -> TensorHeader:

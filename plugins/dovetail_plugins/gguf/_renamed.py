@@ -9,7 +9,7 @@ import torch
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.gguf._names import LAYOUTS, Layout
+from dovetail_plugins.gguf._layouts import LAYOUTS, Layout
 from dovetail_plugins.gguf._types import QUANTIZED
 from dovetail_plugins.gguf._write import Stored
 

@@ -14,7 +14,8 @@ import torch
 from dovetail.errors import ConfigError
 from dovetail_plugins.gguf._file import Extent, Model
 from dovetail_plugins.gguf._integers import dequantize
-from dovetail_plugins.gguf._names import LAYOUTS, ROPE, Layout, Place, place_of
+from dovetail_plugins.gguf._layouts import Layout
+from dovetail_plugins.gguf._names import ROPE, Place, layout_of, place_of
 from dovetail_plugins.gguf._types import QUANTIZED
 
 DTYPES = {
@@ -34,7 +35,8 @@ def tensors_of(model: Model) -> Iterator[tuple[str, torch.Tensor]]:
 
     Names of an architecture that is not known stay as they are.
     """
-    layout = LAYOUTS.get(str(model.settings.get("general.architecture")))
+    layout = layout_of(model)
+    joined: dict[str, dict[str, torch.Tensor]] = {}
     for path in dict.fromkeys(extent.path for extent in model.extents):
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -42,7 +44,7 @@ def tensors_of(model: Model) -> Iterator[tuple[str, torch.Tensor]]:
             if layout is None:
                 yield extent.name, _read(mapped, extent)
             else:
-                yield from _renamed(model, layout, extent, _read(mapped, extent))
+                yield from _renamed(model, layout, extent, _read(mapped, extent), joined)
 
 
 def _read(mapped: mmap.mmap, extent: Extent) -> torch.Tensor:
@@ -57,9 +59,16 @@ def _read(mapped: mmap.mmap, extent: Extent) -> torch.Tensor:
 
 
 def _renamed(
-    model: Model, layout: Layout, extent: Extent, tensor: torch.Tensor
+    model: Model,
+    layout: Layout,
+    extent: Extent,
+    tensor: torch.Tensor,
+    joined: dict[str, dict[str, torch.Tensor]],
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of the checkpoint that one of the file's is."""
+    """Yield the tensors of the checkpoint that one of the file's is, or is the last part of.
+
+    Mutates: joined, which keeps parts until all have come
+    """
     place = place_of(layout, extent.name)
     if place is None:
         if extent.name.removesuffix(".weight") not in ROPE:
@@ -68,6 +77,12 @@ def _renamed(
     is_quantized = extent.type.name in QUANTIZED
     if is_quantized and not place.is_matrix:
         tensor, is_quantized = dequantize(extent.type.name, tensor), False
+    if place.is_joined:
+        parts = joined.setdefault(place.module, {})
+        parts[place.stem] = tensor
+        if len(parts) == len(layout.joined):
+            yield f"{place.module}.{place.leaf}", _latent_up(**joined.pop(place.module))
+        return
     tensor = _as_stored(model, layout, place, tensor)
     leaf = extent.type.name if is_quantized else place.leaf
     if place.is_stacked:
@@ -84,9 +99,21 @@ def _as_stored(model: Model, layout: Layout, place: Place, tensor: torch.Tensor)
     last = place.module.rpartition(".")[2]
     if layout.turns_heads and last in ("q_proj", "k_proj"):
         return _turned(tensor, _num_heads(model, is_key=last == "k_proj"))
-    if layout.adds_one and place.module.endswith("norm"):
+    if place.stem == "ssm_a":  # the recurrence's -exp(A_log)
+        return tensor.float().neg().log()
+    if place.stem == "ssm_norm":  # a row for each group
+        return tensor.flatten()
+    if layout.adds_one and place.module.endswith("norm") and place.leaf == "weight":
         return tensor.float() - 1
     return tensor.unsqueeze(0) if last == "shared_expert_gate" and tensor.dim() == 1 else tensor
+
+
+def _latent_up(attn_k_b: torch.Tensor, attn_v_b: torch.Tensor) -> torch.Tensor:
+    """Return what makes keys and values of a latent, head by head, of its halves.
+
+    Shapes: attn_k_b [H, L, N], attn_v_b [H, V, L] -> [H (N + V), L]
+    """
+    return torch.cat((attn_k_b.mT.float(), attn_v_b.float()), dim=1).flatten(0, 1)
 
 
 def _turned(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
@@ -101,7 +128,7 @@ def _num_heads(model: Model, *, is_key: bool) -> int:
     heads = model.settings.get(prefix)
     if is_key:
         heads = model.settings.get(f"{prefix}_kv", heads)
-    heads = heads[0] if isinstance(heads, list) and heads else heads
+    heads = max(heads) if isinstance(heads, list) and heads else heads
     if not isinstance(heads, int) or heads <= 0:
         raise ConfigError(f"{prefix} is {heads!r}", where=str(model.path))
     return heads

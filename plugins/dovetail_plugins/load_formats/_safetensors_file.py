@@ -9,7 +9,16 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from dovetail_plugins.load_formats._safetensors_header import TYPES, malformed, read_entries
+from dovetail_plugins.load_formats._files import check_is_content
+from dovetail_plugins.load_formats._safetensors_header import (
+    LENGTH_BYTES,
+    TYPES,
+    Entry,
+    entries_of,
+    header_bytes,
+    malformed,
+    read_entries,
+)
 
 DTYPES = {name: getattr(torch, name) for name, _ in TYPES.values()}
 
@@ -40,11 +49,40 @@ class Header:
 
 def read_header(path: Path) -> Header:
     """Return the header. Raises: ConfigError when file and header cannot belong together."""
-    extents = tuple(
-        Extent(name=e.name, dtype=DTYPES[e.dtype], shape=e.shape, start=e.start, end=e.end)
-        for e in read_entries(path)
-    )
-    return Header(path=path, extents=extents)
+    return Header(path=path, extents=tuple(map(_extent, read_entries(path))))
+
+
+def _extent(entry: Entry) -> Extent:
+    dtype = DTYPES[entry.dtype]
+    return Extent(name=entry.name, dtype=dtype, shape=entry.shape, start=entry.start, end=entry.end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeFile:
+    """All bytes of one small file, and its header's JSON. Shapes: content [bytes] uint8"""
+
+    path: Path
+    content: torch.Tensor
+    header: bytes
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the tensors, which are views of the content where they are aligned. Raises:
+        ConfigError when header and content cannot belong together"""
+        extents = [_extent(e) for e in entries_of(self.path, self.header, len(self.content))]
+        words = {kind: _as(self.content, kind) for kind in {e.dtype for e in extents}}
+        for extent in extents:
+            yield extent.name, _view(self.content, words[extent.dtype], extent, 0)
+
+
+def read_whole(path: Path) -> WholeFile:
+    """Return a file in memory of its own, so that nothing happens when it is replaced or cut
+    later. Raises: ConfigError when it has no header"""
+    content = torch.empty(check_is_content(path), dtype=torch.uint8)
+    _read_into(path, 0, content)
+    raw = content.numpy()
+    length = header_bytes(path, raw[:LENGTH_BYTES].tobytes(), len(content))
+    header = raw[LENGTH_BYTES : LENGTH_BYTES + length].tobytes()
+    return WholeFile(path=path, content=content, header=header)
 
 
 def without(header: Header, is_skipped: Callable[[str], bool]) -> Header:
@@ -73,23 +111,40 @@ def eager_tensors(header: Header) -> Iterator[tuple[str, torch.Tensor]]:
     Raises: ConfigError when the file has become shorter since its header was read.
     """
     first = min((e.start for e in header.extents), default=0)
-    content = bytearray(max((e.end for e in header.extents), default=0) - first)
-    with header.path.open("rb") as file:
-        file.seek(first)
-        if file.readinto(content) < len(content):
-            raise malformed(header.path, "it was cut while it was read")
+    size = max((e.end for e in header.extents), default=0) - first
+    content = torch.empty(size, dtype=torch.uint8)
+    _read_into(header.path, first, content)
+    words = {kind: _as(content, kind) for kind in {e.dtype for e in header.extents}}
     for extent in header.extents:
-        yield extent.name, _view(content, extent, first)
+        yield extent.name, _view(content, words[extent.dtype], extent, first)
 
 
-def _view(content: bytearray, extent: Extent, first: int) -> torch.Tensor:
-    """Return the tensor in the file's bytes from `first` on, copied only where it is not
-    aligned."""
-    num_bytes = extent.end - extent.start
-    if num_bytes == 0:
-        return torch.empty(extent.shape, dtype=extent.dtype)
+def _read_into(path: Path, start: int, content: torch.Tensor) -> None:
+    """Fill memory with a file's bytes from `start` on. Raises: ConfigError when there are not as
+    many. Mutates: content"""
+    with path.open("rb", buffering=0) as file:
+        file.seek(start)
+        read = 0
+        while count := file.readinto(content.numpy().data[read:]):
+            read += count
+    if read < len(content):
+        raise malformed(path, "it was cut while it was read")
+
+
+def _as(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return all bytes as numbers, without those at the end that are not a whole one."""
+    return content[: len(content) // dtype.itemsize * dtype.itemsize].view(dtype)
+
+
+def _view(content: torch.Tensor, words: torch.Tensor, extent: Extent, first: int) -> torch.Tensor:
+    """Return the tensor in the file's bytes from `first` on, which are `words` in its type; copied
+    only where it is not aligned."""
     start = extent.start - first
-    raw = torch.frombuffer(content, dtype=torch.uint8, offset=start, count=num_bytes)
-    if raw.data_ptr() % extent.dtype.itemsize:
-        raw = raw.clone()
-    return raw.view(extent.dtype).view(extent.shape)
+    place, odd = divmod(start, extent.dtype.itemsize)
+    if odd or extent.start == extent.end:
+        raw = content[start : extent.end - first].clone()
+        return raw.view(extent.dtype).view(extent.shape)
+    strides = [1] * len(extent.shape)
+    for axis in range(len(strides) - 1, 0, -1):
+        strides[axis - 1] = strides[axis] * extent.shape[axis]
+    return words.as_strided(extent.shape, strides, place)

@@ -20,6 +20,7 @@ from dovetail_plugins.load_formats._files import check_is_content
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 
+LENGTH_BYTES = 8
 METADATA = "__metadata__"
 """The header's entry that is no tensor."""
 
@@ -58,16 +59,12 @@ class Entry:
 def read_entries(path: Path) -> tuple[Entry, ...]:
     """Return the tensors of a file. Raises: ConfigError when it and its header cannot belong
     together."""
-    told, data_start, size_bytes = _told(path)
-    told.pop(METADATA, None)
-    entries = tuple(_entry(path, name, fields, data_start) for name, fields in told.items())
-    _check_cover(path, entries, data_start, size_bytes)
-    return entries
+    return entries_of(path, *_raw(path))
 
 
 def read_metadata(path: Path) -> dict[str, str]:
     """Return the file's metadata. Raises: ConfigError when it has no valid header."""
-    found = _told(path)[0].get(METADATA)
+    found = _parsed(path, _raw(path)[0]).get(METADATA)
     return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
 
 
@@ -91,23 +88,42 @@ def malformed(path: Path, reason: str) -> ConfigError:
     )
 
 
-def _told(path: Path) -> tuple[dict[str, Any], int, int]:
-    """Return (the header's JSON, where the data begin, the file's bytes). Raises: ConfigError."""
+def entries_of(path: Path, raw: bytes, size_bytes: int) -> tuple[Entry, ...]:
+    """Return the tensors that a header tells of, the JSON `raw` of a file of so many bytes.
+
+    Raises: ConfigError when they cannot belong together.
+    """
+    told = _parsed(path, raw)
+    told.pop(METADATA, None)
+    data_start = LENGTH_BYTES + len(raw)
+    entries = tuple(_entry(path, name, fields, data_start) for name, fields in told.items())
+    _check_cover(path, entries, data_start, size_bytes)
+    return entries
+
+
+def header_bytes(path: Path, first: bytes, size_bytes: int) -> int:
+    """Return the length of the header's JSON, which the file begins with. Raises: ConfigError"""
+    length = int.from_bytes(first, "little")
+    if size_bytes < LENGTH_BYTES or length > min(MAX_HEADER_BYTES, size_bytes - LENGTH_BYTES):
+        raise malformed(path, f"a header of {length} bytes does not fit into {size_bytes} bytes")
+    return length
+
+
+def _raw(path: Path) -> tuple[bytes, int]:
+    """Return (the header's JSON, the file's bytes). Raises: ConfigError"""
     size_bytes = check_is_content(path)
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size_bytes < 8 or length > MAX_HEADER_BYTES or 8 + length > size_bytes:
-            raise malformed(
-                path, f"a header of {length} bytes does not fit into {size_bytes} bytes"
-            )
-        raw = file.read(length)
+        return file.read(header_bytes(path, file.read(LENGTH_BYTES), size_bytes)), size_bytes
+
+
+def _parsed(path: Path, raw: bytes) -> dict[str, Any]:
     try:
         told = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise malformed(path, f"the header is not valid JSON: {error}") from error
     if not isinstance(told, dict):
         raise malformed(path, "the header is not a JSON object")
-    return told, 8 + length, size_bytes
+    return told
 
 
 def _entry(path: Path, name: str, told: Any, data_start: int) -> Entry:

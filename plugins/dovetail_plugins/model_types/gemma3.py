@@ -35,5 +35,5 @@ FACTS = ModelFacts(
 GEMMA3_TEXT = Value(summary="Gemma 3, text only", value=FACTS)
 GEMMA3 = Value(
     summary="Gemma 3 with its image encoder, whose text model has its own settings",
-    value=dataclasses.replace(FACTS, defaults={}),
+    value=dataclasses.replace(FACTS, defaults={}, media=("image",), media_see_all=True),
 )

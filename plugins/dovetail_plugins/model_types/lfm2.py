@@ -60,3 +60,25 @@ LFM2 = Value(
         cache=f"{__name__}:cache",
     ),
 )
+
+LFM2_MOE = Value(
+    summary="LFM2 with experts",
+    value=ModelFacts(
+        defaults={
+            "intermediate_size": 7168,
+            "moe_intermediate_size": 1792,
+            "num_dense_layers": 2,
+            "num_experts": 32,
+            "num_experts_per_tok": 4,
+            "norm_topk_prob": True,
+            "use_expert_bias": True,
+            "routed_scaling_factor": 1.0,
+            "conv_L_cache": 3,
+            "norm_eps": 1e-5,
+            "rope_theta": 1000000.0,
+            "tie_word_embeddings": True,
+        },
+        attribute_map={"tie_word_embeddings": "tie_embedding"},
+        cache=f"{__name__}:cache",
+    ),
+)

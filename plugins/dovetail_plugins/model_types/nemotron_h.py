@@ -25,13 +25,12 @@ def layer_types(config: Config) -> tuple[str, ...]:
     Raises: ConfigError for a kind that is not supported
     """
     kinds = _stated_types(config)
-    unknown = sorted(set(kinds) - {MIXER, ATTENTION, MLP})
+    unknown = sorted(set(kinds) - {MIXER, ATTENTION, MLP, EXPERTS})
     if unknown:
         raise ConfigError(
             f"layers of the kind {unknown[0]} are not supported in Nemotron-H.",
             where="config.json: layers_block_type or hybrid_override_pattern",
-            fix=f"use a checkpoint with layers of {MIXER}, {ATTENTION} and {MLP} alone; "
-            "experts without a gate are not supported yet.",
+            fix=f"use a checkpoint with layers of {MIXER}, {ATTENTION}, {MLP} and {EXPERTS} alone.",
         )
     return kinds
 
@@ -91,6 +90,14 @@ NEMOTRON_H = Value(
             "intermediate_size": 21504,
             "mlp_hidden_act": "relu2",
             "mlp_bias": False,
+            "n_routed_experts": 8,
+            "moe_intermediate_size": 7688,
+            "moe_shared_expert_intermediate_size": 7688,
+            "num_experts_per_tok": 2,
+            "routed_scaling_factor": 1.0,
+            "norm_topk_prob": True,
+            "n_group": 1,
+            "topk_group": 1,
             "ssm_state_size": 128,
             "mamba_num_heads": 128,
             "mamba_head_dim": 64,

@@ -1,9 +1,12 @@
-"""Facts of T5's encoders: positions are biases alone, and every size has its own name."""
+"""Facts of T5: positions are biases alone, and every size has its own name."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
+from dovetail.interfaces.cache_facts import CacheFacts
 from dovetail.interfaces.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
 
@@ -13,6 +16,8 @@ FACTS = ModelFacts(
     overflows_in_float16=True,
     is_encoder=True,
     pooler="mean",
+    cache="dovetail_plugins.model_types.t5:kept",
+    encoder_input="text",
     defaults={
         "vocab_size": 32128,
         "d_model": 512,
@@ -24,6 +29,7 @@ FACTS = ModelFacts(
         "relative_attention_max_distance": 128,
         "layer_norm_epsilon": 1e-6,
         "feed_forward_proj": "relu",
+        "decoder_start_token_id": 0,
     },
     attribute_map={
         "hidden_size": "d_model",
@@ -46,6 +52,18 @@ MANY_LANGUAGES = dataclasses.replace(
         "feed_forward_proj": "gated-gelu",
     },
 )
+
+
+def num_decoder_layers(config: Mapping[str, Any]) -> int:
+    """Return the layers of the decoder: as many as the encoder has, where no number is stated."""
+    return int(config.get("num_decoder_layers") or config["num_layers"])
+
+
+def kept(config: Mapping[str, Any]) -> CacheFacts:
+    """Return what a row keeps: each layer its tokens and what the encoder read."""
+    count = num_decoder_layers(config)
+    return CacheFacts(num_attention_layers=count, num_cross_layers=count)
+
 
 T5 = Value(summary="T5", value=FACTS)
 MT5 = Value(summary="mT5", value=MANY_LANGUAGES)

@@ -17,9 +17,9 @@ _OF_POSITIONS: dict[Positions, tuple[str, ...]] = {
         *("plbart", "prophetnet", "rembert", "roberta-prelayernorm", "roc_bert"),
         *("xlm-roberta-xl", "xmod"),
     ),
-    "none": ("rwkv", "xlstm", "zamba"),
+    "none": ("xlstm", "zamba"),
     "relative": ("cpmant", "xlnet"),
-    "sinusoidal": ("ctrl", "pegasus", "xglm"),
+    "sinusoidal": ("ctrl", "xglm"),
 }
 
 

@@ -23,10 +23,12 @@ from transformers.initialization import no_init_weights
 from transformers.models.auto import modeling_auto
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.checkpoint_code import CAUSAL, CONFIG
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder_head import generates
 from dovetail.layers.dtypes import dtype_of
+from dovetail.registry.checkpoint_code import load_class
 from dovetail_plugins.models import _hf_attention as hf_attention
 from dovetail_plugins.models._hf_swap import SwappedExperts, swap_layers
 
@@ -68,6 +70,9 @@ def build(context: BuildContext) -> Built:
     _check_text_part(context.model, causal, is_plain)
     _learn_attention(context, seen.layers)
     with _refusing(context.model, "its layers cannot be exchanged"):
+        if context.model.code is not None:
+            # transformers guesses from a class's text what the probe has seen.
+            type(causal)._can_set_attn_implementation_cached_value = True
         causal.set_attn_implementation(hf_attention.RUN)
         swap_layers(context, trunk, f"{trunk_name}.", kept=seen.opened)
         _check_layout(causal)
@@ -85,11 +90,12 @@ def _causal(context: BuildContext) -> Any:
     """Return transformers' causal model with empty weights. Raises: ConfigError"""
     model = context.model
     with _refusing(model, "transformers cannot make it from this config.json"):
-        config = transformers.AutoConfig.for_model(
-            model.hf_config["model_type"], **_config_fields(context)
-        )
+        config = _config(context)
+        make = transformers.AutoModelForCausalLM.from_config
+        if model.code is not None:
+            make = load_class(model.code, CAUSAL)._from_config
         with no_init_weights(), torch.device(context.device):
-            causal = transformers.AutoModelForCausalLM.from_config(
+            causal = make(
                 config, dtype=dtype_of(model.dtype), attn_implementation=hf_attention.PROBE
             )
         causal.tie_weights()
@@ -133,6 +139,14 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(lines[:2])[:200]}".rstrip(".")
 
 
+def _config(context: BuildContext) -> Any:
+    """Return transformers' config, of the checkpoint's own class where its code has one."""
+    code, fields = context.model.code, _config_fields(context)
+    if code is not None and CONFIG in code.classes:
+        return load_class(code, CONFIG)(**fields)
+    return transformers.AutoConfig.for_model(context.model.hf_config["model_type"], **fields)
+
+
 def _config_fields(context: BuildContext) -> dict[str, Any]:
     """Return the fields of transformers' config.
 
@@ -140,7 +154,7 @@ def _config_fields(context: BuildContext) -> dict[str, Any]:
     hides nothing.
     """
     config = context.model.hf_config
-    fields = {k: v for k, v in config.items() if k not in ("model_type", "dtype")}
+    fields = {k: v for k, v in config.items() if k not in ("model_type", "dtype", "auto_map")}
     slides = "sliding_attention" in (config.get("layer_types") or ())
     if slides and "sliding_window" in config and config["sliding_window"] is None:
         fields["sliding_window"] = _served_tokens(context)

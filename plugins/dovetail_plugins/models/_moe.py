@@ -73,7 +73,8 @@ def sigmoid_rule(config: Mapping[str, Any]) -> RoutingRule:
 class SharedMoE(MoE):
     """Picked experts plus shared ones, which compute every token as one MLP of their joint size.
 
-    `shared` is that MLP's name in the checkpoint; it is `shared_experts` here."""
+    `shared` is that MLP's name in the checkpoint; it is `shared_experts` here. With `shared_inner`
+    0 there is none."""
 
     def __init__(
         self,
@@ -87,13 +88,17 @@ class SharedMoE(MoE):
         **settings: Any,
     ) -> None:
         super().__init__(context, name, act=act, **settings)
-        self.shared_experts = GatedMLP(
-            context, f"{name}.{shared}", inner=shared_inner, act=act, bias=shared_bias
-        )
+        self.shared_experts: GatedMLP | None = None
+        if shared_inner:
+            self.shared_experts = GatedMLP(
+                context, f"{name}.{shared}", inner=shared_inner, act=act, bias=shared_bias
+            )
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Shapes: x, residual [T, E] -> [T, E]"""
-        return super().forward(x, self.shared_experts(x, residual))
+        if self.shared_experts is not None:
+            residual = self.shared_experts(x, residual)
+        return super().forward(x, residual)
 
 
 class DenseFirstLayer(DecoderLayer):
@@ -107,15 +112,14 @@ class DenseFirstLayer(DecoderLayer):
         if layer < int(settings["first_k_dense_replace"]):
             return super().build_mlp(context, name, config, layer)
         inner = int(settings["moe_intermediate_size"])
-        num_shared = int(settings.get("n_shared_experts") or 0)
-        common: dict[str, Any] = {
-            "num_experts": num_experts(settings),
-            "rule": sigmoid_rule(settings),
-            "inner": inner,
-            "act": config.hidden_act,
-            "routes_in_float32": True,
-            "has_correction_bias": True,
-        }
-        if not num_shared:
-            return MoE(context, name, **common)
-        return SharedMoE(context, name, shared_inner=num_shared * inner, **common)
+        return SharedMoE(
+            context,
+            name,
+            num_experts=num_experts(settings),
+            rule=sigmoid_rule(settings),
+            inner=inner,
+            act=config.hidden_act,
+            shared_inner=int(settings.get("n_shared_experts") or 0) * inner,
+            routes_in_float32=True,
+            has_correction_bias=True,
+        )

@@ -78,6 +78,7 @@ class BloomForCausalLM(DecoderForCausalLM):
     """Bloom with its tied head."""
 
     info = Info(summary="Bloom (ALiBi)", source="https://arxiv.org/abs/2211.05100")
+    capabilities = frozenset({"tensor_parallel", "pipeline_parallel"})  # its tokens are normed
     model_class = BloomModel
     layer_class = BloomLayer
 

@@ -46,7 +46,7 @@ class CohereForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return the config: each head may have a layer norm of its own."""
+        """Return the config: heads may have layer norms, with a different weight for each."""
         has_norms = bool(model.hf_config.get("use_qk_norm", False))
         return cohere_config(model, qk_norm=has_norms, head_norm=LayerNormPerHead, rope_theta=5e5)
 

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import msgspec
-import torch
 from torch import nn
 
 from dovetail.errors import ConfigError
@@ -26,10 +24,8 @@ from dovetail.layers.decoder import (
     DecoderForCausalLM,
     DecoderLayer,
     DecoderModel,
-    GatedMLP,
     usual_config,
 )
-from dovetail.layers.experts import Experts
 from dovetail.layers.latent_attention import (
     LatentAttention,
     LatentConfig,
@@ -37,12 +33,10 @@ from dovetail.layers.latent_attention import (
     score_scale,
 )
 from dovetail.layers.linear import ReplicatedLinear
-from dovetail.layers.placement import mark_axes
 from dovetail.layers.rotary import Rotary
 from dovetail.layers.rounding import ActivationOptions
-from dovetail.layers.routing import RoutingRule, route
-from dovetail.parallel.collectives import all_reduce
-from dovetail.parallel.groups import tensor_group
+from dovetail.layers.routing import RoutingRule
+from dovetail_plugins.models._moe import CORRECTION_BIAS, SharedMoE
 from dovetail_plugins.quantization.none import Unquantized
 
 SCORINGS = ("softmax", "sigmoid")
@@ -84,58 +78,22 @@ def routing_rule(config: Mapping[str, Any], scoring: str) -> RoutingRule:
     )
 
 
-class Router(ReplicatedLinear):
-    """The scores of the experts, in float32 whatever the rest is in, and, where experts are picked
-    by corrected scores, what corrects them. Checkpoints never store it quantized."""
+class DeepseekMoE(SharedMoE):
+    """Picked experts, and shared ones. Checkpoints never store the router quantized."""
 
-    def __init__(
-        self, context: BuildContext, name: str, num_experts: int, *, is_corrected: bool
-    ) -> None:
-        model = msgspec.structs.replace(context.model, dtype="float32")
-        plain = Unquantized(ActivationOptions(), model)
-        context = replace(context, quant=plain, model=model)
-        super().__init__(context, name, context.model.hidden_size, num_experts)
-        bias = torch.empty(num_experts, device=context.device)
-        self.e_score_correction_bias = (
-            mark_axes(nn.Parameter(bias, requires_grad=False), output=0, input=None)
-            if is_corrected
-            else None
-        )
-
-
-class DeepseekMoE(nn.Module):
-    """Picked experts, and shared ones, which lie in one gated MLP."""
-
-    def __init__(self, context: BuildContext, name: str, act: str, scoring: str) -> None:
-        super().__init__()
-        config, size = context.model.hf_config, context.model.hidden_size
-        count, inner = int(config["n_routed_experts"]), int(config["moe_intermediate_size"])
-        self.rule = routing_rule(config, scoring)
-        is_corrected = self.rule.group_score == "two_best"
-        self.group = tensor_group(context.rank)
-        self.gate = Router(context, f"{name}.gate", count, is_corrected=is_corrected)
-        self.experts = Experts(
-            context, f"{name}.experts", num_experts=count, size=size, inner=inner, act=act
-        )
-        shared = int(config.get("n_shared_experts") or 0)
-        self.shared_experts = (
-            GatedMLP(context, f"{name}.shared_experts", inner=shared * inner, act=act)
-            if shared
-            else None
-        )
-
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """Shapes: x, residual [T, E] -> [T, E], whole on every rank"""
-        if self.shared_experts is not None:
-            residual = self.shared_experts(x, residual)
-        bias = self.gate.e_score_correction_bias
-        weights, experts = route(self.gate(x.float()), self.rule, bias)
-        out = all_reduce(self.experts(x, weights, experts), self.group)
-        return out if residual is None else residual + out
+    def build_gate(
+        self, context: BuildContext, name: str, num_experts: int, *, bias: bool
+    ) -> ReplicatedLinear:
+        """Return the router's matrix."""
+        plain = Unquantized(ActivationOptions(), context.model)
+        return super().build_gate(replace(context, quant=plain), name, num_experts, bias=bias)
 
 
 def is_sparse(config: Mapping[str, Any], layer: int) -> bool:
-    """Return whether a layer has experts."""
+    """Return whether a layer has experts: as listed, where a config lists it."""
+    listed = config.get("mlp_layer_types")
+    if listed is not None:
+        return bool(listed[layer] == "sparse")
     step = int(config.get("moe_layer_freq") or 1)
     return layer >= int(config.get("first_k_dense_replace") or 0) and layer % step == 0
 
@@ -173,9 +131,21 @@ class DeepseekLayer(DecoderLayer):
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int
     ) -> nn.Module:
         """Return the layer's feed-forward part."""
-        if is_sparse(context.model.hf_config, layer):
-            return DeepseekMoE(context, name, config.hidden_act, self.scoring)
-        return super().build_mlp(context, name, config, layer)
+        settings = context.model.hf_config
+        if not is_sparse(settings, layer):
+            return super().build_mlp(context, name, config, layer)
+        inner, rule = int(settings["moe_intermediate_size"]), routing_rule(settings, self.scoring)
+        return DeepseekMoE(
+            context,
+            name,
+            num_experts=int(settings["n_routed_experts"]),
+            rule=rule,
+            inner=inner,
+            act=config.hidden_act,
+            shared_inner=int(settings.get("n_shared_experts") or 0) * inner,
+            routes_in_float32=True,
+            has_correction_bias=rule.group_score == "two_best",
+        )
 
 
 class DeepseekV2Layer(DeepseekLayer):
@@ -223,7 +193,7 @@ class DeepseekV3ForCausalLM(DecoderForCausalLM):
         usual = super().weight_map()
         fused = {name: FUSED[name] for name in ("gate_proj", "up_proj")}
         ignored = (*usual.ignored, *self._drafting, *self.unused)
-        return replace(usual, fused=fused, ignored=ignored)
+        return replace(usual, renames=(CORRECTION_BIAS,), fused=fused, ignored=ignored)
 
 
 class DeepseekV2ForCausalLM(DeepseekV3ForCausalLM):

@@ -15,7 +15,6 @@ from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, DecoderLayer, usual_config
-from dovetail.layers.moe import MoE
 from dovetail_plugins.models._moe import SharedMoE, num_experts, softmax_rule
 
 DRAFTER = "mtp_"
@@ -34,19 +33,18 @@ class Ernie45MoeLayer(DecoderLayer):
             return super().build_mlp(context, name, config, layer)
         inner = int(settings["moe_intermediate_size"])
         rule = softmax_rule(settings, renormalizes=True)
-        common: dict[str, Any] = {
-            "num_experts": num_experts(settings),
-            "rule": replace(rule, least_sum=float(settings["moe_norm_min"])),
-            "inner": inner,
-            "act": config.hidden_act,
-            "routes_in_float32": True,
-            "has_correction_bias": True,
-        }
-        shared = int(settings["moe_num_shared_experts"]) * inner
-        if not shared:
-            return MoE(context, name, **common)
-        bias = config.has_mlp_bias
-        return SharedMoE(context, name, shared_inner=shared, shared_bias=bias, **common)
+        return SharedMoE(
+            context,
+            name,
+            num_experts=num_experts(settings),
+            rule=replace(rule, least_sum=float(settings["moe_norm_min"])),
+            inner=inner,
+            act=config.hidden_act,
+            shared_inner=int(settings["moe_num_shared_experts"]) * inner,
+            shared_bias=config.has_mlp_bias,
+            routes_in_float32=True,
+            has_correction_bias=True,
+        )
 
 
 def is_sparse(config: dict[str, Any], layer: int) -> bool:

@@ -23,10 +23,11 @@ from dovetail.layers.norm import GemmaRMSNorm
 def gemma_config(model: ModelSpec, **changes: Any) -> DecoderConfig:
     """Return the config that all Gemma generations share, with `changes` applied."""
     config = model.hf_config
+    scale = torch.tensor(model.hidden_size**0.5, dtype=dtype_of(model.dtype), device="cpu")
     fields: dict[str, Any] = {
         "norm": GemmaRMSNorm,
         "hidden_act": config.get("hidden_activation") or "gelu_pytorch_tanh",
-        "embedding_scale": float(torch.tensor(model.hidden_size**0.5, dtype=dtype_of(model.dtype))),
+        "embedding_scale": float(scale),
         "is_tied": bool(config.get("tie_word_embeddings", True)),
     }
     return usual_config(model, **{**fields, **changes})

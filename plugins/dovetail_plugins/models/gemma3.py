@@ -1,4 +1,4 @@
-"""Gemma 3, text: Gemma 2 with head norms instead of soft caps, and a rotary base per layer kind.
+"""Gemma 3: Gemma 2 with head norms instead of soft caps, and a rotary base per layer kind.
 
 Source: Gemma Team 2025.
 """
@@ -6,7 +6,7 @@ Source: Gemma Team 2025.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -17,13 +17,16 @@ from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import (
     FULL,
     SLIDING,
+    DecoderAttention,
     DecoderConfig,
     DecoderForCausalLM,
     DecoderModel,
 )
 from dovetail.layers.decoder_head import generates
+from dovetail.layers.media_attention import MediaAttention
 from dovetail.layers.post_norm import SandwichLayer
 from dovetail.layers.rotary import RopeSettings, Rotary, rope_settings, unscaled
+from dovetail_plugins.models._media import MediaModel
 from dovetail_plugins.models.gemma import gemma_config
 
 
@@ -40,6 +43,22 @@ def _window(model: ModelSpec) -> int | None:
     """Return the sliding layers' window: where tokens see both sides, half of it on each."""
     window: int | None = model.hf_config.get("sliding_window", 4096)
     return window if window is None or model.is_causal else window // 2 + 1
+
+
+class Gemma3Attention(DecoderAttention):
+    """Attention of text, and of images beside it, which are seen both ways."""
+
+    attention_class = MediaAttention
+
+
+class Gemma3Layer(SandwichLayer):
+    """A layer whose images are seen both ways."""
+
+    def build_attention(
+        self, context: BuildContext, name: str, config: DecoderConfig, layer: int
+    ) -> nn.Module:
+        """Return the layer's attention."""
+        return Gemma3Attention(context, name, config, layer)
 
 
 class Gemma3Model(DecoderModel):
@@ -61,7 +80,7 @@ class Gemma3ForCausalLM(DecoderForCausalLM):
 
     info = Info(summary="Gemma 3, text only", source="https://arxiv.org/abs/2503.19786")
     model_class = Gemma3Model
-    layer_class = SandwichLayer
+    layer_class = Gemma3Layer
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
@@ -85,3 +104,10 @@ class Gemma3ForCausalLM(DecoderForCausalLM):
             attn_logit_softcap=config.get("attn_logit_softcapping"),
             final_logit_softcap=config.get("final_logit_softcapping"),
         )
+
+
+class Gemma3ForConditionalGeneration(MediaModel):
+    """Gemma 3 with images: SigLIP's patches, some to a vector, seen both ways within an image."""
+
+    info = Info(summary="Gemma 3 with images", source="https://arxiv.org/abs/2503.19786")
+    text_class: ClassVar[str] = "Gemma3ForCausalLM"

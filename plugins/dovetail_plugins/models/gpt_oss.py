@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import nn
 
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
@@ -25,15 +24,9 @@ from dovetail.layers.decoder import (
     DecoderLayer,
     usual_config,
 )
-from dovetail.layers.experts import Experts
-from dovetail.layers.linear import ReplicatedLinear
-from dovetail.layers.native_routing import native_routing
-from dovetail.layers.opaque import is_traced
+from dovetail.layers.moe import MoE
 from dovetail.layers.rotary import Rope
-from dovetail.layers.routing import route
 from dovetail.layers.sinks import Sinks
-from dovetail.parallel.collectives import all_reduce
-from dovetail.parallel.groups import tensor_group
 from dovetail_plugins.model_types.gpt_oss import INPUTS_FIRST
 from dovetail_plugins.models._moe import num_experts, softmax_rule
 
@@ -53,41 +46,6 @@ class GptOssAttention(DecoderAttention):
         return self.o_proj(self.attn(q, k, v, self.head_sinks.weight), residual)
 
 
-class GptOssMoE(nn.Module):
-    """Router and experts, all with biases; weights are a softmax of the picked experts' scores."""
-
-    def __init__(self, context: BuildContext, name: str) -> None:
-        super().__init__()
-        settings, size = context.model.hf_config, context.model.hidden_size
-        count = num_experts(settings)
-        self.rule = softmax_rule(settings, renormalizes=True)
-        self.group = tensor_group(context.rank)
-        self._routing = native_routing(context, self.rule)
-        self.router = ReplicatedLinear(context, f"{name}.router", size, count, bias=True)
-        self.experts = Experts(
-            context,
-            f"{name}.experts",
-            num_experts=count,
-            size=size,
-            inner=int(settings["intermediate_size"]),
-            act=clamped_gate(float(settings["swiglu_alpha"]), float(settings["swiglu_limit"])),
-            alternates=True,
-            bias=True,
-        )
-
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """Shapes: x, residual [T, E] -> [T, E], whole on every rank"""
-        weights, experts = self._route(self.router(x))
-        own = residual if self.group.rank == 0 else None  # one rank adds what is not divided
-        return all_reduce(self.experts(x, weights, experts, own), self.group)
-
-    def _route(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (weights, expert ids) of each token's experts. Shapes: [T, X] -> 2 x [T, A]"""
-        if self._routing is not None and not is_traced():
-            return self._routing(scores)
-        return route(scores, self.rule)
-
-
 class GptOssLayer(DecoderLayer):
     """A layer of attention with sinks, and experts."""
 
@@ -97,11 +55,21 @@ class GptOssLayer(DecoderLayer):
         """Return the layer's attention."""
         return GptOssAttention(context, name, config, layer)
 
-    def build_mlp(
-        self, context: BuildContext, name: str, config: DecoderConfig, layer: int
-    ) -> GptOssMoE:
-        """Return the layer's router and experts."""
-        return GptOssMoE(context, name)
+    def build_mlp(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> MoE:
+        """Return the layer's router and experts, all with biases; weights are a softmax of the
+        picked experts' scores."""
+        settings = context.model.hf_config
+        return MoE(
+            context,
+            name,
+            num_experts=num_experts(settings),
+            rule=softmax_rule(settings, renormalizes=True),
+            inner=int(settings["intermediate_size"]),
+            act=clamped_gate(float(settings["swiglu_alpha"]), float(settings["swiglu_limit"])),
+            alternates=True,
+            bias=True,
+            gate="router",
+        )
 
 
 class GptOssForCausalLM(DecoderForCausalLM):
@@ -128,6 +96,9 @@ class GptOssForCausalLM(DecoderForCausalLM):
         """Return the names."""
         return replace(
             super().weight_map(),
-            renames=((".self_attn.sinks", ".self_attn.head_sinks.weight"),),
+            renames=(
+                (".self_attn.sinks", ".self_attn.head_sinks.weight"),
+                (".mlp.router.", ".mlp.gate."),
+            ),
             transposed=INPUTS_FIRST,
         )

@@ -19,13 +19,11 @@ from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import (
-    FULL,
     FUSED,
     DecoderAttention,
     DecoderConfig,
     DecoderForCausalLM,
     DecoderLayer,
-    DecoderModel,
     GatedMLP,
     usual_config,
 )
@@ -36,6 +34,7 @@ from dovetail.layers.rotary import Rope
 from dovetail.layers.state import State
 from dovetail.parallel.groups import tensor_group
 from dovetail_plugins.model_types.lfm2 import CONV, inner_size, layer_types
+from dovetail_plugins.models._hybrid import HybridModel
 
 
 class Lfm2ShortConv(nn.Module):
@@ -95,19 +94,11 @@ class Lfm2Layer(DecoderLayer):
         return out
 
 
-class Lfm2Model(DecoderModel):
-    """The layers; only those that attend are rotated."""
-
-    def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
-        """Return the table of the layers that attend."""
-        return super().build_rotaries(context, layer_types & {FULL})
-
-
 class Lfm2ForCausalLM(DecoderForCausalLM):
     """LFM2 with its tied head."""
 
     info = Info(summary="LFM2: short convolutions", source="https://arxiv.org/abs/2511.23404")
-    model_class = Lfm2Model
+    model_class = HybridModel
     layer_class = Lfm2Layer
 
     @classmethod

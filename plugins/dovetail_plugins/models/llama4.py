@@ -40,7 +40,7 @@ SEEING = ("vision_model.", "multi_modal_projector.")
 """Names of what a checkpoint that takes images has beside the text model."""
 
 
-class BareRMSNorm(RMSNorm):
+class UnitRMSNorm(RMSNorm):
     """x / rms(x): its weight is 1, and no checkpoint has it."""
 
     def __init__(self, context: BuildContext, size: int, *, eps: float) -> None:
@@ -125,12 +125,12 @@ class Llama4Model(DecoderModel):
 
 def query_factors(context: BuildContext) -> torch.Tensor:
     """Return what multiplies the queries at each position of layers that count none; all 1 where no
-    position is far enough. Shapes: -> [positions served]"""
+    position is far enough. Shapes: -> [positions served], on the CPU"""
     config = context.model.hf_config
     length = context.max_tokens or context.model.max_position_tokens
     if not config["attn_temperature_tuning"]:
-        return torch.ones(length)
-    steps = ((torch.arange(length) + 1.0) / float(config["floor_scale"])).floor()
+        return torch.ones(length, device="cpu")
+    steps = ((torch.arange(length, device="cpu") + 1.0) / float(config["floor_scale"])).floor()
     return steps.log1p() * float(config["attn_scale"]) + 1.0
 
 
@@ -175,6 +175,6 @@ class Llama4ForCausalLM(DecoderForCausalLM):
         )
 
 
-def _norm_of_each(context: BuildContext, part: object, size: int, *, eps: float) -> BareRMSNorm:
+def _norm_of_each(context: BuildContext, part: object, size: int, *, eps: float) -> UnitRMSNorm:
     """Return a norm of each head, for all of any rank."""
-    return BareRMSNorm(context, size, eps=eps)
+    return UnitRMSNorm(context, size, eps=eps)

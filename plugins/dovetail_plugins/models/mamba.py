@@ -17,7 +17,6 @@ from dovetail.layers.decoder import (
     DecoderConfig,
     DecoderForCausalLM,
     DecoderLayer,
-    DecoderModel,
     usual_config,
 )
 from dovetail.layers.mamba import MambaMixer
@@ -25,6 +24,7 @@ from dovetail.layers.mamba2 import Mamba2Mixer
 from dovetail.layers.norm import BareRMSNorm
 from dovetail.layers.rotary import Rope
 from dovetail_plugins.model_types.mamba import mamba2_sizes, mamba_sizes
+from dovetail_plugins.models._hybrid import UnrotatedModel
 
 
 class MambaLayer(DecoderLayer):
@@ -45,19 +45,11 @@ class MambaLayer(DecoderLayer):
         return out
 
 
-class MambaModel(DecoderModel):
-    """Embedding, layers and the last norm; nothing is rotated."""
-
-    def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
-        """Return no table."""
-        return nn.ModuleDict()
-
-
 class MambaForCausalLM(DecoderForCausalLM):
     """Mamba with a head, tied where the checkpoint does not say otherwise."""
 
     info = Info(summary="Mamba 1", source="https://arxiv.org/abs/2312.00752")
-    model_class = MambaModel
+    model_class = UnrotatedModel
     layer_class = MambaLayer
 
     @classmethod

@@ -30,6 +30,7 @@ from dovetail.layers.lightning import (
     LightningSizes,
     lightning_slopes,
 )
+from dovetail.layers.product import Scale
 from dovetail.layers.rotary import Rope
 from dovetail_plugins.model_types.minimax import LINEAR, layer_types
 from dovetail_plugins.models.mixtral import MixtralForCausalLM, MixtralLayer
@@ -43,7 +44,11 @@ class MiniMaxLayer(MixtralLayer):
         settings = context.model.hf_config
         kind = "linear_attn" if self.layer_type == LINEAR else "full_attn"
         self.attn_weights, self.mlp_weights = (
-            (float(settings[f"{word}_alpha_factor"]), float(settings[f"{word}_beta_factor"]))
+            _Weights(
+                context,
+                float(settings[f"{word}_alpha_factor"]),
+                float(settings[f"{word}_beta_factor"]),
+            )
             for word in (kind, "mlp")
         )
 
@@ -65,20 +70,29 @@ class MiniMaxLayer(MixtralLayer):
     def forward(self, x: torch.Tensor, ropes: Mapping[str, Rope]) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]"""
         rope = ropes.get(self.rope)
-        x = _weighed(self.self_attn, self.attn_weights, self.input_layernorm(x), rope)
-        return _weighed(self.mlp, self.mlp_weights, self.post_attention_layernorm(x))
-
-
-def _weighed(
-    branch: nn.Module, weights: tuple[float, float], x: torch.Tensor, *more: Any
-) -> torch.Tensor:
-    """Return alpha x + beta branch(x). Shapes: x [T, E] -> [T, E]"""
-    alpha, beta = weights
-    residual = x if alpha == 1.0 else x * alpha
-    if beta == 1.0:
-        out: torch.Tensor = branch(x, *more, residual)
+        x = self.attn_weights(self.self_attn, self.input_layernorm(x), rope)
+        out: torch.Tensor = self.mlp_weights(self.mlp, self.post_attention_layernorm(x))
         return out
-    return residual + beta * branch(x, *more)
+
+
+class _Weights(nn.Module):
+    """alpha x + beta branch(x), as beta (alpha / beta x + branch(x)): products alone, which steps
+    can be recorded with."""
+
+    def __init__(self, context: BuildContext, alpha: float, beta: float) -> None:
+        super().__init__()
+        size = context.model.hidden_size
+        self.before = Scale(context, [(size, alpha / beta if beta else alpha)])
+        self.behind = Scale(context, [(size, beta)])
+        self.is_idle = beta == 0
+
+    def forward(self, branch: nn.Module, x: torch.Tensor, *more: Any) -> torch.Tensor:
+        """Shapes: x [T, E] -> [T, E]"""
+        residual = self.before(x)
+        if self.is_idle:
+            return residual
+        out: torch.Tensor = self.behind(branch(x, *more, residual))
+        return out
 
 
 class MiniMaxModel(DecoderModel):

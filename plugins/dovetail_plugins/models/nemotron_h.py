@@ -1,7 +1,8 @@
-"""Nemotron-H: each layer is one thing behind a norm: a Mamba 2 mixer, attention or an MLP.
+"""Nemotron-H: each layer is one thing behind a norm: a Mamba 2 mixer, attention, an MLP or experts.
 
-Nothing is rotated; the mixers know the order. The MLPs are down(relu(up(x)) squared).
-Source: NVIDIA, Nemotron-H, 2025 (arXiv 2504.03624).
+Nothing is rotated; the mixers know the order. The MLPs are down(relu(up(x)) squared), and so are
+experts, which may read a narrower latent of their input; a shared one computes every token.
+Sources: NVIDIA, Nemotron-H, 2025 (arXiv 2504.03624); Nemotron 3, 2025 (experts).
 """
 
 from __future__ import annotations
@@ -19,17 +20,67 @@ from dovetail.layers.decoder import (
     DecoderConfig,
     DecoderForCausalLM,
     DecoderLayer,
-    DecoderModel,
     PlainMLP,
     usual_config,
 )
+from dovetail.layers.linear import ReplicatedLinear
 from dovetail.layers.mamba2 import Mamba2Mixer
+from dovetail.layers.moe import MoE
 from dovetail.layers.rotary import Rope
-from dovetail_plugins.model_types.nemotron_h import ATTENTION, MIXER, layer_types, mixer_sizes
+from dovetail.parallel.collectives import all_reduce
+from dovetail_plugins.model_types.nemotron_h import (
+    ATTENTION,
+    EXPERTS,
+    MIXER,
+    layer_types,
+    mixer_sizes,
+)
+from dovetail_plugins.models._hybrid import UnrotatedModel
+from dovetail_plugins.models._moe import CORRECTION_BIAS, num_experts, sigmoid_rule
+
+
+class NemotronHMoE(MoE):
+    """Picked experts and a shared one. With a latent, experts read fc1(x), and fc2 takes their sum
+    back."""
+
+    def __init__(self, context: BuildContext, name: str, config: DecoderConfig) -> None:
+        settings, hidden = context.model.hf_config, context.model.hidden_size
+        latent = settings.get("moe_latent_size")
+        act, bias = config.hidden_act, config.has_mlp_bias
+        super().__init__(
+            context,
+            name,
+            num_experts=num_experts(settings),
+            rule=sigmoid_rule(settings),
+            inner=int(settings["moe_intermediate_size"]),
+            act=act,
+            routes_in_float32=True,
+            has_correction_bias=True,
+            size=latent,
+            is_gated=False,
+        )
+        inner = int(settings["moe_shared_expert_intermediate_size"])
+        self.shared_experts = PlainMLP(
+            context, f"{name}.shared_experts", inner=inner, act=act, bias=bias
+        )
+        self.has_latent = latent is not None
+        if latent is not None:
+            there, back = (f"{name}.{fc}_latent_proj" for fc in ("fc1", "fc2"))
+            self.fc1_latent_proj = ReplicatedLinear(context, there, hidden, latent, bias=bias)
+            self.fc2_latent_proj = ReplicatedLinear(context, back, latent, hidden, bias=bias)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Shapes: x, residual [T, E] -> [T, E]"""
+        rest = self.shared_experts(x, residual)
+        if not self.has_latent:
+            return super().forward(x, rest)
+        made = self.experts(self.fc1_latent_proj(x), *self.picked(x))
+        out: torch.Tensor = rest + self.fc2_latent_proj(all_reduce(made, self.group))
+        return out
 
 
 class NemotronHLayer(DecoderLayer):
-    """One layer: a mixer, attention or an MLP, added to its input."""
+    """One layer: a mixer, attention, an MLP or experts, added to its input."""
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
         nn.Module.__init__(self)
@@ -40,6 +91,8 @@ class NemotronHLayer(DecoderLayer):
             self.mixer: nn.Module = Mamba2Mixer(context, name, mixer_sizes(settings))
         elif self.kind == ATTENTION:
             self.mixer = DecoderAttention(context, name, config, layer)
+        elif self.kind == EXPERTS:
+            self.mixer = NemotronHMoE(context, name, config)
         else:
             inner, act = int(settings["intermediate_size"]), config.hidden_act
             self.mixer = PlainMLP(context, name, inner=inner, act=act, bias=config.has_mlp_bias)
@@ -54,19 +107,11 @@ class NemotronHLayer(DecoderLayer):
         return out
 
 
-class NemotronHModel(DecoderModel):
-    """Embedding, layers and the last norm; nothing is rotated."""
-
-    def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
-        """Return no table."""
-        return nn.ModuleDict()
-
-
 class NemotronHForCausalLM(DecoderForCausalLM):
     """Nemotron-H with its head."""
 
     info = Info(summary="Nemotron-H", source="https://arxiv.org/abs/2504.03624")
-    model_class = NemotronHModel
+    model_class = UnrotatedModel
     layer_class = NemotronHLayer
 
     @classmethod
@@ -93,6 +138,8 @@ class NemotronHForCausalLM(DecoderForCausalLM):
                 for trunk in ("backbone", "model")
                 for old, new in own
             ),
+            renames=(CORRECTION_BIAS,),
             fused=usual.fused,
+            ignored=("mtp.",),
             tied=usual.tied,
         )

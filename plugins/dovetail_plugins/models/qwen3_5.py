@@ -14,16 +14,8 @@ from torch import nn
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.decoder import DecoderConfig, DecoderLayer
-from dovetail.layers.delta import QKV
 from dovetail_plugins.models.qwen2_moe import GatedSharedMoE
 from dovetail_plugins.models.qwen3_next import Qwen3NextForCausalLM, Qwen3NextLayer
-
-FUSED = {
-    "in_proj_qkv": ("in_proj_qkvz", QKV),
-    "in_proj_z": ("in_proj_qkvz", "z"),
-    "in_proj_b": ("in_proj_ba", "b"),
-    "in_proj_a": ("in_proj_ba", "a"),
-}
 
 
 class Qwen3_5Layer(Qwen3NextLayer):
@@ -46,13 +38,11 @@ class Qwen3_5ForCausalLM(Qwen3NextForCausalLM):
     layer_class: ClassVar[type[Qwen3NextLayer]] = Qwen3_5Layer
 
     def weight_map(self) -> WeightMap:
-        """Return the names: each input of the delta layers has a matrix, but queries, keys and
-        values of one convolution."""
+        """Return the names, without what sees."""
         usual = super().weight_map()
         return replace(
             usual,
             prefixes=(("model.language_model.", "model."), *usual.prefixes),
-            fused={**usual.fused, **FUSED},
             ignored=(*usual.ignored, "visual."),
         )
 

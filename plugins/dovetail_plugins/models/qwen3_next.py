@@ -16,19 +16,22 @@ from torch import nn
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.decoder import (
-    FULL,
-    DecoderConfig,
-    DecoderForCausalLM,
-    DecoderModel,
-    usual_config,
-)
-from dovetail.layers.delta import BA, QKVZ, DeltaMixer
+from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, usual_config
+from dovetail.layers.delta import BA, QKV, QKVZ, DeltaMixer
 from dovetail.layers.gated_attention import WITH_GATE, GatedAttention
 from dovetail.layers.norm import GemmaRMSNorm
 from dovetail.layers.rotary import Rope
 from dovetail_plugins.model_types.qwen3_next import LINEAR, delta_sizes, layer_types
+from dovetail_plugins.models._hybrid import HybridModel
 from dovetail_plugins.models.qwen2_moe import Qwen2MoeLayer
+
+APART = {
+    "in_proj_qkv": ("in_proj_qkvz", QKV),
+    "in_proj_z": ("in_proj_qkvz", "z"),
+    "in_proj_b": ("in_proj_ba", "b"),
+    "in_proj_a": ("in_proj_ba", "a"),
+}
+"""Names of inputs of the delta layers that have matrices of their own."""
 
 
 class Qwen3NextLayer(Qwen2MoeLayer):
@@ -56,14 +59,6 @@ class Qwen3NextLayer(Qwen2MoeLayer):
         return out
 
 
-class Qwen3NextModel(DecoderModel):
-    """The layers; only those that attend are rotated."""
-
-    def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
-        """Return the table of the layers that attend."""
-        return super().build_rotaries(context, layer_types & {FULL})
-
-
 class Qwen3NextForCausalLM(DecoderForCausalLM):
     """Qwen3-Next with its head."""
 
@@ -71,7 +66,7 @@ class Qwen3NextForCausalLM(DecoderForCausalLM):
         summary="Qwen3-Next: gated delta rule and experts",
         source="https://arxiv.org/abs/2412.06464",
     )
-    model_class = Qwen3NextModel
+    model_class = HybridModel
     layer_class = Qwen3NextLayer
 
     @classmethod
@@ -86,7 +81,8 @@ class Qwen3NextForCausalLM(DecoderForCausalLM):
         )
 
     def weight_map(self) -> WeightMap:
-        """Return the names: queries come with their gates, the delta layers' inputs by key head.
+        """Return the names: queries come with their gates, the delta layers' inputs by key head or,
+        in Qwen3.5 and in GGUF files, apart, but queries, keys and values of one convolution.
         The layers that draft are not run."""
         usual = super().weight_map()
         fused = {
@@ -94,5 +90,6 @@ class Qwen3NextForCausalLM(DecoderForCausalLM):
             "q_proj": ("qkv_proj", WITH_GATE),
             "in_proj_qkvz": ("in_proj_qkvz", QKVZ),
             "in_proj_ba": ("in_proj_ba", BA),
+            **APART,
         }
         return replace(usual, fused=fused, ignored=(*usual.ignored, "mtp."))

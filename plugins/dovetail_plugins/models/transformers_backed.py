@@ -70,6 +70,7 @@ class Given(nn.Module):
 class TransformersBacked(nn.Module, Model):
     """transformers' trunk and head around dovetail's attention."""
 
+    whole_because = "transformers builds all layers"
     info = Info(
         summary="any causal model of transformers, with dovetail's attention and linear layers",
         source="https://huggingface.co/docs/transformers/attention_interface",

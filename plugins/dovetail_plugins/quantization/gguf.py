@@ -32,6 +32,10 @@ PLAIN = "weight"
 """The tensor of parts that are not quantized."""
 
 
+PARTS = FUSED | {"in_proj_qkvz": ("in_proj_qkv", "in_proj_qkv", "in_proj_qkv", "in_proj_z")}
+"""A fused layer's last name -> the matrix of the file that each part is of."""
+
+
 class Gguf(StoredMethod):
     """Integers in groups are multiplied as integers in groups, whatever type they come from; types
     whose codes are of vectors as such."""
@@ -68,11 +72,12 @@ class Gguf(StoredMethod):
         )
 
     def table(self, spec: LinearSpec) -> LinearMethod | None:
-        """Return the method of the token table, if it is stored quantized."""
+        """Return the method of a table, the token table without a name, if it is stored
+        quantized."""
         from dovetail.layers.stored_linear import StoredLinear
 
-        named = replace(spec, name=TABLE)
-        if TABLE not in self.types or self.is_plain(named):
+        named = replace(spec, name=spec.name or TABLE)
+        if named.name not in self.types or self.is_plain(named):
             return None
         rows = self.layout(named)
         return StoredLinear(rows.tensors, rows.weight, activations=self.activations)
@@ -115,9 +120,11 @@ class Gguf(StoredMethod):
         """Return the type of each fused matrix."""
         count = len(spec.out_sizes)
         holder, _, leaf = spec.name.rpartition(".")
-        if leaf == HEAD or spec.name in self.types or leaf not in FUSED:
+        if leaf == HEAD or spec.name in self.types or leaf not in PARTS:
             return (self.types.get(spec.name, "F32"),) * count
-        return tuple(self.types.get(f"{holder}.{part}", "F32") for part in FUSED[leaf])
+        names = PARTS[leaf][:count]  # a layer may hold queries alone
+        names += names[:1] * (count - len(names))  # what lies behind gates the first
+        return tuple(self.types.get(f"{holder}.{part}", "F32") for part in names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

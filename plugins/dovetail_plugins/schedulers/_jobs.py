@@ -113,4 +113,5 @@ def new_row(request: RequestState, blocks: Blocks) -> NewRow:
         seed=request.seed,
         pooling=request.pooling,
         adapter_slot=request.adapter_slot,
+        parts=tuple(part.place for part in request.parts),
     )

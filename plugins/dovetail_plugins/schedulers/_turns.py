@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from dovetail.interfaces.schedule_spec import ScheduleSpec
 from dovetail.interfaces.scheduler import RequestState
-from dovetail.interfaces.spec import ScheduleSpec
 
 
 class Turns:

@@ -23,9 +23,9 @@ from dovetail.engine.context_length import prompt_too_long, room_for_answer
 from dovetail.engine.request import NO_ROW, RUNNING, WAITING
 from dovetail.errors import BrokenPlugin, RequestError
 from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.schedule_spec import ScheduleSpec
 from dovetail.interfaces.scheduler import KVCache, RequestState, Scheduler
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
-from dovetail.interfaces.spec import ScheduleSpec
 from dovetail.interfaces.step import RowResult, RowStep, StepPlan, StepResult
 from dovetail_plugins.schedulers._jobs import Blocks, Job, Tally, new_row, order_of, remove
 from dovetail_plugins.schedulers._turns import Turns
@@ -87,8 +87,8 @@ class ContinuousScheduler(Scheduler):
         self._num_arrived = 0
         self._num_planned = 0
         self._uncommitted_tokens = spec.max_step_tokens * spec.plans_in_flight
-        self._blocks_per_row = cache.blocks_for(1, 1)
-        self._no_blocks: Blocks = ((),) * self._blocks_per_row
+        self._blocks_per_row = cache.num_growing
+        self._no_blocks: Blocks = ((),) * cache.num_groups
         self._capacity_tokens = self._find_capacity()
 
     def _find_capacity(self) -> int:
@@ -204,7 +204,8 @@ class ContinuousScheduler(Scheduler):
         if num_wanted <= 1:
             return num_wanted
         # A long prompt leaves one token to every row behind it, so that nobody's decode stalls.
-        return min(self._capped(num_wanted), max(1, tokens_left - num_behind))
+        num_tokens = min(self._capped(num_wanted), max(1, tokens_left - num_behind))
+        return request.reach(request.num_computed_tokens, num_tokens)
 
     def _take_drafts(self, job: Job, tokens_left: int) -> tuple[int, ...]:
         """Return the job's drafts that this step verifies, as many as there is room for.
@@ -313,6 +314,7 @@ class ContinuousScheduler(Scheduler):
         num_cached = self._cache.find_prefix(request)
         num_known = max(num_cached, self._cache.find_swapped(request))
         num_tokens = self._first_tokens(request.num_tokens - num_known, tally.tokens_left)
+        num_tokens = request.reach(num_known, num_tokens)
         is_part = num_known + num_tokens < request.num_tokens
         if num_tokens == 0 or (is_part and not turns.has_room):
             return False

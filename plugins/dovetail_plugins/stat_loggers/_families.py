@@ -27,6 +27,7 @@ COUNTERS = {
     "num_swaps": "Preemptions that swapped the KV cache to host memory",
     "swapped_in_tokens": "Tokens copied back from host memory instead of recomputed",
     "device_seconds": "Seconds that the device spent on steps",
+    "divided_steps": "Steps run in two half batches (--enable-dbo)",
     "exposed_host_seconds": "Seconds that the device waited for the host between steps",
     "hidden_host_seconds": "Seconds that the host worked on steps while the device was busy",
     "prompt_tokens": "Prompt tokens of requests with a first token, as usage counts them",
@@ -42,6 +43,15 @@ COUNTERS = {
     "spec_decode_num_emitted_tokens": "Tokens emitted by steps that verified a draft",
     "faults": "Requests that the engine accepted and that ended with an error",
 }
+BY_CONNECTOR = {
+    "kv_transfer_loads": "Requests whose KV blocks came through the connector",
+    "kv_transfer_failures": "Requests whose KV blocks could not be had through the connector",
+    "kv_transfer_loaded_tokens": "Tokens whose KV blocks came instead of being computed",
+    "kv_transfer_loaded_bytes": "Bytes of KV blocks that came, on each rank",
+    "kv_transfer_saved_bytes": "Bytes of KV blocks given to the connector, on each rank",
+    "kv_transfer_load_seconds": "Seconds that requests waited for their KV blocks, all together",
+}
+"""Counters with the label `connector`, its name; shown once there is one."""
 BY_POSITION = {
     "spec_decode_num_draft_tokens_per_pos": "Draft tokens proposed, by their place in the draft",
     "spec_decode_num_accepted_tokens_per_pos": "Draft tokens kept, by their place in the draft",
@@ -52,7 +62,8 @@ OWN = frozenset(
     {
         *("faults", "cached_prompt_tokens", "num_swaps", "sleep_level", "swapped_in_tokens"),
         "spec_decode_num_draft_tokens_per_pos",
-        *("device_seconds", "exposed_host_seconds", "hidden_host_seconds"),
+        *BY_CONNECTOR,
+        *("device_seconds", "divided_steps", "exposed_host_seconds", "hidden_host_seconds"),
     }
 )
 """Families that nobody else has."""

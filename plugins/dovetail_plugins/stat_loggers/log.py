@@ -35,7 +35,7 @@ class LogStats(StatLogger):
         self._generated_tokens = 0
         self._queried_tokens = 0
         self._hit_tokens = 0
-        self._preemptions = 0
+        self._preemptions = self._divided_steps = 0
         self._draft_tokens = 0
         self._accepted_tokens = 0
         self._drafted_at: Counter[int] = Counter()
@@ -53,6 +53,7 @@ class LogStats(StatLogger):
         self._queried_tokens += stats.prefix_queried_tokens
         self._hit_tokens += stats.prefix_hit_tokens
         self._preemptions += stats.preemptions
+        self._divided_steps += stats.divided_steps
         self._num_finished += stats.finished
         self._draft_tokens += stats.draft_tokens
         self._accepted_tokens += stats.accepted_tokens
@@ -73,7 +74,7 @@ class LogStats(StatLogger):
         logger.info("%s", self._line(seconds))
         self._since_s, self._has_news = now_s, False
         self._prompt_tokens = self._generated_tokens = self._num_finished = 0
-        self._queried_tokens = self._hit_tokens = self._preemptions = 0
+        self._queried_tokens = self._hit_tokens = self._preemptions = self._divided_steps = 0
         self._draft_tokens = self._accepted_tokens = 0
         self._drafted_at.clear()
         self._accepted_at.clear()
@@ -90,6 +91,9 @@ class LogStats(StatLogger):
             share = self._accepted_tokens / self._draft_tokens
             drafts = f", drafts kept {self._accepted_tokens} of {self._draft_tokens} ({share:.0%}"
             drafts += f"; by position {self._by_position()})" if self._drafted_at else ")"
+        halves = ""
+        if self._divided_steps:
+            halves = f", steps in two half batches {self._divided_steps}"
         return (
             f"prompt {self._prompt_tokens / seconds:.1f} tokens/s, "
             f"generated {self._generated_tokens / seconds:.1f} tokens/s, "
@@ -97,5 +101,5 @@ class LogStats(StatLogger):
             f"waiting {sum(one.num_waiting for one in last)}, "
             f"finished {self._num_finished}, "
             f"KV cache {sum(one.kv_usage for one in last) / len(last):.1%}, "
-            f"prefix hits {hit_share:.1%}, preemptions {self._preemptions}{drafts}"
+            f"prefix hits {hit_share:.1%}, preemptions {self._preemptions}{drafts}{halves}"
         )

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats, TokenStats
+from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats, TokenStats, TransferStats
 from dovetail.observability.metrics import PREFIX, counter, gauge, histogram
 from dovetail_plugins.stat_loggers._adapters import AdapterGauge
 from dovetail_plugins.stat_loggers._families import (
+    BY_CONNECTOR,
     BY_POSITION,
     COUNTERS,
     GAUGES,
@@ -27,6 +28,7 @@ from dovetail_plugins.stat_loggers._families import (
 
 _LABELS = ("model_name", "engine")
 POSITION = "position"
+CONNECTOR = "connector"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +100,10 @@ class _Families:
             name: counter(_full(name), text, (*_LABELS, POSITION), has_alias=_shared(name))
             for name, text in BY_POSITION.items()
         }
+        self.by_connector = {
+            name: counter(_full(name), text, (*_LABELS, CONNECTOR))
+            for name, text in BY_CONNECTOR.items()
+        }
         self.histograms = each(
             facts, lambda name: histogram(_full(name), *facts[name], _LABELS, has_alias=True)
         )
@@ -119,6 +125,7 @@ class _EngineMetrics:
         self._counters = {name: one.labels(*labels) for name, one in families.counters.items()}
         self._histograms = {name: one.labels(*labels) for name, one in families.histograms.items()}
         self._by_position = families.by_position
+        self._by_connector = families.by_connector
         self._success = families.success
         for reason in SUCCESS_REASONS:
             self._success.labels(*labels, reason)
@@ -136,6 +143,7 @@ class _EngineMetrics:
             "num_swaps": stats.swaps,
             "swapped_in_tokens": stats.swapped_in_tokens,
             "device_seconds": stats.device_s,
+            "divided_steps": stats.divided_steps,
             "exposed_host_seconds": stats.exposed_s,
             "hidden_host_seconds": stats.hidden_s,
             "gpu_prefix_cache_queries": stats.prefix_queried_tokens,
@@ -152,10 +160,25 @@ class _EngineMetrics:
             self._count(name, count)
         self._count_places("spec_decode_num_draft_tokens_per_pos", stats.drafted_at)
         self._count_places("spec_decode_num_accepted_tokens_per_pos", stats.accepted_at)
+        if stats.transfer is not None:
+            self._count_transfer(stats.transfer)
         if stats.step_tokens:
             self._observe("iteration_tokens_total", stats.step_tokens)
             self._observe("model_forward_time_milliseconds", stats.forward_s * 1e3)
             self._observe("model_execute_time_milliseconds", stats.step_s * 1e3)
+
+    def _count_transfer(self, stats: TransferStats) -> None:
+        """Count what went through the connector."""
+        counts = {
+            "kv_transfer_loads": stats.loads,
+            "kv_transfer_failures": stats.failures,
+            "kv_transfer_loaded_tokens": stats.loaded_tokens,
+            "kv_transfer_loaded_bytes": stats.loaded_bytes,
+            "kv_transfer_saved_bytes": stats.saved_bytes,
+            "kv_transfer_load_seconds": stats.load_s,
+        }
+        for name, count in counts.items():
+            self._by_connector[name].labels(*self._labels, stats.connector).inc(count)
 
     def tokens(self, stats: TokenStats) -> None:
         """Record tokens as they reach their requests."""

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dovetail.config.checkpoint.code_files import named_classes
 from dovetail.config.checkpoint.json_files import read_json
 from dovetail.errors import ConfigError
+from dovetail.interfaces.checkpoint_code import TOKENIZER
 
 ANY_TOKENIZER = (
     "tokenizer.json",
@@ -52,12 +54,22 @@ def require_tokenizer(folder: Path) -> None:
             where=str(folder),
             fix="give an existing folder with --tokenizer.",
         )
-    if not any(next(folder.glob(name), None) for name in ANY_TOKENIZER):
+    if not has_tokenizer(folder):
         raise ConfigError(
             "the folder has no tokenizer.json (nor any other tokenizer file).",
             where=str(folder),
             fix="give the folder of a tokenizer with --tokenizer.",
         )
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Return whether a folder has any tokenizer file, or names code that could read others."""
+    return any(next(folder.glob(name), None) for name in ANY_TOKENIZER) or names_code(folder)
+
+
+def names_code(folder: Path) -> bool:
+    """Return whether a folder's settings name a tokenizer's class of its own."""
+    return TOKENIZER in named_classes(folder)
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """SlowTokenizer: whatever transformers' AutoTokenizer makes of a folder (sentencepiece, tiktoken).
 
-Only tokenizers that ship with transformers: code from the checkpoint never runs.
+Tokenizers that ship with transformers, or the class of a checkpoint's code that was allowed to run.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.checkpoint_code import TOKENIZER, CheckpointCode
 from dovetail.interfaces.tokenizer import PairFrame, TokenStream
+from dovetail.registry.checkpoint_code import load_class
 from dovetail_plugins.tokenizers import _files
 from dovetail_plugins.tokenizers._pairs import frame_of
 from dovetail_plugins.tokenizers._streams import WindowStream
@@ -19,20 +21,8 @@ from dovetail_plugins.tokenizers._streams import WindowStream
 class SlowTokenizer:
     """The tokenizer of a checkpoint that has no tokenizer.json."""
 
-    def __init__(self, folder: Path) -> None:
-        from transformers import AutoTokenizer
-
-        try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(
-                str(folder), local_files_only=True, trust_remote_code=False
-            )
-        except Exception as error:
-            # Missing packages, unknown classes and malformed files all end here.
-            raise ConfigError(
-                f"transformers cannot load the tokenizer: {error}",
-                where=str(folder),
-                fix="add a tokenizer.json to the folder, or name another with --tokenizer.",
-            ) from error
+    def __init__(self, folder: Path, code: CheckpointCode | None = None) -> None:
+        self._tokenizer: Any = _loaded(folder, code)
         added = self._tokenizer.added_tokens_decoder
         flagged = {i for i, token in added.items() if token.special}
         self._special = frozenset({*self._tokenizer.all_special_ids, *flagged})
@@ -133,6 +123,24 @@ class SlowTokenizer:
             chat_templates=templates,
             max_tokens=_files.max_tokens(settings),
         )
+
+
+def _loaded(folder: Path, code: CheckpointCode | None) -> Any:
+    """Return transformers' tokenizer of a folder. Raises: ConfigError"""
+    from transformers import AutoTokenizer
+
+    kind = AutoTokenizer if code is None else load_class(code, TOKENIZER)
+    try:
+        return kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        # Missing packages, unknown classes and malformed files all end here.
+        runs = code is None and _files.names_code(folder)
+        also = ", or allow the code that comes with it by --trust-remote-code" if runs else ""
+        raise ConfigError(
+            f"transformers cannot load the tokenizer: {error}",
+            where=str(folder),
+            fix=f"add a tokenizer.json to the folder, or name another with --tokenizer{also}.",
+        ) from error
 
 
 def _written(piece: object) -> bytes:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.plugin import Info, NoOptions
 from dovetail_plugins.gguf._file import SUFFIX, find_file
 from dovetail_plugins.gguf._vocabulary import read_tokenizer
 from dovetail_plugins.tokenizers import _files
@@ -16,6 +16,7 @@ from dovetail_plugins.tokenizers.hf import HfTokenizer
 class GgufTokenizer(HfTokenizer):
     """The tokenizer in a GGUF file."""
 
+    Options = NoOptions
     info = Info(
         summary="the vocabulary in a GGUF file",
         source="https://github.com/ggml-org/ggml/blob/master/docs/gguf.md",

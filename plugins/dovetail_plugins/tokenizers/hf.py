@@ -5,17 +5,31 @@ own file, by transformers otherwise. Decoded text is what the model wrote: space
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from dovetail.interfaces.checkpoint_code import CheckpointCode
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.tokenizer import PairFrame, Tokenizer, TokenizerFacts, TokenStream
 from dovetail_plugins.mistral._vocabulary import find_file
 from dovetail_plugins.tokenizers import _files
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HfOptions:
+    """What the tokenizer may run."""
+
+    code: CheckpointCode | None = field(
+        default=None,
+        metadata={"help": "the checkpoint's code, as --trust-remote-code allowed it"},
+    )
+
+
 class HfTokenizer(Tokenizer):
     """The folder's tokenizer, without transformers where tokenizer.json allows it."""
+
+    Options: ClassVar[type[Any]] = HfOptions
 
     info = Info(
         summary="tokenizer.json through tokenizers, anything else through transformers",
@@ -30,13 +44,21 @@ class HfTokenizer(Tokenizer):
             return []
         if Path(query).is_file():
             return [f"{query} is a file, not a folder"]
-        if not any(next(Path(query).glob(name), None) for name in _files.ANY_TOKENIZER):
+        if not _files.has_tokenizer(Path(query)):
             return ["the folder has no tokenizer.json, nor any other tokenizer file"]
         return []
+
+    @classmethod
+    def runs_code(cls, path: str) -> bool:
+        """Return whether the folder has a class of its own, and no file that is read without."""
+        folder = Path(path)
+        is_plain = (folder / "tokenizer.json").is_file() or find_file(folder) is not None
+        return not is_plain and _files.names_code(folder)
 
     def __init__(self, options: Any, path: str) -> None:
         folder = Path(path)
         _files.require_tokenizer(folder)
+        self._code = options.code if isinstance(options, HfOptions) else None
         self._inner: Any = self._load(folder)
 
     def _load(self, folder: Path) -> Any:
@@ -51,7 +73,7 @@ class HfTokenizer(Tokenizer):
             return read_tokenizer(own)
         from dovetail_plugins.tokenizers._slow import SlowTokenizer
 
-        return SlowTokenizer(folder)
+        return SlowTokenizer(folder, self._code)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text."""
@@ -123,7 +145,12 @@ class TransformersTokenizer(HfTokenizer):
 
     info = Info(summary="transformers' AutoTokenizer", requires=("transformers",))
 
+    @classmethod
+    def runs_code(cls, path: str) -> bool:
+        """Return whether the folder has a class of its own."""
+        return _files.names_code(Path(path))
+
     def _load(self, folder: Path) -> Any:
         from dovetail_plugins.tokenizers._slow import SlowTokenizer
 
-        return SlowTokenizer(folder)
+        return SlowTokenizer(folder, self._code)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.plugin import Info, NoOptions
 from dovetail_plugins.mistral._vocabulary import find_file
 from dovetail_plugins.tokenizers.hf import HfTokenizer
 
@@ -17,6 +17,7 @@ from dovetail_plugins.tokenizers.hf import HfTokenizer
 class MistralTokenizer(HfTokenizer):
     """The tokenizer in Mistral's own file, even where there is a tokenizer.json."""
 
+    Options = NoOptions
     info = Info(
         summary="Mistral's tekken.json or tokenizer.model.vN",
         source="https://github.com/mistralai/mistral-common",

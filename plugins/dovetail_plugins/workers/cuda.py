@@ -67,13 +67,13 @@ class CudaWorker(DeviceWorker):
 
     def free_bytes(self) -> int:
         """Return what is left of the share of the device's memory that this engine may use, once
-        256 MiB, all that is in use and the memory of a largest step, which is run and measured,
-        are taken off; and no more than is free."""
+        256 MiB, all that is in use, the encodings of media and the memory of a largest step, which
+        is run and measured, are taken off; and no more than is free."""
         largest = self.runner.largest_step_bytes(self.memory.peak_of)
         self.memory.release()
         free, total = self.memory.free_and_total()
         share = int(self.run.memory_share * total) - (total - free)
-        room = min(share, free) - MARGIN_BYTES - largest
+        room = min(share, free) - MARGIN_BYTES - largest - self.run.encodings_bytes
         log.info(
             "GPU memory: %.2f GiB, %.2f in use, %.2f for the largest step and graphs, %.2f "
             "for the KV cache",

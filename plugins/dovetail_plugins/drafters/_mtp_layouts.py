@@ -1,0 +1,109 @@
+"""Where checkpoints keep their layer for further tokens, and what they call its parts.
+
+A layout says the names that its tensors begin with, how those of the decoder layer differ from the
+family's, and in what order vector and state are joined. Knows no tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dovetail.errors import ConfigError
+
+FUSED: Mapping[str, tuple[str, str]] = {
+    "q_proj": ("qkv_proj", "q"),
+    "k_proj": ("qkv_proj", "k"),
+    "v_proj": ("qkv_proj", "v"),
+    "gate_proj": ("gate_up_proj", "gate"),
+    "up_proj": ("gate_up_proj", "up"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpLayout:
+    """`held` begins the names ({layers} is the model's number of layers, in front may be "model.");
+    `block` begins those of the decoder layer behind it; `own` are the names of the parts beside it:
+    the norms of vector, state and result, and what joins the first two. What is in `unused` the
+    model has too.
+
+    `is_state_first`: the state lies before the vector in what joins them. `norms_states`: the state
+    that the next token continues is the normed one. `settings` are fields of config.json for a
+    model of that layer alone, `count` the one that says how many there are (where it is not given,
+    `usual_count`). `renames` and `fused`: see WeightMap.
+    """
+
+    held: str
+    own: tuple[str, str, str, str]
+    block: str = ""
+    unused: tuple[str, ...] = ()
+    is_state_first: bool = False
+    norms_states: bool = True
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    count: str = "num_nextn_predict_layers"
+    usual_count: int = 0
+    renames: tuple[tuple[str, str], ...] = ()
+    fused: Mapping[str, tuple[str, str]] = field(default_factory=lambda: FUSED)
+
+    def prefix(self, num_layers: int) -> str:
+        """Return what names begin with beside a model of so many layers."""
+        return self.held.format(layers=num_layers)
+
+    def local(self, name: str, num_layers: int) -> str | None:
+        """Return a tensor's name in the drafter; None where it is not of the layer."""
+        prefix = self.prefix(num_layers)
+        name = name.removeprefix("model.")
+        if not name.startswith(prefix):
+            return None
+        rest = name.removeprefix(prefix)
+        if rest.startswith(self.unused):
+            return None
+        for theirs, ours in zip(self.own, OWN, strict=True):
+            if rest.startswith(f"{theirs}."):
+                return ours + rest.removeprefix(theirs)
+        return f"block.{rest.removeprefix(self.block)}"
+
+
+OWN = ("token_layernorm", "hidden_layernorm", "final_layernorm", "input_proj")
+"""The parts beside the decoder layer, as MiMo calls them."""
+
+MIMO = MtpLayout(held="mtp_layers.0.", own=OWN, is_state_first=True)
+NEXTN = MtpLayout(
+    held="layers.{layers}.",
+    own=("enorm", "hnorm", "shared_head.norm", "eh_proj"),
+    unused=("embed_tokens.", "shared_head.head."),
+    norms_states=False,
+    settings={"first_k_dense_replace": 0},
+    renames=((".gate.e_score_correction_bias", ".e_score_correction_bias"),),
+)
+QWEN = MtpLayout(
+    held="mtp.",
+    own=("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", "fc"),
+    block="layers.0.",
+    settings={"layer_types": ["full_attention"], "mlp_only_layers": []},
+    usual_count=1,
+    fused={**FUSED, "q_proj": ("qkv_proj", "q_and_gate")},
+)
+LAYOUTS = {"mimo": MIMO, "glm4_moe": NEXTN, "qwen3_next": QWEN}
+"""By the model type of config.json."""
+
+
+def layout_of(config: Mapping[str, Any]) -> MtpLayout:
+    """Return the layout of a checkpoint with layers for further tokens. Raises: ConfigError"""
+    found = LAYOUTS.get(str(config.get("model_type")))
+    if found is None:
+        raise ConfigError(
+            f"layers for further tokens of the model type {config.get('model_type')} are not "
+            "supported.",
+            where="--speculative-config.method",
+            fix=f"known are {', '.join(LAYOUTS)}; use another drafter, such as ngram.",
+        )
+    number = config.get(found.count, found.usual_count)
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ConfigError(
+            f"the checkpoint has no layers for further tokens ({found.count} is {number!r}).",
+            where="--speculative-config.method",
+            fix="use another drafter, such as ngram.",
+        )
+    return found

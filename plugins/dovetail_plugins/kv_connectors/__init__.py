@@ -1,0 +1,1 @@
+"""KV connectors: where blocks of the KV cache are kept beside the device."""

@@ -1,0 +1,183 @@
+"""What engines that exchange KV blocks say to each other, and where they meet on one machine.
+
+Messages are msgpack, one answer for each question. On one machine they go over ZeroMQ, and blocks
+through a file in shared memory that the asking side makes; between machines all goes over TCP, once
+both sides have proved a secret (`dovetail.handshake`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from dovetail.errors import ConfigError
+
+MAX_PATH_BYTES = 100
+"""Paths of Unix sockets have a limit of 107 bytes."""
+SHARED_MEMORY = Path("/dev/shm")
+MIN_SECRET_CHARS = 16
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """Asks who is there."""
+
+
+class Which(msgspec.Struct, frozen=True, kw_only=True, tag="which"):
+    """Asks which of these blocks are there; what is on its way is waited for, so long at most."""
+
+    identity: str
+    keys: tuple[bytes, ...]
+    wait_s: float = 0.0
+
+
+class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
+    """Asks for blocks: in the answer, or one behind the other in the file `memory`."""
+
+    identity: str
+    keys: tuple[bytes, ...]
+    memory: str = ""
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True, tag="facts"):
+    """Who is there: rank `rank` of the `num_ranks` of an engine, whose blocks take `block_bytes`
+    or less."""
+
+    identity: str
+    unit_tokens: int
+    rank: int
+    num_ranks: int
+    block_bytes: int
+    engine_id: str = ""
+
+
+class Present(msgspec.Struct, frozen=True, tag="present"):
+    """Which blocks are there: a byte for each that was asked for, 1 or 0."""
+
+    flags: bytes
+
+
+class Blocks(msgspec.Struct, frozen=True, tag="blocks"):
+    """The sizes of blocks, -1 for one that is not there or no longer fits, and the blocks
+    themselves where they are not in shared memory."""
+
+    sizes: tuple[int, ...]
+    data: tuple[bytes, ...] = ()
+
+
+Question = Hello | Which | Fetch
+Reply = Facts | Present | Blocks
+
+QUESTIONS = msgspec.msgpack.Decoder(Question)
+REPLIES = msgspec.msgpack.Decoder(Reply)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank is met: a name or an address, and a port that also names its socket on this
+    machine."""
+
+    host: str
+    port: int
+
+    @property
+    def name(self) -> str:
+        """Return it as people write it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def socket_path(self) -> Path:
+        """Return the socket's place, whether it is there or not."""
+        return local_folder() / f"{self.port}.socket"
+
+    @property
+    def lock_path(self) -> Path:
+        """Return the file that is locked for as long as somebody serves the socket."""
+        return local_folder() / f"{self.port}.lock"
+
+
+def place_of(text: str) -> Place:
+    """Return the place that HOST:PORT names. Raises: ValueError"""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise ValueError(f"{text!r} is not HOST:PORT")
+    return Place(host.strip("[]"), int(port))
+
+
+def local_folder() -> Path:
+    """Return the folder of this user's sockets; it need not exist."""
+    return Path(tempfile.gettempdir()) / f"dovetail-kv-{os.getuid()}"
+
+
+def make_local_folder() -> None:
+    """Make the folder of sockets, for this user alone. Raises: ConfigError"""
+    folder = local_folder()
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        raise ConfigError(f"the folder {folder} cannot be made: {error}.") from error
+    if status.st_uid != os.getuid() or status.st_mode & 0o077 or folder.is_symlink():
+        raise ConfigError(
+            f"the folder {folder} is not this user's alone.", fix="remove it, or set TMPDIR."
+        )
+    if len(os.fsencode(folder)) > MAX_PATH_BYTES - 20:
+        raise ConfigError(f"the path {folder} is too long for a socket.", fix="set TMPDIR.")
+
+
+class Lock:
+    """A file that this process has locked until it ends, however it ends."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises: OSError where another process has it"""
+        self._file = path.open("w")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of it. May be called twice."""
+        self._file.close()
+
+
+def is_served(place: Place) -> bool:
+    """Return whether a process serves a place's socket on this machine."""
+    try:
+        lock = Lock(place.lock_path)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    lock.close()
+    return False
+
+
+def read_secret(path: str | None, place: str) -> bytes | None:
+    """Return the secret in a file, None where none is named. Raises: ConfigError"""
+    if path is None:
+        return None
+    try:
+        secret = Path(path).expanduser().read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.", where=place) from error
+    if len(secret) < MIN_SECRET_CHARS:
+        raise ConfigError(
+            f"the secret in {path} has fewer than {MIN_SECRET_CHARS} characters.",
+            where=place,
+            fix="`openssl rand -hex 32` makes a good one.",
+        )
+    return secret
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file, if it is there."""
+    with contextlib.suppress(OSError):
+        path.unlink()

@@ -1,0 +1,331 @@
+"""PeerServer: gives a rank's blocks to other engines, from threads beside its steps.
+
+One thread answers over ZeroMQ those on this machine, and one for each connection those that come by
+TCP and have proved the secret. Blocks are never changed, so that nothing is copied under a lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dovetail.errors import ConfigError
+from dovetail.handshake import (
+    HELLO_LIMIT_S,
+    challenge,
+    make_lasting,
+    read_exactly,
+    send_message,
+)
+from dovetail.interfaces.kv_connector import Buffer
+from dovetail.process import LENGTH
+from dovetail_plugins.kv_connectors._peer_messages import (
+    QUESTIONS,
+    SHARED_MEMORY,
+    Blocks,
+    Facts,
+    Fetch,
+    Hello,
+    Lock,
+    Place,
+    Present,
+    Question,
+    Reply,
+    Which,
+    make_local_folder,
+    remove_file,
+)
+from dovetail_plugins.kv_connectors._recent import Recent
+
+log = logging.getLogger(__name__)
+
+QUIET_S = 0.3
+"""Blocks that are waited for come one after the other; so long after the last one no more do."""
+POLL_S, WAITING_POLL_S = 0.1, 0.002
+CLOSE_WAIT_S = 2.0
+MAX_QUESTION_BYTES = 1 << 26
+MAX_WAIT_S = 60.0
+IP_FLAG, PORT_FLAG = "--kv-transfer-config.kv_ip", "--kv-transfer-config.kv_port"
+
+
+class Shelf:
+    """A rank's blocks in host memory, the most recently used of them. Any thread."""
+
+    def __init__(self, limit: int) -> None:
+        self._lock = threading.Lock()
+        self._recent = Recent(limit)
+        self._blocks: dict[bytes, Buffer] = {}
+        self._changed_s = 0.0
+
+    def put(self, key: bytes, block: Buffer) -> None:
+        """Keep a block that nobody changes. Mutates: self"""
+        with self._lock:
+            for old in self._recent.add(key):
+                self._blocks.pop(old, None)
+            if key in self._recent:
+                self._blocks[key] = block
+                self._changed_s = time.monotonic()
+
+    def get(self, key: bytes) -> Buffer | None:
+        """Return a block, None where it is not there. Mutates: self"""
+        with self._lock:
+            block = self._blocks.get(key)
+            if block is not None:
+                self._recent.add(key)
+            return block
+
+    def drop(self, key: bytes) -> None:
+        """Forget a block. Mutates: self"""
+        with self._lock:
+            self._blocks.pop(key, None)
+            self._recent.discard(key)
+
+    def flags(self, keys: Sequence[bytes]) -> bytes:
+        """Return a byte for each key: whether its block is there."""
+        with self._lock:
+            return bytes(key in self._blocks for key in keys)
+
+    def is_quiet(self, since_s: float) -> bool:
+        """Return whether nothing has come for a while."""
+        return time.monotonic() - max(self._changed_s, since_s) > QUIET_S
+
+    def clear(self) -> None:
+        """Forget everything. Mutates: self"""
+        with self._lock:
+            self._blocks.clear()
+
+
+class PeerServer:
+    """Serves a shelf at a place: its socket on this machine, and with a secret its port."""
+
+    def __init__(self, shelf: Shelf, facts: Facts, place: Place, secret: bytes | None) -> None:
+        """Raises: ConfigError"""
+        self._shelf = shelf
+        self._facts = facts
+        self._place = place
+        self._secret = secret
+        self._is_over = threading.Event()
+        self._memories: dict[str, mmap.mmap] = {}
+        self._waiting: list[tuple[bytes, Which, float]] = []
+        self._connections: set[socket.socket] = set()
+        self._listener = None if secret is None else _listening(place)
+        try:
+            make_local_folder()
+            self._lock = Lock(place.lock_path)
+        except OSError as error:
+            self._close_listener()
+            raise ConfigError(
+                f"another process on this machine exchanges KV blocks at port {place.port}.",
+                where=PORT_FLAG,
+                fix="give each engine its own kv_port or kv_rank.",
+            ) from error
+        self._start()
+
+    def _start(self) -> None:
+        import zmq
+
+        remove_file(self._place.socket_path)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(f"ipc://{self._place.socket_path}")
+        self._threads = [threading.Thread(target=self._serve_local, name="kv-peers", daemon=True)]
+        if self._listener is not None:
+            self._threads.append(
+                threading.Thread(target=self._accept, name="kv-peers-tcp", daemon=True)
+            )
+        for thread in self._threads:
+            thread.start()
+
+    # Over ZeroMQ
+
+    def _serve_local(self) -> None:
+        try:
+            while not self._is_over.is_set():
+                poll_s = WAITING_POLL_S if self._waiting else POLL_S
+                if self._socket.poll(int(poll_s * 1000)):
+                    sender, *_, data = self._socket.recv_multipart()
+                    self._take(sender, data)
+                self._answer_waiting()
+        finally:
+            self._socket.close(linger=0)
+            self._context.term()
+
+    def _take(self, sender: bytes, data: bytes) -> None:
+        """Answer a question, or let it wait. Mutates: self"""
+        try:
+            question: Question = QUESTIONS.decode(data)
+        except msgspec.MsgspecError as error:
+            log.warning("a question about KV blocks was not understood: %s", error)
+            return
+        if isinstance(question, Which) and question.wait_s > 0:
+            self._waiting.append((sender, question, time.monotonic()))
+        else:
+            self._send(sender, self._answer(question))
+
+    def _answer_waiting(self) -> None:
+        still = []
+        for sender, question, began_s in self._waiting:
+            if self._is_ready(question, began_s):
+                self._send(sender, self._answer(question))
+            else:
+                still.append((sender, question, began_s))
+        self._waiting = still
+
+    def _send(self, sender: bytes, reply: Reply) -> None:
+        import zmq
+
+        with contextlib.suppress(zmq.ZMQError):  # who asked is gone
+            self._socket.send_multipart((sender, msgspec.msgpack.encode(reply)), zmq.NOBLOCK)
+
+    # Over TCP
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        while not self._is_over.is_set():
+            try:
+                connection, address = self._listener.accept()
+            except TimeoutError:
+                continue
+            except OSError as error:
+                if not self._is_over.is_set():
+                    log.error("KV blocks are no longer given to other machines: %s", error)
+                return
+            threading.Thread(
+                target=self._serve_guest, args=(connection, address), name="kv-peer", daemon=True
+            ).start()
+
+    def _serve_guest(self, connection: socket.socket, address: Any) -> None:
+        assert self._secret is not None
+        self._connections.add(connection)
+        try:
+            connection.settimeout(HELLO_LIMIT_S)
+            challenge(connection, self._secret)
+            make_lasting(connection)
+            while not self._is_over.is_set():
+                question = _question_from(connection)
+                began_s = time.monotonic()
+                while not self._is_ready(question, began_s) and not self._is_over.is_set():
+                    time.sleep(WAITING_POLL_S)
+                send_message(connection, self._answer(question))
+        except (OSError, EOFError, msgspec.MsgspecError) as error:
+            log.debug("the connection with %s ended: %s", address, error)
+        finally:
+            self._connections.discard(connection)
+            connection.close()
+
+    # What is asked
+
+    def _is_ready(self, question: Question, began_s: float) -> bool:
+        """Return whether there is nothing more to wait for."""
+        if not isinstance(question, Which) or question.identity != self._facts.identity:
+            return True
+        waited_s = time.monotonic() - began_s
+        if waited_s >= min(question.wait_s, MAX_WAIT_S) or self._shelf.is_quiet(began_s):
+            return True
+        return all(self._shelf.flags(question.keys))
+
+    def _answer(self, question: Question) -> Reply:
+        match question:
+            case Hello():
+                return self._facts
+            case Which(identity=identity, keys=keys):
+                is_same = identity == self._facts.identity
+                return Present(self._shelf.flags(keys) if is_same else bytes(len(keys)))
+            case Fetch(identity=identity, keys=keys, memory=memory):
+                if identity != self._facts.identity:
+                    return Blocks((-1,) * len(keys))
+                blocks = [self._shelf.get(key) for key in keys]
+                return self._laid(blocks, memory) if memory else _sent(blocks)
+
+    def _laid(self, blocks: Sequence[Buffer | None], memory: str) -> Blocks:
+        """Write blocks into shared memory, one behind the other. Mutates: the memory"""
+        try:
+            shared = self._memory(memory)
+        except (OSError, ValueError) as error:
+            log.warning("the shared memory %s cannot be written: %s", memory, error)
+            return Blocks((-1,) * len(blocks))
+        sizes, start = [], 0
+        for block in blocks:
+            if block is None or start + len(block) > len(shared):
+                sizes.append(-1)
+                continue
+            shared[start : start + len(block)] = block
+            start += len(block)
+            sizes.append(len(block))
+        return Blocks(tuple(sizes))
+
+    def _memory(self, name: str) -> mmap.mmap:
+        """Return a file in shared memory, which the asking side has made. Raises: OSError,
+        ValueError. Mutates: self"""
+        if name in self._memories:
+            return self._memories[name]
+        if Path(name).name != name:
+            raise ValueError("it is not the name of a file")
+        for gone in [one for one in self._memories if not (SHARED_MEMORY / one).exists()]:
+            self._memories.pop(gone).close()
+        number = os.open(SHARED_MEMORY / name, os.O_RDWR | os.O_NOFOLLOW)
+        try:
+            shared = self._memories[name] = mmap.mmap(number, 0)
+        finally:
+            os.close(number)
+        return shared
+
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+
+    def close(self) -> None:
+        """End the threads. May be called twice."""
+        if self._is_over.is_set():
+            return
+        self._is_over.set()
+        self._close_listener()
+        for connection in tuple(self._connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(CLOSE_WAIT_S)
+        for shared in self._memories.values():
+            shared.close()
+        remove_file(self._place.socket_path)
+        self._lock.close()
+
+
+def _sent(blocks: Sequence[Buffer | None]) -> Blocks:
+    sizes = tuple(-1 if block is None else len(block) for block in blocks)
+    return Blocks(sizes, tuple(bytes(block) for block in blocks if block is not None))
+
+
+def _question_from(connection: socket.socket) -> Question:
+    """Return the next question. Raises: OSError, EOFError, MsgspecError"""
+    (length,) = LENGTH.unpack(read_exactly(connection, LENGTH.size))
+    if length > MAX_QUESTION_BYTES:
+        raise EOFError(f"a question of {length} bytes")
+    question: Question = QUESTIONS.decode(read_exactly(connection, length))
+    return question
+
+
+def _listening(place: Place) -> socket.socket:
+    """Return a listening socket. Raises: ConfigError"""
+    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+    try:
+        listener = socket.create_server((place.host, place.port), family=family)
+    except OSError as error:
+        raise ConfigError(
+            f"{place.name} cannot be listened at: {error.strerror or error}.",
+            where=IP_FLAG,
+            fix="name an address of this machine, and a port that is free.",
+        ) from error
+    listener.settimeout(POLL_S)
+    return listener

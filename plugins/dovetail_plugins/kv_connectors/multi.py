@@ -1,0 +1,157 @@
+"""Multi: several connectors in order. A block is read from the first one that has it, and kept by
+every one that wants it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dovetail import registry
+from dovetail.errors import ConfigError
+from dovetail.interfaces.kv_connector import BlockStore, Buffer, KVConnector, StoreFacts, StoreIndex
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.selection import Selection
+
+log = logging.getLogger(__name__)
+
+_DROP = b"multi"
+"""Stands with a number before the key of a block that one of the connectors is to drop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MultiOptions:
+    """The connectors, the first one asked first."""
+
+    connectors: tuple[Selection, ...] = field(
+        default=(),
+        metadata={"help": "objects with kv_connector and kv_connector_extra_config, in order"},
+    )
+
+
+class Multi(KVConnector):
+    """Makes the sides of each connector. A look-up may take as long as that of the slowest."""
+
+    info = Info(summary="several connectors in order")
+    capabilities = frozenset({"several", "slow_look_up", "survives"})
+    Options = MultiOptions
+
+    @classmethod
+    def sample_options(cls, folder: str) -> dict[str, object]:
+        """Return two connectors, in the folder."""
+        home = "dovetail_plugins.kv_connectors"
+        return {
+            "connectors": [
+                {
+                    "kind": "kv_connector",
+                    "name": "offloading",
+                    "target": f"{home}.offloading:Offloading",
+                    "options": {"host_bytes": 1 << 20},
+                },
+                {
+                    "kind": "kv_connector",
+                    "name": "shared_storage",
+                    "target": f"{home}.shared_storage:SharedStorage",
+                    "options": {"folder": folder},
+                },
+            ]
+        }
+
+    def index(self, facts: StoreFacts) -> MultiIndex:
+        """Return the engine's side. Raises: ConfigError"""
+        return MultiIndex([one.index(facts) for one in self._connectors()])
+
+    def store(self, facts: StoreFacts) -> MultiStore:
+        """Return a rank's side. Raises: ConfigError"""
+        return MultiStore([one.store(facts) for one in self._connectors()])
+
+    def _connectors(self) -> list[KVConnector]:
+        if not self.options.connectors:
+            raise ConfigError(
+                "no connectors are named.",
+                where="--kv-transfer-config.kv_connector_extra_config.connectors",
+                fix='give a list of objects such as {"kv_connector": "offloading"}.',
+            )
+        return [registry.make(selection) for selection in self.options.connectors]
+
+
+class MultiIndex(StoreIndex):
+    """Asks every index."""
+
+    def __init__(self, indexes: Sequence[StoreIndex]) -> None:
+        self._indexes = indexes
+
+    def has(self, key: bytes) -> bool:
+        """Return whether one has a block."""
+        return any(index.has(key) for index in self._indexes)
+
+    def keep(self, key: bytes) -> bool:
+        """Return whether one wants a block. Mutates: self"""
+        return any([index.keep(key) for index in self._indexes])
+
+    def used(self, keys: Sequence[bytes]) -> None:
+        """Tell those that have them. Mutates: self"""
+        for index in self._indexes:
+            index.used([key for key in keys if index.has(key)])
+
+    def lost(self, keys: Sequence[bytes]) -> None:
+        """Tell all of them. Mutates: self"""
+        for index in self._indexes:
+            index.lost(keys)
+
+    def take_dropped(self) -> Sequence[bytes]:
+        """Return what one of them drops, behind its number. Mutates: self"""
+        return [
+            _DROP + bytes((number,)) + key
+            for number, index in enumerate(self._indexes)
+            for key in index.take_dropped()
+        ]
+
+    def close(self) -> None:
+        """Close all of them."""
+        for index in self._indexes:
+            index.close()
+
+
+class MultiStore(BlockStore):
+    """Reads from the first that has a block, writes to all."""
+
+    def __init__(self, stores: Sequence[BlockStore]) -> None:
+        self._stores = stores
+
+    def read(self, key: bytes) -> Buffer | None:
+        """Return a block of the first that has it; a fault of one is that one's."""
+        for store in self._stores:
+            try:
+                block = store.read(key)
+            except OSError as error:
+                log.warning("one of several stores could not be read: %s", error)
+                continue
+            if block is not None:
+                return block
+        return None
+
+    def write(self, key: bytes, block: Buffer) -> None:
+        """Write a block to all. Raises: OSError of the first that failed, after all were tried"""
+        faults = []
+        for store in self._stores:
+            try:
+                store.write(key, block)
+            except OSError as error:
+                faults.append(error)
+        if faults:
+            raise faults[0]
+
+    def drop(self, key: bytes) -> None:
+        """Drop a block from the store whose number stands before its key, or from all."""
+        if key.startswith(_DROP):
+            number = key[len(_DROP)]
+            self._stores[number].drop(key[len(_DROP) + 1 :])
+            return
+        for store in self._stores:
+            store.drop(key)
+
+    def close(self) -> None:
+        """Close all of them."""
+        for store in self._stores:
+            store.close()

@@ -1,0 +1,1 @@
+"""Publishers of what an engine's prefix cache holds."""

@@ -1,0 +1,186 @@
+"""ZmqPublisher: batches of events over a ZeroMQ PUB socket, and again over a ROUTER socket.
+
+A batch is a message of three frames: the topic, its number (8 bytes, big-endian) and the batch in
+msgpack. Who has missed some sends the number of the first (8 bytes) to the replay socket and gets
+every batch from there on that is still kept: an empty frame, the number, the batch; the last
+message has the number -1 (8 bytes of ones) and an empty batch. Source: vLLM's KV cache events.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.kv_event_publisher import EventBatch, KVEventPublisher
+from dovetail.interfaces.plugin import Info
+
+log = logging.getLogger(__name__)
+
+END = (-1).to_bytes(8, "big", signed=True)
+POLL_MS = 50
+CLOSE_WAIT_S = 2.0
+LINGER_MS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZmqOptions:
+    """Where events go. The engines behind the first one add their number to a TCP port, and to any
+    other address `_dpNUMBER`."""
+
+    endpoint: str = field(
+        default="tcp://*:5557", metadata={"help": "ZeroMQ address of the PUB socket"}
+    )
+    replay_endpoint: str | None = field(
+        default=None, metadata={"help": "ZeroMQ address of the ROUTER socket for what was missed"}
+    )
+    buffer_steps: int = field(
+        default=10_000, metadata={"help": "batches kept for who asks again", "ge": 0}
+    )
+    hwm: int = field(
+        default=100_000,
+        metadata={"help": "batches that wait for a slow listener; it loses later ones", "ge": 1},
+    )
+    max_queue_size: int = field(
+        default=100_000,
+        metadata={"help": "batches that wait to be sent; later ones are lost", "ge": 1},
+    )
+    topic: str = field(default="", metadata={"help": "first frame, by which listeners choose"})
+
+
+class ZmqPublisher(KVEventPublisher):
+    """Encodes and sends in a thread beside the engine's."""
+
+    info = Info(
+        summary="ZeroMQ: PUB for events, ROUTER for those missed",
+        source="https://docs.vllm.ai/en/latest/examples/features/kv_events/",
+    )
+    Options = ZmqOptions
+
+    @classmethod
+    def sample_options(cls, folder: str) -> dict[str, object]:
+        """Return addresses within the folder."""
+        return {
+            "endpoint": f"ipc://{folder}/events",
+            "replay_endpoint": f"ipc://{folder}/replay",
+        }
+
+    def __init__(self, options: ZmqOptions, engine: int) -> None:
+        import zmq
+
+        self._encoder = msgspec.msgpack.Encoder()
+        self._topic = options.topic.encode()
+        self._queue: queue.Queue[tuple[int, EventBatch]] = queue.Queue(options.max_queue_size)
+        self._kept: deque[tuple[int, bytes]] = deque(maxlen=options.buffer_steps)
+        self._num_made = 0
+        self._num_lost = 0
+        self._context = zmq.Context()
+        self._events = self._bound(zmq.PUB, options.endpoint, engine, "endpoint", options.hwm)
+        self._replay: Any = None
+        if options.replay_endpoint:
+            # All that is kept and its end have room: a ROUTER drops what has none, without a word.
+            room = max(options.hwm, options.buffer_steps + 1)
+            self._replay = self._bound(
+                zmq.ROUTER, options.replay_endpoint, engine, "replay_endpoint", room
+            )
+        self._is_over = threading.Event()
+        self._is_cut = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="kv-events", daemon=True)
+        self._thread.start()
+
+    def _bound(self, sort: int, address: str, engine: int, name: str, room: int) -> Any:
+        """Return a socket with room for so many messages to each listener. Raises: ConfigError"""
+        import zmq
+
+        socket = self._context.socket(sort)
+        socket.setsockopt(zmq.LINGER, LINGER_MS)
+        socket.setsockopt(zmq.SNDHWM, room)
+        own = address_of(address, engine)
+        try:
+            # An address with a wildcard or a protocol on this machine alone is this side's to open.
+            if "*" in own or "::" in own or own.startswith(("ipc://", "inproc://")):
+                socket.bind(own)
+            elif name == "endpoint":
+                socket.connect(own)
+            else:
+                socket.bind(own)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ConfigError(
+                f"{own} cannot be opened: {error.strerror}.",
+                where=f"--kv-events-config.{name}",
+                fix="name an address that is free.",
+            ) from error
+        return socket
+
+    def publish(self, batch: EventBatch) -> None:
+        """Hand a batch to the sending thread; one that finds the queue full is lost, which
+        listeners see by the gap in the numbers, where the batch would have been."""
+        number = self._num_made
+        self._num_made += 1
+        try:
+            self._queue.put_nowait((number, batch))
+        except queue.Full:
+            if not self._num_lost:
+                log.warning("KV cache events are made faster than they can be sent; some are lost")
+            self._num_lost += 1
+
+    def _serve(self) -> None:
+        """Send batches, and answer who asks again, until told to end."""
+        while not self._is_cut.is_set():
+            self._answer_replays()
+            try:
+                number, batch = self._queue.get(timeout=POLL_MS / 1000)
+            except queue.Empty:
+                if self._is_over.is_set():
+                    return
+                continue
+            payload = self._encoder.encode(batch)
+            self._kept.append((number, payload))
+            self._events.send_multipart((self._topic, number.to_bytes(8, "big"), payload))
+
+    def _answer_replays(self) -> None:
+        import zmq
+
+        while self._replay is not None and self._replay.poll(0, zmq.POLLIN):
+            sender, *_, asked = self._replay.recv_multipart()
+            if len(asked) != 8:
+                log.warning("a replay of KV cache events was asked for without a number")
+                continue
+            first = int.from_bytes(asked, "big")
+            for number, payload in self._kept:
+                if number >= first:
+                    self._replay.send_multipart((sender, b"", number.to_bytes(8, "big"), payload))
+            self._replay.send_multipart((sender, b"", END, b""))
+
+    def close(self) -> None:
+        """Send what is left, for a moment. May be called twice."""
+        if self._is_over.is_set():
+            return
+        self._is_over.set()
+        deadline_s = time.monotonic() + CLOSE_WAIT_S
+        while not self._queue.empty() and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        if num_left := self._queue.qsize():
+            log.warning("%d batches of KV cache events are not sent: the engine ends", num_left)
+        self._is_cut.set()
+        self._thread.join(CLOSE_WAIT_S)
+        if not self._thread.is_alive():
+            self._context.destroy(linger=LINGER_MS)
+
+
+def address_of(address: str, engine: int) -> str:
+    """Return the address of the engine of a number."""
+    if not engine:
+        return address
+    if not address.startswith("tcp://"):
+        return f"{address}_dp{engine}"
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) + engine}"

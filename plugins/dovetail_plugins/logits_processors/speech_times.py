@@ -1,0 +1,129 @@
+"""SpeechTimes: times and text in the order in which a transcript has them.
+
+A request names it with the ids that count: times come in pairs, an end and a beginning, never
+earlier than the one before; a window begins with a time; where times together are more likely than
+any text, a time it is. Without times only the suppressed tokens are banned.
+Source: Radford et al., 2022, section 4.5, and the rules of openai/whisper's decoding
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import RequestError
+from dovetail.interfaces.logits import LogitsProcessor, RowTokens
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail_plugins.logits_processors._ids import verify_ids
+
+if TYPE_CHECKING:
+    import torch
+
+NAME = "speech_times"
+SINGLE = ("first_time", "end", "no_times")
+LISTS = ("suppressed", "suppressed_first")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a request said. `first_time` None: nothing but the suppressed ids counts. The first time
+    of a window is one of the first `most_first` ones."""
+
+    first_time: int | None
+    end: int
+    no_times: int
+    most_first: int
+    suppressed: tuple[int, ...]
+    suppressed_first: tuple[int, ...]
+
+
+class SpeechTimes(LogitsProcessor):
+    """Bans what a transcript cannot go on with (`logits_processors: {"speech_times": {...}}`)."""
+
+    info = Info(summary="keeps the times of a transcript in order", source="arXiv:2212.04356")
+    stage = "bias"
+
+    def __init__(self, options: Any, vocab_size: int) -> None:
+        super().__init__(options, vocab_size)
+        self._rows: dict[int, tuple[RowTokens, Rules]] = {}
+
+    @classmethod
+    def wants(cls, params: SamplingParams) -> bool:
+        """Return whether the request names it."""
+        return NAME in params.logits_processors
+
+    @classmethod
+    def verify(cls, params: SamplingParams, vocab_size: int) -> None:
+        """Raises: RequestError for other words or ids outside the vocabulary."""
+        _rules(params.logits_processors[NAME], vocab_size)
+
+    def add_row(self, tokens: RowTokens) -> None:
+        """Keep the row's rules and its live tokens."""
+        rules = _rules(tokens.params.logits_processors[NAME], self.vocab_size)
+        self._rows[tokens.row] = (tokens, rules)
+
+    def remove_row(self, row: int) -> None:
+        """Forget the row."""
+        self._rows.pop(row, None)
+
+    def apply(self, logits: torch.Tensor, rows: Sequence[tuple[int, int]]) -> None:
+        """Ban what cannot follow. Shapes: logits [S, V]. Mutates: logits"""
+        for index, row in rows:
+            tokens, rules = self._rows[row]
+            _apply(logits[index], rules, tokens.output_ids)
+
+
+def _apply(logits: torch.Tensor, rules: Rules, output: Sequence[int]) -> None:
+    """Ban what cannot follow the tokens of one row. Shapes: logits [V]. Mutates: logits"""
+    never = -float("inf")
+    if rules.suppressed:
+        logits[list(rules.suppressed)] = never
+    if not output and rules.suppressed_first:
+        logits[list(rules.suppressed_first)] = never
+    first = rules.first_time
+    if first is None:
+        return
+    logits[rules.no_times] = never
+    if not output:
+        logits[:first] = never
+        logits[first + rules.most_first + 1 :] = never
+        return
+    was_time = output[-1] >= first
+    was_before = len(output) < 2 or output[-2] >= first
+    if was_time and was_before:
+        logits[first:] = never
+    elif was_time:
+        end = logits[rules.end].clone()
+        logits[:first] = never
+        logits[rules.end] = end
+    times = [one for one in output if one >= first]
+    if times:
+        least = times[-1] if was_time and not was_before else times[-1] + 1
+        logits[first:least] = never
+    scores = logits.log_softmax(-1)
+    if scores[first:].logsumexp(-1) > scores[:first].max():
+        logits[:first] = never
+
+
+def _rules(given: Mapping[str, Any], vocab_size: int) -> Rules:
+    """Return a request's rules. Raises: RequestError"""
+    where = f"logits_processors.{NAME}"
+    names = {*SINGLE, *LISTS, "most_first"}
+    foreign = sorted(set(given) - names)
+    if foreign:
+        raise RequestError(
+            f"{foreign[0]} is unknown here.", where=where, fix=f"use {sorted(names)}."
+        )
+    ids = [one for name in LISTS for one in given.get(name, ())]
+    ids += [given[name] for name in SINGLE if given.get(name) is not None]
+    verify_ids(ids, vocab_size, where)
+    return Rules(
+        first_time=given.get("first_time"),
+        end=int(given.get("end", 0)),
+        no_times=int(given.get("no_times", 0)),
+        most_first=int(given.get("most_first", 50)),
+        suppressed=tuple(given.get("suppressed", ())),
+        suppressed_first=tuple(given.get("suppressed_first", ())),
+    )

@@ -1,0 +1,15 @@
+"""Facts of models that put an encoder of images before a text model."""
+
+from __future__ import annotations
+
+from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.plugin import Value
+
+FACTS = ModelFacts(media=("image",))
+
+LLAVA = Value(summary="LLaVA 1.5 and others of its layout", value=FACTS)
+LLAVA_NEXT = Value(summary="LLaVA NeXT", value=FACTS)
+MISTRAL3 = Value(summary="Mistral Small 3.1 with its encoder of images", value=FACTS)
+IDEFICS3 = Value(summary="Idefics 3", value=FACTS)
+INTERNVL = Value(summary="InternVL", value=FACTS)
+SMOLVLM = Value(summary="SmolVLM", value=FACTS)

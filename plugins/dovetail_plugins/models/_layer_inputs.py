@@ -1,0 +1,83 @@
+"""Inputs of single layers: beside the hidden states each layer reads a small vector of every token,
+a part looked up, a part made of the token's vector.
+
+Source: Gemma Team, Gemma 3n, 2025.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from dovetail.interfaces.model import BuildContext
+from dovetail.layers.activation import activation
+from dovetail.layers.decoder import DecoderConfig
+from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.embedding import VocabParallelEmbedding
+from dovetail.layers.linear import ReplicatedLinear
+from dovetail.layers.norm import RMSNorm
+
+NAMES = (
+    ("embed_tokens_per_layer.", "layer_inputs.table."),
+    ("per_layer_model_projection.", "layer_inputs.projection."),
+    ("per_layer_projection_norm.", "layer_inputs.norm."),
+    ("post_per_layer_input_norm.", "layer_input.norm."),
+    ("per_layer_input_gate.", "layer_input.gate."),
+    ("per_layer_projection.", "layer_input.project."),
+)
+"""What checkpoints call the parts, and what they are here."""
+
+
+class LayerInputs(nn.Module):
+    """Makes the inputs of all layers. Shape letters: L layers, P numbers for each."""
+
+    def __init__(self, context: BuildContext, config: DecoderConfig) -> None:
+        super().__init__()
+        model, settings = context.model, context.model.hf_config
+        size = int(settings["hidden_size_per_layer_input"])
+        self._num_ids = int(settings["vocab_size_per_layer_input"])
+        self._shape, self._factor = (model.num_layers, size), model.hidden_size**-0.5
+        width = model.num_layers * size
+        rounded = torch.tensor(size**0.5, dtype=dtype_of(model.dtype))
+        self.table = VocabParallelEmbedding(
+            context,
+            self._num_ids,
+            width,
+            name="model.embed_tokens_per_layer",
+            factor=float(rounded),
+        )
+        name = "model.per_layer_model_projection"
+        self.projection = ReplicatedLinear(context, name, model.hidden_size, width)
+        self.norm = RMSNorm(context, size, eps=config.norm_eps)
+
+    def forward(self, token_ids: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+        """Return every layer's input; an id behind the table's end counts as 0.
+
+        Shapes: token_ids [T], embedded [T, E] -> [T, L, P]
+        """
+        known = torch.where(token_ids < self._num_ids, token_ids, 0)
+        looked_up = self.table(known).unflatten(-1, self._shape)
+        made = (self.projection(embedded) * self._factor).unflatten(-1, self._shape)
+        total: torch.Tensor = (self.norm(made) + looked_up) * 2**-0.5
+        return total
+
+
+class LayerInput(nn.Module):
+    """What one layer makes of its input: norm(project(act(gate(x)) * input))."""
+
+    def __init__(self, context: BuildContext, name: str, config: DecoderConfig) -> None:
+        super().__init__()
+        size = int(context.model.hf_config["hidden_size_per_layer_input"])
+        hidden = context.model.hidden_size
+        self.gate = ReplicatedLinear(context, f"{name}.per_layer_input_gate", hidden, size)
+        self.project = ReplicatedLinear(context, f"{name}.per_layer_projection", size, hidden)
+        self.norm = config.build_norm(context)
+        self._act = activation(config.hidden_act)
+
+    def forward(
+        self, x: torch.Tensor, own: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Shapes: x, residual [T, E], own [T, P] -> [T, E]"""
+        made = self.project(self._act(self.gate(x)) * own)
+        added: torch.Tensor = self.norm(made, residual=residual)
+        return added

@@ -1,0 +1,200 @@
+"""MediaModel: a text model of ours behind an encoder of images or sound.
+
+The encoder and what fits its vectors to the text model are transformers' modules, with dovetail's
+linear layers in them; the text model is the plugin of its own family. A family derives from
+MediaModel and says which plugin that is where transformers' tables do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, cast
+
+import msgspec
+import torch
+import transformers
+from torch import nn
+from transformers.initialization import no_init_weights
+from transformers.models.auto import modeling_auto
+
+from dovetail import registry
+from dovetail.errors import ConfigError
+from dovetail.interfaces.media import PartPlace
+from dovetail.interfaces.model import BuildContext, Model, WeightMap
+from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.linear import Linear
+from dovetail.layers.media import SpatialRotary, spatial_positions
+from dovetail.layers.stages import Elsewhere, stage_of
+from dovetail_plugins.models._hf_swap import swap_layers
+from dovetail_plugins.models._towers import swap_blocks
+
+TEXT_NAMES = (
+    *(("model.language_model.", "text.model."), ("language_model.model.", "text.model.")),
+    ("model.text_model.", "text.model."),
+    *(("language_model.lm_head.", "text.lm_head."), ("lm_head.", "text.lm_head.")),
+)
+"""Where checkpoints keep the text model."""
+TEXT_PARTS = ("layers", "embed_tokens", "norm")
+"""What a text model consists of, in checkpoints that name it "model"."""
+
+
+class MediaModel(nn.Module, Model):
+    """An encoder and a text model. `text_class` is the class under which the text model's plugin is
+    registered ("" asks transformers' table of causal models), `text_name` its name in transformers'
+    model. In a pipeline the stages have it whose layers take vectors: the first, and those of deep
+    ones."""
+
+    capabilities: ClassVar[frozenset[str]] = frozenset(
+        {"tensor_parallel", "pipeline_parallel", "media", "vectors"}
+    )
+    text_class: ClassVar[str] = ""
+    text_name: ClassVar[str] = "language_model"
+
+    def __init__(self, options: Any, context: BuildContext) -> None:
+        super().__init__()
+        name = self.text_class or _causal_class(context.model)
+        model = msgspec.structs.replace(context.model, architecture=name, whole_config={})
+        plugin = cast(type[Model], registry.load("model", name))
+        _check_stages(context, plugin)
+        self.text = cast(Any, plugin(None, replace(context, model=model)))
+        self.takes_media = self._takes_media(context)
+        self.encoder = build_encoder(context, self.text_name, is_here=self.takes_media)
+        self._encoder_names = _names(self.encoder)
+        if not self.takes_media:
+            self.encoder = Elsewhere()
+        self._dtype = dtype_of(context.model.dtype)
+        rotaries = (m for m in self.text.modules() if isinstance(m, SpatialRotary))
+        self._is_spatial = next(rotaries, None) is not None
+
+    def weight_map(self) -> WeightMap:
+        """Return the names: those of the encoder are transformers', those of the text model are its
+        plugin's behind "text."."""
+        starts, own = ("model.", ""), self._encoder_names
+        encoder = [(f"{start}{name}", f"encoder.{name}") for start in starts for name in own]
+        text = [(f"model.{name}.", f"text.model.{name}.") for name in TEXT_PARTS]
+        return WeightMap(
+            prefixes=(*TEXT_NAMES, *encoder, *text),
+            ignored=("rotary_emb.inv_freq", "position_ids"),
+            parts={"text.": self.text.weight_map()},
+        )
+
+    def _takes_media(self, context: BuildContext) -> bool:
+        """Return whether layers of this rank's stage take vectors of media."""
+        stage = stage_of(self.text)
+        if stage is None or stage.is_first:
+            return True
+        vision = context.model.whole_config.get("vision_config") or {}
+        return stage.numbers.start < len(vision.get("deepstack_visual_indexes") or ())
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the final hidden states. Shapes: token_ids, positions [T] -> [T, E]"""
+        hidden: torch.Tensor = self.text(token_ids, positions)
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits of selected tokens. Shapes: hidden [S, E] -> [S, V]"""
+        logits: torch.Tensor = self.text.logits(hidden)
+        return logits
+
+    def prompt_positions(
+        self, num_tokens: int, parts: Sequence[PartPlace]
+    ) -> tuple[torch.Tensor, int] | None:
+        """Return the positions of a prompt in three directions, where the text model has such.
+
+        Shapes: [3, num_tokens]
+        """
+        return spatial_positions(num_tokens, parts) if self._is_spatial else None
+
+    def encode(
+        self, kind: str, features: Sequence[Mapping[str, torch.Tensor]]
+    ) -> Sequence[torch.Tensor]:
+        """Return the vectors of contents, each encoded alone: so they are the same beside others.
+
+        Shapes: each [rows, E]
+        """
+        return [self.encode_one(kind, one) for one in features]
+
+    def encode_one(self, kind: str, features: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return the vectors of a content. Shapes: [rows, E]"""
+        return joined(self.outputs(kind, features))
+
+    def outputs(self, kind: str, features: Mapping[str, torch.Tensor]) -> Any:
+        """Return what transformers' encoder gives for a content."""
+        method = getattr(self.encoder, f"get_{kind}_features")
+        given = {
+            name: value.to(self._dtype) if value.is_floating_point() else value
+            for name, value in features.items()
+        }
+        return method(**given, return_dict=True)
+
+
+def _check_stages(context: BuildContext, text: type[Model]) -> None:
+    """Raise ConfigError where the layers of a text model cannot be divided as they are to be."""
+    if context.rank.num_stages > 1 and "pipeline_parallel" not in text.capabilities:
+        raise ConfigError(
+            f"the text model {text.__name__} cannot be divided into stages: {text.whole_because}.",
+            where="--pipeline-parallel-size",
+            fix="use 1, or divide each layer with --tensor-parallel-size.",
+        )
+
+
+def _names(encoder: nn.Module) -> list[str]:
+    """Return the names of an encoder's parts."""
+    own = [name for name, _ in encoder.named_children()]
+    return own + [name for name, _ in encoder.named_parameters(recurse=False)]
+
+
+def build_encoder(context: BuildContext, text_name: str, *, is_here: bool = True) -> nn.Module:
+    """Return transformers' model of a checkpoint without its text model, with empty weights; not
+    `is_here`: one without memory, of which the names count."""
+    whole = dict(context.model.whole_config)
+    config = transformers.AutoConfig.for_model(whole.pop("model_type"), **whole)
+    _shrink(config.get_text_config())
+    with no_init_weights(), torch.device(context.device if is_here else "meta"):
+        full: Any = transformers.AutoModel.from_config(config, dtype=dtype_of(context.model.dtype))
+    if text_name not in full._modules:
+        raise ConfigError(
+            f"{type(full).__name__} keeps its text model elsewhere than in {text_name}.",
+            where=context.model.path,
+        )
+    del full._modules[text_name]
+    if not is_here:
+        return cast(nn.Module, full)
+    swap_blocks(context, full, "model.")
+    swap_layers(context, full, "model.")
+    for layer in full.modules():
+        if isinstance(layer, Linear):
+            layer.no_adapters = "it is of the encoder of media, whose results all rows share"
+    encoder: nn.Module = full.eval().requires_grad_(False)
+    return encoder
+
+
+def _shrink(text: Any) -> None:
+    """Make a text model small, of which nothing is kept. Mutates: text"""
+    text.num_hidden_layers = 1
+    text.vocab_size, text.pad_token_id = 8, None
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:1]
+
+
+def joined(output: Any) -> torch.Tensor:
+    """Return the vectors that a method of transformers' models gives. Shapes: [rows, E]"""
+    found = getattr(output, "pooler_output", output)
+    if isinstance(found, (list, tuple)):
+        found = torch.cat([one.flatten(0, -2) for one in found])
+    vectors: torch.Tensor = found.flatten(0, -2)
+    return vectors
+
+
+def _causal_class(model: ModelSpec) -> str:
+    """Return the causal class of a text model. Raises: ConfigError"""
+    model_type = str(model.hf_config.get("model_type"))
+    name = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
+    if name is None:
+        raise ConfigError(
+            f"there is no text model of the type {model_type!r} to put behind an encoder.",
+            where=f"{model.path}: text_config.model_type",
+        )
+    return str(name)

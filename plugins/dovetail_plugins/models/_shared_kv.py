@@ -1,0 +1,195 @@
+"""What the families share whose last layers read the keys and values of earlier ones: attention of
+normed heads, those of the values without weights, and a decoder that leaves out tokens there."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from dovetail.interfaces.attention import AttentionSpec
+from dovetail.interfaces.model import BuildContext
+from dovetail.layers.attention import Attention
+from dovetail.layers.context import keep_inner
+from dovetail.layers.decoder import SLIDING, DecoderConfig, DecoderLayer
+from dovetail.layers.linear import QKVParallelLinear, RowParallelLinear
+from dovetail.layers.norm import BareRMSNorm
+from dovetail.layers.post_norm import SandwichLayer
+from dovetail.layers.rotary import HeadRotary, Rope
+from dovetail.layers.shared_attention import (
+    SharedAttention,
+    drawn_tokens,
+    find_sources,
+    spread,
+)
+from dovetail_plugins.models._layer_inputs import LayerInputs
+from dovetail_plugins.models.gemma3 import Gemma3Model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """The heads of one layer. `source` is the number of the layer that keeps its keys and values;
+    with `keys_are_values` one matrix makes both."""
+
+    num_kv_heads: int
+    head_size: int
+    source: int
+    keys_are_values: bool = False
+
+
+class SharingAttention(nn.Module):
+    """Rotary attention over keys and values that it makes, or over those of an earlier layer."""
+
+    def __init__(
+        self, context: BuildContext, name: str, config: DecoderConfig, layer: int, heads: Heads
+    ) -> None:
+        super().__init__()
+        model, size = context.model, heads.head_size
+        self.keeps = heads.source == layer
+        self.keys_are_values = self.keeps and heads.keys_are_values
+        self.qkv_proj = QKVParallelLinear(
+            context,
+            f"{name}.qkv_proj",
+            model.hidden_size,
+            num_heads=model.num_heads,
+            num_kv_heads=heads.num_kv_heads,
+            head_size=size,
+            bias=config.has_qkv_bias,
+            holds="q" if not self.keeps else "qk" if heads.keys_are_values else "qkv",
+        )
+        self.o_proj = RowParallelLinear(
+            context,
+            f"{name}.o_proj",
+            model.num_heads * size,
+            model.hidden_size,
+            bias=config.has_out_bias,
+        )
+        self.q_norm = config.norm(context, size, eps=config.norm_eps)
+        self.k_norm = config.norm(context, size, eps=config.norm_eps) if self.keeps else None
+        self.v_norm = BareRMSNorm(context, size, eps=config.norm_eps) if self.keeps else None
+        self.rotate = HeadRotary(
+            context,
+            num_heads=self.qkv_proj.num_heads,
+            num_kv_heads=self.qkv_proj.num_kv_heads if self.keeps else 0,
+            head_size=size,
+            q_norm=self.q_norm,
+            k_norm=self.k_norm,
+        )
+        self.attn = self._attention(name, config, layer, heads)
+
+    def _attention(
+        self, name: str, config: DecoderConfig, layer: int, heads: Heads
+    ) -> Attention | SharedAttention:
+        """Return what attends to this layer's keys and values, or to another's."""
+        spec = AttentionSpec(
+            num_heads=self.qkv_proj.num_heads,
+            num_kv_heads=self.qkv_proj.num_kv_heads,
+            head_size=heads.head_size,
+            scale=config.query_scale or heads.head_size**-0.5,
+            window_tokens=config.window_tokens if config.layer_types[layer] == SLIDING else None,
+            soft_cap=config.attn_logit_softcap,
+        )
+        if self.keeps:
+            return Attention(name, spec)
+        shares = name.replace(f".layers.{layer}.", f".layers.{heads.source}.")
+        return SharedAttention(name, spec, shares=shares)
+
+    def forward(
+        self, x: torch.Tensor, rope: Rope | None, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Shapes: x, residual [T, E] -> [T, E]"""
+        qkv = self.qkv_proj(x)
+        if self.keys_are_values:
+            qkv = torch.cat([qkv, qkv[:, -self.qkv_proj.spec.out_sizes[1] :]], dim=-1)
+        q, k, v = self.rotate(qkv, rope)
+        if self.v_norm is None:
+            return self.o_proj(self.attn(q), residual)
+        values = self.v_norm(v.unflatten(-1, (self.qkv_proj.num_kv_heads, -1))).flatten(-2)
+        return self.o_proj(self.attn(q, k, values), residual)
+
+
+def unused_names(sources: tuple[int, ...]) -> tuple[str, ...]:
+    """Return parts of names of keys and values that checkpoints have for layers without any."""
+    shared = [layer for layer, source in enumerate(sources) if layer != source]
+    return tuple(f"layers.{layer}.self_attn.{part}" for layer in shared for part in ("k_", "v_"))
+
+
+class SharingLayer(SandwichLayer):
+    """A layer of a SharingModel: attention and MLP, each between two norms."""
+
+    @abstractmethod
+    def forward(
+        self, x: torch.Tensor, ropes: Mapping[str, Rope], own: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the hidden states behind the layer, `own` being its input of each token (None in
+        families without). Shapes: x [.., T, E], own [T, P] -> [.., T, E]"""
+
+
+class SharingModel(Gemma3Model):
+    """A decoder whose last layers read other layers' keys and values: of a step's tokens they need
+    compute those alone that are drawn after."""
+
+    def __init__(
+        self,
+        context: BuildContext,
+        name: str,
+        config: DecoderConfig,
+        layer_class: type[DecoderLayer],
+        sources: Sequence[int],
+    ) -> None:
+        super().__init__(context, name, config, layer_class)
+        self._num_keeping = len(set(sources))
+        has_inputs = bool(context.model.hf_config["hidden_size_per_layer_input"])
+        self.layer_inputs = LayerInputs(context, config) if has_inputs else None
+        find_sources(self)
+
+    def spread_out(self, embedded: torch.Tensor) -> torch.Tensor:
+        """Return the input of the first layer. Shapes: [T, E] -> [.., T, E]"""
+        return embedded
+
+    def joined(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what goes into the last norm. Shapes: x [.., T, E] -> [T, E]"""
+        return x
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Shapes: token_ids, positions [T] -> [T, E]"""
+        inputs = None
+        if self.stage.is_first or self.layer_inputs is not None:
+            embedded = self.embed(token_ids, positions)
+        if self.layer_inputs is not None:
+            inputs = self.layer_inputs(token_ids, embedded)
+        first = embedded if self.stage.is_first else self.stage.received(token_ids)
+        before, behind = range(self._num_keeping), range(self._num_keeping, len(self.layers))
+        x = self._through(before, self.spread_out(first), inputs, positions)
+        drawn = drawn_tokens()
+        if drawn is None:
+            return self._ended(self._through(behind, x, inputs, positions))
+        at = drawn.tokens
+        if not len(at):
+            return torch.zeros_like(first)
+        own = None if inputs is None else inputs[at]
+        x = self._through(behind, x[..., at, :], own, positions[at])
+        return spread(self._ended(x), at, len(token_ids))
+
+    def _through(
+        self,
+        numbers: range,
+        x: torch.Tensor,
+        inputs: torch.Tensor | None,
+        positions: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the states behind some layers. Shapes: x [.., T, E], inputs [T, L, P], positions
+        [T] -> [.., T, E]"""
+        ropes = {name: rotary(positions) for name, rotary in self.rotaries.items()}
+        for number in numbers:
+            if self.inner is not None and number in self.inner:
+                keep_inner(self.inner, number, self.joined(x))
+            own = None if inputs is None else inputs[:, number]
+            x = self.layers[number](x, ropes, own)
+        return x
+
+    def _ended(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.joined(x))

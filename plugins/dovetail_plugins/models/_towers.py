@@ -1,0 +1,165 @@
+"""The blocks of transformers' encoders of images and sound, built of dovetail's layers.
+
+A block keeps transformers' own way through it; its matrices become dovetail's, so that
+quantization, native kernels and ranks apply: activations end the product before them, and where an
+encoder is divided each rank has some heads and a part of the feed-forward layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import activations
+
+from dovetail.interfaces.model import BuildContext
+from dovetail.interfaces.spec import RankSpec
+from dovetail.layers.linear import (
+    ActivatedLinear,
+    ColumnParallelLinear,
+    Linear,
+    MergedColumnParallelLinear,
+    RowParallelLinear,
+)
+from dovetail.parallel.groups import tensor_group
+
+ACTIVATIONS: dict[type[nn.Module], str] = {
+    activations.QuickGELUActivation: "quick_gelu",
+    activations.GELUActivation: "gelu",
+    activations.GELUTanh: "gelu_pytorch_tanh",
+    activations.SiLUActivation: "silu",
+}
+"""Activations of transformers that a product of ours can end in."""
+MLP_NAMES = (("fc1", "fc2"), ("linear_fc1", "linear_fc2"))
+ACT_NAMES = ("activation_fn", "act_fn", "act")
+QKV = ("q_proj", "k_proj", "v_proj")
+OUT_NAMES = ("out_proj", "o_proj", "projection_layer", "proj")
+
+
+class _AnyShape(Linear):
+    """A layer that takes transformers' [1, T, I] as well."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Shapes: x [..., I] -> [..., O]"""
+        return super().forward(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+
+
+class TowerColumns(_AnyShape, ColumnParallelLinear):
+    """Outputs divided over ranks."""
+
+
+class TowerRows(_AnyShape, RowParallelLinear):  # type: ignore[misc]  # takes no residual
+    """Inputs divided over ranks."""
+
+
+class TowerActivated(_AnyShape, ActivatedLinear):
+    """Outputs divided over ranks, which end in an activation."""
+
+
+class TowerQKV(_AnyShape, MergedColumnParallelLinear):
+    """Queries, keys and values in one, divided by heads."""
+
+
+def swap_blocks(context: BuildContext, trunk: nn.Module, prefix: str) -> None:
+    """Swap the matrices of all attention and feed-forward blocks under `trunk`.
+
+    `prefix` is the trunk's path in the checkpoint. Mutates: trunk
+    """
+    for path, module in list(trunk.named_modules()):
+        name = f"{prefix}{path}"
+        _swap_attention(context, module, name)
+        _swap_mlp(context, module, name)
+
+
+def _swap_mlp(context: BuildContext, module: nn.Module, name: str) -> None:
+    """Swap a feed-forward block's matrices. Mutates: module"""
+    if all(_is_linear(module, one) for one in ("gate_proj", "up_proj", "down_proj")):
+        where = _where(context, _outputs(module, "gate_proj"))
+        for one in ("gate_proj", "up_proj"):
+            _swap(where, module, name, one, TowerColumns)
+        _swap(where, module, name, "down_proj", TowerRows)
+        return
+    pair = next((p for p in MLP_NAMES if all(_is_linear(module, one) for one in p)), None)
+    act = next((a for a in ACT_NAMES if a in module._modules), None)
+    if pair is None or act is None:
+        return
+    where = _where(context, _outputs(module, pair[0]))
+    known = ACTIVATIONS.get(type(module.get_submodule(act)))
+    if known is None:
+        _swap(where, module, name, pair[0], TowerColumns)
+    else:
+        _swap(where, module, name, pair[0], TowerActivated, act=known)
+        setattr(module, act, nn.Identity())
+    _swap(where, module, name, pair[1], TowerRows)
+
+
+def _swap_attention(context: BuildContext, module: nn.Module, name: str) -> None:
+    """Swap an attention block's matrices, and give it this rank's heads. Mutates: module"""
+    facts: Any = module
+    out = next((one for one in OUT_NAMES if _is_linear(module, one)), None)
+    heads = getattr(facts, "num_heads", None)
+    is_apart = all(_is_linear(module, one) for one in QKV)
+    if out is None or not isinstance(heads, int) or not (is_apart or _is_linear(module, "qkv")):
+        return
+    norms = [module._modules.get(one) for one in ("q_norm", "k_norm")]
+    is_plain = getattr(facts, "num_key_value_heads", heads) == heads
+    is_divisible = is_plain and all(norm is None or isinstance(norm, nn.Identity) for norm in norms)
+    where = _where(context, heads if is_divisible else 1)
+    if is_apart:
+        for one in QKV:
+            _swap(where, module, name, one, TowerColumns)
+    else:
+        whole: Any = module.get_submodule("qkv")
+        parts = dict.fromkeys(("q", "k", "v"), whole.out_features // 3)
+        module.set_submodule(
+            "qkv",
+            TowerQKV(where, f"{name}.qkv", whole.in_features, parts, bias=whole.bias is not None),
+        )
+    _swap(where, module, name, out, TowerRows)
+    size = tensor_group(where.rank).size
+    facts.num_heads = heads // size
+    if size > 1 and "embed_dim" in vars(module):  # the width that some give to all heads together
+        facts.embed_dim //= size
+    if is_plain and "num_key_value_heads" in vars(module):
+        facts.num_key_value_heads = facts.num_heads
+
+
+def _where(context: BuildContext, count: int) -> BuildContext:
+    """Return the context of a block of so many equal things: on each rank whole where the encoder
+    is not divided, or they cannot be."""
+    is_divided = context.divides_encoders and count % context.rank.tensor_size == 0
+    return context if is_divided else replace(context, rank=RankSpec())
+
+
+def _outputs(module: nn.Module, name: str) -> int:
+    """Return the number of outputs of a matrix."""
+    found = module.get_submodule(name)
+    assert isinstance(found, nn.Linear)
+    return found.out_features
+
+
+def _is_linear(module: nn.Module, name: str) -> bool:
+    return type(module._modules.get(name)) is nn.Linear
+
+
+def _swap(
+    context: BuildContext,
+    module: nn.Module,
+    name: str,
+    child: str,
+    made: type[Any],
+    **more: Any,
+) -> None:
+    """Swap a matrix. Mutates: module"""
+    old: Any = module.get_submodule(child)
+    new = made(
+        context,
+        f"{name}.{child}",
+        old.in_features,
+        old.out_features,
+        bias=old.bias is not None,
+        **more,
+    )
+    module.set_submodule(child, new)

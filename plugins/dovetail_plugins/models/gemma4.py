@@ -1,0 +1,232 @@
+"""Gemma 4, text: layers that see everything have heads of another size, of which a share is turned,
+and may make keys and values by one matrix; inputs of single layers, last layers that read the keys
+and values of earlier ones, or experts beside each MLP.
+
+Source: Gemma Team, Gemma 4, 2026.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from msgspec import structs
+from torch import nn
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.decoder import (
+    FULL,
+    DecoderConfig,
+    DecoderForCausalLM,
+    DecoderLayer,
+    GatedMLP,
+)
+from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.embedding import VocabParallelEmbedding
+from dovetail.layers.experts import Experts
+from dovetail.layers.linear import ReplicatedLinear
+from dovetail.layers.native_routing import native_routing
+from dovetail.layers.norm import BareRMSNorm, RMSNorm
+from dovetail.layers.opaque import is_traced
+from dovetail.layers.rotary import Rope, Rotary, rope_settings
+from dovetail.layers.routing import RoutingRule, route
+from dovetail.layers.stages import Elsewhere
+from dovetail.parallel.collectives import all_reduce
+from dovetail.parallel.groups import tensor_group
+from dovetail_plugins.model_types.gemma4 import ROPE, cache, heads, keys_are_values, layer_types
+from dovetail_plugins.models._layer_inputs import NAMES, LayerInput
+from dovetail_plugins.models._shared_kv import (
+    Heads,
+    SharingAttention,
+    SharingLayer,
+    SharingModel,
+    unused_names,
+)
+from dovetail_plugins.models.gemma import gemma_config
+
+SENSES = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder.")
+"""Names of what a checkpoint that sees and hears has beside the text model."""
+
+
+def _vector(context: BuildContext, size: int) -> nn.Parameter:
+    dtype = dtype_of(context.model.dtype)
+    return nn.Parameter(torch.empty(size, dtype=dtype, device=context.device), requires_grad=False)
+
+
+class Gemma4Router(nn.Module):
+    """Picks experts by a scaled norm; an expert has a number that multiplies its weight."""
+
+    def __init__(self, context: BuildContext, name: str, config: DecoderConfig) -> None:
+        super().__init__()
+        settings, size = context.model.hf_config, context.model.hidden_size
+        count = int(settings["num_experts"])
+        self.rule = RoutingRule(num_picked=int(settings["top_k_experts"]), renormalizes=True)
+        self.norm = BareRMSNorm(context, size, eps=config.norm_eps)
+        self.proj = ReplicatedLinear(context, f"{name}.proj", size, count)
+        self.scale, self.per_expert_scale = _vector(context, size), _vector(context, count)
+        self._factor, self._native = size**-0.5, native_routing(context, self.rule)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (weights, expert ids) of each token's experts. Shapes: [T, E] -> 2 x [T, A]"""
+        scores = self.proj(self.norm(x) * self.scale * self._factor)
+        if self._native is not None and not is_traced():
+            weights, experts = self._native(scores)
+        else:
+            weights, experts = route(scores, self.rule)
+        return weights * self.per_expert_scale[experts].float(), experts
+
+
+class Gemma4Layer(SharingLayer):
+    """One layer: attention, an MLP with experts beside it or without, and its own input."""
+
+    def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
+        super().__init__(context, name, config, layer)
+        settings, size = context.model.hf_config, context.model.hidden_size
+        self.layer_scalar = _vector(context, 1)
+        has_input = bool(settings["hidden_size_per_layer_input"])
+        self.layer_input = LayerInput(context, name, config) if has_input else None
+        self.group = tensor_group(context.rank)
+        self.has_experts = bool(settings.get("enable_moe_block"))
+        if not self.has_experts:
+            return
+        self.router = Gemma4Router(context, f"{name}.router", config)
+        self.experts = Experts(
+            context,
+            f"{name}.experts",
+            num_experts=int(settings["num_experts"]),
+            size=size,
+            inner=int(settings["moe_intermediate_size"]),
+            act=config.hidden_act,
+        )
+        self.post_feedforward_layernorm_1 = config.build_norm(context)
+        self.pre_feedforward_layernorm_2 = config.build_norm(context)
+        self.post_feedforward_layernorm_2 = config.build_norm(context)
+
+    def build_attention(
+        self, context: BuildContext, name: str, config: DecoderConfig, layer: int
+    ) -> nn.Module:
+        """Return attention over the keys and values of this layer or of an earlier one."""
+        settings = context.model.hf_config
+        count, size = heads(settings, layer)
+        own = Heads(
+            num_kv_heads=count,
+            head_size=size,
+            source=cache(settings).sources[layer],
+            keys_are_values=keys_are_values(settings) and config.layer_types[layer] == FULL,
+        )
+        return SharingAttention(context, name, config, layer, own)
+
+    def build_mlp(
+        self, context: BuildContext, name: str, config: DecoderConfig, layer: int
+    ) -> nn.Module:
+        """Return the layer's MLP, of twice the size where config.json gives that to layers that
+        keep nothing."""
+        settings = context.model.hf_config
+        is_wide = settings.get("use_double_wide_mlp") and cache(settings).sources[layer] != layer
+        inner = int(settings["intermediate_size"]) * (2 if is_wide else 1)
+        return GatedMLP(context, name, inner=inner, act=config.hidden_act)
+
+    def forward(
+        self, x: torch.Tensor, ropes: Mapping[str, Rope], own: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Shapes: x [T, E], own [T, P] -> [T, E]"""
+        attended = self.self_attn(self.input_layernorm(x), ropes.get(self.rope))
+        x = self.post_attention_layernorm(attended, residual=x)
+        fed = self.mlp(self.pre_feedforward_layernorm(x))
+        if self.has_experts:
+            fed = self.post_feedforward_layernorm_1(fed, residual=self._picked(x))
+        x = self.post_feedforward_layernorm(fed, residual=x)
+        if self.layer_input is not None and own is not None:
+            x = self.layer_input(x, own, residual=x)
+        return x * self.layer_scalar
+
+    def _picked(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the picked experts add to the MLP. Shapes: x [T, E] -> [T, E]"""
+        weights, experts = self.router(x)
+        read = self.pre_feedforward_layernorm_2(x)
+        made = all_reduce(self.experts(read, weights, experts), self.group)
+        added: torch.Tensor = self.post_feedforward_layernorm_2(made)
+        return added
+
+
+class Gemma4Model(SharingModel):
+    """The decoder with rotary tables for two sizes of heads. Every stage has the token table where
+    layers have inputs, which are made of it."""
+
+    def __init__(
+        self,
+        context: BuildContext,
+        name: str,
+        config: DecoderConfig,
+        layer_class: type[DecoderLayer] = Gemma4Layer,
+    ) -> None:
+        settings = context.model.hf_config
+        super().__init__(context, name, config, layer_class, cache(settings).sources)
+        if self.layer_inputs is not None and isinstance(self.embed_tokens, Elsewhere):
+            model = context.model
+            self.embed_tokens = VocabParallelEmbedding(
+                context, model.vocab_size, model.hidden_size, factor=config.embedding_scale
+            )
+
+    def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
+        """Return a rotary table per layer type."""
+        model, types = context.model, self.config.layer_types
+        config = {
+            **model.hf_config,
+            "rope_parameters": model.hf_config.get("rope_parameters") or ROPE,
+        }
+        context = replace(context, model=structs.replace(model, hf_config=config))
+        sizes = {kind: heads(config, types.index(kind))[1] for kind in sorted(layer_types)}
+        settings = {
+            kind: rope_settings(context, kind=kind, head_size=size) for kind, size in sizes.items()
+        }
+        return nn.ModuleDict({kind: Rotary(one, context.device) for kind, one in settings.items()})
+
+
+class Gemma4ForCausalLM(DecoderForCausalLM):
+    """Gemma 4's text model with a head. Of checkpoints that see and hear the text part is run."""
+
+    info = Info(summary="Gemma 4, text only", source="https://ai.google.dev/gemma/docs/core")
+    capabilities = frozenset({"tensor_parallel", "pipeline_parallel", "leaves_out_tokens"})
+    model_class = Gemma4Model
+    layer_class = Gemma4Layer
+
+    def __init__(self, options: object, context: BuildContext) -> None:
+        super().__init__(options, context)
+        self._sources = cache(context.model.hf_config).sources
+
+    @classmethod
+    def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
+        """Return Gemma 4's config: norms store their weights as they are, queries are not scaled.
+
+        Raises: ConfigError for one whose text tokens see all others.
+        """
+        config: dict[str, Any] = model.hf_config
+        if config.get("use_bidirectional_attention") == "all":
+            raise ConfigError(
+                "a model whose tokens all see each other is not supported.",
+                where="config.json: use_bidirectional_attention",
+            )
+        return gemma_config(
+            model,
+            norm=RMSNorm,
+            layer_types=layer_types(config),
+            window_tokens=config.get("sliding_window"),
+            query_scale=1.0,
+            final_logit_softcap=config.get("final_logit_softcapping"),
+        )
+
+    def weight_map(self) -> WeightMap:
+        """Return the names, without those of keys and values that nothing reads."""
+        usual = super().weight_map()
+        return replace(
+            usual,
+            prefixes=(("model.language_model.", "model."), *usual.prefixes),
+            renames=NAMES,
+            ignored=(*usual.ignored, *SENSES, *unused_names(self._sources)),
+        )

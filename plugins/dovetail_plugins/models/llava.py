@@ -1,0 +1,37 @@
+"""LLaVA 1.5 and NeXT: images through CLIP and a small MLP before a plain decoder.
+
+Source: Liu et al. 2023, https://arxiv.org/abs/2310.03744
+"""
+
+from __future__ import annotations
+
+from dovetail.interfaces.plugin import Info
+from dovetail_plugins.models._media import MediaModel
+
+
+class LlavaForConditionalGeneration(MediaModel):
+    """LLaVA 1.5, and others of its layout (Pixtral among them)."""
+
+    info = Info(summary="LLaVA 1.5, Pixtral", source="https://arxiv.org/abs/2310.03744")
+
+
+class LlavaNextForConditionalGeneration(MediaModel):
+    """LLaVA 1.6: an image also in tiles, as large as it is."""
+
+    info = Info(
+        summary="LLaVA NeXT (1.6)", source="https://llava-vl.github.io/blog/2024-01-30-llava-next/"
+    )
+
+
+class Mistral3ForConditionalGeneration(MediaModel):
+    """Mistral Small 3.1: Pixtral's encoder, four patches to a vector."""
+
+    info = Info(
+        summary="Mistral Small 3.1 and 3.2", source="https://mistral.ai/news/mistral-small-3-1"
+    )
+
+
+class InternVLForConditionalGeneration(MediaModel):
+    """InternVL: an image in tiles, four patches to a vector."""
+
+    info = Info(summary="InternVL 2.5 and 3", source="https://arxiv.org/abs/2404.16821")
