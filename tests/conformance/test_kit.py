@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
 PLAIN, TORCH = HERE / "wrong_plugins.py", HERE / "wrong_torch_plugins.py"
 APIS = HERE / "wrong_apis.py"
+IO_PROCESSORS = HERE / "wrong_io_processors.py"
 ROUTERS, EXECUTORS = HERE / "wrong_routers.py", HERE / "wrong_executors.py"
 EXCHANGES = HERE / "wrong_exchanges.py"
 STAGES = HERE / "wrong_stages.py"
@@ -31,6 +32,7 @@ POOLERS = HERE / "wrong_poolers.py"
 RESOLVERS = HERE / "wrong_resolvers.py"
 ACCEPTANCES = HERE / "wrong_acceptances.py"
 ADAPTERS = HERE / "wrong_adapters.py"
+CONNECTORS = HERE / "wrong_connectors.py"
 
 POLICY = "scheduling_policy"
 WRONG: list[tuple[str, str, str]] = [
@@ -57,6 +59,13 @@ WRONG: list[tuple[str, str, str]] = [
     ("api", f"{APIS}:BodilessApi", "described_in_openapi"),
     ("api", f"{APIS}:CrashingApi", "a_body_that_is_not_json_is_a_client_error"),
     ("api", f"{APIS}:MuteApi", "errors_say_what_is_wrong[404]"),
+    ("io_processor", f"{IO_PROCESSORS}:PaintingProcessor", "names_a_task"),
+    ("io_processor", f"{IO_PROCESSORS}:SilentProcessor", "makes_prompts_of_its_sample"),
+    ("io_processor", f"{IO_PROCESSORS}:ArrayProcessor", "answers_in_json"),
+    ("io_processor", f"{IO_PROCESSORS}:PoppingProcessor", "leaves_the_data_alone"),
+    ("io_processor", f"{IO_PROCESSORS}:DeafProcessor", "reads_every_output"),
+    ("io_processor", f"{IO_PROCESSORS}:CountingProcessor", "requests_do_not_mix"),
+    ("io_processor", f"{IO_PROCESSORS}:TrustingProcessor", "other_data_is_a_client_error[None]"),
     ("router", f"{ROUTERS}:ForeignRouter", "names_an_engine_that_takes_requests[few]"),
     ("router", f"{ROUTERS}:FavouringRouter", "uses_every_engine"),
     ("router", f"{ROUTERS}:ScribblingRouter", "leaves_the_tokens_alone"),
@@ -68,6 +77,19 @@ WRONG: list[tuple[str, str, str]] = [
     ("router", f"{ROUTERS}:UnawareRouter", "a_prefix_is_followed"),
     ("router", f"{ROUTERS}:SaltlessRouter", "a_salt_is_another_prefix"),
     ("router", f"{ROUTERS}:RememberingRouter", "a_forgotten_prefix_is_not_followed"),
+    ("kv_connector", f"{CONNECTORS}:MixingConnector", "keys_do_not_mix"),
+    ("kv_connector", f"{CONNECTORS}:BoastfulConnector", "unknown_keys_are_not_there"),
+    ("kv_connector", f"{CONNECTORS}:GreedyConnector", "a_block_is_kept_once"),
+    ("kv_connector", f"{CONNECTORS}:StubbornConnector", "lost_blocks_are_wanted_again"),
+    ("kv_connector", f"{CONNECTORS}:HoardingConnector", "dropped_blocks_are_gone"),
+    ("kv_connector", f"{CONNECTORS}:ForgetfulConnector", "what_the_index_has_can_be_read"),
+    ("kv_connector", f"{CONNECTORS}:MortalConnector", "a_restart_finds_what_was_there"),
+    ("kv_connector", f"{CONNECTORS}:SharedRanksConnector", "ranks_do_not_mix"),
+    ("kv_connector", f"{CONNECTORS}:TearingConnector", "reading_beside_writing"),
+    ("kv_connector", f"{CONNECTORS}:CarelessPiecesConnector", "pieces_go_to_other_ranks"),
+    ("kv_connector", f"{CONNECTORS}:UnsealedFake", "what_is_made_up_is_sealed"),
+    ("kv_event_publisher", f"{CONNECTORS}:WaitingPublisher", "takes_batches_at_once"),
+    ("kv_event_publisher", f"{CONNECTORS}:OncePublisher", "ends_twice"),
     ("adapter", f"{ADAPTERS}:NamelessAdapter", "names_types"),
     ("adapter", f"{ADAPTERS}:NumblessAdapter", "reads_an_adapter"),
     ("adapter", f"{ADAPTERS}:RememberingAdapter", "reads_alike_twice"),
@@ -144,6 +166,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("attention_backend", f"{TORCH}:SlopelessAttention", "alibi_over_steps[mixed]"),
     ("attention_backend", f"{TORCH}:FreshKeysAttention", "new_keys_may_lie_elsewhere[9]"),
     ("attention_backend", f"{TORCH}:BaseTwoAttention", "tells_log_sum_exps[plain]"),
+    ("attention_backend", f"{TORCH}:RewritingAttention", "reads_what_another_layer_wrote[plain]"),
     ("attention_backend", f"{TORCH}:FutureLatents", "latents_equal_the_definition"),
     ("attention_backend", f"{TORCH}:RoundingLatents", "latents_are_written_alone"),
     (
@@ -201,6 +224,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("communicator", f"{TORCH}:CopyingCommunicator", "sums[dtype0]"),
     ("communicator", f"{TORCH}:OwnFirstCommunicator", "gathers_in_rank_order"),
     ("communicator", f"{TORCH}:EagerCommunicator", "a_barrier_waits"),
+    ("communicator", f"{TORCH}:BoastfulCommunicator", "calls_that_were_begun_end_in_their_order"),
     ("communicator", f"{TORCH}:AnywhereCommunicator", "says_where_it_fits"),
     ("model", f"{TORCH}:Qwen3ForCausalLM", "equals_transformers"),
     ("model", f"{TORCH}:LlamaForCausalLM", "batch_and_chunks"),
@@ -218,6 +242,9 @@ RIGHT = [
     ("drafter", f"{PLAIN}:RightDrafter"),
     ("drafter", "dovetail_plugins.drafters.eagle:Eagle"),
     ("router", f"{ROUTERS}:RightRouter"),
+    ("io_processor", f"{IO_PROCESSORS}:RightProcessor"),
+    ("kv_connector", f"{CONNECTORS}:RightConnector"),
+    ("kv_event_publisher", f"{CONNECTORS}:RightPublisher"),
     ("adapter_resolver", f"{RESOLVERS}:RightResolver"),
     ("acceptance", f"{ACCEPTANCES}:RightAcceptance"),
     ("adapter", f"{ADAPTERS}:RightAdapter"),
@@ -309,12 +336,15 @@ def test_every_kind_has_clauses_and_every_word_is_asked(kind: str) -> None:
 
 
 UNASKED = {
+    "kv_connector": {"has_ports", "several"},  # how the flag's keys are read
+    "communicator": {"overlaps"},  # the clause of begun calls looks whether it is claimed
     "drafter": {"by_depth", "own_weights", "whole_model"},  # how engines load and record it
     "executor": {"launched_ranks", "places_ranks"},  # who starts ranks: a kit has no launcher
     "worker": {"stages"},  # a stage needs others in their own processes: whole engines show it
     "platform": {"host_cores"},  # a claim about who computes: resolve gives it threads
     "tool_parser": {"parallel_calls"},  # every sample with several calls asks it
-    "model": {"needs_host_rows"},  # a claim about how it reads its input; runners act on it
+    # Claims about how it reads its input; runners act on them.
+    "model": {"needs_host_rows", "encoder", "leaves_out_tokens", "media", "vectors"},
     "quantizer": {"tables"},  # the command asks it: the kit hands over layers, not models
     "quantization": {"from_checkpoint"},  # needs a packed checkpoint, which the kit cannot invent
 }

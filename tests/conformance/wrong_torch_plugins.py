@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -42,6 +42,8 @@ from dovetail_plugins.quantizers.int4 import Int4
 from dovetail_plugins.schedulers.continuous import ContinuousScheduler
 from dovetail_plugins.tokenizers.hf import HfTokenizer
 from dovetail_plugins.workers.cpu import CpuWorker
+
+T = TypeVar("T")
 
 
 class FutureAttention(ReferenceAttention):
@@ -160,6 +162,22 @@ class FreshKeysAttention(ReferenceAttention):
                 slots.append(block * layout.block_tokens + position % layout.block_tokens)
         prepared = replace(layout, slots=torch.tensor(slots))
         return super().forward_lse(spec, q, k, v, cache, prepared)
+
+
+class RewritingAttention(ReferenceAttention):
+    """Writes keys and values of its own where it should read those of another layer."""
+
+    def forward_shared(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Write the queries, then attend."""
+        own = q[:, : spec.num_kv_heads]
+        return self.forward(spec, q, own, own, cache, prepared, sinks)
 
 
 class FutureLatents(ReferenceAttention):
@@ -772,6 +790,15 @@ class EagerCommunicator(GlooCommunicator):
 
     def barrier(self) -> None:
         """Return at once."""
+
+
+class BoastfulCommunicator(GlooCommunicator):
+    """Claims that calls overlap, and waits for the other ranks in each."""
+
+    def begin(self, call: Callable[[], T]) -> Callable[[], T]:
+        """Make the call."""
+        made = call()
+        return lambda: made
 
 
 class AnywhereCommunicator(GlooCommunicator):

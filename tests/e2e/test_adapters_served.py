@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from dovetail import LLM, LoRARequest, SamplingParams
 from dovetail.cli.main import main
 from dovetail.errors import RequestError
+from dovetail.testing.checkpoints import code_running_pickle
 from dovetail.testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
 from support.server_process import ServerProcess
 from support.tiny_adapters import merged, write_adapter
@@ -159,6 +161,73 @@ def test_load_reload_unload_in_every_process(
     assert post("/v1/unload_lora_adapter", {"lora_name": "late"}).status_code == 200
     assert {post("/v1/completions", body_of("late")).status_code for _ in range(6)} == {404}
     assert tokens_of(post("/v1/completions", body_of("one"))) == wanted["one"]
+
+
+def wrong_base(folder: Path) -> None:
+    file = folder / "adapter_model.safetensors"
+    wide = {
+        name: torch.ones(4, 48) if "q_proj.lora_A" in name else tensor
+        for name, tensor in load_file(file).items()
+    }
+    save_file(wide, file)
+
+
+def pickled(folder: Path) -> None:
+    (folder / "adapter_model.safetensors").unlink()
+    (folder / "adapter_model.bin").write_bytes(code_running_pickle(folder / "trace"))
+
+
+Broken = tuple[dict[str, Any], Callable[[Path], Any], int, tuple[str, ...]]
+BROKEN: dict[str, Broken] = {
+    "rank": ({"rank": 9}, lambda folder: None, 400, ("rank is 9", "--max-lora-rank 9", "_proj")),
+    "base": ({}, wrong_base, 400, ("48 inputs", "trained for this model", "qkv_proj")),
+    "nan": ({"broken": True}, lambda folder: None, 400, ("not finite", "q_proj: down")),
+    "no weights": ({}, lambda folder: (folder / "adapter_model.safetensors").unlink(), 400,
+                   ("adapter_model.safetensors",)),
+    "no config": ({}, lambda folder: (folder / "adapter_config.json").unlink(), 404,
+                  ("adapter_config.json",)),
+    "pickle": ({}, pickled, 400, ("more than tensors", "adapter_model.bin")),
+}  # fmt: skip
+"""How an adapter is written and then spoiled, the status of its load, and what is said of it."""
+
+
+@pytest.fixture(params=BROKEN)
+def broken(
+    request: pytest.FixtureRequest, places: dict[str, Path], tmp_path: Path
+) -> tuple[Path, int, tuple[str, ...]]:
+    written, spoil, status, words = BROKEN[request.param]
+    model = transformers.AutoModelForCausalLM.from_pretrained(places["model"], dtype=torch.float32)
+    folder = write_adapter(tmp_path / "spoilt", model, seed=1, **written)
+    spoil(folder)
+    return folder, status, words
+
+
+def test_what_is_wrong_is_told_over_http(
+    post: Post, wanted: Wanted, broken: tuple[Path, int, tuple[str, ...]]
+) -> None:
+    folder, status, words = broken
+    answer = post("/v1/load_lora_adapter", {"lora_name": "spoilt", "lora_path": str(folder)})
+    told = answer.json()["error"]["message"]
+    assert answer.status_code == status, told
+    assert [word for word in (str(folder), *words) if word not in told] == []
+    assert post("/v1/completions", body_of("spoilt")).status_code == 404
+    assert tokens_of(post("/v1/completions", body_of("one"))) == wanted["one"]
+    assert not (folder / "trace").exists()
+
+
+@pytest.mark.usefixtures("own_log")
+def test_what_is_wrong_is_told_at_the_start(
+    places: dict[str, Path],
+    broken: tuple[Path, int, tuple[str, ...]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, _, words = broken
+    flags = "--enable-lora --max-lora-rank 8 --dtype float32 --kv-cache-memory-bytes 2M --port 0"
+    flags += f" --lora-modules spoilt={folder} --disable-frontend-multiprocessing"
+    assert main(["serve", str(places["model"]), *flags.split()]) == 2
+    told = capsys.readouterr().err
+    assert [word for word in (str(folder), "spoilt", *words) if word not in told] == []
+    assert not (folder / "trace").exists()
 
 
 def test_metrics_name_them(server: ServerProcess, post: Post) -> None:

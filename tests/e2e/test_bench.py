@@ -48,21 +48,23 @@ def load(server: ServerProcess, tmp_path: Path, *words: str) -> tuple[int, dict[
 def test_serve_completions(
     server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--input-len", "20", "--output-len", "12", "--max-concurrency", "3"]
+    words = ["--input-len", "20", "--output-len", "96", "--max-concurrency", "3"]
     status, result = load(
         server, tmp_path, *words, "--num-warmups", "2", "--goodput", "ttft:60000", "--save-detailed"
     )
     assert status == 0
     found = result["results"]
     assert (found["completed"], found["failed"], found["other_length"]) == (6, 0, 0)
-    assert (found["prompt_tokens"], found["output_tokens"]) == (6 * 20, 6 * 12)
+    assert (found["prompt_tokens"], found["output_tokens"]) == (6 * 20, 6 * 96)
     assert found["counted_by"] == {"running usage": 6}
     assert found["peak_concurrency"] == 3
     assert found["goodput_requests_per_s"] == pytest.approx(found["requests_per_s"])
     assert 0 < found["ttft_ms"]["median"] < found["e2el_ms"]["median"]
     assert 0 < found["tpot_ms"]["mean"] == pytest.approx(found["itl_ms"]["mean"], rel=0.5)
     assert len(result["requests"]) == 6
-    assert all(0 < len(one["itl_ms"]) < 12 for one in result["requests"])
+    # A client that had no core for a while gets a whole answer at once: no time between its tokens.
+    assert all(len(one["itl_ms"]) < 96 for one in result["requests"])
+    assert any(one["itl_ms"] for one in result["requests"])
     assert result["settings"]["api_key"] == "***"
     assert result["machine"]["logical_cores"] >= 1
     assert result["server"]["model"] == "dovetail-demo"

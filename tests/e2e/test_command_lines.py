@@ -73,7 +73,7 @@ LINES: dict[str, Line] = {
     ),
     "000: media by pairs": Line(
         words="MODEL --limit-mm-per-prompt image=4,video=2",
-        fails="--limit-mm-per-prompt: images, sound and video in prompts are not supported yet.",
+        gives={"limit_mm_per_prompt": {"image": 4, "video": 2}},
     ),
     "000: nothing given twice": Line(
         words="MODEL --quantization None --preemption-mode None --tokenizer-pool-size 0",
@@ -172,7 +172,7 @@ LINES: dict[str, Line] = {
     ),
     "003: code of strangers": Line(
         words="MODEL --trust-remote-code",
-        fails="--trust-remote-code: dovetail never runs code that comes with a checkpoint.",
+        gives={"trust_remote_code": True},
     ),
     "001: the newest words": Line(
         words="MODEL --kv-cache-memory-bytes 64M --logprobs-mode processed_logprobs "
@@ -215,8 +215,8 @@ LINES: dict[str, Line] = {
         fails="--data-parallel-rank: there is no rank 2 among 2.",
     ),
     "001: caches that move": Line(
-        words="""MODEL --kv-transfer-config '{"kv_connector": "Nixl", "kv_role": "kv_both"}'""",
-        fails="--kv-transfer-config: KV cache transfer between engines is not supported yet.",
+        words="""MODEL --kv-transfer-config '{"kv_connector": "NixlConnector"}'""",
+        fails="--kv-transfer-config.kv_role: no role is given.",
     ),
 }
 

@@ -4,6 +4,8 @@ those without them, whatever becomes of the rows.
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,14 +14,15 @@ from typing import Any
 import pytest
 
 from dovetail import LLM, SamplingParams
+from dovetail.config.config import Config
+from dovetail.config.resolve import resolve
 from dovetail.testing.tiny_models import write_tiny_checkpoint
 
 pytest.importorskip("dovetail_plugins")
 
-from tests.support import draft_heads
-from tests.support.draft_heads import Head, Target
-
 from dovetail_plugins.models import mimo
+from support import draft_heads
+from support.draft_heads import Head, Target
 
 PROMPTS = ["one two three one two", "abc", "the dog and the dog and the dog and so on " * 2]
 LENGTH = 4
@@ -102,6 +105,20 @@ def test_guesses_what_the_formulas_say(
         assert drafts == head.guess(target, token_ids, len(drafts))
 
 
+def test_a_published_tree_is_named_where_it_is_not_followed(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = draft_heads.medusa(tmp_path / "head")
+    config = json.loads((head.folder / "config.json").read_text())
+    config["medusa_choices"] = [[0], [0, 0], [1], [0, 1]]
+    (head.folder / "config.json").write_text(json.dumps(config))
+    asked = {"method": "medusa", "model": str(head.folder), "num_speculative_tokens": 2}
+    fields = {"model": str(folder), "speculative_config": asked}
+    with caplog.at_level(logging.INFO):
+        resolve(Config.from_fields(fields))
+    assert "medusa_choices" in caplog.text and "a tree of 4 drafts" in caplog.text
+
+
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa", "mlp"])
 def test_the_same_answers_short_of_cache(name: str, folder: Path, tmp_path: Path) -> None:
     head = MADE[name](tmp_path / "head")
@@ -133,10 +150,36 @@ def test_layers_that_come_with_the_model(tmp_path: Path) -> None:
         assert guessed == head.guess(target, token_ids, len(guessed))
 
 
-def test_two_ranks(folder: Path, target: Target, tmp_path: Path) -> None:
-    """A head that is divided as the model is guesses what it says whole."""
+@pytest.mark.parametrize("family", ["Glm4MoeForCausalLM", "Qwen3NextForCausalLM"])
+def test_a_layer_of_the_model_family(family: str, tmp_path: Path) -> None:
+    """Experts in it, and beside Qwen3-Next's states."""
+    head = draft_heads.own_layer(tmp_path, family)
+    with made(head.folder) as llm:
+        wanted = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    target = Target(head.folder)
+    with made(head.folder, head) as llm:
+        drafts = drafts_of(llm)
+        found = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert [r.outputs[0].token_ids for r in found] == [r.outputs[0].token_ids for r in wanted]
+    assert len(drafts) > 20
+    for token_ids, guessed in drafts:
+        assert guessed == head.guess(target, token_ids, len(guessed))
+
+
+HALVES = {
+    "enable_dbo": True,
+    "dbo_decode_token_threshold": 2,
+    "dbo_prefill_token_threshold": 2,
+    "communicator": "gloo",
+}
+
+
+@pytest.mark.parametrize("flags", [{}, HALVES], ids=["whole", "half batches"])
+def test_two_ranks(folder: Path, target: Target, tmp_path: Path, flags: dict[str, Any]) -> None:
+    """A head that is divided as the model is guesses what it says whole, of the states of half
+    batches too."""
     head = MADE["eagle3"](tmp_path / "head")
-    ranks = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    ranks = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp", **flags}
     with made(folder, head, **ranks) as llm:
         drafts = drafts_of(llm)
         llm.generate(PROMPTS, GREEDY, use_tqdm=False)

@@ -58,10 +58,20 @@ def body_of(number: int, **fields: Any) -> dict[str, Any]:
 
 def test_answers_are_those_of_one_engine(server: ServerProcess, folder: Path) -> None:
     """Alone, while the other engine has nothing to do, and side by side; experts move meanwhile."""
+    assert_answers(server, wanted_of(folder))
+    assert any(re.search(r"experts: balance .* after [1-9]\d* moves", x) for x in server.lines)
+
+
+def wanted_of(folder: Path) -> list[list[int]]:
+    """Return what one engine answers."""
     with LLM(str(folder), dtype="float32", max_model_len=64, use_tqdm_on_load=False) as llm:
         params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in LENGTHS]
         results = llm.generate(PROMPTS, params, use_tqdm=False)
-    wanted = [list(result.outputs[0].token_ids) for result in results]
+    return [list(result.outputs[0].token_ids) for result in results]
+
+
+def assert_answers(server: ServerProcess, wanted: list[list[int]]) -> None:
+    """Assert that a server answers so, to one request at a time and to many."""
 
     async def one(client: httpx.AsyncClient, number: int) -> list[int]:
         answer = await client.post("/v1/completions", json=body_of(number))
@@ -78,7 +88,27 @@ def test_answers_are_those_of_one_engine(server: ServerProcess, folder: Path) ->
                 assert found == [wanted[number] for number in numbers]
 
     asyncio.run(main())
-    assert any(re.search(r"experts: balance .* after [1-9]\d* moves", x) for x in server.lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", ["all_to_all", "allgather_reducescatter"])
+def test_engines_divide_a_step_together_or_not_at_all(folder: Path, exchange: str) -> None:
+    """In half batches, while exchanges overlap; an engine alone, whose other one has nothing to
+    divide, runs whole steps."""
+    with ServerProcess(
+        "--port", "0", "--model", str(folder), "--served-model-name", "m", "--dtype", "float32",
+        "--max-model-len", "64", "--max-num-batched-tokens", "16", "-dp", "2",
+        "--enable-expert-parallel", "--all2all-backend", exchange, "--communicator", "gloo",
+        "--enable-dbo", "--dbo-decode-token-threshold", "2", "--dbo-prefill-token-threshold", "2",
+        "--data-parallel-router", "round_robin", env={"OMP_NUM_THREADS": "1"},
+    ) as server:  # fmt: skip
+        server.wait_ready()
+        assert_answers(server, wanted_of(folder))
+        with server.client() as client:
+            told = client.get("/metrics").text
+        found = re.findall(r'^dovetail:divided_steps_total\{engine="(\d)".*\} (\S+)$', told, re.M)
+        counts = {engine: float(count) for engine, count in found}
+        assert counts.keys() == {"0", "1"} and counts["0"] == counts["1"] >= 3
 
 
 def test_an_engine_that_ends_ends_both_and_health_says_so(server: ServerProcess) -> None:

@@ -12,7 +12,8 @@ import torch
 from dovetail import LLM, SamplingParams
 from dovetail.engine.client.outputs import GenerationResult
 from dovetail.engine.core import StepOutput
-from dovetail.testing.tiny_models import FAMILIES, VOCAB_SIZE, write_tiny_checkpoint
+from dovetail.testing.tiny_families import FAMILIES, VOCAB_SIZE
+from dovetail.testing.tiny_models import write_tiny_checkpoint
 
 TOLERANCE = 1e-4
 NEW_TOKENS = 20
@@ -21,6 +22,8 @@ WINDOWED = {
     "MistralForCausalLM": 22,
     "Gemma2ForCausalLM": 40,
     "Gemma3ForCausalLM": 40,
+    "Gemma3nForCausalLM": 40,
+    "Gemma4ForCausalLM": 40,
     "Olmo3ForCausalLM": 40,
     "Cohere2ForCausalLM": 40,
     "Exaone4ForCausalLM": 40,
@@ -29,6 +32,7 @@ WINDOWED = {
 FEW_BLOCKS = {
     **WINDOWED,
     **dict.fromkeys(("MambaForCausalLM", "FalconMambaForCausalLM", "Mamba2ForCausalLM"), 10),
+    "RwkvForCausalLM": 10,
     **dict.fromkeys(("BambaForCausalLM", "GraniteMoeHybridForCausalLM", "JambaForCausalLM"), 12),
     **dict.fromkeys(("FalconH1ForCausalLM", "NemotronHForCausalLM"), 14),
 }

@@ -46,6 +46,19 @@ def test_only_the_sizes_asked_for_are_recorded() -> None:
             assert set(runner._recorded._programs) == {(size, False) for size in recorded}
 
 
+def kernels_of_a_step(**flags: object) -> list[int]:
+    """Return the native kernels that a decode step of one row calls, in their order."""
+    with LLM(**flags) as llm:
+        llm.generate([[5, 7, 9, 11]], WISHES[0])
+        program = llm._engine.core._executor.worker.runner._recorded._programs[1, False]
+        return [step.kernel for step in program._steps]
+
+
+def test_room_for_adapters_that_none_uses_adds_no_call() -> None:
+    plain = kernels_of_a_step()
+    assert plain and kernels_of_a_step(enable_lora=True, max_loras=2) == plain
+
+
 def test_steps_are_recorded_unless_forbidden() -> None:
     prompts = [[5, 7, 9, 11]]
     for is_eager in (False, True):
@@ -73,7 +86,11 @@ def test_steps_are_recorded_unless_forbidden() -> None:
         ("JambaForCausalLM", {}),  # norms of time steps, experts
         ("GraniteMoeHybridForCausalLM", {}),  # Mamba 2, experts beside an MLP, no positions
         ("Lfm2ForCausalLM", {}),  # convolutions between two gates
+        ("Lfm2MoeForCausalLM", {}),  # the same with experts
+        ("NemotronHForCausalLM", {"head_dim": 16, "moe_latent_size": None}),  # experts, no gate
         ("FalconH1ForCausalLM", {}),  # a mixer beside attention, and multipliers
+        ("DeepseekV3ForCausalLM", {}),  # latents, and experts picked within groups
+        ("MiniMaxForCausalLM", {}),  # branches and inputs weighed
     ],
 )
 def test_steps_of_families_are_recorded(

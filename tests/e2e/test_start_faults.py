@@ -125,6 +125,13 @@ def _plugin(folder: Path) -> list[str]:
     return ["--tool-parser-plugin", str(file), "--tool-call-parser", "mine"]
 
 
+def _coded(folder: Path) -> list[str]:
+    name = "MyForCausalLM"
+    code = {"AutoModelForCausalLM": f"my.{name}"}
+    model = demo_copy(folder, architectures=[name], auto_map=code)
+    return [with_file(model, "my.py", "raise SystemExit")]
+
+
 def killing(module: str, after_s: float = 0.0) -> Callable[[subprocess.Popen[str]], None]:
     """Return what kills the child that runs this module, `after_s` after it can be seen."""
 
@@ -333,9 +340,12 @@ FAULTS: dict[str, Fault] = {
         fix=r"use at most \d+",
     ),
     "code of the checkpoint": Fault(
-        args=flags("--trust-remote-code"),
-        cause="never runs code",
-        fix="leave the flag out",
+        args=_coded, cause="does not run unless it is asked for", fix="give --trust-remote-code"
+    ),
+    "code of the checkpoint, any version": Fault(
+        args=lambda folder: [*_coded(folder), "--trust-remote-code"],
+        cause=r"nothing says which version",
+        fix="--code-revision sha256:[0-9a-f]{64}",
     ),
     "engine killed at once": Fault(
         args=flags("--port", "0"),

@@ -12,7 +12,6 @@ from dovetail import LLM, SamplingParams
 from dovetail.cli.main import main
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
-from dovetail.errors import ConfigError
 from dovetail.interfaces.step import StateLayer
 from dovetail.testing.tiny_models import write_tiny_checkpoint
 
@@ -74,12 +73,6 @@ def test_a_sleep_changes_no_answer(path: Path) -> None:
 
 def test_nothing_ends_the_context_of_a_model_without_positions(path: Path) -> None:
     assert spec_of(path, max_model_len=100_000).run.max_model_tokens == 100_000
-
-
-def test_drafts_are_refused(path: Path) -> None:
-    drafts = {"method": "ngram", "num_speculative_tokens": 3}
-    with pytest.raises(ConfigError, match="cannot be taken back"):
-        spec_of(path, speculative_config=drafts)
 
 
 def test_inspect_tells_the_room_of_states(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

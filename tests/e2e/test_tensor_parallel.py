@@ -17,7 +17,9 @@ import pytest
 from dovetail import LLM, SamplingParams
 from dovetail.cli.main import main
 from dovetail.engine.client.outputs import GenerationResult
+from dovetail.engine.step_stats import StepCounter
 from dovetail.interfaces.constraint import Regex
+from dovetail.interfaces.stats import StepStats
 from dovetail.testing.tiny_models import write_tiny_checkpoint
 from support.server_process import ServerProcess
 
@@ -63,11 +65,18 @@ def assert_same(ours: list[GenerationResult], wanted: list[GenerationResult]) ->
         assert bool(mine.prompt_logprobs) == bool(theirs.prompt_logprobs)
 
 
-OF_RANKS = {"communicator", "decode_context_parallel_size", "enable_expert_parallel",
+OF_RANKS = {"communicator", "enable_dbo", "dbo_decode_token_threshold",
+            "dbo_prefill_token_threshold", "decode_context_parallel_size", "enable_expert_parallel",
             "expert_placement_strategy", "enable_eplb", "eplb_config", "num_threads",
             "tensor_parallel_size", "pipeline_parallel_size", "pipeline_layer_split",
             "cpu_cores"}  # fmt: skip
 """Flags of a case that one rank does without."""
+HALVES: dict[str, Any] = {
+    "enable_dbo": True,
+    "dbo_decode_token_threshold": 2,
+    "dbo_prefill_token_threshold": 4,
+    "communicator": "gloo",
+}
 STAGES: dict[str, Any] = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     # One KV head for two ranks, a preempting cache and drafts, in recorded steps.
@@ -222,18 +231,68 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "speculative_config": {"method": "ngram", "num_speculative_tokens": 3},
         },
     ),
+    # Two half batches whose exchanges overlap: with a preempting cache, prefixes and drafts.
+    "half batches, crowded": (
+        "Qwen3ForCausalLM",
+        {"num_key_value_heads": 1},
+        {
+            **HALVES,
+            "num_gpu_blocks_override": 9,
+            "block_size": 16,
+            "plugin_options": {"scheduler": {"growth_blocks": 0}},
+            "speculative_config": {"method": "ngram", "num_speculative_tokens": 3},
+        },
+    ),
+    # States beside drafts, and experts.
+    "half batches, states": (
+        "Qwen3NextForCausalLM",
+        {"num_key_value_heads": 1},
+        {
+            **HALVES,
+            "block_size": 16,
+            "enable_expert_parallel": True,
+            "speculative_config": {"method": "ngram", "num_speculative_tokens": 3},
+        },
+    ),
+    # Each stage divides the hidden states that it receives, and each request's cache.
+    "half batches, stages": (
+        "Qwen3ForCausalLM",
+        {"num_key_value_heads": 1, "num_hidden_layers": 3},
+        {
+            **HALVES,
+            "tensor_parallel_size": 2,
+            "pipeline_parallel_size": 2,
+            "decode_context_parallel_size": 2,
+            "cpu_cores": "nobind",
+            "num_threads": 1,
+            "num_gpu_blocks_override": 14,
+            "block_size": 16,
+        },
+    ),
 }
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
-def test_two_ranks_answer_as_one(case: str, tmp_path: Path) -> None:
+def test_two_ranks_answer_as_one(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name, config, flags = CASES[case]
     path = write_tiny_checkpoint(tmp_path / "model", name, **config)
     alone = {key: value for key, value in flags.items() if key not in OF_RANKS}
     if "decode_context_parallel_size" in flags:  # a block of theirs is two of one rank's
         alone["num_gpu_blocks_override"] *= 2
     divided = {"tensor_parallel_size": 2, **flags}
-    assert_same(answers(path, **divided), answers(path, **alone))
+    own, halved = StepCounter.take, list[int]()
+
+    def take(self: StepCounter, *counts: Any, **told: Any) -> StepStats:
+        stats = own(self, *counts, **told)
+        halved.append(stats.divided_steps)
+        return stats
+
+    monkeypatch.setattr(StepCounter, "take", take)
+    found = answers(path, **divided)
+    assert (sum(halved) >= 5) == ("enable_dbo" in flags)
+    assert_same(found, answers(path, **alone))
 
 
 def test_stages_sleep_and_wake_up(tmp_path: Path) -> None:

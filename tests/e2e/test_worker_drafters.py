@@ -142,8 +142,8 @@ def test_the_model_itself_is_always_right(
         engine.stats.clear()
         greedy = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
         engine.answers([greedy], [PROMPT])
-    assert engine.count("accepted_tokens") == engine.count("draft_tokens") > 28
-    assert len([s for s in engine.stats if s.step_tokens]) <= 10
+    assert engine.count("accepted_tokens") == engine.count("draft_tokens") > 24
+    assert len([s for s in engine.stats if s.step_tokens]) <= 13
 
 
 def test_another_model_is_seldom_right(
@@ -271,6 +271,7 @@ def test_refusals_name_the_key(folder: Path, tmp_path: Path) -> None:
         (folder, {"quantization": "nobodys"}, "speculative-config.quantization"),
         (folder, {"model": None}, "none is named"),
         (folder, {"draft": 3}, "draft"),
+        (folder, {"draft_sample_method": "random"}, "one of greedy, probabilistic"),
         (folder, {"num_speculative_tokens": 48}, "do not fit in a step"),
     ]
     with pytest.raises(ConfigError, match="pipeline-parallel-size 2"):

@@ -43,7 +43,8 @@ for options in ({}, {"group": 128}):
 first, second = make_weight("float8", 64, 300), make_weight("float8", 300, 64)
 picked = torch.tensor([[0, 1], [1, 0], [1, 1]])
 shares = torch.tensor([[0.5, 0.25], [1.0, 0.0], [0.5, 0.5]])
-found = run(x[:3], stack([packed(first)] * 2), stack([packed(second)] * 2), shares, picked, "relu")
+packs = [stack([packed(one)] * 2) for one in (first, second)]
+found = run(x[:3], *packs, shares, picked, "relu", is_gated=False)
 inner = (rounded(x[:3]) @ first.dequantize().t()).relu()
 wanted = rounded(inner) @ second.dequantize().t() * shares.sum(1, keepdim=True)
 assert off(found, wanted) < 2e-4

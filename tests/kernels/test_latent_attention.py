@@ -34,12 +34,12 @@ def step(counts: list[int], lengths: list[int], slots: torch.Tensor | None = Non
 
 
 def run(q: torch.Tensor, counts: list[int], lengths: list[int], cache: torch.Tensor) -> Any:
-    return step(counts, lengths)(q, None, cache, 0.2, SIZE)
+    return step(counts, lengths)(q, None, cache, 0.2, SIZE, may_round=True)
 
 
-@pytest.fixture
-def cache() -> torch.Tensor:
-    return LATENTS.view(BLOCKS, BLOCK_TOKENS, WIDTH).clone()
+@pytest.fixture(params=[torch.float32, torch.bfloat16])
+def cache(request: pytest.FixtureRequest) -> torch.Tensor:
+    return LATENTS.view(BLOCKS, BLOCK_TOKENS, WIDTH).to(request.param)
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dovetail_kernels.cpu.library import library, missing_reason
-from dovetail_kernels.cpu.program import NotRecordable, Pool, record
+from dovetail_kernels.cpu.program import NotRecordable, Pool, record, refuse_recording
 from dovetail_kernels.gemm.cases import make_weight
 from dovetail_kernels.gemm.native import Packed
 
@@ -65,3 +65,16 @@ def test_what_torch_computes_is_refused() -> None:
     with pytest.raises(NotRecordable, match="no native call"):
         record(lambda: x.view(-1), Pool())
     assert len(record(lambda: weight(x), Pool(), kept=x)) == 1, "a refusal leaves nothing behind"
+
+
+def test_what_no_recorder_sees_refuses_by_itself() -> None:
+    x = torch.randn(2, 64)
+    weight = Packed(make_weight("float32", 64, 64))
+
+    def unseen() -> torch.Tensor:
+        refuse_recording("another library changes it")
+        return weight(x)
+
+    with pytest.raises(NotRecordable, match="another library changes it"):
+        record(unseen, Pool())
+    assert torch.equal(unseen(), weight(x)), "outside a recording nothing is refused"

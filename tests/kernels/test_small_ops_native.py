@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -17,10 +18,15 @@ from dovetail_kernels.gated_activation.native import Gate
 from dovetail_kernels.layer_norm.native import LayerNorm
 from dovetail_kernels.qk_rotary.native import QkRotary
 from dovetail_kernels.rms_norm.native import RmsNorm
+from dovetail_kernels.scaled_copy.native import scaled_copies
+from dovetail_kernels.scaled_copy.reference import reference as scaled_copy_in_torch
 
 NATIVE = library()
 ISAS = NATIVE.isas() if NATIVE else ["none"]
-OPS = ("rms_norm", "layer_norm", "qk_rotary", "embedding", "gated_activation", "product")
+OPS = (
+    "rms_norm", "layer_norm", "qk_rotary", "embedding", "gated_activation", "product",
+    "scaled_copy",
+)  # fmt: skip
 CPU = torch.device("cpu")
 ROWS, SIZE = 90, 333
 pytestmark = pytest.mark.skipif(NATIVE is None, reason=str(missing_reason()))
@@ -51,6 +57,29 @@ def test_cases(source: Library, monkeypatch: pytest.MonkeyPatch, name: str) -> N
     faults = {c.name: check_case(op, c, "native", CPU) for c in op.cases()}
     assert {case: fault for case, fault in faults.items() if fault} == {}
     assert any(not op.reasons_against(i, "cpu", torch.float32) for i in op.implementations)
+
+
+@pytest.mark.parametrize("layout", ["rows", "turned", "any"])
+def test_a_copy_tells_which_matrix_is_not_finite(
+    source: Library, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    monkeypatch.setattr("dovetail_kernels.scaled_copy.native.library", lambda: source)
+    floats = (torch.float32, torch.bfloat16, torch.float16)
+    values = (float("nan"), float("inf"), float("-inf"), 3.4e38, -3.4e38, 65519.0, 65520.0)
+    found = {}
+    for target, value in itertools.product(floats, values):
+        matrices = normal(4, 37, 21, seed=1)
+        matrices[2, 36, 20] = value
+        targets = {
+            "rows": torch.zeros(4, 37, 21, dtype=target),
+            "turned": torch.zeros(4, 21, 37, dtype=target).mT,
+            "any": torch.zeros(4, 37, 42, dtype=target)[:, :, ::2],
+        }[layout]
+        scales = [3.0, 2.0, 1.0, 0.5]
+        wanted = int(scaled_copy_in_torch(matrices, targets.clone(), scales))
+        found[target, value] = int(scaled_copies(matrices, targets, scales)), wanted
+    assert {case: pair for case, pair in found.items() if pair[0] != pair[1]} == {}
+    assert {pair[0] for pair in found.values()} == {-1, 2}
 
 
 def by_rows(source: Library) -> dict[str, Callable[[torch.Tensor, int], torch.Tensor]]:

@@ -131,18 +131,6 @@ def test_an_unsupported_flag_says_what_is_missing(name: str) -> None:
     assert caught.value.where == flag.spelling
 
 
-@pytest.mark.parametrize(
-    ("name", "nothing", "something"),
-    [
-        ("limit_mm_per_prompt", {"image": 0, "video": 0}, {"image": 0, "video": 1}),
-    ],
-)
-def test_objects_that_ask_for_what_there_is(name: str, nothing: Any, something: Any) -> None:
-    check_supported(Config.from_fields({name: nothing}))
-    with pytest.raises(ConfigError):
-        check_supported(Config.from_fields({name: something}))
-
-
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 

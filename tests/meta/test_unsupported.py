@@ -17,7 +17,7 @@ import pytest
 from dovetail import unsupported
 from dovetail.config.compat.deprecated_flags import MAPPED, deprecated_flags
 from dovetail.config.compat.unsupported_flags import UNSUPPORTED_FLAGS
-from dovetail.config.compat.vllm_variables import FOREIGN, NoEffectYet, UnsupportedVariable
+from dovetail.config.compat.vllm_variables import FOREIGN, UnsupportedVariable
 from dovetail.config.config import flags
 from dovetail.config.report.describe import state_of
 from dovetail.config.report.docs import row_words
@@ -66,7 +66,7 @@ def references() -> dict[str, tuple[str, Callable[[], Any]]]:
         for name, feature in names.items():
             rows[f"{kind} {name}"] = (feature, partial(why_unsupported, kind, name))
     for name, variable in FOREIGN.items():
-        if isinstance(variable, NoEffectYet | UnsupportedVariable):
+        if isinstance(variable, UnsupportedVariable):
             rows[f"variable {name}"] = (variable.feature, lambda v=variable: row_words(v)[1])
     for path, feature in UNSUPPORTED_ROUTES.items():
         rows[f"path {path}"] = (feature, partial(unsupported_route, path))

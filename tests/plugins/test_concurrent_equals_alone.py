@@ -20,14 +20,8 @@ from dovetail.engine.core import EngineCore
 from dovetail.engine.kv import prefix_hash
 from dovetail.engine.messages import EngineRequest
 from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import (
-    CacheSpec,
-    EngineSpec,
-    ModelSpec,
-    RunSpec,
-    ScheduleSpec,
-    Selection,
-)
+from dovetail.interfaces.schedule_spec import ScheduleSpec
+from dovetail.interfaces.spec import CacheSpec, EngineSpec, ModelSpec, RunSpec, Selection
 from dovetail.testing.tiny import tiny_run
 from dovetail_kernels.cpu.library import library, missing_reason
 

@@ -490,6 +490,7 @@ WORKER_DRAFTS: dict[str, Any] = {
     "async_steps": True,
     "num_blocks": 70,
 }
+TINY = {"num_blocks": 12, "max_step_tokens": 10, "long_prefill_tokens": 5}
 SIMULATIONS: list[tuple[str, Callable[[Any], SchedulingPolicy], dict[str, Any]]] = [
     ("fcfs", Fcfs, PLAIN),
     ("priority", PriorityFirst, PLAIN),
@@ -503,12 +504,13 @@ SIMULATIONS: list[tuple[str, Callable[[Any], SchedulingPolicy], dict[str, Any]]]
     ("one-in-parts", Fcfs, {"max_partial": 1, "long_prefill_tokens": 5, "num_blocks": 30}),
     ("long-turns", PriorityFirst, LONG_TURNS),
     ("long-turns-ahead", Fcfs, {**LONG_TURNS, "async_steps": True, "draft_rate": 0.3}),
-    ("tiny", Fcfs, {"num_blocks": 12, "max_step_tokens": 10, "long_prefill_tokens": 5}),
+    ("tiny", Fcfs, TINY),
     ("drafts", PriorityFirst, {"draft_rate": 0.8, "num_blocks": 30}),
     ("drafts-ahead", Fcfs, {"draft_rate": 0.5, "async_steps": True}),
     ("drafts-of-the-worker", Fcfs, {"draft_rate": 0.8, "num_blocks": 30, "drafts_on_worker": True}),
     ("worker-drafts-ahead", Fcfs, WORKER_DRAFTS),
     ("drafts-groups", Fcfs, {**GROUPS, "draft_rate": 0.8, "num_blocks": 70}),
+    ("pinned-prefixes", Fcfs, {**TINY, "pinned_share": 0.3}),
 ]
 
 

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import logging
+import socket
 from typing import Any
 
 import msgspec
 import pytest
 
+from dovetail.config.rules.launch import launch_of
+from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import RankSpec
 from dovetail.ranks.door import Hello
 from dovetail.testing.tiny import tiny_run
+from dovetail_plugins.executors import _launched_ranks
 from dovetail_plugins.executors._launched_ranks import difference
 from dovetail_plugins.executors._ray_places import fair_share
+
+
+def test_a_launcher_that_cannot_be_reached_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_launched_ranks, "JOIN_LIMIT_S", 0.1)
+    caplog.set_level(logging.INFO, "dovetail")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]  # nobody listens there any more
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    told = rf"rank 1 cannot reach the launcher's store at 127\.0\.0\.1:{port}: .*refused"
+    with pytest.raises(ConfigError, match=told) as caught:
+        _launched_ranks._store(launch_of(place | ranks), is_first=False)
+    assert "MASTER_PORT" in str(caught.value.where)
+    assert f"waiting for the launcher's store at 127.0.0.1:{port}" in caplog.text
 
 
 def hello(**changes: Any) -> Hello:

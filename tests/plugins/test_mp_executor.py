@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,6 +88,18 @@ def test_one_rank_refuses_while_the_others_wait_for_it(
         executor.allocate(layout)
     with pytest.raises(EngineDead, match="did not answer"):
         executor.check()
+
+
+def test_a_rank_that_hangs_outside_of_steps_is_told_of(
+    executor: MpExecutor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one does that is stopped while it loads: nothing limits how long that takes."""
+    monkeypatch.setattr(ranks_executor, "SILENCE_S", 0.1)
+    pid = ranks_of(executor).pids[1]
+    os.kill(pid, signal.SIGSTOP)
+    threading.Timer(0.5, os.kill, (pid, signal.SIGCONT)).start()
+    assert executor.free_bytes() == 100
+    assert "s from ranks [1]: they are busy, or hang" in caplog.text
 
 
 def test_whoever_was_gone_first_is_told() -> None:

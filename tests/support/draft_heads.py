@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
+from dovetail.testing.tiny_models import write_tiny_checkpoint
+
 Weights = dict[str, torch.Tensor]
 Guess = Callable[["Target", list[int], int], list[int]]
 SIZE, INNER, HEADS, KV_HEADS, HEAD_SIZE, VOCAB = 32, 48, 4, 2, 8, 320
@@ -327,3 +329,62 @@ def mtp(folder: Path, source: Path) -> Head:
         return continued(target, token_ids, wanted, states, run, target.logits)
 
     return Head(method="mtp:Mtp", folder=folder, guess=guess)
+
+
+def own_layer(folder: Path, family: str) -> Head:
+    """Return a model of two layers whose checkpoint has GLM-4.5's layer for further tokens, or
+    Qwen3-Next's: the third layer of a model of three, and what joins it."""
+    import transformers
+
+    is_glm = family == "Glm4MoeForCausalLM"
+    kinds = ["full_attention" if is_glm else "linear_attention", *["full_attention"] * 2]
+    fields: dict[str, Any] = {} if is_glm else {"layer_types": kinds}
+    whole = write_tiny_checkpoint(folder / "whole", family, num_hidden_layers=3, **fields)
+    g, ours = torch.Generator().manual_seed(6), "model.layers.2." if is_glm else "mtp."
+    block = ours if is_glm else f"{ours}layers.0."
+    w = {
+        name.replace("model.layers.2.", block): tensor
+        for name, tensor in load_file(whole / "model.safetensors").items()
+    }
+    names = ("enorm", "hnorm", "shared_head.norm") if is_glm else NORMS_OF_QWEN
+    centre = 1 if is_glm else 0
+    norms = [f"{ours}{name}.weight" for name in names]
+    w |= {name: centre + drawn(g, SIZE) for name in norms}
+    joined = f"{ours}eh_proj.weight" if is_glm else f"{ours}fc.weight"
+    w[joined] = drawn(g, SIZE, 2 * SIZE)
+    config = json.loads((whole / "config.json").read_text()) | {"num_hidden_layers": 2}
+    config |= {"num_nextn_predict_layers": 1} if is_glm else {"layer_types": kinds[:2]}
+    path = write(folder / "model", config, w)
+    for file in whole.glob("tokenizer*"):
+        (path / file.name).write_bytes(file.read_bytes())
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        whole, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+    def normed(x: torch.Tensor, name: str) -> torch.Tensor:
+        eps = float(config.get("rms_norm_eps", 1e-6))
+        return F.rms_norm(x, (SIZE,), w[name] + 1 - centre, eps)
+
+    @torch.inference_mode()
+    def run(vectors: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        x = torch.cat([normed(vectors, norms[0]), normed(states, norms[1])], -1) @ w[joined].T
+        places = torch.arange(len(x))[None]
+        mask = torch.full((len(x), len(x)), -torch.inf).triu(1)[None, None]
+        rotation = model.model.rotary_emb(x[None], places)
+        out = model.model.layers[2](
+            x[None], position_embeddings=rotation, attention_mask=mask, position_ids=places
+        )
+        made: torch.Tensor = (out[0] if isinstance(out, tuple) else out)[0]
+        return made if is_glm else normed(made, norms[2])
+
+    def guess(target: Target, token_ids: list[int], wanted: int) -> list[int]:
+        def logits(states: torch.Tensor) -> torch.Tensor:
+            return target.logits(normed(states, norms[2]) if is_glm else states)
+
+        states = target.states(token_ids)[-1][:-1]
+        return continued(target, token_ids, wanted, states, run, logits)
+
+    return Head(method="mtp:Mtp", folder=path, guess=guess)
+
+
+NORMS_OF_QWEN = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")

@@ -7,6 +7,8 @@ A place is "path below tests::function". The first one mentions the flag; where 
 
 from __future__ import annotations
 
+from support.media_flag_tests import MEDIA_FLAG_TESTS
+
 SPEC = "core/config/test_resolve.py::test_fields_reach_the_spec"
 CHECKPOINT = "core/config/checkpoint/test_checkpoint_flags.py"
 CHECKPOINT_WHOLE = "e2e/test_checkpoint_flags.py"
@@ -14,6 +16,7 @@ ENVIRONMENT = "core/config/parse/test_environment.py"
 SETTINGS = "core/engine/test_engine_settings.py"
 OBSERVERS = "core/config/rules/test_stat_loggers.py"
 WHOLE = "e2e/test_flags_take_effect.py"
+CODE = "plugins/test_checkpoint_code.py"
 CHAT = "core/server/api/test_chat.py"
 EDGES = "core/server/http/test_edges.py"
 FP8_CACHE = "e2e/test_fp8_cache.py"
@@ -25,15 +28,20 @@ LIFE = "e2e/test_server_life.py"
 NEWER = "core/server/test_newer_flags.py"
 RANKS = "e2e/test_tensor_parallel.py"
 STAGES = "core/config/rules/test_stages.py"
+HALVES = "core/config/rules/test_halves.py"
 POOLING = "core/config/rules/test_pooling.py"
 PLANS = "plugins/test_continuous.py"
 
 MACHINES = "e2e/test_several_machines.py::test_both_machines_answer_as_one_engine"
 
 ADAPTERS = "core/config/rules/test_adapters.py"
+MEDIA_ADAPTERS = "plugins/adapters/test_media_adapters.py"
 ADAPTERS_WHOLE = "e2e/test_adapters_served.py"
 
+ROPE = f"{CHECKPOINT_WHOLE}::test_rope_flags_do_what_the_same_config_does_in_transformers"
+
 FLAG_TESTS: dict[str, tuple[str, ...]] = {
+    **MEDIA_FLAG_TESTS,
     "allow_runtime_lora_updating": (
         "core/server/api/test_adapters.py::test_load_use_reload_unload",
         "core/server/api/test_adapters.py::test_loading_needs_its_flag_and_room_for_adapters",
@@ -49,15 +57,19 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (
             "enable_lora_bias",
-            "fully_sharded_loras",
             "lora_dtype",
-            "lora_extra_vocab_size",
+            "long_lora_scaling_factors",
             "max_cpu_loras",
             "max_lora_rank",
             "max_loras",
         ),
         (f"{ADAPTERS}::test_every_flag_has_its_place",),
     ),
+    **dict.fromkeys(
+        ("fully_sharded_loras", "lora_extra_vocab_size"),
+        (f"{ADAPTERS}::test_flags_that_change_nothing_are_told",),
+    ),
+    "default_mm_loras": (f"{MEDIA_ADAPTERS}::test_media_choose_an_adapter",),
     "lora_modules": (
         f"{ADAPTERS_WHOLE}::test_each_name_answers_as_its_adapter",
         f"{ADAPTERS}::test_adapters_of_the_start",
@@ -67,6 +79,14 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         f"{ADAPTERS}::test_resolvers",
     ),
     "lora_resolvers": (f"{ADAPTERS}::test_resolvers",),
+    "override_attention_dtype": (
+        "e2e/test_attention_dtype.py::test_attention_is_computed_in_the_type_that_is_named",
+        "e2e/test_attention_dtype.py::test_what_is_resolved",
+    ),
+    "kv_sharing_fast_prefill": (
+        "e2e/test_shared_caches.py::test_the_flag_leaves_tokens_out_and_changes_no_answer",
+        "core/config/rules/test_shared_layers.py::test_why_the_flag_changes_nothing",
+    ),
     **dict.fromkeys(
         ("mamba_cache_dtype", "mamba_ssm_cache_dtype"),
         (
@@ -164,6 +184,10 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         "plugins/attention/test_native_cpu.py::test_steps_follow_each_other",
     ),
     "block_size": (f"{WHOLE}::test_size_of_the_cache",),
+    "code_revision": (
+        f"{CODE}::test_wrong_pins",
+        f"{CODE}::test_a_commit_of_the_hub_is_a_pin",
+    ),
     "chat_template": (f"{FRONTEND}::test_chat_template_as_text_and_as_file",),
     "chat_template_content_format": (f"{FRONTEND}::test_content_format",),
     "collect_detailed_traces": (
@@ -263,6 +287,10 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         "plugins/attention/test_native_cpu.py::test_auto_takes_it_where_it_fits",
         f"{FP8_CACHE}::test_without_scales_they_are_one",
     ),
+    "kv_events_config": ("e2e/test_kv_events.py::test_a_router_knows_what_the_engine_holds",),
+    "kv_transfer_config": (
+        "e2e/test_kv_connectors.py::test_every_sort_of_layer_comes_back_bit_by_bit",
+    ),
     "kv_policy": (
         "e2e/test_pretend_device.py::test_flags_are_stronger_than_the_device",
         "e2e/test_pretend_device.py::test_the_kv_policy_leaves_its_share",
@@ -314,6 +342,13 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         "core/runner/test_expert_balancer.py::test_flags_reach_the_spec",
         "core/runner/test_expert_balancer.py::test_experts_move_and_answers_stay",
     ),
+    **dict.fromkeys(
+        ("enable_dbo", "dbo_decode_token_threshold", "dbo_prefill_token_threshold"),
+        (
+            f"{HALVES}::test_which_steps_are_divided",
+            "core/runner/test_halves.py::test_thresholds_say_which_steps_are_divided",
+        ),
+    ),
     "decode_context_parallel_size": (
         f"{RANKS}::test_two_ranks_answer_as_one",
         "core/config/rules/test_context_parallel.py::test_as_many_bytes_hold_so_many_times_the_tokens",
@@ -362,12 +397,8 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "return_tokens_as_token_ids": (f"{FRONTEND}::test_tokens_as_token_ids",),
     "revision": (f"{WHOLE}::test_revisions_and_download_dir",),
     "root_path": (f"{FRONTEND}::test_root_path",),
-    "rope_scaling": (
-        f"{CHECKPOINT_WHOLE}::test_rope_flags_do_what_the_same_config_does_in_transformers",
-    ),
-    "rope_theta": (
-        f"{CHECKPOINT_WHOLE}::test_rope_flags_do_what_the_same_config_does_in_transformers",
-    ),
+    "rope_scaling": (ROPE,),
+    "rope_theta": (ROPE,),
     "pooler_config": (
         f"{POOLING}::test_pooler_config",
         "e2e/test_pooled_ways.py::test_long_prompts_in_pieces",
@@ -424,6 +455,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         "e2e/test_tool_server.py::test_the_server_calls_and_the_model_goes_on",
         "e2e/test_tool_server.py::test_at_start",
     ),
+    "trust_remote_code": (f"{CODE}::test_its_model_answers_as_its_own_code_does",),
     "trust_request_chat_template": (f"{FRONTEND}::test_templates_of_requests",),
     "ui": ("core/server/api/test_ui.py::test_no_ui_takes_the_page_away",),
     "uds": (f"{FRONTEND_WHOLE}::test_a_unix_socket_answers",),
@@ -433,6 +465,10 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         "core/server/launch/test_logs.py::test_uvicorns_level",
     ),
     "worker_cls": (f"{WHOLE}::test_worker_and_executor_by_path",),
+    "profiler_config": (
+        "core/config/rules/test_profiling.py::test_the_keys_of_the_flag",
+        "e2e/test_profiling.py::test_two_ranks_are_profiled_while_a_request_runs",
+    ),
     "worker_extension_cls": (f"{WHOLE}::test_methods_are_added_to_the_worker",),
 }
 """Honoured flag -> places."""

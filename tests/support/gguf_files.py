@@ -7,13 +7,15 @@ package's. Needs gguf, safetensors and numpy.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
-from support import gguf_gpt_oss
+from support import gguf_families, gguf_gpt_oss, gguf_settings
 
 Array = np.ndarray[Any, Any]
 TypeOf = Callable[[str], str]
@@ -31,6 +33,7 @@ ARCHITECTURES = {
     "GemmaForCausalLM": "gemma",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
+    "Gemma3nForCausalLM": "gemma3n",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo2",
     "Cohere2ForCausalLM": "cohere2",
@@ -38,7 +41,45 @@ ARCHITECTURES = {
     "Glm4MoeForCausalLM": "glm4moe",
     "GptOssForCausalLM": "gpt-oss",
     "GPT2LMHeadModel": "gpt2",
+    "DeepseekV2ForCausalLM": "deepseek2",
+    "DeepseekV3ForCausalLM": "deepseek2",
+    "MambaForCausalLM": "mamba",
+    "FalconMambaForCausalLM": "mamba",
+    "Mamba2ForCausalLM": "mamba2",
+    "FalconH1ForCausalLM": "falcon-h1",
+    "Lfm2ForCausalLM": "lfm2",
+    "GraniteMoeHybridForCausalLM": "granitehybrid",
+    "JambaForCausalLM": "jamba",
+    "Llama4ForCausalLM": "llama4",
+    "Qwen3NextForCausalLM": "qwen3next",
+    "NemotronHForCausalLM": "nemotron_h",
+    "GPTBigCodeForCausalLM": "starcoder",
+    "Starcoder2ForCausalLM": "starcoder2",
+    "FalconForCausalLM": "falcon",
+    "BloomForCausalLM": "bloom",
+    "MptForCausalLM": "mpt",
+    "GPTNeoXForCausalLM": "gptneox",
+    "PhiForCausalLM": "phi2",
+    "StableLmForCausalLM": "stablelm",
+    "NemotronForCausalLM": "nemotron",
+    "GraniteForCausalLM": "granite",
+    "GraniteMoeForCausalLM": "granitemoe",
+    "GraniteMoeSharedForCausalLM": "granitemoe",
+    "OlmoForCausalLM": "olmo",
+    "OlmoeForCausalLM": "olmoe",
+    "Exaone4ForCausalLM": "exaone4",
+    "SmolLM3ForCausalLM": "smollm3",
+    "ArceeForCausalLM": "arcee",
+    "HunYuanDenseV1ForCausalLM": "hunyuan-dense",
+    "HunYuanMoEV1ForCausalLM": "hunyuan-moe",
+    "Ernie4_5ForCausalLM": "ernie4_5",
+    "Ernie4_5_MoeForCausalLM": "ernie4_5-moe",
+    "SeedOssForCausalLM": "seed_oss",
+    "Dots1ForCausalLM": "dots1",
+    "CohereForCausalLM": "command-r",
 }
+WHOLE = ("inp.", "inp_", "position", "conv", "ssm_a", "ssm_d", "ssm_x")
+"""Parts of names of tensors that are not quantized."""
 STEPS: dict[str, tuple[int, ...]] = {
     "Q2_K": (80, 82),
     "Q3_K": (108,),
@@ -136,11 +177,10 @@ def _random_rows(values: Array, type_name: str) -> Array:
 
 
 def _weights(source: Path) -> dict[str, Array]:
-    from safetensors.numpy import load_file
+    from safetensors.torch import load_file
 
-    stored = {name: values.astype(np.float32) for file in source.glob("*.safetensors")
-              for name, values in load_file(file).items()}  # fmt: skip
-    return gguf_gpt_oss.apart(stored)
+    files = source.glob("*.safetensors")
+    return {n: v.float().numpy() for file in files for n, v in load_file(file).items()}
 
 
 def _add_settings(writer: Any, config: Mapping[str, Any]) -> None:
@@ -150,14 +190,15 @@ def _add_settings(writer: Any, config: Mapping[str, Any]) -> None:
     def of(*names: str) -> Any:
         return next((config[name] for name in names if config.get(name) is not None), None)
 
-    heads, hidden = of("num_attention_heads", "n_head"), of("hidden_size", "n_embd")
-    inner = of("intermediate_size", "n_inner") or 4 * hidden
+    heads = of("num_attention_heads", "n_head", "n_heads")
+    hidden = of("hidden_size", "n_embd", "d_model")
+    inner = of("n_inner", "intermediate_size", "ffn_hidden_size") or 4 * hidden
     rope = config.get("rope_parameters") or {}
     if isinstance(rope.get("full_attention"), dict):
         rope = rope["full_attention"]
     adders: dict[str, Any] = {
-        "block_count": of("num_hidden_layers", "n_layer"),
-        "context_length": of("max_position_embeddings", "n_positions"),
+        "block_count": _num_layers(config),
+        "context_length": of("max_position_embeddings", "n_positions", "max_seq_len") or hidden,
         "embedding_length": hidden,
         "feed_forward_length": inner,
         "head_count": heads,
@@ -165,7 +206,7 @@ def _add_settings(writer: Any, config: Mapping[str, Any]) -> None:
         "key_length": of("head_dim"),
         "value_length": of("head_dim"),
         "layer_norm_rms_eps": of("rms_norm_eps"),
-        "layer_norm_eps": of("layer_norm_epsilon", "layer_norm_eps"),
+        "layer_norm_eps": of("layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps"),
         "logit_scale": of("logit_scale"),
         "expert_shared_count": of("n_shared_experts"),
         "leading_dense_block_count": of("first_k_dense_replace"),
@@ -182,6 +223,7 @@ def _add_settings(writer: Any, config: Mapping[str, Any]) -> None:
         "final_logit_softcapping": of("final_logit_softcapping"),
         "vocab_size": config["vocab_size"],
     }
+    adders |= gguf_settings.settings_of(config)
     for name, value in adders.items():
         if value is not None:
             getattr(writer, f"add_{name}")(value)
@@ -192,9 +234,24 @@ def _add_settings(writer: Any, config: Mapping[str, Any]) -> None:
     if rope.get("partial_rotary_factor"):
         size = of("head_dim") or hidden // heads
         writer.add_rope_dimension_count(int(size * rope["partial_rotary_factor"]))
+    if config["model_type"] == "gemma3n_text":
+        _add_gemma3n(writer, config)
     if config["model_type"] == "olmo3":
         slides = [kind == "sliding_attention" for kind in config["layer_types"]]
         writer.add_sliding_window_pattern(slides)
+
+
+def _add_gemma3n(writer: Any, config: Mapping[str, Any]) -> None:
+    """Add what Gemma 3n has beside others. Shares of gates are standard deviations of them."""
+    normal = NormalDist()
+    scales = [normal.inv_cdf(s) if s else -math.inf for s in config["activation_sparsity_pattern"]]
+    writer.add_altup_active_idx(config["altup_active_idx"])
+    writer.add_altup_num_inputs(config["altup_num_inputs"])
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_shared_kv_layers(config["num_kv_shared_layers"])
+    writer.add_activation_sparsity_scale(scales)
+    kinds = config["layer_types"]
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in kinds])
 
 
 def _add_vocabulary(writer: Any, source: Path) -> None:
@@ -231,17 +288,23 @@ def _add_tensors(
     import gguf
 
     kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    layers = config.get("num_hidden_layers") or config["n_layer"]
+    layers = _num_layers(config)
     names = gguf.get_tensor_name_map(kind, layers)
     meant: dict[str, Array] = {}
-    for name, own in _stacked(weights).items():
+    is_oss = architecture == "gpt-oss"
+    arranged = gguf_gpt_oss.apart(weights) if is_oss else gguf_families.apart(config, weights)
+    for name, own in _stacked(arranged).items():
         theirs = name.replace("_correction_bias", "_correction.bias")
-        ours = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
+        theirs += ".weight" if name.endswith("correct_output_scale") else ""
+        theirs = theirs.replace("feed_forward.experts.", "mlp.experts.").replace(".norms.", ".")
+        known = (theirs, theirs.removeprefix("transformer."))
+        found = (names.get_name(one, try_suffixes=(".weight", ".bias")) for one in known)
+        ours = name if name.startswith("blk.") else next((one for one in found if one), None)
         assert ours is not None, name
         values, undo = _changed(architecture, config, name, next(iter(own.values()))
                                 if len(own) == 1 else np.stack(list(own.values())))  # fmt: skip
         type_name = type_of(ours) if values.ndim > 1 and "norm" not in ours else "F32"
-        type_name = "F32" if "inp" in ours or "position" in ours else type_name
+        type_name = _fitting(ours, type_name, values.shape[-1] if values.ndim else 0)
         if type_name == "F32":
             stored = values = np.ascontiguousarray(values, dtype=np.float32)
             writer.add_tensor(ours, stored)
@@ -250,18 +313,42 @@ def _add_tensors(
             writer.add_tensor(ours, stored, raw_dtype=gguf.GGMLQuantizationType[type_name])
         whole = undo(values)
         meant |= dict(zip(own, whole if len(own) > 1 else [whole], strict=True))
-    return gguf_gpt_oss.together(meant) if architecture == "gpt-oss" else meant
+    if is_oss:
+        return gguf_gpt_oss.together(meant)
+    return gguf_families.together(config, meant, weights)
+
+
+def _num_layers(config: Mapping[str, Any]) -> int:
+    keys = ("num_hidden_layers", "n_layer", "n_layers")
+    count = next((config[key] for key in keys if config.get(key)), 0)
+    return int(count or len(config["layers_block_type"]))
+
+
+def _fitting(name: str, type_name: str, inputs: int) -> str:
+    """Return the type that a tensor may have: some stay whole, and rows are whole blocks."""
+    import gguf
+
+    if any(part in name for part in WHOLE) or type_name == "F32":
+        return "F32"
+    block, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]]
+    if inputs % block == 0:
+        return type_name
+    return "F32" if type_name == "Q8_0" else _fitting(name, "Q8_0", inputs)
 
 
 def _stacked(weights: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
-    """Return the weights by name, those of all experts under one name without their numbers."""
+    """Return the weights by name, those of all experts, or of the norms of all heads,
+    under one name without their numbers."""
     found: dict[str, dict[str, Array]] = {}
     for name in sorted(
         weights, key=lambda n: [int(w) if w.isdecimal() else 0 for w in n.split(".")]
     ):
         words = name.split(".")
-        if "experts" in words:
-            del words[words.index("experts") + 1]
+        for holder in ("experts", "norms"):
+            if holder in words and words[words.index(holder) + 1].isdecimal():
+                del words[words.index(holder) + 1]
+        if words[1].startswith("altup_"):  # model.altup_projections.0.weight
+            del words[2]
         found.setdefault(".".join(words), {})[name] = weights[name]
     return found
 
@@ -270,12 +357,12 @@ def _changed(
     architecture: str, config: Mapping[str, Any], name: str, values: Array
 ) -> tuple[Array, Callable[[Array], Array]]:
     """Return a tensor as GGUF has it, and how to turn such a one back."""
-    if architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
+    if architecture in gguf_families.TURNED and (".q_proj." in name or ".k_proj." in name):
         heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
         rest = values.shape[1:]
         turned = values.reshape(heads, 2, -1, *rest).swapaxes(1, 2).reshape(values.shape)
         return turned, lambda x: x.reshape(heads, -1, 2, *rest).swapaxes(1, 2).reshape(x.shape)
-    if architecture.startswith("gemma") and name.endswith("norm.weight"):
+    if architecture in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
         return values + 1, lambda x: x - 1
     if architecture == "gpt2" and name.endswith(
         (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")

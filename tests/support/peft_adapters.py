@@ -42,7 +42,8 @@ def made(base: Any, config: Any, folder: Path, *, seed: int = 0) -> Any:
     """Return a copy of a transformers model with a random adapter, saved in the folder."""
     import peft
 
-    with peft_warns():
+    with peft_warns(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
         model = peft.get_peft_model(copy.deepcopy(base), config).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -110,7 +111,8 @@ def _with(before: Answer | None, output: Any) -> Answer:
 
 
 def counting(engine: Any) -> Counter[str]:
-    """Return what the engine's steps count from now on: preemptions and guessed tokens."""
+    """Return what the engine's steps count from now on: preemptions, guessed tokens and
+    divided steps."""
     counts: Counter[str] = Counter()
     core, plain = engine.core, engine.core.step
 
@@ -119,6 +121,7 @@ def counting(engine: Any) -> Counter[str]:
         if done.stats is not None:
             counts["preemptions"] += done.stats.preemptions
             counts["draft_tokens"] += done.stats.draft_tokens
+            counts["divided_steps"] += done.stats.divided_steps
         return done
 
     core.step = step

@@ -29,12 +29,14 @@ STOP_LIMIT_S = 20.0
 class ServerProcess:
     """Started by the constructor; use as a context manager, which kills what is left."""
 
-    def __init__(self, *args: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, *args: str, env: dict[str, str] | None = None, command: str = "serve"
+    ) -> None:
         self.lines: list[str] = []
         self.url = ""
         self._news = threading.Condition()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "dovetail", "serve", *args],
+            [sys.executable, "-m", "dovetail", command, *args],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -6,7 +6,7 @@ For tests that hold divided layers to undivided ones without processes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import torch
 from dovetail.interfaces.communicator import Membership
 from dovetail.interfaces.spec import RankSpec
 from dovetail.parallel import groups
-from dovetail.testing.harness import PagedModel, load_model
+from dovetail.testing.harness import PagedModel, StagedModel, load_model
 from support.divided_attention import LIMIT_S, Meeting, ThreadCommunicator
 
 
@@ -35,9 +35,25 @@ class DividedModel:
 
     def forward(self, batch: Sequence[tuple[int, Sequence[int]]]) -> list[torch.Tensor]:
         """Return the logits of all given tokens (see PagedModel.forward)."""
+        return self._on_all(lambda rank: rank.forward(batch))
+
+    def hidden(self, batch: Sequence[tuple[int, Sequence[int]]]) -> torch.Tensor:
+        """Return what the ranks make of all given tokens (see PagedModel.hidden)."""
+        return self._on_all(lambda rank: [rank.hidden(batch)])[0]
+
+    def _on_all(self, run: Callable[[PagedModel], list[torch.Tensor]]) -> list[torch.Tensor]:
+        """Return what all ranks compute, at the same time and alike."""
         with ThreadPoolExecutor(len(self.ranks)) as pool:
-            runs = [pool.submit(rank.forward, batch) for rank in self.ranks]
+            runs = [pool.submit(run, rank) for rank in self.ranks]
             first, *others = [run.result(LIMIT_S) for run in runs]
         for other in others:
             assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
         return first
+
+
+def divided_both_ways(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[DividedModel, StagedModel]:
+    """Return a checkpoint of two layers on two ranks, and in two stages."""
+    staged = StagedModel(lambda rank: load_model(path, rank=rank), (1, 1))
+    return DividedModel(path, 2, monkeypatch), staged

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ConfigError
-from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_tokenizer
+from dovetail.testing.tiny_families import VOCAB_SIZE
+from dovetail.testing.tiny_models import DERIVED, write_tiny_tokenizer
 
 MOST_PARAMETERS = 6_000_000
 """Of a checkpoint called tiny."""
@@ -206,11 +207,14 @@ def _told(error: Exception) -> str:
 
 
 def _stir(model: Any) -> None:
-    """Move every parameter and every stored buffer away from its first value. Mutates: model"""
+    """Move every parameter, and every stored buffer that does not follow from the config, away from
+    its first value. Mutates: model"""
     import torch
 
+    stored = model.state_dict(keep_vars=True).items()
+    moved = {t.data_ptr(): t for name, t in stored if name.rpartition(".")[2] not in DERIVED}
     with torch.no_grad():
-        for tensor in {t.data_ptr(): t for t in model.state_dict(keep_vars=True).values()}.values():
+        for tensor in moved.values():
             if tensor.is_floating_point() and tensor.numel():
                 tensor.add_(torch.randn(tensor.shape) * (0.1 if tensor.dim() == 1 else 0.2))
 

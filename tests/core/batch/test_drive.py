@@ -96,7 +96,12 @@ def test_any_other_route_can_be_asked(tmp_path: Path) -> None:
     async def page() -> Any:
         from starlette.responses import Response
 
-        return Response("<html>")
+        return Response(b"\xff\xfe")
+
+    async def plain() -> Any:
+        from starlette.responses import PlainTextResponse
+
+        return PlainTextResponse("two\nlines")
 
     async def pretty() -> Any:
         from starlette.responses import Response
@@ -105,11 +110,14 @@ def test_any_other_route_can_be_asked(tmp_path: Path) -> None:
 
     app.add_api_route("/page", page, methods=["POST"])
     app.add_api_route("/pretty", pretty, methods=["POST"])
+    app.add_api_route("/plain", plain, methods=["POST"])
     lines = [line("t", "/tokenize", prompt="ab"), line("p", "/pretty"), line("h", "/page")]
+    lines += [line("s", "/plain")]
     got, _, _ = driven(tmp_path, lines, app=(app, engine))
     by_id = {one["custom_id"]: one for one in got}
     assert by_id["t"]["response"]["body"]["tokens"] == [97, 98]
     assert by_id["p"]["response"]["body"] == {"a": "é b"}
+    assert by_id["s"]["response"]["body"] == "two\nlines"
     assert by_id["h"]["error"]["code"] == "answer_is_no_json"
 
 

@@ -26,6 +26,7 @@ FREE_TEXT = {
     "backend",  # another word for an endpoint
     "api_key",
     "base_url",
+    "code_revision",
     "dataset_path",
     "endpoint",
     "host",

@@ -89,9 +89,9 @@ def test_a_flag_by_another_spelling(
 
 
 def test_a_flag_tells_its_other_routes_and_its_state(capsys: pytest.CaptureFixture[str]) -> None:
-    text = " ".join(screen(capsys, "serve", "--help=enable-dbo").split())
-    assert "Variable: DOVETAIL_ENABLE_DBO. In a YAML file: `enable-dbo: VALUE`." in text
-    assert f"Unsupported: {UNSUPPORTED_FLAGS['enable_dbo'].missing}" in text
+    text = " ".join(screen(capsys, "serve", "--help=video-pruning-rate").split())
+    assert "Variable: DOVETAIL_VIDEO_PRUNING_RATE. In a YAML file: `video-pruning" in text
+    assert f"Unsupported: {UNSUPPORTED_FLAGS['video_pruning_rate'].missing}" in text
     mapped = " ".join(screen(capsys, "serve", "--help=num-speculative-tokens").split())
     assert "Deprecated: today --speculative-config.num_speculative_tokens." in mapped
 

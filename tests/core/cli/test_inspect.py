@@ -174,7 +174,7 @@ def test_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = " ".join(found(capsys, path)["warnings"])
     for wanted in (
         "config.json says 80 layers, the tensors are of 2.",
-        "names code of its own (AutoModel): it is never run.",
+        "names code of its own (AutoModel): it runs only with --trust-remote-code",
         "the folder holds code (own.py)",
         "not read: pytorch_model.bin.",
         "config.json says float16, most weights are stored in bfloat16.",

@@ -270,7 +270,7 @@ FAULTS: list[tuple[Any, list[str], str]] = [
     (nothing, ["--uvicorn-log-level", "inof"], "info"),
     (nothing, ["--block-size", "48"], "registered: 1, 8, 16"),
     (nothing, ["--device", "cuda"], "--device cpu"),
-    (nothing, ["--trust-remote-code"], "never runs code"),
+    (nothing, ["--plugin-options.tokenizer.code", "{}"], "--trust-remote-code"),
     (nothing, ["--pipeline-parallel-size", "64"], "cannot be divided over 64 stages"),
     (nothing, ["--enable-auto-tool-choice", "--tool-call-parser", "none"], "--tool-call-parser"),
     (nothing, ["--max-num-seqs", "9", "--max-num-batched-tokens", "8"], "at most 8"),
@@ -326,6 +326,13 @@ def test_planned_faults(
     assert lines[0].startswith("dovetail: error: ")
     assert len(lines) <= 10
     assert message in "\n".join(lines)
+
+
+def test_an_executor_is_refused_before_the_model_is_looked_for(tmp_path: Path) -> None:
+    """A model may first have to be fetched."""
+    pytest.importorskip("dovetail_plugins")
+    with pytest.raises(ConfigError, match="uni runs one rank, not 2"):
+        spec_of(tmp_path / "nowhere", tensor_parallel_size=2, distributed_executor_backend="uni")
 
 
 def test_a_wrong_path_and_an_unknown_id(launched: None, folder: Path) -> None:

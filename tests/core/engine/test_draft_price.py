@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from dovetail.engine.draft_price import FEW_STEPS, DraftPrice
+from dovetail.engine.draft_price import FEW_STEPS, LEAST_WORTH, DraftPrice
 
 
 def run(
@@ -74,3 +74,12 @@ def test_a_few_steps_decide_nothing_and_other_numbers_of_rows_are_apart() -> Non
         price.note(1, 4, 0, 1.0)
     run(price, rows=8, plain_s=0.001, per_draft_s=0.01, share=0.0)
     assert price.pays(64)
+
+
+def test_what_a_draft_must_bring_is_what_its_step_costs() -> None:
+    price = DraftPrice()
+    assert price.least_worth(1) == LEAST_WORTH
+    run(price, rows=1, plain_s=0.001, per_draft_s=0.0004, share=0.6)
+    assert price.least_worth(1) == pytest.approx(1.6, abs=0.1)
+    assert price.pays(1)  # each request decides
+    assert price.least_worth(8) == LEAST_WORTH  # other numbers of rows are apart

@@ -49,7 +49,7 @@ class Bench:
     """A Drafting, and results of steps made by hand. `is_asked` False: the drafter is on the
     worker."""
 
-    def __init__(self, *, is_asked: bool = True, **changes: Any) -> None:
+    def __init__(self, *, is_asked: bool = True, is_steady: bool = False, **changes: Any) -> None:
         selection = Selection(kind="drafter", name="test", target=f"{__file__}:Counting")
         spec = DraftSpec(drafter=selection, max_tokens=LONGEST)
         sim = SimSettings()
@@ -57,7 +57,7 @@ class Bench:
         model = model_spec(vocab_size=64)
         spec = msgspec.structs.replace(spec, **changes)
         drafter = registry.make(spec.drafter, model, spec.max_tokens) if is_asked else None
-        self.drafting = Drafting(spec, drafter, model, self.counter)
+        self.drafting = Drafting(spec, drafter, model, self.counter, is_steady=is_steady)
 
     def request(self, name: str = "r") -> Request:
         made = Request(
@@ -166,7 +166,7 @@ def test_the_worker_brings_as_many_as_are_wanted() -> None:
     bench.drafting.begin(request, 1)
     assert request.num_wanted_drafts == LONGEST
     wanted = []
-    for accepted in (None, 0, 2, 0, 2):
+    for accepted in (None, 0, 2, 0, 2, 0, 0):
         if accepted is not None:
             request.num_draft_tokens += len(request.draft_ids)
             request.num_accepted_tokens += accepted
@@ -175,7 +175,7 @@ def test_the_worker_brings_as_many_as_are_wanted() -> None:
         bench.drafting.update([request], 1)
         assert request.draft_ids == drafts[: request.num_wanted_drafts]
         wanted.append(request.num_wanted_drafts)
-    assert wanted == [8, 4, 8, 4, 8]
+    assert wanted == [8, 8, 8, 8, 8, 6, 5]  # up to twice what they brought lately, and one more
     request.append(RowResult(row=0, token_ids=(5,), drafts=(1, 2)))
     bench.drafting.update([request], 4)
     assert (request.draft_ids, request.num_wanted_drafts) == ((), 0)
@@ -195,18 +195,60 @@ def test_drafts_of_the_worker_pause_while_they_bring_too_little() -> None:
         return request.num_wanted_drafts
 
     wanted, pauses = step(0, 0), []
-    for _ in range(7):
+    for _ in range(16):
         wanted, pause = step(wanted, 0), 0
         while not wanted:
             wanted, pause = step(0, 0), pause + 1
         pauses.append(pause)
-    assert pauses == [0, 4, 8, 16, 32, 64, 64]
+    assert pauses == [0] * 9 + [4, 8, 16, 32, 64, 128, 128]
     assert wanted == 1
-    for accepted in (1, 1, 1):  # three that came true in a row are worth enough again
-        wanted = step(wanted, accepted)
-        while not wanted:
-            wanted = step(0, 0)
-    assert wanted == 2
+    lengths = [wanted := step(wanted, wanted) for _ in range(4)]
+    assert lengths == [2, 3, 4, 5]  # one token that came true, and longer ones show their worth
+
+
+def test_a_request_begins_as_others_fared() -> None:
+    bench = Bench(is_asked=False)
+
+    def begun(name: str) -> Request:
+        request = bench.request(name)
+        bench.drafting.begin(request, 1)
+        return request
+
+    def miss(request: Request) -> None:
+        request.num_draft_tokens += request.num_wanted_drafts
+        request.append(RowResult(row=0, token_ids=(5,)))
+        bench.drafting.update([request], 1)
+
+    assert begun("first").num_wanted_drafts == LONGEST
+    for number in range(20):
+        bad = begun(f"bad-{number}")
+        for _ in range(10):
+            miss(bad)
+    later = begun("later")
+    assert later.num_wanted_drafts == 1  # it shows first whether it is otherwise now
+    miss(later)
+    num_tokens = later.num_tokens
+    while not later.num_wanted_drafts:
+        miss(later)
+    assert later.num_tokens - num_tokens == 32
+    other = bench.request("greedy")
+    other.sampling = SamplingParams(temperature=0.0)
+    bench.drafting.begin(other, 1)
+    assert other.num_wanted_drafts == LONGEST
+
+
+def test_what_depends_on_drafts_depends_on_no_time() -> None:
+    steady, other = Bench(is_asked=False, is_steady=True), Bench(is_asked=False)
+    wanted = []
+    for bench in (steady, other):
+        price: Any = bench.drafting._price
+        price.pays = lambda num_rows: False
+        request = bench.request()
+        bench.drafting.begin(request, 1)
+        request.append(RowResult(row=0, token_ids=(5,), drafts=(1, 2)))
+        bench.drafting.update([request], 1)
+        wanted.append(request.num_wanted_drafts)
+    assert wanted == [LONGEST, 0]
 
 
 def test_a_foreign_draft_of_the_worker_is_its_last(caplog: pytest.LogCaptureFixture) -> None:

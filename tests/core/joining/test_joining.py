@@ -369,21 +369,24 @@ OWN = {
         "async_steps", "graph_sizes", "uses_fused_ops", "compiles", "memory_share",
         "shows_progress", "load_options", "offload_bytes", "ops", "communicator",
         "rank_processors", "expert_placement", "expert_balance", "all2all", "engines_folder",
+        "transfer", "encoder_mode", "encodings_bytes", "halves",
     },
     "cache": {
         "num_blocks", "memory_bytes", "memory_share", "hash_algorithm", "host_bytes",
-        "keeps_windows",
+        "keeps_windows", "hash_tokens",
     },
     "schedule": {
         "max_step_tokens", "uses_chunked_prefill", "long_prefill_tokens", "async_steps",
         "max_partial", "max_long_partial", "long_prompt_tokens", "num_stages",
+        "encoder_rows", "kept_encoder_rows",
     },
     "": {
         "scheduler", "executor", "worker", "tokenizer", "tokenizer_path", "platform",
         "stat_loggers", "hooks", "served_names", "request_seed", "max_logprobs",
         "processor_pattern", "default_sampling", "log_level", "log_config", "log_prefix",
         "sets_up_log", "step_timeout_s", "reply_timeout_s", "socket_dir", "checks_invariants",
-        "engine", "shares", "elsewhere", "variables", "router", "adapter_search",
+        "media", "sounds", "io_processor", "takes_vectors",
+        "engine", "shares", "elsewhere", "variables", "router", "adapter_search", "events",
     },
 }  # fmt: skip
 """What machines may differ in: it concerns one of them alone, or is told elsewhere in the spec."""

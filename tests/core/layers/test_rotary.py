@@ -27,6 +27,7 @@ RULE_NUMBERS: dict[str, dict[str, Any]] = {
         "original_max_position_embeddings": 32,
     },
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 16},
+    "proportional": {"partial_rotary_factor": 0.5, "factor": 2.0},
     "longrope": {
         "short_factor": [1.0 + 0.1 * i for i in range(8)],
         "long_factor": [2.0 + 0.5 * i for i in range(8)],

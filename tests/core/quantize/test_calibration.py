@@ -16,7 +16,8 @@ from dovetail.config.resolve import resolve
 from dovetail.quantize.calibration import Calibration
 from dovetail.quantize.job import LEAST_TOKENS
 from dovetail.quantize.source import Source
-from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint
+from dovetail.testing.tiny_families import VOCAB_SIZE
+from dovetail.testing.tiny_models import write_tiny_checkpoint
 
 pytest.importorskip("dovetail_plugins")
 

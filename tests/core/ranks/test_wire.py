@@ -10,19 +10,41 @@ from collections.abc import Iterator
 
 import pytest
 
-from dovetail.ranks.wire import WakefulWire, Wire, Wires
+from dovetail.ranks.connection import Connection, SharedConnection, SocketConnection
+from dovetail.ranks.wire import WakefulWire, Wire, Wires, shared_wires, socket_wires
+from dovetail_kernels.byte_pipe import Pipes, missing_reason
 
-LARGE = bytes(range(256)) * 16384  # more than a socket holds
+LARGE = bytes(range(256)) * 16384  # more than a connection holds
+Ends = tuple[Wires, list[Connection]]
+
+
+def by_sockets() -> Ends:
+    pairs = [socket.socketpair() for _ in range(2)]
+    return socket_wires([ours for ours, _ in pairs]), [SocketConnection(one) for _, one in pairs]
+
+
+def by_shared_memory() -> Ends:
+    if reason := missing_reason():
+        pytest.skip(reason)
+    descriptor = Pipes.create(2)
+    ours, theirs = Pipes(descriptor, 2), Pipes(descriptor, 2)
+    os.close(descriptor)
+    return shared_wires(ours), [SharedConnection(theirs.end_of(number)) for number in range(2)]
+
+
+@pytest.fixture(params=[by_sockets, by_shared_memory])
+def made(request: pytest.FixtureRequest) -> Iterator[Ends]:
+    wires, connections = request.param()
+    yield wires, connections
+    wires.close()
+    for one in connections:
+        one.close()
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Wires, list[Wire]]]:
-    pairs = [socket.socketpair() for _ in range(2)]
-    wires, ranks = Wires([ours for ours, _ in pairs]), [Wire(theirs) for _, theirs in pairs]
-    yield wires, ranks
-    wires.close()
-    for rank in ranks:
-        rank.close()
+def ends(made: Ends) -> tuple[Wires, list[Wire]]:
+    wires, connections = made
+    return wires, [Wire(one) for one in connections]
 
 
 def test_messages_of_any_size_keep_their_order(ends: tuple[Wires, list[Wire]]) -> None:
@@ -38,7 +60,7 @@ def test_messages_of_any_size_keep_their_order(ends: tuple[Wires, list[Wire]]) -
     assert [wires.receive(1) for _ in messages] == messages
 
 
-def test_both_sides_may_send_more_than_a_socket_holds(ends: tuple[Wires, list[Wire]]) -> None:
+def test_both_sides_may_send_more_than_a_connection_holds(ends: tuple[Wires, list[Wire]]) -> None:
     """A rank that sends a long result does not read its orders until that is done."""
     wires, ranks = ends
     got: list[bytes] = []
@@ -84,10 +106,9 @@ AWAKE_S = 0.02
 
 
 @pytest.fixture
-def wakeful() -> Iterator[tuple[Wire, WakefulWire]]:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        yield Wire(ours), WakefulWire(theirs, AWAKE_S)
+def wakeful(made: Ends) -> tuple[Wire, WakefulWire]:
+    wires, connections = made
+    return wires._wires[0], WakefulWire(connections[0], AWAKE_S)
 
 
 def waited(ends: tuple[Wire, WakefulWire], wait_s: float) -> float:
@@ -112,27 +133,42 @@ def test_a_reader_that_waits_in_vain_sleeps_sooner_every_time(
 def test_a_reader_is_awake_again_once_messages_come_soon(
     wakeful: tuple[Wire, WakefulWire], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks: list[None] = []
-    monkeypatch.setattr(os, "sched_yield", lambda: looks.append(None))
     sender, reader = wakeful
+    waits: list[float] = []
+    wait = reader.connection.wait
+
+    def noted(*, awake_s: float, most_s: float | None, to_send: bool) -> None:
+        waits.append(awake_s)
+        wait(awake_s=awake_s, most_s=most_s, to_send=to_send)
+
+    monkeypatch.setattr(reader.connection, "wait", noted)
     for _ in range(12):
         waited(wakeful, 1.5 * AWAKE_S)
-    looks.clear()
-    waited(wakeful, 1.5 * AWAKE_S)
-    assert len(looks) < 10, "it sleeps at once"
+    assert max(waits[-2:]) < AWAKE_S / 100, "it sleeps at once"
     sender.send(b"at once")
     assert reader.receive() == b"at once"
-    looks.clear()
+    waits.clear()
     waited(wakeful, 1.5 * AWAKE_S)
-    assert len(looks) > 10, "it stays awake"
+    assert waits[0] > AWAKE_S / 2, "it stays awake"
 
 
 def test_a_reader_that_is_awake_hears_of_the_end(wakeful: tuple[Wire, WakefulWire]) -> None:
     sender, reader = wakeful
-    sender.send(LARGE[:100_000])
-    assert reader.receive() == LARGE[:100_000]
+    payload = LARGE[:100_000]
+    sender.send(payload)
+    assert reader.receive() == payload
     timer = threading.Timer(AWAKE_S / 4, sender.shut_down)
     timer.start()
     with pytest.raises(EOFError):
         reader.receive()
+    timer.join()
+
+
+def test_a_sleeping_reader_leaves_its_core_alone(made: Ends) -> None:
+    wires, connections = made
+    timer = threading.Timer(0.2, wires.send, [b"late"])
+    timer.start()
+    started_s = time.thread_time()
+    assert Wire(connections[0]).receive() == b"late"
+    assert time.thread_time() - started_s < 0.05
     timer.join()

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from dovetail import LLM
-from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint
+from dovetail.testing.tiny_families import VOCAB_SIZE
+from dovetail.testing.tiny_models import write_tiny_checkpoint
 from support.peft_adapters import Answer, asked, counting, load, made, peft_warns, wanted
 
 TOLERANCE = 1e-4
@@ -199,21 +200,34 @@ WAYS: dict[str, dict[str, Any]] = {
         "enable_prefix_caching": False,
     },
     "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+    "a draft model": {"speculative_config": {"method": "draft_model"}},
     "async steps": {"async_scheduling": True},
     "two ranks": {"tensor_parallel_size": 2},
+    "half batches": {
+        "tensor_parallel_size": 2,
+        "communicator": "gloo",
+        "enable_dbo": True,
+        "dbo_decode_token_threshold": 2,
+        "dbo_prefill_token_threshold": 2,
+    },
     "two stages": {"pipeline_parallel_size": 2},
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_of_running(tiny: Made, way: str) -> None:
-    with engine(tiny, **WAYS[way]) as opened:
+    fields = dict(WAYS[way])
+    if way == "a draft model":  # the model without adapters
+        asked = {"model": str(tiny.folder), "num_speculative_tokens": 3}
+        fields["speculative_config"] = {**fields["speculative_config"], **asked}
+    with engine(tiny, **fields) as opened:
         counted = counting(opened)
         load(opened, *tiny.paths(*NAMES))
         check_all(opened, tiny, ("", *NAMES[:5]))
         check_all(opened, tiny, ("", *NAMES[5:]))
         assert counted["preemptions"] > 0 or way != "preemption"
-        assert counted["draft_tokens"] > 0 or way != "drafts"
+        assert counted["draft_tokens"] > 0 or "draft" not in way
+        assert counted["divided_steps"] > 0 or way != "half batches"
 
 
 @pytest.mark.parametrize("level", [1, 2])

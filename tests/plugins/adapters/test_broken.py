@@ -122,9 +122,9 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         config_changed(alpha_pattern={"q_proj": "x"}), "is not a number", "alpha_pattern"
     ),
     "aLoRA": (config_changed(alora_invocation_tokens=[1]), "aLoRA", "alora_invocation_tokens"),
-    "truncated": (truncated, "cannot be read", FILE),
-    "not safetensors": (text(FILE, b"x" * 200), "cannot be read", FILE),
-    "empty": (text(FILE, b""), "cannot be read", FILE),
+    "truncated": (truncated, "the file is cut short", FILE),
+    "not safetensors": (text(FILE, b"x" * 200), "not a valid safetensors file", FILE),
+    "empty": (text(FILE, b""), "the file is empty", FILE),
     "code": (running_code, "more than tensors", "adapter_model.bin"),
     "objects": (in_a_bin({"a": [1, 2]}), "does not map names to tensors", "adapter_model.bin"),
     "table": (
@@ -148,6 +148,13 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         "is [330, 32], and the model's [320, 32]",
         "lm_head",
     ),
+    "new tokens": (
+        text("new_embeddings.bin", b"x"), "that add tokens are not supported", "new_embeddings.bin"
+    ),
+    "rope scaling": (
+        config_changed(rope_scaling={"type": "yarn"}), "not a linear scaling", "rope_scaling"
+    ),
+    "context length": (config_changed(context_length="long"), "is not int", "context_length"),
     "vector": (
         tensors_changed(lambda t: t.update({A: torch.zeros(32), B: torch.zeros(32)})),
         "do not fit each other",

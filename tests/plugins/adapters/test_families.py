@@ -1,10 +1,12 @@
-"""LoRA on every linear layer of each family equals PEFT's, also where matrices are one here or
-there; encoders and classes too."""
+"""LoRA on every linear layer of each family equals PEFT's, merged and not, also where matrices are
+one here or there, with eight adapters in a batch beside rows without."""
 
 from __future__ import annotations
 
 import copy
 import json
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +23,9 @@ from dovetail.interfaces.step import AdapterMove, StepPlan
 from dovetail.layers.context import use_adapters
 from dovetail.runner.adapters import RunnerAdapters
 from dovetail.testing.harness import PagedModel
-from dovetail.testing.tiny_models import FAMILIES, VOCAB_SIZE, write_tiny_checkpoint
-from support.peft_adapters import made, wanted
+from dovetail.testing.tiny_families import FAMILIES, VOCAB_SIZE
+from dovetail.testing.tiny_models import write_tiny_checkpoint
+from support.peft_adapters import made, peft_warns, wanted
 
 TOLERANCE = 1e-4
 NOT_NATIVE = {
@@ -33,29 +36,70 @@ LORA = Selection(kind="adapter", name="lora", target="dovetail_plugins.adapters.
 PROMPT = torch.randint(3, VOCAB_SIZE, (17,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
-def with_slot(module: Any, base: Path, folder: Path) -> RunnerAdapters:
-    """Give a model slots, the first with the adapter in the folder."""
-    spec = AdapterSpec(max_slots=2, max_rank=8, dtype="float32", takes_bias=True, methods=(LORA,))
+FACTORS = (1.0, -1.0, 0.5, -0.5, 0.75, -0.75, 0.25, -0.25)
+"""What the scale of an adapter is multiplied by for eight different ones."""
+
+
+def with_slots(module: Any, base: Path, folders: Sequence[Path]) -> RunnerAdapters:
+    """Give a model a slot for each adapter in the folders."""
+    spec = AdapterSpec(
+        max_slots=len(folders), max_rank=8, dtype="float32", takes_bias=True, methods=(LORA,)
+    )
     run: Any = SimpleNamespace(model=load_model_facts(base, dtype="float32"))
     adapters = RunnerAdapters(spec, run, torch.device("cpu"))
     adapters.attach(module)
-    adapters.read(AdapterSource(name="a", path=str(folder), key="a"))
-    adapters.follow(StepPlan(step_id=1, rows=(), adapters=(AdapterMove(0, "a"),)))
+    for folder in folders:
+        adapters.read(AdapterSource(name=folder.name, path=str(folder), key=folder.name))
+    moves = tuple(AdapterMove(slot, folder.name) for slot, folder in enumerate(folders))
+    adapters.follow(StepPlan(step_id=1, rows=(), adapters=moves))
     return adapters
 
 
-def check(folder: Path, base: Any, adapter: Path, model: Any) -> None:
-    """Compare a prompt with the adapter, between two without."""
+def variant(folder: Path, factor: float) -> Path:
+    """Write an adapter with another scale."""
+    made = folder.with_name(f"{folder.name}_{factor}")
+    shutil.copytree(folder, made)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    config["lora_alpha"] *= factor
+    patterns = config.get("alpha_pattern") or {}
+    config["alpha_pattern"] = {key: value * factor for key, value in patterns.items()}
+    (made / "adapter_config.json").write_text(json.dumps(config))
+    return made
+
+
+def scaled(model: Any, factor: float) -> Any:
+    """Return a copy of PEFT's model whose adapter has another scale."""
+    found = copy.deepcopy(model)
+    for module in found.modules():
+        if isinstance(getattr(module, "scaling", None), dict):
+            module.scaling = {name: value * factor for name, value in module.scaling.items()}
+    return found
+
+
+def check(folder: Path, base: Any, adapter: Path, models: Sequence[Any]) -> None:
+    """Compare a prompt with an adapter for each of the models, the scales of which are FACTORS, in
+    one batch between two prompts without."""
     paged = PagedModel.load(folder, backend="torch_sdpa")
-    adapters = with_slot(paged.module, folder, adapter)
-    slots = np.repeat(np.array([-1, 0, -1], dtype=np.int32), len(PROMPT))
-    with use_adapters(adapters.in_slots(slots)):
-        logits = paged.forward([(row, PROMPT) for row in range(3)])
-    first, ours, last = (one.log_softmax(-1) for one in logits)
-    without, theirs = wanted(base, PROMPT, 0).logprobs, wanted(model, PROMPT, 0).logprobs
-    assert (theirs - without).abs().max() > 0.05, "the adapter changes too little"
-    assert (ours - theirs).abs().max() <= TOLERANCE
+    folders = [variant(adapter, factor) for factor in FACTORS[: len(models)]]
+    adapters = with_slots(paged.module, folder, folders)
+    rows = [-1, *range(len(models)), -1]
+    with use_adapters(adapters.in_slots(np.repeat(np.array(rows, dtype=np.int32), len(PROMPT)))):
+        logits = paged.forward([(row, PROMPT) for row in range(len(rows))])
+    first, *ours, last = (one.log_softmax(-1) for one in logits)
+    without = wanted(base, PROMPT, 0).logprobs
+    for found, model in zip(ours, models, strict=True):
+        theirs = wanted(model, PROMPT, 0).logprobs
+        assert (theirs - without).abs().max() > 0.02, "the adapter changes too little"
+        assert (found - theirs).abs().max() <= TOLERANCE
     assert max((first - without).abs().max(), (last - without).abs().max()) <= TOLERANCE
+
+
+def check_eight(folder: Path, base: Any, adapter: Path, model: Any) -> None:
+    """Compare eight adapters in one batch with PEFT's model, and the first with it merged."""
+    check(folder, base, adapter, [scaled(model, factor) for factor in FACTORS])
+    with peft_warns():
+        merged = wanted(copy.deepcopy(model).merge_and_unload(), PROMPT, 0).logprobs
+    assert (merged - wanted(model, PROMPT, 0).logprobs).abs().max() <= TOLERANCE / 2
 
 
 def transformers_model(folder: Path, auto: str = "AutoModelForCausalLM") -> Any:
@@ -79,18 +123,17 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         _MAMBA,
     ),
     **dict.fromkeys(("FalconH1ForCausalLM", "NemotronHForCausalLM"), _MAMBA),
+    # A block that several layers call has one adapter, in PEFT one for each call.
+    "Zamba2ForCausalLM": (*_MAMBA, r"shared_transformer\..*"),
     # Absorbed into queries: not one product that an adapter could be added to. (Sparse attention's
     # indexer is not run at the lengths that are served.)
     "DeepseekV2ForCausalLM": ("kv_b_proj",),
     "DeepseekV3ForCausalLM": ("kv_b_proj",),
     "DeepseekV32ForCausalLM": ("kv_b_proj", "wq_b", "wk", "weights_proj"),
+    # A few numbers of each token, multiplied one by one.
+    "Gemma3nForCausalLM": ("correction_coefs", "prediction_coefs"),
     "PhimoeForCausalLM": ("router",),
     "Llama4ForCausalLM": ("router",),
-    # Tensors of several parts in turn, which adapters are not cut for.
-    "Qwen3NextForCausalLM": ("in_proj_qkvz", "in_proj_ba", "q_proj"),
-    "Qwen3_5ForCausalLM": ("in_proj_qkv", "q_proj"),
-    "Qwen3_5MoeForCausalLM": ("in_proj_qkv", "q_proj"),
-    "MiniMaxForCausalLM": ("qkv_proj",),
 }
 """Linear layers that are not compared."""
 
@@ -104,7 +147,7 @@ def test_every_linear_layer(family: str, tmp_path: Path) -> None:
         left = "|".join(LEFT_OUT[family])
         settings["exclude_modules"] = rf".*\.({left})"
     model = made(base, all_linear(**settings), tmp_path / "lora")
-    check(folder, base, tmp_path / "lora", model)
+    check_eight(folder, base, tmp_path / "lora", model)
 
 
 @pytest.mark.parametrize("family", ["LlamaForCausalLM", "GPT2LMHeadModel", "Phi3ForCausalLM"])
@@ -113,7 +156,7 @@ def test_dora_of_joined_matrices(family: str, tmp_path: Path) -> None:
     base = transformers_model(folder)
     config = all_linear(use_dora=True, fan_in_fan_out=family == "GPT2LMHeadModel")
     model = made(base, config, tmp_path / "lora")
-    check(folder, base, tmp_path / "lora", model)
+    check_eight(folder, base, tmp_path / "lora", model)
 
 
 @pytest.mark.parametrize("family", ["Qwen2ForCausalLM", "Gemma2ForCausalLM"])
@@ -124,7 +167,8 @@ def test_tied_tables(family: str, tmp_path: Path) -> None:
 
     config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["embed_tokens", "q_proj"])
     model = made(base, config, tmp_path / "lora")
-    check(folder, base, tmp_path / "lora", model)
+    # Merged, PEFT changes the head that is tied to the table too.
+    check(folder, base, tmp_path / "lora", [scaled(model, factor) for factor in FACTORS])
 
 
 def test_experts_as_modules(tmp_path: Path) -> None:
@@ -153,4 +197,4 @@ def test_experts_as_modules(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "lora" / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8}
     (tmp_path / "lora" / "adapter_config.json").write_text(json.dumps(config))
-    check(folder, base, tmp_path / "lora", merged)
+    check(folder, base, tmp_path / "lora", [merged])

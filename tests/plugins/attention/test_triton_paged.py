@@ -27,6 +27,8 @@ pytest.importorskip("triton")
 ROOT = Path(__file__).resolve().parents[3]
 CLAUSES = (
     "test_window_over_steps and 3",
+    "test_queries_may_be_fewer",
+    "test_blocks_may_lie_apart",
     "test_rows_read_what_others_write",
     "test_blocks_outside_the_window_may_go",
     "test_freed_blocks_serve_another_row",
@@ -129,7 +131,7 @@ def test_scenes(scenes: tuple[str, ...]) -> None:
 @pytest.mark.e2e
 def test_models_draw_what_they_draw_with_torch(tmp_path: Path) -> None:
     """Prompts in chunks beside decodes, greedy: the same tokens, and logprobs as close as sums."""
-    names = ("LlamaForCausalLM", "Gemma3ForCausalLM")
+    names = ("LlamaForCausalLM", "Gemma3ForCausalLM", "Gemma3nForCausalLM")
     paths = [str(write_tiny_checkpoint(tmp_path / name, name)) for name in names]
     lines = interpreted(__file__, "model", *paths).splitlines()[-len(names) :]
     for name, line in zip(names, lines, strict=True):

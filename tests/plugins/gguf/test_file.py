@@ -13,8 +13,10 @@ import pytest
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.testing.tiny_models import write_tiny_checkpoint
-from dovetail_plugins.gguf._config import Settings, _ends, read_config
+from dovetail_plugins.gguf._config import read_config
+from dovetail_plugins.gguf._config_parts import ends
 from dovetail_plugins.gguf._file import Model, find_file, read_head, read_model
+from dovetail_plugins.gguf._metadata import Settings
 from dovetail_plugins.gguf._vocabulary import read_tokenizer
 from dovetail_plugins.load_formats.gguf import Gguf
 from support.gguf_files import write_gguf
@@ -176,11 +178,11 @@ def test_a_folder_of_several_models_must_be_narrowed(file: Path, tmp_path: Path)
 
 
 def test_architectures_that_are_not_read_are_named(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "mamba")
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "rwkv7")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(ConfigError, match=r'"mamba".*llama.*qwen3'):
+    with pytest.raises(ConfigError, match=r'"rwkv7".*llama.*qwen3'):
         read_config(tmp_path / "m.gguf")
 
 
@@ -215,4 +217,4 @@ def test_the_end_of_one_message_of_several_ends_no_answer(
         "tokenizer.ggml.token_type": [3] * len(texts),
     }
     model = Model(path=Path("m.gguf"), settings=settings, extents=())
-    assert _ends(Settings(model))["eos_token_id"] == ending
+    assert ends(Settings(model))["eos_token_id"] == ending

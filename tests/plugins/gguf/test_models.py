@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import shutil
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 
-from dovetail import registry
-from dovetail.config.checkpoint.hf import load_model_facts
-from dovetail.interfaces.load_format import Checkpoint
-from dovetail.interfaces.model import BuildContext
-from dovetail.layers.weights import load_weights
-from dovetail.testing.harness import PagedModel
-from dovetail.testing.tiny_models import FAMILIES, VOCAB_SIZE, write_tiny_checkpoint
+from dovetail.testing.tiny_families import FAMILIES
+from dovetail.testing.tiny_models import write_tiny_checkpoint
 from dovetail_plugins.gguf import _types
 from support.gguf_files import write_gguf
+from support.gguf_models import loaded, logits_of, prompt, reference, transformers_model
 
 pytest.importorskip("gguf")
 
@@ -73,6 +66,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
         },
     ),
+    "gemma3n": ("Gemma3nForCausalLM", {}),
     "olmo2": ("Olmo2ForCausalLM", {}),
     "olmo3": ("Olmo3ForCausalLM", WINDOWS),
     "cohere2": ("Cohere2ForCausalLM", WINDOWS),
@@ -106,48 +100,11 @@ QUANTIZED = ["F16", *_types.QUANTIZED]
 QUANTIZED.remove("NVFP4")  # llama.cpp reads it from other checkpoints; nothing here writes it
 
 
-def loaded(path: Path, *, activations: str = "float") -> PagedModel:
-    """Return the model of a file, as the engine would choose its plugins."""
-    spec = load_model_facts(path, dtype="float32")
-    spec = msgspec.structs.replace(spec, weight_dtype=str(spec.hf_config["dtype"]))
-    stored = spec.hf_config.get("quantization_config") or {}
-    method = registry.load("quantization", stored.get("quant_method", "none"))
-    options = method.Options(**({"activations": activations} if stored else {}))
-    context = BuildContext(model=spec, quant=method(options, spec), device="cpu")
-    is_native = spec.architecture in registry.names("model")
-    plugin = registry.load("model", spec.architecture if is_native else "transformers")
-    module = plugin(plugin.Options(), context)
-    reader = registry.load("load_format", "auto")
-    tensors = reader(reader.Options()).tensors(Checkpoint(path=str(path)))
-    with torch.inference_mode():
-        load_weights(module, module.weight_map(), tensors)
-    return PagedModel(module.eval())
-
-
-@cache
-def transformers_model(folder: Path) -> Any:
-    import transformers
-
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-
-
-def logits_of(model: Any, tokens: list[int]) -> torch.Tensor:
-    with torch.inference_mode():
-        return model(torch.tensor([tokens])).logits[0]
-
-
-def prompt(length: int) -> list[int]:
-    generator = torch.Generator().manual_seed(length)
-    return torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist()
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_every_family(case: str, tmp_path: Path) -> None:
     name, changes = CASES[case]
     if name not in FAMILIES:
-        pytest.skip(f"there is no tiny checkpoint of {name}")
+        pytest.skip(f"tests make no tiny checkpoint of {name}")
     folder = write_tiny_checkpoint(tmp_path / "hf", name, **changes)
     extra = {
         "llama3": {"rope_freqs.weight": llama3_divisors(8)},
@@ -188,20 +145,16 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "qwen3moe": write_tiny_checkpoint(
             root / "moe", "Qwen3MoeForCausalLM", **{**WIDE, "moe_intermediate_size": 256}
         ),
+        "gemma3n": write_tiny_checkpoint(
+            root / "gemma3n",
+            "Gemma3nForCausalLM",
+            **{**WIDE, "intermediate_size": [512] * 4, "laurel_rank": 32},
+            hidden_size_per_layer_input=32,
+        ),
         "gpt-oss": write_tiny_checkpoint(
             root / "oss", "GptOssForCausalLM", **WIDE, swiglu_limit=7.0
         ),
     }
-
-
-def reference(folder: Path, meant: dict[str, Any], tokens: list[int], tmp: Path) -> torch.Tensor:
-    """Return transformers' logits with the weights that the gguf package dequantized."""
-    from safetensors.torch import save_file
-
-    shutil.copytree(folder, tmp, ignore=shutil.ignore_patterns("*.safetensors"))
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(v)) for name, v in meant.items()}
-    save_file(tensors, tmp / "model.safetensors", metadata={"format": "pt"})
-    return logits_of(transformers_model(tmp), tokens)
 
 
 def test_all_types_in_one_model(wide: dict[str, Path], tmp_path: Path) -> None:
@@ -244,13 +197,16 @@ MIXED = {
 }
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3moe", "gpt-oss"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3moe", "gpt-oss", "gemma3n"])
 def test_mixed_types(family: str, wide: dict[str, Path], tmp_path: Path) -> None:
     """Fused matrices, experts, head and table each of their own type, as in real files."""
 
     def type_of(name: str) -> str:
         if family == "gpt-oss":  # as published
             return "MXFP4" if "_exps.weight" in name else "F32" if "_exps" in name else "Q8_0"
+        if family == "gemma3n":  # two tables and numbered matrices, each of another type
+            types = {"altup_proj": "Q4_0", "altup_unembd_proj": "F16", "token_embd": "Q6_K"}
+            return "F32" if "coef" in name else types.get(name.split(".")[-2], "Q8_0")
         return MIXED.get(name.split(".")[-2], "Q4_K")
 
     file, tokens = tmp_path / "model.gguf", prompt(24)

@@ -16,8 +16,11 @@ from dovetail import registry
 from dovetail.errors import ConfigError
 from dovetail.layers.latent_attention import LatentAttention
 from dovetail.testing.harness import PagedModel
-from dovetail.testing.tiny_models import FAMILIES, VOCAB_SIZE, write_tiny_checkpoint
+from dovetail.testing.tiny_families import FAMILIES, VOCAB_SIZE
+from dovetail.testing.tiny_models import write_tiny_checkpoint
+from support.thread_ranks import divided_both_ways
 from support.tiny_decoders import as_internlm2, renamed
+from support.tiny_media import MEDIA_FAMILIES, SOUND_FAMILIES
 
 TOLERANCE = 1e-4
 BACKED = ("PersimmonForCausalLM", "Jais2ForCausalLM", "HyperCLOVAXForCausalLM")
@@ -27,6 +30,8 @@ REFUSED = {
 }
 """Families whose code in transformers cannot be backed."""
 NATIVE = tuple(name for name in FAMILIES if name not in BACKED)
+PAIRS = ("T5For", "MT5For", "UMT5For", "BartFor", "MBartFor", "PegasusFor", "Marian", "Whisper")
+"""What architectures of an encoder and a decoder start with."""
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-biases": (
         "LlamaForCausalLM",
@@ -101,6 +106,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Glm4MoeForCausalLM",
         {"use_qk_norm": False, "n_group": 1, "topk_group": 1, "norm_topk_prob": False},
     ),
+    "rwkv-halved": ("RwkvForCausalLM", {"num_hidden_layers": 3, "rescale_every": 2}),
     "mixtral-window": ("MixtralForCausalLM", {"sliding_window": 5}),
     "phi3-longrope": (
         "Phi3ForCausalLM",
@@ -257,7 +263,47 @@ VARIANTS |= {
             "position_embedding_type": "rope",
         },
     ),
+    "gemma3n-unshared": (
+        "Gemma3nForCausalLM",
+        {"num_kv_shared_layers": 0, "altup_correct_scale": False, "altup_active_idx": 1},
+    ),
+    "gemma4-experts": (
+        "Gemma4ForCausalLM",
+        {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "num_kv_shared_layers": 0,
+            "use_double_wide_mlp": False,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 16,
+        },
+    ),
     "jamba-dense": ("JambaForCausalLM", {"num_experts": 1, "mamba_dt_rank": "auto"}),
+    "nemotronh-whole-experts": (
+        "NemotronHForCausalLM",
+        {"moe_latent_size": None, "n_group": 2, "topk_group": 1, "norm_topk_prob": False},
+    ),
+    "nemotronh-dense": (
+        "NemotronHForCausalLM",
+        {"layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"]},
+    ),
+    "lfm2moe-uncorrected": (
+        "Lfm2MoeForCausalLM",
+        {"use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.5},
+    ),
+    "zamba2-plain": (
+        "Zamba2ForCausalLM",
+        {
+            "num_mem_blocks": 1,
+            "use_mem_rope": False,
+            "use_shared_attention_adapter": False,
+            "add_bias_linear": True,
+            "mamba_ngroups": 2,
+        },
+    ),
     "bamba-biases": (
         "BambaForCausalLM",
         {
@@ -351,26 +397,32 @@ def test_native(folder: Any, case: str) -> None:
 @pytest.mark.parametrize(
     "fields", [{}, {"attention_bias": True, "tie_word_embeddings": True}], ids=["plain", "biases"]
 )
-def test_internlm2_is_llama_by_other_names(tmp_path: Path, fields: dict[str, Any]) -> None:
+def test_internlm2_is_llama_by_other_names(
+    tmp_path: Path, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A family that transformers does not have: Llama's numbers of Llama's weights."""
     as_llama = write_tiny_checkpoint(tmp_path / "llama", "LlamaForCausalLM", **fields)
     path = as_internlm2(copytree(as_llama, tmp_path / "named"), "InternLM2ForCausalLM")
+    check_divided(path, as_llama, monkeypatch)
+
+
+def check_divided(path: Path, like: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Assert that a checkpoint gives another's numbers: whole, on two ranks, in two stages."""
     tokens = prompt(21, 21)
-    model = PagedModel.load(path, backend="torch_sdpa")
-    pieces = [model.forward([(0, tokens[a:b])])[0] for a, b in ((0, 5), (5, 20), (20, 21))]
-    assert_same(torch.cat(pieces), reference(as_llama, tuple(tokens)))
+    whole = PagedModel.load(path, backend="torch_sdpa")
+    for model in (whole, *divided_both_ways(path, monkeypatch)):
+        pieces = [model.forward([(0, tokens[a:b])])[0] for a, b in ((0, 5), (5, 20), (20, 21))]
+        assert_same(torch.cat(pieces), reference(like, tuple(tokens)))
 
 
-def test_mimo_is_qwen2_beside_its_drafter(tmp_path: Path) -> None:
+def test_mimo_is_qwen2_beside_its_drafter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A family that transformers does not have: Qwen2's numbers of Qwen2's weights."""
     as_qwen2 = write_tiny_checkpoint(tmp_path / "qwen2", "Qwen2ForCausalLM")
     path = copytree(as_qwen2, tmp_path / "mimo")
     config = json.loads((path / "config.json").read_text())
     changed = config | {"architectures": ["MiMoForCausalLM"], "model_type": "mimo"}
     (path / "config.json").write_text(json.dumps(changed))
-    tokens = prompt(21, 21)
-    model = PagedModel.load(path, backend="torch_sdpa")
-    assert_same(model.forward([(0, tokens)])[0], reference(as_qwen2, tuple(tokens)))
+    check_divided(path, as_qwen2, monkeypatch)
 
 
 INTERNLM3 = {"qkv_bias": True, "bias": True}
@@ -413,15 +465,17 @@ MINIMAX = {
     ],
 )
 def test_families_by_other_names(
-    tmp_path: Path, name: str, family: str, fields: dict[str, Any], said: dict[str, Any]
+    tmp_path: Path,
+    name: str,
+    family: str,
+    fields: dict[str, Any],
+    said: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Families that transformers does not have: the numbers of those that they are like."""
     source = write_tiny_checkpoint(tmp_path / "source", family, **fields)
     path = renamed(copytree(source, tmp_path / "named"), name, gone=fields, **said)
-    model = PagedModel.load(path, backend="torch_sdpa")
-    tokens = prompt(21, 21)
-    pieces = [model.forward([(0, tokens[a:b])])[0] for a, b in ((0, 5), (5, 20), (20, 21))]
-    assert_same(torch.cat(pieces), reference(source, tuple(tokens)))
+    check_divided(path, source, monkeypatch)
 
 
 @pytest.mark.parametrize("case", ["DeepseekV2ForCausalLM", "deepseek-v3-yarn"])
@@ -466,11 +520,14 @@ def test_every_registered_architecture_has_a_case() -> None:
     builtin = {e.name for e in registry.entries("model") if "dovetail_plugins.models" in e.target}
     encoders = {name for name in builtin if name.endswith("Model") and name not in NATIVE}
     encoders |= {"HF_ColBERT"}
+    media = {*MEDIA_FAMILIES, *SOUND_FAMILIES}  # test_media.py and test_sound.py have theirs
+    pairs = {name for name in builtin if name.startswith(PAIRS)}  # tests/e2e has theirs
     apart = {"transformers", "InternLM2ForCausalLM", "MiMoForCausalLM"}
     apart |= {"BaichuanForCausalLM", "BaiChuanForCausalLM", "MPTForCausalLM"}
     apart |= {"MiniMaxM1ForCausalLM", "MiniMaxText01ForCausalLM"}
     apart |= {"Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"}
     apart |= {"ExaoneForCausalLM", "InternLM3ForCausalLM", "MiniCPMForCausalLM"}
+    apart |= {"Gemma3nForConditionalGeneration", "Gemma4ForConditionalGeneration"}
     apart |= {"PhiMoEForCausalLM"}  # Phimoe by the name that its checkpoints have
-    assert builtin - apart - encoders <= set(NATIVE), "add a tiny checkpoint for it"
+    assert builtin - apart - encoders - media - pairs <= set(NATIVE), "add a tiny checkpoint for it"
     assert set(NATIVE) <= registered

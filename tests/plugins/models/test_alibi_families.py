@@ -19,7 +19,8 @@ from dovetail import LLM, SamplingParams
 from dovetail.errors import ConfigError
 from dovetail.layers.alibi import alibi_slopes
 from dovetail.testing.harness import PagedModel, StagedModel, load_model
-from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint
+from dovetail.testing.tiny_families import VOCAB_SIZE
+from dovetail.testing.tiny_models import write_tiny_checkpoint
 from dovetail_kernels.cpu.library import missing_reason
 from support.thread_ranks import DividedModel
 

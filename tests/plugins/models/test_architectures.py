@@ -36,8 +36,9 @@ SERVED = {
     "gpt_bigcode": NATIVE,
     "persimmon": BACKED,
     "roberta": BACKED,  # positions that do not start at 0
-    "gemma4_text": BACKED,  # layers of several shapes, keys that layers share
-    "gemma3": BACKED,  # the text part of a model that takes images
+    "gemma3n_text": NATIVE,  # keys and values that layers share
+    "gemma4_text": NATIVE,  # and layers of several shapes
+    "gemma3": NATIVE,  # the text part, without a processor, of a model that takes images
 }
 NOT_SERVED = {
     "olmo_hybrid": "layers of the kind linear_attention",
@@ -72,6 +73,32 @@ def test_models_that_are_not_decoders_are_told_apart(tmp_path: Path) -> None:
 def test_weights_that_do_not_fit_are_foreseen(tmp_path: Path) -> None:
     """`inspect` matches tensors by name and shape, as loading does."""
     path = write_tiny(tmp_path, "persimmon")
+    change(path, intermediate_size=40)
+    verdict = verdict_of(path)
+    assert verdict.state == REFUSED
+    assert "misfitting" in verdict.reason
+
+
+REFUSED_BY_PLUGINS = {
+    "falcon_h1": ({"hidden_act": "gelu"}, 'activation "gelu" is not supported'),
+    "gpt2": ({"add_cross_attention": True}, "cross attention needs an encoder"),
+    "olmoe": ({"clip_qkv": 8.0}, "bounded behind their norms"),
+}
+"""Settings that the constructors of dovetail's own models refuse."""
+
+
+@pytest.mark.parametrize("model_type", REFUSED_BY_PLUGINS)
+def test_what_own_models_refuse_is_foreseen(tmp_path: Path, model_type: str) -> None:
+    path = write_tiny(tmp_path, model_type)
+    fields, reason = REFUSED_BY_PLUGINS[model_type]
+    change(path, **fields)
+    verdict = verdict_of(path)
+    assert verdict.state == REFUSED, verdict
+    assert reason in verdict.reason
+
+
+def test_weights_that_do_not_fit_an_own_model_are_foreseen(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path, "llama")
     change(path, intermediate_size=40)
     verdict = verdict_of(path)
     assert verdict.state == REFUSED

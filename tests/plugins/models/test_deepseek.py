@@ -19,7 +19,8 @@ from dovetail.layers.context import ForwardContext, use_context
 from dovetail.layers.latent_attention import LatentAttention, LatentConfig
 from dovetail.layers.linear import Linear
 from dovetail.testing.harness import PagedModel, load_model, load_plugin
-from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint
+from dovetail.testing.tiny_families import VOCAB_SIZE
+from dovetail.testing.tiny_models import write_tiny_checkpoint
 from dovetail_plugins.models.deepseek import routing_rule
 
 TOKENS = torch.randint(3, VOCAB_SIZE, (70,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -169,7 +170,7 @@ def test_layers_behind_the_last_are_a_drafter_s(tiny: Path, tmp_path: Path) -> N
 
 def test_what_absorbs_takes_no_adapters(tiny: Path) -> None:
     module = load_model(tiny)
-    without = {n.rpartition(".")[2] for n, m in linears(module) if not m.takes_adapters}
+    without = {n.rpartition(".")[2] for n, m in linears(module) if m.no_adapters}
     assert without == {"kv_b_proj"}
 
 
@@ -183,3 +184,85 @@ def linears(module: torch.nn.Module) -> list[tuple[str, Linear]]:
 def test_other_ways_to_pick_experts_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="experts"):
         routing_rule({"num_experts_per_tok": 2, **fields}, "softmax")
+
+
+def test_fp8_blocks_with_scales_that_are_powers_of_two(
+    stored: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """V3.1: scales without a mantissa, as float32 and as their exponents alone."""
+    blocks, plain = stored
+    tensors = load_file(blocks / "model.safetensors")
+    meant = load_file(plain / "model.safetensors")
+    exponents = dict(tensors)
+    for name in [name for name in tensors if name.endswith("weight_scale_inv")]:
+        weight = name.removesuffix("_scale_inv")
+        tensors[name] = torch.exp2(tensors[name].log2().ceil())
+        exponents[name] = tensors[name].to(torch.float8_e8m0fnu)
+        meant[weight] = tensors[weight].float() * each_block(tensors[name], tensors[weight].shape)
+    wanted = saved(plain, tmp_path / "plain", meant)
+    for kind, held in (("floats", tensors), ("exponents", exponents)):
+        path = saved(blocks, tmp_path / kind, held)
+        config = json.loads((path / "config.json").read_text())["quantization_config"]
+        change(path, quantization_config=config | {"scale_fmt": "ue8m0"})
+        found = logits(path)
+        assert (found - logits(wanted)).abs().max() < 1e-3 * logits(wanted).abs().max(), kind
+
+
+def each_block(scales: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Return a scale for every value of a matrix."""
+    spread = scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+    return spread[: shape[0], : shape[1]]
+
+
+def saved(source: Path, folder: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    """Return a copy of a checkpoint with other tensors."""
+    path = copytree(source, folder)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+def test_packed_experts_as_kimi_k2_has_them(tmp_path: Path) -> None:
+    """Experts in 4 bits of groups of 32, everything else whole: lists of expressions say so."""
+    group = 32
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 64}
+    plain = write_tiny_checkpoint(tmp_path / "plain", "DeepseekV3ForCausalLM", **sizes)
+    meant, packed = load_file(plain / "model.safetensors"), {}
+    for name, weight in meant.items():
+        if ".mlp.experts." not in name:
+            packed[name] = weight
+            continue
+        layer = name.removesuffix(".weight")
+        runs = weight.unflatten(1, (-1, group))
+        scales = (runs.abs().amax(-1) / 7.5).bfloat16().float()
+        codes = (runs / scales.unsqueeze(-1)).round().clamp(-8, 7)
+        meant[name] = (codes * scales.unsqueeze(-1)).flatten(1)
+        nibbles = (codes.flatten(1).long() + 8).unflatten(1, (-1, 8))
+        words = (nibbles << (4 * torch.arange(8))).sum(-1)
+        packed |= {
+            f"{layer}.weight_packed": (words - (words >> 31 << 32)).to(torch.int32),
+            f"{layer}.weight_scale": scales.bfloat16(),
+            f"{layer}.weight_shape": torch.tensor(weight.shape),
+        }
+    stored = saved(plain, tmp_path / "packed", packed)
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group",
+               "group_size": group, "dynamic": False, "observer": "minmax"}  # fmt: skip
+    one = {"targets": ["Linear"], "weights": weights, "input_activations": None,
+           "output_activations": None}  # fmt: skip
+    ignored = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*",
+               "re:.*mlp\\.(gate|up|gate_up|down)_proj.*"]  # fmt: skip
+    change(
+        stored,
+        model_type="kimi_k2",
+        topk_method="noaux_tc",
+        quantization_config={
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "quantization_status": "compressed",
+            "kv_cache_scheme": None,
+            "config_groups": {"group_0": one},
+            "ignore": ignored,
+        },
+    )
+    found, wanted = logits(stored), logits(saved(plain, tmp_path / "meant", meant))
+    assert wanted.std() > 0.05
+    assert (found - wanted).abs().max() < 1e-3 * wanted.abs().max()

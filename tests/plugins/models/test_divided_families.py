@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from dovetail.testing.harness import PagedModel, StagedModel, load_model
-from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint
+from dovetail.testing.tiny_families import VOCAB_SIZE
+from dovetail.testing.tiny_models import write_tiny_checkpoint
 from support.thread_ranks import DividedModel
 
 TOLERANCE = 1e-4
@@ -36,6 +37,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "heads with states, and shared experts": ("GraniteMoeHybridForCausalLM", {}),
     "states that forget at slopes": ("MiniMaxForCausalLM", {}),
     "a state beside keys and values": ("FalconH1ForCausalLM", {}),
+    "experts without a gate, behind a latent": (
+        "NemotronHForCausalLM",
+        {"layers_block_type": ["linear_attention", "moe"]},
+    ),
+    "convolutions, and corrected experts": ("Lfm2MoeForCausalLM", {}),
+    "gates block by block": ("RecurrentGemmaForCausalLM", {}),
+    "averages by channel": ("RwkvForCausalLM", {"rescale_every": 1}),
 }
 PROMPT = torch.randint(3, VOCAB_SIZE, (15,), generator=torch.Generator().manual_seed(15)).tolist()
 
@@ -57,3 +65,13 @@ def test_ranks_and_stages_compute_as_one(
     assert (divided - alone).abs().max() <= TOLERANCE
     staged = StagedModel(lambda rank: load_model(path, rank=rank), (1, 1))
     assert torch.equal(pieces(staged), alone)
+
+
+def test_blocks_that_layers_share_are_divided_over_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not over stages, which hold layers of their own."""
+    path = write_tiny_checkpoint(tmp_path, "Zamba2ForCausalLM")
+    alone = pieces(PagedModel(load_model(path)))
+    divided = pieces(DividedModel(path, 2, monkeypatch))
+    assert (divided - alone).abs().max() <= TOLERANCE

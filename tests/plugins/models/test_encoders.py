@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,14 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from dovetail import LLM, registry
+from dovetail.config.config import Config
+from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
 from dovetail.interfaces.pooling_params import PoolingParams
-from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_tokenizer
+from dovetail.testing import harness
+from dovetail.testing.tiny_families import VOCAB_SIZE
+from dovetail.testing.tiny_models import write_tiny_tokenizer
+from support.thread_ranks import DividedModel
 
 LENGTHS = (1, 5, 40, 23, 2)
 ABSOLUTE, COSINE = 1e-4, 1e-5
@@ -359,6 +364,25 @@ def test_jina_on_two_ranks_and_one(tmp_path: Path) -> None:
             check(llm, "token_embed", states)
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_two_ranks_compute_as_one(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has half of the heads and of the inner layers; all texts are in one batch."""
+    family = FAMILIES[name]
+    even = {"num_attention_heads": 4} if family.end == "EncoderModel" else {}
+    written(tmp_path, replace(family, fields=family.fields | even), family.end)
+    config = Config.from_fields({"model": str(tmp_path), "dtype": "float32"})
+    facts = resolve(config).run.model  # which know that there is no head
+    monkeypatch.setattr(harness, "load_model_facts", lambda *given, **more: facts)
+    batch = list(enumerate(prompts()))
+    whole = harness.PagedModel(harness.load_model(tmp_path))
+    divided = DividedModel(tmp_path, 2, monkeypatch)
+    assert (divided.hidden(batch) - whole.hidden(batch)).abs().max() <= ABSOLUTE
+    sizes = [sum(p.numel() for p in one.module.parameters()) for one in (*divided.ranks, whole)]
+    assert sizes[0] == sizes[1] < 0.7 * sizes[2]
+
+
 def test_every_registered_encoder_has_a_case() -> None:
     here = {entry.name for entry in registry.entries("model") if is_encoder(entry.name)}
     tried = {family.begins + family.end for family in FAMILIES.values()}
@@ -366,4 +390,4 @@ def test_every_registered_encoder_has_a_case() -> None:
 
 
 def is_encoder(name: str) -> bool:
-    return name.endswith("Model") and not name.endswith("LMHeadModel")
+    return name.endswith("Model") and not name.endswith(("LMHeadModel", "MTModel"))

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from dovetail.testing.harness import PagedModel
-from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint
+from dovetail.testing.tiny_families import VOCAB_SIZE
+from dovetail.testing.tiny_models import write_tiny_checkpoint
+from support.thread_ranks import divided_both_ways
 
 
 def as_released(path: Path, model_type: str, architecture: str) -> None:
@@ -45,7 +47,9 @@ def joined(tensors: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["Qwen3_5", "Qwen3_5Moe"])
-def test_released_checkpoints_are_served(tmp_path: Path, name: str) -> None:
+def test_released_checkpoints_are_served(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import transformers
 
     architecture, own = f"{name}ForConditionalGeneration", f"{name}ForCausalLM"
@@ -55,5 +59,6 @@ def test_released_checkpoints_are_served(tmp_path: Path, name: str) -> None:
     with torch.inference_mode():
         wanted = model(tokens.unsqueeze(0)).logits[0]
     as_released(path, "qwen3_5" if name == "Qwen3_5" else "qwen3_5_moe", architecture)
-    paged = PagedModel.load(path, backend="torch_sdpa")
-    assert float((paged.forward([(0, tokens.tolist())])[0] - wanted).abs().max()) < 1e-4
+    whole = PagedModel.load(path, backend="torch_sdpa")
+    for paged in (whole, *divided_both_ways(path, monkeypatch)):
+        assert float((paged.forward([(0, tokens.tolist())])[0] - wanted).abs().max()) < 1e-4

@@ -41,7 +41,8 @@ from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.weights import finish_weights
 from dovetail.testing.harness import PagedModel
-from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint
+from dovetail.testing.tiny_families import VOCAB_SIZE
+from dovetail.testing.tiny_models import write_tiny_checkpoint
 from dovetail_plugins.gguf._types import BY_NAME, QUANTIZED, TABLES
 from support.reference_products import error, meant, per_group, per_token, rounded
 
@@ -147,6 +148,14 @@ CASES = {
                                         "num_codebooks": 1, "nbits_per_codebook": 8}, step=1.0),
     "none": Case(method="none"),
 }  # fmt: skip
+OTHERS = {
+    "latents": "DeepseekV2ForCausalLM",
+    "states": "Mamba2ForCausalLM",
+    "convolutions": "Lfm2ForCausalLM",
+    "chunks": "Llama4ForCausalLM",
+}
+"""Families of other layers, by what sets them apart."""
+CASES |= {f"int8, {word}": Case(method="int8", architecture=name) for word, name in OTHERS.items()}
 TOKEN_SCALES = {"W8A8", "W4A8", "qqq", "torchao W8A8"}
 """Those that say that activations are int8, a scale a token."""
 FLOATS = {"nf4", "fp8", "deepspeedfp", "nvfp4", "mxfp4", "aqlm", "none",
@@ -169,14 +178,31 @@ CASES |= {
 }
 
 
+SHAPES: dict[str, dict[str, Any]] = {
+    "Mamba2ForCausalLM": {"num_heads": 32, "layer_types": None},
+    "Lfm2ForCausalLM": {"layer_types": ["conv"], "block_auto_adjust_ff_dim": False},
+    "Llama4ForCausalLM": {"layer_types": ["chunked_attention"], "intermediate_size_mlp": INNER},
+    "DeepseekV2ForCausalLM": {
+        "head_dim": None,
+        "q_lora_rank": 64,
+        "kv_lora_rank": 64,
+        "qk_nope_head_dim": 32,
+        "qk_rope_head_dim": 32,
+        "v_head_dim": 32,
+    },
+}
+"""What families of other layers have beside or instead (None: nothing in its place)."""
+
+
 @cache
 def facts(architecture: str, folder: Path) -> ModelSpec:
     """Return a model's spec: wide, so that one group of 32 inputs is few of them."""
     shape: dict[str, Any] = {
         "hidden_size": HIDDEN, "intermediate_size": INNER, "moe_intermediate_size": INNER,
         "num_hidden_layers": 1, "head_dim": HEAD_SIZE, "layer_types": ["full_attention"],
-        "num_experts": 2, "num_experts_per_tok": 2,
+        "num_experts": 2, "num_experts_per_tok": 2, **SHAPES.get(architecture, {}),
     }  # fmt: skip
+    shape = {name: value for name, value in shape.items() if value is not None}
     path = write_tiny_checkpoint(folder / architecture, architecture, **shape)
     return msgspec.structs.replace(load_model_facts(path, dtype="float32"), weight_dtype="bfloat16")
 
@@ -271,12 +297,19 @@ def gguf_rows(type_name: str, shape: torch.Size, size: float) -> torch.Tensor:
     return rows
 
 
+USUAL_NORMS = ("input_layernorm", "post_attention_layernorm")
+NORMS = {
+    "Gemma3ForCausalLM": ("input_layernorm", "pre_feedforward_layernorm"),
+    "Mamba2ForCausalLM": ("norm",),
+    "Lfm2ForCausalLM": ("operator_norm", "ffn_norm"),
+}
+"""The norms before products."""
+
+
 def plant(module: torch.nn.Module, architecture: str) -> None:
     """Make a few channels of the norms before products larger. Mutates: module"""
-    is_gemma = "Gemma" in architecture
-    second = "pre_feedforward_layernorm" if is_gemma else "post_attention_layernorm"
-    one = 1.0 if is_gemma else 0.0  # a factor there is 1 + weight
-    for name in ("input_layernorm", second):
+    one = 1.0 if "Gemma" in architecture else 0.0  # a factor there is 1 + weight
+    for name in NORMS.get(architecture, USUAL_NORMS):
         weight = module.get_parameter(f"model.layers.0.{name}.weight").data
         own = weight[list(CHANNELS)] + one
         weight[list(CHANNELS)] = own * FACTOR - one

@@ -20,7 +20,8 @@ from dovetail import LLM
 from dovetail.errors import ConfigError
 from dovetail.interfaces.quantization import LinearSpec
 from dovetail.testing.contract import model_spec
-from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint
+from dovetail.testing.tiny_families import VOCAB_SIZE
+from dovetail.testing.tiny_models import write_tiny_checkpoint
 from dovetail_plugins.quantization.auto_round import AutoRound
 from dovetail_plugins.quantization.awq import PLACES, Awq
 from dovetail_plugins.quantization.compressed_tensors import CompressedTensors

@@ -84,7 +84,18 @@ MEANT: list[tuple[str, Any, dict[str, Any]]] = [
     ("attention_config", {"backend": "TORCH_SDPA"}, {"attention_backend": "torch_sdpa"}),
     ("attention_config", {"backend": None, "use_trtllm_attention": False}, {}),
     ("optimization_level", 1, {"compilation_config": {"level": 1}}),
-    ("kv_offloading_size", 2.5, {"swap_space": 2.5}),
+    (
+        "kv_offloading_size",
+        2.5,
+        {
+            "kv_transfer_config": {
+                "kv_connector": "offloading",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {"host_bytes": 2_684_354_560},
+            }
+        },
+    ),
+    ("kv_offloading_size", 0, {}),
     ("spec_method", "ngram", {SPECULATION: {"method": "ngram"}}),
     ("spec_model", "small", {SPECULATION: {"model": "small"}}),
     (
@@ -97,12 +108,10 @@ MEANT: list[tuple[str, Any, dict[str, Any]]] = [
 """Flag, value, fields of today."""
 
 SETTLED: list[tuple[str, tuple[Any, ...], tuple[Any, ...]]] = [
-    ("skip_mm_profiling", (True, False), ()),
     ("disable_cascade_attn", (True, False), ()),
     ("max_context_len_to_capture", (None, 8192, 4096), ()),
     ("max_seq_len_to_capture", (None, 32768), ()),
     ("num_lookahead_slots", (0, 5), ()),
-    ("long_lora_scaling_factors", ((), ("1.0",)), (("2",),)),
     ("override_neuron_config", ({},), ({"a": 1},)),
     ("num_scheduler_steps", (1,), (8,)),
     ("multi_step_stream_outputs", (True,), (False,)),

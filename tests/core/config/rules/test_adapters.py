@@ -61,25 +61,20 @@ def test_without_the_flag_there_is_no_room() -> None:
 
 def test_every_flag_has_its_place() -> None:
     found = room()
-    assert (found.max_slots, found.max_rank, found.max_host, found.max_new_tokens) == (
-        1,
-        16,
-        1,
-        256,
-    )
-    assert (found.takes_bias, found.is_divided) == (False, False)
+    assert (found.max_slots, found.max_rank, found.max_host) == (1, 16, 1)
+    assert (found.takes_bias, found.rope_factors) == (False, ())
     assert [one.name for one in found.methods] == registry.names("adapter")
     found = room(
         max_loras=3,
         max_lora_rank=17,
         max_cpu_loras=9,
         lora_dtype="float16",
-        lora_extra_vocab_size=0,
         enable_lora_bias=True,
-        fully_sharded_loras=True,
+        long_lora_scaling_factors=["4", "2,8"],
     )
-    assert (found.max_slots, found.max_rank, found.max_host, found.max_new_tokens) == (3, 17, 9, 0)
-    assert (found.dtype, found.takes_bias, found.is_divided) == ("float16", True, True)
+    assert (found.max_slots, found.max_rank, found.max_host) == (3, 17, 9)
+    assert (found.dtype, found.takes_bias) == ("float16", True)
+    assert found.rope_factors == (4.0, 2.0, 8.0)
     assert room(max_loras=4).max_host == 4
 
 
@@ -108,8 +103,9 @@ def test_ranks(rank: int) -> None:
         ({"enable_lora": True, "lora_resolvers": ["folder"]}, "--lora-resolvers", "no folder"),
         ({"enable_lora": True, "lora_resolver_cache_dir": "/no/such"},
          "--lora-resolver-cache-dir", "/no/such"),
-        ({"enable_lora": True, "default_mm_loras": {"audio": "x"}}, "--default-mm-loras", "sound"),
-        ({"long_lora_scaling_factors": ["2.0"]}, "--long-lora-scaling-factors", "rope scaling"),
+        ({"default_mm_loras": {"audio": "x"}}, "--default-mm-loras", "--enable-lora"),
+        ({"enable_lora": True, "long_lora_scaling_factors": ["x"]},
+         "--long-lora-scaling-factors", "not a factor"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(fields: dict[str, Any], where: str, text: str) -> None:
@@ -126,6 +122,16 @@ def test_sizes_without_adapters_are_told_and_do_no_harm(caplog: pytest.LogCaptur
         "--max-loras has no effect: it needs --enable-lora",
         "--allow-runtime-lora-updating has no effect: it needs --enable-lora",
         "--max-prompt-adapters has no effect: it needs --enable-prompt-adapter",
+    ]
+
+
+def test_flags_that_change_nothing_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        spec_of(enable_lora=True, fully_sharded_loras=True, lora_extra_vocab_size=512)
+        spec_of(enable_lora=True, lora_extra_vocab_size=0)
+    assert caplog.messages == [
+        "--fully-sharded-loras has no effect: each matrix of an adapter is divided as its layer is",
+        "--lora-extra-vocab-size has no effect: adapters that add tokens are refused",
     ]
 
 

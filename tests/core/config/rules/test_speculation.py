@@ -16,6 +16,7 @@ from dovetail.config.rules.draft_methods import method_for
 from dovetail.config.rules.speculation import acceptance_of, draft_spec
 from dovetail.errors import ConfigError, UnknownPlugin
 from dovetail.interfaces.spec import DraftSpec, Selection
+from dovetail.testing.contract import model_spec
 from dovetail.testing.simulate import SimSettings
 
 pytest.importorskip("dovetail_plugins")
@@ -34,7 +35,7 @@ def resolved(
     asked: dict[str, Any], scheduler: Selection = CONTINUOUS, **fields: Any
 ) -> DraftSpec | None:
     config = Config.from_fields({"speculative_config": asked, **fields})
-    return draft_spec(config, SimSettings(max_step_tokens=24).schedule(), scheduler)
+    return draft_spec(config, model_spec(), SimSettings(max_step_tokens=24).schedule(), scheduler)
 
 
 def test_nothing_asked_nobody_guesses() -> None:

@@ -65,7 +65,9 @@ def test_what_cannot_be_is_told(fields: dict[str, Any], told: str, fix: str) -> 
 def test_plugins_that_know_no_stages_are_told() -> None:
     two = divided(2, pipeline_parallel_size=2)
     check_model(WHOLE, RankSpec())
-    with pytest.raises(ConfigError, match="replay cannot be divided into stages"):
+    with pytest.raises(
+        ConfigError, match="replay cannot be divided into stages: its plugin builds"
+    ):
         check_model(WHOLE, two)
     pytest.importorskip("dovetail_plugins")
     mp, uni = (registry.choose("executor", name) for name in ("mp", "uni"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -10,9 +11,10 @@ from dovetail.engine.kv import prefix_hash
 from dovetail.engine.kv.kv_cache import KVCacheManager
 from dovetail.engine.kv.kv_groups import plan_layout
 from dovetail.engine.request import Request
+from dovetail.interfaces.media import PartPlace, PromptPart
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import CacheSpec
-from dovetail.interfaces.step import KVLayer
+from dovetail.interfaces.step import CrossLayer, KVLayer
 
 
 def make_cache(
@@ -22,7 +24,12 @@ def make_cache(
         KVLayer(name=str(i), num_kv_heads=1, head_size=1, dtype="float32", window_tokens=window)
         for i, window in enumerate(windows)
     ]
-    spec = CacheSpec(
+    layout = plan_layout(layers, block_tokens=4, num_blocks=num_blocks)
+    return KVCacheManager(layout, cache_spec(num_blocks, prefix), b"k")
+
+
+def cache_spec(num_blocks: int, prefix: bool = True) -> CacheSpec:
+    return CacheSpec(
         block_tokens=4,
         num_blocks=num_blocks,
         memory_bytes=None,
@@ -30,7 +37,6 @@ def make_cache(
         uses_prefix_cache=prefix,
         hash_algorithm=prefix_hash.DEFAULT,
     )
-    return KVCacheManager(plan_layout(layers, block_tokens=4, num_blocks=num_blocks), spec, b"k")
 
 
 def make_request(name: str, token_ids: Sequence[int], salt: str = "", **sampling: int) -> Request:
@@ -129,6 +135,51 @@ def test_a_cached_block_that_nobody_owns_counts_as_needed() -> None:
     cache.check_invariants()
 
 
+def test_a_pinned_prefix_stays_until_its_time_or_until_the_room_is_needed() -> None:
+    cache = make_cache(num_blocks=9)
+    pinned = make_request("pinned", range(16))
+    fill(cache, pinned)
+    cache.free(pinned)
+    cache.pin(pinned, 60)
+    cache.check_invariants()
+    assert (cache.num_free_blocks, cache.num_pinned_blocks) == (4, 4)
+    for number in range(5):  # others come and go in the room that is left
+        other = make_request("other", range(100 * number, 100 * number + 16), salt="s")
+        fill(cache, other)
+        cache.free(other)
+    assert cache.find_prefix(make_request("again", range(20))) == 16
+    large = make_request("large", range(900, 926))  # needs 7 blocks of 8
+    fill(cache, large)
+    assert cache.num_pinned_blocks == 1
+    cache.free(large)
+    short = make_request("short", range(500, 516))
+    fill(cache, short)
+    cache.free(short)
+    cache.pin(short, 0.01)
+    assert cache.num_pinned_blocks == 5
+    time.sleep(0.02)
+    assert cache.allocate(make_request("next", range(4)), 4) is not None
+    assert cache.num_pinned_blocks == 1
+    cache.pin(short, 60)
+    cache.forget_all()
+    assert cache.num_pinned_blocks == 0
+    cache.check_invariants()
+
+
+def test_a_pin_that_gives_way_to_its_own_prefix_counts_once() -> None:
+    cache = make_cache(num_blocks=5)
+    first = make_request("first", range(12))
+    fill(cache, first)
+    cache.free(first)
+    cache.pin(first, 60)
+    second = make_request("second", [*range(12), *range(50, 54)])
+    fill(cache, second)
+    assert cache.num_free_blocks == 0
+    assert cache.allocate(make_request("third", range(70, 74)), 4) is None
+    cache.free(second)
+    cache.check_invariants()
+
+
 def test_suffixes_are_evicted_before_what_they_stand_on() -> None:
     cache = make_cache(num_blocks=5)
     a = make_request("a", range(17))
@@ -211,3 +262,61 @@ def test_the_checker_sees_damage(damage: str) -> None:
         cache._holdings["a"].tables[0][1] = block
     with pytest.raises(AssertionError):
         cache.check_invariants()
+
+
+def encoded(rows: int) -> Request:
+    request = make_request("a", range(3))
+    place = PartPlace("key", "text", (), rows)
+    request.parts = (PromptPart(place=place, features=()),)
+    return request
+
+
+def cache_beside_an_encoder(num_blocks: int = 12) -> KVCacheManager:
+    kept = {"num_kv_heads": 1, "head_size": 1, "dtype": "float32"}
+    layers = [KVLayer(name="own", **kept), CrossLayer(name="cross", max_rows=20, **kept)]
+    spec = cache_spec(num_blocks)
+    layout = plan_layout(layers, block_tokens=4, num_blocks=num_blocks, host_bytes=1 << 12)
+    return KVCacheManager(layout, spec, b"k")
+
+
+def test_what_an_encoder_read_has_its_blocks_at_once() -> None:
+    cache = cache_beside_an_encoder()
+    assert [group.cross_rows for group in cache.layout.groups] == [0, 20]
+    assert (cache.num_groups, cache.num_growing) == (2, 1)
+    assert cache.blocks_for(3, 8) == 1 + 5
+    request = encoded(9)
+    assert [len(b) for b in cache.allocate(request, 3) or ()] == [1, 3]
+    assert cache.allocate(request, 5) == ((cache.blocks_of(request)[0][1],), ())
+    cache.commit(request, 5)
+    cache.check_invariants()
+    other = make_request("b", range(5))
+    other.parts = request.parts
+    assert cache.find_prefix(other) == 0
+    cache.free(request)
+    assert cache.num_free_blocks == cache.num_blocks
+
+
+def test_what_an_encoder_read_goes_to_the_host_as_a_whole() -> None:
+    cache = cache_beside_an_encoder()
+    request = encoded(9)
+    before = cache.allocate(request, 3)
+    assert before is not None
+    cache.allocate(request, 5)
+    cache.commit(request, 5)
+    out = cache.swap_out(request, 4)
+    assert out is not None and len(out) == 1 + 3
+    assert cache.num_free_blocks == cache.num_blocks
+    request.token_ids += [1, 2, 3]
+    found = cache.swap_in(request, 6)
+    assert found is not None
+    (own, cross), back = found
+    assert (len(own), len(cross), len(back)) == (2, 3, 4)
+    assert {host for _, host in out} == {host for host, _ in back}
+    cache.check_invariants()
+
+
+def test_no_room_for_what_an_encoder_read() -> None:
+    cache = cache_beside_an_encoder(num_blocks=4)
+    assert cache.allocate(encoded(12), 3) is None
+    assert cache.num_free_blocks == 3
+    assert cache.allocate(encoded(8), 3) is not None

@@ -90,3 +90,19 @@ def test_what_is_not_a_block_hash_is_refused() -> None:
         PrefixHasher("hashlib:sha256", b"k", 4)
     with pytest.raises(ConfigError, match="no_such_module"):
         PrefixHasher("no_such_module:XXHASH", b"k", 4)
+
+
+def test_units_have_the_same_names_in_blocks_of_every_size() -> None:
+    ids = list(range(24))
+    small = PrefixHasher(DEFAULT, b"k", 4).extend(make_request(ids), 6)
+    for size in (4, 8, 12):
+        hasher = PrefixHasher(DEFAULT, b"k", size, unit_tokens=4)
+        request = make_request(ids)
+        hasher.extend(request, 1)  # in two goes it is the same
+        names = hasher.extend(request, 24 // size)
+        count = size // 4
+        assert [len(name) for name in names] == [32 * count] * (24 // size)
+        units = [
+            name[start : start + 32] for name in names for start in range(32 * (count - 1), -1, -32)
+        ]
+        assert units == small

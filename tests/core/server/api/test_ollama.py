@@ -140,7 +140,10 @@ def test_options_are_sampling_fields(path: str) -> None:
         ({"options": {"stop": ["x" * 5000]}}, "options.stop"),
         ({"format": "yaml"}, 'format: "yaml" is neither'),
         ({"format": {"type": "object"}}, "format: no backend"),
-        ({"messages": [{"role": "user", "content": "", "images": ["QQ=="]}]}, "messages[0].images"),
+        (
+            {"messages": [{"role": "user", "content": "", "images": ["QQ=="]}]},
+            "messages[0].images[0]: images, sound",
+        ),
         ({"top_logprobs": 2}, "top_logprobs: needs logprobs"),
         ({"n": 2}, "n: only one answer"),
         ({"truncate": True}, "truncate: use truncate_prompt_tokens"),
@@ -158,7 +161,8 @@ def test_what_is_refused_names_the_field(fields: dict[str, Any], where: str) -> 
     [
         ({"template": "{{ .Prompt }}"}, "template: "),
         ({"context": [1, 2]}, "context: "),
-        ({"images": ["QQ=="]}, "images: "),
+        ({"images": ["QQ=="]}, "images[0]: images, sound and video"),
+        ({"raw": True, "images": ["QQ=="]}, "images: cannot be combined with raw"),
         ({"raw": True, "system": "x"}, "system: cannot be combined with raw"),
         ({"raw": True, "think": True}, "think: needs a template"),
         ({"suffix": "end"}, "suffix: this model cannot fill in the middle"),

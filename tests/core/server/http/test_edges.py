@@ -635,7 +635,7 @@ def test_wrong_methods_and_paths_are_openai_errors() -> None:
         ("POST", "/v1/nope", 404, "there is no path /v1/nope"),
         ("POST", "/v1/embeddings", 404, 'needs a model that can "embed"'),
         ("POST", "/v1/rerank", 404, 'needs a model that can "classify" or "embed"'),
-        ("POST", "/v1/audio/transcriptions/", 404, "transcription and translation of audio"),
+        ("POST", "/v1/audio/transcriptions", 404, 'needs a model that can "transcription"'),
         ("GET", "/get_tokenizer_info", 404, "--enable-tokenizer-info-endpoint"),
     ):
         response = send(app, method, path)

@@ -167,3 +167,16 @@ def test_nothing_in_a_line_moves_the_terminal(capsys: pytest.CaptureFixture[str]
     assert "a\\x1b[2Jb\\r\\x9b31m\tc\nTraceback" in text
     assert "ValueError: \\x1b]0;owned\\x07\\u202e\n" in text
     assert "two\\nlines\\x1b[0m \\u2028é\n" in text
+
+
+def test_plugins_and_kernels_log_as_dovetail_does(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("info", prefix="[rank 1] ")
+    for name in ("dovetail_plugins.workers.cpu", "dovetail_kernels.cpu.library"):
+        logging.getLogger(name).info("from %s", name)
+        logging.getLogger(name).debug("quiet")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(": ", 1)[1] for line in lines] == [
+        "from dovetail_plugins.workers.cpu",
+        "from dovetail_kernels.cpu.library",
+    ]
+    assert all(line.startswith("[rank 1] ") for line in lines)

@@ -1,0 +1,56 @@
+"""RunnerMedia: what cannot be encoded ends its request, whichever stage tells results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from dovetail.interfaces.media import Encode, feature_of
+from dovetail.interfaces.spec import RankSpec
+from dovetail.interfaces.step import StepPlan
+from dovetail.runner.media import RunnerMedia
+from dovetail.testing.tiny import tiny_run
+
+
+class Encoder(nn.Module):
+    """Encodes ones alone."""
+
+    def __init__(self, takes_media: bool) -> None:
+        super().__init__()
+        self.takes_media = takes_media
+
+    def encode(
+        self, kind: str, features: Sequence[Mapping[str, torch.Tensor]]
+    ) -> list[torch.Tensor]:
+        if any(not one["pixels"].eq(1).all() for one in features):
+            raise ValueError("it shows something")
+        return [torch.ones(2, 4) for _ in features]
+
+
+def media_of(stage: int, *, takes_media: bool = True) -> Any:
+    rank = RankSpec(world_size=2, rank=stage, num_stages=2, stage=stage, stage_layers=(1, 1))
+    run = msgspec.structs.replace(tiny_run(), rank=rank)
+    made: Any = RunnerMedia(Encoder(takes_media), run, torch.device("cpu"))  # type: ignore[arg-type]
+    contents = [("good", torch.ones(3)), ("bad", torch.zeros(3))]
+    encode = tuple(
+        Encode(key, "image", 2, (feature_of("pixels", pixels),)) for key, pixels in contents
+    )
+    made.follow(StepPlan(step_id=0, rows=(), encode=encode))
+    return made
+
+
+@pytest.mark.parametrize(("stage", "is_told"), [(0, False), (1, True)])
+def test_one_that_fails_ends_its_request_alone(stage: int, is_told: bool) -> None:
+    media = media_of(stage)
+    assert media._encodings["good"].eq(1).all()
+    assert "it shows something" in media._failures["bad"]
+    assert media._encodings["bad"].isnan().all() != is_told
+
+
+def test_stages_that_take_none_make_none() -> None:
+    assert media_of(1, takes_media=False)._encodings == {}

@@ -1,0 +1,130 @@
+"""Words, windows and spectrograms of speech: divided as transformers divides tokens, measured as
+its feature extractor measures, and cut where a decoder's times say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from dovetail.server.api.audio.spectrogram import log_mel, window
+from dovetail.server.api.audio.windows import cut
+from dovetail.server.api.audio.words import (
+    Word,
+    divided,
+    fitted,
+    timed,
+    usual_length,
+    with_marks,
+    within_sentences,
+)
+from dovetail.testing.tiny_models import write_tiny_tokenizer
+
+whisper = pytest.importorskip("transformers.models.whisper.tokenization_whisper")
+TEXTS = (
+    " the quick brown fox, and the dog. Nobody minds?",
+    ' he said: "the dog" (and the fox) - twice!',
+    " naïve café — “déjà vu” … 東京 🦊 dog's",
+    "the",
+    " ... the . dog",
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = write_tiny_tokenizer(tmp_path_factory.mktemp("words"))
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+class Judged:
+    """The tokenizer as transformers' functions call one."""
+
+    language = "english"
+    eos_token_id = 10**6
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def decode(self, ids: list[int], **kwargs: Any) -> str:
+        text: str = self._tokenizer.decode(ids)
+        return text
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize(("language", "name"), [("en", "english"), ("ja", "japanese")])
+def test_words_are_those_of_transformers(
+    tokenizer: Tokenizer, text: str, language: str, name: str
+) -> None:
+    ids = tokenizer.encode(text).ids
+    wanted, tokens, _ = whisper._combine_tokens_into_words(Judged(tokenizer), list(ids), name)
+    times = [float(i) for i in range(len(ids) + 1)]
+    words = with_marks(timed(divided(ids, tokenizer.decode, language), times))
+    assert [one.text for one in words] == [one for one in wanted if one]
+    assert [one.num_tokens for one in words] == [len(one) for one in tokens if one]
+
+
+@pytest.mark.parametrize("num", [16_000, 16_159, 400_000, 1_000_003, 120])
+def test_spectrograms_are_those_of_transformers(num: int) -> None:
+    hf = pytest.importorskip("transformers")
+    extractor = hf.WhisperFeatureExtractor()
+    samples = np.random.default_rng(num).standard_normal(num).astype(np.float32) * 0.1
+    samples[num // 2 :] *= 1e-4
+    made = log_mel(samples, extractor)
+    assert made.shape == (80, max(1, num // 160))
+    if num > 1000:
+        wanted = extractor(
+            samples, sampling_rate=16_000, return_tensors="np", padding="longest", truncation=False
+        )["input_features"][0]
+        assert np.abs(made - wanted[:, : made.shape[1]]).max() < 1e-5
+    part = window(made, made.shape[1] - 1, 7)
+    assert part.shape == (80, 7) and not part[:, 1:].any() and part[:, 0].any()
+
+
+def word(text: str, start: float, end: float) -> Word:
+    return Word(text=text, start=start, end=end, num_tokens=1)
+
+
+def test_what_a_pause_has_stretched_is_cut() -> None:
+    words = [word(" a", 0.0, 0.3), word(".", 0.3, 2.0), word(" b", 2.0, 2.3), word(" c", 2.3, 2.6)]
+    usual = usual_length(words)
+    assert usual == pytest.approx(0.3)
+    cut_words = within_sentences(words, 2 * usual)
+    assert cut_words[1].end == pytest.approx(0.9)
+    late = [word(" d", 5.0, 9.0), word(" e", 9.0, 9.3)]
+    made, start, end = fitted(late, 5.0, 9.3, 2.6, usual)
+    assert (made[0].start, start) == (pytest.approx(8.4), pytest.approx(8.4))
+    assert (made[1].end, end) == (9.3, 9.3)
+    far, start, end = fitted([word(" f", 1.0, 3.0)], 2.0, 2.2, 2.5, usual)
+    assert (far[0].start, far[0].end) == (2.0, 2.3) and (start, end) == (2.0, 2.2)
+    assert usual_length([]) == 0.0 and fitted([], 1.0, 2.0, 0.0, 0.3) == ([], 1.0, 2.0)
+
+
+TIME = 100
+"""The id of the time 0."""
+
+
+@pytest.mark.parametrize(
+    ("ids", "pieces", "heard_s", "is_closed"),
+    [
+        ([100, 5, 150], [(0.0, 1.0, [100, 5, 150])], 30.0, True),
+        ([110, 5, 6], [(0.0, 0.2, [110, 5, 6])], 30.0, False),
+        ([100, 5, 6], [(0.0, 30.0, [100, 5, 6])], 30.0, False),
+        ([100, 5, 150, 160, 6], [(0.0, 1.0, [100, 5, 150])], 1.0, False),
+        (
+            [100, 5, 150, 160, 6, 200],
+            [(0.0, 1.0, [100, 5, 150]), (1.2, 2.0, [160, 6, 200])],
+            30.0,
+            True,
+        ),
+    ],
+)
+def test_a_window_is_cut_at_its_times(
+    ids: list[int], pieces: list[Any], heard_s: float, is_closed: bool
+) -> None:
+    found = cut(ids, TIME, 30.0, has_times=True)
+    assert found.pieces == [
+        (pytest.approx(start), pytest.approx(end), part) for start, end, part in pieces
+    ]
+    assert (found.heard_s, found.is_closed) == (pytest.approx(heard_s), is_closed)

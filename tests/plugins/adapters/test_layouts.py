@@ -1,0 +1,108 @@
+"""Adapters laid out like one before are read by its plan: the same numbers, to the bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dovetail.config.checkpoint.hf import load_model_facts
+from dovetail.errors import RequestError
+from dovetail.interfaces.adapter_spec import AdapterSource, AdapterSpec
+from dovetail.interfaces.selection import Selection
+from dovetail.runner.adapters import RunnerAdapters
+from dovetail.testing.harness import PagedModel
+from dovetail.testing.tiny_models import write_tiny_checkpoint
+from support.written_lora import CONFIG, FILE, write_lora
+
+LORA = Selection(kind="adapter", name="lora", target="dovetail_plugins.adapters.lora:LoraAdapter")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = write_tiny_checkpoint(tmp_path_factory.mktemp("base"), "LlamaForCausalLM")
+    return folder, PagedModel.load(folder, backend="torch_sdpa").module
+
+
+def reader(base: tuple[Path, Any], dtype: str = "bfloat16") -> RunnerAdapters:
+    spec = AdapterSpec(max_slots=1, max_rank=8, dtype=dtype, methods=(LORA,))
+    run: Any = SimpleNamespace(model=load_model_facts(base[0], dtype="float32"))
+    made = RunnerAdapters(spec, run, torch.device("cpu"))
+    made.attach(base[1])
+    return made
+
+
+def read(adapters: RunnerAdapters, folder: Path) -> dict[str, torch.Tensor]:
+    """Return what layers keep of an adapter, by layer and matrix."""
+    adapters.read(AdapterSource(name="a", path=str(folder), key="a"))
+    found = {}
+    for path, slot in adapters._on_host["a"].linears.items():
+        assert slot.down is not None and slot.up is not None
+        found |= {f"{path}.down": slot.down, f"{path}.up": slot.up}
+    return found
+
+
+def two_ranks(folder: Path) -> Path:
+    """Have the keys' matrices rank 2, beside queries of rank 4 in the same layer."""
+    tensors = load_file(folder / FILE)
+    for name, tensor in tensors.items():
+        if "v_proj" in name:
+            tensors[name] = (tensor[:2] if "lora_A" in name else tensor[:, :2]).contiguous()
+    save_file(tensors, folder / FILE)
+    return folder
+
+
+def must_have_plan(adapters: RunnerAdapters, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail where an adapter is looked at tensor by tensor from now on."""
+
+    def cut(*given: Any) -> Any:
+        raise AssertionError("no plan was used")
+
+    monkeypatch.setattr(adapters, "_cut", cut)
+
+
+@pytest.mark.parametrize("is_uneven", [False, True])
+def test_a_plan_copies_the_same(
+    base: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_uneven: bool
+) -> None:
+    first, second = (write_lora(tmp_path / name, seed=i) for i, name in enumerate("ab"))
+    if is_uneven:
+        first, second = two_ranks(first), two_ranks(second)
+    wanted = read(reader(base), second)
+    planned = reader(base)
+    other = {name: tensor.clone() for name, tensor in read(planned, first).items()}
+    must_have_plan(planned, monkeypatch)
+    found = read(planned, second)
+    assert found.keys() == wanted.keys() == other.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert not any(torch.equal(found[name], other[name]) for name in wanted)
+
+
+def test_another_scale_is_another_layout(base: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, adapters = write_lora(tmp_path / "a"), reader(base)
+    before = {name: tensor.clone() for name, tensor in read(adapters, folder).items()}
+    config = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps(config | {"lora_alpha": 16}))
+    after = read(adapters, folder)
+    for name, tensor in before.items():
+        assert torch.equal(after[name], tensor * 2 if name.endswith("down") else tensor)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_what_is_too_large_for_its_type_is_told(
+    base: tuple[Path, Any], tmp_path: Path, is_known: bool
+) -> None:
+    adapters = reader(base, "float16")
+    if is_known:
+        read(adapters, write_lora(tmp_path / "good"))
+    folder = write_lora(tmp_path / "large", seed=1)
+    tensors = load_file(folder / FILE)
+    next(iter(tensors.values()))[0, 0] = 1e5
+    save_file(tensors, folder / FILE)
+    with pytest.raises(RequestError, match="too large for the type"):
+        read(adapters, folder)

@@ -1,0 +1,67 @@
+"""What tests of GGUF files share: the model of a file, and transformers' of the same weights."""
+
+from __future__ import annotations
+
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from dovetail import registry
+from dovetail.config.checkpoint.hf import load_model_facts
+from dovetail.interfaces.load_format import Checkpoint
+from dovetail.interfaces.model import BuildContext
+from dovetail.layers.weights import load_weights
+from dovetail.testing.harness import PagedModel
+from dovetail.testing.tiny_families import VOCAB_SIZE
+
+
+def loaded(path: Path, *, activations: str = "float") -> PagedModel:
+    """Return the model of a file, as the engine would choose its plugins."""
+    spec = load_model_facts(path, dtype="float32")
+    spec = msgspec.structs.replace(spec, weight_dtype=str(spec.hf_config["dtype"]))
+    stored = spec.hf_config.get("quantization_config") or {}
+    method = registry.load("quantization", stored.get("quant_method", "none"))
+    options = method.Options(**({"activations": activations} if stored else {}))
+    context = BuildContext(model=spec, quant=method(options, spec), device="cpu")
+    is_native = spec.architecture in registry.names("model")
+    plugin = registry.load("model", spec.architecture if is_native else "transformers")
+    module = plugin(plugin.Options(), context)
+    reader = registry.load("load_format", "auto")
+    tensors = reader(reader.Options()).tensors(Checkpoint(path=str(path)))
+    with torch.inference_mode():
+        load_weights(module, module.weight_map(), tensors)
+    return PagedModel(module.eval())
+
+
+@cache
+def transformers_model(folder: Path) -> Any:
+    import transformers
+
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+def logits_of(model: Any, tokens: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(torch.tensor([tokens])).logits[0]
+
+
+def prompt(length: int) -> list[int]:
+    generator = torch.Generator().manual_seed(length)
+    return torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist()
+
+
+def reference(folder: Path, meant: dict[str, Any], tokens: list[int], tmp: Path) -> torch.Tensor:
+    """Return transformers' logits with the weights that the gguf package dequantized."""
+    from safetensors.torch import save_file
+
+    shutil.copytree(folder, tmp, ignore=shutil.ignore_patterns("*.safetensors"))
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(v)) for name, v in meant.items()}
+    save_file(tensors, tmp / "model.safetensors", metadata={"format": "pt"})
+    return logits_of(transformers_model(tmp), tokens)
