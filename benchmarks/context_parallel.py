@@ -2,10 +2,9 @@
 
 The model has one KV head, so that two tensor-parallel ranks would both cache it all. Both engines
 get the same memory and run in turn; a prompt is computed once and then found in the prefix cache,
-so that what is timed is decoding. Also, with `halves`: whether a step in two halves, one of which
-communicates while the other computes, could be faster on CPUs.
+so that what is timed is decoding.
 
-    PYTHONPATH=core:plugins:kernels python benchmarks/context_parallel.py [context | halves]
+    PYTHONPATH=core:plugins:kernels python benchmarks/context_parallel.py
 """
 
 from __future__ import annotations
@@ -105,34 +104,14 @@ def capacity_tokens(llm: LLM) -> int:
     return int((layout.num_blocks - 1) * layout.block_tokens)
 
 
-def measure_halves(folder: str, rounds: int) -> None:
-    """Print the time of a whole step, of two halves, and of what ranks exchange in it."""
-    with engine(folder) as llm:
-        for rows in (32, 64):
-            times = [
-                (per_step_s(llm, rows, 64), 2 * per_step_s(llm, rows // 2, 64))
-                for _ in range(rounds + 1)
-            ][1:]
-            ratios = [halves / whole for whole, halves in times]
-            whole = statistics.median(one for one, _ in times)
-            print(
-                f"{rows} rows: a step {whole * 1e3:.2f} ms, two halves one after the other "
-                f"{statistics.median(ratios):.2f} of it ({min(ratios):.2f} to {max(ratios):.2f})"
-            )
-
-
 def main() -> None:
-    """Measure what was named, or everything."""
+    """Measure both engines."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="?", choices=["context", "halves"])
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(SHAPE), encoding="utf-8")
-        if args.what in (None, "context"):
-            measure_context(folder, args.rounds)
-        if args.what in (None, "halves"):
-            measure_halves(folder, args.rounds)
+        measure_context(folder, args.rounds)
 
 
 if __name__ == "__main__":

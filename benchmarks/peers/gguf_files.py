@@ -101,6 +101,13 @@ def compare(file: Path, asked: argparse.Namespace) -> None:
 
 def one_measure(running: dict[str, EngineProcess], measure: str, rounds: int) -> str:
     """Return the times of a measure, in turns, and their ratio."""
+    ours, *others = measured(running, measure, rounds).values()
+    told = [f"{theirs:.2f} ms: {theirs / ours:.2f}x" for theirs in others]
+    return f"{measure} {ours:.2f} and {', '.join(told)}"
+
+
+def measured(running: dict[str, EngineProcess], measure: str, rounds: int) -> dict[str, float]:
+    """Return each engine's median milliseconds of a measure, which they take in turns."""
     sequences, num_prompt, num_new = MEASURES[measure]
     prompts = [[400 + 7 * i + j for j in range(num_prompt)] for i in range(sequences)]
     times_s: dict[str, list[float]] = {name: [] for name in running}
@@ -112,9 +119,7 @@ def one_measure(running: dict[str, EngineProcess], measure: str, rounds: int) ->
             run = {"do": "run", "prompts": prompts, "num_new": num_new}
             answer = process.ask(run, LIMIT_S)
             times_s[name] += answer["steps_s"] or [answer["wall_s"]]
-    ours, *others = (statistics.median(times) * 1e3 for times in times_s.values())
-    told = [f"{theirs:.2f} ms: {theirs / ours:.2f}x" for theirs in others]
-    return f"{measure} {ours:.2f} and {', '.join(told)}"
+    return {name: statistics.median(times) * 1e3 for name, times in times_s.items()}
 
 
 def distance(file: Path, asked: argparse.Namespace) -> None:

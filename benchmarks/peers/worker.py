@@ -59,10 +59,13 @@ def obey(driver: Any, command: dict[str, Any]) -> dict[str, Any]:
         return {}
     if command["do"] != "run":
         raise ValueError(f"no such command: {command}")
+    before_s = time.process_time()
     trace = driver.run(command["prompts"], command["num_new"])
+    cpu_s = time.process_time() - before_s
     steps_s = [b - a for a, b in zip(trace.ends_s, trace.ends_s[1:], strict=False)]
     return {
         "wall_s": trace.end_s - trace.start_s,
+        "cpu_s": cpu_s,
         "steps_s": steps_s,
         "num_tokens": trace.num_tokens,
         "peak_bytes": peak_bytes(),

@@ -1,0 +1,187 @@
+"""Time to the first token of a long prompt: computed, from host memory, from a folder that an
+earlier engine has written, from another engine; and what a connector costs that finds nothing.
+
+Where each pays follows from the bytes that a token keeps and the time that computing it takes.
+
+Engines run in this process, one after the other, on a checkpoint of random weights. Of each way the
+best and the median of several prompts are reported, in one run, so that ratios hold on any machine.
+
+    python benchmarks/kv_store.py --tokens 4000 --hidden 1024 --layers 16
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from dovetail import LLM, SamplingParams
+from dovetail.testing.tiny_models import write_tiny_checkpoint
+
+ONE = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+
+
+def arguments() -> argparse.Namespace:
+    """Return the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=4000, help="tokens of a prompt")
+    parser.add_argument("--prompts", type=int, default=3, help="prompts of each way")
+    parser.add_argument("--hidden", type=int, default=512, help="hidden size of the model")
+    parser.add_argument("--layers", type=int, default=8, help="layers of the model")
+    parser.add_argument("--decodes", type=int, default=400, help="steps of the overhead")
+    return parser.parse_args()
+
+
+def write_model(folder: Path, args: argparse.Namespace) -> Path:
+    """Write the checkpoint."""
+    return write_tiny_checkpoint(
+        folder,
+        "LlamaForCausalLM",
+        hidden_size=args.hidden,
+        intermediate_size=3 * args.hidden,
+        num_hidden_layers=args.layers,
+        num_attention_heads=args.hidden // 64,
+        num_key_value_heads=max(1, args.hidden // 256),
+        head_dim=64,
+        max_position_embeddings=args.tokens + 64,
+    )
+
+
+def prompt_of(number: int, args: argparse.Namespace) -> list[int]:
+    """Return a prompt that begins like no other."""
+    return [3 + (number * 31 + i * i + i // 7) % 60 for i in range(args.tokens)]
+
+
+def engine(path: Path, args: argparse.Namespace, **flags: Any) -> LLM:
+    """Return an engine whose cache holds two prompts."""
+    return LLM(
+        model=str(path),
+        max_model_len=args.tokens + 64,
+        num_gpu_blocks_override=2 * (args.tokens // 16 + 8),
+        max_num_batched_tokens=2048,
+        use_tqdm_on_load=False,
+        **flags,
+    )
+
+
+def keeping(folder: Path, host_bytes: int) -> dict[str, Any]:
+    """Return the flag of an engine that offloads."""
+    extra = {"folder": str(folder), "host_bytes": host_bytes}
+    names = {"kv_connector": "offloading", "kv_role": "kv_both"}
+    return {"kv_transfer_config": {**names, "kv_connector_extra_config": extra}}
+
+
+def peer(rank: int, port: int, host_bytes: int) -> dict[str, Any]:
+    """Return the flag of one of two engines that ask each other."""
+    ports = {"kv_port": port, "kv_rank": rank, "kv_parallel_size": 2}
+    names = {"kv_connector": "p2p", "kv_role": "kv_both"}
+    extra = {"kv_connector_extra_config": {"host_bytes": host_bytes}}
+    return {"kv_transfer_config": {**names, **ports, **extra}}
+
+
+def from_a_peer(
+    path: Path, args: argparse.Namespace, timed: list[list[int]], evicting: list[list[int]]
+) -> list[float]:
+    """Return the times of prompts that another engine has computed."""
+    port = 20_000 + os.getpid() % 900 * 40
+    with engine(path, args, **peer(0, port, 8 << 30)) as giver:
+        for prompt in timed:
+            seconds(giver, prompt)
+        giver._engine.core.step()  # brings the last blocks to its memory
+        with engine(path, args, **peer(1, port, 0)) as taker:
+            seconds(taker, evicting[0])
+            found = [seconds(taker, prompt) for prompt in timed]
+            assert taker._engine.core.cache.num_loaded_tokens > 0.9 * args.prompts * args.tokens
+    return found
+
+
+def tell_where_it_pays(times: dict[str, list[float]], num_bytes: int, tokens: int) -> None:
+    """Print the arithmetic: a way pays that brings a token's bytes before they are computed."""
+    computed = statistics.median(times["computed"]) / tokens
+    each = num_bytes / tokens
+    print(f"a token keeps {each:.0f} bytes and takes {computed * 1e6:.1f} us to compute,")
+    print(f"so whatever brings more than {each / computed / 1e6:.1f} MB/s pays")
+    for way, found in times.items():
+        if way != "computed":
+            print(f"{way:9} brings {num_bytes / statistics.median(found) / 1e6:8.1f} MB/s")
+
+
+def seconds(llm: LLM, prompt: list[int]) -> float:
+    """Return the time to the first token."""
+    began_s = time.perf_counter()
+    llm.generate([prompt], ONE, use_tqdm=False)
+    return time.perf_counter() - began_s
+
+
+def first_tokens(path: Path, args: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
+    """Return the times of every way: prompts are evicted from the device by others between."""
+    others = args.prompts + 1
+    prompts = [prompt_of(number, args) for number in range(others + 2)]
+    timed, evicting = prompts[: args.prompts], prompts[args.prompts :]
+    with engine(path, args) as llm:
+        seconds(llm, evicting[0])
+        computed = [seconds(llm, prompt) for prompt in timed]
+    with engine(path, args, **keeping(folder, 8 << 30)) as llm:
+        for prompt in (*timed, *evicting):
+            seconds(llm, prompt)
+        from_host = [seconds(llm, prompt) for prompt in timed]
+        assert llm._engine.core.cache.num_loaded_tokens > 0.9 * args.prompts * args.tokens
+    with engine(path, args, **keeping(folder, 0)) as llm:
+        from_folder = [seconds(llm, prompt) for prompt in timed]
+        assert llm._engine.core.cache.num_loaded_tokens > 0.9 * args.prompts * args.tokens
+        block_bytes = llm._engine.core.layout.all_bytes
+    num_bytes = block_bytes * (args.tokens // 16)
+    print(f"a prompt's blocks: {num_bytes / 2**20:.1f} MiB")
+    peers = from_a_peer(path, args, timed, evicting)
+    times = {"computed": computed, "host": from_host, "folder": from_folder, "peer": peers}
+    tell_where_it_pays(times, num_bytes, args.tokens)
+    return times
+
+
+def step_time(llm: LLM, steps: int) -> float:
+    """Return the time of decoding one request for so many steps, whose prompt is new."""
+    many = SamplingParams(temperature=0, max_tokens=steps, ignore_eos=True)
+    began_s = time.perf_counter()
+    llm.generate([[5, int(began_s * 1e3) % 60 + 3, 7]], many, use_tqdm=False)
+    return time.perf_counter() - began_s
+
+
+def overhead(path: Path, args: argparse.Namespace, folder: Path) -> tuple[list[float], list[float]]:
+    """Return the times of decoding without a connector and with a consumer that finds nothing, in
+    turns."""
+    flags = keeping(folder, 1 << 30)
+    flags["kv_transfer_config"]["kv_role"] = "kv_consumer"
+    steps = min(args.decodes, args.tokens)
+    with engine(path, args) as plain, engine(path, args, **flags) as connected:
+        step_time(plain, steps), step_time(connected, steps)
+        pairs = [(step_time(plain, steps), step_time(connected, steps)) for _ in range(7)]
+    return [one for one, _ in pairs], [other for _, other in pairs]
+
+
+def main() -> None:
+    """Measure and print."""
+    args = arguments()
+    with tempfile.TemporaryDirectory(prefix="kv-store") as name:
+        path = write_model(Path(name) / "model", args)
+        times = first_tokens(path, args, Path(name) / "store")
+        without, having = overhead(path, args, Path(name) / "empty")
+    base = statistics.median(times["computed"])
+    for way, found in times.items():
+        median = statistics.median(found)
+        print(
+            f"{way:9} best {min(found) * 1e3:8.1f} ms, median {median * 1e3:8.1f} ms, "
+            f"{base / median:6.1f} times as fast as computing"
+        )
+    ratio = statistics.median(having) / statistics.median(without)
+    spread = (max(without) - min(without)) / statistics.median(without)
+    print(f"nothing found: {100 * (ratio - 1):+.2f} % of a step (spread {100 * spread:.1f} %)")
+    print(json.dumps({**times, "without": without, "with": having}))
+
+
+if __name__ == "__main__":
+    main()

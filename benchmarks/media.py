@@ -1,0 +1,257 @@
+"""Images in prompts: dovetail beside transformers, in one process and in turns.
+
+    python -m benchmarks.media FOLDER --size base --threads 2 --rounds 3
+
+Writes a LLaVA of random weights into FOLDER unless it is there (`--size base`: CLIP B/16 before six
+layers of 768; `large`: CLIP L/14 at 336 pixels before eight of 1024), and measures:
+
+- `first token`: a new image and a short text to the first token, features included, against
+  transformers' processor and model. Each image is shown once; the two take turns.
+- `shared`: 16 requests with one image and texts of their own, against one pass of the encoder and
+  16 requests of as many tokens without an image.
+- `stall`: four answers are drawn while a request with a new image comes; the longest step beside
+  the usual one, and beside one pass of the encoder alone.
+- `encoder`: the encoder alone, against transformers' (`get_image_features`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SIZES: dict[str, tuple[dict[str, int], dict[str, int]]] = {
+    "base": (
+        {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
+         "num_attention_heads": 12, "image_size": 224, "patch_size": 16},
+        {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 6,
+         "num_attention_heads": 12, "num_key_value_heads": 4},
+    ),
+    "large": (
+        {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
+         "num_attention_heads": 16, "image_size": 336, "patch_size": 14},
+        {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8,
+         "num_attention_heads": 16, "num_key_value_heads": 8},
+    ),
+}  # fmt: skip
+PLACE = "<image>"
+SHARING = 16
+
+
+def write_model(folder: Path, size: str, dtype: str) -> None:
+    """Write a LLaVA of random weights with its processor."""
+    import torch
+    import transformers as hf
+
+    from dovetail.testing.tiny_models import write_tiny_tokenizer
+
+    vision, text = SIZES[size]
+    write_tiny_tokenizer(folder)
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": [PLACE]})
+    pixels = vision["image_size"]
+    config = hf.LlavaConfig(
+        vision_config=hf.CLIPVisionConfig(**vision, projection_dim=vision["hidden_size"]),
+        text_config=hf.LlamaConfig(**text, vocab_size=32000, max_position_embeddings=2048),
+        image_token_id=tokenizer.convert_tokens_to_ids(PLACE),
+    )
+    torch.manual_seed(0)
+    hf.LlavaForConditionalGeneration(config).to(getattr(torch, dtype)).save_pretrained(folder)
+    pictures = hf.CLIPImageProcessorPil(
+        size={"shortest_edge": pixels}, crop_size={"height": pixels, "width": pixels}
+    )
+    hf.LlavaProcessor(
+        image_processor=pictures,
+        tokenizer=tokenizer,
+        patch_size=vision["patch_size"],
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        image_token=PLACE,
+    ).save_pretrained(folder)
+
+
+def picture(seed: int) -> Any:
+    """Return a picture that nobody has seen."""
+    import numpy as np
+    from PIL import Image
+
+    rng = np.random.default_rng(seed)
+    return Image.fromarray(rng.integers(0, 255, (480, 640, 3), dtype=np.uint8))
+
+
+def timed(call: Callable[[], Any]) -> float:
+    """Return the seconds that a call takes."""
+    began_s = time.perf_counter()
+    call()
+    return time.perf_counter() - began_s
+
+
+class Bench:
+    """Both engines over one checkpoint, and pictures that are each shown once."""
+
+    def __init__(self, folder: Path, dtype: str) -> None:
+        import torch
+        import transformers as hf
+
+        from dovetail import LLM, SamplingParams
+
+        self._torch, self._params = torch, SamplingParams
+        self.processor = hf.AutoProcessor.from_pretrained(folder)
+        auto = hf.AutoModelForImageTextToText
+        self.theirs: Any = auto.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+        self.ours = LLM(model=str(folder), dtype=dtype, max_model_len=1024, use_tqdm_on_load=False)
+        self._seed = 0
+
+    def fresh(self) -> Any:
+        """Return a picture that was not shown yet."""
+        self._seed += 1
+        return picture(self._seed)
+
+    def prompt(self, image: Any, text: str = "what is it?") -> dict[str, Any]:
+        """Return a prompt with a picture."""
+        return {"prompt": f"{PLACE} {text}", "multi_modal_data": {"image": image}}
+
+    def generate(self, prompts: list[Any], max_tokens: int = 1) -> Any:
+        """Return dovetail's answers."""
+        params = self._params(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        return self.ours.generate(prompts, params, use_tqdm=False)
+
+    def their_first(self, image: Any) -> None:
+        """Draw transformers' first token."""
+        given = self.processor(text=[f"{PLACE} what is it?"], images=[image], return_tensors="pt")
+        given["pixel_values"] = given["pixel_values"].to(self.theirs.dtype)
+        self.theirs.generate(**given, max_new_tokens=1, do_sample=False)
+
+    def encoders(self) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        """Return one pass of each encoder: dovetail's, transformers'."""
+        pixels = self.processor.image_processor([self.fresh()], return_tensors="pt")["pixel_values"]
+        pixels = pixels.to(self.theirs.dtype)
+        model = self.ours._engine.core._executor.worker.runner._model
+        torch = self._torch
+
+        def own() -> None:
+            with torch.inference_mode():
+                model.encode("image", [{"pixel_values": pixels}])
+
+        def other() -> None:
+            with torch.inference_mode():
+                self.theirs.model.get_image_features(pixel_values=pixels, return_dict=True)
+
+        return own, other
+
+    def shared(self) -> float:
+        """Return the seconds of requests that share a new picture."""
+        image = self.fresh()
+        mark = self._seed
+        prompts = [self.prompt(image, f"question {mark} {i}?") for i in range(SHARING)]
+        return timed(lambda: self.generate(prompts))
+
+    def plain(self, num_tokens: int) -> float:
+        """Return the seconds of as many requests, whose texts have a beginning in common."""
+        base = [(7 * i + self._seed) % 200 + 10 for i in range(num_tokens - 8)]
+        ends = [[(i * 31 + j) % 200 + 10 for j in range(8)] for i in range(SHARING)]
+        prompts = [{"prompt_token_ids": base + end} for end in ends]
+        return timed(lambda: self.generate(prompts))
+
+    def steps_with_image(self) -> list[float]:
+        """Return the seconds of each step while answers are drawn and a picture comes."""
+        engine = self.ours._engine
+        params = self._params(temperature=0.0, max_tokens=40, ignore_eos=True)
+        for i in range(4):
+            engine.submit(engine.prepare([20 + i] * 30, params))
+        from dovetail.llm_prompts import listed
+
+        (late,) = listed(self.prompt(self.fresh()))
+        prepared = engine.prepare(late, params)
+        taken: list[float] = []
+        while engine.has_work:
+            if len(taken) == 20:
+                engine.submit(prepared)
+            taken.append(timed(engine.step))
+        return taken
+
+
+def row(name: str, values: list[float], note: str = "") -> str:
+    """Return a line of the report."""
+    middle = statistics.median(values)
+    return f"{name:44} {middle:8.3f}  {min(values):8.3f} .. {max(values):.3f}  {note}"
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--size", choices=sorted(SIZES), default="base")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--rounds", type=int, default=3)
+    asked = parser.parse_args()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ["OMP_NUM_THREADS"] = str(asked.threads)
+    import torch
+
+    torch.set_num_threads(asked.threads)
+    if not (asked.folder / "config.json").is_file():
+        write_model(asked.folder, asked.size, asked.dtype)
+    bench = Bench(asked.folder, asked.dtype)
+    rows = measure(bench, asked.rounds)
+    print(f"{asked.size}, {asked.dtype}, {asked.threads} threads, {asked.rounds} rounds; seconds")
+    print("\n".join(rows))
+    bench.ours.close()
+    sys.stdout.flush()
+
+
+def measure(bench: Bench, rounds: int) -> list[str]:
+    """Return the lines of the report; contenders take turns."""
+    own, other = bench.encoders()
+    found: dict[str, list[float]] = {}
+
+    def note(name: str, value: float) -> None:
+        found.setdefault(name, []).append(value)
+
+    (first,) = bench.generate([bench.prompt(bench.fresh())])
+    bench.their_first(bench.fresh())
+    num_tokens = len(first.prompt_token_ids)
+    for _ in range(rounds):
+        note("encoder", timed(own))
+        note("transformers' encoder", timed(other))
+        image = bench.fresh()
+        note("first token", timed(lambda i=image: bench.generate([bench.prompt(i)])))
+        note("transformers' first token", timed(lambda i=image: bench.their_first(i)))
+        note("16 with one image", bench.shared())
+        note("16 without", bench.plain(num_tokens))
+        steps = sorted(bench.steps_with_image())
+        note("usual step", statistics.median(steps))
+        note("longest step", steps[-1])
+    pairs = [
+        ("encoder: transformers' / dovetail's", "transformers' encoder", "encoder"),
+        ("first token: transformers' / dovetail's", "transformers' first token", "first token"),
+    ]
+    lines = [row(name, values) for name, values in found.items()]
+    for name, above, below in pairs:
+        ratios = [a / b for a, b in zip(found[above], found[below], strict=True)]
+        lines.append(row(name, ratios, "x"))
+    bound = [
+        one / (encoder + text)
+        for one, encoder, text in zip(
+            found["16 with one image"], found["encoder"], found["16 without"], strict=True
+        )
+    ]
+    lines.append(row("16 with one image / (encoder + 16 without)", bound, "x"))
+    stall = [
+        (long - usual) / encoder
+        for long, usual, encoder in zip(
+            found["longest step"], found["usual step"], found["encoder"], strict=True
+        )
+    ]
+    lines.append(row("stall / encoder", stall, "x"))
+    return lines
+
+
+if __name__ == "__main__":
+    main()
