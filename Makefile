@@ -27,6 +27,9 @@ ISA_TESTS := $(addprefix tests/, kernels/test_gemm_native.py kernels/test_gemm_r
 # Whole servers and engines that `make test-quick` tries beside core.
 QUICK_TESTS := tests/e2e/test_server_life.py::test_streamed_and_whole_answers_are_the_same
 
+# What needs a GPU; these files import nothing that `make test` alone installs.
+GPU_TESTS := tests/e2e/test_gpu.py
+
 .PHONY: serve test test-quick test-isa test-gpu test-machines test-real sweep lint docs docs-site bench clean
 
 serve: $(VENV)/.serve
@@ -60,7 +63,7 @@ test-isa: $(VENV)/.test
 # tests that need the device. WORKERS does not matter here: one process has the GPU.
 test-gpu:
 	PYTHONPATH=core:plugins:kernels $(PYTHON) -m dovetail_kernels test --device cuda
-	HF_HUB_OFFLINE=1 $(PYTHON) -m pytest tests -m gpu -p no:cacheprovider
+	HF_HUB_OFFLINE=1 $(PYTHON) -m pytest $(GPU_TESTS) -m gpu -p no:cacheprovider
 
 # Several torchrun agents, and Ray clusters of two nodes on this machine. Ray is installed for them
 # here; `make test` skips its tests where it is not.

@@ -31,7 +31,8 @@ def results_of(
 
 
 def check_case(op: Op, case: Case, name: str, device: torch.device) -> str | None:
-    """Return the fault of an implementation in a case; None when it is right.
+    """Return the fault of an implementation in a case, one that it raises too; None when it is
+    right.
 
     The reference is checked for finite numbers, and for leaving its other arguments alone.
     """
@@ -39,6 +40,15 @@ def check_case(op: Op, case: Case, name: str, device: torch.device) -> str | Non
         function = op.pick(device.type, case.dtype, name=name)
     except LookupError:
         return None  # it does not claim this device or dtype
+    try:
+        return _fault(op, case, name, device, function)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _fault(
+    op: Op, case: Case, name: str, device: torch.device, function: Callable[..., Any]
+) -> str | None:
     arguments, untouched = case.build(device), case.build(device)
     if op.why_not(name, arguments) is not None:
         return None  # nor these arguments
