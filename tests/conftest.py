@@ -74,6 +74,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item.nodeid not in names]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Run a test that ended another worker's process, by hanging say, no second time: xdist would
+    give its file to one new worker after another, and each would hang as long."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is None:
+        return (yield)
+    shared: Path = item.config._tmp_path_factory.getbasetemp().parent  # type: ignore[attr-defined]
+    folder = shared / "running"
+    folder.mkdir(exist_ok=True)
+    ended = [note.read_text() for note in folder.iterdir() if note.name != worker]
+    if item.nodeid in ended:
+        item.add_marker(pytest.mark.skip(reason="it ended the process of another worker"))
+    running = folder / worker
+    running.write_text(item.nodeid)
+    result = yield
+    running.write_text("")
+    return result
+
+
 LONGEST = ("conformance", "kernels", "e2e", "benchmarks", "contrib", "plugins")
 """Folders in the order in which several workers (--no-loadscope-reorder) take their files: one that
 takes a minute must not be the last."""
