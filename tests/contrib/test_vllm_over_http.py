@@ -109,7 +109,6 @@ def url() -> Iterator[str]:
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(240)
 def test_the_demo_model_through_plugin_files(url: str) -> None:
     with openai.OpenAI(api_key="none", base_url=f"{url}/v1", max_retries=0) as client:
         model = client.models.list().data[0].id
@@ -133,7 +132,6 @@ def test_the_demo_model_through_plugin_files(url: str) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(240)
 def test_a_text_through_plugin_files(url: str) -> None:
     text = '<think>why</think>So <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
     with openai.OpenAI(api_key="none", base_url=f"{url}/v1", max_retries=0) as client:

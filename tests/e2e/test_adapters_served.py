@@ -25,7 +25,7 @@ from dovetail.testing.tiny_models import write_tiny_checkpoint, write_tiny_token
 from support.server_process import ServerProcess
 from support.tiny_adapters import merged, write_adapter
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 PROMPT = list(range(40, 60))
 NUM_TOKENS = 8

@@ -15,7 +15,7 @@ import pytest
 from dovetail.process import child_environment
 from support.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIAL = (ROOT / "docs" / "tutorials" / "add_an_endpoint.md").read_text(encoding="utf-8")
 TEXT = {"text": "It rained all day, and the picnic was put off.", "max_tokens": 5, "seed": 1}

@@ -14,7 +14,7 @@ from dovetail.cli.main import main
 from support.server_process import ServerProcess
 from support.tiny_encoders import write_tiny_bert
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,6 @@ from support.serving import events_of, joined
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.timeout(240),
     pytest.mark.usefixtures("with_test_models"),
 ]
 jsonschema = pytest.importorskip("jsonschema")

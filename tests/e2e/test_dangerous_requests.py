@@ -31,7 +31,6 @@ from support.server_rig import LIMIT_S, NUM_STREAMS, STREAM_TOKENS, Crowd, Rig, 
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.timeout(240),
     pytest.mark.usefixtures("with_test_models"),
 ]
 

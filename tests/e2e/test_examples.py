@@ -15,7 +15,7 @@ import pytest
 from support.server_process import ServerProcess
 from support.tiny_encoders import write_tiny_bert
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 PATHS = os.pathsep.join(str(ROOT / part) for part in ("core", "plugins", "kernels"))

@@ -21,7 +21,6 @@ from support.server_process import ServerProcess
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.timeout(240),
     pytest.mark.skipif(usable_cores() < 2, reason="two engines need two cores"),
 ]
 PROMPTS = [list(range(3, 22)), list(range(40, 63)), [5, 6, 7], list(range(3, 30)), [9]]

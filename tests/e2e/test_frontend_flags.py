@@ -23,7 +23,7 @@ import pytest
 from support.certificates import Certificates, make_certificates
 from support.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 KEY = {"Authorization": "Bearer second"}
 MIDDLEWARE = """

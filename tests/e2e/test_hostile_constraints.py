@@ -20,7 +20,7 @@ from support.hostile_constraints import HOSTILE
 from support.server_process import ServerProcess
 from support.server_rig import NUM_STREAMS, Crowd, demo_rig
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 KINDS = (
     *("required members", "itself by two", "laughs", "counts", "twentieth from the end"),

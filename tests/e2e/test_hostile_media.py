@@ -25,7 +25,7 @@ from support.server_process import ServerProcess
 from support.tiny_encoder_decoders import write_encoder_decoder
 from support.tiny_media import write_media_checkpoint
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 LIMIT_S, SIZED_LIMIT_S = 2.0, 8.0
 """Of an answer; of one to megabytes, which are read at a bounded rate while others stream."""
 MOST_GROWTH = 96 * MIB

@@ -15,7 +15,7 @@ from dovetail.errors import ConfigError, RequestError
 from support.server_process import ServerProcess
 from support.tiny_berts import write_bert
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 PLUGIN = f"{Path(__file__).parents[1]}/conformance/wrong_io_processors.py:RightProcessor"
 DATA: dict[str, Any] = {"columns": ["a"], "rows": [["cat"], ["the cat sat"]]}
 TEXTS = ["a: cat", "a: the cat sat"]

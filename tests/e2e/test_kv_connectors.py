@@ -20,7 +20,7 @@ from dovetail.interfaces.kv_connector import BlockStore
 from dovetail.testing.tiny_models import write_tiny_checkpoint
 from support.tiny_encoder_decoders import write_encoder_decoder
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 FAMILIES = (
     "LlamaForCausalLM",

@@ -19,7 +19,7 @@ from dovetail.interfaces.kv_event_publisher import BlockRemoved, BlockStored, Ev
 from dovetail.testing.tiny_models import write_tiny_checkpoint
 from dovetail_plugins.kv_event_publishers.zmq import ZmqOptions, ZmqPublisher, address_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 ENGINE: dict[str, Any] = {
     "max_model_len": 128,

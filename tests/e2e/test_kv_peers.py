@@ -17,7 +17,7 @@ from dovetail.engine.messages import EngineRequest, RequestUpdate
 from dovetail.errors import ConfigError
 from dovetail.testing.tiny_models import write_tiny_checkpoint
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 ENGINE: dict[str, Any] = {"max_model_len": 128, "dtype": "float32", "use_tqdm_on_load": False}
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=3)

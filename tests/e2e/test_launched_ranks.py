@@ -25,7 +25,7 @@ from dovetail.process import child_environment
 from dovetail.testing.tiny_models import write_tiny_checkpoint
 from support import ranks_answers
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 LAUNCHED = {"tensor_parallel_size": 2, "distributed_executor_backend": "external_launcher"}
 SCRIPT = str(Path(ranks_answers.__file__))

@@ -19,7 +19,6 @@ from support.server_process import ServerProcess
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.timeout(240),
     pytest.mark.skipif(usable_cores() < 2, reason="two engines need two cores"),
 ]
 PROMPTS = ("The capital of France is", "One two three", "Water is", "A dog")

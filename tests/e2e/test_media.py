@@ -21,7 +21,7 @@ from dovetail.errors import RequestError
 from support.server_process import ServerProcess
 from support.tiny_media import write_media_checkpoint
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 openai = pytest.importorskip("openai")
 PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 

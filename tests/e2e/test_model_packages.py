@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from dovetail.testing.tiny_models import write_tiny_tokenizer
 from support.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "tutorials" / "add_a_model_family.md"

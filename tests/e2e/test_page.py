@@ -14,7 +14,7 @@ import pytest
 from support.browser import Page, opened_browser, programs
 from support.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 KEY = "page-key"
 QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."

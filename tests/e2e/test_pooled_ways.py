@@ -27,7 +27,7 @@ from support.tiny_decoders import (
     write_modules,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 ENGINE: dict[str, Any] = {
     "max_model_len": 64,

@@ -16,7 +16,7 @@ from dovetail.cli.main import main
 from dovetail.errors import RequestError
 from support.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 ENGINE: dict[str, Any] = {"use_tqdm_on_load": False, "kv_cache_memory_bytes": "8m"}
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)

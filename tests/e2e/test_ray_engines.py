@@ -25,7 +25,6 @@ ray = pytest.importorskip("ray", reason="ray is not installed; make test-machine
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.machines,
-    pytest.mark.timeout(280),
     pytest.mark.filterwarnings("ignore"),
 ]
 ENGINES = {"data_parallel_size": 2, "data_parallel_backend": "ray"}

@@ -26,7 +26,7 @@ from support.orphans import survivors
 from support.server_process import ServerProcess
 
 pytest.importorskip("ray", reason="ray is not installed; make test-machines installs it")
-pytestmark = [pytest.mark.e2e, pytest.mark.machines, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.e2e, pytest.mark.machines]
 
 START_LIMIT_S = 60.0
 RANKS = ("-tp", "2", "--distributed-executor-backend", "ray")

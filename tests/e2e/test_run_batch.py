@@ -24,7 +24,7 @@ import torch
 
 from support.tiny_berts import write_bert
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 NUM_LINES = 400
 """Of a run that is killed: seconds of the demo model."""

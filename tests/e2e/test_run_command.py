@@ -19,7 +19,7 @@ import pytest
 from support.impostors import make_impostors
 from support.orphans import survivors
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 LIMIT_S = 60.0
 QUESTION = "What is the capital of France?"
 

@@ -22,7 +22,7 @@ from dovetail.bench.startup import spans_of
 from dovetail.server.launch.records import records_folder, running_servers
 from support.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 LONG: dict[str, Any] = {"prompt": "One two three", "max_tokens": 400, "ignore_eos": True}
 NUM_DISCONNECTS = 200

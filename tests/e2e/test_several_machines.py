@@ -21,7 +21,6 @@ from support.server_process import ServerProcess
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.timeout(240),
     pytest.mark.skipif(usable_cores() < 2, reason="two engines need two cores"),
 ]
 SECRET = {"DOVETAIL_DATA_PARALLEL_SECRET": "a secret for the tests alone"}

@@ -13,7 +13,7 @@ import pytest
 
 from support.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.e2e
 
 SCHEMA = {
     "type": "object",

@@ -34,7 +34,6 @@ from support.serving import app_for, send
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.timeout(240),
     pytest.mark.usefixtures("with_test_models"),
 ]
 openai = pytest.importorskip("openai")

@@ -25,7 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.otlp_collector import Collector, attributes_of
 from support.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 NUM_REQUESTS = 60
 PREFIX = "The quick brown fox jumps over the lazy dog. " * 4
 

@@ -16,7 +16,7 @@ import pytest
 from dovetail.testing.tiny_models import write_tiny_checkpoint
 from support.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 PROMPT = [3 + (7 * i + i // 9) % 60 for i in range(100)]
 ASKED = {"do_remote_decode": True}

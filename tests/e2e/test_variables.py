@@ -18,7 +18,7 @@ from dovetail.errors import ConfigError
 from dovetail.observability.logging import configure
 from support.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.e2e
 
 PREFIX = "[100% ours] "
 KEY = {"authorization": "Bearer hunter2"}

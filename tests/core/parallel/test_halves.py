@@ -79,7 +79,6 @@ def test_outside_halves_calls_are_those_of_the_communicator() -> None:
     assert notes == ["a0", "a1", "a2", "b0", "b1", "b2"]
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("at", ["a0", "a1", "a2", "b0", "b1", "b2", "call 1", "call 2", "call 4"])
 def test_a_fault_of_one_half_ends_both_and_is_told(at: str) -> None:
     """What has begun ends, so that ranks stay in step, and the next step runs."""
@@ -102,7 +101,6 @@ def test_a_fault_of_one_half_ends_both_and_is_told(at: str) -> None:
     assert halves.run(half("a", group, []), half("b", group, [])) == ("a", "b")
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("extra", [(0, 0), (0, 1), (1, 0)])
 def test_halves_of_engines_exchange_with_the_same_half(extra: tuple[int, int]) -> None:
     """Two engines of two ranks. One's halves make more calls within the engine, such as for
@@ -167,7 +165,6 @@ def test_each_half_knows_its_own_tokens() -> None:
     assert work(8) == 8.0
 
 
-@pytest.mark.timeout(60)
 def test_gloo_overlaps_with_computing(tmp_path: Path) -> None:
     """Two ranks whose exchanges take as long as computing. Halves take little more than half as
     long as one after the other, which is what they would without a thread of its own for gloo."""

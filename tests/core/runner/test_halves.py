@@ -182,7 +182,6 @@ def test_draws_are_those_of_whole_steps(
             assert here.logprob == pytest.approx(there.logprob, abs=1e-5)
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("alternates", [False, True])
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_half_that_fails_fails_the_step(
