@@ -332,13 +332,14 @@ def pack(
     device: torch.device | str | None = None,
     is_gated: bool = False,
     has_float8_activations: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> GpuPacked:
     """Return a weight in panels, on the device. Its order, if it has one, is the caller's to apply.
 
     `is_gated`: the first half of the outputs is the gate of the second. `has_float8_activations`:
-    rows become e4m3 for products with float8.
+    rows become e4m3 for products with float8. `dtype`: see `spelled_out`.
     """
-    kind, weight = kind_of(spelled_out(moved(weight, device)))
+    kind, weight = kind_of(spelled_out(moved(weight, device), dtype))
     has_shift = weight.zeros is not None or weight.offsets is not None
     is_whole = weight.scales is None or weight.format == "int8" or weight.scales.shape[1] == 1
     activations = "int8" if rounds_to_int8(weight.format) else "float"
@@ -393,6 +394,7 @@ def prepare(arguments: Arguments) -> Arguments:
         arguments["weight"],
         device=arguments["x"].device,
         is_gated=arguments.get("is_gated", False),
+        dtype=arguments["x"].dtype,
     )
     return {**arguments, "weight": packed}
 
