@@ -28,7 +28,9 @@ ISA_TESTS := $(addprefix tests/, kernels/test_gemm_native.py kernels/test_gemm_r
 QUICK_TESTS := tests/e2e/test_server_life.py::test_streamed_and_whole_answers_are_the_same
 
 # What needs a GPU; these files import nothing that `make test` alone installs.
-GPU_TESTS := tests/e2e/test_gpu.py
+GPU_TESTS := $(addprefix tests/e2e/, test_gpu.py test_gpu_families.py test_gpu_features.py)
+# Processes that share the GPU; needs pytest-xdist. 0: one after the other.
+GPU_WORKERS ?= 0
 
 .PHONY: serve test test-quick test-isa test-gpu test-machines test-real sweep lint docs docs-site bench clean
 
@@ -60,10 +62,10 @@ test-isa: $(VENV)/.test
 	  $(BIN)/python -m pytest $(ISA_TESTS) -q -p no:cacheprovider -n $(WORKERS) $(DIST) --durations 10
 
 # On a machine with an NVIDIA GPU and its own torch (PYTHON=...): all cases of all kernels, then the
-# tests that need the device. WORKERS does not matter here: one process has the GPU.
+# tests that need the device, on GPU_WORKERS processes.
 test-gpu:
 	PYTHONPATH=core:plugins:kernels $(PYTHON) -m dovetail_kernels test --device cuda
-	HF_HUB_OFFLINE=1 $(PYTHON) -m pytest $(GPU_TESTS) -m gpu -p no:cacheprovider
+	HF_HUB_OFFLINE=1 $(PYTHON) -m pytest $(GPU_TESTS) -m gpu -p no:cacheprovider $(if $(filter-out 0,$(GPU_WORKERS)),-n $(GPU_WORKERS))
 
 # Several torchrun agents, and Ray clusters of two nodes on this machine. Ray is installed for them
 # here; `make test` skips its tests where it is not.

@@ -16,6 +16,7 @@ from dovetail.engine.client.outputs import GenerationResult
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.media import Feature, PartPlace, PromptPart
 from dovetail.testing.tiny_families import VOCAB_SIZE
+from support.older_transformers import skip_where_older
 from support.tiny_encoder_decoders import FAMILIES, write_encoder_decoder
 
 TOLERANCE = 1e-4
@@ -87,9 +88,11 @@ def served(path: Path, **flags: Any) -> LLM:
 @pytest.mark.parametrize("backend", ["native_cpu", "torch_sdpa"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_distributions(name: str, backend: str, tmp_path: Path) -> None:
+    skip_where_older(name)
     reference = write_encoder_decoder(tmp_path, name)
     prompts, inputs, starts = asked(name)
-    with served(tmp_path, attention_backend=backend) as llm:
+    device = "cpu" if backend == "native_cpu" else "auto"
+    with served(tmp_path, attention_backend=backend, device=device) as llm:
         together = llm.generate(prompts, EVERYTHING, use_tqdm=False)
         alone = llm.generate(prompts[:1], EVERYTHING, use_tqdm=False)
     assert alone[0].outputs[0].token_ids == together[0].outputs[0].token_ids

@@ -31,7 +31,8 @@ from support.dequantized import found_logprobs, wanted_logprobs
 Scales = list[tuple[float, float]]
 """Key and value scale of each layer."""
 
-BACKENDS = ["torch_sdpa"] + ["native_cpu"] * (library() is not None)
+HAS_NATIVE = library() is not None and not torch.cuda.is_available()
+BACKENDS = ["torch_sdpa"] + ["native_cpu"] * HAS_NATIVE
 DTYPES = {"fp8": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 DATA = Path(__file__).parents[1] / "data" / "kv_scales"
 ONES: Scales = [(1.0, 1.0), (1.0, 1.0)]
@@ -43,6 +44,7 @@ ENGINE: dict[str, Any] = {
     "max_model_len": 64,
     "max_num_batched_tokens": 24,
     "max_logprobs": -1,
+    "dtype": "float32",
     "use_tqdm_on_load": False,
 }
 SAME = 1e-5
@@ -117,7 +119,7 @@ def wanted(path: Path, dtype: torch.dtype, scales: Scales) -> tuple[torch.Tensor
 def found(path: Path, *, rounds: bool = False, **flags: Any) -> torch.Tensor:
     """Return the engine's logprobs. `rounds`: queries may become bfloat16, as they do unasked."""
     options: dict[str, Any] = {}
-    if library() is not None and flags.get("attention_backend") != "torch_sdpa" and not rounds:
+    if HAS_NATIVE and flags.get("attention_backend") != "torch_sdpa" and not rounds:
         options = {"attention_backend": {"round_products": False}}
     with LLM(model=str(path), plugin_options=options, **(ENGINE | flags)) as llm:
         return found_logprobs(llm, prompts())

@@ -49,6 +49,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def spec_of(folder: Path, num_bytes: int) -> EngineSpec:
     flags = {
         "model": str(folder),
+        "device": "cpu",
         "enforce_eager": True,
         "enable_sleep_mode": True,
         "kv_cache_memory_bytes": "1m",
@@ -170,5 +171,6 @@ def test_cpu_offload_gb(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
         assert offload_bytes(config, CpuPlatform(None)) == 0
     assert "in host memory already" in caplog.text
     assert offload_bytes(Config(), CudaPlatform(None)) == 0
-    spec = resolve(Config.from_fields({"model": str(folder), "cpu_offload_gb": 1.5}))
+    fields = {"model": str(folder), "cpu_offload_gb": 1.5, "device": "cpu"}
+    spec = resolve(Config.from_fields(fields))
     assert spec.run.offload_bytes == 0 and not spec.run.is_eager

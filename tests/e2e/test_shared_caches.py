@@ -19,6 +19,7 @@ from dovetail.testing.tiny_models import write_tiny_checkpoint
 FAMILIES = ("Gemma3nForCausalLM", "Gemma4ForCausalLM")
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=2)
 ENGINE: dict[str, Any] = {
+    "device": "cpu",
     "max_model_len": 128,
     "max_num_batched_tokens": 24,
     "dtype": "float32",

@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def open_llm(folder: Path, **flags: Any) -> LLM:
-    quick = {"use_tqdm_on_load": False, "kv_cache_memory_bytes": KV_MIB * MIB}
+    quick = {"device": "cpu", "use_tqdm_on_load": False, "kv_cache_memory_bytes": KV_MIB * MIB}
     return LLM(str(folder), **{"enable_sleep_mode": True, **quick, **flags})
 
 

@@ -75,6 +75,7 @@ class Engine:
             "max_num_batched_tokens": 48,
             "block_size": 8,
             "dtype": "float32",
+            "swap_space": 0,
             "use_tqdm_on_load": False,
             "plugin_options": {"scheduler": {"growth_blocks": 0}},
         }

@@ -55,6 +55,11 @@ class SlotWeights:
         """Return whether the change is a low-rank sum and nothing else."""
         return all(getattr(self, name) is None for name in BEYOND_LOW_RANK)
 
+    def on(self, device: torch.device) -> SlotWeights:
+        """Return the change on a device."""
+        kept = ((one.name, getattr(self, one.name)) for one in fields(self))
+        return SlotWeights(**{name: t.to(device) for name, t in kept if t is not None})
+
 
 BEYOND_LOW_RANK = tuple({one.name for one in fields(SlotWeights)} - {"down", "up"})
 """What of a change is not its low-rank sum."""
@@ -119,6 +124,8 @@ class LinearSlots(LowRankSlots):
         if change is None:
             self.put(slot, None, None)
             return
+        if not change.is_low_rank:
+            change = change.on(self.down.device)
         if change.magnitude is not None:
             change = with_gain(layer, change)
         up = change.up

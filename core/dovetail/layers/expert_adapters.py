@@ -43,7 +43,7 @@ class ExpertAdapters:
     def __init__(self) -> None:
         self._slots: dict[int, Mapping[Key, SlotWeights]] = {}
 
-    def put(self, slot: int, changes: Mapping[Key, SlotWeights] | None) -> None:
+    def put(self, slot: int, changes: Mapping[Key, SlotWeights]) -> None:
         """Fill a slot, or empty it. Mutates: self"""
         self._slots.pop(slot, None)
         if changes:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -103,9 +104,11 @@ class Experts(WeightHolder):
         self.input = (group.rank * inner // group.size, inner // group.size, inner)
         local = self.input[1]
         self._gates_in_product = bool(self.gate.name) and not bias
-        self._native_gate = self.gate.of_experts or self.gate.name
-        self._runs_natively = bool(self._native_gate) and runs_natively(moe.OP, context)
-        is_packed_gated = is_gated and (self._gates_in_product or self._runs_natively)
+        self._kernel_gate = self.gate.of_experts or self.gate.name
+        self._runs_natively = bool(self._kernel_gate) and runs_natively(moe.OP, context)
+        self._kernel = fused_kernel(moe.OP, context) if self._kernel_gate else None
+        has_kernel = self._runs_natively or self._kernel is not None
+        is_packed_gated = is_gated and (self._gates_in_product or has_kernel)
         self.specs = {
             self.first: linear_spec(
                 context,
@@ -124,7 +127,6 @@ class Experts(WeightHolder):
             self._register(leaf)
         self._matrices: dict[str, list[Matrix]] = {}
         self._packed: dict[str, GpuPacked] = {}
-        self._kernel = fused_kernel(moe.OP, context) if self._gates_in_product else None
         self._native: Moe | None = None
         self._opaque = Opaque(self._multiply_picked)
         self.adapters: ExpertAdapters | None = None
@@ -233,7 +235,7 @@ class Experts(WeightHolder):
             self._native = Moe(
                 gate_up,
                 down,
-                self._native_gate,
+                self._kernel_gate,
                 limit=self.gate.limit,
                 weighs_inputs=self.weighs_inputs,
                 is_gated=self.is_gated,
@@ -314,8 +316,8 @@ class Experts(WeightHolder):
             return torch.zeros_like(x)
         if self._kernel is not None:
             first, second = self._packed[self.first], self._packed["down_proj"]
-            name = self.gate.name
-            return self._kernel(x, first, second, weights, experts, name, self.is_gated)
+            picks = (weights, experts, self._kernel_gate, self.is_gated)
+            return self._kernel(x, first, second, *picks, **self._beside())
         picked = experts.flatten()
         absent, *counts = torch.bincount(picked + 1, minlength=len(self.loaded) + 1).tolist()
         order = picked.argsort(stable=True)[absent:]
@@ -326,6 +328,13 @@ class Experts(WeightHolder):
         outputs = self._multiply("down_proj", inner, counts)
         outputs = outputs * weights.flatten()[order].unsqueeze(-1).to(x.dtype)
         return torch.zeros_like(x).index_add_(0, tokens, outputs)
+
+    def _beside(self) -> dict[str, Any]:
+        """Return what the fused kernel is told beside matrices: biases, and the gate's limit."""
+        if not self.has_bias:
+            return {}
+        biases = tuple(self.get_parameter(f"{leaf}_bias") for leaf in self.specs)
+        return {"biases": biases, "limit": self.gate.limit}
 
     def _multiply(self, leaf: str, x: torch.Tensor, counts: list[int]) -> torch.Tensor:
         """Return consecutive groups of rows, each times its expert's matrix plus its bias, gated if

@@ -34,8 +34,9 @@ class PositionBias(WeightHolder):
         self.table: torch.Tensor
 
     def distances(self) -> torch.Tensor:
-        """Return how far a key lies after a query, for each column. Shapes: [2 M - 1]"""
-        return torch.arange(1 - self.reach, self.reach, device=self.table.device)
+        """Return how far a key lies after a query, for each column, in host memory: logarithms of
+        another device may put a distance into the next bucket. Shapes: [2 M - 1]"""
+        return torch.arange(1 - self.reach, self.reach)
 
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
         """Return where the checkpoint tensor goes: whole on every rank (see WeightHolder)."""
@@ -80,7 +81,7 @@ class BucketBias(PositionBias):
             rows = one_side(-self.distances().clamp(max=0), count, self.max_distance)
         else:
             rows = buckets(self.distances(), count, self.max_distance)
-        self.table.copy_(self.weight[rows].float().T[self.heads])
+        self.table.copy_(self.weight[rows.to(self.weight.device)].float().T[self.heads])
 
 
 def buckets(distances: torch.Tensor, count: int, max_distance: int) -> torch.Tensor:

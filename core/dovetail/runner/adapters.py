@@ -185,7 +185,8 @@ class RunnerAdapters:
             table.adapters.put(slot, *self._on_device(pair, weight, before))
         for path, experts in self._experts.items():
             assert experts.adapters is not None
-            experts.adapters.put(slot, adapter.experts.get(path))
+            changes = adapter.experts.get(path, {})
+            experts.adapters.put(slot, {key: one.on(self._device) for key, one in changes.items()})
         self._plain[slot] = adapter.is_plain
         self._prompted[slot] = adapter.prompt is not None
         self._rope_tables[slot] = adapter.rope_table

@@ -178,11 +178,14 @@ class BlockTransfer:
 
     def _copied(self, blocks: Sequence[int], keys: Sequence[bytes]) -> _Copies:
         rows = self._host_rows(len(blocks), HEADER_BYTES + self._payload_bytes)
+        # One copy of whole rows: the host would wait for one whose rows lie apart.
+        staged = torch.empty_like(rows, device=self._device) if rows.is_pinned() else rows
         index = self._index(blocks)
         for i, tensor in enumerate(self._tensors):
             start = HEADER_BYTES + i * self._width
-            part = rows[:, start : start + self._width]
-            part.copy_(tensor.index_select(0, index), non_blocking=True)
+            staged[:, start : start + self._width] = tensor.index_select(0, index)
+        if staged is not rows:
+            rows.copy_(staged, non_blocking=True)
         ready = None
         if rows.is_pinned():
             ready = torch.cuda.Event()

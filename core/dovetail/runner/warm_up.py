@@ -72,13 +72,19 @@ def warm_up_prompt(
         token_ids=token_ids,
         num_prompt_tokens=count,
         num_computed_tokens=0,
-        blocks=(blocks,) * num_groups,
+        blocks=_in_groups(layout, blocks),
         sampling=LONGEST_ROUTE,
         seed=0,
         parts=_places(read),
     )
     step = RowStep(row=0, start=0, num_tokens=count, samples=True, new_blocks=((),) * num_groups)
     return StepPlan(step_id=-1, rows=(step,), new_rows=(new,), encode=read)
+
+
+def _in_groups(layout: KVLayout, blocks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Return a row's blocks in each group: of encodings no more than they can fill."""
+    most = (-(-group.cross_rows // layout.block_tokens) or len(blocks) for group in layout.groups)
+    return tuple(blocks[:count] for count in most)
 
 
 def _places(read: tuple[Encode, ...]) -> tuple[PartPlace, ...]:
@@ -104,7 +110,7 @@ def largest_plan(
     """Return a step of as many rows and tokens as there may be, which all share their blocks.
     `read`: see `read_by_encoder`."""
     no_blocks = ((),) * len(layout.groups)
-    blocks = (tuple(range(1, layout.num_blocks)),) * len(layout.groups)
+    blocks = _in_groups(layout, tuple(range(1, layout.num_blocks)))
     new_rows, steps, left = [], [], max_step_tokens
     for row in range(max_rows):
         count = max(1, min(max_model_tokens - 1, left - (max_rows - 1 - row)))

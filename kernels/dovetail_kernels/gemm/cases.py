@@ -226,7 +226,12 @@ def small_cases() -> list[Case]:
         for f in TOKEN_SCALED
         for m in (3, 70)
     ]
-    return plain + deep + ends + groups + scales + steps + exact + _halves()
+    books = [
+        _case("vectors", 3, 200, 30, {"group": 320, "kind": kind}, kind.label)
+        for kind in POINTS
+        if kind.books
+    ]
+    return plain + deep + ends + groups + scales + steps + exact + books + _halves()
 
 
 def make_weight(

@@ -180,14 +180,22 @@ class GpuPacked:
         )
 
     def multiply_sorted(
-        self, x: torch.Tensor, order: Sorted, plan: Tiles, activation: str = "none"
+        self,
+        x: torch.Tensor,
+        order: Sorted,
+        plan: Tiles,
+        activation: str = "none",
+        *,
+        biases: torch.Tensor | None = None,
+        limit: float = 0.0,
     ) -> torch.Tensor:
-        """Return each pair's row times its expert's matrix, at the pair's place.
+        """Return each pair's row times its expert's matrix, plus its bias, at the pair's place.
+        `limit` is that of "swiglu_oai".
 
-        Shapes: x [pairs / picked, K] -> [pairs, N or F]
+        Shapes: x [pairs / picked, K], biases [X, N], contiguous -> [pairs, N or F]
         """
         out = torch.empty((order.pairs, self.out_size), dtype=x.dtype, device=x.device)
-        self._launch(x, plan, out, None, None, activation, order)
+        self._launch(x, plan, out, biases, None, activation, order, limit)
         return out
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
@@ -233,6 +241,7 @@ class GpuPacked:
         residual: torch.Tensor | None,
         activation: str,
         order: Sorted | None = None,
+        limit: float = 0.0,
     ) -> None:
         """Multiply into `out`; in parts, into their sums. Mutates: out"""
         dot = self._dot(x.dtype)
@@ -262,8 +271,8 @@ class GpuPacked:
             PAIRED=self.is_paired, dot_type=dot, TEXT=text, PLACES=places,
             IS_CENTERED=text != "" and self.has_whole_zeros, FLOAT8_X=is_float8,
             IS_PADDED=is_packed or self.in_size % size == 0,
-            BIAS_ROWS=_has_rows(bias), IS_GATED=self.is_gated, IS_SPLIT=plan.parts > 1,
-            ACTIVATION=activation, PICKED=picked, GROUP=self.group, RUN=self.run, CODES=self.codes,
+            BIAS_ROWS=order is None and _has_rows(bias), IS_GATED=self.is_gated,
+            IS_SPLIT=plan.parts > 1, ACTIVATION=activation, LIMIT=limit, PICKED=picked, GROUP=self.group, RUN=self.run, CODES=self.codes,
             SHARED=self._shared(), H=size, BN=plan.outputs, BM=plan.rows,
             num_warps=plan.warps, num_stages=plan.stages,
         )  # fmt: skip
@@ -332,13 +341,14 @@ def pack(
     device: torch.device | str | None = None,
     is_gated: bool = False,
     has_float8_activations: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> GpuPacked:
     """Return a weight in panels, on the device. Its order, if it has one, is the caller's to apply.
 
     `is_gated`: the first half of the outputs is the gate of the second. `has_float8_activations`:
-    rows become e4m3 for products with float8.
+    rows become e4m3 for products with float8. `dtype`: see `spelled_out`.
     """
-    kind, weight = kind_of(spelled_out(moved(weight, device)))
+    kind, weight = kind_of(spelled_out(moved(weight, device), dtype))
     has_shift = weight.zeros is not None or weight.offsets is not None
     is_whole = weight.scales is None or weight.format == "int8" or weight.scales.shape[1] == 1
     activations = "int8" if rounds_to_int8(weight.format) else "float"
@@ -393,6 +403,7 @@ def prepare(arguments: Arguments) -> Arguments:
         arguments["weight"],
         device=arguments["x"].device,
         is_gated=arguments.get("is_gated", False),
+        dtype=arguments["x"].dtype,
     )
     return {**arguments, "weight": packed}
 

@@ -67,7 +67,7 @@ class Matrix:
     ) -> None:
         is_native, on_gpu = runs_natively(device, dtype), runs_on_gpu(device, dtype)
         self._order = None if weight.order is None else weight.order.to(device)
-        weight = replace(weight if is_native else spelled_out(weight), order=None)
+        weight = replace(weight if is_native else spelled_out(weight, dtype), order=None)
         self._packed: Packed | GpuPacked | None = None
         if is_native:
             rounds = rounds_activations and multiplies_pairs(in_groups=True)

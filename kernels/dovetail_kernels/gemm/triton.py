@@ -51,6 +51,19 @@ def activate(v, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
+def _gated(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr):
+    """Return act(gate) * up of float32 values. LIMIT: that of "swiglu_oai" (see moe), which leaves
+    NaN as it is."""
+    if ACTIVATION == "swiglu_oai":
+        gate = tl.where(gate > LIMIT, LIMIT, gate)
+        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+        made = gate * _sigmoid(1.702 * gate) * (up + 1.0)
+    else:
+        made = activate(gate, ACTIVATION) * up
+    return made
+
+
+@triton.jit
 def _wide(v, NIBBLE: tl.constexpr):
     """Return loaded factors as float32; bytes are e4m3, or two factors (NIBBLE: which, else -1)."""
     if NIBBLE >= 0:
@@ -203,7 +216,8 @@ def _quarters(codes, highs, shift, k, stored, inside, zeros, table, count, STORE
 @triton.jit
 def _write(found, row, n, m_inside, stored, bias, residual, residual_stride, pair_weights, out,
            out_stride, STORED, BIAS_ROWS: tl.constexpr, IS_GATED: tl.constexpr,
-           ACTIVATION: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr):  # fmt: skip
+           ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, BN: tl.constexpr,
+           BM: tl.constexpr):  # fmt: skip
     """Apply what follows a product and store it. Shapes: found [BN, BM], row [BM], n [BN]"""
     if BIAS_ROWS:
         at = row[None, :] * STORED + stored[:, None]
@@ -214,7 +228,7 @@ def _write(found, row, n, m_inside, stored, bias, residual, residual_stride, pai
     if IS_GATED:
         pairwise = tl.permute(tl.reshape(found, (BN // 2, 2, BM)), (0, 2, 1))
         gate, up = tl.split(pairwise)
-        found = activate(gate, ACTIVATION) * up
+        found = _gated(gate, up, ACTIVATION, LIMIT)
         column = tl.min(n, axis=0) // 2 + tl.arange(0, BN // 2)
         kept = (column < STORED // 2)[:, None] & m_inside[None, :]
     else:
@@ -325,7 +339,7 @@ def product(
     SCALING: tl.constexpr, PAIRED: tl.constexpr, dot_type: tl.constexpr,
     TEXT: tl.constexpr, PLACES: tl.constexpr, IS_CENTERED: tl.constexpr, FLOAT8_X: tl.constexpr,
     IS_PADDED: tl.constexpr, BIAS_ROWS: tl.constexpr, IS_GATED: tl.constexpr,
-    IS_SPLIT: tl.constexpr, ACTIVATION: tl.constexpr, PICKED: tl.constexpr,
+    IS_SPLIT: tl.constexpr, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, PICKED: tl.constexpr,
     GROUP: tl.constexpr, RUN: tl.constexpr, CODES: tl.constexpr, SHARED: tl.constexpr,
     H: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
@@ -381,7 +395,7 @@ def product(
     else:
         _write(
             found, row, n, m_inside, stored, bias, residual, residual_stride, pair_weights, out,
-            out_stride, STORED, BIAS_ROWS, IS_GATED, ACTIVATION, BN, BM,
+            out_stride, STORED, BIAS_ROWS, IS_GATED, ACTIVATION, LIMIT, BN, BM,
         )  # fmt: skip
 
 

@@ -218,11 +218,12 @@ def usual_zero(format: str) -> int:
     return 1 << (bits - 1) if bits else 0
 
 
-def spelled_out(weight: Weight) -> Weight:
+def spelled_out(weight: Weight, dtype: torch.dtype) -> Weight:
     """Return a matrix of trits as one of 2 bits, of vectors as one value by value, for who has no
-    product of the former; any other as it is."""
+    product of the former; any other as it is. Numbers without codes become those of activations of
+    this dtype."""
     if weight.points is not None:
-        return _spelled(weight)
+        return _spelled(weight, dtype)
     if not is_trits(weight.format):
         return weight
     activations, values = "int8" if rounds_to_int8(weight.format) else "float", weight.values
@@ -232,15 +233,15 @@ def spelled_out(weight: Weight) -> Weight:
     return replace(weight, format=format, values=values)
 
 
-def _spelled(weight: Weight) -> Weight:
+def _spelled(weight: Weight, dtype: torch.dtype) -> Weight:
     """Return a matrix of vectors with a value an input: integers of 4 bits, codes of a table where
     points hold few others, else plain floats."""
     assert weight.points is not None
     if weight.points.is_floating_point():
         wide = weight._in_order()
-        fits = not wide.numel() or float(wide.abs().max()) < torch.finfo(torch.float16).max
-        dtype = "float16" if fits else "bfloat16"
-        return Weight(format=dtype, values=wide.to(FLOATS[dtype]), order=weight.order)
+        fits = not wide.numel() or float(wide.abs().max()) < torch.finfo(dtype).max
+        format = next(f for f, own in FLOATS.items() if own == dtype) if fits else "bfloat16"
+        return Weight(format=format, values=wide.to(FLOATS[format]), order=weight.order)
     rest = replace(weight, points=None, signs=None)
     numbers, found = pointed(weight).to(torch.int8), weight.points.unique()
     levels = found if weight.signs is None else torch.cat([found, -found]).unique()

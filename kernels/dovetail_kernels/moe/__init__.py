@@ -2,10 +2,13 @@
 
 out[t] = sum over a of weights[t, a] * down[e] (act(gate) * up), [gate, up] = gate_up[e] x[t],
 e = experts[t, a]; -1 is an expert of another rank, which adds nothing. Experts that are not gated
-have act(gate_up[e] x[t]) instead.
+have act(gate_up[e] x[t]) instead. Each matrix may have a bias, which is added before what follows
+it. "swiglu_oai" is g sigmoid(1.702 g) (u + 1), g = min(gate, limit), u = up within +- limit.
 
 Shapes: x [T, E], gate_up X matrices [2F, E] (gate rows first; without a gate [F, E]), down X of
-[E, F], weights [T, A] float32, experts [T, A] int64 -> [T, E] in x's dtype
+[E, F], weights [T, A] float32, experts [T, A] int64, biases [X, 2F] and [X, E] -> [T, E] in x's
+dtype
+Source of swiglu_oai: OpenAI, gpt-oss-120b and gpt-oss-20b model card, 2025
 """
 
 from dovetail_kernels.gpu import triton_implementation

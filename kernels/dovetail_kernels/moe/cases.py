@@ -12,10 +12,13 @@ import torch
 from dovetail_kernels.gemm.cases import BYTES, ROUNDED_ERROR, make_weight
 from dovetail_kernels.gemm.panels import moved
 from dovetail_kernels.gemm.weight import Weight, rounds_to_int8
+from dovetail_kernels.moe.reference import SWIGLU_OAI
 from dovetail_kernels.op import Arguments, Case
 from dovetail_kernels.random import normal
 
 FORMATS = ("float32", "int8", "int4", "int4_int8", "float8", "table4", "int8_float32")
+LIMIT = 0.7
+"""So low that many numbers are beyond it."""
 PER_OUTPUT = ("values", "scales")
 
 
@@ -23,7 +26,7 @@ def cases() -> list[Case]:
     """Return the cases that are checked."""
     tokens = (1, 3, 40, 200)
     plain = [_case(f, t, 96, 72, 6, 2, torch.float32) for f in FORMATS for t in tokens]
-    return plain + _halves(tokens) + _shapes() + _plain()
+    return plain + _halves(tokens) + _shapes() + _plain() + _biased()
 
 
 def small_cases() -> list[Case]:
@@ -33,6 +36,7 @@ def small_cases() -> list[Case]:
         + _halves((3,))
         + _shapes()
         + _plain()
+        + _biased()
     )
 
 
@@ -66,6 +70,17 @@ def _plain() -> list[Case]:
     ]
 
 
+def _biased() -> list[Case]:
+    """Return experts with biases, gated as gpt-oss does it and not."""
+    kinds = [(name, torch.float32) for name in ("float32", "table4")]
+    kinds += [("bfloat16", torch.bfloat16)]
+    return [
+        _case(name, tokens, 40, 32, 4, 2, dtype, is_gated=is_gated, has_biases=True)
+        for name, dtype in kinds
+        for tokens, is_gated in ((1, True), (9, True), (9, False))
+    ]
+
+
 def _shapes() -> list[Case]:
     """Return one picked expert, all picked, more than fit a block, and none for most experts; and
     some of these where other ranks hold two experts."""
@@ -85,6 +100,7 @@ def _case(
     *,
     absent: int = 0,
     is_gated: bool = True,
+    has_biases: bool = False,
 ) -> Case:
     used = min(experts, tokens * picked)
     weight_bytes = int(used * 3 * size * inner * BYTES.get(format, 2.0))
@@ -93,9 +109,12 @@ def _case(
     return Case(
         name=f"{format}_T{tokens}_E{size}_F{inner}_X{experts}_A{picked}"
         + (f"_{absent}_absent" if absent else "")
-        + ("" if is_gated else "_plain"),
+        + ("" if is_gated else "_plain")
+        + ("_biases" if has_biases else ""),
         dtype=dtype,
-        build=_builder(format, tokens, size, inner, experts, picked, absent, dtype, is_gated),
+        build=_builder(
+            format, tokens, size, inner, experts, picked, absent, dtype, is_gated, has_biases
+        ),
         moved_bytes=weight_bytes + 2 * tokens * size * dtype.itemsize,
         flops=6 * tokens * picked * size * inner,
         rtol=bound,
@@ -113,6 +132,7 @@ def _builder(
     absent: int,
     dtype: torch.dtype,
     is_gated: bool,
+    has_biases: bool,
 ) -> Callable[[torch.device], Arguments]:
     def build(device: torch.device) -> Arguments:
         random = torch.Generator().manual_seed(tokens)
@@ -121,13 +141,20 @@ def _builder(
         ids = torch.where(ids < experts, ids, -1)
         first = [make_weight(format, (1 + is_gated) * inner, size) for _ in range(experts)]
         second = [make_weight(format, size, inner) for _ in range(experts)]
+        biases = tuple(
+            normal((experts, width), dtype, device, seed=width) * 0.3
+            for width in ((1 + is_gated) * inner, size)
+        )
+        more = {"biases": biases, "limit": LIMIT} if has_biases else {}
+        gated = SWIGLU_OAI if has_biases else "silu"
         return {
+            **more,
             "x": normal((tokens, size), dtype, device, seed=1),
             "gate_up": [moved(rolled(w, n), device) for n, w in enumerate(first)],
             "down": [moved(rolled(w, n), device) for n, w in enumerate(second)],
             "weights": weights.to(device),
             "experts": ids.to(device),
-            "activation": "silu" if is_gated else "relu2",
+            "activation": gated if is_gated else "relu2",
             "is_gated": is_gated,
         }
 

@@ -153,10 +153,12 @@ def _address(tensor: torch.Tensor | None) -> int | None:
 def _prepare(arguments: Arguments) -> Arguments:
     """Return the arguments with the experts' weights packed, once for many calls."""
     is_gated = arguments.get("is_gated", True)
-    gate_up = PackedExperts([Packed(w, is_gated=is_gated) for w in arguments["gate_up"]])
-    down = PackedExperts([Packed(w) for w in arguments["down"]])
+    one, two = arguments.get("biases") or (None, None)
+    gate_up = PackedExperts([Packed(w, is_gated=is_gated) for w in arguments["gate_up"]], one)
+    down = PackedExperts([Packed(w) for w in arguments["down"]], two)
     rest = {name: arguments[name] for name in ("x", "weights", "experts")}
-    moe = Moe(gate_up, down, arguments["activation"], is_gated=is_gated)
+    limit = arguments.get("limit", 0.0)
+    moe = Moe(gate_up, down, arguments["activation"], limit=limit, is_gated=is_gated)
     return {"moe": moe, **rest}
 
 

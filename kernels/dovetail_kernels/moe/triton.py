@@ -79,10 +79,12 @@ def run(
     experts: torch.Tensor,
     activation: str,
     is_gated: bool = True,
+    biases: tuple[torch.Tensor, torch.Tensor] | None = None,
+    limit: float = 0.0,
 ) -> torch.Tensor:
     """Return the weighted sum of the picked experts' outputs (see the op).
 
-    Shapes: x [T, E], weights and experts [T, A] -> [T, E]
+    Shapes: x [T, E], weights and experts [T, A], biases [X, 2F] and [X, E], contiguous -> [T, E]
     """
     assert gate_up.is_gated == is_gated, "the matrices are packed for the other kind of experts"
     tokens, picked = experts.shape
@@ -96,11 +98,12 @@ def run(
     pair_of, expert_of = sort(experts, height, gate_up.num_experts)
     pairs = tokens * picked
     first = Sorted(pair_of=pair_of, expert_of=expert_of, pairs=pairs, picked=picked)
-    inner = gate_up.multiply_sorted(x, first, plans[0], activation)
+    one, two = biases or (None, None)
+    inner = gate_up.multiply_sorted(x, first, plans[0], activation, biases=one, limit=limit)
     second = Sorted(
         pair_of=pair_of, expert_of=expert_of, pairs=pairs, picked=1, weights=weights.flatten()
     )
-    parts = down.multiply_sorted(inner, second, plans[1])
+    parts = down.multiply_sorted(inner, second, plans[1], biases=two)
     width = min(1024, triton.next_power_of_2(down.out_size))
     _add_up[(tokens, triton.cdiv(down.out_size, width))](
         parts, experts.contiguous(), out, down.out_size, PICKED=picked, WIDTH=width, num_warps=4

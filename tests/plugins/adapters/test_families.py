@@ -25,6 +25,7 @@ from dovetail.runner.adapters import RunnerAdapters
 from dovetail.testing.harness import PagedModel
 from dovetail.testing.tiny_families import FAMILIES, VOCAB_SIZE
 from dovetail.testing.tiny_models import write_tiny_checkpoint
+from support.older_transformers import skip_where_older
 from support.peft_adapters import made, peft_warns, wanted
 
 TOLERANCE = 1e-4
@@ -140,6 +141,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
 
 @pytest.mark.parametrize("family", NATIVE)
 def test_every_linear_layer(family: str, tmp_path: Path) -> None:
+    skip_where_older(family)
     folder = write_tiny_checkpoint(tmp_path / "base", family)
     base = transformers_model(folder)
     settings: dict[str, Any] = {"fan_in_fan_out": True} if family == "GPT2LMHeadModel" else {}

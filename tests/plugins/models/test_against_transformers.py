@@ -18,6 +18,7 @@ from dovetail.layers.latent_attention import LatentAttention
 from dovetail.testing.harness import PagedModel
 from dovetail.testing.tiny_families import FAMILIES, VOCAB_SIZE
 from dovetail.testing.tiny_models import write_tiny_checkpoint
+from support.older_transformers import skip_where_older
 from support.thread_ranks import divided_both_ways
 from support.tiny_decoders import as_internlm2, renamed
 from support.tiny_media import MEDIA_FAMILIES, SOUND_FAMILIES
@@ -324,6 +325,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     @cache
     def written(case: str) -> Path:
         name, overrides = CASES.get(case, (case, {}))
+        skip_where_older(name)
         return write_tiny_checkpoint(root / case, name, **overrides)
 
     yield written
