@@ -169,9 +169,7 @@ class TestRealAlone:
         with engine(where, llama, speculative_config=speculation) as llm:
             same(told(llm), on_cpu(llama))
 
-    def test_a_connector_brings_blocks_back(
-        self, where: str, llama: Path, tmp_path: Path
-    ) -> None:
+    def test_a_connector_brings_blocks_back(self, where: str, llama: Path, tmp_path: Path) -> None:
         extra = {"kv_connector_extra_config": {"folder": str(tmp_path)}}
         transfer = {"kv_connector": "offloading", "kv_role": "kv_both", **extra}
         for is_again in (False, True):

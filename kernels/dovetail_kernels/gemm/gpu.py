@@ -272,7 +272,8 @@ class GpuPacked:
             IS_CENTERED=text != "" and self.has_whole_zeros, FLOAT8_X=is_float8,
             IS_PADDED=is_packed or self.in_size % size == 0,
             BIAS_ROWS=order is None and _has_rows(bias), IS_GATED=self.is_gated,
-            IS_SPLIT=plan.parts > 1, ACTIVATION=activation, LIMIT=limit, PICKED=picked, GROUP=self.group, RUN=self.run, CODES=self.codes,
+            IS_SPLIT=plan.parts > 1, ACTIVATION=activation, LIMIT=limit, PICKED=picked,
+            GROUP=self.group, RUN=self.run, CODES=self.codes,
             SHARED=self._shared(), H=size, BN=plan.outputs, BM=plan.rows,
             num_warps=plan.warps, num_stages=plan.stages,
         )  # fmt: skip

@@ -9,7 +9,6 @@ import torch
 from dovetail_kernels.gemm.reference import reference as gemm
 from dovetail_kernels.gemm.weight import Weight
 
-
 SWIGLU_OAI = "swiglu_oai"
 
 
