@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-import av
 import numpy
 import soundfile
 from PIL import Image
@@ -69,6 +68,8 @@ def tone(form: str = "WAV", num: int = 8000, rate_hz: int = 8000) -> bytes:
 
 def tone_by_ffmpeg(form: str, codec: str, rate_hz: int = 44100) -> bytes:
     """Return a tone of a second as a file of FFmpeg's."""
+    import av
+
     file = io.BytesIO()
     with av.open(file, "w", format=form) as out:
         stream: Any = out.add_stream(codec, rate=rate_hz)
@@ -89,6 +90,8 @@ def clip(
     size: tuple[int, int] = (64, 48),
 ) -> bytes:
     """Return a video at 10 frames a second: frame i is gray of brightness 5 i."""
+    import av
+
     file = io.BytesIO()
     with av.open(file, "w", format=form) as out:
         stream: Any = out.add_stream(codec, rate=10)

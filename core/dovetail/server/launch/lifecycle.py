@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -108,6 +109,9 @@ class ServerLifecycle:
     async def _tell_ready(self, on_ready: Callable[[], None]) -> None:
         while not self._uvicorn.started:
             await asyncio.sleep(WATCH_PERIOD_S)
+        # What start-up made lives for ever: later collections, each a pause, need not look at it.
+        gc.collect()
+        gc.freeze()
         on_ready()
 
     async def _watch_engine(self) -> None:
