@@ -38,6 +38,7 @@ from dovetail.layers.stages import Elsewhere
 from dovetail.layers.weights import Target, map_name
 from dovetail.runner.adapter_cutting import Copies, Cutting
 from dovetail.runner.adapter_plans import AdapterPlans
+from dovetail.sampling.seen import on_device
 
 logger = logging.getLogger(__name__)
 
@@ -163,12 +164,12 @@ class RunnerAdapters:
         used = np.unique(slots[slots != NO_SLOT])
         placed = None
         if positions is not None and self._prompted[used].any():
-            placed = torch.from_numpy(positions.copy()).to(self._device)
+            placed = on_device(positions.copy(), self._device)
         tables = None
         if self._rope_tables[used].any():
-            tables = torch.from_numpy(self._rope_tables[slots]).to(self._device)
+            tables = on_device(self._rope_tables[slots], self._device)
         return StepAdapters(
-            slots=torch.from_numpy(slots.copy()).to(self._device),
+            slots=on_device(slots.copy(), self._device),
             is_low_rank=bool(self._plain[used].all()) and tables is None,
             positions=placed,
             rope_tables=tables,
