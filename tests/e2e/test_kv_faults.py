@@ -219,7 +219,9 @@ def test_peers(model: str, wanted: list[Any], monkeypatch: pytest.MonkeyPatch) -
         def serve_anew() -> None:
             old = store._server
             old.close()
-            store._server = PeerServer(store._shelf, old._facts, old._place, old._secret)
+            store._server = PeerServer(
+                store._shelf, old._facts, old._place, old._secret, old._carrier
+            )
 
         refill()
         for _ in range(FAULTS["p2p"]):
