@@ -14,6 +14,7 @@ import os
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 
 from dovetail.interfaces.kv_connector import Buffer
 
@@ -149,7 +150,7 @@ def _path_and_label(name: str) -> tuple[str, str]:
 def _is_there(name: str) -> bool:
     path, label = _path_and_label(name)
     try:
-        return os.readlink(path).startswith(f"/memfd:{label}")
+        return str(Path(path).readlink()).startswith(f"/memfd:{label}")
     except OSError:
         return False
 

@@ -29,10 +29,7 @@ from dovetail.interfaces.plugin import Info
 from dovetail_plugins.kv_connectors._peer_client import PeerEngine
 from dovetail_plugins.kv_connectors._peer_memory import (
     Carrier,
-    Landing,
     SharedMemory,
-    landing_bytes,
-    lay_into,
 )
 from dovetail_plugins.kv_connectors._peer_messages import Facts, Place, place_of, read_secret
 from dovetail_plugins.kv_connectors._peer_server import PeerServer, Shelf

@@ -14,6 +14,7 @@ from dovetail.interfaces.kv_values import AskedIndex
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.kv_connectors._block_folder import BlockFolder
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedStorageOptions:
     """Where the files are."""

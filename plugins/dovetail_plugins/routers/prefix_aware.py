@@ -150,7 +150,10 @@ class PrefixAware(Router):
         now_s = time.monotonic()
         if now_s - self._turned_s > ON_ITS_WAY_S:
             is_long_ago = now_s - self._turned_s > 2 * ON_ITS_WAY_S
-            self._recent = [self._new_index(), self._new_index() if is_long_ago else self._recent[0]]
+            self._recent = [
+                self._new_index(),
+                self._new_index() if is_long_ago else self._recent[0],
+            ]
             self._turned_s = now_s
 
     def _cached(self, levels: Sequence[tuple[int, int]]) -> dict[int, int]:

@@ -78,7 +78,10 @@ def test_an_id_goes_through_both_halves() -> None:
     for given in ("traced-1", "", "a b"):
         answer = halves.ask(x_request_id=given)
         assert answer.json() == {"text": "hello"}
-        ids = {headers[b"x-request-id"].decode() for headers, _ in (halves.prefill.got[-1], halves.decode.got[-1])}
+        ids = {
+            headers[b"x-request-id"].decode()
+            for headers, _ in (halves.prefill.got[-1], halves.decode.got[-1])
+        }
         assert ids == {answer.headers["x-request-id"]}
         assert (ids == {given}) == (given == "traced-1")
         assert len(answer.headers.get_list("x-request-id")) == 1
@@ -155,7 +158,12 @@ def serving(*words: str) -> Iterator[int]:
 
 
 def test_an_address_of_its_own_over_tls(certificates: Certificates, tmp_path: Path) -> None:
-    words = ("--ssl-certfile", certificates.cert("first"), "--ssl-keyfile", certificates.key("first"))
+    words = (
+        "--ssl-certfile",
+        certificates.cert("first"),
+        "--ssl-keyfile",
+        certificates.key("first"),
+    )
     with serving(*words, "--api-key", "k") as port:
         trusting = ssl.create_default_context(cafile=certificates.cert("authority"))
         with httpx.Client(base_url=f"https://localhost:{port}", verify=trusting) as client:
