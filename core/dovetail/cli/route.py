@@ -35,6 +35,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-body-bytes", type=int, default=1 << 26, help="largest body that is taken"
     )
     parser.add_argument(
+        "--kv-events-config",
+        nargs="+",
+        default=(),
+        metavar="JSON",
+        help="that of the prefill servers, one for all or one for each: a prompt goes where its "
+        "prefix is cached, unless that server is too busy",
+    )
+    parser.add_argument(
+        "--block-size", type=int, default=16, help="tokens of a block of the prefill servers"
+    )
+    parser.add_argument(
         "--api-key",
         nargs="+",
         metavar="KEY",
@@ -97,14 +108,20 @@ def frontend_of(args: argparse.Namespace) -> FrontendConfig:
 
 def server_of(args: argparse.Namespace, frontend: FrontendConfig) -> uvicorn.Config:
     """Return what answers requests, with its TLS. Raises: ConfigError"""
+    from dovetail.errors import ConfigError
+    from dovetail.gateway.prefill_choice import prefill_choice
     from dovetail.gateway.two_halves import TwoHalves, guarded
     from dovetail.gateway.upstream import upstream_of
     from dovetail.server.launch.lifecycle import uvicorn_config
     from dovetail.server.launch.tls import tls_of
 
+    if args.block_size < 1:
+        raise ConfigError(f"{args.block_size} is not above 0.", where="--block-size")
+    prefill = [upstream_of(url, "--prefill") for url in args.prefill]
     app = TwoHalves(
-        [upstream_of(url, "--prefill") for url in args.prefill],
+        prefill,
         [upstream_of(url, "--decode") for url in args.decode],
         max_body_bytes=args.max_body_bytes,
+        choice=prefill_choice(prefill, args.kv_events_config, args.block_size),
     )
     return uvicorn_config(guarded(app, frontend.api_key), frontend, tls_of(frontend))

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dovetail.gateway.connections import Answer, Header
 from dovetail.gateway.forward import EVENT_STREAM, OF_THE_CONNECTION
+from dovetail.gateway.prefill_choice import PrefillChoice
 from dovetail.gateway.upstream import Upstream, least_busy
 from dovetail.server.http.errors import problem
 from dovetail.server.http.middleware import REQUEST_ID, ApiKeyMiddleware, request_id_of
@@ -43,9 +44,15 @@ class TwoHalves:
     """An ASGI application over two sorts of servers."""
 
     def __init__(
-        self, prefill: Sequence[Upstream], decode: Sequence[Upstream], *, max_body_bytes: int
+        self,
+        prefill: Sequence[Upstream],
+        decode: Sequence[Upstream],
+        *,
+        max_body_bytes: int,
+        choice: PrefillChoice | None = None,
     ) -> None:
         self._prefill = prefill
+        self._choice = choice or PrefillChoice(prefill, None, None)
         self._decode = decode
         self._max_body_bytes = max_body_bytes
 
@@ -110,8 +117,11 @@ class TwoHalves:
         if "max_completion_tokens" in asked:
             asked["max_completion_tokens"] = 1
         body, tried = json.dumps(asked).encode(), list[Upstream]()
-        while (server := least_busy(self._prefill, tried)) is not None:
+        prompt_ids = await self._choice.tokens_of(fields, headers)
+        salt = str(fields.get("cache_salt") or "")
+        while (server := self._choice.pick(prompt_ids, salt, tried)) is not None:
             tried.append(server)
+            self._choice.began(server, len(prompt_ids))
             try:
                 async with server.answer("POST", _target(scope), headers, body) as answer:
                     whole = b"".join([piece async for piece in answer.pieces()])
@@ -119,6 +129,8 @@ class TwoHalves:
                 server.failed()
                 logger.warning("%s: the prefill server cannot be reached: %s", server.url, error)
                 continue
+            finally:
+                self._choice.ended(server, len(prompt_ids))
             if 400 <= answer.status < 500 and answer.status != 429:
                 return None, (answer.status, answer.headers, whole), None
             if answer.status == 200:

@@ -63,7 +63,7 @@ class EventBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class EventFeed(ABC):
-    """What one engine publishes, read elsewhere on its machine. One thread uses it."""
+    """What one engine publishes, read elsewhere. One thread uses it."""
 
     @abstractmethod
     def read(self) -> list[tuple[Event, ...] | None]:
@@ -89,10 +89,10 @@ class KVEventPublisher(Plugin):
         return {}
 
     @classmethod
-    def feed(cls, options: Any, engine: int) -> EventFeed | None:
-        """Return how another process of this machine reads what the engine publishes, None where it
-        cannot. The default: it cannot."""
-        del options, engine
+    def feed(cls, options: Any, engine: int, host: str = "") -> EventFeed | None:
+        """Return how another process reads what the engine publishes, which is on the machine
+        `host` ("": this one); None where it cannot. The default: it cannot."""
+        del options, engine, host
         return None
 
     @abstractmethod

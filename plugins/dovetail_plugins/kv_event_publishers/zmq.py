@@ -74,15 +74,15 @@ class ZmqPublisher(KVEventPublisher):
         }
 
     @classmethod
-    def feed(cls, options: ZmqOptions, engine: int) -> EventFeed | None:
-        """Return a subscriber, None where this side does not open the address."""
+    def feed(cls, options: ZmqOptions, engine: int, host: str = "") -> EventFeed | None:
+        """Return a subscriber, None where the engine does not open the address."""
         endpoint = address_of(options.endpoint, engine)
         if not _is_opened_here(endpoint) or endpoint.startswith("inproc://"):
             return None
         replay = options.replay_endpoint
         return ZmqFeed(
-            _from_here(endpoint),
-            _from_here(address_of(replay, engine)) if replay else None,
+            _as_met(endpoint, host),
+            _as_met(address_of(replay, engine), host) if replay else None,
             options.topic.encode(),
         )
 
@@ -205,6 +205,7 @@ def _is_opened_here(address: str) -> bool:
     return "*" in address or "::" in address or address.startswith(("ipc://", "inproc://"))
 
 
-def _from_here(address: str) -> str:
-    """Return where others on this machine find what was opened for all."""
-    return address.replace("*", "127.0.0.1").replace("[::]", "[::1]")
+def _as_met(address: str, host: str) -> str:
+    """Return where others find what was opened on a machine ("": this one) for all."""
+    named = f"[{host}]" if ":" in host else host
+    return address.replace("*", named or "127.0.0.1").replace("[::]", named or "[::1]")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,36 +21,9 @@ from dovetail.errors import ConfigError
 from dovetail.gateway.two_halves import TwoHalves, guarded
 from dovetail.server.launch.sockets import bind
 from support.certificates import Certificates, make_certificates
+from support.fake_upstream import FakeServer
 
 BODY = {"prompt": [1, 2, 3], "max_tokens": 8}
-
-
-class FakeServer:
-    """An upstream that notes what it gets, and answers in its own words."""
-
-    def __init__(self, url: str, **words: Any) -> None:
-        self.url, self.words = url, words
-        self.num_open = self.num_failures = 0
-        self.is_back = True
-        self.got: list[tuple[dict[bytes, bytes], Any]] = []
-
-    def failed(self) -> None:
-        self.num_failures += 1
-
-    @contextlib.asynccontextmanager
-    async def answer(
-        self, method: str, target: bytes, headers: Sequence[Any], body: bytes
-    ) -> AsyncIterator[Any]:
-        self.got.append((dict(headers), json.loads(body)))
-        content = json.dumps(self.words).encode()
-
-        async def pieces() -> AsyncIterator[bytes]:
-            yield content
-
-        yield argparse.Namespace(status=200, headers=[(b"x-request-id", b"x")], pieces=pieces)
-
-    async def is_healthy(self) -> bool:
-        return True
 
 
 class Halves:
