@@ -50,16 +50,16 @@ FEATURES: dict[str, Unsupported] = {
         "the number of engines cannot be changed while a server runs", "start it again"
     ),
     "lmcache": Unsupported(
-        "the connector to LMCache's server is a package of its own",
+        "the connector to LMCache's server comes in its own package",
         "run `pip install 'dovetail-lmcache[library]'` and choose lmcache",
     ),
     "mooncake": Unsupported(
-        "the connector to Mooncake's store is a package of its own",
+        "the connector to Mooncake's store comes in its own package",
         "run `pip install 'dovetail-mooncake[store]'` and choose mooncake; instead of Mooncake's "
         "transfer engine use p2p or nixl",
     ),
     "nixl": Unsupported(
-        "the connector by NIXL is a package of its own",
+        "the connector by NIXL comes in its own package",
         "run `pip install 'dovetail-nixl[library]'` and choose nixl, or use p2p, which goes by "
         "host memory and takes the same kv_transfer_params",
     ),

@@ -73,22 +73,23 @@ def ask(llm: LLM, prompts: list[list[int]] = PROMPTS) -> list[GenerationResult]:
 
 
 def flag_of(connector: str, folder: Path) -> dict[str, Any]:
-    """Return the flag of an engine that keeps blocks in one of the ways."""
-    shared = {
-        "kv_connector": "shared_storage",
-        "kv_connector_extra_config": {"folder": str(folder)},
-    }
+    """Return --kv-transfer-config for one of the ways to keep blocks."""
+    shared = connected("shared_storage", folder)["kv_transfer_config"]
     match connector:
         case "memory":
-            return connected("offloading")
+            flag = connected("offloading")
         case "folder":
-            return connected("offloading", folder, extra={"host_bytes": 0})
+            flag = connected("offloading", folder, extra={"host_bytes": 0})
         case "multi":
-            both = [{"kv_connector": "offloading"}, shared]
-            return connected("multi", extra={"connectors": both})
+            del shared["kv_role"]
+            flag = connected(
+                "multi", extra={"connectors": [{"kv_connector": "offloading"}, shared]}
+            )
         case "p2p":
-            return kv_engines.peer(kv_engines.free_port(), 0)
-    return connected(connector, folder)
+            flag = kv_engines.peer(kv_engines.free_port(), 0)
+        case _:
+            return shared
+    return flag["kv_transfer_config"]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,8 @@ def test_blocks_come_back_bit_by_bit(
         warm = ask(llm)
         wanted = tokens(llm.generate(PROMPTS, LONGER, use_tqdm=False))
     few = {"num_gpu_blocks_override": 24 if family in FAMILIES[:2] else 40, "swap_space": ranks - 1}
-    with LLM(**model, **few, **flag_of(connector, tmp_path), tensor_parallel_size=ranks) as llm:
+    few |= {"kv_transfer_config": flag_of(connector, tmp_path), "tensor_parallel_size": ranks}
+    with LLM(**model, **few) as llm:
         ask(llm)
         forget(llm)
         again = ask(llm, PROMPTS[:1])  # all of it from elsewhere

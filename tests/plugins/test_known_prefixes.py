@@ -7,12 +7,14 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from plugins.test_prefix_decisions import View
 
 from dovetail.engine.client.cache_news import CacheNews, feeds_of
+from dovetail.engine.client.routing import Routing
 from dovetail.interfaces.kv_event_publisher import (
     AllBlocksCleared,
     BlockRemoved,
@@ -137,6 +139,30 @@ def test_an_engine_of_which_something_was_missed_is_guessed_again(router: Prefix
     salted = chosen(router, PROMPT, "mine")
     router.learn(1 - min(salted), (AllBlocksCleared(), stored(PROMPT)))
     assert chosen(router, PROMPT, "mine") == salted  # whose blocks are whose nobody tells
+
+
+def test_the_router_of_a_process_hears_the_news_before_it_chooses(router: PrefixAware) -> None:
+    engines: Any = [
+        SimpleNamespace(**vars(View(number=n)), is_alive=True, asleep=False, is_stalled=False)
+        for n in range(2)
+    ]
+    routing = Routing(SimpleNamespace(router=None), engines)  # type: ignore[arg-type]
+    news = [(n, (AllBlocksCleared(), *([stored(PROMPT)] if n else []))) for n in range(2)]
+
+    class News:
+        def tell(self, told: PrefixAware) -> None:
+            while news:
+                told.learn(*news.pop())
+
+        def close(self) -> None:
+            news.append((0, ()))
+
+    routing._router, routing._news = router, News()  # type: ignore[assignment]
+    first = SimpleNamespace(cache_salt="", adapter="")
+    asked: Any = SimpleNamespace(prompt_ids=PROMPT, requests=[first], request_id="r")
+    assert [routing.home_of(asked).number for _ in range(3)] == [1, 1, 1]
+    routing.close()
+    assert news == [(0, ())]
 
 
 @pytest.fixture

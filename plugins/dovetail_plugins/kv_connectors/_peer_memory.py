@@ -3,7 +3,7 @@
 The asking side makes a landing, memory that its peer lays blocks into, and tells its name in a
 question. On one machine that is a nameless file in memory (memfd), so that nothing of it is left
 however either side ends: the peer opens it through the asking process, and only if it is the file
-that was told. Where there is no landing blocks come in messages.
+that was named. Where there is no landing blocks come in messages.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _mapped(name: str) -> mmap.mmap:
     """Return the memory of a landing. Raises: OSError, ValueError"""
     path, _ = _path_and_label(name)
     if not _is_there(name):
-        raise FileNotFoundError(f"{path} is not the file that was told")
+        raise FileNotFoundError(f"{path} is not the file that was named")
     number = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         if fcntl.fcntl(number, fcntl.F_GET_SEALS) & _FIXED != _FIXED:

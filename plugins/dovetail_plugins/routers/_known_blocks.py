@@ -32,7 +32,7 @@ class _Block:
 
 
 class KnownBlocks:
-    """Blocks of `block_tokens` tokens that engines have told of."""
+    """Blocks of `block_tokens` tokens that engines have reported."""
 
     def __init__(self, num_engines: int, block_tokens: int) -> None:
         self._size = block_tokens
