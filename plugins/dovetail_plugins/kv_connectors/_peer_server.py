@@ -25,6 +25,7 @@ from dovetail.handshake import (
     send_message,
 )
 from dovetail.interfaces.kv_connector import Buffer
+from dovetail.interfaces.kv_eviction import KVEviction
 from dovetail.process import LENGTH
 from dovetail_plugins.kv_connectors._peer_memory import Carrier
 from dovetail_plugins.kv_connectors._peer_messages import (
@@ -42,7 +43,6 @@ from dovetail_plugins.kv_connectors._peer_messages import (
     make_local_folder,
     remove_file,
 )
-from dovetail_plugins.kv_connectors._recent import Recent
 
 log = logging.getLogger(__name__)
 
@@ -56,20 +56,20 @@ IP_FLAG, PORT_FLAG = "--kv-transfer-config.kv_ip", "--kv-transfer-config.kv_port
 
 
 class Shelf:
-    """A rank's blocks in host memory, the most recently used of them. Any thread."""
+    """A rank's blocks in host memory, those that an eviction leaves there. Any thread."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, eviction: KVEviction) -> None:
         self._lock = threading.Lock()
-        self._recent = Recent(limit)
+        self._eviction = eviction
         self._blocks: dict[bytes, Buffer] = {}
         self._changed_s = 0.0
 
     def put(self, key: bytes, block: Buffer) -> None:
         """Keep a block that nobody changes. Mutates: self"""
         with self._lock:
-            for old in self._recent.add(key):
+            for old in self._eviction.add(key):
                 self._blocks.pop(old, None)
-            if key in self._recent:
+            if self._eviction.has(key):
                 self._blocks[key] = block
                 self._changed_s = time.monotonic()
 
@@ -78,14 +78,14 @@ class Shelf:
         with self._lock:
             block = self._blocks.get(key)
             if block is not None:
-                self._recent.add(key)
+                self._eviction.add(key)
             return block
 
     def drop(self, key: bytes) -> None:
         """Forget a block. Mutates: self"""
         with self._lock:
             self._blocks.pop(key, None)
-            self._recent.discard(key)
+            self._eviction.discard(key)
 
     def flags(self, keys: Sequence[bytes]) -> bytes:
         """Return a byte for each key: whether its block is there."""

@@ -26,6 +26,7 @@ from dovetail.interfaces.kv_connector import (
     StoreIndex,
 )
 from dovetail.interfaces.plugin import Info
+from dovetail_plugins.kv_connectors._eviction import eviction_of
 from dovetail_plugins.kv_connectors._peer_client import PeerEngine
 from dovetail_plugins.kv_connectors._peer_memory import (
     Carrier,
@@ -33,7 +34,6 @@ from dovetail_plugins.kv_connectors._peer_memory import (
 )
 from dovetail_plugins.kv_connectors._peer_messages import Facts, Place, place_of, read_secret
 from dovetail_plugins.kv_connectors._peer_server import PeerServer, Shelf
-from dovetail_plugins.kv_connectors._recent import Recent
 
 __all__ = (
     *("Carrier", "Landing", "P2P", "P2POptions", "SharedMemory"),
@@ -69,6 +69,9 @@ class P2POptions:
     )
     host_bytes: int = field(
         default=4 << 30, metadata={"help": "host memory for blocks", "unit": "bytes", "ge": 0}
+    )
+    eviction: str = field(
+        default="lru", metadata={"help": "which blocks go when there is no room: lru, slru, ..."}
     )
     secret_file: str | None = field(
         default=None,
@@ -169,7 +172,7 @@ class P2PIndex(StoreIndex):
     def __init__(self, options: P2POptions, facts: StoreFacts) -> None:
         self._options = options
         self._facts = facts
-        self._recent = Recent(_limit(options, facts))
+        self._kept = eviction_of(options.eviction, _limit(options, facts))
         self._others = options.others(facts)
         self._peers = _Peers(options, _own_facts(facts), carrier=None)
         self._there: frozenset[bytes] = frozenset()
@@ -182,19 +185,19 @@ class P2PIndex(StoreIndex):
 
     def has(self, key: bytes) -> bool:
         """Return whether a block is on the shelves, or with the engine looked at last."""
-        return key in self._recent or key in self._there
+        return self._kept.has(key) or key in self._there
 
     def keep(self, key: bytes) -> bool:
         """Return whether a block is a new one. Mutates: self"""
-        is_new = key not in self._recent
-        self._recent.add(key)
+        is_new = not self._kept.has(key)
+        self._kept.add(key)
         return is_new
 
     def look(self, keys: Sequence[bytes], params: Mapping[str, Any]) -> str:
         """Ask other engines for what is not here: the one that the params name, else all that are
         known; return the one that has the most. Mutates: self"""
         self._there = frozenset()
-        missing = [key for key in keys if key not in self._recent]
+        missing = [key for key in keys if not self._kept.has(key)]
         named = self._named(params)
         places = self._others if named is None else [named]
         best, wait_s = "", 0.0 if named is None else self._options.wait_s
@@ -231,14 +234,14 @@ class P2PIndex(StoreIndex):
     def used(self, keys: Sequence[bytes]) -> None:
         """Put blocks that are here last among those to go. Mutates: self"""
         for key in keys:
-            if key in self._recent:
-                self._recent.add(key)
+            if self._kept.has(key):
+                self._kept.add(key)
 
     def lost(self, keys: Sequence[bytes]) -> None:
         """Forget blocks. Mutates: self"""
         self._there = frozenset()
         for key in keys:
-            self._recent.discard(key)
+            self._kept.discard(key)
 
     def close(self) -> None:
         """Let go of the peers."""
@@ -253,7 +256,7 @@ class P2PStore(BlockStore):
         own, secret_place = _own_facts(facts), f"{EXTRA}.secret_file"
         secret = read_secret(options.secret_file, secret_place)
         _check_address(options.kv_ip, secret)
-        self._shelf = Shelf(_limit(options, facts))
+        self._shelf = Shelf(eviction_of(options.eviction, _limit(options, facts)))
         self._carrier = carrier
         self._peers = _Peers(options, own, carrier)
         place = options.place(facts, facts.rank)
