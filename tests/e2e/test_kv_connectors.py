@@ -43,7 +43,7 @@ FAMILIES = (
 )
 """Plain, with windows, with both, latents, states, both of these in two ways."""
 CONNECTORS = ("memory", "folder", "shared_storage", "multi", "p2p")
-TYPES = {"auto": FAMILIES, "fp8": FAMILIES[:4], "int8": FAMILIES[:3]}
+TYPES = {"auto": FAMILIES, "fp8": FAMILIES[:3], "int8": FAMILIES[:3]}
 """Which families are tried with which types of the cache."""
 SAMPLE = [
     ("LlamaForCausalLM", "folder", "auto", 1),

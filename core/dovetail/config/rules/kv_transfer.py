@@ -297,7 +297,10 @@ def _unit_tokens(keys: TransferKeys, connector: Selection, run: RunSpec) -> int:
             raise ConfigError(why, where=place, fix="leave it out.")
         return 0
     cell = backend.cell_tokens
-    unit = math.gcd(UNIT_TOKENS, run.block_tokens) if given is None else given
+    if given is None:
+        unit = math.gcd(UNIT_TOKENS, run.block_tokens)
+        return 0 if unit % cell else unit
+    unit = given
     if unit < 0 or (unit and (run.block_tokens % unit or unit % cell)):
         raise ConfigError(
             f"{unit} does not divide a block of {run.block_tokens} tokens, or is not a multiple of "
@@ -306,7 +309,7 @@ def _unit_tokens(keys: TransferKeys, connector: Selection, run: RunSpec) -> int:
             fix="use a number that fits the block sizes of all engines that exchange blocks, or 0 "
             "for whole blocks.",
         )
-    return unit if unit % cell == 0 else 0
+    return unit
 
 
 def _identity(run: RunSpec, config: Config, *, in_units: bool) -> str:
