@@ -32,7 +32,7 @@ GPU_TESTS := $(addprefix tests/e2e/, test_gpu.py test_gpu_families.py test_gpu_f
 # Processes that share the GPU; needs pytest-xdist. 0: one after the other.
 GPU_WORKERS ?= 0
 
-.PHONY: serve test test-quick test-isa test-gpu test-machines test-real sweep lint docs docs-site bench clean
+.PHONY: serve test test-quick test-kv test-isa test-gpu test-machines test-real sweep lint docs docs-site bench clean
 
 serve: $(VENV)/.serve
 	@echo 'When it is ready, ask it something:'
@@ -54,6 +54,12 @@ test: $(VENV)/.test $(VENV)/.browser lint
 test-quick: $(VENV)/.test
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/core tests/meta $(QUICK_TESTS) \
 	  -q -m 'not slow and not real and not machines' -n $(WORKERS) $(DIST) --durations 5
+
+# Every combination of connectors, types of the cache, families and ranks, a thousand faults, and
+# 100,000 events, of which `make test` tries a sample (tests/support/kv_engines.py).
+test-kv: $(VENV)/.test
+	KV_TESTS=full OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/e2e/test_kv_*.py \
+	  -q -p no:cacheprovider -n $(WORKERS) $(DIST) --durations 10
 
 # The tests of numbers once more for each instruction set below this machine's best (AVX2, any
 # x86-64): dovetail's kernels, torch and numpy are held to it (tests/support/isa.py says how).

@@ -5,6 +5,8 @@ Where each pays follows from the bytes that a token keeps and the time that comp
 
 Engines run in this process, one after the other, on a checkpoint of random weights. Of each way the
 best and the median of several prompts are reported, in one run, so that ratios hold on any machine.
+What a connector costs is processor time of all threads of this process, for the same short answers
+of engines with and without one in turns, so that what else the machine does weighs little.
 
     python benchmarks/kv_store.py --tokens 4000 --hidden 1024 --layers 16
 """
@@ -33,7 +35,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=3, help="prompts of each way")
     parser.add_argument("--hidden", type=int, default=512, help="hidden size of the model")
     parser.add_argument("--layers", type=int, default=8, help="layers of the model")
-    parser.add_argument("--decodes", type=int, default=400, help="steps of the overhead")
+    parser.add_argument("--decodes", type=int, default=64, help="steps of an answer")
+    parser.add_argument("--rounds", type=int, default=40, help="answers of each engine")
+    parser.add_argument("--only", choices=("first", "overhead"), help="measure one of both")
     return parser.parse_args()
 
 
@@ -143,33 +147,53 @@ def first_tokens(path: Path, args: argparse.Namespace, folder: Path) -> dict[str
     return times
 
 
-def step_time(llm: LLM, steps: int) -> float:
-    """Return the time of decoding one request for so many steps, whose prompt is new."""
+def processor_time(llm: LLM, number: int, steps: int) -> float:
+    """Return the processor time of an answer of so many steps to a prompt that is new."""
     many = SamplingParams(temperature=0, max_tokens=steps, ignore_eos=True)
-    began_s = time.perf_counter()
-    llm.generate([[5, int(began_s * 1e3) % 60 + 3, 7]], many, use_tqdm=False)
-    return time.perf_counter() - began_s
+    prompt = [3 + number % 60, *(3 + (number // 60 + i * i) % 60 for i in range(31))]
+    began_s = time.process_time()
+    llm.generate([prompt], many, use_tqdm=False)
+    return time.process_time() - began_s
 
 
-def overhead(path: Path, args: argparse.Namespace, folder: Path) -> tuple[list[float], list[float]]:
-    """Return the times of decoding without a connector and with a consumer that finds nothing, in
-    turns."""
-    flags = keeping(folder, 1 << 30)
-    flags["kv_transfer_config"]["kv_role"] = "kv_consumer"
-    steps = min(args.decodes, args.tokens)
-    with engine(path, args) as plain, engine(path, args, **flags) as connected:
-        step_time(plain, steps), step_time(connected, steps)
-        pairs = [(step_time(plain, steps), step_time(connected, steps)) for _ in range(7)]
-    return [one for one, _ in pairs], [other for _, other in pairs]
+def overhead(path: Path, args: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
+    """Return the processor times of answers: without a connector, with one that looks and finds
+    nothing, and with one that also keeps what becomes full, in turns."""
+    looking, keeping_too = keeping(folder, 1 << 30), keeping(folder / "kept", 1 << 30)
+    looking["kv_transfer_config"]["kv_role"] = "kv_consumer"
+    found: dict[str, list[float]] = {"without": [], "looking": [], "keeping": []}
+    with (
+        engine(path, args) as plain,
+        engine(path, args, **looking) as one,
+        engine(path, args, **keeping_too) as other,
+    ):
+        engines = dict(zip(found, (plain, one, other), strict=True))
+        for number in range(-2, args.rounds):
+            turn = list(engines.items())
+            for name, llm in turn[number % 3 :] + turn[: number % 3]:
+                took_s = processor_time(llm, number + 2, args.decodes)
+                if number >= 0:
+                    found[name].append(took_s)
+    return found
 
 
-def main() -> None:
-    """Measure and print."""
-    args = arguments()
-    with tempfile.TemporaryDirectory(prefix="kv-store") as name:
-        path = write_model(Path(name) / "model", args)
-        times = first_tokens(path, args, Path(name) / "store")
-        without, having = overhead(path, args, Path(name) / "empty")
+def tell_overhead(found: dict[str, list[float]], steps: int) -> None:
+    """Print what a step costs more, by the median of the pairs of turns, and how sure that is."""
+    base = found["without"]
+    step = statistics.median(base) / steps
+    print(f"a step takes {step * 1e6:.0f} us of processor time without a connector")
+    for name in ("looking", "keeping"):
+        ratios = [mine / plain for mine, plain in zip(found[name], base, strict=True)]
+        more = statistics.median(ratios) - 1
+        error = 1.25 * statistics.stdev(ratios) / len(ratios) ** 0.5
+        print(
+            f"{name}: {100 * more:+.2f} % of a step, {more * step * 1e6:+.1f} us "
+            f"(standard error {100 * error:.2f} %, {len(ratios)} turns)"
+        )
+
+
+def tell_first_tokens(times: dict[str, list[float]]) -> None:
+    """Print how long the first token took by each way."""
     base = statistics.median(times["computed"])
     for way, found in times.items():
         median = statistics.median(found)
@@ -177,10 +201,23 @@ def main() -> None:
             f"{way:9} best {min(found) * 1e3:8.1f} ms, median {median * 1e3:8.1f} ms, "
             f"{base / median:6.1f} times as fast as computing"
         )
-    ratio = statistics.median(having) / statistics.median(without)
-    spread = (max(without) - min(without)) / statistics.median(without)
-    print(f"nothing found: {100 * (ratio - 1):+.2f} % of a step (spread {100 * spread:.1f} %)")
-    print(json.dumps({**times, "without": without, "with": having}))
+
+
+def main() -> None:
+    """Measure and print."""
+    args = arguments()
+    told: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory(prefix="kv-store") as name:
+        path = write_model(Path(name) / "model", args)
+        if args.only != "overhead":
+            times = first_tokens(path, args, Path(name) / "store")
+            tell_first_tokens(times)
+            told |= times
+        if args.only != "first":
+            costs = overhead(path, args, Path(name) / "empty")
+            tell_overhead(costs, args.decodes)
+            told |= costs
+    print(json.dumps(told))
 
 
 if __name__ == "__main__":

@@ -49,14 +49,19 @@ FEATURES: dict[str, Unsupported] = {
     "elastic_engines": Unsupported(
         "the number of engines cannot be changed while a server runs", "start it again"
     ),
-    "lmcache": Unsupported("there is no connector to LMCache yet", _STORES),
+    "lmcache": Unsupported(
+        "the connector to LMCache's server comes in its own package",
+        "run `pip install 'dovetail-lmcache[library]'` and choose lmcache",
+    ),
     "mooncake": Unsupported(
-        "there is no connector to Mooncake's transfer engine",
-        "use p2p, or for its store `pip install dovetail-mooncake` and the connector mooncake",
+        "the connector to Mooncake's store comes in its own package",
+        "run `pip install 'dovetail-mooncake[store]'` and choose mooncake; instead of Mooncake's "
+        "transfer engine use p2p or nixl",
     ),
     "nixl": Unsupported(
-        "there is no connector by NIXL yet",
-        "use p2p, which goes by host memory and takes the same kv_transfer_params",
+        "the connector by NIXL comes in its own package",
+        "run `pip install 'dovetail-nixl[library]'` and choose nixl, or use p2p, which goes by "
+        "host memory and takes the same kv_transfer_params",
     ),
     "p2p_nccl": Unsupported("there is no connector from GPU to GPU by NCCL yet", _STORES),
     "all2all_libraries": Unsupported(

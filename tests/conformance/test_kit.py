@@ -33,6 +33,7 @@ RESOLVERS = HERE / "wrong_resolvers.py"
 ACCEPTANCES = HERE / "wrong_acceptances.py"
 ADAPTERS = HERE / "wrong_adapters.py"
 CONNECTORS = HERE / "wrong_connectors.py"
+EVICTIONS = HERE / "wrong_evictions.py"
 
 POLICY = "scheduling_policy"
 WRONG: list[tuple[str, str, str]] = [
@@ -88,6 +89,11 @@ WRONG: list[tuple[str, str, str]] = [
     ("kv_connector", f"{CONNECTORS}:TearingConnector", "reading_beside_writing"),
     ("kv_connector", f"{CONNECTORS}:CarelessPiecesConnector", "pieces_go_to_other_ranks"),
     ("kv_connector", f"{CONNECTORS}:UnsealedFake", "what_is_made_up_is_sealed"),
+    ("kv_eviction", f"{EVICTIONS}:HoardingEviction", "keeps_no_more_than_its_limit[10]"),
+    ("kv_eviction", f"{EVICTIONS}:SecretiveEviction", "says_what_goes[10]"),
+    ("kv_eviction", f"{EVICTIONS}:ShutEviction", "a_new_block_is_kept[10]"),
+    ("kv_eviction", f"{EVICTIONS}:StubbornEviction", "discarded_blocks_are_gone"),
+    ("kv_eviction", f"{EVICTIONS}:MoodyEviction", "is_deterministic"),
     ("kv_event_publisher", f"{CONNECTORS}:WaitingPublisher", "takes_batches_at_once"),
     ("kv_event_publisher", f"{CONNECTORS}:OncePublisher", "ends_twice"),
     ("adapter", f"{ADAPTERS}:NamelessAdapter", "names_types"),
@@ -245,6 +251,7 @@ RIGHT = [
     ("io_processor", f"{IO_PROCESSORS}:RightProcessor"),
     ("kv_connector", f"{CONNECTORS}:RightConnector"),
     ("kv_event_publisher", f"{CONNECTORS}:RightPublisher"),
+    ("kv_eviction", f"{EVICTIONS}:RightEviction"),
     ("adapter_resolver", f"{RESOLVERS}:RightResolver"),
     ("acceptance", f"{ACCEPTANCES}:RightAcceptance"),
     ("adapter", f"{ADAPTERS}:RightAdapter"),

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from importlib.machinery import ModuleSpec
-from pathlib import Path
-from types import ModuleType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.kv_connector import KVConnector, StoreFacts
-from dovetail.interfaces.sealed_block import HEADER_BYTES, seal
-from dovetail.registry.options import options_for
+from dovetail.interfaces.kv_connector import KVConnector
+from support.kv_packages import (
+    KEY,
+    block,
+    check_a_store_of_values,
+    facts,
+    made,
+    stores,
+    with_library,
+)
 
-PACKAGE = Path(__file__).resolve().parents[2] / "contrib/mooncake"
-FACTS = StoreFacts(identity="a" * 64, block_bytes=HEADER_BYTES + 100, world_size=2)
-KEY = b"\0" + bytes(range(32))
+HERE = {"master": "here"}
 
 
 class FakeStore:
@@ -26,12 +28,13 @@ class FakeStore:
     Clients of one master see the same values."""
 
     clusters: ClassVar[dict[str, dict[str, bytes]]] = {}
+    lent: ClassVar[list[int]] = []
 
     def setup(
         self, host: str, metadata: str, lent: int, local: int, protocol: str, rdma: str, master: str
     ) -> int:
         assert protocol in ("tcp", "rdma") and lent >= 0 and local > 0 and host and metadata
-        self.lent = lent
+        self.lent.append(lent)
         if master == "down":
             return -1
         self.values: dict[str, bytes] | None = self.clusters.setdefault(master, {})
@@ -63,74 +66,42 @@ class FakeStore:
 
 
 @pytest.fixture
-def connector_class(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[KVConnector]]:
-    monkeypatch.syspath_prepend(str(PACKAGE))
-    package, store = ModuleType("mooncake"), ModuleType("mooncake.store")
-    package.__spec__ = ModuleSpec("mooncake", None)
-    store.__spec__ = ModuleSpec("mooncake.store", None)
-    store.MooncakeDistributedStore = FakeStore  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "mooncake", package)
-    monkeypatch.setitem(sys.modules, "mooncake.store", store)
+def mooncake(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[KVConnector]]:
+    library = {"MooncakeDistributedStore": FakeStore}
+    with_library(monkeypatch, "mooncake", mooncake={}, mooncake__store=library)
     from dovetail_mooncake.connector import Mooncake
 
     yield Mooncake
     FakeStore.clusters.clear()
+    FakeStore.lent.clear()
 
 
-def made(cls: type[KVConnector], **options: Any) -> KVConnector:
-    return cls(options_for(cls, {"master": "here", **options}))
+def test_engines_find_each_others_blocks(mooncake: type[KVConnector]) -> None:
+    check_a_store_of_values(made(mooncake, HERE), made(mooncake, HERE))
+    store, _ = stores(made(mooncake, HERE))
+    store.write(KEY, block(0))
+    store.drop(KEY)
+    assert not made(mooncake, HERE).index(facts(world_size=1)).has(KEY)
 
 
-def block(rank: int) -> bytearray:
-    content = bytearray(HEADER_BYTES) + bytes((rank + 1,)) * 100
-    seal(content, KEY, rank)
-    return content
-
-
-def ranks(connector: KVConnector) -> list[Any]:
-    facts = {name: getattr(FACTS, name) for name in FACTS.__struct_fields__}
-    return [connector.store(StoreFacts(**(facts | {"rank": rank}))) for rank in range(2)]
-
-
-def test_a_block_is_there_once_every_rank_has_put_its_part(
-    connector_class: type[KVConnector],
-) -> None:
-    connector = made(connector_class)
-    index, (first, second) = connector.index(FACTS), ranks(connector)
-    assert index.keep(KEY) and not index.keep(KEY)
-    first.write(KEY, memoryview(block(0)))
-    assert not index.has(KEY)
-    assert index.keep(KEY)  # what is not there is wanted again
-    second.write(KEY, memoryview(block(1)))
-    assert made(connector_class).index(FACTS).has(KEY)
-    assert (bytes(first.read(KEY)), bytes(second.read(KEY))) == (bytes(block(0)), bytes(block(1)))
-    first.drop(KEY)
-    first.drop(KEY)
-    assert first.read(KEY) is None and not index.has(KEY)
-    for side in (index, first, second, index, first, second):
-        side.close()
-
-
-def test_other_models_and_full_stores(connector_class: type[KVConnector]) -> None:
-    connector = made(connector_class, lent_bytes=5)
-    first, _ = ranks(connector)
-    assert first._client.lent == 5 and connector.index(FACTS)._client.lent == 0  # type: ignore[attr-defined]
-    first.write(KEY, block(0))
-    other = StoreFacts(identity="b" * 64, block_bytes=FACTS.block_bytes, world_size=2)
-    assert connector.store(other).read(KEY) is None
+def test_what_is_lent_and_what_finds_no_room(mooncake: type[KVConnector]) -> None:
+    connector = made(mooncake, HERE | {"lent_bytes": 5})
+    store, _ = stores(connector)
+    connector.index(facts())
+    assert FakeStore.lent == [5, 5, 0]
     FakeStore.clusters["here"] |= {str(number): b"x" for number in range(100)}
     with pytest.raises(OSError, match="-200"):
-        first.write(KEY[::-1], block(0))
+        store.write(KEY, block(0))
 
 
 def test_what_cannot_work_says_why(
-    connector_class: type[KVConnector], monkeypatch: pytest.MonkeyPatch
+    mooncake: type[KVConnector], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match="cannot be joined"):
-        made(connector_class, master="down").index(FACTS)
+        made(mooncake, {"master": "down"}).index(facts())
     with pytest.raises(ConfigError, match="no master is named"):
-        made(connector_class, master="").index(FACTS)
-    assert connector_class.unavailable_reason() is None
+        made(mooncake, {}).index(facts())
+    assert mooncake.unavailable_reason() is None
     monkeypatch.delitem(sys.modules, "mooncake.store")
-    reason = connector_class.unavailable_reason()
+    reason = mooncake.unavailable_reason()
     assert reason is not None and "pip install mooncake-transfer-engine" in reason

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,118 +14,100 @@ from dovetail import LLM, SamplingParams
 from dovetail.engine.client.outputs import GenerationResult
 from dovetail.engine.messages import EngineRequest, RequestUpdate
 from dovetail.errors import ConfigError
-from dovetail.testing.tiny_models import write_tiny_checkpoint
+from support import kv_engines
+from support.kv_engines import (
+    ENGINE,
+    Paths,
+    forget,
+    loaded,
+    peer,
+    settle,
+    tokens,
+    told,
+)
 
+paths = pytest.fixture(scope="module")(kv_engines.checkpoints)
 pytestmark = pytest.mark.e2e
 
-ENGINE: dict[str, Any] = {"max_model_len": 128, "dtype": "float32", "use_tqdm_on_load": False}
-GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=3)
 LONG = [3 + (7 * i + i // 9) % 60 for i in range(110)]
 PROMPTS = [LONG, LONG[:90], [*LONG[:66], 5, 6, 7], [9, 8, 7, *LONG[:80]]]
+
+
+def ask(llm: LLM, prompts: list[list[int]] = PROMPTS) -> list[GenerationResult]:
+    return kv_engines.ask(llm, prompts)
 
 
 @pytest.fixture
 def port() -> int:
     """Return a port, with room behind it, that no other test has."""
-    return 20_000 + secrets.randbelow(900) * 40
+    return kv_engines.free_port()
 
 
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Path]]:
-    made: dict[str, Path] = {}
-
-    def path(architecture: str, **fields: Any) -> Path:
-        name = f"{architecture}{sorted(fields.items())}"
-        if name not in made:
-            folder = tmp_path_factory.mktemp(architecture)
-            made[name] = write_tiny_checkpoint(folder, architecture, **fields)
-        return made[name]
-
-    yield path
-
-
-def peer(port: int, rank: int, role: str = "kv_both", **keys: Any) -> dict[str, Any]:
-    """Return the flag of one of two engines that ask each other."""
-    extra = keys.pop("extra", {})
-    ports = {"kv_port": port, "kv_rank": rank, "kv_parallel_size": 2}
-    names = {"kv_connector": "p2p", "kv_role": role, "kv_connector_extra_config": extra}
-    return {"kv_transfer_config": {**names, **ports, **keys}}
-
-
-def ask(llm: LLM, prompts: list[list[int]] = PROMPTS) -> list[GenerationResult]:
-    results = [llm.generate([prompt], GREEDY, use_tqdm=False)[0] for prompt in prompts]
-    assert all(result.error is None for result in results), [r.error for r in results]
-    return results
-
-
-def tokens(results: list[GenerationResult]) -> list[Any]:
-    return [one.outputs[0].token_ids for one in results]
-
-
-def told(results: list[GenerationResult]) -> list[Any]:
-    """Return all that the answers say, to the last bit."""
-    return [
-        (one.outputs[0].token_ids, [(p.logprob, p.top_logprobs) for p in one.outputs[0].logprobs])
-        for one in results
-    ]
-
-
-def loaded(llm: LLM) -> int:
-    return llm._engine.core.cache.num_loaded_tokens
-
-
-def written(llm: LLM) -> None:
-    """Return once a bare order has brought the ranks all that is to be written."""
-    deadline_s = time.monotonic() + 10
-    while llm._engine.core._elsewhere.collect() and time.monotonic() < deadline_s:
-        llm._engine.core.step()
-
-
+TWO = {"tensor_parallel_size": 2}
+INT8 = {"kv_cache_dtype": "int8"}
 PAIRS = [
     ("LlamaForCausalLM", {}, {}),
     ("LlamaForCausalLM", {"block_size": 16}, {"block_size": 64}),
-    ("LlamaForCausalLM", {"block_size": 64}, {"block_size": 16}),
-    ("LlamaForCausalLM", {"tensor_parallel_size": 2}, {"block_size": 32}),
-    ("LlamaForCausalLM", {"block_size": 32}, {"tensor_parallel_size": 2}),
-    ("LlamaForCausalLM", {"kv_cache_dtype": "int8"}, {"block_size": 64, "kv_cache_dtype": "int8"}),
+    ("LlamaForCausalLM", INT8, {"block_size": 64} | INT8),
     ("MistralForCausalLM", {"block_size": 16}, {"block_size": 32}),
-    ("Gemma3ForCausalLM", {"block_size": 32, "tensor_parallel_size": 2}, {"block_size": 16}),
-    ("DeepseekV2ForCausalLM", {"tensor_parallel_size": 2}, {"block_size": 32}),
+    ("Gemma3ForCausalLM", {"block_size": 32}, {"block_size": 16}),
+    ("DeepseekV2ForCausalLM", {"block_size": 16}, {"block_size": 32}),
     ("MambaForCausalLM", {"block_size": 16}, {"block_size": 32}),
     ("BambaForCausalLM", {}, {}),
-    ("Lfm2ForCausalLM", {}, {}),
 ]
 """A family, and the flags of the engine that computes and of the one that takes over."""
+MORE_PAIRS = [
+    ("Lfm2ForCausalLM", {}, {}),
+    ("LlamaForCausalLM", {"block_size": 64}, {"block_size": 16}),
+    ("LlamaForCausalLM", TWO, {"block_size": 32}),
+    ("LlamaForCausalLM", {"block_size": 32}, TWO),
+    ("MistralForCausalLM", TWO, TWO),
+    ("Gemma3ForCausalLM", {"block_size": 32} | TWO, {"block_size": 16}),
+    ("DeepseekV2ForCausalLM", TWO, {"block_size": 32}),
+    ("DeepseekV2ForCausalLM", {}, TWO),
+    ("BambaForCausalLM", TWO, TWO),
+]
 
 
-@pytest.mark.parametrize(
-    ("architecture", "first", "second"),
-    PAIRS,
-    ids=[f"{a}-{b}-{c}".replace(" ", "") for a, b, c in PAIRS],
-)
+@pytest.mark.parametrize(("family", "first", "second"), PAIRS + MORE_PAIRS * kv_engines.IS_FULL)
 def test_another_engine_goes_on_from_the_blocks(
-    architecture: str,
-    first: dict[str, Any],
-    second: dict[str, Any],
-    paths: Callable[..., Path],
-    port: int,
+    family: str, first: dict[str, Any], second: dict[str, Any], paths: Paths, port: int
 ) -> None:
     wide = {"head_dim": 16} if "kv_cache_dtype" in first else {}  # for the native kernel
-    model = {"model": str(paths(architecture, **wide)), **ENGINE}
-    with LLM(**model, **second) as llm:
-        cold, warm = ask(llm), ask(llm)
-    giving = peer(port, 0, "kv_producer")
-    with LLM(**model, **first, **giving) as one:
-        computed = ask(one)
-        written(one)
+    model = {"model": str(paths(family, **wide)), **ENGINE}
+    with LLM(**model, **first, **peer(port, 0, "kv_producer")) as one:
+        computed, warm = ask(one), ask(one)
+        settle(one)
+        assert loaded(one) == 0
         with LLM(**model, **second, **peer(port, 1, "kv_consumer")) as other:
             taken = ask(other)
             assert loaded(other) > 0
-            assert tokens(taken) == tokens(cold) == tokens(computed)
+            assert tokens(taken) == tokens(computed)
             if first == second:
                 assert told(taken[:1]) == told(warm[:1])
                 assert taken[0].num_cached_tokens == warm[0].num_cached_tokens > 0
             other._engine.core.check_idle()
+
+
+def test_engines_of_one_and_two_ranks_give_each_other_their_heads(paths: Paths, port: int) -> None:
+    model = {"model": str(paths("LlamaForCausalLM")), **ENGINE}
+    mine, theirs = PROMPTS[:2], [list(reversed(prompt)) for prompt in PROMPTS[:2]]
+    few = {"num_gpu_blocks_override": 20}
+    with LLM(**model, **few, **peer(port, 0), block_size=32) as one:
+        wanted = tokens(ask(one, theirs))  # which the other has to compute itself
+        one._engine.core._executor.worker.runner.transfers._store._shelf.clear()
+        computed = tokens(ask(one, mine))
+        settle(one)
+        with LLM(**model, **few, **peer(port, 1), **TWO) as two:
+            assert tokens(ask(two, mine)) == computed and loaded(two) >= 64
+            assert tokens(ask(two, theirs)) == wanted
+            settle(two)
+            forget(one)
+            before = loaded(one)
+            assert tokens(ask(one, theirs)) == wanted and loaded(one) > before + 60
+            forget(two)
+            before = loaded(two)
+            assert tokens(ask(two, theirs)) == wanted and loaded(two) > before + 60
 
 
 def run(llm: LLM, prompt: list[int], params: dict[str, Any] | None) -> RequestUpdate:
@@ -164,9 +145,7 @@ def run(llm: LLM, prompt: list[int], params: dict[str, Any] | None) -> RequestUp
 ASKED = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
-def test_a_request_names_the_engine_that_has_its_prompt(
-    paths: Callable[..., Path], port: int
-) -> None:
+def test_a_request_names_the_engine_that_has_its_prompt(paths: Paths, port: int) -> None:
     model = {"model": str(paths("LlamaForCausalLM")), **ENGINE}
     alone = {"kv_parallel_size": 1, "engine_id": "first"}
     with (
@@ -194,7 +173,7 @@ def test_a_request_names_the_engine_that_has_its_prompt(
 
 
 def test_engines_of_other_machines_prove_a_secret(
-    paths: Callable[..., Path], port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    paths: Paths, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dovetail_plugins.kv_connectors import _peer_client
 
@@ -207,7 +186,7 @@ def test_engines_of_other_machines_prove_a_secret(
         **model, **peer(port, 0, "kv_producer", extra={"secret_file": str(tmp_path / "right")})
     ) as one:
         computed = ask(one)
-        written(one)
+        settle(one)
         for name, is_let_in in (("wrong", False), ("right", True)):
             extra = {"secret_file": str(tmp_path / name)}
             with LLM(**model, **peer(port, 1, "kv_consumer", extra=extra)) as other:
@@ -229,20 +208,20 @@ def test_engines_of_other_machines_prove_a_secret(
     ],
 )
 def test_what_cannot_work_says_why(
-    keys: dict[str, Any], said: str, paths: Callable[..., Path], port: int
+    keys: dict[str, Any], said: str, paths: Paths, port: int
 ) -> None:
     flags = peer(port, 0, **keys)
     with pytest.raises(ConfigError, match=said):
         LLM(model=str(paths("LlamaForCausalLM")), **ENGINE, **flags)
 
 
-def test_two_engines_at_one_port(paths: Callable[..., Path], port: int) -> None:
+def test_two_engines_at_one_port(paths: Paths, port: int) -> None:
     model = {"model": str(paths("LlamaForCausalLM")), **ENGINE}
     with LLM(**model, **peer(port, 0)), pytest.raises(ConfigError, match="another process"):
         LLM(**model, **peer(port, 0))
 
 
-def test_another_model_gets_nothing(paths: Callable[..., Path], port: int) -> None:
+def test_another_model_gets_nothing(paths: Paths, port: int) -> None:
     one_path = paths("LlamaForCausalLM")
     other_path = paths("LlamaForCausalLM", rms_norm_eps=1e-3)
     with (
@@ -250,6 +229,6 @@ def test_another_model_gets_nothing(paths: Callable[..., Path], port: int) -> No
         LLM(model=str(other_path), **ENGINE, **peer(port, 1)) as other,
     ):
         ask(one)
-        written(one)
+        settle(one)
         ask(other)
         assert loaded(other) == 0

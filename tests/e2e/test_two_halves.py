@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 PROMPT = [3 + (7 * i + i // 9) % 60 for i in range(100)]
 ASKED = {"do_remote_decode": True}
+FEW = ("--num-gpu-blocks-override", "80")
 WHERE = {"kv_ip": "127.0.0.1", "kv_parallel_size": 1}
 
 
@@ -40,7 +41,7 @@ class Halves:
     def __init__(self, model: Path) -> None:
         port = 20_000 + secrets.randbelow(900) * 40
         self.prefill = server(model, "kv_producer", port)
-        self.decode = server(model, "kv_consumer", port + 16, "--block-size", "32")
+        self.decode = server(model, "kv_consumer", port + 16, "--block-size", "32", *FEW)
         urls = [one.wait_ready().url for one in (self.prefill, self.decode)]
         self.route = ServerProcess(
             "--port", "0", "--prefill", urls[0], "--decode", urls[1], command="route"
@@ -108,6 +109,30 @@ def test_a_stream_and_a_chat(halves: Halves) -> None:
     )
     assert chat.status_code == 200 and "x-dovetail-prefill" in chat.headers
     assert httpx.get(f"{halves.route.url}/v1/models", timeout=20).status_code == 200
+
+
+def cached(one: ServerProcess, prompt: list[int], **fields: Any) -> int:
+    """Return how many tokens of a prompt a server had, asked alone."""
+    body = {"prompt": prompt, "max_tokens": 1, "temperature": 0} | fields
+    answer = httpx.post(f"{one.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_a_prefix_is_found_under_its_own_salt_and_stays_while_it_is_pinned(halves: Halves) -> None:
+    one, many = halves.decode, [[3 + (i * i + n) % 60 for i in range(1500)] for n in range(3)]
+    pinned, other, salted = ([n, *PROMPT] for n in (7, 8, 9))
+    assert cached(one, salted, cache_salt="mine") == 0
+    assert cached(one, salted) == cached(one, salted, cache_salt="yours") == 0
+    assert cached(one, salted, cache_salt="mine") == 96
+    assert cached(one, pinned, cache_pin_s=60) == cached(one, other) == 0
+    for prompt in many:
+        cached(one, prompt)
+    assert (cached(one, pinned), cached(one, other)) == (96, 0)
+    refused = httpx.post(
+        f"{one.url}/v1/completions", json={"prompt": PROMPT, "cache_pin_s": -1}, timeout=60
+    )
+    assert refused.status_code == 400 and "cache_pin_s" in refused.text
 
 
 def test_what_went_through_is_counted(halves: Halves) -> None:

@@ -288,9 +288,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         f"{FP8_CACHE}::test_without_scales_they_are_one",
     ),
     "kv_events_config": ("e2e/test_kv_events.py::test_a_router_knows_what_the_engine_holds",),
-    "kv_transfer_config": (
-        "e2e/test_kv_connectors.py::test_every_sort_of_layer_comes_back_bit_by_bit",
-    ),
+    "kv_transfer_config": ("e2e/test_kv_connectors.py::test_blocks_come_back_bit_by_bit",),
     "kv_policy": (
         "e2e/test_pretend_device.py::test_flags_are_stronger_than_the_device",
         "e2e/test_pretend_device.py::test_the_kv_policy_leaves_its_share",

@@ -6,18 +6,15 @@ there is computed again. Source: Mooncake's documentation, "Mooncake Store Pytho
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.kv_connector import BlockStore, Buffer, KVConnector, StoreFacts, StoreIndex
+from dovetail.interfaces.kv_connector import Buffer, KVConnector, StoreFacts
+from dovetail.interfaces.kv_values import ValueClient, ValueIndex, ValueStore
 from dovetail.interfaces.plugin import Info
 
 EXTRA = "--kv-transfer-config.kv_connector_extra_config"
-MOST_REMEMBERED = 1 << 18
-IDENTITY_LETTERS = 24
 THERE = 1
 """What `is_exist` returns for a key that is there; 0 for one that is not, and less for a fault."""
 
@@ -66,26 +63,56 @@ class Mooncake(KVConnector):
         """Return a store's address, which is its name for a stand-in."""
         return {"master": folder}
 
-    def index(self, facts: StoreFacts) -> MooncakeIndex:
+    def index(self, facts: StoreFacts) -> ValueIndex:
         """Return the engine's side, which lends nothing. Raises: ConfigError"""
-        return MooncakeIndex(_client(self.options, lent_bytes=0), facts)
+        return ValueIndex(MooncakeClient(self.options, lent_bytes=0), facts)
 
-    def store(self, facts: StoreFacts) -> MooncakeStore:
+    def store(self, facts: StoreFacts) -> ValueStore:
         """Return a rank's side. Raises: ConfigError"""
-        client = _client(self.options, lent_bytes=self.options.lent_bytes)
-        return MooncakeStore(client, facts)
+        return ValueStore(MooncakeClient(self.options, lent_bytes=self.options.lent_bytes), facts)
 
 
-def _client(options: MooncakeOptions, *, lent_bytes: int) -> Any:
-    """Return a client of the store. Raises: ConfigError"""
+class MooncakeClient(ValueClient):
+    """A client of the store, which it lends memory."""
+
+    def __init__(self, options: MooncakeOptions, *, lent_bytes: int) -> None:
+        """Raises: ConfigError"""
+        self._store = _joined(options, lent_bytes)
+
+    def has(self, name: str) -> bool:
+        """Return whether the value is there; a fault counts as no."""
+        return bool(self._store.is_exist(name) == THERE)
+
+    def get(self, name: str) -> Buffer | None:
+        """Return a value; the store has nothing of no bytes, so these say that it is not there."""
+        found: bytes = self._store.get(name)
+        return found or None
+
+    def put(self, name: str, value: Buffer) -> None:
+        """Put a value. Raises: OSError"""
+        status = self._store.put(name, bytes(value))
+        if status:
+            raise OSError(f"the Mooncake store did not take a block (status {status})")
+
+    def remove(self, name: str) -> None:
+        """Remove a value; the status of one that is not there says so, and is ignored."""
+        self._store.remove(name)
+
+    def close(self) -> None:
+        """Leave the store."""
+        self._store.close()
+
+
+def _joined(options: MooncakeOptions, lent_bytes: int) -> Any:
+    """Return a member of the store's cluster. Raises: ConfigError"""
     from mooncake.store import MooncakeDistributedStore  # type: ignore[import-not-found]
 
     if not options.master:
         raise ConfigError(
             "no master is named.", where=f"{EXTRA}.master", fix="name the store's, as HOST:PORT."
         )
-    client = MooncakeDistributedStore()
-    status = client.setup(
+    store = MooncakeDistributedStore()
+    status = store.setup(
         options.host,
         options.metadata,
         lent_bytes,
@@ -100,86 +127,4 @@ def _client(options: MooncakeOptions, *, lent_bytes: int) -> Any:
             where=f"{EXTRA}.master",
             fix="see whether its master and metadata server run, and what this process has logged.",
         )
-    return client
-
-
-def _name(facts: StoreFacts, key: bytes, rank: int) -> str:
-    """Return the name of a rank's part of a block."""
-    identity = facts.identity[:IDENTITY_LETTERS]
-    return f"dovetail/{identity}/{key.hex()}/{rank}of{facts.world_size}"
-
-
-class MooncakeIndex(StoreIndex):
-    """Asks the store what is there."""
-
-    def __init__(self, client: Any, facts: StoreFacts) -> None:
-        self._client = client
-        self._facts = facts
-        self._written: OrderedDict[bytes, None] = OrderedDict()
-        self._missed: deque[bytes] = deque(maxlen=MOST_REMEMBERED)
-
-    def has(self, key: bytes) -> bool:
-        """Return whether all ranks' parts are there; one that is not counts as written no more."""
-        ranks = range(self._facts.world_size)
-        names = (_name(self._facts, key, rank) for rank in ranks)
-        is_there = all(self._client.is_exist(name) == THERE for name in names)
-        if not is_there:
-            self._missed.append(key)
-        return is_there
-
-    def keep(self, key: bytes) -> bool:
-        """Return whether this engine has not had the block written lately. Mutates: self"""
-        while self._missed:
-            self._written.pop(self._missed.popleft(), None)
-        is_new = key not in self._written
-        self._written[key] = None
-        self._written.move_to_end(key)
-        if len(self._written) > MOST_REMEMBERED:
-            self._written.popitem(last=False)
-        return is_new
-
-    def lost(self, keys: Sequence[bytes]) -> None:
-        """Have these written again. Mutates: self"""
-        for key in keys:
-            self._written.pop(key, None)
-
-    def close(self) -> None:
-        """Leave the store. May be called twice."""
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
-
-
-class MooncakeStore(BlockStore):
-    """Puts and gets one rank's parts."""
-
-    def __init__(self, client: Any, facts: StoreFacts) -> None:
-        self._client = client
-        self._facts = facts
-
-    def read(self, key: bytes) -> Buffer | None:
-        """Return a block; the store has nothing of no bytes, so these say that it is not there."""
-        found: bytes = self._client.get(self._own(key))
-        return found or None
-
-    def write(self, key: bytes, block: Buffer) -> None:
-        """Put a block, unless it is there. Raises: OSError"""
-        name = self._own(key)
-        if self._client.is_exist(name) == THERE:
-            return
-        status = self._client.put(name, bytes(block))
-        if status:
-            raise OSError(f"the Mooncake store did not take a block (status {status})")
-
-    def drop(self, key: bytes) -> None:
-        """Remove a block; the status of one that is not there says so, and is ignored."""
-        self._client.remove(self._own(key))
-
-    def _own(self, key: bytes) -> str:
-        return _name(self._facts, key, self._facts.rank)
-
-    def close(self) -> None:
-        """Leave the store. May be called twice."""
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
+    return store

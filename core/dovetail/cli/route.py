@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import socket
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from dovetail.config.sections.frontend import FrontendConfig
 
 HELP = "send each request to a prefill server and then to a decode server"
+KEY_VARIABLE = "DOVETAIL_API_KEY"
+TLS_FLAGS = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers")
+"""Those of `dovetail serve`, with the same words."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the servers and the address. Mutates: parser."""
+    """Add the servers, the address, and who is let in. Mutates: parser."""
+    from dovetail.config.config import flags
+
     for name, what in (("prefill", "compute prompts"), ("decode", "make the answers")):
         parser.add_argument(
             f"--{name}",
@@ -23,6 +34,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-body-bytes", type=int, default=1 << 26, help="largest body that is taken"
     )
+    parser.add_argument(
+        "--kv-events-config",
+        nargs="+",
+        default=(),
+        metavar="JSON",
+        help="that of the prefill servers, one for all or one for each: a prompt goes where its "
+        "prefix is cached, unless that server is too busy",
+    )
+    parser.add_argument(
+        "--block-size", type=int, default=16, help="tokens of a block of the prefill servers"
+    )
+    parser.add_argument(
+        "--api-key",
+        nargs="+",
+        metavar="KEY",
+        help="API keys; clients must send one of them, which is handed on to the servers "
+        f"(default: ${KEY_VARIABLE})",
+    )
+    for name in TLS_FLAGS:
+        flag = flags()[name]
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=int if isinstance(flag.default, int) else str,
+            default=flag.default,
+            metavar=flag.meta.metavar or "NUMBER",
+            help=flag.meta.help,
+        )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,41 +70,58 @@ def run(args: argparse.Namespace) -> int:
 
     import uvicorn
 
-    from dovetail.errors import ConfigError
-    from dovetail.gateway.two_halves import TwoHalves
-    from dovetail.gateway.upstream import upstream_of
     from dovetail.observability.logging import setup
+    from dovetail.server.launch.sockets import listening, url_of
 
     began_s = time.monotonic()
     setup("info")
-    if not 0 <= args.port < 1 << 16:
-        raise ConfigError(f"{args.port} is not a port.", where="--port")
-    app = TwoHalves(
-        [upstream_of(url, "--prefill") for url in args.prefill],
-        [upstream_of(url, "--decode") for url in args.decode],
-        max_body_bytes=args.max_body_bytes,
-    )
-    sock = _listening(args.host, args.port)
-    host, port = sock.getsockname()[:2]
-    name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    took_s = time.monotonic() - began_s
-    logging.getLogger("dovetail.route").info("ready in %.1f s at http://%s", took_s, name)
-    config = uvicorn.Config(app, log_config=None, log_level=None, access_log=False, lifespan="off")
-    server = uvicorn.Server(config)
-    server.run(sockets=[sock])
+    frontend = frontend_of(args)
+    config = server_of(args, frontend)
+    with listening(frontend) as sock:
+        sock.listen()
+        took_s = time.monotonic() - began_s
+        name = url_of(sock, has_tls=frontend.ssl_certfile is not None)
+        logging.getLogger("dovetail.route").info("ready in %.1f s at %s", took_s, name)
+        server = uvicorn.Server(config)
+        server.run(sockets=[sock])
     return 0 if server.started else 1
 
 
-def _listening(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises: ConfigError"""
+def frontend_of(args: argparse.Namespace) -> FrontendConfig:
+    """Return the flags as those of a server. Raises: ConfigError"""
+    from dovetail.config.sections.frontend import FrontendConfig
     from dovetail.errors import ConfigError
 
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise ConfigError(
-            f"{host} port {port} cannot be listened at: {error.strerror or error}.",
-            where="--port",
-            fix="name an address of this machine, and a port that is free.",
-        ) from error
+    if not 0 <= args.port < 1 << 16:
+        raise ConfigError(f"{args.port} is not a port.", where="--port")
+    given = args.api_key
+    keys = tuple(given if given is not None else filter(None, [os.environ.get(KEY_VARIABLE)]))
+    if any(not key.strip() for key in keys):
+        raise ConfigError("a key is empty.", where="--api-key", fix="give one, or leave it out.")
+    if args.ssl_cert_reqs not in (0, 1, 2):
+        raise ConfigError(f"{args.ssl_cert_reqs} is not 0, 1 or 2.", where="--ssl-cert-reqs")
+    tls: dict[str, Any] = {name: getattr(args, name) for name in TLS_FLAGS}
+    return FrontendConfig(
+        host=args.host, port=args.port, api_key=keys, disable_uvicorn_access_log=True, **tls
+    )
+
+
+def server_of(args: argparse.Namespace, frontend: FrontendConfig) -> uvicorn.Config:
+    """Return what answers requests, with its TLS. Raises: ConfigError"""
+    from dovetail.errors import ConfigError
+    from dovetail.gateway.prefill_choice import prefill_choice
+    from dovetail.gateway.two_halves import TwoHalves, guarded
+    from dovetail.gateway.upstream import upstream_of
+    from dovetail.server.launch.lifecycle import uvicorn_config
+    from dovetail.server.launch.tls import tls_of
+
+    if args.block_size < 1:
+        raise ConfigError(f"{args.block_size} is not above 0.", where="--block-size")
+    prefill = [upstream_of(url, "--prefill") for url in args.prefill]
+    app = TwoHalves(
+        prefill,
+        [upstream_of(url, "--decode") for url in args.decode],
+        max_body_bytes=args.max_body_bytes,
+        choice=prefill_choice(prefill, args.kv_events_config, args.block_size),
+    )
+    return uvicorn_config(guarded(app, frontend.api_key), frontend, tls_of(frontend))

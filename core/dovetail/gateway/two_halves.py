@@ -12,22 +12,24 @@ import asyncio
 import contextlib
 import json
 import logging
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.types import Receive, Scope, Send
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dovetail.gateway.connections import Answer, Header
 from dovetail.gateway.forward import EVENT_STREAM, OF_THE_CONNECTION
+from dovetail.gateway.prefill_choice import PrefillChoice
 from dovetail.gateway.upstream import Upstream, least_busy
 from dovetail.server.http.errors import problem
-from dovetail.server.http.middleware import REQUEST_ID
+from dovetail.server.http.middleware import REQUEST_ID, ApiKeyMiddleware, request_id_of
 
 logger = logging.getLogger("dovetail.route")
 
+HEALTH = "/health"
 DIVIDED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 FIELD = "kv_transfer_params"
 ASKED = {"do_remote_decode": True, "do_remote_prefill": False}
@@ -42,9 +44,15 @@ class TwoHalves:
     """An ASGI application over two sorts of servers."""
 
     def __init__(
-        self, prefill: Sequence[Upstream], decode: Sequence[Upstream], *, max_body_bytes: int
+        self,
+        prefill: Sequence[Upstream],
+        decode: Sequence[Upstream],
+        *,
+        max_body_bytes: int,
+        choice: PrefillChoice | None = None,
     ) -> None:
         self._prefill = prefill
+        self._choice = choice or PrefillChoice(prefill, None, None)
         self._decode = decode
         self._max_body_bytes = max_body_bytes
 
@@ -52,8 +60,8 @@ class TwoHalves:
         """Handle one request."""
         if scope["type"] != "http":
             return
-        if scope["path"] == "/health":
-            await self._health(scope, receive, send)
+        if scope["path"] == HEALTH:
+            await (await self.health())(scope, receive, send)
             return
         body = b""
         async for piece in Request(scope, receive).stream():
@@ -73,8 +81,9 @@ class TwoHalves:
             work.cancel()
             await asyncio.gather(gone, work, return_exceptions=True)
 
-    async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Tell each server's state; 503 where nobody could answer."""
+    async def health(self, request: Request | None = None) -> JSONResponse:
+        """Return each server's state; 503 where nobody could answer."""
+        del request
         told: dict[str, list[dict[str, Any]]] = {}
         for name, servers in (("prefill", self._prefill), ("decode", self._decode)):
             states = await asyncio.gather(*(one.is_healthy() for one in servers))
@@ -83,7 +92,7 @@ class TwoHalves:
                 for one, ok in zip(servers, states, strict=True)
             ]
         is_up = any(one["healthy"] for one in told["decode"])
-        await JSONResponse(told, status_code=200 if is_up else 503)(scope, receive, send)
+        return JSONResponse(told, status_code=200 if is_up else 503)
 
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
         headers = _headers_on(scope)
@@ -108,8 +117,11 @@ class TwoHalves:
         if "max_completion_tokens" in asked:
             asked["max_completion_tokens"] = 1
         body, tried = json.dumps(asked).encode(), list[Upstream]()
-        while (server := least_busy(self._prefill, tried)) is not None:
+        prompt_ids = await self._choice.tokens_of(fields, headers)
+        salt = str(fields.get("cache_salt") or "")
+        while (server := self._choice.pick(prompt_ids, salt, tried)) is not None:
             tried.append(server)
+            self._choice.began(server, len(prompt_ids))
             try:
                 async with server.answer("POST", _target(scope), headers, body) as answer:
                     whole = b"".join([piece async for piece in answer.pieces()])
@@ -117,6 +129,8 @@ class TwoHalves:
                 server.failed()
                 logger.warning("%s: the prefill server cannot be reached: %s", server.url, error)
                 continue
+            finally:
+                self._choice.ended(server, len(prompt_ids))
             if 400 <= answer.status < 500 and answer.status != 429:
                 return None, (answer.status, answer.headers, whole), None
             if answer.status == 200:
@@ -155,6 +169,13 @@ class TwoHalves:
         await _send_whole(send, 503, kept, bytes(told.body))
 
 
+def guarded(app: TwoHalves, keys: Sequence[str]) -> ASGIApp:
+    """Return the application behind API keys, of which a client has to send one; `/health` is
+    open. Without keys everyone may ask."""
+    health = Route(HEALTH, app.health)
+    return ApiKeyMiddleware(app, keys=keys, routes=lambda: (health,), open_endpoints={app.health})
+
+
 def _divided(scope: Scope, body: bytes) -> dict[str, Any] | None:
     """Return the fields of a request whose prompt another server computes, None for any other."""
     if scope["method"] != "POST" or scope["path"] not in DIVIDED_PATHS:
@@ -176,13 +197,13 @@ def _target(scope: Scope) -> bytes:
 
 
 def _headers_on(scope: Scope) -> list[Header]:
-    """Return the request's headers as servers get them, with an id that all of them share."""
-    dropped = OF_THE_CONNECTION | {b"content-length", b"host"}
+    """Return the request's headers as servers get them, with an id that all of them share: the
+    client's, where a server would keep it. Mutates: scope"""
+    dropped = OF_THE_CONNECTION | {b"content-length", b"host", REQUEST_ID.encode()}
     headers = [(name, value) for name, value in scope["headers"] if name not in dropped]
-    if not any(name == REQUEST_ID.encode() for name, _ in headers):
-        headers.append((REQUEST_ID.encode(), uuid.uuid4().hex.encode()))
-    scope["state"] = {"request_id": dict(headers)[REQUEST_ID.encode()]}
-    return headers
+    request_id = request_id_of(scope).encode()
+    scope["state"] = {"request_id": request_id}
+    return [*headers, (REQUEST_ID.encode(), request_id)]
 
 
 async def _gone(receive: Receive) -> None:

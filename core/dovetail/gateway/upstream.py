@@ -32,6 +32,11 @@ class Upstream:
     back_s: float = field(default=0.0)
 
     @property
+    def hostname(self) -> str:
+        """Return the machine's name or address."""
+        return urlsplit(self.url).hostname or ""
+
+    @property
     def is_back(self) -> bool:
         """Return whether it is worth a try."""
         return time.monotonic() >= self.back_s

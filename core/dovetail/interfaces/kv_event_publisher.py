@@ -7,7 +7,7 @@ name; fields are only ever added at the end.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import msgspec
@@ -62,6 +62,18 @@ class EventBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     data_parallel_rank: int | None = None
 
 
+class EventFeed(ABC):
+    """What one engine publishes, read elsewhere. One thread uses it."""
+
+    @abstractmethod
+    def read(self) -> list[tuple[Event, ...] | None]:
+        """Return the events that have come, without waiting; None: something between was missed, so
+        that what was known no longer holds. Mutates: self"""
+
+    def close(self) -> None:
+        """Read no more. May be called twice."""
+
+
 class KVEventPublisher(Plugin):
     """Sends the batches of the engine with the number `engine` to everybody who listens.
 
@@ -75,6 +87,13 @@ class KVEventPublisher(Plugin):
         """Return options for a try in a folder of its own. The default: none."""
         del folder
         return {}
+
+    @classmethod
+    def feed(cls, options: Any, engine: int, host: str = "") -> EventFeed | None:
+        """Return how another process reads what the engine publishes, which is on the machine
+        `host` ("": this one); None where it cannot. The default: it cannot."""
+        del options, engine, host
+        return None
 
     @abstractmethod
     def __init__(self, options: Any, engine: int) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+from dovetail.interfaces.kv_event_publisher import Event
 from dovetail.interfaces.plugin import Plugin
 
 
@@ -85,3 +86,9 @@ class Router(Plugin):
 
     def forget(self, engine: int) -> None:
         """Take note that this engine has nothing cached any more."""
+
+    def learn(self, engine: int, events: Sequence[Event] | None) -> None:
+        """Take in what this engine says of its prefix cache, without a gap since it last said that
+        all blocks are cleared; None: what it has said no longer holds. Called where engines publish
+        KV events. Mutates: self"""
+        del engine, events

@@ -123,6 +123,8 @@ _TABLE = (
           "--kv-policy", default="paged"),
     _kind("kv_connector", "kv_connector:KVConnector",
           "keeps KV blocks beside the device and brings them back", "--kv-transfer-config"),
+    _kind("kv_eviction", "kv_eviction:KVEviction",
+          "which KV blocks leave host memory or a folder that is full", default="lru"),
     _kind("kv_event_publisher", "kv_event_publisher:KVEventPublisher",
           "tells others what the prefix cache holds", "--kv-events-config"),
     _kind("router", "router:Router", "which of several engines a request goes to",

@@ -21,10 +21,9 @@ UNSUPPORTED_NAMES: dict[str, dict[str, str]] = {
     },
     "platform": {name: name for name in ("hpu", "neuron", "openvino", "rocm", "tpu", "xpu")},
     "kv_connector": {
-        "LMCacheConnectorV1": "lmcache",
-        "LMCacheMPConnector": "lmcache",
-        "MooncakeConnector": "mooncake",
-        "NixlConnector": "nixl",
+        **dict.fromkeys(("lmcache", "LMCacheConnectorV1", "LMCacheMPConnector"), "lmcache"),
+        **dict.fromkeys(("mooncake", "MooncakeConnector", "MooncakeStoreConnector"), "mooncake"),
+        **dict.fromkeys(("nixl", "NixlConnector"), "nixl"),
         "P2pNcclConnector": "p2p_nccl",
     },
     "kv_cache_dtype": {"fp8_inc": "hpu"},

@@ -6,11 +6,7 @@ One thread uses it.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import mmap
-import os
-import secrets
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -21,9 +17,9 @@ import msgspec
 from dovetail.handshake import make_lasting, read_exactly, respond, send_message
 from dovetail.interfaces.kv_connector import Buffer, Part, Parts, RanksFor
 from dovetail.process import LENGTH
+from dovetail_plugins.kv_connectors._peer_memory import BATCH_BYTES, Carrier, Landing, landing_bytes
 from dovetail_plugins.kv_connectors._peer_messages import (
     REPLIES,
-    SHARED_MEMORY,
     Blocks,
     Facts,
     Fetch,
@@ -34,7 +30,6 @@ from dovetail_plugins.kv_connectors._peer_messages import (
     Reply,
     Which,
     is_served,
-    remove_file,
 )
 
 log = logging.getLogger(__name__)
@@ -44,8 +39,6 @@ SLICE_S = 0.05
 """A peer on this machine that has ended is noticed within this time."""
 LEFT_ALONE_S = 2.0
 """How long nothing is asked of an engine that did not answer."""
-BATCH_BYTES = 1 << 24
-"""About how much is asked for at once."""
 
 
 class Wire(Protocol):
@@ -92,15 +85,15 @@ class TcpWire:
     """To a rank on another machine, which proves the secret."""
 
     def __init__(self, place: Place, secret: bytes) -> None:
-        """Raises: OSError, EOFError"""
+        """Raises: OSError"""
         address = (place.host, place.port)
         self._connection = socket.create_connection(address, timeout=CONNECT_LIMIT_S)
         try:
             respond(self._connection, secret)
             make_lasting(self._connection)
-        except BaseException:
+        except (OSError, EOFError) as error:
             self._connection.close()
-            raise
+            raise ConnectionError(str(error)) from error
 
     def ask(self, question: Question, limit_s: float) -> Reply:
         """Return the answer. Raises: OSError, EOFError, MsgspecError"""
@@ -116,22 +109,20 @@ class TcpWire:
 
 
 class _Rank:
-    """One rank of another engine: its wire, and memory that it writes blocks into."""
+    """One rank of another engine: its wire, and memory that it lays blocks into."""
 
-    def __init__(self, place: Place, secret: bytes | None) -> None:
+    def __init__(self, place: Place, secret: bytes | None, carrier: Carrier | None) -> None:
         self.place = place
         self._secret = secret
+        self._carrier = carrier
         self.block_bytes = 0
         self._wire: Wire | None = None
-        self._name = ""
-        self._memory: mmap.mmap | None = None
+        self._landing: Landing | None = None
 
     def ask(self, question: Question, limit_s: float = ASK_LIMIT_S) -> Any:
         """Return the answer. Raises: OSError"""
         try:
-            if self._wire is None:
-                self._wire = self._opened()
-            return self._wire.ask(question, limit_s)
+            return self._open().ask(question, limit_s)
         except (EOFError, msgspec.MsgspecError) as error:
             self.close()
             raise ConnectionError(str(error)) from error
@@ -139,72 +130,72 @@ class _Rank:
             self.close()
             raise
 
-    def _opened(self) -> Wire:
-        if is_served(self.place):
-            return LocalWire(self.place)
-        if self._secret is None:
+    def _open(self) -> Wire:
+        """Return the way there, with memory for what comes. Raises: OSError. Mutates: self"""
+        if self._wire is not None:
+            return self._wire
+        is_here = is_served(self.place)
+        if is_here:
+            self._wire = LocalWire(self.place)
+        elif self._secret is not None:
+            self._wire = TcpWire(self.place, self._secret)
+        else:
             raise ConnectionError(
                 "no engine of this machine is there, and without a secret_file others are not asked"
             )
-        return TcpWire(self.place, self._secret)
+        if self._carrier is not None and self.block_bytes:
+            num_bytes = landing_bytes(self.block_bytes)
+            try:
+                self._landing = self._carrier.landing(num_bytes, is_here=is_here)
+            except OSError as error:
+                log.warning("there is no memory for KV blocks of peers: %s", error)
+        return self._wire
 
     def blocks(self, identity: str, keys: tuple[bytes, ...]) -> list[Buffer | None]:
         """Return blocks, valid until the next call. Raises: OSError"""
-        if self._wire is None:
-            self._wire = self._opened()
-        name = self._shared() if isinstance(self._wire, LocalWire) else ""
+        self._open()
+        name = "" if self._landing is None else self._landing.name()
         reply: Blocks = self.ask(Fetch(identity=identity, keys=keys, memory=name))
         if len(reply.sizes) != len(keys):
             raise ConnectionError("it did not answer what it was asked")
-        if not name:
+        if self._landing is None or reply.data:
             data = iter(reply.data)
             return [None if size < 0 else next(data) for size in reply.sizes]
-        assert self._memory is not None
-        view, start = memoryview(self._memory), 0
-        found: list[Buffer | None] = []
-        for size in reply.sizes:
-            found.append(None if size < 0 else view[start : start + size])
-            start += max(0, size)
-        return found
-
-    def _shared(self) -> str:
-        """Return the name of a file in shared memory with room for a batch; "" where there is no
-        such memory: blocks then come in messages. Mutates: self"""
-        if self._memory is None:
-            self._name = f"dovetail-kv-{secrets.token_hex(8)}"
-            path, num_bytes = SHARED_MEMORY / self._name, 2 * max(BATCH_BYTES, self.block_bytes)
-            try:
-                number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-                try:
-                    os.posix_fallocate(number, 0, num_bytes)
-                    self._memory = mmap.mmap(number, num_bytes)
-                finally:
-                    os.close(number)
-            except OSError as error:
-                remove_file(path)
-                log.warning("%s has no room for KV blocks: %s", SHARED_MEMORY, error)
-                return ""
-        return self._name
+        if any(size > 0 for size in reply.sizes):
+            self._landing.wait(ASK_LIMIT_S)
+        return _laid(self._landing.view, reply.sizes)
 
     def close(self) -> None:
         """Let go of wire and memory. May be called twice."""
         if self._wire is not None:
             self._wire.close()
             self._wire = None
-        if self._memory is not None:
-            remove_file(SHARED_MEMORY / self._name)
-            with contextlib.suppress(BufferError):  # blocks of it are still looked at
-                self._memory.close()
-            self._memory = None
+        if self._landing is not None:
+            self._landing.close()
+            self._landing = None
+
+
+def _laid(view: memoryview, sizes: Sequence[int]) -> list[Buffer | None]:
+    """Return the blocks that lie one behind the other."""
+    found: list[Buffer | None] = []
+    start = 0
+    for size in sizes:
+        found.append(None if size < 0 else view[start : start + size])
+        start += max(0, size)
+    return found
 
 
 class PeerEngine:
     """An engine whose first rank is met at a place; the others at the ports behind it."""
 
-    def __init__(self, place: Place, own: Facts, secret: bytes | None) -> None:
+    def __init__(
+        self, place: Place, own: Facts, secret: bytes | None, carrier: Carrier | None = None
+    ) -> None:
+        """Without a `carrier` blocks come in messages."""
         self.place = place
         self._own = own
         self._secret = secret
+        self._carrier = carrier
         self._ranks: list[_Rank] = []
         self._is_same = False
         self._batch = 1
@@ -266,11 +257,10 @@ class PeerEngine:
         """Return whether the engine is there and has the same model. Raises: OSError. Mutates:
         self"""
         if not self._ranks:
-            first = _Rank(self.place, self._secret)
-            facts: Facts = first.ask(Hello())
+            facts = self._facts()
             host, port = self.place.host, self.place.port
-            others = [Place(host, port + n) for n in range(1, facts.num_ranks)]
-            self._ranks = [first, *(_Rank(place, self._secret) for place in others)]
+            places = [Place(host, port + number) for number in range(facts.num_ranks)]
+            self._ranks = [_Rank(place, self._secret, self._carrier) for place in places]
             for rank in self._ranks:
                 rank.block_bytes = facts.block_bytes
             self._batch = max(1, BATCH_BYTES // facts.block_bytes)
@@ -280,6 +270,15 @@ class PeerEngine:
                 self._own.unit_tokens,
             )
         return self._is_same
+
+    def _facts(self) -> Facts:
+        """Return who is there. Raises: OSError"""
+        first = _Rank(self.place, self._secret, None)
+        try:
+            facts: Facts = first.ask(Hello())
+        finally:
+            first.close()
+        return facts
 
     def _told(self, facts: Facts) -> None:
         """Say once why nothing will be found there."""

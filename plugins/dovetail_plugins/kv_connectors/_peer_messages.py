@@ -1,8 +1,8 @@
 """What engines that exchange KV blocks say to each other, and where they meet on one machine.
 
-Messages are msgpack, one answer for each question. On one machine they go over ZeroMQ, and blocks
-through a file in shared memory that the asking side makes; between machines all goes over TCP, once
-both sides have proved a secret (`dovetail.handshake`).
+Messages are msgpack, one answer for each question. On one machine they go over ZeroMQ, between
+machines over TCP, once both sides have proved a secret (`dovetail.handshake`). Blocks go beside
+them where there is a way (`_peer_memory`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from dovetail.errors import ConfigError
 
 MAX_PATH_BYTES = 100
 """Paths of Unix sockets have a limit of 107 bytes."""
-SHARED_MEMORY = Path("/dev/shm")
 MIN_SECRET_CHARS = 16
 
 
@@ -37,7 +36,7 @@ class Which(msgspec.Struct, frozen=True, kw_only=True, tag="which"):
 
 
 class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
-    """Asks for blocks: in the answer, or one behind the other in the file `memory`."""
+    """Asks for blocks: one behind the other in the landing `memory`, or in the answer."""
 
     identity: str
     keys: tuple[bytes, ...]
@@ -64,7 +63,7 @@ class Present(msgspec.Struct, frozen=True, tag="present"):
 
 class Blocks(msgspec.Struct, frozen=True, tag="blocks"):
     """The sizes of blocks, -1 for one that is not there or no longer fits, and the blocks
-    themselves where they are not in shared memory."""
+    themselves where they are not in the landing."""
 
     sizes: tuple[int, ...]
     data: tuple[bytes, ...] = ()

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import mmap
-import os
 import socket
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -28,10 +25,11 @@ from dovetail.handshake import (
     send_message,
 )
 from dovetail.interfaces.kv_connector import Buffer
+from dovetail.interfaces.kv_eviction import KVEviction
 from dovetail.process import LENGTH
+from dovetail_plugins.kv_connectors._peer_memory import Carrier
 from dovetail_plugins.kv_connectors._peer_messages import (
     QUESTIONS,
-    SHARED_MEMORY,
     Blocks,
     Facts,
     Fetch,
@@ -45,7 +43,6 @@ from dovetail_plugins.kv_connectors._peer_messages import (
     make_local_folder,
     remove_file,
 )
-from dovetail_plugins.kv_connectors._recent import Recent
 
 log = logging.getLogger(__name__)
 
@@ -59,20 +56,20 @@ IP_FLAG, PORT_FLAG = "--kv-transfer-config.kv_ip", "--kv-transfer-config.kv_port
 
 
 class Shelf:
-    """A rank's blocks in host memory, the most recently used of them. Any thread."""
+    """A rank's blocks in host memory, those that an eviction leaves there. Any thread."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, eviction: KVEviction) -> None:
         self._lock = threading.Lock()
-        self._recent = Recent(limit)
+        self._eviction = eviction
         self._blocks: dict[bytes, Buffer] = {}
         self._changed_s = 0.0
 
     def put(self, key: bytes, block: Buffer) -> None:
         """Keep a block that nobody changes. Mutates: self"""
         with self._lock:
-            for old in self._recent.add(key):
+            for old in self._eviction.add(key):
                 self._blocks.pop(old, None)
-            if key in self._recent:
+            if self._eviction.has(key):
                 self._blocks[key] = block
                 self._changed_s = time.monotonic()
 
@@ -81,14 +78,14 @@ class Shelf:
         with self._lock:
             block = self._blocks.get(key)
             if block is not None:
-                self._recent.add(key)
+                self._eviction.add(key)
             return block
 
     def drop(self, key: bytes) -> None:
         """Forget a block. Mutates: self"""
         with self._lock:
             self._blocks.pop(key, None)
-            self._recent.discard(key)
+            self._eviction.discard(key)
 
     def flags(self, keys: Sequence[bytes]) -> bytes:
         """Return a byte for each key: whether its block is there."""
@@ -108,14 +105,16 @@ class Shelf:
 class PeerServer:
     """Serves a shelf at a place: its socket on this machine, and with a secret its port."""
 
-    def __init__(self, shelf: Shelf, facts: Facts, place: Place, secret: bytes | None) -> None:
+    def __init__(
+        self, shelf: Shelf, facts: Facts, place: Place, secret: bytes | None, carrier: Carrier
+    ) -> None:
         """Raises: ConfigError"""
         self._shelf = shelf
         self._facts = facts
         self._place = place
         self._secret = secret
         self._is_over = threading.Event()
-        self._memories: dict[str, mmap.mmap] = {}
+        self._carrier = carrier
         self._waiting: list[tuple[bytes, Which, float]] = []
         self._connections: set[socket.socket] = set()
         self._listener = None if secret is None else _listening(place)
@@ -246,40 +245,15 @@ class PeerServer:
                 if identity != self._facts.identity:
                     return Blocks((-1,) * len(keys))
                 blocks = [self._shelf.get(key) for key in keys]
-                return self._laid(blocks, memory) if memory else _sent(blocks)
+                return self._given(blocks, memory) if memory else _sent(blocks)
 
-    def _laid(self, blocks: Sequence[Buffer | None], memory: str) -> Blocks:
-        """Write blocks into shared memory, one behind the other. Mutates: the memory"""
+    def _given(self, blocks: Sequence[Buffer | None], memory: str) -> Blocks:
+        """Lay blocks into the asking side's memory, or send them where that cannot be reached."""
         try:
-            shared = self._memory(memory)
+            return Blocks(self._carrier.lay(blocks, memory))
         except (OSError, ValueError) as error:
-            log.warning("the shared memory %s cannot be written: %s", memory, error)
-            return Blocks((-1,) * len(blocks))
-        sizes, start = [], 0
-        for block in blocks:
-            if block is None or start + len(block) > len(shared):
-                sizes.append(-1)
-                continue
-            shared[start : start + len(block)] = block
-            start += len(block)
-            sizes.append(len(block))
-        return Blocks(tuple(sizes))
-
-    def _memory(self, name: str) -> mmap.mmap:
-        """Return a file in shared memory, which the asking side has made. Raises: OSError,
-        ValueError. Mutates: self"""
-        if name in self._memories:
-            return self._memories[name]
-        if Path(name).name != name:
-            raise ValueError("it is not the name of a file")
-        for gone in [one for one in self._memories if not (SHARED_MEMORY / one).exists()]:
-            self._memories.pop(gone).close()
-        number = os.open(SHARED_MEMORY / name, os.O_RDWR | os.O_NOFOLLOW)
-        try:
-            shared = self._memories[name] = mmap.mmap(number, 0)
-        finally:
-            os.close(number)
-        return shared
+            log.debug("a peer's memory cannot be reached, blocks are sent: %s", error)
+            return _sent(blocks)
 
     def _close_listener(self) -> None:
         if self._listener is not None:
@@ -296,8 +270,6 @@ class PeerServer:
                 connection.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(CLOSE_WAIT_S)
-        for shared in self._memories.values():
-            shared.close()
         remove_file(self._place.socket_path)
         self._lock.close()
 

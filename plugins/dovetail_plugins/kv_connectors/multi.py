@@ -1,15 +1,28 @@
 """Multi: several connectors in order. A block is read from the first one that has it, and kept by
-every one that wants it."""
+every one that wants it.
+
+What the interface says of a place to read from is one word here: what each connector said, as JSON.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from dovetail import registry
 from dovetail.errors import ConfigError
-from dovetail.interfaces.kv_connector import BlockStore, Buffer, KVConnector, StoreFacts, StoreIndex
+from dovetail.interfaces.kv_connector import (
+    BlockStore,
+    Buffer,
+    KVConnector,
+    Parts,
+    RanksFor,
+    StoreFacts,
+    StoreIndex,
+)
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.selection import Selection
 
@@ -89,6 +102,16 @@ class MultiIndex(StoreIndex):
         """Return whether one wants a block. Mutates: self"""
         return any([index.keep(key) for index in self._indexes])
 
+    def look(self, keys: Sequence[bytes], params: Mapping[str, Any]) -> str:
+        """Have each prepare; return where each reads. Mutates: self"""
+        sources = [index.look(keys, params) for index in self._indexes]
+        return json.dumps(sources) if any(sources) else ""
+
+    def ticket(self, num_tokens: int) -> dict[str, Any]:
+        """Return what the first says that says anything."""
+        tickets = (index.ticket(num_tokens) for index in self._indexes)
+        return next(filter(None, tickets), {})
+
     def used(self, keys: Sequence[bytes]) -> None:
         """Tell those that have them. Mutates: self"""
         for index in self._indexes:
@@ -130,6 +153,24 @@ class MultiStore(BlockStore):
             if block is not None:
                 return block
         return None
+
+    def gather(
+        self, keys: Sequence[bytes], source: str, ranks_for: RanksFor
+    ) -> Iterator[tuple[bytes, Parts]]:
+        """Yield the blocks of the first store, then of the second those that are missing, and so
+        on; a fault of one is that one's."""
+        sources = json.loads(source) if source else [""] * len(self._stores)
+        missing = dict.fromkeys(keys)
+        for store, own in zip(self._stores, sources, strict=True):
+            try:
+                for key, parts in store.gather(tuple(missing), own, ranks_for):
+                    if parts is not None:
+                        del missing[key]
+                        yield key, parts
+            except OSError as error:
+                log.warning("one of several stores could not be read: %s", error)
+        for key in missing:
+            yield key, None
 
     def write(self, key: bytes, block: Buffer) -> None:
         """Write a block to all. Raises: OSError of the first that failed, after all were tried"""

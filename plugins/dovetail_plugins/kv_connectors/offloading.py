@@ -1,8 +1,9 @@
 """Offloading: blocks go to host memory and, with a folder, to files that outlive the engine.
 
-Every block that becomes full is kept: in memory while it is among the most recently used, and in
-the folder likewise. The engine's index repeats what each rank's memory keeps and drops; where the
-two differ, because a store was too slow for instance, a block is not found and computed again.
+Every block that becomes full is kept, in memory and in the folder, as long as the eviction
+(`kv_eviction`, the least recently used first) leaves it there. The engine's index repeats what each
+rank's memory keeps and drops; where the two differ, because a store was too slow for instance, a
+block is not found and computed again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.kv_connector import BlockStore, Buffer, KVConnector, StoreFacts, StoreIndex
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.kv_connectors._block_folder import BlockFolder
-from dovetail_plugins.kv_connectors._recent import Recent
+from dovetail_plugins.kv_connectors._eviction import eviction_of
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +36,13 @@ class OffloadingOptions:
         default=64 << 30,
         metadata={"help": "size of the folder's blocks", "unit": "bytes", "ge": 0},
     )
+    eviction: str = field(
+        default="lru", metadata={"help": "which blocks go when there is no room: lru, slru, ..."}
+    )
 
 
 class Offloading(KVConnector):
-    """Host memory first, then a folder; the least recently used blocks leave both."""
+    """Host memory first, then a folder; an eviction says which blocks leave them."""
 
     info = Info(summary="host memory, then a folder that survives a restart")
     capabilities = frozenset({"survives"})
@@ -63,8 +67,9 @@ class OffloadingIndex(StoreIndex):
 
     def __init__(self, options: OffloadingOptions, facts: StoreFacts) -> None:
         size = facts.block_bytes * facts.world_size
-        self._memory = Recent(options.host_bytes // size)
-        self._files = Recent(options.disk_bytes // size if options.folder else 0)
+        num_files = options.disk_bytes // size if options.folder else 0
+        self._memory = eviction_of(options.eviction, options.host_bytes // size)
+        self._files = eviction_of(options.eviction, num_files)
         self._dropped: list[bytes] = []
         if not (options.host_bytes // size or (options.folder and options.disk_bytes // size)):
             raise ConfigError(
@@ -89,7 +94,7 @@ class OffloadingIndex(StoreIndex):
 
     def has(self, key: bytes) -> bool:
         """Return whether the ranks hold a block."""
-        return key in self._memory or key in self._files
+        return self._memory.has(key) or self._files.has(key)
 
     def keep(self, key: bytes) -> bool:
         """Return whether a block is a new one. Mutates: self"""
@@ -128,7 +133,8 @@ class OffloadingStore(BlockStore):
 
     def __init__(self, options: OffloadingOptions, facts: StoreFacts) -> None:
         self._lock = threading.Lock()
-        self._recent = Recent(options.host_bytes // (facts.block_bytes * facts.world_size))
+        limit = options.host_bytes // (facts.block_bytes * facts.world_size)
+        self._eviction = eviction_of(options.eviction, limit)
         self._blocks: dict[bytes, Buffer] = {}
         self._folder: BlockFolder | None = None
         if options.folder and options.disk_bytes:
@@ -157,7 +163,7 @@ class OffloadingStore(BlockStore):
         """Forget a block and remove its file."""
         with self._lock:
             self._blocks.pop(key, None)
-            self._recent.discard(key)
+            self._eviction.discard(key)
         if self._folder is not None:
             self._folder.drop(key)
 
@@ -168,7 +174,7 @@ class OffloadingStore(BlockStore):
 
     def _remember(self, key: bytes, block: Buffer) -> None:
         with self._lock:
-            for old in self._recent.add(key):
+            for old in self._eviction.add(key):
                 self._blocks.pop(old, None)
-            if key in self._recent:
+            if self._eviction.has(key):
                 self._blocks[key] = block

@@ -26,10 +26,20 @@ from dovetail.interfaces.kv_connector import (
     StoreIndex,
 )
 from dovetail.interfaces.plugin import Info
+from dovetail_plugins.kv_connectors._eviction import eviction_of
 from dovetail_plugins.kv_connectors._peer_client import PeerEngine
+from dovetail_plugins.kv_connectors._peer_memory import (
+    Carrier,
+    SharedMemory,
+)
 from dovetail_plugins.kv_connectors._peer_messages import Facts, Place, place_of, read_secret
 from dovetail_plugins.kv_connectors._peer_server import PeerServer, Shelf
-from dovetail_plugins.kv_connectors._recent import Recent
+
+__all__ = (
+    *("Carrier", "Landing", "P2P", "P2POptions", "SharedMemory"),
+    *("landing_bytes", "lay_into"),
+)
+"""With these a package makes a connector that differs in how blocks travel."""
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +69,9 @@ class P2POptions:
     )
     host_bytes: int = field(
         default=4 << 30, metadata={"help": "host memory for blocks", "unit": "bytes", "ge": 0}
+    )
+    eviction: str = field(
+        default="lru", metadata={"help": "which blocks go when there is no room: lru, slru, ..."}
     )
     secret_file: str | None = field(
         default=None,
@@ -105,20 +118,28 @@ class P2P(KVConnector):
 
     def store(self, facts: StoreFacts) -> P2PStore:
         """Return a rank's side, which others can ask from now on. Raises: ConfigError"""
-        return P2PStore(self.options, facts)
+        return P2PStore(self.options, facts, self.carrier(facts))
+
+    def carrier(self, facts: StoreFacts) -> Carrier:
+        """Return how blocks get into the memory of a rank, and out of it. Raises: ConfigError"""
+        del facts
+        return SharedMemory()
 
 
 class _Peers:
     """The engines that one thread asks, by their places; those asked last are kept."""
 
-    def __init__(self, options: P2POptions, own: Facts) -> None:
+    def __init__(self, options: P2POptions, own: Facts, carrier: Carrier | None) -> None:
         self._own = own
+        self._carrier = carrier
         self._secret = read_secret(options.secret_file, f"{EXTRA}.secret_file")
         self._engines: dict[Place, PeerEngine] = {}
 
     def at(self, place: Place) -> PeerEngine:
         """Return an engine, whether it is there or not. Mutates: self"""
-        engine = self._engines.pop(place, None) or PeerEngine(place, self._own, self._secret)
+        engine = self._engines.pop(place, None)
+        if engine is None:
+            engine = PeerEngine(place, self._own, self._secret, self._carrier)
         self._engines[place] = engine
         if len(self._engines) > MOST_PEERS_KEPT:
             self._engines.pop(next(iter(self._engines))).close()
@@ -151,9 +172,9 @@ class P2PIndex(StoreIndex):
     def __init__(self, options: P2POptions, facts: StoreFacts) -> None:
         self._options = options
         self._facts = facts
-        self._recent = Recent(_limit(options, facts))
+        self._kept = eviction_of(options.eviction, _limit(options, facts))
         self._others = options.others(facts)
-        self._peers = _Peers(options, _own_facts(facts))
+        self._peers = _Peers(options, _own_facts(facts), carrier=None)
         self._there: frozenset[bytes] = frozenset()
         if facts.world_size > PORTS_PER_ENGINE:
             raise ConfigError(
@@ -164,19 +185,19 @@ class P2PIndex(StoreIndex):
 
     def has(self, key: bytes) -> bool:
         """Return whether a block is on the shelves, or with the engine looked at last."""
-        return key in self._recent or key in self._there
+        return self._kept.has(key) or key in self._there
 
     def keep(self, key: bytes) -> bool:
         """Return whether a block is a new one. Mutates: self"""
-        is_new = key not in self._recent
-        self._recent.add(key)
+        is_new = not self._kept.has(key)
+        self._kept.add(key)
         return is_new
 
     def look(self, keys: Sequence[bytes], params: Mapping[str, Any]) -> str:
         """Ask other engines for what is not here: the one that the params name, else all that are
         known; return the one that has the most. Mutates: self"""
         self._there = frozenset()
-        missing = [key for key in keys if key not in self._recent]
+        missing = [key for key in keys if not self._kept.has(key)]
         named = self._named(params)
         places = self._others if named is None else [named]
         best, wait_s = "", 0.0 if named is None else self._options.wait_s
@@ -213,14 +234,14 @@ class P2PIndex(StoreIndex):
     def used(self, keys: Sequence[bytes]) -> None:
         """Put blocks that are here last among those to go. Mutates: self"""
         for key in keys:
-            if key in self._recent:
-                self._recent.add(key)
+            if self._kept.has(key):
+                self._kept.add(key)
 
     def lost(self, keys: Sequence[bytes]) -> None:
         """Forget blocks. Mutates: self"""
         self._there = frozenset()
         for key in keys:
-            self._recent.discard(key)
+            self._kept.discard(key)
 
     def close(self) -> None:
         """Let go of the peers."""
@@ -230,14 +251,16 @@ class P2PIndex(StoreIndex):
 class P2PStore(BlockStore):
     """A rank's shelf, its server, and the peers that it reads from."""
 
-    def __init__(self, options: P2POptions, facts: StoreFacts) -> None:
+    def __init__(self, options: P2POptions, facts: StoreFacts, carrier: Carrier) -> None:
         """Raises: ConfigError"""
         own, secret_place = _own_facts(facts), f"{EXTRA}.secret_file"
         secret = read_secret(options.secret_file, secret_place)
         _check_address(options.kv_ip, secret)
-        self._shelf = Shelf(_limit(options, facts))
-        self._peers = _Peers(options, own)
-        self._server = PeerServer(self._shelf, own, options.place(facts, facts.rank), secret)
+        self._shelf = Shelf(eviction_of(options.eviction, _limit(options, facts)))
+        self._carrier = carrier
+        self._peers = _Peers(options, own, carrier)
+        place = options.place(facts, facts.rank)
+        self._server = PeerServer(self._shelf, own, place, secret, carrier)
 
     def read(self, key: bytes) -> Buffer | None:
         """Return a block of the shelf."""
@@ -268,6 +291,7 @@ class P2PStore(BlockStore):
         """Serve nobody any more. May be called twice."""
         self._server.close()
         self._peers.close()
+        self._carrier.close()
         self._shelf.clear()
 
 

@@ -19,8 +19,9 @@ from typing import Any
 import msgspec
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.kv_event_publisher import EventBatch, KVEventPublisher
+from dovetail.interfaces.kv_event_publisher import EventBatch, EventFeed, KVEventPublisher
 from dovetail.interfaces.plugin import Info
+from dovetail_plugins.kv_event_publishers._zmq_feed import ZmqFeed
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,19 @@ class ZmqPublisher(KVEventPublisher):
             "replay_endpoint": f"ipc://{folder}/replay",
         }
 
+    @classmethod
+    def feed(cls, options: ZmqOptions, engine: int, host: str = "") -> EventFeed | None:
+        """Return a subscriber, None where the engine does not open the address."""
+        endpoint = address_of(options.endpoint, engine)
+        if not _is_opened_here(endpoint) or endpoint.startswith("inproc://"):
+            return None
+        replay = options.replay_endpoint
+        return ZmqFeed(
+            _as_met(endpoint, host),
+            _as_met(address_of(replay, engine), host) if replay else None,
+            options.topic.encode(),
+        )
+
     def __init__(self, options: ZmqOptions, engine: int) -> None:
         import zmq
 
@@ -105,7 +119,7 @@ class ZmqPublisher(KVEventPublisher):
         own = address_of(address, engine)
         try:
             # An address with a wildcard or a protocol on this machine alone is this side's to open.
-            if "*" in own or "::" in own or own.startswith(("ipc://", "inproc://")):
+            if _is_opened_here(own):
                 socket.bind(own)
             elif name == "endpoint":
                 socket.connect(own)
@@ -184,3 +198,14 @@ def address_of(address: str, engine: int) -> str:
         return f"{address}_dp{engine}"
     host, _, port = address.rpartition(":")
     return f"{host}:{int(port) + engine}"
+
+
+def _is_opened_here(address: str) -> bool:
+    """Return whether a publisher opens an address itself, so that others come to it."""
+    return "*" in address or "::" in address or address.startswith(("ipc://", "inproc://"))
+
+
+def _as_met(address: str, host: str) -> str:
+    """Return where others find what was opened on a machine ("": this one) for all."""
+    named = f"[{host}]" if ":" in host else host
+    return address.replace("*", named or "127.0.0.1").replace("[::]", named or "[::1]")

@@ -4,24 +4,33 @@ Everything is counted in prompt tokens to be computed before the request's first
 engine has to do already, and the part of the prompt that it has not cached. The least sum wins. So
 a request follows its prefix until that engine is busier by more than the prefix saves; then
 another engine computes the prefix, and has it from then on.
+
+What engines have cached is guessed from what was sent to them. Those that publish KV events say it
+themselves: of them only what was sent in the last seconds is guessed, as it may be on its way.
 """
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
+from dovetail.interfaces.kv_event_publisher import Event
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.router import EngineView, RoutedRequest, Router, RouterFacts
 from dovetail_plugins.routers._candidates import MOST, Candidates
+from dovetail_plugins.routers._known_blocks import KnownBlocks
 from dovetail_plugins.routers._prefix_index import PrefixIndex
 from dovetail_plugins.routers._prefix_keys import PrefixKeys
 
 MEMORY = 1 / 64
 """The share by which a new request changes the mean part of prompts that is not cached."""
+
+ON_ITS_WAY_S = 3.0
+"""What was sent to an engine counts as cached for so long, up to twice, until the engine says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,19 +75,30 @@ class PrefixAware(Router):
         chunk = -(-options.chunk_tokens // block) * block
         most_tokens = min(options.max_prompt_tokens, facts.cache_tokens)
         self._keys = PrefixKeys(chunk_tokens=chunk, most_tokens=most_tokens)
-        self._index = PrefixIndex(
-            facts.num_engines,
-            ends=self._keys.ends,
-            cache_tokens=facts.cache_tokens,
-            most_keys=max(1, options.max_index_chunks // facts.num_engines),
-        )
+        self._facts = facts
+        self._most_keys = max(1, options.max_index_chunks // facts.num_engines)
+        self._index = self._new_index()
+        self._known = KnownBlocks(facts.num_engines, block)
+        self._recent = [self._new_index(), self._new_index()]
+        self._turned_s = 0.0
         self._uncached_share = 1.0
+
+    def _new_index(self) -> PrefixIndex:
+        return PrefixIndex(
+            self._count,
+            ends=self._keys.ends,
+            cache_tokens=self._facts.cache_tokens,
+            most_keys=self._most_keys,
+        )
 
     def choose(self, request: RoutedRequest, engines: Sequence[EngineView]) -> int:
         """Return the engine with the fewest tokens to compute. Mutates: the index"""
         index, num_tokens = self._index, len(request.prompt_ids)
         keys = self._keys.of(request.prompt_ids, request.cache_salt)
         cached = self._cached(index.found(keys))
+        informed = self._known.informed
+        if informed or len(self._known):
+            self._correct(cached, informed, request, keys)
         share, weight = self._uncached_share, self._running_tokens
         best, least, saved = -1, float("inf"), 0
         for view in self._compared(engines, cached):
@@ -91,12 +111,50 @@ class PrefixAware(Router):
             if cost < least:
                 best, least, saved = number, cost, hit
         index.note(best, keys)
+        if informed >> best & 1:
+            self._recent[0].note(best, keys)
         self._uncached_share += MEMORY * ((num_tokens - saved) / num_tokens - share)
         return best
 
     def forget(self, engine: int) -> None:
         """Take note that this engine has nothing cached any more. Mutates: the index"""
         self._index.forget(engine)
+        for recent in self._recent:
+            recent.forget(engine)
+
+    def learn(self, engine: int, events: Sequence[Event] | None) -> None:
+        """Take in what an engine has cached and dropped, as it says. Mutates: self"""
+        if events is None:
+            self._known.forget(engine)
+        else:
+            self._known.take(engine, events)
+
+    def _correct(
+        self, cached: dict[int, int], informed: int, request: RoutedRequest, keys: list[int]
+    ) -> None:
+        """Put what engines say in place of what is guessed of them, or beside it where they have
+        not told all. What is under a salt or of an adapter they do not tell apart, so that stays a
+        guess. Mutates: cached, self"""
+        self._turn()
+        if request.cache_salt:
+            return
+        for number in [number for number in cached if informed >> number & 1]:
+            del cached[number]
+        said = self._known.found(request.prompt_ids)
+        for levels in (said, *(recent.found(keys) for recent in self._recent)):
+            for number, tokens in self._cached(levels).items():
+                cached[number] = max(tokens, cached.get(number, 0))
+
+    def _turn(self) -> None:
+        """Drop what was sent long ago. Mutates: self"""
+        now_s = time.monotonic()
+        if now_s - self._turned_s > ON_ITS_WAY_S:
+            is_long_ago = now_s - self._turned_s > 2 * ON_ITS_WAY_S
+            self._recent = [
+                self._new_index(),
+                self._new_index() if is_long_ago else self._recent[0],
+            ]
+            self._turned_s = now_s
 
     def _cached(self, levels: Sequence[tuple[int, int]]) -> dict[int, int]:
         """Return how many tokens engines have cached: all of few engines, else some of those that

@@ -107,11 +107,14 @@ def is_class_kind(flag: Flag) -> bool:
 
 def unavailable_rows(flag: Flag) -> list[tuple[str, str]]:
     """Return (names, reason) of choices that people know and that cannot be chosen."""
+    from dovetail import registry
     from dovetail.registry.unsupported_names import UNSUPPORTED_NAMES
     from dovetail.unsupported import what
 
     by_reason: dict[str, list[str]] = {}
     for name, feature in UNSUPPORTED_NAMES.get(flag.meta.kind or "", {}).items():
+        if name in registry.names(flag.meta.kind or ""):
+            continue  # of a package that is installed
         by_reason.setdefault(what(feature), []).append(name)
     return [(", ".join(names), reason) for reason, names in by_reason.items()]
 

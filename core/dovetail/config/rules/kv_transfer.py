@@ -51,8 +51,11 @@ OTHER_NAMES = {
     "ExampleConnector": "shared_storage",
     "MultiConnector": "multi",
     "DecodeBenchConnector": "decode_bench",
+    "LMCacheConnectorV1": "lmcache",
+    "MooncakeStoreConnector": "mooncake",
+    "NixlConnector": "nixl",
 }
-"""How vLLM spells connectors -> dovetail's names."""
+"""How vLLM spells connectors -> dovetail's names; the last three are packages of their own."""
 _OTHER_OPTIONS = {"cpu_bytes_to_use": "host_bytes", "shared_storage_path": "folder"}
 _NESTED = "connectors"
 PORTS = ("kv_ip", "kv_port", "kv_rank", "kv_parallel_size")
@@ -220,12 +223,18 @@ def _connector(keys: TransferKeys) -> Selection:
     """Return the connector that the keys name. Raises: PluginError, ConfigError"""
     assert keys.kv_connector is not None
     name, module = keys.kv_connector, keys.kv_connector_module_path
-    spec = f"{module}:{name}" if module else OTHER_NAMES.get(name, name)
+    spec = f"{module}:{name}" if module else _own_name(name)
     options = {_OTHER_OPTIONS.get(k, k): v for k, v in keys.kv_connector_extra_config.items()}
     place = f"{FLAG}.kv_connector"
     if "several" in registry.load(CONNECTOR, spec, where=place).capabilities and _NESTED in options:
         options[_NESTED] = [_nested(one) for one in options[_NESTED]]
     return select(CONNECTOR, spec, where=place, options=options)
+
+
+def _own_name(name: str) -> str:
+    """Return dovetail's name of a connector, where there is one of that name here."""
+    own = OTHER_NAMES.get(name, name)
+    return own if own in registry.names(CONNECTOR) else name
 
 
 def _nested(raw: Any) -> dict[str, Any]:
@@ -288,7 +297,10 @@ def _unit_tokens(keys: TransferKeys, connector: Selection, run: RunSpec) -> int:
             raise ConfigError(why, where=place, fix="leave it out.")
         return 0
     cell = backend.cell_tokens
-    unit = math.gcd(UNIT_TOKENS, run.block_tokens) if given is None else given
+    if given is None:
+        unit = math.gcd(UNIT_TOKENS, run.block_tokens)
+        return 0 if unit % cell else unit
+    unit = given
     if unit < 0 or (unit and (run.block_tokens % unit or unit % cell)):
         raise ConfigError(
             f"{unit} does not divide a block of {run.block_tokens} tokens, or is not a multiple of "
@@ -297,7 +309,7 @@ def _unit_tokens(keys: TransferKeys, connector: Selection, run: RunSpec) -> int:
             fix="use a number that fits the block sizes of all engines that exchange blocks, or 0 "
             "for whole blocks.",
         )
-    return unit if unit % cell == 0 else 0
+    return unit
 
 
 def _identity(run: RunSpec, config: Config, *, in_units: bool) -> str:

@@ -477,6 +477,7 @@ class AsyncEngine(EngineOperations):
         if self._is_shut_down:
             return
         self._is_shut_down = True
+        self._routing.close()
         for task in self._tasks:
             task.cancel()
         gone = EngineDead("the engine was shut down.")

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Sequence
 
 from dovetail import registry
+from dovetail.engine.client.cache_news import CacheNews, feeds_of
 from dovetail.engine.client.connection import EngineConnection
 from dovetail.engine.client.input import PreparedRequest
 from dovetail.engine.sleep_mode import asleep_error
@@ -26,6 +27,7 @@ class Routing:
         self._spec = spec
         self._connections = connections
         self._router: Router | None = None
+        self._news: CacheNews | None = None
         self._name = spec.router.name if spec.router is not None else ""
 
     def open(self, process: int) -> None:
@@ -34,6 +36,13 @@ class Routing:
         if self._spec.router is not None:
             facts = _facts(self._spec, self._connections, process)
             self._router = registry.make(self._spec.router, facts)
+            if feeds := feeds_of(self._spec.events, facts.num_engines):
+                self._news = CacheNews(feeds)
+
+    def close(self) -> None:
+        """Listen to engines no more. May be called twice."""
+        if self._news is not None:
+            self._news.close()
 
     def home_of(self, prepared: PreparedRequest) -> EngineConnection:
         """Return where a request goes. Raises: EngineDead, EngineAsleep, RequestFault"""
@@ -54,6 +63,8 @@ class Routing:
         first = prepared.requests[0]
         salt = first.cache_salt if not first.adapter else f"{first.cache_salt}\0{first.adapter}"
         request = RoutedRequest(prepared.prompt_ids, salt, len(prepared.requests))
+        if self._news is not None:
+            self._news.tell(router)
         try:
             number = router.choose(request, awake)
         except Exception as error:

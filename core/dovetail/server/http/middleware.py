@@ -74,7 +74,7 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _request_id(scope)
+        request_id = request_id_of(scope)
         state = scope.setdefault("state", {})
         state["request_id"], state["error_bodies"] = request_id, self._error_bodies
         if self._root_path:
@@ -95,7 +95,7 @@ class RequestIdMiddleware:
         metrics.OPEN_REQUESTS.inc(change)
 
 
-def _request_id(scope: Scope) -> str:
+def request_id_of(scope: Scope) -> str:
     """Return the client's own id when it is harmless, else a random one."""
     given = Headers(scope=scope).get(REQUEST_ID, "")
     return given if _GOOD_ID.fullmatch(given) else secrets.token_hex(16)

@@ -9,10 +9,11 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.server.http.access_log import silence
@@ -154,13 +155,13 @@ async def _refresh(tls: Tls) -> None:
         tls.refresh()
 
 
-def uvicorn_config(app: FastAPI, frontend: FrontendConfig, tls: Tls | None) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, frontend: FrontendConfig, tls: Tls | None) -> uvicorn.Config:
     """Return uvicorn's settings. Its loggers' levels are set by `observability.logging`."""
     protocol = limited_http_protocol(
         max_head_bytes=frontend.h11_max_incomplete_event_size,
         max_headers=frontend.h11_max_header_count,
     )
-    served: Any = app
+    served: ASGIApp = app
     if is_local_only(frontend):
         named = [origin for origin in frontend.allowed_origins if origin != ANY]
         served = LocalOnly(app, hosts=frontend.allowed_hosts, origins=named)

@@ -1,19 +1,26 @@
-"""Recent: which of many blocks were used most recently, as many as there is room for."""
+"""LRU: the blocks that were used least recently go."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Any
+
+from dovetail.interfaces.kv_eviction import KVEviction
+from dovetail.interfaces.plugin import Info
 
 
-class Recent:
-    """The most recently used keys of blocks of equal size. With a `limit` of 0 none is
-    kept."""
+class LRU(KVEviction):
+    """One order, the last used last."""
 
-    def __init__(self, limit: int) -> None:
+    info = Info(summary="the least recently used blocks go")
+
+    def __init__(self, options: Any, limit: int) -> None:
+        del options
         self._limit = limit
         self._keys: OrderedDict[bytes, None] = OrderedDict()
 
-    def __contains__(self, key: bytes) -> bool:
+    def has(self, key: bytes) -> bool:
+        """Return whether a block is kept."""
         return key in self._keys
 
     def add(self, key: bytes) -> list[bytes]:

@@ -1,0 +1,1 @@
+"""KV blocks of dovetail in an LMCache server."""

@@ -1,0 +1,1 @@
+"""KV blocks of dovetail from engine to engine by NIXL."""

@@ -1,0 +1,1 @@
+"""Which KV blocks leave host memory or a folder that is full."""
