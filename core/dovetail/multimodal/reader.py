@@ -13,7 +13,7 @@ from typing import Any
 
 from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.errors import ConfigError, RequestError
-from dovetail.interfaces.media import READY, MediaSpec, ReadMedium, feature_of
+from dovetail.interfaces.media import KEPT, READY, MediaSpec, ReadMedium, feature_of
 from dovetail.interfaces.media_settings import AUDIO, VIDEO
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.multimodal.content import EMBEDS, Embeddings, Sound
@@ -84,6 +84,11 @@ class MediaReader:
         self._kept.name(full, key)
         return key
 
+    def mark_of(self, kind: str) -> str:
+        """Return what the keys of a kind end in: what else this server's vectors depend on."""
+        rate = self._spec.pruning_rate
+        return f"|pruned {rate:g}" if kind == VIDEO and rate else ""
+
     def read(
         self, kind: str, key: str, content: Callable[[], Any], options: Mapping[str, Any]
     ) -> ReadMedium:
@@ -135,7 +140,10 @@ class MediaReader:
 
     def _frames(self, content: Any) -> ReadMedium:
         """Return a video as read. Raises: RequestError"""
+        import torch
+
         from dovetail.multimodal.patches import FrameSettings, read_frames
+        from dovetail.multimodal.pruning import kept_cells, pruned_text
 
         try:
             settings = FrameSettings.of(self._processor, self._folder)
@@ -145,17 +153,21 @@ class MediaReader:
             raise RequestError(
                 f"the model cannot read this video: {error}", where=VIDEO, fix="send another."
             ) from error
-        ids = self._processor.tokenizer(made.text, add_special_tokens=False)["input_ids"]
         shape = self._shape(made.grid[None])
+        kept = kept_cells(made.patches, shape, self._spec.pruning_rate)
+        text, features = made.text, {"pixel_values_videos": made.patches}
+        features["video_grid_thw"] = made.grid[None]
+        if kept:
+            text = pruned_text(text, self._word(VIDEO), kept, shape[1] * shape[2])
+            features[KEPT] = torch.tensor(kept)
+        ids = self._processor.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ReadMedium(
-            text=made.text,
+            text=text,
             num_rows=ids.count(self.token_ids[VIDEO]),
-            features=(
-                feature_of("pixel_values_videos", made.patches),
-                feature_of("video_grid_thw", made.grid[None]),
-            ),
+            features=tuple(feature_of(name, value) for name, value in features.items()),
             shape=shape,
             times=self._times(shape[0], made.step_s),
+            kept=kept,
         )
 
     def _times(self, count: int, step_s: float) -> tuple[int, ...]:
