@@ -121,8 +121,8 @@ class MediaSpec(msgspec.Struct, frozen=True, kw_only=True):
     how many bytes of what that has made are kept (in shared memory: in `shared_folder`, of one item
     at most `cache_item_bytes`), and `settings` of where media come from. `adapters` are those that
     prompts with media of a kind use whose request names none. `interleaves`: where a chat template
-    reads text alone, media keep their places in it. `pruning_rate` is the share of a video's vectors
-    that is left out."""
+    reads text alone, media keep their places in it. `pruning_rate` is the share of a video's
+    vectors that is left out."""
 
     kinds: tuple[str, ...]
     options: dict[str, Any] = {}

@@ -1,9 +1,9 @@
-"""Efficient video sampling: the cells of a video that show what the frames before show are left out.
+"""Efficient video sampling: cells of a video that show what the frames before show are left out.
 
-A cell is what one vector stands for: merged patches of one step in time (two frames). The first step
-is kept whole; of the others those cells that differ most from the same place a step earlier, and of
-each step at least one, so that no time stamp stands alone. It compares what the encoder reads, so
-that a prompt's length and positions are known before anything is encoded.
+A cell is what one vector stands for: merged patches of one step in time (two frames). The first
+step is kept whole; of the others those cells that differ most from the same place a step earlier,
+and of each step at least one, so that no time stamp stands alone. It compares what the encoder
+reads, so that a prompt's length and positions are known before anything is encoded.
 Source: Bagrov et al., Efficient Video Sampling, 2025, https://arxiv.org/abs/2510.14624
 """
 

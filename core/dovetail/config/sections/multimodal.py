@@ -47,8 +47,8 @@ class MultiModalConfig:
         None,
         ge=0,
         le=1,
-        help="fraction of a video's tokens that is dropped, below 1: those of places that look like "
-        "the frames before",
+        help="fraction of a video's tokens that is dropped, below 1: those of places that look "
+        "like the frames before",
     )
     skip_mm_profiling: bool = flag(
         False, help="leave no memory for what media encoders make when it is divided at the start"
