@@ -107,7 +107,7 @@ class MediaReader:
         if isinstance(content, Embeddings):
             return self._encoded(kind, content)
         if kind == VIDEO:
-            return self._frames(content)
+            return self._video(content)
         if kind == AUDIO:
             content, options = self._sound(content), {"sampling_rate": self._rate_hz, **options}
         try:
@@ -138,21 +138,42 @@ class MediaReader:
             shape=self._shape(made.get(f"{kind}_grid_thw")),
         )
 
-    def _frames(self, content: Any) -> ReadMedium:
+    def _video(self, content: Any) -> ReadMedium:
         """Return a video as read. Raises: RequestError"""
+        from dovetail.multimodal.frames import PROCESSORS
+
+        by_pictures = type(self._processor).__name__ in PROCESSORS
+        try:
+            return self._pictures(content) if by_pictures else self._patches(content)
+        except (ValueError, AttributeError) as error:
+            raise RequestError(
+                f"the model cannot read this video: {error}", where=VIDEO, fix="send another."
+            ) from error
+
+    def _pictures(self, content: Any) -> ReadMedium:
+        """Return a video as read whose frames are pictures. Raises: ValueError"""
+        from dovetail.multimodal.frames import read_pictures
+        from dovetail.multimodal.patches import as_video
+
+        frames = as_video(content).frames
+        pictures, text = read_pictures(self._processor, self._folder, frames)
+        ids = self._processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ReadMedium(
+            text=text,
+            num_rows=ids.count(self.token_ids[VIDEO]),
+            features=(feature_of("pixel_values_videos", pictures),),
+        )
+
+    def _patches(self, content: Any) -> ReadMedium:
+        """Return a video as read whose frames are cut into patches. Raises: ValueError"""
         import torch
 
         from dovetail.multimodal.patches import FrameSettings, read_frames
         from dovetail.multimodal.pruning import kept_cells, pruned_text
 
-        try:
-            settings = FrameSettings.of(self._processor, self._folder)
-            self._processor.video_processor = settings.part
-            made = read_frames(self._processor, settings, content)
-        except (ValueError, AttributeError) as error:
-            raise RequestError(
-                f"the model cannot read this video: {error}", where=VIDEO, fix="send another."
-            ) from error
+        settings = FrameSettings.of(self._processor, self._folder)
+        self._processor.video_processor = settings.part
+        made = read_frames(self._processor, settings, content)
         shape = self._shape(made.grid[None])
         kept = kept_cells(made.patches, shape, self._spec.pruning_rate)
         text, features = made.text, {"pixel_values_videos": made.patches}

@@ -44,6 +44,7 @@ def scenes(folder: Path) -> list[tuple[dict[str, Any], list[int]]]:
     processor = load_processor(folder, "")
     auto = transformers.AutoModelForImageTextToText
     model = auto.from_pretrained(folder, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
     place = processor.image_token
     one, other, third = picture(0), picture(1), picture(2)
     prompts = [
@@ -55,7 +56,7 @@ def scenes(folder: Path) -> list[tuple[dict[str, Any], list[int]]]:
     found = []
     for text, images in prompts:
         inputs = processor(text=[text], images=images or None, return_tensors="pt")
-        drawn = model.generate(**inputs, max_new_tokens=8, min_new_tokens=8, do_sample=False)
+        drawn = model.generate(**inputs, max_new_tokens=8, do_sample=False)
         start = inputs["input_ids"].shape[1]
         prompt = {"prompt": text, "multi_modal_data": {"image": images}} if images else text
         found.append((prompt, drawn[0, start:].tolist()))

@@ -37,6 +37,7 @@ def scenes(folder: Path) -> list[tuple[Any, list[int]]]:
 
     processor = load_processor(folder, "")
     model = transformers.AutoModelForMultimodalLM.from_pretrained(folder, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
     place = processor.audio_token
     short, long, other = sound(0, 0.4), sound(1, 0.95), sound(2, 0.6)
     found: list[tuple[Any, list[int]]] = []
@@ -49,7 +50,7 @@ def scenes(folder: Path) -> list[tuple[Any, list[int]]]:
         more = {"audio": sounds, "sampling_rate": RATE_HZ} if sounds else {}
         inputs = processor(text=[text], return_tensors="pt", **more)
         inputs.pop("num_audio_tokens", None)
-        drawn = model.generate(**inputs, max_new_tokens=8, min_new_tokens=8, do_sample=False)
+        drawn = model.generate(**inputs, max_new_tokens=8, do_sample=False)
         prompt = {"prompt": text, "multi_modal_data": {"audio": sounds}} if sounds else text
         found.append((prompt, drawn[0, inputs["input_ids"].shape[1] :].tolist()))
     return found

@@ -13,6 +13,7 @@ import torch
 
 from dovetail import LLM, SamplingParams
 from dovetail.multimodal.content import Video
+from dovetail.multimodal.frames import read_pictures
 from dovetail.multimodal.patches import FrameSettings, ReadFrames, patches_of, read_frames
 from dovetail.multimodal.processors import load_processor
 from dovetail.multimodal.pruning import kept_cells, pruned_text
@@ -210,3 +211,48 @@ def test_without_what_stands_still(folder: Path) -> None:
     whole = processor.tokenizer(video.text)["input_ids"].count(model.config.video_token_id)
     assert first.prompt_token_ids is not None
     assert first.prompt_token_ids.count(model.config.video_token_id) == len(kept) < whole
+
+
+@pytest.mark.parametrize(
+    "family", ["LlavaNextVideoForConditionalGeneration", "LlavaOnevisionForConditionalGeneration"]
+)
+def test_frames_that_are_pictures(family: str, tmp_path: Path) -> None:
+    """A video, a video and an image, and text, together and in pieces."""
+    import transformers
+
+    made = write_media_checkpoint(tmp_path, family)
+    size = {"height": 32, "width": 32}
+    settings = {"size": size, "crop_size": size, "image_mean": [0.5] * 3, "image_std": [0.2] * 3}
+    (made / "video_preprocessor_config.json").write_text(json.dumps(settings))
+    processor = load_processor(made, "")
+    model = transformers.AutoModelForImageTextToText.from_pretrained(made, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
+    picture, (clip, other) = PIL.fromarray(frames(5, 1)[0]), clips()[:2]
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("see <video> now", {"video": [clip]}),
+        ("see <image> and then <video>", {"image": [picture], "video": [other]}),
+        ("the quick fox", {}),
+    ]
+    wanted, prompts = [], []
+    for text, media in asked:
+        features: dict[str, Any] = {}
+        expanded = text
+        if "image" in media:
+            inputs = processor(text=["<image>"], images=[picture], return_tensors="pt")
+            features |= {n: v for n, v in inputs.items() if n in ("pixel_values", "image_sizes")}
+            places = processor.tokenizer.decode(inputs["input_ids"][0])
+            expanded = expanded.replace("<image>", places)
+        if "video" in media:
+            pictures, places = read_pictures(processor, made, media["video"][0].frames)
+            bytes_of = (pictures * 0.2 + 0.5) * 255  # by the checkpoint's norms
+            torch.testing.assert_close(bytes_of, bytes_of.round(), atol=1e-3, rtol=0.0)
+            features["pixel_values_videos"] = pictures
+            expanded = expanded.replace("<video>", places)
+        ids = processor.tokenizer(expanded, return_tensors="pt")
+        drawn = model.generate(**ids, **features, max_new_tokens=8, do_sample=False)
+        wanted.append(drawn[0, ids["input_ids"].shape[1] :].tolist())
+        prompts.append({"prompt": text, "multi_modal_data": media} if media else text)
+    limits: Any = {"dtype": "float32", "max_model_len": 400, "max_num_batched_tokens": 16}
+    with LLM(model=str(made), **limits) as llm:
+        told = llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert [list(one.outputs[0].token_ids) for one in told] == wanted
