@@ -43,6 +43,7 @@ def _llava(ids: dict[str, int]) -> Made:
         text_config=hf.LlamaConfig(**TEXT),
         image_token_id=ids[IMAGE_TOKEN],
     )
+
     def processor(tokenizer: Any) -> Any:
         pictures = hf.CLIPImageProcessorPil(
             size={"shortest_edge": SIZE}, crop_size={"height": SIZE, "width": SIZE}

@@ -25,6 +25,7 @@ TEMPLATE = (
 )
 """PLACE stands for the family's own word for an image."""
 
+
 def write_media_checkpoint(folder: str | Path, architecture: str, **overrides: Any) -> Path:
     """Write config, weights, tokenizer and processor of a random model; return the folder.
 
