@@ -72,7 +72,8 @@ class Server:
         import psutil
 
         words = ["serve", model, "--port", "0", "--dtype", "float32"]
-        self._log = tempfile.TemporaryFile("w+")  # a pipe that nobody reads would fill up
+        # A pipe that nobody reads would fill up.
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 -- closed with the server
         self._process = subprocess.Popen(
             [sys.executable, "-m", "dovetail", *words],
             env=os.environ | {"OMP_NUM_THREADS": "1"},

@@ -139,8 +139,9 @@ def test_two_ranks_see_what_one_sees(family: str, ways: list[str], tmp_path: Pat
                 assert theirs.top_logprobs == pytest.approx(mine.top_logprobs, abs=2e-4)
 
 
-def test_another_picture_is_another_prefix(llm: LLM, folder: Path, scenes: Any) -> None:
-    prompt = {**scenes[0][0], "multi_modal_data": {"image": [picture(20)]}}
+def test_another_picture_is_another_prefix(llm: LLM, folder: Path) -> None:
+    text = f"words of its own: {load_processor(folder, '').image_token} what is it?"
+    prompt = {"prompt": text, "multi_modal_data": {"image": [picture(20)]}}
     first = llm.generate([prompt], GREEDY, use_tqdm=False)[0]
     again = llm.generate([prompt], GREEDY, use_tqdm=False)[0]
     other = {**prompt, "multi_modal_data": {"image": [picture(7)]}}
