@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def kept_cells(
-    patches: torch.Tensor, shape: tuple[int, int, int], pruning_rate: float
+    patches: torch.Tensor, shape: tuple[int, ...], pruning_rate: float
 ) -> tuple[int, ...]:
     """Return the places of the cells that stay, in order; () for all of them.
 
