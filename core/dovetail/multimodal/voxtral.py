@@ -1,4 +1,4 @@
-"""VoxtralProcessor: sounds of any length in windows of 30 s, each so many places of a prompt.
+"""VoxtralProcessor: sounds in windows of 30 s, each of which has 375 places of a prompt.
 
 transformers' own makes features only of chats that the package mistral-common has read.
 Source: https://arxiv.org/abs/2507.13264; config.json and preprocessor_config.json of Voxtral.

@@ -37,6 +37,6 @@ class Qwen2AudioForConditionalGeneration(MediaModel):
 
 
 class VoxtralForConditionalGeneration(MediaModel):
-    """Voxtral: sounds of any length in windows of 30 s, four frames to a vector, before Llama."""
+    """Voxtral: sounds in windows of 30 s, four frames of the encoder to a vector, before Llama."""
 
     info = Info(summary="Voxtral", source="https://arxiv.org/abs/2507.13264")
