@@ -83,10 +83,10 @@ def skip_unseen(encoder: nn.Module, config: Any) -> None:
     places = [taken] if isinstance(taken, int) else taken
     last = max(place if place >= 0 else count + 1 + place for place in places)
     for path, blocks in encoder.named_modules():
-        if path.startswith("vision_tower.") and isinstance(blocks, nn.ModuleList):
-            if len(blocks) == count:
-                for block in blocks[last:]:
-                    vars(block)["forward"] = _as_it_came  # a hook on its class still sees it
+        is_tower = path.startswith("vision_tower.") and isinstance(blocks, nn.ModuleList)
+        unseen = list(blocks.children())[last:] if is_tower else []
+        for block in unseen if last + len(unseen) == count else []:
+            vars(block)["forward"] = _as_it_came  # a hook on its class still sees it
 
 
 def _as_it_came(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
