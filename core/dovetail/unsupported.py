@@ -30,9 +30,6 @@ FEATURES: dict[str, Unsupported] = {
     "media": Unsupported("images, sound and video are not supported with this model"),
     "media_answers": Unsupported("answers are text; sound and images are not made"),
     "media_cache_reset": Unsupported("the cache of media cannot be emptied while the server runs"),
-    "video_pruning": Unsupported(
-        "no tokens of videos are dropped", "take fewer frames with --media-io-kwargs"
-    ),
     "terratorch": Unsupported("models of pixels are not supported; terratorch is not used"),
     "s3": Unsupported("loading from S3 is not supported"),
     # Devices and how a model is divided over them.

@@ -1,7 +1,8 @@
 """Pictures of coloured digits, and questions about them.
 
 A picture is a digit of one colour on a ground of grey. Some pairs of digit and colour are held out:
-no picture of the training set has them.
+no picture of the training set has them. Beside named colours the training set has digits in inks of
+any colour, or a model would learn which digits a colour never has.
 """
 
 import base64
@@ -23,6 +24,10 @@ COLOURS = {
     "black": (10, 10, 10),
 }
 QUESTIONS = ("Which digit is it?", "Which colour is it?", "What is in the picture?")
+UNNAMED = ""
+"""A colour without a name: of such a picture only the digit is asked."""
+LEAST_CONTRAST = 70
+"""Of an unnamed ink to the grey behind it, in one of red, green and blue."""
 HELD_OUT_SHARE = 6
 """One of so many pairs of digit and colour is held out."""
 
@@ -41,7 +46,7 @@ class Scene:
 
     def answer(self, question: str) -> str:
         """Return the answer to one of the QUESTIONS."""
-        told = (str(self.digit), self.colour, f"a {self.colour} {self.digit}")
+        told = (str(self.digit), self.colour, f"a {self.digit} in {self.colour}")
         return told[QUESTIONS.index(question)]
 
 
@@ -53,11 +58,26 @@ def scene(rng: Random, *, held_out: bool) -> Scene:
             return made
 
 
+def unnamed_scene(rng: Random) -> Scene:
+    """Return a digit in an ink of any colour."""
+    return Scene(rng.randrange(10), UNNAMED)
+
+
+def _ink(colour: str, grey: int, rng: Random) -> tuple[int, ...]:
+    """Return an ink: near a named colour, or any that can be seen."""
+    if colour:
+        return tuple(min(255, max(0, part + rng.randint(-15, 15))) for part in COLOURS[colour])
+    while True:
+        ink = tuple(rng.randint(0, 255) for _ in range(3))
+        if max(abs(part - grey) for part in ink) >= LEAST_CONTRAST:
+            return ink
+
+
 def picture(one: Scene, rng: Random) -> Image.Image:
     """Return a picture of a scene: where it stands, its size and its slant are chance."""
     grey = rng.randint(90, 170)
     ground = tuple(min(255, max(0, grey + rng.randint(-8, 8))) for _ in range(3))
-    ink = tuple(min(255, max(0, part + rng.randint(-15, 15))) for part in COLOURS[one.colour])
+    ink = _ink(one.colour, grey, rng)
     made = Image.new("RGB", (SIZE, SIZE), ground)
     layer = Image.new("L", (SIZE, SIZE), 0)
     font = ImageFont.load_default(rng.randint(30, 36))

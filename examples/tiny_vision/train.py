@@ -18,7 +18,7 @@ from random import Random
 
 import torch
 import transformers as hf
-from pictures import COLOURS, QUESTIONS, SIZE, Scene, picture, scene
+from pictures import COLOURS, QUESTIONS, SIZE, UNNAMED, Scene, picture, scene, unnamed_scene
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional
 
@@ -50,7 +50,8 @@ def tokenizer() -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    answers = [f" a {colour} {digit}" for colour in COLOURS for digit in range(10)]
+    answers = [f" a {digit} in {colour}" for colour in COLOURS for digit in range(10)]
+    answers += [f" {word}" for word in (*COLOURS, *range(10))]
     made.train_from_iterator([*QUESTIONS, "user: ", "assistant:", *answers], trainer)
     made.add_special_tokens([AddedToken(IMAGE, special=True)])
     return made
@@ -103,7 +104,8 @@ def processor(words: Tokenizer) -> hf.LlavaProcessor:
 
 
 class Batches:
-    """Batches of scenes, each with a question. The picture comes first, or the text."""
+    """Batches of scenes, each with a question; half of them are in unnamed inks. The picture comes
+    first, or the text."""
 
     def __init__(self, words: Tokenizer, made: hf.LlavaProcessor) -> None:
         self._words = words
@@ -113,9 +115,12 @@ class Batches:
     def next(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[Scene]]:
         """Return pixels, token ids, which of them are the answer's, and the scenes."""
         rng = self._rng
-        scenes = [scene(rng, held_out=False) for _ in range(BATCH_SCENES)]
+        half = BATCH_SCENES // 2
+        scenes = [scene(rng, held_out=False) for _ in range(half)]
+        scenes += [unnamed_scene(rng) for _ in range(half)]
         pixels = self._pictures([picture(one, rng) for one in scenes], return_tensors="pt")
-        rows = [self._row(one, rng.choice(QUESTIONS)) for one in scenes]
+        asked = [rng.choice(QUESTIONS if one.colour else QUESTIONS[:1]) for one in scenes]
+        rows = [self._row(one, question) for one, question in zip(scenes, asked, strict=True)]
         width = max(len(asked) + len(told) for asked, told in rows)
         end = self._words.token_to_id(END)
         ids = torch.full((len(rows), width), end)
@@ -138,16 +143,17 @@ def train(made: hf.LlavaForConditionalGeneration, batches: Batches, steps: int) 
     learned = [p for p in (*made.parameters(), *named.parameters()) if p.requires_grad]
     optimizer = torch.optim.AdamW(learned, lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, steps, pct_start=0.1)
-    colours, started, total = list(COLOURS), time.monotonic(), torch.zeros(2)
+    numbers = {colour: i for i, colour in enumerate(COLOURS)} | {UNNAMED: IGNORED}
+    started, total = time.monotonic(), torch.zeros(2)
     for step in range(steps):
         pixels, ids, answers, scenes = batches.next()
         seen = made.get_image_features(pixel_values=pixels)
         vectors = torch.stack(list(getattr(seen, "pooler_output", seen)))
         names = named(vectors.mean(1))
         digits = torch.tensor([one.digit for one in scenes])
-        inks = torch.tensor([colours.index(one.colour) for one in scenes])
+        inks = torch.tensor([numbers[one.colour] for one in scenes])
         naming = functional.cross_entropy(names[:, :10], digits)
-        naming = naming + functional.cross_entropy(names[:, 10:], inks)
+        naming = naming + functional.cross_entropy(names[:, 10:], inks, ignore_index=IGNORED)
         embeds = made.get_input_embeddings()(ids)
         places = (ids == made.config.image_token_id).unsqueeze(-1)
         embeds = embeds.masked_scatter(places, vectors.to(embeds.dtype))

@@ -37,6 +37,8 @@ OF_PICTURES = ("a drawing by URL", "a page", "a name that moves")
 SIZED = ("a large file", "too much data", "two hours of silence")
 """What is too large for a bound of the loader's own tests alone."""
 NUM_LEAST = 64
+PAUSE_S = 0.4
+"""Between two streams: they need not keep a core busy all the time."""
 SPEECH = "/v1/audio/transcriptions"
 CHAT = "/v1/chat/completions"
 
@@ -147,7 +149,7 @@ def attacked(
 
         def keep_streaming() -> None:
             with httpx.Client(base_url=server.url, timeout=240) as own:
-                while not ends.is_set():
+                while not ends.wait(PAUSE_S):
                     texts.append(streamed(own, *stream))
 
         thread = threading.Thread(target=keep_streaming)

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -462,14 +463,27 @@ def test_nothing_bars_people(page: Page, scheme: str, width: int) -> None:
 
 SEVERAL = """
 const real = window.fetch;
-const models = [{id: 'dovetail-demo', state: 'loaded'}, {id: 'other', state: 'unloaded'}];
-window.fetch = async (url, init) => String(url).endsWith('/v1/models')
-  ? new Response(JSON.stringify({data: models})) : real(url, init);
+const models = [{id: 'dovetail-demo', state: 'loaded'}, {id: 'other', state: 'unloaded'},
+  {id: 'ears', state: 'loaded', capabilities: ['transcription']}];
+const answers = {
+  '/v1/models': () => ({data: models}),
+  '/v1/audio/transcriptions': ({body}) => {
+    const sound = body.get('file');
+    return {text: ` ${body.get('model')} heard ${sound.name}${sound.size > 9 ? '' : ': nothing'}`};
+  },
+};
+window.fetch = async (url, init) => {
+  const answer = answers[new URL(url).pathname];
+  return answer ? new Response(JSON.stringify(answer(init))) : real(url, init);
+};
 """
 
 
-def test_one_of_several_models_is_chosen(page: Page) -> None:
-    """The server has one model; here it says that it has two."""
+def test_one_of_several_models_is_chosen(page: Page, tmp_path: Path) -> None:
+    """The server has one model; here it says that it has three, of which one hears: what is said
+    in a file or into the microphone comes into the box."""
+    sound = tmp_path / "said.wav"
+    sound.write_bytes(bytes(64))
     tell = page.driver.execute_cdp_cmd
     made = tell("Page.addScriptToEvaluateOnNewDocument", {"source": SEVERAL})
     try:
@@ -477,12 +491,29 @@ def test_one_of_several_models_is_chosen(page: Page) -> None:
         page.one("#model-choice")
         assert ask(page, QUESTION) == ANSWER
         assert page.text(COST).startswith("dovetail-demo · 24 in")
+        file = page.driver.find_element("css selector", "[type=file][aria-label=Sound]")
+        file.send_keys(str(sound))
+        value = "return document.getElementById('composer-text').value"
+        page.wait(lambda: page.run(value) == "ears heard said.wav")
+        page.click("[aria-label=Speak]")
+        page.one("[aria-label='End the recording']")
+        time.sleep(0.2)
+        page.click("[aria-label='End the recording']")
+        page.wait(lambda: page.run(value) == "ears heard said.wav ears heard speech.webm")
         page.write("#model-choice", "other")
         send(page, QUESTION)
         page.wait(lambda: 'model "other" is not served' in page.text(f"{LAST} [role=alert]"))
         page.driver.refresh()
         choice = "return document.getElementById('model-choice')?.selectedOptions[0].text"
         page.wait(lambda: page.run(choice) == "other (unloaded)")
+        assert page.barriers() == []
+        page.write("#model-choice", "ears")
+        assert "writes down what is said" in page.text(".purpose")
+        page.driver.find_elements("css selector", "[type=file][aria-label=Sound]")[-1].send_keys(
+            str(sound)
+        )
+        said = "return document.querySelector('.purpose textarea').value"
+        page.wait(lambda: page.run(said) == "ears heard said.wav")
         assert page.barriers() == []
     finally:
         tell("Page.removeScriptToEvaluateOnNewDocument", made)

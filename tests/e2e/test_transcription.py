@@ -230,3 +230,5 @@ def test_a_model_of_speech_chats_with_nobody(client: httpx.Client) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}]}
     answer = client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 404 and "transcription" in answer.json()["error"]["message"]
+    (card,) = client.get("/v1/models").json()["data"]
+    assert card["capabilities"] == ["transcription"]

@@ -26,6 +26,7 @@ FLAGS = (
     "--disable-component-update",
     "--no-first-run",
     "--hide-scrollbars",
+    *("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"),
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
 Found = TypeVar("Found")

@@ -26,9 +26,10 @@ MEDIA_FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "disable_chunked_mm_input": (f"{IMAGES}::test_an_image_that_no_step_computes_whole",),
     "interleave_mm_strings": ("e2e/test_media.py::test_a_template_of_text_alone",),
     "io_processor_plugin": ("e2e/test_io_processor.py::test_over_http_and_offline",),
-    "mm_encoder_tp_mode": (f"{IMAGES}::test_together_as_alone",),
+    "mm_encoder_tp_mode": (f"{IMAGES}::test_over_ranks_as_alone",),
     "mm_processor_cache_type": (f"{READER}::test_a_cache_in_shared_memory",),
     "mm_shm_cache_max_object_size_mb": (f"{READER}::test_a_cache_in_shared_memory",),
+    "video_pruning_rate": ("plugins/models/test_video.py::test_without_what_stands_still",),
     "skip_mm_profiling": (f"{READER}::test_memory_is_left_for_encodings",),
     "enable_prompt_embeds": ("e2e/test_prompt_embeds.py::test_what_is_refused_offline",),
     "limit_mm_per_prompt": (

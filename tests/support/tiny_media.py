@@ -12,30 +12,10 @@ from typing import Any
 
 from dovetail.multimodal.pixtral import PixtralProcessor
 from dovetail.multimodal.processors import processor_class
-from dovetail.testing.tiny_families import VOCAB_SIZE
+from dovetail.multimodal.voxtral import VoxtralProcessor
 from dovetail.testing.tiny_models import randomize, write_tiny_tokenizer
+from support.tiny_llava import IMAGE_TOKEN, LLAVA_FAMILIES, TEXT, VISION, Made
 
-IMAGE_TOKEN = "<image>"
-TEXT: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE + 8,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 2,
-}
-VISION: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "image_size": 32,
-    "patch_size": 8,
-}
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }}: "
     "{% if m['content'] is string %}{{ m['content'] }}{% else %}"
@@ -44,9 +24,6 @@ TEMPLATE = (
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 """PLACE stands for the family's own word for an image."""
-
-Made = tuple[Any, Callable[[Any], Any]]
-"""A config, and what makes the processor of a tokenizer."""
 
 
 def write_media_checkpoint(folder: str | Path, architecture: str, **overrides: Any) -> Path:
@@ -88,64 +65,6 @@ def media_tokenizer(folder: Path, tokens: tuple[str, ...], names: tuple[str, ...
     tokenizer.add_special_tokens({"additional_special_tokens": list(tokens)})
     tokenizer.save_pretrained(folder)
     return tokenizer
-
-
-def _llava(ids: dict[str, int]) -> Made:
-    import transformers as hf
-
-    config = hf.LlavaConfig(
-        vision_config=hf.CLIPVisionConfig(**VISION, projection_dim=32),
-        text_config=hf.LlamaConfig(**TEXT),
-        image_token_id=ids[IMAGE_TOKEN],
-    )
-    size = VISION["image_size"]
-
-    def processor(tokenizer: Any) -> Any:
-        pictures = hf.CLIPImageProcessorPil(
-            size={"shortest_edge": size}, crop_size={"height": size, "width": size}
-        )
-        return hf.LlavaProcessor(
-            image_processor=pictures,
-            tokenizer=tokenizer,
-            patch_size=VISION["patch_size"],
-            vision_feature_select_strategy="default",
-            num_additional_image_tokens=1,
-            image_token=IMAGE_TOKEN,
-            chat_template=tokenizer.chat_template,
-        )
-
-    return config, processor
-
-
-def _llava_next(ids: dict[str, int]) -> Made:
-    import transformers as hf
-
-    size = VISION["image_size"]
-    grid = [[size, 2 * size], [2 * size, size], [2 * size, 2 * size]]
-    config = hf.LlavaNextConfig(
-        vision_config=hf.CLIPVisionConfig(**VISION, projection_dim=32),
-        text_config=hf.MistralConfig(**TEXT, sliding_window=None),
-        image_token_id=ids[IMAGE_TOKEN],
-        image_grid_pinpoints=grid,
-    )
-
-    def processor(tokenizer: Any) -> Any:
-        pictures = hf.LlavaNextImageProcessorPil(
-            size={"shortest_edge": size},
-            crop_size={"height": size, "width": size},
-            image_grid_pinpoints=grid,
-        )
-        return hf.LlavaNextProcessor(
-            image_processor=pictures,
-            tokenizer=tokenizer,
-            patch_size=VISION["patch_size"],
-            vision_feature_select_strategy="default",
-            num_additional_image_tokens=1,
-            image_token=IMAGE_TOKEN,
-            chat_template=tokenizer.chat_template,
-        )
-
-    return config, processor
 
 
 PIXTRAL = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
@@ -346,6 +265,32 @@ def _qwen2_audio(ids: dict[str, int]) -> Made:
     return config, processor
 
 
+VOXTRAL = ("[AUDIO]", "[BEGIN_AUDIO]")
+
+
+def _voxtral(ids: dict[str, int]) -> Made:
+    import transformers as hf
+
+    config = hf.VoxtralConfig(
+        audio_config={
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 64,
+            "num_mel_bins": 16,
+            "max_source_positions": 50,
+        },
+        text_config={**TEXT, "model_type": "llama", "head_dim": 8},
+        audio_token_id=ids[VOXTRAL[0]],
+    )
+
+    def processor(tokenizer: Any) -> Any:
+        hears = hf.WhisperFeatureExtractor(feature_size=16, chunk_length=1)
+        return VoxtralProcessor(hears, tokenizer, token_id=ids[VOXTRAL[0]], rows=25)
+
+    return config, processor
+
+
 QWEN = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
 QWEN_ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
 
@@ -442,8 +387,7 @@ MEDIA_FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, int]], Made
     "Idefics3ForConditionalGeneration": (IDEFICS3, _idefics3),
     "Gemma3ForConditionalGeneration": (GEMMA3, _gemma3),
     "InternVLForConditionalGeneration": (INTERNVL, _internvl),
-    "LlavaForConditionalGeneration": ((IMAGE_TOKEN,), _llava),
-    "LlavaNextForConditionalGeneration": ((IMAGE_TOKEN,), _llava_next),
+    **LLAVA_FAMILIES,
     "Mistral3ForConditionalGeneration": (PIXTRAL, _mistral3),
     "Qwen2VLForConditionalGeneration": (QWEN, _qwen2_vl),
     "Qwen2_5_VLForConditionalGeneration": (QWEN, _qwen2_5_vl),
@@ -454,6 +398,7 @@ MEDIA_FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, int]], Made
 }
 SOUND_FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, int]], Made]]] = {
     "Qwen2AudioForConditionalGeneration": (AUDIO, _qwen2_audio),
+    "VoxtralForConditionalGeneration": (VOXTRAL, _voxtral),
 }
 """Architecture -> its special tokens, the one for an image or a sound first, and what makes its
 config and processor of their ids."""

@@ -29,6 +29,8 @@ VECTORS = "vectors"
 
 READY = "vectors"
 """The name of the one feature of a part that is vectors already, whatever its kind."""
+KEPT = "kept_rows"
+"""The name of the feature that says which rows of an encoding are kept, where not all are."""
 
 
 class Feature(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -48,7 +50,8 @@ class PartPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
     encoding of `key` one after another. What an encoder-decoder's encoder reads stands at no
     position: it has no runs, and `num_rows` rows all the same. `shape` is what a model with
     positions in several directions must know of it (time, height, width in positions), `times` how
-    far each of its steps in time lies behind the first one (empty: one position a step).
+    far each of its steps in time lies behind the first one (empty: one position a step), `kept`
+    which places of its shape have a row (empty: all).
     """
 
     key: str
@@ -57,6 +60,7 @@ class PartPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_rows: int
     shape: tuple[int, ...] = ()
     times: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()
 
     @property
     def start(self) -> int:
@@ -71,7 +75,7 @@ class PartPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def moved(self, num_positions: int) -> PartPlace:
         """Return the place so many positions further back."""
         runs = tuple((start + num_positions, count) for start, count in self.runs)
-        return PartPlace(self.key, self.kind, runs, self.num_rows, self.shape, self.times)
+        return msgspec.structs.replace(self, runs=runs)
 
 
 class PromptPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,13 +101,14 @@ def encoder_rows(places: Iterable[PartPlace]) -> int:
 
 class ReadMedium(msgspec.Struct, frozen=True, kw_only=True):
     """A medium as read. `text` stands for it in a prompt, `num_rows` tokens of which take its
-    vectors; `shape` and `times` are as PartPlace has them."""
+    vectors; `shape`, `times` and `kept` are as PartPlace has them."""
 
     text: str
     num_rows: int
     features: tuple[Feature, ...]
     shape: tuple[int, ...] = ()
     times: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -116,7 +121,8 @@ class MediaSpec(msgspec.Struct, frozen=True, kw_only=True):
     how many bytes of what that has made are kept (in shared memory: in `shared_folder`, of one item
     at most `cache_item_bytes`), and `settings` of where media come from. `adapters` are those that
     prompts with media of a kind use whose request names none. `interleaves`: where a chat template
-    reads text alone, media keep their places in it."""
+    reads text alone, media keep their places in it. `pruning_rate` is the share of a video's
+    vectors that is left out."""
 
     kinds: tuple[str, ...]
     options: dict[str, Any] = {}
@@ -126,6 +132,7 @@ class MediaSpec(msgspec.Struct, frozen=True, kw_only=True):
     settings: MediaSettings = MediaSettings()
     interleaves: bool = False
     adapters: dict[str, str] = {}
+    pruning_rate: float = 0.0
 
     @property
     def part_kinds(self) -> frozenset[str]:

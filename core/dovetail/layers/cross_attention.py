@@ -102,7 +102,7 @@ class CrossAttention(nn.Module):
         media = step_media()
         q = self.query_proj(x)
         if media is None or media.encodings is None:
-            k = v = q.new_empty(0, q.shape[1])
+            k = v = q[:0]  # a view, so that steps that write nothing can be recorded
         else:
             k, v = self.kv_proj(media.encodings).split(self.kv_proj.spec.out_sizes, dim=-1)
         if media is not None and media.watch is not None:

@@ -139,17 +139,29 @@ class VocabParallelEmbedding(WeightHolder):
 
 
 class PositionEmbedding(nn.Module):
-    """A learned vector per position, on every rank whole. `offset` rows come before position 0."""
+    """A vector per position, on every rank whole: learned, or one of a `table` that no checkpoint
+    has. `offset` rows come before position 0. Shapes: table [offset + positions, E]"""
+
+    weight: torch.Tensor
 
     def __init__(
-        self, context: BuildContext, num_positions: int, size: int, *, offset: int = 0
+        self,
+        context: BuildContext,
+        num_positions: int,
+        size: int,
+        *,
+        offset: int = 0,
+        table: torch.Tensor | None = None,
     ) -> None:
         super().__init__()
         self.offset = offset
         self.dtype = dtype_of(context.model.dtype)
         kept = dtype_of(context.model.weight_dtype or context.model.dtype)
-        empty = torch.empty(num_positions + offset, size, dtype=kept, device=context.device)
-        self.weight = nn.Parameter(empty, requires_grad=False)
+        if table is None:
+            empty = torch.empty(num_positions + offset, size, dtype=kept, device=context.device)
+            self.weight = nn.Parameter(empty, requires_grad=False)
+        else:
+            self.register_buffer("weight", table.to(context.device, kept), persistent=False)
         is_native = runs_natively(OP, context)
         self._native = LookUp(kept, first=-offset) if is_native else None
 

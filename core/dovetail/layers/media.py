@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 import torch
 
@@ -85,20 +86,23 @@ def spatial_positions(num_tokens: int, parts: Sequence[PartPlace]) -> tuple[torc
 
     A part of (t, h, w) positions lies at the next position, each of its frames in a run of its own
     or all in one; what follows goes on behind its longer side, also of a video whose times reach
-    further (so does transformers). Shapes: [3, num_tokens] int64
+    further (so does transformers). Where only some places of a part are kept, they have the
+    positions that they have among all. Shapes: [3, num_tokens] int64
     """
     found = torch.empty(3, num_tokens, dtype=torch.int64)
     place = position = 0
     for part in parts:
         times, height, width = part.shape or (1, 1, part.num_rows)
         frames = times // len(part.runs)
-        for start, count in part.runs:
+        kept = iter(part.kept or range(part.num_rows))
+        for run, (start, count) in enumerate(part.runs):
             found[:, place:start] = torch.arange(start - place) + position
             position += start - place
             steps = part.times if len(part.times) == frames else range(frames)
             ways = (torch.tensor(list(steps)), torch.arange(height), torch.arange(width))
-            grid = torch.stack(torch.meshgrid(*ways, indexing="ij"))
-            found[:, start : start + count] = grid.flatten(1) + position
+            grid = torch.stack(torch.meshgrid(*ways, indexing="ij")).flatten(1)
+            cells = torch.tensor([*islice(kept, count)]) - run * grid.shape[1]
+            found[:, start : start + count] = grid[:, cells] + position
             place, position = start + count, position + max(height, width)
     found[:, place:] = torch.arange(num_tokens - place) + position
     return found, position - place

@@ -48,7 +48,7 @@ class FrameSettings:
     @classmethod
     def of(cls, processor: Any, folder: str | Path) -> FrameSettings:
         """Return the settings of a checkpoint; those for images where it has none for videos."""
-        stored = _stored(Path(folder))
+        stored = stored_settings(Path(folder), "patch_size")
         pictures = processor.image_processor
         size = {**dict(getattr(pictures, "size", None) or {}), **(stored.get("size") or {})}
         by_volume = type(processor).__name__ in BY_VOLUME
@@ -102,7 +102,7 @@ def read_frames(processor: Any, settings: FrameSettings, content: Any) -> ReadFr
     import torch
     from transformers.video_utils import VideoMetadata
 
-    video = content if isinstance(content, Video) else _plain(content)
+    video = as_video(content)
     patches, grid = patches_of(video.frames, settings)
     facts = VideoMetadata(
         total_num_frames=video.num_frames,
@@ -145,23 +145,26 @@ def patches_of(frames: Any, settings: FrameSettings) -> tuple[torch.Tensor, torc
     return x.reshape(grid[0] * grid[1] * grid[2], -1), torch.tensor(grid)
 
 
-def _plain(frames: Any) -> Video:
-    """Return frames of which nothing else is known. Raises: ValueError"""
+def as_video(content: Any) -> Video:
+    """Return a video, or frames of which nothing else is known as one. Raises: ValueError"""
     import numpy as np
 
-    found = np.asarray(frames)
+    if isinstance(content, Video):
+        return content
+    found = np.asarray(content)
     if found.ndim != 4 or found.shape[-1] != 3 or found.dtype != np.uint8 or not len(found):
         raise ValueError(f"frames are [F, height, width, 3] uint8, not {found.shape} {found.dtype}")
     count = len(found)
     return Video(frames=found, frame_indices=tuple(range(count)), num_frames=count, fps=PLAIN_RATE)
 
 
-def _stored(folder: Path) -> dict[str, Any]:
+def stored_settings(folder: Path, field: str) -> dict[str, Any]:
+    """Return a checkpoint's settings for videos, by the field that they have; {} without."""
     for file, part in FILES:
         path = folder / file
         if path.is_file():
             found = json.loads(path.read_text(encoding="utf-8"))
             found = found.get(part) if part else found
-            if isinstance(found, dict) and "patch_size" in found:
+            if isinstance(found, dict) and field in found:
                 return found
     return {}

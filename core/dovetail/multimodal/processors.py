@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.multimodal.pixtral import PixtralProcessor
+from dovetail.multimodal.voxtral import VoxtralProcessor
 
 FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 """Where checkpoints name the class of their processor, the first that does counts."""
@@ -27,6 +28,8 @@ def load_processor(folder: str | Path, model_type: str) -> Any:
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
     name = _named(Path(folder)) or PROCESSOR_MAPPING_NAMES.get(model_type)
+    if name == VoxtralProcessor.__name__:
+        return VoxtralProcessor.from_pretrained(folder)
     modules: dict[str, str] = getattr(transformers, "_class_to_module", {})
     if name not in modules or importlib.util.find_spec("torchvision") is not None:
         return transformers.AutoProcessor.from_pretrained(folder, trust_remote_code=False)
@@ -56,5 +59,29 @@ def _named(folder: Path) -> str | None:
 
 def _without_video(made: type[Any]) -> type[Any]:
     """Return a class of processors like another, without its part for videos."""
-    attributes = [name for name in made.get_attributes() if name != VIDEO_PART]
-    return type(made.__name__, (made,), {"get_attributes": classmethod(lambda _: attributes)})
+    from transformers import ProcessorMixin
+
+    names = made.get_attributes()
+    if VIDEO_PART not in names:
+        return made
+    place = names.index(VIDEO_PART)
+    others = [name for name in names if name != VIDEO_PART]
+
+    class Parts(ProcessorMixin):
+        """What `made` derives from: it is given its parts, and none for videos."""
+
+        def __init__(self, *parts: Any, **more: Any) -> None:
+            more |= zip(names, parts, strict=False)
+            more.pop(VIDEO_PART, None)
+            super().__init__(**more)
+
+        @classmethod
+        def get_attributes(cls) -> list[str]:
+            return others
+
+        @classmethod
+        def from_args_and_dict(cls, args: Any, *rest: Any, **more: Any) -> Any:
+            whole = (*args[:place], None, *args[place:])
+            return super().from_args_and_dict(whole, *rest, **more)
+
+    return type(made.__name__, (made, Parts), {})

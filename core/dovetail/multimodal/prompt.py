@@ -78,7 +78,10 @@ def placed(prompt: MediaPrompt, reader: MediaReader, encode: Encode) -> PlacedPr
     """Return a prompt as token ids and parts. Raises: RequestError"""
     suffix = f"|{sorted(prompt.options.items())}" if prompt.options else ""
     _check_kinds(prompt.media, reader)
-    keys = [f"{reader.key_of(one.kind, one.key, one.name)}{suffix}" for one in prompt.media]
+    keys = [
+        f"{reader.key_of(one.kind, one.key, one.name)}{suffix}{reader.mark_of(one.kind)}"
+        for one in prompt.media
+    ]
     read = [
         reader.read(medium.kind, key, medium.content, prompt.options)
         for medium, key in zip(prompt.media, keys, strict=True)
@@ -102,7 +105,8 @@ def placed(prompt: MediaPrompt, reader: MediaReader, encode: Encode) -> PlacedPr
         for n in of_kind:
             mine, places = places[: read[n].num_rows], places[read[n].num_rows :]
             one = read[n]
-            place = PartPlace(keys[n], kind, _runs(mine), one.num_rows, one.shape, one.times)
+            facts = one.num_rows, one.shape, one.times, one.kept
+            place = PartPlace(keys[n], kind, _runs(mine), *facts)
             parts.append(PromptPart(place=place, features=read[n].features))
     parts.sort(key=lambda part: part.place.start)
     return PlacedPrompt(token_ids=ids, parts=tuple(parts))

@@ -13,7 +13,7 @@ from typing import Any
 
 from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.errors import ConfigError, RequestError
-from dovetail.interfaces.media import READY, MediaSpec, ReadMedium, feature_of
+from dovetail.interfaces.media import KEPT, READY, MediaSpec, ReadMedium, feature_of
 from dovetail.interfaces.media_settings import AUDIO, VIDEO
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.multimodal.content import EMBEDS, Embeddings, Sound
@@ -84,6 +84,11 @@ class MediaReader:
         self._kept.name(full, key)
         return key
 
+    def mark_of(self, kind: str) -> str:
+        """Return what the keys of a kind end in: what else this server's vectors depend on."""
+        rate = self._spec.pruning_rate
+        return f"|pruned {rate:g}" if kind == VIDEO and rate else ""
+
     def read(
         self, kind: str, key: str, content: Callable[[], Any], options: Mapping[str, Any]
     ) -> ReadMedium:
@@ -102,7 +107,7 @@ class MediaReader:
         if isinstance(content, Embeddings):
             return self._encoded(kind, content)
         if kind == VIDEO:
-            return self._frames(content)
+            return self._video(content)
         if kind == AUDIO:
             content, options = self._sound(content), {"sampling_rate": self._rate_hz, **options}
         try:
@@ -133,29 +138,57 @@ class MediaReader:
             shape=self._shape(made.get(f"{kind}_grid_thw")),
         )
 
-    def _frames(self, content: Any) -> ReadMedium:
+    def _video(self, content: Any) -> ReadMedium:
         """Return a video as read. Raises: RequestError"""
-        from dovetail.multimodal.patches import FrameSettings, read_frames
+        from dovetail.multimodal.frames import PROCESSORS
 
+        by_pictures = type(self._processor).__name__ in PROCESSORS
         try:
-            settings = FrameSettings.of(self._processor, self._folder)
-            self._processor.video_processor = settings.part
-            made = read_frames(self._processor, settings, content)
+            return self._pictures(content) if by_pictures else self._patches(content)
         except (ValueError, AttributeError) as error:
             raise RequestError(
                 f"the model cannot read this video: {error}", where=VIDEO, fix="send another."
             ) from error
-        ids = self._processor.tokenizer(made.text, add_special_tokens=False)["input_ids"]
-        shape = self._shape(made.grid[None])
+
+    def _pictures(self, content: Any) -> ReadMedium:
+        """Return a video as read whose frames are pictures. Raises: ValueError"""
+        from dovetail.multimodal.frames import read_pictures
+        from dovetail.multimodal.patches import as_video
+
+        frames = as_video(content).frames
+        pictures, text = read_pictures(self._processor, self._folder, frames)
+        ids = self._processor.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ReadMedium(
-            text=made.text,
+            text=text,
             num_rows=ids.count(self.token_ids[VIDEO]),
-            features=(
-                feature_of("pixel_values_videos", made.patches),
-                feature_of("video_grid_thw", made.grid[None]),
-            ),
+            features=(feature_of("pixel_values_videos", pictures),),
+        )
+
+    def _patches(self, content: Any) -> ReadMedium:
+        """Return a video as read whose frames are cut into patches. Raises: ValueError"""
+        import torch
+
+        from dovetail.multimodal.patches import FrameSettings, read_frames
+        from dovetail.multimodal.pruning import kept_cells, pruned_text
+
+        settings = FrameSettings.of(self._processor, self._folder)
+        self._processor.video_processor = settings.part
+        made = read_frames(self._processor, settings, content)
+        shape = self._shape(made.grid[None])
+        kept = kept_cells(made.patches, shape, self._spec.pruning_rate)
+        text, features = made.text, {"pixel_values_videos": made.patches}
+        features["video_grid_thw"] = made.grid[None]
+        if kept:
+            text = pruned_text(text, self._word(VIDEO), kept, shape[1] * shape[2])
+            features[KEPT] = torch.tensor(kept)
+        ids = self._processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ReadMedium(
+            text=text,
+            num_rows=ids.count(self.token_ids[VIDEO]),
+            features=tuple(feature_of(name, value) for name, value in features.items()),
             shape=shape,
             times=self._times(shape[0], made.step_s),
+            kept=kept,
         )
 
     def _times(self, count: int, step_s: float) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dovetail.interfaces.media import READY, VECTORS, Encode, PartPlace, tensor_of
+from dovetail.interfaces.media import KEPT, READY, VECTORS, Encode, PartPlace, tensor_of
 from dovetail.interfaces.model import Model
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import NewRow, StepPlan
@@ -185,7 +185,10 @@ class RunnerMedia:
         ]
         if kind == VECTORS:
             return [next(iter(one.values())) for one in features]
-        return self._model.encode(kind, features)
+        kept = [one.pop(KEPT, None) for one in features]
+        made = self._model.encode(kind, features)
+        pairs = zip(made, kept, strict=True)
+        return [vectors if rows is None else vectors[rows] for vectors, rows in pairs]
 
     def _keep(self, contents: Sequence[Encode], made: Sequence[torch.Tensor]) -> None:
         """Keep encodings under their keys. Raises: ValueError. Mutates: self"""

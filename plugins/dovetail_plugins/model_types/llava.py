@@ -6,9 +6,13 @@ from dovetail.interfaces.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
 
 FACTS = ModelFacts(media=("image",))
+WITH_VIDEO = ModelFacts(media=("image", "video"))
 
 LLAVA = Value(summary="LLaVA 1.5 and others of its layout", value=FACTS)
 LLAVA_NEXT = Value(summary="LLaVA NeXT", value=FACTS)
+LLAVA_NEXT_VIDEO = Value(summary="LLaVA NeXT of videos", value=WITH_VIDEO)
+LLAVA_ONEVISION = Value(summary="LLaVA OneVision", value=WITH_VIDEO)
+VIPLLAVA = Value(summary="ViP-LLaVA", value=FACTS)
 MISTRAL3 = Value(summary="Mistral Small 3.1 with its encoder of images", value=FACTS)
 IDEFICS3 = Value(summary="Idefics 3", value=FACTS)
 INTERNVL = Value(summary="InternVL", value=FACTS)

@@ -28,7 +28,7 @@ from dovetail.layers.linear import Linear
 from dovetail.layers.media import SpatialRotary, spatial_positions
 from dovetail.layers.stages import Elsewhere, stage_of
 from dovetail_plugins.models._hf_swap import swap_layers
-from dovetail_plugins.models._towers import swap_blocks
+from dovetail_plugins.models._towers import skip_unseen, swap_blocks
 
 TEXT_NAMES = (
     *(("model.language_model.", "text.model."), ("language_model.model.", "text.model.")),
@@ -164,6 +164,7 @@ def build_encoder(context: BuildContext, text_name: str, *, is_here: bool = True
         return cast(nn.Module, full)
     swap_blocks(context, full, "model.")
     swap_layers(context, full, "model.")
+    skip_unseen(full, config)
     for layer in full.modules():
         if isinstance(layer, Linear):
             layer.no_adapters = "it is of the encoder of media, whose results all rows share"

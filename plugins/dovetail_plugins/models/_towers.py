@@ -73,6 +73,26 @@ def swap_blocks(context: BuildContext, trunk: nn.Module, prefix: str) -> None:
         _swap_mlp(context, module, name)
 
 
+def skip_unseen(encoder: nn.Module, config: Any) -> None:
+    """Let the blocks of an encoder of images compute nothing that lie behind the last one whose
+    output is taken. Mutates: encoder"""
+    taken = getattr(config, "vision_feature_layer", None)
+    count = getattr(getattr(config, "vision_config", None), "num_hidden_layers", None)
+    if taken is None or count is None:
+        return
+    places = [taken] if isinstance(taken, int) else taken
+    last = max(place if place >= 0 else count + 1 + place for place in places)
+    for path, blocks in encoder.named_modules():
+        is_tower = path.startswith("vision_tower.") and isinstance(blocks, nn.ModuleList)
+        unseen = list(blocks.children())[last:] if is_tower else []
+        for block in unseen if last + len(unseen) == count else []:
+            vars(block)["forward"] = _as_it_came  # a hook on its class still sees it
+
+
+def _as_it_came(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return hidden
+
+
 def _swap_mlp(context: BuildContext, module: nn.Module, name: str) -> None:
     """Swap a feed-forward block's matrices. Mutates: module"""
     if all(_is_linear(module, one) for one in ("gate_proj", "up_proj", "down_proj")):

@@ -59,21 +59,11 @@ FUSED = {
 }
 
 
-class Waves(nn.Module):
-    """Positions of sines, then cosines: none of it is stored. Shapes: table [positions, E]"""
-
-    def __init__(self, context: BuildContext, count: int, size: int) -> None:
-        super().__init__()
-        place = torch.arange(count, dtype=torch.float64).unsqueeze(1)
-        rate = 10000.0 ** (torch.arange(0, size, 2, dtype=torch.float64) / size)
-        table = torch.cat([(place / rate).sin(), (place / rate).cos()], dim=1)
-        kept = table.to(context.device, dtype_of(context.model.dtype))
-        self.register_buffer("table", kept, persistent=False)
-        self.table: torch.Tensor
-
-    def forward(self, positions: torch.Tensor, onto: torch.Tensor) -> torch.Tensor:
-        """Return x with its positions' waves added. Shapes: positions [T], onto [T, E] -> [T, E]"""
-        return onto + self.table[positions]
+def waves(count: int, size: int) -> torch.Tensor:
+    """Return positions of sines, then cosines. Shapes: [count, size] float64"""
+    place = torch.arange(count, dtype=torch.float64).unsqueeze(1)
+    rate = 10000.0 ** (torch.arange(0, size, 2, dtype=torch.float64) / size)
+    return torch.cat([(place / rate).sin(), (place / rate).cos()], dim=1)
 
 
 class WordsAndPositions(nn.Module):
@@ -182,9 +172,8 @@ class BartForConditionalGeneration(EncoderDecoder):
         """Return words and positions."""
         model = context.model
         count, size = int(model.hf_config["max_position_embeddings"]), model.hidden_size
-        positions: nn.Module
         if self.has_waves:
-            positions = Waves(context, count, size)
+            positions = PositionEmbedding(context, count, size, table=waves(count, size))
         else:
             positions = PositionEmbedding(context, count, size, offset=POSITION_OFFSET)
         norm = LayerNorm(context, size, eps=EPS) if self.norms_input else None

@@ -23,6 +23,27 @@ class LlavaNextForConditionalGeneration(MediaModel):
     )
 
 
+class LlavaNextVideoForConditionalGeneration(MediaModel):
+    """LLaVA 1.6 of videos: four patches of a frame are one vector."""
+
+    info = Info(
+        summary="LLaVA NeXT of videos",
+        source="https://llava-vl.github.io/blog/2024-04-30-llava-next-video/",
+    )
+
+
+class LlavaOnevisionForConditionalGeneration(MediaModel):
+    """LLaVA OneVision: images in tiles, videos by frames of which four patches are one vector."""
+
+    info = Info(summary="LLaVA OneVision", source="https://arxiv.org/abs/2408.03326")
+
+
+class VipLlavaForConditionalGeneration(MediaModel):
+    """ViP-LLaVA: the outputs of several of the encoder's layers together."""
+
+    info = Info(summary="ViP-LLaVA", source="https://arxiv.org/abs/2312.00784")
+
+
 class Mistral3ForConditionalGeneration(MediaModel):
     """Mistral Small 3.1: Pixtral's encoder, four patches to a vector."""
 

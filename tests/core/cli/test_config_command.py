@@ -166,7 +166,7 @@ def test_check_says_what_is_right(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "cause", "num_ok"),
     [
         (["--port", "many"], "--port", 0),
-        (["--video-pruning-rate", "0.5"], "no tokens of videos", 0),
+        (["--video-pruning-rate", "0.5"], "no videos are taken", 2),
         (["--ssl-keyfile", "/no/such.pem"], "--ssl", 1),
         (["--chat-template", "{% for x %}"], "--chat-template", 1),
         (["--middleware", "/no/such.py:Thing"], "--middleware: /no/such.py:Thing", 1),

@@ -14,7 +14,7 @@ import pytest
 
 from dovetail import registry
 from dovetail.cli.main import main
-from dovetail.config.compat.unsupported_flags import UNSUPPORTED_FLAGS
+from dovetail.config.compat.unsupported_flags import UNSUPPORTED_FLAGS, UnsupportedFlag
 from dovetail.config.config import GROUPS, flags
 
 HEAVY = ("torch", "transformers", "pydantic", "fastapi", "huggingface_hub", "numpy", "zmq")
@@ -88,10 +88,14 @@ def test_a_flag_by_another_spelling(
     assert screen(capsys, "serve", f"--help={topic}").splitlines()[0].strip() == usage
 
 
-def test_a_flag_tells_its_other_routes_and_its_state(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flag_tells_its_other_routes_and_its_state(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = UnsupportedFlag("media_answers")
+    monkeypatch.setitem(UNSUPPORTED_FLAGS, "video_pruning_rate", row)
     text = " ".join(screen(capsys, "serve", "--help=video-pruning-rate").split())
     assert "Variable: DOVETAIL_VIDEO_PRUNING_RATE. In a YAML file: `video-pruning" in text
-    assert f"Unsupported: {UNSUPPORTED_FLAGS['video_pruning_rate'].missing}" in text
+    assert f"Unsupported: {row.missing}" in text
     mapped = " ".join(screen(capsys, "serve", "--help=num-speculative-tokens").split())
     assert "Deprecated: today --speculative-config.num_speculative_tokens." in mapped
 

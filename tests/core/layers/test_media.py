@@ -27,3 +27,12 @@ def test_frames_in_runs_of_their_own() -> None:
     place = PartPlace("a", "video", ((1, 4), (6, 4)), 8, (2, 2, 2))
     found, _ = spatial_positions(11, (place,))
     assert torch.equal(found[0], torch.tensor([0, 1, 1, 1, 1, 3, 4, 4, 4, 4, 6]))
+
+
+def test_what_is_left_of_a_video_keeps_its_positions() -> None:
+    whole = PartPlace("a", "video", ((1, 4), (6, 4)), 8, (2, 2, 2))
+    left = PartPlace("a", "video", ((1, 4), (6, 2)), 6, (2, 2, 2), (), (0, 1, 2, 3, 5, 6))
+    found, shift = spatial_positions(11, (whole,))
+    pruned, less_shift = spatial_positions(9, (left,))
+    assert torch.equal(pruned, found[:, [0, 1, 2, 3, 4, 5, 7, 8, 10]])
+    assert less_shift == shift + 2

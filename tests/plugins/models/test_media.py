@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,12 @@ from support.tiny_media import MEDIA_FAMILIES, write_media_checkpoint
 PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 FEW_BLOCKS = {"num_gpu_blocks_override": 60, "block_size": 16, "max_model_len": 400}
+UNLIKE = [
+    "Gemma3ForConditionalGeneration",
+    "LlavaForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration",
+]
+"""Families that ask different things of attention and of a step."""
 
 
 def picture(seed: int) -> Any:
@@ -44,6 +51,7 @@ def scenes(folder: Path) -> list[tuple[dict[str, Any], list[int]]]:
     processor = load_processor(folder, "")
     auto = transformers.AutoModelForImageTextToText
     model = auto.from_pretrained(folder, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
     place = processor.image_token
     one, other, third = picture(0), picture(1), picture(2)
     prompts = [
@@ -55,45 +63,58 @@ def scenes(folder: Path) -> list[tuple[dict[str, Any], list[int]]]:
     found = []
     for text, images in prompts:
         inputs = processor(text=[text], images=images or None, return_tensors="pt")
-        drawn = model.generate(**inputs, max_new_tokens=8, min_new_tokens=8, do_sample=False)
+        drawn = model.generate(**inputs, max_new_tokens=8, do_sample=False)
         start = inputs["input_ids"].shape[1]
         prompt = {"prompt": text, "multi_modal_data": {"image": images}} if images else text
         found.append((prompt, drawn[0, start:].tolist()))
     return found
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        pytest.param({}, id="whole"),
-        pytest.param({"max_num_batched_tokens": 16, "max_num_seqs": 4}, id="in-pieces"),
-        pytest.param({"enable_prefix_caching": False, "enforce_eager": True}, id="plain"),
-        pytest.param({"attention_backend": "torch_sdpa"}, id="torch"),
-    ],
-)
-def test_greedy_text_is_that_of_transformers(
-    folder: Path, scenes: list[tuple[dict[str, Any], list[int]]], settings: dict[str, Any]
-) -> None:
-    llm = LLM(model=str(folder), dtype="float32", **FEW_BLOCKS, **settings)
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    with LLM(model=str(folder), dtype="float32", use_tqdm_on_load=False, **FEW_BLOCKS) as made:
+        yield made
+
+
+def verify(llm: LLM, scenes: list[tuple[dict[str, Any], list[int]]]) -> None:
+    """Check what is drawn of all prompts at once, and of each alone."""
     prompts, wanted = [prompt for prompt, _ in scenes], [tokens for _, tokens in scenes]
-    together = [list(o.outputs[0].token_ids) for o in llm.generate(prompts, GREEDY)]
-    alone = [list(llm.generate([p], GREEDY)[0].outputs[0].token_ids) for p in prompts]
-    llm.close()
-    assert together == wanted
-    assert alone == wanted
+    together = llm.generate(prompts, GREEDY, use_tqdm=False)
+    alone = [llm.generate([prompt], GREEDY, use_tqdm=False)[0] for prompt in prompts]
+    assert [list(one.outputs[0].token_ids) for one in together] == wanted
+    assert [list(one.outputs[0].token_ids) for one in alone] == wanted
+
+
+def test_greedy_text_is_that_of_transformers(llm: LLM, scenes: Any) -> None:
+    verify(llm, scenes)
+
+
+def test_greedy_text_in_pieces(folder: Path, scenes: Any) -> None:
+    small = {"max_num_batched_tokens": 16, "max_num_seqs": 4}
+    with LLM(model=str(folder), dtype="float32", **FEW_BLOCKS, **small) as llm:
+        verify(llm, scenes)
+
+
+@pytest.mark.parametrize("folder", UNLIKE, indirect=True)
+def test_greedy_text_by_torch_and_without_a_prefix_cache(folder: Path, scenes: Any) -> None:
+    plain = {"attention_backend": "torch_sdpa", "enforce_eager": True}
+    plain |= {"enable_prefix_caching": False}
+    with LLM(model=str(folder), dtype="float32", **FEW_BLOCKS, **plain) as llm:
+        verify(llm, scenes)
 
 
 @pytest.mark.slow
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    "family",
+    ("family", "ways"),
     [
-        "LlavaForConditionalGeneration",
-        "Idefics3ForConditionalGeneration",
-        "Qwen3VLMoeForConditionalGeneration",
+        ("LlavaForConditionalGeneration", ["tensor"]),
+        ("Idefics3ForConditionalGeneration", ["pipeline"]),
+        ("Qwen3VLMoeForConditionalGeneration", ["tensor", "pipeline"]),
     ],
+    ids=["plain", "other-names", "deep"],
 )
-def test_two_ranks_see_what_one_sees(family: str, tmp_path: Path) -> None:
+def test_two_ranks_see_what_one_sees(family: str, ways: list[str], tmp_path: Path) -> None:
     """Pictures in pieces of a prompt, a prefix hit, and no picture, with logprobs. Ranks divide
     layers, or are stages, whose layers may both take deep vectors."""
     folder = write_media_checkpoint(tmp_path, family)
@@ -106,8 +127,8 @@ def test_two_ranks_see_what_one_sees(family: str, tmp_path: Path) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=2)
     flags = {"max_num_batched_tokens": 16, "max_num_seqs": 4, **FEW_BLOCKS}
     told = []
-    for ways in ({}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}):
-        with LLM(model=str(folder), dtype="float32", **flags, **ways) as llm:
+    for sizes in ({}, *({f"{way}_parallel_size": 2} for way in ways)):
+        with LLM(model=str(folder), dtype="float32", **flags, **sizes) as llm:
             told.append([*llm.generate(asked, params), *llm.generate([prompt], params)])
     assert {results[-1].num_cached_tokens > 0 for results in told} == {True}
     for alone, *divided in zip(*told, strict=True):
@@ -118,14 +139,13 @@ def test_two_ranks_see_what_one_sees(family: str, tmp_path: Path) -> None:
                 assert theirs.top_logprobs == pytest.approx(mine.top_logprobs, abs=2e-4)
 
 
-def test_another_picture_is_another_prefix(folder: Path, scenes: Any) -> None:
-    prompt = scenes[0][0]
-    llm = LLM(model=str(folder), dtype="float32", **FEW_BLOCKS)
-    first = llm.generate([prompt], GREEDY)[0]
-    again = llm.generate([prompt], GREEDY)[0]
+def test_another_picture_is_another_prefix(llm: LLM, folder: Path) -> None:
+    text = f"words of its own: {load_processor(folder, '').image_token} what is it?"
+    prompt = {"prompt": text, "multi_modal_data": {"image": [picture(20)]}}
+    first = llm.generate([prompt], GREEDY, use_tqdm=False)[0]
+    again = llm.generate([prompt], GREEDY, use_tqdm=False)[0]
     other = {**prompt, "multi_modal_data": {"image": [picture(7)]}}
-    changed = llm.generate([other], GREEDY)[0]
-    llm.close()
+    changed = llm.generate([other], GREEDY, use_tqdm=False)[0]
     assert first.num_cached_tokens == 0
     assert again.num_cached_tokens and again.num_cached_tokens >= 16
     assert changed.num_cached_tokens <= text_before_the_picture(folder, first.prompt_token_ids)
@@ -133,10 +153,9 @@ def test_another_picture_is_another_prefix(folder: Path, scenes: Any) -> None:
     assert list(changed.outputs[0].token_ids) != list(first.outputs[0].token_ids)
 
 
-def test_places_and_pictures_must_agree(folder: Path, scenes: Any) -> None:
+def test_places_and_pictures_must_agree(llm: LLM, scenes: Any) -> None:
     from dovetail.errors import RequestError
 
-    llm = LLM(model=str(folder), dtype="float32", **FEW_BLOCKS)
     image = {"image": [picture(0)]}
     for text in ("no place at all", scenes[1][0]["prompt"]):
         with pytest.raises(RequestError, match="places"):
@@ -144,7 +163,6 @@ def test_places_and_pictures_must_agree(folder: Path, scenes: Any) -> None:
     with pytest.raises(RequestError, match="audio"):
         sound = {"audio": [np.zeros(100, dtype=np.float32)]}
         llm.generate([{"prompt": "listen", "multi_modal_data": sound}], GREEDY)
-    llm.close()
 
 
 def test_images_wider_than_a_window_are_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ family whose positions are plain, one that has three of them, and one that sees 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,9 @@ from dovetail.multimodal.processors import load_processor
 from support.tiny_media import write_media_checkpoint
 
 PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
-FAMILIES = [
-    "Gemma3ForConditionalGeneration",
-    "LlavaForConditionalGeneration",
-    "Qwen2_5_VLForConditionalGeneration",
-]
+GEMMA3, LLAVA = "Gemma3ForConditionalGeneration", "LlavaForConditionalGeneration"
+QWEN2_5 = "Qwen2_5_VLForConditionalGeneration"
+FAMILIES = [GEMMA3, LLAVA, QWEN2_5]
 LONG = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 FLAGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 120, "block_size": 8}
 
@@ -63,10 +62,15 @@ def drawn(llm: LLM, prompts: list[Any], params: SamplingParams = LONG) -> list[t
 
 
 @pytest.fixture(scope="module")
-def wanted(folder: Path, prompts: list[Any]) -> list[tuple[int, ...]]:
+def usual(folder: Path) -> Iterator[LLM]:
+    with LLM(model=str(folder), **FLAGS) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def wanted(usual: LLM, prompts: list[Any]) -> list[tuple[int, ...]]:
     """Return what is drawn of each prompt alone."""
-    with LLM(model=str(folder), **FLAGS) as llm:
-        return [drawn(llm, [prompt])[0] for prompt in prompts]
+    return [drawn(usual, [prompt])[0] for prompt in prompts]
 
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
@@ -81,19 +85,32 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
             {"max_num_batched_tokens": 40, "max_num_seqs": 8, "disable_chunked_mm_input": True},
             id="whole-images",
         ),
-        pytest.param({"tensor_parallel_size": 2}, id="ranks", marks=pytest.mark.slow),
-        pytest.param({"pipeline_parallel_size": 2}, id="stages", marks=pytest.mark.slow),
-        pytest.param(
-            {"tensor_parallel_size": 2, "mm_encoder_tp_mode": "data"},
-            id="ranks-by-items",
-            marks=pytest.mark.slow,
-        ),
     ],
 )
 def test_together_as_alone(
     folder: Path, prompts: list[Any], wanted: Any, settings: dict[str, Any]
 ) -> None:
-    """Also over ranks, by either --mm-encoder-tp-mode."""
+    with LLM(model=str(folder), **FLAGS, **settings) as llm:
+        assert drawn(llm, prompts) == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("folder", "settings"),
+    [
+        pytest.param(GEMMA3, {"tensor_parallel_size": 2}, id="both-ways-ranks"),
+        pytest.param(GEMMA3, {"pipeline_parallel_size": 2}, id="both-ways-stages"),
+        pytest.param(QWEN2_5, {"pipeline_parallel_size": 2}, id="three-positions-stages"),
+        pytest.param(
+            LLAVA, {"tensor_parallel_size": 2, "mm_encoder_tp_mode": "data"}, id="ranks-by-items"
+        ),
+    ],
+    indirect=["folder"],
+)
+def test_over_ranks_as_alone(
+    folder: Path, prompts: list[Any], wanted: Any, settings: dict[str, Any]
+) -> None:
+    """By either --mm-encoder-tp-mode."""
     with LLM(model=str(folder), **FLAGS, **settings) as llm:
         assert drawn(llm, prompts) == wanted
 
@@ -123,14 +140,13 @@ def test_preempted_among_images(
     assert (sum(one.swaps for one in counted) > 0) == (swap_space > 0)
 
 
-def test_structured_output_of_an_image(folder: Path, prompts: list[Any]) -> None:
+def test_structured_output_of_an_image(usual: LLM, prompts: list[Any]) -> None:
     from dovetail.interfaces.constraint import Regex
 
-    with LLM(model=str(folder), **FLAGS) as llm:
-        compiled = llm.compile_constraint(Regex(pattern="(cat|dog) is (red|blue)"))
-        params = SamplingParams(temperature=0.0, max_tokens=24, constraint=compiled)
-        results = llm.generate(prompts, params, use_tqdm=False)
-        alone = llm.generate(prompts[:1], params, use_tqdm=False)
+    compiled = usual.compile_constraint(Regex(pattern="(cat|dog) is (red|blue)"))
+    params = SamplingParams(temperature=0.0, max_tokens=24, constraint=compiled)
+    results = usual.generate(prompts, params, use_tqdm=False)
+    alone = usual.generate(prompts[:1], params, use_tqdm=False)
     texts = [one.outputs[0].text for one in results]
     assert all(text.split(" is ")[0] in ("cat", "dog") for text in texts)
     assert alone[0].outputs[0].text == texts[0]

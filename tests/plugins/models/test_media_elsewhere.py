@@ -11,7 +11,7 @@ import pytest
 from dovetail import LLM, SamplingParams
 from dovetail.errors import ConfigError, RequestError
 from dovetail.testing.tiny_models import write_tiny_tokenizer
-from support.tiny_media import TEXT, VISION
+from support.tiny_llava import TEXT, VISION
 
 PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 
@@ -19,11 +19,6 @@ PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 def config_of(name: str) -> Any:
     import transformers as hf
 
-    if name == "VipLlava":
-        vision = hf.CLIPVisionConfig(**VISION, projection_dim=32)
-        layers = {"vision_feature_layers": [-1, -2]}
-        text: Any = hf.LlamaConfig(**TEXT)
-        return hf.VipLlavaConfig(vision_config=vision, text_config=text, **layers)
     vision = hf.SiglipVisionConfig(**VISION)
     if name == "AyaVision":
         text = hf.Cohere2Config(**TEXT, sliding_window=64)
@@ -46,9 +41,8 @@ def test_a_model_whose_text_part_alone_is_another(tmp_path: Path) -> None:
         LLM(model=str(tmp_path), dtype="float32", max_model_len=100)
 
 
-@pytest.mark.parametrize("name", ["PaliGemma", "VipLlava"])
-def test_images_are_refused_with_a_sentence(name: str, tmp_path: Path) -> None:
-    write(name, tmp_path)
+def test_images_are_refused_with_a_sentence(tmp_path: Path) -> None:
+    write("PaliGemma", tmp_path)
     picture = PIL.new("RGB", (32, 32))
     with LLM(model=str(tmp_path), dtype="float32", max_model_len=100) as llm:
         with pytest.raises(RequestError, match="takes no images") as told:

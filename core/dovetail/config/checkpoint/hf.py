@@ -89,6 +89,7 @@ def load_model_facts(
     model_path, path = path, config_path or path
     raw = read_settings(path, config_format)
     merge_deep(raw, overrides or {})
+    _refuse_parts_elsewhere(path, raw)
     text = text_config(raw)
     generation = read_json(Path(model_path) / "generation_config.json", is_required=False)
     num_heads = _count(path, text, "num_heads")
@@ -124,6 +125,17 @@ def read_config(path: Path) -> dict[str, Any] | None:
     config = read_json(file)
     add_quantization(path, config)
     return config
+
+
+def _refuse_parts_elsewhere(path: str | Path, raw: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a checkpoint whose text model is another checkpoint, as Ultravox's."""
+    elsewhere = raw.get("text_model_id")
+    if elsewhere and not has_text_part(raw):
+        raise ConfigError(
+            f"its text model is another checkpoint, {elsewhere}, and no part of this one.",
+            where=f"{path}/config.json: text_model_id",
+            fix="serve that one for texts alone; what joins the two is code that is not run here.",
+        )
 
 
 def has_text_part(raw: Mapping[str, Any]) -> bool:

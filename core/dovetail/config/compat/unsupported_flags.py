@@ -32,13 +32,8 @@ class UnsupportedFlag:
         return remedy(self.feature, "leave the flag out")
 
 
-def _all(feature: str, *names: str) -> dict[str, UnsupportedFlag]:
-    return dict.fromkeys(names, UnsupportedFlag(feature))
-
-
-UNSUPPORTED_FLAGS: dict[str, UnsupportedFlag] = {
-    **_all("video_pruning", "video_pruning_rate"),
-}
+UNSUPPORTED_FLAGS: dict[str, UnsupportedFlag] = {}
+"""None of the reference's flags is refused now; one of a newer reference that is gets a row."""
 
 
 def passes(flag: Flag, row: UnsupportedFlag, value: Any) -> bool:

@@ -18,7 +18,7 @@ from dovetail.config.rules.adapters import MEDIA_LORAS
 from dovetail.config.rules.media_settings import media_settings
 from dovetail.errors import ConfigError
 from dovetail.interfaces.media import MediaSpec
-from dovetail.interfaces.media_settings import AUDIO, MIB, MediaLimit, MediaSettings
+from dovetail.interfaces.media_settings import AUDIO, MIB, VIDEO, MediaLimit, MediaSettings
 from dovetail.interfaces.schedule_spec import ScheduleSpec
 from dovetail.interfaces.spec import ModelSpec, RunSpec
 
@@ -33,7 +33,7 @@ SPEECH_RATE_HZ = 16_000
 """What models of speech were trained on."""
 VALUE_BYTES = 4
 SHARED = Path("/dev/shm")
-CACHE_FLAG = "--mm-processor-cache-type"
+CACHE_FLAG, PRUNING_FLAG = "--mm-processor-cache-type", "--video-pruning-rate"
 VECTORS_FLAG, VECTORS_WORD = "--enable-prompt-embeds", "vectors"
 
 
@@ -59,6 +59,7 @@ def media_spec(config: Config, model: ModelSpec) -> MediaSpec | None:
         kinds = ()
     adapters = _adapters(config, kinds)
     if not kinds:
+        _pruning_rate(config, kinds)
         return None
     if facts_of(model.whole_config).media_see_all:
         _verify_seen_whole(config, model)
@@ -72,7 +73,20 @@ def media_spec(config: Config, model: ModelSpec) -> MediaSpec | None:
         settings=settings,
         interleaves=given.interleave_mm_strings,
         adapters=adapters,
+        pruning_rate=_pruning_rate(config, kinds),
     )
+
+
+def _pruning_rate(config: Config, kinds: Sequence[str]) -> float:
+    """Return the share of a video's vectors that is left out. Raises: ConfigError"""
+    rate = config.multimodal.video_pruning_rate or 0.0
+    if rate == 1.0:
+        raise ConfigError(
+            "nothing of a video would be left.", where=PRUNING_FLAG, fix="give less than 1."
+        )
+    if rate and VIDEO not in kinds:
+        raise ConfigError("no videos are taken.", where=PRUNING_FLAG, fix="leave the flag out.")
+    return rate
 
 
 def _kinds(settings: MediaSettings, model: ModelSpec) -> tuple[str, ...]:

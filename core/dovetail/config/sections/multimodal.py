@@ -44,7 +44,11 @@ class MultiModalConfig:
         False, help="keep media placeholders at their positions in the text"
     )
     video_pruning_rate: float | None = flag(
-        None, ge=0, le=1, help="fraction of a video's tokens that is dropped"
+        None,
+        ge=0,
+        le=1,
+        help="fraction of a video's tokens that is dropped, below 1: those of places that look "
+        "like the frames before",
     )
     skip_mm_profiling: bool = flag(
         False, help="leave no memory for what media encoders make when it is divided at the start"

@@ -127,6 +127,7 @@ def test_overrides_win_and_merge(tmp_path: Path) -> None:
         ({"num_key_value_heads": 3}, "cannot share 3"),
         ({"hidden_size": 65}, "head_dim"),
         ({"model_type": "none", "vocab_size": None}, "vocab_size"),
+        ({"text_model_id": "a/b"}, "its text model is another checkpoint, a/b"),  # Ultravox
     ],
 )
 def test_wrong_facts_name_file_and_field(

@@ -3,14 +3,18 @@ its feature extractor measures, and cut where a decoder's times say."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from dovetail.server.api.audio.form import FALLBACK, AudioFile, AudioRequest
 from dovetail.server.api.audio.spectrogram import log_mel, window
-from dovetail.server.api.audio.windows import cut
+from dovetail.server.api.audio.windows import Listener, Segment, cut
+from dovetail.server.api.audio.windows import _Written as written
 from dovetail.server.api.audio.words import (
     Word,
     divided,
@@ -128,3 +132,73 @@ def test_a_window_is_cut_at_its_times(
         (pytest.approx(start), pytest.approx(end), part) for start, end, part in pieces
     ]
     assert (found.heard_s, found.is_closed) == (pytest.approx(heard_s), is_closed)
+
+
+CREDIBLE, UNLIKELY, REPEATED = (-0.4, 1.5), (-1.7, 1.5), (-0.2, 4.0)
+"""(mean log probability, rate of compression) of what the decoder writes."""
+
+
+class Scripted(Listener):
+    """A listener whose decoder writes by a script: for each attempt how credible it is."""
+
+    script: ClassVar[list[tuple[float, float]]] = []
+    silence: ClassVar[float] = 0.0
+    tried: ClassVar[list[float]] = []
+
+    async def _attempt(self, part: Any, ids: Any, temperature: float) -> Any:
+        self.tried.append(temperature)
+        logprob, rate = self.script[len(self.tried) - 1]
+        return written(
+            token_ids=(len(self.tried),),
+            avg_logprob=logprob,
+            temperature=temperature,
+            compression_ratio=rate,
+        )
+
+    async def _no_speech_prob(self, heard: Any, ids: Any) -> float:
+        return self.silence
+
+
+@pytest.mark.parametrize(
+    ("script", "silence", "tried", "told", "has_context"),
+    [
+        ([CREDIBLE], 0.0, [0.0], 1, True),
+        ([REPEATED, CREDIBLE], 0.0, [0.0, 0.2], 2, True),
+        ([UNLIKELY, REPEATED, UNLIKELY, CREDIBLE], 0.0, [0.0, 0.2, 0.4, 0.6], 4, False),
+        ([UNLIKELY] * 6, 0.0, list(FALLBACK), 6, False),
+        ([REPEATED, UNLIKELY], 0.9, [0.0, 0.2], None, True),
+    ],
+    ids=["credible", "repeated", "warm", "never-credible", "silence"],
+)
+def test_what_is_not_credible_is_written_again_at_a_higher_temperature(
+    script: list[tuple[float, float]],
+    silence: float,
+    tried: list[float],
+    told: int | None,
+    has_context: bool,
+) -> None:
+    """What was drawn at a high temperature is no context for the next window."""
+    Scripted.script, Scripted.silence, Scripted.tried = script, silence, []
+    encoder = SimpleNamespace(max_rows=100)
+    run = SimpleNamespace(model=SimpleNamespace(encoder=encoder), max_model_tokens=60)
+    decode = SimpleNamespace(decode=lambda ids, **_: f" word {ids[0]}", encode=lambda *_, **__: [7])
+    tokens = SimpleNamespace(
+        prompt=lambda *_, **__: (50,), before=None, languages={}, first_time=100, start=50
+    )
+    listener = Scripted(
+        engine=cast(Any, SimpleNamespace(spec=SimpleNamespace(run=run), tokenizer=decode)),
+        tokens=cast(Any, tokens),
+        spectrogram=np.zeros((8, 200), dtype=np.float32),
+        duration_s=2.0,
+        request=AudioRequest(file=AudioFile(), language="en", prompt="before"),
+        request_id="one",
+    )
+
+    async def heard() -> list[Segment]:
+        return [segment async for segment in listener.segments()]
+
+    segments = asyncio.run(heard())
+    assert Scripted.tried == tried
+    assert [one.text for one in segments] == ([] if told is None else [f" word {told}"])
+    assert [one.temperature for one in segments] == ([] if told is None else tried[-1:])
+    assert bool(listener._context) == has_context

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dovetail.errors import NotFound
 from dovetail.interfaces.adapter_spec import AdapterSource
-from dovetail.interfaces.api import Api, Route
+from dovetail.interfaces.api import TRANSCRIBE, Api, Route
+from dovetail.interfaces.media_settings import AUDIO, IMAGE, VIDEO
 from dovetail.interfaces.plugin import Info
 from dovetail.server.api.models.protocol import ModelCard, ModelList
 from dovetail.server.generate.dependencies import ServerOf
@@ -50,12 +51,19 @@ def _capabilities(server: ServerState) -> list[str]:
     pooling = server.engine.spec.run.pooling
     if pooling is not None:
         return [*pooling.tasks, *(["score"] if can_score(pooling) else [])]
+    if TRANSCRIBE in server.tasks:
+        return [TRANSCRIBE]
+    media = server.engine.spec.media
+    kinds = () if media is None else media.kinds
     known = {
         "completion": True,
         "chat": bool(server.renderer.source),
         "tools": server.parsers.tool is not None,
         "reasoning": server.parsers.reasoning is not None,
         "structured_output": server.engine.constraint_compiler is not None,
+        "vision": IMAGE in kinds,
+        "video": VIDEO in kinds,
+        "audio": AUDIO in kinds,
     }
     return [name for name, is_there in known.items() if is_there]
 

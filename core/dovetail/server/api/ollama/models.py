@@ -16,6 +16,7 @@ from typing import Any
 from dovetail.config.checkpoint.weights_check import is_whole_model, weights_bytes
 from dovetail.errors import RequestError
 from dovetail.interfaces.api import GENERATE
+from dovetail.interfaces.media_settings import IMAGE
 from dovetail.interfaces.pooling_params import EMBED
 from dovetail.server.api.ollama.protocol import OllamaShowRequest
 from dovetail.server.api.ollama.response import written_time
@@ -138,9 +139,11 @@ def _model_info(server: ServerState) -> dict[str, Any]:
 def _capabilities(server: ServerState) -> list[str]:
     if GENERATE not in server.tasks:
         return _pooled_capabilities(server.tasks)
+    media = server.engine.spec.media
     can = {
         "tools": server.parsers.tool is not None and "tools" in server.renderer.source,
         "thinking": server.parsers.reasoning is not None,
+        "vision": media is not None and IMAGE in media.kinds,
         "insert": server.engine.spec.has_tokenizer and _can_fill_in(server),
     }
     return ["completion", *(name for name, is_able in can.items() if is_able)]

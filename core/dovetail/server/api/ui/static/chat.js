@@ -44,6 +44,7 @@ class Chat {
       send: (text, images) => this.send(text, images),
       stop: () => this.stop(),
       toggleOptions: () => this.options.toggle(),
+      failed: (told) => this.#tell(told),
     });
     this.log = el("div", { class: "log", role: "log", "aria-label": "Conversation" });
     this.scroller = el("div", { class: "scroller", tabindex: "-1" }, this.log);
@@ -75,6 +76,7 @@ class Chat {
   setModel(model) {
     const can = new Set(model?.capabilities ?? []);
     this.composer.setTakesImages(can.has("vision"));
+    this.composer.setSpeechModel(this.models.speech());
     this.options.setCapabilities(can);
     showPurpose(this.root, model);
   }
@@ -244,9 +246,7 @@ class Chat {
   }
 
   #keepOne(conversation) {
-    const fault = save(conversation);
-    this.fault.textContent = fault;
-    this.fault.hidden = !fault;
+    this.#tell(save(conversation));
   }
 
   #renamed(id, name) {
@@ -259,6 +259,12 @@ class Chat {
   #removed(ids) {
     if (ids.includes(this.conversation.id)) this.open(listed()[0] ?? newConversation());
     else this.list.draw(this.conversation.id);
+  }
+
+  /** Say what went wrong; nothing, where nothing did. */
+  #tell(fault) {
+    this.fault.textContent = fault ?? "";
+    this.fault.hidden = !fault;
   }
 
   #isAtEnd() {

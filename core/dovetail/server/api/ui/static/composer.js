@@ -1,11 +1,13 @@
-// Where one writes: the text, pictures where the model takes them, send and stop.
+// Where one writes: the text, pictures where the model takes them, speech where a model hears it,
+// send and stop.
 
 import { el, icon, iconButton } from "./dom.js";
+import { makeSpeech } from "./speech.js";
 
 const MAX_IMAGE_BYTES = 8 * 2 ** 20;
 
 /** Return the composer: its node, and what the chat tells it. */
-export function makeComposer({ send, stop, toggleOptions }) {
+export function makeComposer({ send, stop, toggleOptions, failed }) {
   let isRunning = false;
   let images = [];
   const text = el("textarea", { id: "composer-text", rows: 1, "aria-label": "Message",
@@ -16,9 +18,10 @@ export function makeComposer({ send, stop, toggleOptions }) {
   const attach = iconButton("image", "Add pictures", () => file.click(), { hidden: true });
   const optionsButton = iconButton("sliders", "Options of this chat", toggleOptions,
     { "aria-expanded": "false" });
+  const speech = makeSpeech({ heard: add, failed });
   const button = el("button", { type: "submit", class: "send" });
   const form = el("form", { class: "composer", onsubmit: submit }, previews, text,
-    el("div", { class: "composer-row" }, optionsButton, attach, file,
+    el("div", { class: "composer-row" }, optionsButton, attach, file, speech.nodes,
       el("p", { class: "hint quiet" }, "Enter sends, Shift + Enter begins a line"), button));
   setRunning(false);
   form.addEventListener("click", (event) => {
@@ -44,6 +47,13 @@ export function makeComposer({ send, stop, toggleOptions }) {
     images = [];
     previews.replaceChildren();
     fit();
+  }
+
+  /** Add to what is written. */
+  function add(words) {
+    text.value = [text.value.trimEnd(), words].filter(Boolean).join(" ");
+    fit();
+    text.focus();
   }
 
   function fit() {
@@ -83,6 +93,7 @@ export function makeComposer({ send, stop, toggleOptions }) {
     setRunning,
     focus: () => text.focus({ preventScroll: true }),
     setTakesImages: (takes) => (attach.hidden = !takes),
+    setSpeechModel: speech.setModel,
   };
 }
 

@@ -84,6 +84,8 @@ const ICONS = {
   upload: "M12 15V4M7 8.5l5-5 5 5M5 20h14",
   close: "M6 6l12 12M18 6 6 18",
   image: "M4 5h16v14H4zM4 16l5-5 4 4 3-3 4 4M15 9h.01",
+  microphone: "M12 4a3 3 0 0 1 3 3v4a3 3 0 0 1-6 0V7a3 3 0 0 1 3-3zM6 11a6 6 0 0 0 12 0M12 17v3.5",
+  sound: "M4 10v4M8 7v10M12 4v16M16 7v10M20 10v4",
   pause: "M9 6v12M15 6v12",
   play: "M8 5.5v13l10-6.5z",
   down: "M12 5v14M5.5 12.5 12 19l6.5-6.5",

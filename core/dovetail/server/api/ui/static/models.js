@@ -6,7 +6,7 @@ import { askJson } from "./server.js";
 
 const CHOSEN = "dovetail.model";
 
-/** Return the choice in an element: find, refresh, choose, current, isOfSeveral.
+/** Return the choice in an element: find, refresh, choose, current, speech, isOfSeveral.
  *
  * `changed` gets the chosen model's card of /v1/models; `wanted` returns the name to begin with. */
 export function makeModels(root, { changed, wanted }) {
@@ -51,6 +51,8 @@ export function makeModels(root, { changed, wanted }) {
   }
 
   const card = (id) => models.find((one) => one.id === id);
+  /** Return the name of the model that writes down speech: the chosen one before others, or null. */
+  const speech = () => [chosen, ...models].find(hears)?.id ?? null;
   const isOfSeveral = () => models.length > 1;
 
   function draw() {
@@ -65,8 +67,10 @@ export function makeModels(root, { changed, wanted }) {
     }
   }
 
-  return { find, refresh, choose, current: () => chosen, isOfSeveral };
+  return { find, refresh, choose, current: () => chosen, speech, isOfSeveral };
 }
+
+const hears = (model) => model?.capabilities?.includes("transcription");
 
 /** Return a model's name, with its state where it would have to be loaded first. */
 function named({ id, state }) {

@@ -1,6 +1,7 @@
 // What a model is for that does not chat: shown in the chat's place.
 
 import { el } from "./dom.js";
+import { makeSpeech } from "./speech.js";
 
 const USES = {
   embed: ["POST /v1/embeddings", "vectors of texts, to search and compare by"],
@@ -8,6 +9,7 @@ const USES = {
   score: ["POST /score and /rerank", "how well texts go together, and documents sorted by it"],
   token_embed: ["POST /pooling", "a vector for each token of a text"],
   token_classify: ["POST /pooling", "classes for each token of a text"],
+  transcription: ["POST /v1/audio/transcriptions", "what is said in a sound, as text or subtitles"],
 };
 
 /** Show what a model is for in a view's element; of a model that chats, the view itself. */
@@ -24,8 +26,26 @@ function purpose(name, can) {
     .filter((task) => Object.hasOwn(USES, task))
     .map((task) => USES[task])
     .map(([path, what]) => el("li", {}, el("code", {}, path), `: ${what}`));
+  const hears = can.includes("transcription");
+  const does = hears ? "writes down what is said" : "reads texts and writes none";
   return el("section", { class: "purpose" },
     el("h1", {}, "This model does not chat"),
-    el("p", {}, `${name} reads texts and writes none. Programs ask it for:`),
-    el("ul", {}, rows));
+    el("p", {}, `${name} ${does}. Programs ask it for:`),
+    el("ul", {}, rows),
+    hears ? trial(name) : null);
+}
+
+/** Return where a model of speech is tried out. */
+function trial(name) {
+  const said = el("textarea", { "aria-label": "What was said", readonly: true, rows: 6 });
+  const fault = el("p", { class: "notice fault", role: "alert", hidden: true });
+  const speech = makeSpeech({
+    heard: (text) => (said.value = text),
+    failed: (told) => {
+      fault.hidden = told === null;
+      fault.textContent = told ?? "";
+    },
+  });
+  speech.setModel(name);
+  return [el("p", {}, speech.nodes), fault, said];
 }

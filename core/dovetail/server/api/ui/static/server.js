@@ -25,7 +25,7 @@ export function address(path) {
   return new URL(path.replace(/^\//, ""), BASE).href;
 }
 
-/** Return the answer to a request; a body is sent as JSON. Throws ServerError. */
+/** Return the answer to a request; a body is a form, or is sent as JSON. Throws ServerError. */
 export async function ask(path, { body, signal } = {}) {
   for (;;) {
     const key = sessionStorage.getItem(KEY);
@@ -46,8 +46,9 @@ async function sent(path, body, signal, key) {
   const init = { headers, signal, cache: "no-store", credentials: "same-origin" };
   if (body !== undefined) {
     init.method = "POST";
-    init.body = JSON.stringify(body);
-    headers["Content-Type"] = "application/json";
+    const isForm = body instanceof FormData;
+    init.body = isForm ? body : JSON.stringify(body);
+    if (!isForm) headers["Content-Type"] = "application/json";
   }
   try {
     return await fetch(address(path), init);

@@ -1,6 +1,7 @@
-"""Qwen2-Audio: Whisper's encoder, halved once more, and a matrix before Qwen 2.
+"""Models that hear: Whisper's encoder and a projector before a plain decoder.
 
-Source: Chu et al. 2024, https://arxiv.org/abs/2407.10759
+Source: Chu et al. 2024, https://arxiv.org/abs/2407.10759; Liu et al. 2025,
+https://arxiv.org/abs/2507.13264
 """
 
 from __future__ import annotations
@@ -33,3 +34,9 @@ class Qwen2AudioForConditionalGeneration(MediaModel):
         )
         vectors: torch.Tensor = encoder.multi_modal_projector(heard.last_hidden_state)[0]
         return vectors[: int(rows)]
+
+
+class VoxtralForConditionalGeneration(MediaModel):
+    """Voxtral: sounds in windows of 30 s, four frames of the encoder to a vector, before Llama."""
+
+    info = Info(summary="Voxtral", source="https://arxiv.org/abs/2507.13264")
