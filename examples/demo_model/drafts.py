@@ -19,8 +19,9 @@ from transformers import LlamaConfig, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 NUM_PLACES = 4
-OWN_STATES = 0.5  # the share of states of the second pass that are EAGLE's own guesses
-STATE_WEIGHT = 1.0
+OWN_STATES = 0.6  # the share of states of later passes that are EAGLE's guesses of the pass before
+STATE_WEIGHT = 0.5
+NUM_PASSES = 4
 
 
 @dataclass(frozen=True)
@@ -205,19 +206,20 @@ class Eagle(Drafter):
         return found if isinstance(found, torch.Tensor) else found[0]
 
     def loss(self, texts: Texts) -> torch.Tensor:
-        """One pass over the model's states, then one where some are what the first guessed."""
-        tokens = after(texts.tokens)
-        first = self(tokens, texts.states)
-        guessed = torch.cat([texts.states[:, :1], first[:, :-1]], dim=1)
-        is_own = torch.rand(tokens.shape)[..., None] < OWN_STATES
-        second = self(tokens, torch.where(is_own, guessed, texts.states))
+        """One pass over the model's states, then some where states are what the one before guessed:
+        so it learns to go on from its own guesses, as it has to at later places."""
+        tokens, states = after(texts.tokens), texts.states
         there = texts.answers[:, 1:]
         wanted = texts.states[:, 1:][there]
         total = torch.zeros(())
-        for found in (first, second):
+        for _ in range(NUM_PASSES):
+            found = self(tokens, states)
             near = functional.smooth_l1_loss(found[:, :-1][there], wanted)
             total = total + texts.loss(found, 1, self.head) + STATE_WEIGHT * near
-        return total / 2
+            guessed = torch.cat([texts.states[:, :1], found[:, :-1]], dim=1)
+            is_own = torch.rand(tokens.shape)[..., None] < OWN_STATES
+            states = torch.where(is_own, guessed, texts.states)
+        return total / NUM_PASSES
 
     def save(self, folder: Path) -> None:
         """Write SafeAILab's layout."""
@@ -243,9 +245,10 @@ class DraftModel(Drafter):
         return texts.loss(states, 0, self.model.lm_head)
 
     def save(self, folder: Path) -> None:
-        """Write a checkpoint as any model's."""
-        self.model.generation_config = None
-        self.model.to(torch.bfloat16).save_pretrained(folder)
+        """Write a checkpoint as any model's: embedding and head are one."""
+        tensors = dict(self.model.named_parameters())
+        config = self.model.config.to_diff_dict()
+        write(folder, {**config, "architectures": ["Qwen3ForCausalLM"]}, tensors)
 
 
 DRAFTERS: dict[str, type[Drafter]] = {

@@ -58,6 +58,8 @@ class Known:
 def known_lines(rows: np.ndarray, starts: np.ndarray, limits: np.ndarray) -> Known:
     """Return the tokens of some rows from `starts` up to `limits`, of each at least one. Every line
     is a row of its own, which sees those before it, so their order is free. Shapes: all [R]"""
+    if len(rows) == 1:
+        return _known_of_one(rows, int(starts[0]), int(limits[0]))
     counts = limits - starts
     ends = np.cumsum(counts)
     if ends[-1] == len(rows):
@@ -70,6 +72,17 @@ def known_lines(rows: np.ndarray, starts: np.ndarray, limits: np.ndarray) -> Kno
         positions=np.concatenate([limits - 1, np.repeat(starts, before) + nth]),
         picked=np.concatenate([ends - 1, np.repeat(ends - counts, before) + nth]),
     )
+
+
+def _known_of_one(rows: np.ndarray, start: int, limit: int) -> Known:
+    """Return the tokens of a row: as they come, but for the last one, which is the first line.
+    Shapes: rows [1]"""
+    if limit - start == 1:
+        return Known(rows=rows, positions=np.array([start]), picked=np.zeros(1, dtype=np.int64))
+    positions = np.arange(start - 1, limit)
+    positions[0] = limit - 1
+    positions = positions[:-1]
+    return Known(rows=np.repeat(rows, limit - start), positions=positions, picked=positions - start)
 
 
 @dataclass(slots=True)
@@ -102,8 +115,11 @@ class _Places:
         firsts = known.positions[:rows] + 1
         width = -(-int((firsts + wants).max()) // self._table.block_tokens)
         end = num_rows + len(known.rows) - rows
-        self._put(slice(0, rows), known, slice(0, rows), tokens, width)
-        self._put(slice(num_rows, end), known, slice(rows, None), tokens, width)
+        if num_rows == rows:
+            self._put(slice(0, end), known, slice(0, end), tokens, width)
+        else:
+            self._put(slice(0, rows), known, slice(0, rows), tokens, width)
+            self._put(slice(num_rows, end), known, slice(rows, None), tokens, width)
         for padding in (slice(rows, num_rows), slice(end, num_lines)):
             if padding.stop > padding.start:
                 self.tokens[padding] = self.positions[padding] = self.slots[padding] = 0
@@ -199,7 +215,7 @@ class DraftChain:
         if recorded is None:
             return None
         recorded.program.run()
-        drawn = [self._samplers[d].tokens[: len(rows)] for d in range(int(wants.max()))]
+        drawn = [one.tokens[: len(rows)] for one in self._samplers[: int(wants.max())]]
         return np.stack(drawn, axis=1), size, recorded.is_proven
 
     def _size(self, rows: int, tokens: int, drafts: int) -> Size:
