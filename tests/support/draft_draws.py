@@ -97,8 +97,8 @@ def draw(
     flags: dict[str, Any] = {"speculative_config": {**asked, "num_speculative_tokens": 3}}
     llm = LLM(
         model=str(model), dtype="float32", max_model_len=128, num_gpu_blocks_override=9 * ROWS,
-        max_num_seqs=ROWS, max_num_batched_tokens=4 * ROWS, enable_prefix_caching=False, use_tqdm_on_load=False, seed=11,
-        **(flags if asked else {}),
+        max_num_seqs=ROWS, max_num_batched_tokens=4 * ROWS, enable_prefix_caching=False,
+        use_tqdm_on_load=False, seed=11, **(flags if asked else {}),
     )  # fmt: skip
     params = SamplingParams(temperature=TEMPERATURE, max_tokens=NUM_TOKENS, ignore_eos=True)
     count = -(-num_draws // NUM_TOKENS)

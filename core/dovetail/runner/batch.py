@@ -28,8 +28,8 @@ class StepInputs:
     """One step's rows and tokens on the host. `drafted` are the indices of rows with drafts,
     `adapters` the tokens' adapter slots (None: no row uses one). A model is told `told_positions`:
     other ones than the tokens' places where a row's prompt has parts that take fewer or more.
-    `cross` is what the rows attend to beside their tokens, of a model with an encoder. `is_decoding`:
-    every row computes its last known token and its drafts, and something may be drawn after each.
+    `cross` is what the rows attend to beside their tokens, of a model with an encoder.
+    `is_decoding`: every row computes its last known token and drafts, and a draw may follow each.
 
     Shapes: all but token_ids and positions [R]; query_start [R + 1]; token_ids, positions and
     token_rows [T], all int64 but lists; adapters [T] int32; shifts [T]
