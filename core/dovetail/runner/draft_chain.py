@@ -10,6 +10,7 @@ the drafter says step by step.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,9 @@ CATCH_UP_TOKENS = 64
 """With so many more tokens than rows to catch up on, all but the last of each row go before."""
 MAX_LINES = 160
 """The same of the tokens to catch up on."""
+LEAST_CHANCE = 0.2
+"""Drafts end before one that comes true less often than this, by the drafter's own chances of it
+and of those before it: verifying a position costs about a fifth of what a token is worth."""
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +182,10 @@ class DraftChain:
         self._pool = Pool()
         self._reason: str | None = native.missing_reason()
         if self._reason is None:
-            self._samplers = [NativeSampler(Tables(MAX_ROWS)) for _ in range(max_drafts)]
+            tables = Tables(MAX_ROWS)
+            tables.num_top[:] = 0  # the chosen token's own logprob is told
+            self._samplers = [NativeSampler(tables) for _ in range(max_drafts)]
+            self._logprobs: list[np.ndarray] = [np.zeros(0)] * max_drafts
             self._rows = np.arange(MAX_ROWS)
             self._zeros = np.zeros(MAX_ROWS, dtype=np.int64)
 
@@ -217,6 +224,14 @@ class DraftChain:
         recorded.program.run()
         drawn = [one.tokens[: len(rows)] for one in self._samplers[: int(wants.max())]]
         return np.stack(drawn, axis=1), size, recorded.is_proven
+
+    def likely(self, wants: np.ndarray) -> np.ndarray:
+        """Return how many of the last run's drafts are likely enough to be verified, at least one
+        of each row. Shapes: [R] -> [R]"""
+        told = [one[: len(wants)] for one in self._logprobs[: int(wants.max())]]
+        is_likely = np.cumsum(told, axis=0) >= math.log(LEAST_CHANCE)
+        counts: np.ndarray = np.clip(is_likely.sum(axis=0), 1, wants)
+        return counts
 
     def _size(self, rows: int, tokens: int, drafts: int) -> Size:
         """Return the size that a step is padded to, so that few have to be recorded: where several
@@ -278,7 +293,10 @@ class DraftChain:
                 slots, given = places.draft_slots[depth], states if self._continues else None
                 states = self._pass(count, drawn, positions, lens, slots, given, depth, kept)
             logits = self._drafter.logits(states, depth)
-            self._samplers[depth](logits, self._rows[:count], self._zeros[:count])
+            lines = self._rows[:count], self._zeros[:count]
+            told = self._samplers[depth](logits, *lines, logprobs_top=0)
+            assert told is not None, "logprobs were asked for"
+            self._logprobs[depth] = told.logprob
         return states
 
     def _pass(

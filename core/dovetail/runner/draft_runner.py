@@ -259,8 +259,8 @@ class DraftRunner:
             if int((limits - starts - 1).sum()) > CATCH_UP_TOKENS:
                 starts, states = self._catch_up_to_last(rows, starts, limits, states)
             found = chain.run(rows, starts, limits, wants, states)
-        if found is not None and found[2]:
-            drafts = found[0]
+        if chain is not None and found is not None and found[2]:
+            drafts, wants = found[0], chain.likely(wants)
         else:
             is_wanting = wants > 0
             counts = limits - starts
