@@ -4,7 +4,8 @@ The prompts are the held-out questions of examples/demo_model, answered greedily
 then the worst case, texts of random tokens at temperature 1.5, where no guess comes true for long
 and what counts is that drafting pauses. All engines live in one process and take turns, so that
 each round is one moment of the machine; the figures are medians of rounds. Only steps that read no
-prompt are timed.
+prompt are timed. With `--cpu` what is told is the processor time of the engine's thread (run it
+with OMP_NUM_THREADS=1): where other work is on the machine, that is less rough.
 
     PYTHONPATH=core:plugins:kernels python -m benchmarks.drafts [METHOD ...] [--rows 1 8 32]
 """
@@ -13,12 +14,13 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import json
 import pstats
 import random
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +34,7 @@ from dovetail.interfaces.sampling_params import SamplingParams
 EXAMPLES = Path(__file__).parents[1] / "examples" / "demo_model"
 NONE = "none"
 METHODS = ("ngram", "suffix", "draft_model", "eagle", "mlp_speculator")
+TEXTS = ("questions", "random")
 PROMPT_TOKENS = 32
 GREEDY = {"temperature": 0.0, "max_tokens": 128}
 WILD = {"temperature": 1.5, "max_tokens": 128, "ignore_eos": True, "seed": 1}
@@ -80,7 +83,11 @@ def noise(count: int, seed: int, vocab_size: int) -> list[list[int]]:
 
 
 def run(
-    engine: SyncEngine, prompts: Sequence[str | list[int]], rows: int, params: SamplingParams
+    engine: SyncEngine,
+    prompts: Sequence[str | list[int]],
+    rows: int,
+    params: SamplingParams,
+    clock_s: Callable[[], float],
 ) -> Tally:
     """Return the tally of some prompts, `rows` of them at a time."""
     tally, waiting, live = Tally(), list(prompts), 0
@@ -93,9 +100,9 @@ def run(
                 core.add(request)
             live += 1
         is_full = live == rows
-        start_s = time.perf_counter()
+        start_s = clock_s()
         output = core.step()
-        step_s = time.perf_counter() - start_s
+        step_s = clock_s() - start_s
         live -= sum(update.finish_reason is not None for update in output.updates)
         if output.stats is None or reads_prompt or not is_full:
             continue
@@ -113,12 +120,14 @@ def params_of(engine: SyncEngine, fields: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams(**{**engine.spec.default_sampling, **fields})
 
 
-def engines_of(methods: Sequence[str], folder: str, stack: ExitStack) -> dict[str, SyncEngine]:
+def engines_of(
+    methods: Sequence[str], folder: str, settings: Mapping[str, Any], stack: ExitStack
+) -> dict[str, SyncEngine]:
     """Return an engine without drafts and one of each method. `folder`: where checkpoints lie that
-    are not bundled, by method."""
+    are not bundled, by method. `settings`: more keys of --speculative-config."""
     made = {}
     for method in (NONE, *methods):
-        asked = {"method": method}
+        asked: dict[str, Any] = {"method": method, **settings}
         if folder and (Path(folder) / method).is_dir():
             asked["model"] = str(Path(folder) / method)
         flags = {} if method == NONE else {"speculative_config": asked}
@@ -128,7 +137,14 @@ def engines_of(methods: Sequence[str], folder: str, stack: ExitStack) -> dict[st
     return made
 
 
-def measure(engines: dict[str, SyncEngine], rows: int, rounds: int, *, is_wild: bool) -> None:
+def measure(
+    engines: dict[str, SyncEngine],
+    rows: int,
+    rounds: int,
+    clock_s: Callable[[], float],
+    *,
+    is_wild: bool,
+) -> None:
     """Print a line per method."""
     found: dict[str, list[Tally]] = {name: [] for name in engines}
     count = max(16, 3 * rows)
@@ -138,20 +154,21 @@ def measure(engines: dict[str, SyncEngine], rows: int, rounds: int, *, is_wild: 
             seed = 100 * rows + turn  # what a drafter has seen before it would know by heart
             prompts = noise(count, seed, size) if is_wild else questions(count, seed)
             params = params_of(engine, WILD if is_wild else GREEDY)
-            tally = run(engine, prompts, rows, params)
+            tally = run(engine, prompts, rows, params, clock_s)
             if turn:  # the first round records
                 found[name].append(tally)
     print(f"\n{'random tokens, temperature 1.5' if is_wild else 'questions, greedy'}, {rows} rows")
     for name, tallies in found.items():
         pairs = zip(tallies, found[NONE], strict=True)
-        ratio = statistics.median(one.rate / none.rate for one, none in pairs)
+        ratios = sorted(one.rate / none.rate for one, none in pairs)
         rate = statistics.median(one.rate for one in tallies)
         tokens = sum(one.num_tokens for one in tallies) / rows
         each = tokens / sum(one.num_steps for one in tallies)
         step_us = 1e6 * statistics.median(one.seconds / one.num_steps for one in tallies)
         shares = tallies[-1].shares()
         print(
-            f"{name:<15}{rate:>8.0f} tokens/s{ratio:>7.2f}x{each:>7.2f} tokens a step of "
+            f"{name:<15}{rate:>8.0f} tokens/s{statistics.median(ratios):>7.2f}x "
+            f"({ratios[0]:.2f} to {ratios[-1]:.2f}){each:>7.2f} tokens a step of "
             f"{step_us:>6.0f} us  accepted by place: {shares}",
             flush=True,
         )
@@ -164,20 +181,24 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", default="", help="checkpoints that are not bundled, by method")
+    parser.add_argument("--cpu", action="store_true", help="tell processor time")
+    parser.add_argument("--set", type=json.loads, default={}, help="keys of --speculative-config")
+    parser.add_argument("--texts", choices=TEXTS, nargs="*", default=TEXTS)
     parser.add_argument(
         "--profile", action="store_true", help="show where the last one's time goes"
     )
     options = parser.parse_args()
+    clock_s = time.thread_time if options.cpu else time.perf_counter
     with ExitStack() as stack:
-        engines = engines_of(options.methods, options.folder, stack)
-        for is_wild in (False, True):
+        engines = engines_of(options.methods, options.folder, options.set, stack)
+        for text in options.texts:
             for rows in options.rows:
-                measure(engines, rows, options.rounds, is_wild=is_wild)
+                measure(engines, rows, options.rounds, clock_s, is_wild=text == "random")
         if options.profile:
             name = options.methods[-1]
             params = params_of(engines[name], GREEDY)
             profile = cProfile.Profile()
-            profile.runcall(run, engines[name], questions(32, 1), options.rows[0], params)
+            profile.runcall(run, engines[name], questions(32, 1), options.rows[0], params, clock_s)
             pstats.Stats(profile).sort_stats("tottime").print_stats(40)
 
 

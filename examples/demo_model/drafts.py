@@ -243,9 +243,10 @@ class DraftModel(Drafter):
         return texts.loss(states, 0, self.model.lm_head)
 
     def save(self, folder: Path) -> None:
-        """Write a checkpoint as any model's."""
-        self.model.generation_config = None
-        self.model.to(torch.bfloat16).save_pretrained(folder)
+        """Write a checkpoint as any model's: embedding and head are one."""
+        tensors = dict(self.model.named_parameters())
+        config = self.model.config.to_diff_dict()
+        write(folder, {**config, "architectures": ["Qwen3ForCausalLM"]}, tensors)
 
 
 DRAFTERS: dict[str, type[Drafter]] = {

@@ -119,17 +119,27 @@ def test_a_published_tree_is_named_where_it_is_not_followed(
     assert "medusa_choices" in caplog.text and "a tree of 4 drafts" in caplog.text
 
 
+FEW_BLOCKS = {"num_gpu_blocks_override": 20, "swap_space": 0.01}
+MIXED_PARAMS = [wish for wish in MIXED for _ in PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def mixed_answers(folder: Path) -> list[list[int]]:
+    """Return what is drawn without drafts."""
+    with made(folder, **FEW_BLOCKS) as llm:
+        drawn = llm.generate(PROMPTS * 3, MIXED_PARAMS, use_tqdm=False)
+    return [result.outputs[0].token_ids for result in drawn]
+
+
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa", "mlp"])
-def test_the_same_answers_short_of_cache(name: str, folder: Path, tmp_path: Path) -> None:
+def test_the_same_answers_short_of_cache(
+    name: str, folder: Path, mixed_answers: list[list[int]], tmp_path: Path
+) -> None:
     head = MADE[name](tmp_path / "head")
-    params = [wish for wish in MIXED for _ in PROMPTS]
-    few = {"num_gpu_blocks_override": 20, "swap_space": 0.01}
-    with made(folder, **few) as llm:
-        wanted = llm.generate(PROMPTS * 3, params, use_tqdm=False)
-    with made(folder, head, **few) as llm:
-        found = llm.generate(PROMPTS * 3, params, use_tqdm=False)
+    with made(folder, head, **FEW_BLOCKS) as llm:
+        found = llm.generate(PROMPTS * 3, MIXED_PARAMS, use_tqdm=False)
         llm._engine.core.check_idle()
-    assert [r.outputs[0].token_ids for r in found] == [r.outputs[0].token_ids for r in wanted]
+    assert [result.outputs[0].token_ids for result in found] == mixed_answers
 
 
 def test_layers_that_come_with_the_model(tmp_path: Path) -> None:
@@ -174,10 +184,13 @@ HALVES = {
 }
 
 
-@pytest.mark.parametrize("flags", [{}, HALVES], ids=["whole", "half batches"])
+UNDIVIDED = {"speculative_config": {"draft_tensor_parallel_size": 1}}
+
+
+@pytest.mark.parametrize("flags", [UNDIVIDED, HALVES], ids=["undivided", "half batches"])
 def test_two_ranks(folder: Path, target: Target, tmp_path: Path, flags: dict[str, Any]) -> None:
-    """A head that is divided as the model is guesses what it says whole, of the states of half
-    batches too."""
+    """Beside a divided model a head guesses what it does alone: whole on each rank, or divided and
+    of the states of half batches."""
     head = MADE["eagle3"](tmp_path / "head")
     ranks = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp", **flags}
     with made(folder, head, **ranks) as llm:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
+from dovetail.engine.client.outputs import GenerationResult
 from dovetail.errors import ConfigError
 from dovetail.testing.tiny_models import write_tiny_checkpoint
 from support.drafts import KNOWN, Engine, assert_same, params, prompts, write_known
@@ -20,25 +23,49 @@ FEW: dict[str, dict[str, int]] = {
     "Qwen3NextForCausalLM": {"num_gpu_blocks_override": 22},
 }
 """Families, and room so small that requests are preempted."""
+IN_TURN, ONE_AHEAD = False, True
+ROOMY, CROWDED = False, True
+WAYS = {
+    "Mamba2ForCausalLM": ((IN_TURN, ROOMY), (ONE_AHEAD, CROWDED)),
+    "MambaForCausalLM": ((IN_TURN, CROWDED), (ONE_AHEAD, ROOMY)),
+    "Lfm2ForCausalLM": ((IN_TURN, CROWDED), (ONE_AHEAD, ROOMY)),
+    "Qwen3NextForCausalLM": ((IN_TURN, ROOMY), (ONE_AHEAD, CROWDED)),
+}
+"""Each way by itself in every family, and each pair of them in two."""
 
 
-@pytest.mark.parametrize("is_crowded", [False, True], ids=["roomy", "crowded"])
-@pytest.mark.parametrize("is_ahead", [False, True], ids=["in_turn", "one_ahead"])
-@pytest.mark.parametrize("family", FEW)
-def test_the_same_with_and_without(
-    family: str, is_ahead: bool, is_crowded: bool, tmp_path: Path
-) -> None:
-    folder = write_tiny_checkpoint(tmp_path / "model", family)
+@dataclass(frozen=True)
+class Family:
+    """A model with states, what it says without drafts, and a file of that."""
+
+    name: str
+    folder: Path
+    plain: list[GenerationResult]
+    known: Path
+
+
+@pytest.fixture(scope="module", params=FEW)
+def family(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Family]:
+    home = tmp_path_factory.mktemp("states")
+    folder = write_tiny_checkpoint(home / "model", request.param)
     engine = Engine(folder)
     with engine.llm:
         plain = engine.answers(params(), prompts())
-    known = write_known(tmp_path / "known.json", plain)
-    asked: dict[str, Any] = {"method": KNOWN, "num_speculative_tokens": 6, "path": str(known)}
-    room = FEW[family] if is_crowded else {}
-    engine = Engine(folder, speculative_config=asked, async_scheduling=is_ahead, **room)
+    yield Family(request.param, folder, plain, write_known(home / "known.json", plain))
+
+
+@pytest.mark.parametrize("way", [0, 1], ids=["in_turn", "one_ahead"])
+def test_the_same_with_and_without(family: Family, way: int) -> None:
+    is_ahead, is_crowded = WAYS[family.name][way]
+    path = str(family.known)
+    asked: dict[str, Any] = {"method": KNOWN, "num_speculative_tokens": 6, "path": path}
+    room = FEW[family.name] if is_crowded else {}
+    engine = Engine(family.folder, speculative_config=asked, async_scheduling=is_ahead, **room)
     with engine.llm:
         for _ in range(2):  # the second time prompts come from the prefix cache
-            assert_same(engine.answers(params(), prompts()), plain)
+            assert_same(engine.answers(params(), prompts()), family.plain)
         engine.llm._engine.core.check_idle()
     assert engine.count("accepted_tokens") > 0
     assert engine.count("draft_tokens") > engine.count("accepted_tokens")
@@ -46,28 +73,22 @@ def test_the_same_with_and_without(
     assert is_crowded or engine.count("prefix_hit_tokens") > 0
 
 
-@pytest.mark.parametrize("family", ["Mamba2ForCausalLM", "Qwen3NextForCausalLM"])
-def test_words_that_were_said_before(family: str, tmp_path: Path) -> None:
-    folder = write_tiny_checkpoint(tmp_path / "model", family)
-    engine = Engine(folder)
+@pytest.mark.parametrize("family", ["Mamba2ForCausalLM", "Qwen3NextForCausalLM"], indirect=True)
+def test_words_that_were_said_before(family: Family) -> None:
+    asked = {"method": "ngram", "num_speculative_tokens": 3}
+    engine = Engine(family.folder, speculative_config=asked)
     with engine.llm:
-        plain = engine.answers(params(), prompts())
-    engine = Engine(folder, speculative_config={"method": "ngram", "num_speculative_tokens": 3})
-    with engine.llm:
-        assert_same(engine.answers(params(), prompts()), plain)
+        assert_same(engine.answers(params(), prompts()), family.plain)
     assert engine.count("accepted_tokens") > 0
 
 
-def test_a_draft_model_beside_states(tmp_path: Path) -> None:
-    folder = write_tiny_checkpoint(tmp_path / "model", "Qwen3NextForCausalLM")
+@pytest.mark.parametrize("family", ["Qwen3NextForCausalLM"], indirect=True)
+def test_a_draft_model_beside_states(family: Family, tmp_path: Path) -> None:
     small = write_tiny_checkpoint(tmp_path / "small", "LlamaForCausalLM")
-    engine = Engine(folder)
-    with engine.llm:
-        plain = engine.answers(params(), prompts())
     asked = {"method": "draft_model", "model": str(small), "num_speculative_tokens": 3}
-    engine = Engine(folder, speculative_config=asked)
+    engine = Engine(family.folder, speculative_config=asked)
     with engine.llm:
-        assert_same(engine.answers(params(), prompts()), plain)
+        assert_same(engine.answers(params(), prompts()), family.plain)
     assert engine.count("draft_tokens") > 0
 
 

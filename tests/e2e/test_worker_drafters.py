@@ -210,16 +210,16 @@ def test_layers_that_forget(tmp_path: Path) -> None:
 
 
 def test_two_ranks(folder: Path, plain: list[GenerationResult]) -> None:
+    """A draft model that is divided as the model is (`test_draft_heads.py`: one that is not)."""
     asked = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
-    for size in (1, 2):
-        speculation = {"draft_tensor_parallel_size": size}
-        engine = Engine(folder, folder, speculative_config=speculation, **asked)
-        with engine.llm:
-            found = engine.all_answers()
-            engine.stats.clear()
-            engine.answers([SamplingParams(temperature=0.0, max_tokens=30)], [PROMPT])
-        assert [r.outputs[0].token_ids for r in found] == [r.outputs[0].token_ids for r in plain]
-        assert engine.count("accepted_tokens") == engine.count("draft_tokens") > 10
+    speculation = {"draft_tensor_parallel_size": 2}
+    engine = Engine(folder, folder, speculative_config=speculation, **asked)
+    with engine.llm:
+        found = engine.all_answers()
+        engine.stats.clear()
+        engine.answers([SamplingParams(temperature=0.0, max_tokens=30)], [PROMPT])
+    assert [r.outputs[0].token_ids for r in found] == [r.outputs[0].token_ids for r in plain]
+    assert engine.count("accepted_tokens") == engine.count("draft_tokens") > 10
 
 
 def test_rows_longer_than_the_drafter_knows(folder: Path, plain: list[GenerationResult]) -> None:

@@ -25,6 +25,8 @@ MAX_PAUSE_TOKENS = 16
 FIRST_PAUSE, LATER_PAUSE, LONGEST_PAUSE = 4, 32, 128
 """How many tokens long a drafter on the worker pauses, first where drafts used to be worth their
 price, and where they were not."""
+LONGEST_BETWEEN = 256
+"""How many steps of an engine lie between two trials at most, whichever requests make them."""
 NEWEST_SHARE = 1 / 16
 """How much one draft counts in what the drafts of all greedy requests are worth, or of all others.
 """
@@ -43,6 +45,7 @@ class _AdaptiveDraftLength:
     """
 
     __slots__ = ("max_tokens", "num_accepted", "num_drafted", "num_misses", "paused_until")
+    is_trying = False
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
@@ -115,6 +118,30 @@ def _renewed(worth: float, num_drafted: int, num_accepted: int, share: float) ->
     return max(worth, found) if num_accepted == num_drafted else found
 
 
+class _Sort:
+    """What drafts are worth to requests of a sort, those that are greedy or all others, and when
+    one of them may try again where that is too little: 4 steps after a trial that failed, then
+    twice as many each time, up to 256; at once after one that came true."""
+
+    __slots__ = ("_between", "_next_step", "worth")
+
+    def __init__(self, worth: float) -> None:
+        self.worth = worth
+        self._between, self._next_step = FIRST_PAUSE, 0
+
+    def tries_now(self, num_steps: int) -> bool:
+        """Return whether a trial may begin; no other does for a while then. Mutates: self"""
+        if num_steps < self._next_step:
+            return False
+        self._next_step = num_steps + self._between
+        return True
+
+    def note_trial(self, num_steps: int, num_accepted: int) -> None:
+        """Take in how a trial ended. Mutates: self"""
+        self._between = FIRST_PAUSE if num_accepted else min(2 * self._between, LONGEST_BETWEEN)
+        self._next_step = num_steps + (0 if num_accepted else self._between)
+
+
 class Drafting:
     """The drafter of one engine and what it is worth to each live request. `drafter` None: it is on
     the worker. `is_steady`: when a request is drafted depends on the request alone, and on no time
@@ -138,7 +165,7 @@ class Drafting:
         self._drafter = drafter
         self._price = DraftPrice()
         self._is_steady = is_steady
-        self._worth = dict.fromkeys((True, False), float(spec.max_tokens))
+        self._sorts = {is_greedy: _Sort(float(spec.max_tokens)) for is_greedy in (True, False)}
         self._num_steps = 0
         self._is_idle = False
 
@@ -148,22 +175,32 @@ class Drafting:
             return
         length = self._begun(request, num_unfinished)
         self._lengths[request.request_id] = length
-        if not self._is_crowded(num_unfinished):
+        if not self._is_crowded(num_unfinished) and self._may_ask(request, length):
             request.num_wanted_drafts = length.max_tokens
 
     def _begun(self, request: RequestState, num_unfinished: int) -> _AdaptiveDraftLength:
         """Return how long the drafts of a new request may be. Mutates: self"""
         if self._drafter is not None:
             return _AdaptiveDraftLength(self._max_tokens)
-        least, worth = self._least_worth(num_unfinished), self._worth[_is_greedy(request)]
+        least, worth = self._least_worth(num_unfinished), self._sort_of(request).worth
         return _PricedDraftLength(self._max_tokens, worth, least)
+
+    def _sort_of(self, request: RequestState) -> _Sort:
+        return self._sorts[request.sampling.temperature == 0.0]
+
+    def _may_ask(self, request: RequestState, length: _AdaptiveDraftLength) -> bool:
+        """Return whether drafts may be asked for; if they are a trial, it begins. Mutates: self"""
+        if length.max_tokens <= 0 or request.num_tokens < length.paused_until:
+            return False
+        if self._is_steady or not length.is_trying or request.draft_ids:
+            return True
+        return self._sort_of(request).tries_now(self._num_steps)
 
     def _least_worth(self, num_rows: int) -> float:
         return LEAST_WORTH if self._is_steady else self._price.least_worth(num_rows)
 
     def note_time(self, plan: StepPlan, result: StepResult, step_s: float) -> None:
         """Take in how long a step took in which every row decoded. Mutates: self"""
-        self._num_steps += 1
         is_one_of_many = self._is_idle and len(plan.rows) < FEW_ROWS
         if self._is_steady or (is_one_of_many and self._num_steps % PLAIN_EVERY):
             return
@@ -182,6 +219,7 @@ class Drafting:
 
         Mutates: self; draft_ids and num_wanted_drafts of the requests
         """
+        self._num_steps += 1
         is_crowded = self._is_crowded(num_unfinished)
         if not self._is_steady:
             is_crowded |= not self._price.pays(len(requests))
@@ -193,12 +231,12 @@ class Drafting:
                 self._lengths[request.request_id] = length
             elif request.num_draft_tokens > length.num_drafted:
                 self._record(request, length, len(requests))
-            is_asked = length.max_tokens > 0 and request.num_tokens >= length.paused_until
-            limit = length.max_tokens if is_asked and not is_crowded else 0
-            limit = max(0, min(limit, self._room(request)))
+            is_asked = not is_crowded and self._may_ask(request, length)
+            limit = max(0, min(length.max_tokens if is_asked else 0, self._room(request)))
             if self._drafter is None:
                 request.draft_ids = self._brought(request, length, limit)
-                request.num_wanted_drafts = limit if length.max_tokens else 0
+                is_tried = length.is_trying and bool(request.draft_ids)
+                request.num_wanted_drafts = limit if length.max_tokens and not is_tried else 0
             else:
                 is_asked = limit > 0 and request.status == RUNNING
                 request.draft_ids = self._guess(request, length, limit) if is_asked else ()
@@ -225,10 +263,12 @@ class Drafting:
             request.num_accepted_tokens,
         )
         self._counter.count_draft(num_drafted, num_accepted)
-        if num_drafted > 1 and not self._is_steady:
-            sort = _is_greedy(request)
-            before = self._worth[sort]
-            self._worth[sort] = _renewed(before, num_drafted, num_accepted, NEWEST_SHARE)
+        if not self._is_steady:
+            sort = self._sort_of(request)
+            if length.is_trying:
+                sort.note_trial(self._num_steps, num_accepted)
+            elif num_drafted > 1:
+                sort.worth = _renewed(sort.worth, num_drafted, num_accepted, NEWEST_SHARE)
         if length.max_tokens:
             least = self._least_worth(num_rows)
             length.record(num_drafted, num_accepted, request.num_tokens, self._max_tokens, least)
@@ -269,10 +309,6 @@ class Drafting:
         length.max_tokens = 0
         logger.error("the drafter is not used again for %s: %s", request.request_id, fault)
         return ()
-
-
-def _is_greedy(request: RequestState) -> bool:
-    return request.sampling.temperature == 0.0
 
 
 def drafting_of(spec: EngineSpec, drafter: Drafter | None, counter: StepCounter) -> Drafting | None:

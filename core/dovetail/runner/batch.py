@@ -29,6 +29,7 @@ class StepInputs:
     `adapters` the tokens' adapter slots (None: no row uses one). A model is told `told_positions`:
     other ones than the tokens' places where a row's prompt has parts that take fewer or more.
     `cross` is what the rows attend to beside their tokens, of a model with an encoder.
+    `is_decoding`: every row computes its last known token and drafts, and a draw may follow each.
 
     Shapes: all but token_ids and positions [R]; query_start [R + 1]; token_ids, positions and
     token_rows [T], all int64 but lists; adapters [T] int32; shifts [T]
@@ -47,6 +48,7 @@ class StepInputs:
     adapters: np.ndarray | None = None
     shifts: np.ndarray | None = None
     cross: StepCross | None = None
+    is_decoding: bool = False
 
     def lens_in(self, table: BlockTable) -> np.ndarray:
         """Return how much of a table's blocks each row sees. Shapes: [R]"""
@@ -200,7 +202,8 @@ class Batch:
         starts = np.array([s.start for s in steps], dtype=np.int64)
         counts = np.array([s.num_tokens for s in steps], dtype=np.int64)
         samples = np.array([s.samples for s in steps], dtype=bool)
-        is_drafted = starts + counts > self.lengths[rows]
+        known = self.lengths[rows]
+        is_drafted = starts + counts > known
         drafted = self._lay_drafts(steps, is_drafted) if is_drafted.any() else ()
         query_start = np.zeros(len(steps) + 1, dtype=np.int64)
         np.cumsum(counts, out=query_start[1:])
@@ -228,6 +231,7 @@ class Batch:
             adapters=self._adapters(rows, token_rows),
             shifts=self.shifts[token_rows] if self.shifts[rows].any() else None,
             cross=None if self._cross is None else self._cross.take(rows),
+            is_decoding=bool((samples & (starts + 1 == known)).all()),
         )
 
     def _adapters(self, rows: np.ndarray, token_rows: np.ndarray) -> np.ndarray | None:

@@ -10,6 +10,7 @@ the drafter says step by step.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,9 @@ CATCH_UP_TOKENS = 64
 """With so many more tokens than rows to catch up on, all but the last of each row go before."""
 MAX_LINES = 160
 """The same of the tokens to catch up on."""
+LEAST_CHANCE = 0.2
+"""Drafts end before one that comes true less often than this, by the drafter's own chances of it
+and of those before it: verifying a position costs about a fifth of what a token is worth."""
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +62,8 @@ class Known:
 def known_lines(rows: np.ndarray, starts: np.ndarray, limits: np.ndarray) -> Known:
     """Return the tokens of some rows from `starts` up to `limits`, of each at least one. Every line
     is a row of its own, which sees those before it, so their order is free. Shapes: all [R]"""
+    if len(rows) == 1:
+        return _known_of_one(rows, int(starts[0]), int(limits[0]))
     counts = limits - starts
     ends = np.cumsum(counts)
     if ends[-1] == len(rows):
@@ -70,6 +76,17 @@ def known_lines(rows: np.ndarray, starts: np.ndarray, limits: np.ndarray) -> Kno
         positions=np.concatenate([limits - 1, np.repeat(starts, before) + nth]),
         picked=np.concatenate([ends - 1, np.repeat(ends - counts, before) + nth]),
     )
+
+
+def _known_of_one(rows: np.ndarray, start: int, limit: int) -> Known:
+    """Return the tokens of a row: as they come, but for the last one, which is the first line.
+    Shapes: rows [1]"""
+    if limit - start == 1:
+        return Known(rows=rows, positions=np.array([start]), picked=np.zeros(1, dtype=np.int64))
+    positions = np.arange(start - 1, limit)
+    positions[0] = limit - 1
+    positions = positions[:-1]
+    return Known(rows=np.repeat(rows, limit - start), positions=positions, picked=positions - start)
 
 
 @dataclass(slots=True)
@@ -102,8 +119,11 @@ class _Places:
         firsts = known.positions[:rows] + 1
         width = -(-int((firsts + wants).max()) // self._table.block_tokens)
         end = num_rows + len(known.rows) - rows
-        self._put(slice(0, rows), known, slice(0, rows), tokens, width)
-        self._put(slice(num_rows, end), known, slice(rows, None), tokens, width)
+        if num_rows == rows:
+            self._put(slice(0, end), known, slice(0, end), tokens, width)
+        else:
+            self._put(slice(0, rows), known, slice(0, rows), tokens, width)
+            self._put(slice(num_rows, end), known, slice(rows, None), tokens, width)
         for padding in (slice(rows, num_rows), slice(end, num_lines)):
             if padding.stop > padding.start:
                 self.tokens[padding] = self.positions[padding] = self.slots[padding] = 0
@@ -162,7 +182,10 @@ class DraftChain:
         self._pool = Pool()
         self._reason: str | None = native.missing_reason()
         if self._reason is None:
-            self._samplers = [NativeSampler(Tables(MAX_ROWS)) for _ in range(max_drafts)]
+            tables = Tables(MAX_ROWS)
+            tables.num_top[:] = 0  # the chosen token's own logprob is told
+            self._samplers = [NativeSampler(tables) for _ in range(max_drafts)]
+            self._logprobs: list[np.ndarray] = [np.zeros(0)] * max_drafts
             self._rows = np.arange(MAX_ROWS)
             self._zeros = np.zeros(MAX_ROWS, dtype=np.int64)
 
@@ -199,8 +222,16 @@ class DraftChain:
         if recorded is None:
             return None
         recorded.program.run()
-        drawn = [self._samplers[d].tokens[: len(rows)] for d in range(int(wants.max()))]
+        drawn = [one.tokens[: len(rows)] for one in self._samplers[: int(wants.max())]]
         return np.stack(drawn, axis=1), size, recorded.is_proven
+
+    def likely(self, wants: np.ndarray) -> np.ndarray:
+        """Return how many of the last run's drafts are likely enough to be verified, at least one
+        of each row. Shapes: [R] -> [R]"""
+        told = [one[: len(wants)] for one in self._logprobs[: int(wants.max())]]
+        is_likely = np.cumsum(told, axis=0) >= math.log(LEAST_CHANCE)
+        counts: np.ndarray = np.clip(is_likely.sum(axis=0), 1, wants)
+        return counts
 
     def _size(self, rows: int, tokens: int, drafts: int) -> Size:
         """Return the size that a step is padded to, so that few have to be recorded: where several
@@ -262,7 +293,10 @@ class DraftChain:
                 slots, given = places.draft_slots[depth], states if self._continues else None
                 states = self._pass(count, drawn, positions, lens, slots, given, depth, kept)
             logits = self._drafter.logits(states, depth)
-            self._samplers[depth](logits, self._rows[:count], self._zeros[:count])
+            lines = self._rows[:count], self._zeros[:count]
+            told = self._samplers[depth](logits, *lines, logprobs_top=0)
+            assert told is not None, "logprobs were asked for"
+            self._logprobs[depth] = told.logprob
         return states
 
     def _pass(

@@ -47,7 +47,7 @@ from dovetail.runner.step_reader import BegunStep, StepReader
 from dovetail.runner.tensors import DeviceTensors, HostTensors
 from dovetail.sampling.sampler import Sampler
 
-LAG_STATES = 48
+LAG_STATES = 96
 """A row that wants no drafts is caught up on once so many hidden states wait for it."""
 FINISHED_TOKENS = 64
 """A row that ends with more than so many tokens to catch up on leaves them to who finds them."""
@@ -200,19 +200,21 @@ class DraftRunner:
     def _only_keeps(self, inputs: StepInputs, hidden: torch.Tensor) -> bool:
         """Keep the states of a step in which every row computed its last known token and none wants
         drafts; return whether that is all there is to do. Mutates: the rows' state"""
-        rows, limits = inputs.rows, inputs.seq_lens - 1
         is_plain = self._continues and not (self._inner_layers or inputs.drafted)
-        if not is_plain or len(inputs.token_ids) != len(rows):
+        if not (is_plain and inputs.is_decoding) or self._target_run.async_steps:
             return False
-        if (self._batch.lengths[rows] != limits + 2).any() or self._target_run.async_steps:
-            return False
-        lag, most = limits - self._rows.computed[rows], self._spec.max_model_tokens
-        if lag.max() >= LAG_STATES or lag.min() < 0 or limits.max() + self._spec.max_tokens >= most:
-            return False
-        self._rows.limits[rows] = limits
+        lengths, computed = self._batch.lengths, self._rows.computed
+        most = self._spec.max_model_tokens - self._spec.max_tokens
+        for step in inputs.steps:
+            lag = step.start - computed[step.row]
+            if lengths[step.row] != step.start + 2 or step.start >= most:
+                return False
+            if not 0 <= lag < LAG_STATES:
+                return False
+        self._rows.limits[inputs.rows] = inputs.starts
         states = hidden.clone()
-        for i, row in enumerate(rows.tolist()):
-            self._rows.keep(row, states, i, i + 1)
+        for i, step in enumerate(inputs.steps):
+            self._rows.keep(step.row, states, i, i + 1)
         return True
 
     def _draft(
@@ -257,8 +259,8 @@ class DraftRunner:
             if int((limits - starts - 1).sum()) > CATCH_UP_TOKENS:
                 starts, states = self._catch_up_to_last(rows, starts, limits, states)
             found = chain.run(rows, starts, limits, wants, states)
-        if found is not None and found[2]:
-            drafts = found[0]
+        if chain is not None and found is not None and found[2]:
+            drafts, wants = found[0], chain.likely(wants)
         else:
             is_wanting = wants > 0
             counts = limits - starts
@@ -294,13 +296,14 @@ class DraftRunner:
     ) -> np.ndarray:
         """Return how many drafts each row is to have: none where a fault came, or tokens that need
         no draw, behind which nothing can be verified in the next step. Shapes: [R]"""
-        wants = np.array([step.num_drafts for step in inputs.steps], dtype=np.int64)
-        wants[known != self._batch.lengths[inputs.rows]] = 0
-        wants[known > inputs.seq_lens + 1] = 0
-        if rows is not None:
-            wants[[result.fault is not None for result in rows]] = 0
         most = min(self._spec.max_tokens, self._spec.max_model_tokens)
-        return np.minimum(wants, most)
+        lengths, seq_lens = self._batch.lengths[inputs.rows].tolist(), inputs.seq_lens.tolist()
+        wants = [0] * len(lengths)
+        for i, (step, count) in enumerate(zip(inputs.steps, known.tolist(), strict=True)):
+            is_known = count == lengths[i] and count <= seq_lens[i] + 1
+            if step.num_drafts and is_known and (rows is None or rows[i].fault is None):
+                wants[i] = min(step.num_drafts, most)
+        return np.array(wants, dtype=np.int64)
 
     def _due(
         self, inputs: StepInputs, hidden: torch.Tensor, known: np.ndarray, wants: np.ndarray
@@ -320,8 +323,9 @@ class DraftRunner:
         if self._continues:
             valid = np.minimum(inputs.seq_lens, self._batch.lengths[rows] - 1)
             is_due &= limits == valid  # the others have tokens that the host does not know yet
-            for i in np.flatnonzero(is_within & ~is_due).tolist():
-                self._wait(inputs, hidden, i, int(valid[i]))
+            if not is_due.all():
+                for i in np.flatnonzero(is_within & ~is_due).tolist():
+                    self._wait(inputs, hidden, i, int(valid[i]))
         return np.flatnonzero(is_due), limits
 
     def _guess_by_depth(

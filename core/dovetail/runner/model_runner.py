@@ -11,7 +11,7 @@ result.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import cast
 
@@ -387,6 +387,8 @@ class ModelRunner(ForwardPasses):
 
     def _using_adapter(self, row: int | np.ndarray, count: int) -> AbstractContextManager[None]:
         """Have layers apply one row's adapter to `count` vectors, or each of `row`'s to one."""
+        if self.adapters is None:
+            return nullcontext()
         slots = np.broadcast_to(self._batch.adapters[row], count)
         return use_adapters(slots_in_use(self.adapters, slots))
 

@@ -21,7 +21,6 @@ from dovetail.runner.batch import StepInputs
 from dovetail.runner.block_table import BlockTable
 from dovetail.runner.layer_groups import StateKeeper
 from dovetail.runner.recorded_inputs import PromptInputs, RecordedInputs, RowInputs
-from dovetail.runner.verify import one_by_one
 from dovetail_kernels.cpu import library as native
 from dovetail_kernels.cpu.program import NotRecordable, Pool, Program, record
 
@@ -152,7 +151,6 @@ class RecordedForward:
         if inputs.drafted and self._states is not None and self._states.has_states:
             return None
         pads = self._pads or bool(inputs.drafted)
-        inputs = one_by_one(inputs) if inputs.drafted else inputs
         count = len(inputs.token_ids)
         total = padded(count) if pads and inputs.cross is None else count
         if self._reason is not None or total not in self._counts or not self._inputs.fits(inputs):

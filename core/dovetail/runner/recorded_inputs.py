@@ -42,21 +42,26 @@ class RecordedInputs(ABC):
 
     def fill(self, inputs: StepInputs, second_text: torch.Tensor | None) -> None:
         """Write a step's inputs at their places. Shapes: second_text [T]. Mutates: self"""
-        count, rows = len(inputs.token_ids), len(inputs.rows)
+        count = len(inputs.token_ids)
         self._token_ids[:count] = inputs.token_ids
         self._positions[:count] = inputs.told_positions
         if inputs.adapters is not None:
             self._adapters[:count] = inputs.adapters
         for group, table in enumerate(self._tables):
-            lens, written = inputs.lens_in(table), inputs.slots_in(table)
-            gathered = table.gather(inputs.rows, int(lens.max()))
-            self._seq_lens[group][:rows] = lens
-            self._blocks[group][:rows, : gathered.shape[1]] = gathered
+            rows, lens = self._seen(inputs, table)
+            written = inputs.slots_in(table)
+            gathered = table.gather(rows, int(lens.max()))
+            self._seq_lens[group][: len(rows)] = lens
+            self._blocks[group][: len(rows), : gathered.shape[1]] = gathered
             self._slots[group][: len(written)] = written
+
+    def _seen(self, inputs: StepInputs, table: BlockTable) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows, and how much of a table's blocks each sees. Shapes: [R] twice"""
+        return inputs.rows, inputs.lens_in(table)
 
     def pad(self, inputs: StepInputs, size: int) -> None:
         """Fill up to `size` tokens, each a row of one token of the null block. Mutates: self"""
-        count, rows = len(inputs.token_ids), len(inputs.rows)
+        count, rows = len(inputs.token_ids), self.num_rows(len(inputs.token_ids))
         end = rows + size - count
         self._token_ids[count:size] = self._positions[count:size] = 0
         self._adapters[count:size] = NO_SLOT
@@ -95,15 +100,22 @@ class RecordedInputs(ABC):
 
 
 class RowInputs(RecordedInputs):
-    """Steps in which every row computes one token."""
+    """Steps in which every row computes one token. Drafts are rows of their own."""
 
     def __init__(self, tables: Sequence[BlockTable], max_rows: int) -> None:
         super().__init__(tables, max_rows, max_rows)
         self._starts[:] = np.arange(max_rows + 1)
 
     def fits(self, inputs: StepInputs) -> bool:
-        """Return whether every row has one token."""
-        return len(inputs.rows) == len(inputs.token_ids)
+        """Return whether every row has one token, or its last known one and drafts."""
+        is_drafted = inputs.is_decoding and inputs.cross is None
+        return is_drafted or len(inputs.rows) == len(inputs.token_ids)
+
+    def _seen(self, inputs: StepInputs, table: BlockTable) -> tuple[np.ndarray, np.ndarray]:
+        """Return a row for each token, which sees those before it. Shapes: [T] twice"""
+        if table.is_cross:
+            return super()._seen(inputs, table)
+        return inputs.token_rows, inputs.positions + 1
 
     def second_text(self, num_tokens: int) -> None:
         """Return None: no prompt is computed."""

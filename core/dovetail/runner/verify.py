@@ -38,18 +38,14 @@ def one_by_one(inputs: StepInputs) -> StepInputs:
     They share a block table and each sees one token more, so attention does for each of them just
     what it would have done in a single step, to the last bit.
     """
+    if inputs.is_decoding:
+        return _all_alone(inputs)
     repeats = np.ones(len(inputs.rows), dtype=np.int64)
     drafted = list(inputs.drafted)
     repeats[drafted] = inputs.counts[drafted]
     count = len(inputs.token_ids)
-    if int(repeats.sum()) == count:  # every token is a row of its own
-        return replace(
-            inputs,
-            rows=inputs.token_rows,
-            starts=inputs.positions,
-            counts=np.ones(count, dtype=np.int64),
-            query_start=np.arange(count + 1),
-        )
+    if int(repeats.sum()) == count:
+        return _all_alone(inputs)
     counts = np.repeat(np.where(repeats > 1, 1, inputs.counts), repeats)
     nth = np.arange(len(counts)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
     query_start = np.zeros(len(counts) + 1, dtype=np.int64)
@@ -60,6 +56,18 @@ def one_by_one(inputs: StepInputs) -> StepInputs:
         starts=np.repeat(inputs.starts, repeats) + nth,
         counts=counts,
         query_start=query_start,
+    )
+
+
+def _all_alone(inputs: StepInputs) -> StepInputs:
+    """Return the inputs with every token as a row of its own."""
+    count = len(inputs.token_ids)
+    return replace(
+        inputs,
+        rows=inputs.token_rows,
+        starts=inputs.positions,
+        counts=np.ones(count, dtype=np.int64),
+        query_start=np.arange(count + 1),
     )
 
 
@@ -76,6 +84,8 @@ def drawn_positions(inputs: StepInputs, sampling: np.ndarray) -> np.ndarray:
 
 def drawn_rows(inputs: StepInputs, sampling: np.ndarray) -> np.ndarray:
     """Return the row of each of `drawn_positions`. Shapes: sampling [S] -> [sum of 1 + drafts]"""
+    if inputs.is_decoding:
+        return inputs.token_rows
     found: np.ndarray = np.repeat(inputs.rows[sampling], _sizes(inputs, sampling))
     return found
 
@@ -216,6 +226,8 @@ def accepted(sampling: np.ndarray, draws: Sequence[RowDraws]) -> dict[int, int]:
 
 def _sizes(inputs: StepInputs, sampling: np.ndarray) -> np.ndarray:
     """Return how many tokens each row draws at most. Shapes: [S]"""
+    if inputs.is_decoding:
+        return inputs.counts
     sizes = np.ones(len(inputs.steps), dtype=np.int64)
     drafted = list(inputs.drafted)
     sizes[drafted] = inputs.counts[drafted]
@@ -233,7 +245,7 @@ def _select(logits: torch.Tensor, picked: np.ndarray) -> torch.Tensor:
 
 def drawn_after(inputs: StepInputs, sampling: np.ndarray) -> np.ndarray | None:
     """Return where in the step's tokens something may be drawn; None: after all, or nothing."""
-    if not sampling.size:
+    if inputs.is_decoding or not sampling.size:
         return None
     if inputs.drafted:
         after = drawn_positions(inputs, sampling)

@@ -51,7 +51,7 @@ _SIZING = {
 """Flag -> the flags that have no effect without it, and do no harm."""
 _SETTLED = {
     "fully_sharded_loras": "each matrix of an adapter is divided as its layer is",
-    "lora_extra_vocab_size": "adapters that add tokens are refused",
+    "lora_extra_vocab_size": "adapters that add tokens are refused: PEFT writes no file for them",
 }
 """Flags that have no effect, and why."""
 

@@ -131,7 +131,8 @@ def test_flags_that_change_nothing_are_told(caplog: pytest.LogCaptureFixture) ->
         spec_of(enable_lora=True, lora_extra_vocab_size=0)
     assert caplog.messages == [
         "--fully-sharded-loras has no effect: each matrix of an adapter is divided as its layer is",
-        "--lora-extra-vocab-size has no effect: adapters that add tokens are refused",
+        "--lora-extra-vocab-size has no effect: adapters that add tokens are refused: PEFT writes "
+        "no file for them",
     ]
 
 
