@@ -125,13 +125,14 @@ def test_preemption(name: str, swap_space: float, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["T5ForConditionalGeneration", "BartForConditionalGeneration", SPEECH]
 )
-def test_two_ranks(name: str, tmp_path: Path) -> None:
+def test_two_ranks_or_stages(name: str, tmp_path: Path) -> None:
     reference = write_encoder_decoder(tmp_path, name)
     prompts, inputs, starts = asked(name)
-    with served(tmp_path, tensor_parallel_size=2) as llm:
-        results = llm.generate(prompts, EVERYTHING, use_tqdm=False)
-    for result, own, start in zip(results, inputs, starts, strict=True):
-        assert worst_difference(reference, own, start, result) <= TOLERANCE
+    for flag in ("tensor_parallel_size", "pipeline_parallel_size"):
+        with served(tmp_path, **{flag: 2}) as llm:
+            results = llm.generate(prompts, EVERYTHING, use_tqdm=False)
+        for result, own, start in zip(results, inputs, starts, strict=True):
+            assert worst_difference(reference, own, start, result) <= TOLERANCE
 
 
 def test_the_decoder_begins_with_what_is_sent(tmp_path: Path) -> None:
@@ -156,8 +157,6 @@ def test_what_an_encoder_cannot_read(tmp_path: Path) -> None:
             llm.generate([[5] * 129])
         with pytest.raises(RequestError, match="no logprobs of its prompt"):
             llm.generate([[5]], SamplingParams(prompt_logprobs=1))
-    with pytest.raises(ConfigError, match="stages: every layer of its decoder"):
-        served(tmp_path, pipeline_parallel_size=2)
     with pytest.raises(ConfigError, match="encoder beside its decoder"):
         served(tmp_path, enable_lora=True)
 
