@@ -123,16 +123,21 @@ def test_preemption(name: str, swap_space: float, tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    "name", ["T5ForConditionalGeneration", "BartForConditionalGeneration", SPEECH]
+    ("name", "flag"),
+    [
+        ("T5ForConditionalGeneration", "tensor_parallel_size"),
+        ("BartForConditionalGeneration", "tensor_parallel_size"),
+        (SPEECH, "tensor_parallel_size"),
+        ("T5ForConditionalGeneration", "pipeline_parallel_size"),
+    ],
 )
-def test_two_ranks_or_stages(name: str, tmp_path: Path) -> None:
+def test_two_ranks_or_stages(name: str, flag: str, tmp_path: Path) -> None:
     reference = write_encoder_decoder(tmp_path, name)
     prompts, inputs, starts = asked(name)
-    for flag in ("tensor_parallel_size", "pipeline_parallel_size"):
-        with served(tmp_path, **{flag: 2}) as llm:
-            results = llm.generate(prompts, EVERYTHING, use_tqdm=False)
-        for result, own, start in zip(results, inputs, starts, strict=True):
-            assert worst_difference(reference, own, start, result) <= TOLERANCE
+    with served(tmp_path, **{flag: 2}) as llm:
+        results = llm.generate(prompts, EVERYTHING, use_tqdm=False)
+    for result, own, start in zip(results, inputs, starts, strict=True):
+        assert worst_difference(reference, own, start, result) <= TOLERANCE
 
 
 def test_the_decoder_begins_with_what_is_sent(tmp_path: Path) -> None:
@@ -165,6 +170,8 @@ def test_a_model_of_speech_reads_no_text(tmp_path: Path) -> None:
     write_encoder_decoder(tmp_path, SPEECH)
     with served(tmp_path) as llm, pytest.raises(RequestError, match="reads audio, not text"):
         llm.generate(["hello"])
+    with pytest.raises(ConfigError, match="stages: the times of words"):
+        served(tmp_path, pipeline_parallel_size=2)
 
 
 def test_prompts_in_pairs_need_an_encoder() -> None:
