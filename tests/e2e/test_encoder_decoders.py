@@ -127,11 +127,18 @@ def test_preemption(name: str, swap_space: float, tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("name", ["T5ForConditionalGeneration", SPEECH])
-def test_two_ranks(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "flag"),
+    [
+        ("T5ForConditionalGeneration", "tensor_parallel_size"),
+        (SPEECH, "tensor_parallel_size"),
+        ("T5ForConditionalGeneration", "pipeline_parallel_size"),
+    ],
+)
+def test_two_ranks_or_stages(name: str, flag: str, tmp_path: Path) -> None:
     reference = write_encoder_decoder(tmp_path, name)
     prompts, inputs, starts = asked(name)
-    with served(tmp_path, tensor_parallel_size=2) as llm:
+    with served(tmp_path, **{flag: 2}) as llm:
         results = llm.generate(prompts, EVERYTHING, use_tqdm=False)
     for result, own, start in zip(results, inputs, starts, strict=True):
         assert worst_difference(reference, own, start, result) <= TOLERANCE
@@ -159,8 +166,6 @@ def test_what_an_encoder_cannot_read(tmp_path: Path) -> None:
             llm.generate([[5] * 129])
         with pytest.raises(RequestError, match="no logprobs of its prompt"):
             llm.generate([[5]], SamplingParams(prompt_logprobs=1))
-    with pytest.raises(ConfigError, match="stages: every layer of its decoder"):
-        served(tmp_path, pipeline_parallel_size=2)
     with pytest.raises(ConfigError, match="encoder beside its decoder"):
         served(tmp_path, enable_lora=True)
 
@@ -169,6 +174,8 @@ def test_a_model_of_speech_reads_no_text(tmp_path: Path) -> None:
     write_encoder_decoder(tmp_path, SPEECH)
     with served(tmp_path) as llm, pytest.raises(RequestError, match="reads audio, not text"):
         llm.generate(["hello"])
+    with pytest.raises(ConfigError, match="stages: the times of words"):
+        served(tmp_path, pipeline_parallel_size=2)
 
 
 def test_prompts_in_pairs_need_an_encoder() -> None:

@@ -87,7 +87,12 @@ def test_steps_are_recorded_unless_forbidden() -> None:
         ("GraniteMoeHybridForCausalLM", {}),  # Mamba 2, experts beside an MLP, no positions
         ("Lfm2ForCausalLM", {}),  # convolutions between two gates
         ("Lfm2MoeForCausalLM", {}),  # the same with experts
-        ("NemotronHForCausalLM", {"head_dim": 16, "moe_latent_size": None}),  # experts, no gate
+        ("NemotronHForCausalLM", {"head_dim": 16}),  # experts of a latent, no gate
+        ("OlmoForCausalLM", {"clip_qkv": 0.5}),  # and what torch computes in between: bounds
+        ("CohereForCausalLM", {"use_qk_norm": True}),  # norms of each head's own
+        ("ApertusForCausalLM", {}),  # an activation that is learned
+        ("PhimoeForCausalLM", {}),  # the best of those left, expert by expert
+        ("RwkvForCausalLM", {"attention_hidden_size": 64, "rescale_every": 1}),  # mixtures
         ("FalconH1ForCausalLM", {}),  # a mixer beside attention, and multipliers
         ("DeepseekV3ForCausalLM", {}),  # latents, and experts picked within groups
         ("MiniMaxForCausalLM", {}),  # branches and inputs weighed

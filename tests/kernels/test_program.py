@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dovetail_kernels.cpu.library import library, missing_reason
-from dovetail_kernels.cpu.program import NotRecordable, Pool, record, refuse_recording
+from dovetail_kernels.cpu.program import NotRecordable, Pool, by_torch, record, refuse_recording
 from dovetail_kernels.gemm.cases import make_weight
 from dovetail_kernels.gemm.native import Packed
 
@@ -65,6 +65,45 @@ def test_what_torch_computes_is_refused() -> None:
     with pytest.raises(NotRecordable, match="no native call"):
         record(lambda: x.view(-1), Pool())
     assert len(record(lambda: weight(x), Pool(), kept=x)) == 1, "a refusal leaves nothing behind"
+
+
+def test_torch_repeats_what_depends_on_tensors_alone() -> None:
+    x = torch.randn(3, 64)
+    weight = packed("bfloat16", 64, 96)
+
+    def bounded(y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return y.clamp(-1, 1), y.abs().argmax(dim=-1, keepdim=True)
+
+    def step() -> torch.Tensor:
+        up = packed("int8", 96, 64)(x).unflatten(1, (4, 24)).transpose(1, 2)  # with gaps
+        clamped, places = by_torch(bounded, up)
+        (weighed,) = by_torch(lambda y, at: (y + at,), clamped, places)
+        return weight(weighed.reshape(3, 96), None, x)
+
+    pool = Pool()
+    program = record(step, pool, kept=x)
+    assert len(program) == 4
+    second = record(step, pool, kept=x)
+    for _ in range(3):
+        x.copy_(torch.randn(3, 64))
+        assert torch.equal(program.run(), step())
+        assert torch.equal(second.run(), step())
+
+
+def test_an_error_of_torch_comes_through() -> None:
+    x = torch.randn(2, 64)
+    weight = Packed(make_weight("float32", 64, 64))
+    is_broken = False
+
+    def unsteady(y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if is_broken:
+            raise ValueError("no such number")
+        return (y + 1,)
+
+    program = record(lambda: by_torch(unsteady, weight(x))[0], Pool(), kept=x)
+    is_broken = True
+    with pytest.raises(ValueError, match="no such number"):
+        program.run()
 
 
 def test_what_no_recorder_sees_refuses_by_itself() -> None:

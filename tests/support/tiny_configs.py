@@ -140,7 +140,7 @@ _OWN: dict[str, Json] = {
         "attention_hidden_size": 64,
         "attention_head_dim": 16,
     },
-    "zamba2": {"attention_hidden_size": 64, "attention_head_dim": 16},
+    "zamba2": {"attention_hidden_size": 64, "attention_head_dim": 16, "hybrid_layer_ids": [2]},
 }
 """Model type -> fields that its own rules ask for, laid over the shrunk ones."""
 _SAVED_AS_NAMED = ("kimi_k25", "qianfan_ocr")

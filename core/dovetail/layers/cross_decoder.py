@@ -32,6 +32,7 @@ from dovetail.layers.embedding import VocabParallelEmbedding
 from dovetail.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, attention_linears
 from dovetail.layers.logits import LogitsHead
 from dovetail.layers.norm import LayerNorm, RMSNorm
+from dovetail.layers.stages import Stage
 
 HEAD = "lm_head"
 TOKEN_IDS = "token_ids"
@@ -142,19 +143,21 @@ class CrossDecoder(nn.Module):
         name: str,
         config: CrossDecoderConfig,
         layer_class: type[CrossDecoderLayer],
+        stage: Stage,
         embed: nn.Module,
         position_bias: nn.Module | None,
     ) -> None:
         super().__init__()
+        self._stage = [stage]  # the whole model's
         self.embed, self.position_bias = embed, position_bias
-        self.layers = nn.ModuleList(
-            layer_class(context, f"{name}.layers.{i}", config) for i in range(config.num_layers)
-        )
-        self.final_norm = config.norm(context) if config.has_norms_before else None
+        self.layers = stage.layers(lambda i: layer_class(context, f"{name}.layers.{i}", config))
+        has_norm = config.has_norms_before
+        self.final_norm = stage.last(lambda: config.norm(context)) if has_norm else None
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the final hidden states. Shapes: token_ids, positions [T] -> [T, E]"""
-        x = self.embed(token_ids, positions)
+        (stage,) = self._stage
+        x = self.embed(token_ids, positions) if stage.is_first else stage.received(token_ids)
         bias = None if self.position_bias is None else self.position_bias.table
         for layer in self.layers:
             x = layer(x, bias)
@@ -163,10 +166,12 @@ class CrossDecoder(nn.Module):
 
 class EncoderDecoder(nn.Module, Model):
     """An encoder, and the decoder with a head that attends to what it made: what the model plugins
-    of these families derive from."""
+    of these families derive from. Stages of a pipeline divide the decoder's layers; each has the
+    encoder, since every layer of the decoder attends to what it made."""
 
-    capabilities: ClassVar[frozenset[str]] = frozenset({"tensor_parallel", "encoder"})
-    whole_because = "every layer of its decoder attends to what the one encoder has made"
+    capabilities: ClassVar[frozenset[str]] = frozenset(
+        {"tensor_parallel", "pipeline_parallel", "encoder"}
+    )
     layer_class: ClassVar[type[CrossDecoderLayer]] = CrossDecoderLayer
 
     def __init__(self, options: Any, context: BuildContext) -> None:
@@ -174,6 +179,8 @@ class EncoderDecoder(nn.Module, Model):
         model = context.model
         config = self.decoder_config(context)
         self.config = config
+        counted = msgspec.structs.replace(model, num_layers=config.num_layers)
+        self.stage = stage = Stage(replace(context, model=counted))
         words = VocabParallelEmbedding(
             context,
             model.vocab_size,
@@ -188,15 +195,18 @@ class EncoderDecoder(nn.Module, Model):
             "decoder",
             config,
             self.layer_class,
-            self.build_embed(context, words),
+            stage,
+            stage.first(lambda: self.build_embed(context, words)),
             self.build_position_bias(context),
         )
-        self.lm_head = LogitsHead(
-            context,
-            HEAD,
-            model.vocab_size,
-            model.hidden_size,
-            tied=words if config.is_tied else None,
+        self.lm_head = stage.last(
+            lambda: LogitsHead(
+                context,
+                HEAD,
+                model.vocab_size,
+                model.hidden_size,
+                tied=words if config.is_tied else None,
+            )
         )
 
     @classmethod

@@ -47,6 +47,7 @@ from dovetail.layers.logits import LogitsHead
 from dovetail.layers.media import SpatialRotary, is_spatial, with_deep_media, with_media
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.placement import Part
+from dovetail.layers.repeated import of_tensors
 from dovetail.layers.rotary import HeadRotary, Rope, Rotary, Unrotated, rope_settings
 from dovetail.layers.stages import Stage, made_if
 
@@ -224,9 +225,13 @@ class DecoderAttention(nn.Module):
         """Shapes: x, residual [T, E] -> [T, E]. Without `rope` nothing is rotated."""
         qkv = self.qkv_proj(x)
         if self._clip is not None:
-            qkv = qkv.clamp(-self._clip, self._clip)
+            (qkv,) = of_tensors(self._clipped, qkv)
         q, k, v = self.rotate(qkv, rope)
         return self.o_proj(self.attn(q, k, v), residual)
+
+    def _clipped(self, qkv: torch.Tensor) -> tuple[torch.Tensor]:
+        assert self._clip is not None, "nothing bounds q, k and v"
+        return (qkv.clamp(-self._clip, self._clip),)
 
 
 class GatedMLP(nn.Module):

@@ -22,6 +22,7 @@ from dovetail.layers.placement import (
     mark_axes,
     place_parts,
 )
+from dovetail.layers.repeated import of_tensors
 from dovetail.parallel.collectives import all_reduce
 from dovetail.parallel.groups import tensor_group
 
@@ -94,9 +95,12 @@ class LayerNormPerHead(WeightHolder):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Shapes: x [T, H*D of this rank] -> the same"""
+        return of_tensors(self._normed, x)[0]
+
+    def _normed(self, x: torch.Tensor) -> tuple[torch.Tensor]:
         heads = x.unflatten(-1, (-1, self._head_size)).float()
         normed = F.layer_norm(heads, (self._head_size,), eps=self.eps)
-        return (normed * self.weight.float()).to(x.dtype).flatten(-2)
+        return ((normed * self.weight.float()).to(x.dtype).flatten(-2),)
 
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
         """Return where the checkpoint tensor goes (see WeightHolder)."""

@@ -15,6 +15,7 @@ from dovetail.layers.experts import Experts
 from dovetail.layers.linear import ReplicatedLinear
 from dovetail.layers.native_routing import native_routing
 from dovetail.layers.opaque import is_traced
+from dovetail.layers.repeated import of_tensors
 from dovetail.layers.routing import RoutingRule, route
 from dovetail.parallel.collectives import all_reduce
 from dovetail.parallel.groups import tensor_group
@@ -106,7 +107,8 @@ class MoE(nn.Module):
         bias = self.e_score_correction_bias
         if self._routing is not None and not is_traced():
             return self._routing(scores, bias)
-        return route(scores, self.rule, bias)
+        weights, experts = of_tensors(lambda told: route(told, self.rule, bias), scores)
+        return weights, experts
 
     def _multiply_weighed(
         self,

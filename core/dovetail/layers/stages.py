@@ -10,7 +10,7 @@ model's `forward` is written once:
         x = layer(x)
     return self.norm(x)
 
-The hidden states between two layers are all that goes from stage to stage.
+The hidden states between two layers are all that goes from stage to stage, in one row a token.
 Source: Huang et al., GPipe, 2019; Narayanan et al., PipeDream, 2019.
 """
 
@@ -49,7 +49,9 @@ class Elsewhere(WeightHolder):
 
 class Stage(nn.Module):
     """This rank's part of the layers; without a pipeline all of them. `inbox` is where the hidden
-    states that come from the stage before lie. Shapes: inbox [tokens of the largest step, E]"""
+    states that come from the stage before lie, `width` numbers of each token: those of one state,
+    or more in families where more goes from layer to layer. Shapes: inbox [tokens of the largest
+    step, width]"""
 
     def __init__(self, context: BuildContext) -> None:
         super().__init__()
@@ -57,6 +59,7 @@ class Stage(nn.Module):
         self.is_first, self.is_last = rank.is_first_stage, rank.is_last_stage
         self.numbers = rank.layers(context.model.num_layers)
         self._num_layers = context.model.num_layers
+        self.width = context.model.hidden_size
         self.inbox: torch.Tensor | None = None
 
     def layers(self, make: Callable[[int], nn.Module]) -> nn.ModuleList:
@@ -78,7 +81,7 @@ class Stage(nn.Module):
 
     def received(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the hidden states of a step's tokens, as the stage before has left them.
-        Shapes: token_ids [T] -> [T, E]"""
+        Shapes: token_ids [T] -> [T, width]"""
         assert self.inbox is not None, "nothing has been received: the runner sets the inbox"
         first = 0 if is_traced() else forward_context().first_token
         return self.inbox[first : first + len(token_ids)]

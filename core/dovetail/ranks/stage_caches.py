@@ -12,7 +12,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dovetail.interfaces.step import CachedLayer, KVGroup, KVLayout
+from dovetail.interfaces.step import CachedLayer, KVLayout
+
+Kind = tuple[type[CachedLayer], int | None]
+"""What sort of layer, and its window: those of a kind may stand in each other's place."""
 
 
 class StageCaches:
@@ -26,19 +29,19 @@ class StageCaches:
         """Return the layers to lay a cache out for. `layers` are each rank's; those of a stage are
         alike. Mutates: self"""
         stages = [layers[stage * self.tensor_size] for stage in range(self.num_stages)]
-        by_window = [_by_window(own) for own in stages]
-        longest: dict[int | None, list[CachedLayer]] = {}
-        for windows in by_window:
-            for window, own in windows.items():
-                if len(own) > len(longest.get(window, ())):
-                    longest[window] = own
+        by_kind = [_by_kind(own) for own in stages]
+        longest: dict[Kind, list[CachedLayer]] = {}
+        for kinds in by_kind:
+            for kind, own in kinds.items():
+                if len(own) > len(longest.get(kind, ())):
+                    longest[kind] = own
         self._own_names = [
             {
                 common.name: mine.name
-                for window, own in windows.items()
-                for common, mine in zip(longest[window], own, strict=False)
+                for kind, own in kinds.items()
+                for common, mine in zip(longest[kind], own, strict=False)
             }
-            for windows in by_window
+            for kinds in by_kind
         ]
         if self.num_stages == 1:
             return stages[0]
@@ -51,19 +54,18 @@ class StageCaches:
         return [_renamed(layout, names) for names in self._own_names]
 
 
-def _by_window(layers: Sequence[CachedLayer]) -> dict[int | None, list[CachedLayer]]:
-    found: dict[int | None, list[CachedLayer]] = {}
+def _by_kind(layers: Sequence[CachedLayer]) -> dict[Kind, list[CachedLayer]]:
+    found: dict[Kind, list[CachedLayer]] = {}
     for layer in layers:
-        found.setdefault(layer.window_tokens, []).append(layer)
+        found.setdefault((type(layer), layer.window_tokens), []).append(layer)
     return found
 
 
 def _renamed(layout: KVLayout, names: dict[str, str]) -> KVLayout:
     """Return the layout with a stage's layers in the place of those that stand for them."""
     groups = tuple(
-        KVGroup(
-            layers=tuple(names[name] for name in group.layers if name in names),
-            window_tokens=group.window_tokens,
+        msgspec.structs.replace(
+            group, layers=tuple(names[name] for name in group.layers if name in names)
         )
         for group in layout.groups
     )

@@ -23,18 +23,15 @@ class StageLink:
     """Without a pipeline nothing comes and nothing goes."""
 
     def __init__(self, run: RunSpec, device: torch.device) -> None:
-        self._rank = run.rank
+        self._rank, self._dtype, self._device = run.rank, dtype_of(run.model.dtype), device
         self.is_last = run.rank.is_last_stage
         self._plugin = run.model_plugin
+        self._num_tokens = max(run.max_step_tokens, *(run.graph_sizes or (0,)))
         self._inbox: torch.Tensor | None = None
-        if not run.rank.is_first_stage:
-            num_tokens = max(run.max_step_tokens, *(run.graph_sizes or (0,)))
-            dtype = dtype_of(run.model.dtype)
-            shape = (num_tokens, run.model.hidden_size)
-            self._inbox = torch.zeros(shape, dtype=dtype, device=device)
 
     def attach(self, module: nn.Module) -> None:
-        """Let a model read what comes. Raises: BrokenPlugin for one that has no Stage"""
+        """Let a model read what comes. Mutates: self. Raises: BrokenPlugin for one that has no
+        Stage"""
         if self._rank.num_stages == 1:
             return
         stage = stage_of(module)
@@ -44,6 +41,9 @@ class StageLink:
                 where="--pipeline-parallel-size",
                 fix="use 1, or mend the plugin (see dovetail.layers.stages).",
             )
+        if not self._rank.is_first_stage:
+            shape = (self._num_tokens, stage.width)
+            self._inbox = torch.zeros(shape, dtype=self._dtype, device=self._device)
         stage.inbox = self._inbox
 
     def receive(self, num_tokens: int) -> None:
@@ -52,7 +52,7 @@ class StageLink:
             stage_before().receive(self._inbox[:num_tokens])
 
     def send(self, hidden: torch.Tensor) -> None:
-        """Hand the hidden states of a step on. Shapes: hidden [T, E]"""
+        """Hand the hidden states of a step on. Shapes: hidden [T, width]"""
         stage_after().send(hidden)
 
 

@@ -4,7 +4,8 @@ While a Recorder is open, every native call of its thread is noted with a copy o
 every tensor made is placed in memory that the program keeps. Running the program again does the
 same calls on the same addresses, so its inputs must lie where they lay: write new values there.
 What cannot be repeated so, any torch operator that computes, closes the recording with
-NotRecordable. The idea is that of CUDA graphs; knows no model.
+NotRecordable, but for what is said to depend on tensors alone (`by_torch`): the program calls torch
+for it. The idea is that of CUDA graphs; knows no model.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ VIEWS = frozenset(
     }
 )
 """What mostly returns the same numbers seen otherwise; it is refused where it copies."""
+
+Tensors = tuple[torch.Tensor, ...]
+TensorFunction = Callable[..., Tensors]
+"""A function of tensors that returns new ones."""
 
 
 class NotRecordable(Exception):
@@ -123,6 +128,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.calls: list[native.Call] = []
         self._pool = pool
+        self._is_by_torch = False
 
     def __torch_function__(
         self,
@@ -133,6 +139,8 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         """Let questions and views pass, place new tensors in the pool, refuse the rest."""
         name = func.__name__
+        if self._is_by_torch:
+            return func(*args, **(kwargs or {}))
         if name in CREATIONS:
             return self._empty(name, args, dict(kwargs or {}))
         if name not in QUESTIONS and name not in VIEWS:
@@ -151,7 +159,25 @@ class Recorder(TorchFunctionMode):
         default = torch.get_default_dtype() if like is None else like.dtype
         return self._pool.empty(shape, kwargs.get("dtype") or default)
 
+    def by_torch(self, function: TensorFunction, tensors: Sequence[torch.Tensor]) -> Tensors:
+        """Return what the function makes of tensors, in the pool's memory; note that. Mutates: self
+
+        Raises: NotRecordable where a tensor has no elements
+        """
+        self._is_by_torch = True
+        try:
+            made = function(*tensors)
+            outputs = tuple(self._pool.empty(tensor.shape, tensor.dtype) for tensor in made)
+            call = _ByTorch(function, tensors, outputs)
+            call()
+        finally:
+            self._is_by_torch = False
+        self.calls.append(call.noted())
+        return outputs
+
     def __enter__(self) -> Recorder:
+        global _recorder
+        _recorder = self
         native.start_noting(self.calls, threading.get_ident())
         super().__enter__()
         return self
@@ -159,6 +185,73 @@ class Recorder(TorchFunctionMode):
     def __exit__(self, *error: object) -> None:
         native.stop_noting()
         super().__exit__(*error)
+
+
+_recorder: Recorder | None = None
+"""The one that was opened last; it is open while calls of its thread are noted."""
+
+
+class _NoArgs(ctypes.Structure):
+    """What a call is told that knows its tensors."""
+
+    _fields_ = [("unused", ctypes.c_int64)]
+
+
+class _ByTorch:
+    """A function of tensors that torch computes, as one of a program's calls. It knows where the
+    tensors lie and does not keep them: what makes others keeps its memory."""
+
+    def __init__(
+        self, function: TensorFunction, inputs: Sequence[torch.Tensor], outputs: Tensors
+    ) -> None:
+        self._function = function
+        self._inputs, self._outputs = ([_alias(t) for t in ts] for ts in (inputs, outputs))
+        self._error: Exception | None = None
+
+    def __call__(self) -> None:
+        """Compute again. Mutates: the outputs"""
+        for output, made in zip(self._outputs, self._function(*self._inputs), strict=True):
+            output.copy_(made)
+
+    def noted(self) -> native.Call:
+        """Return this as a call that a program makes."""
+        function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._run)
+        return native.Call(name="by_torch", function=function, args=_NoArgs(), fault=self._fault)
+
+    def _run(self, _: object) -> int:
+        try:
+            self()
+        except Exception as error:  # whatever torch raises: no error passes through a native call
+            self._error = error
+            return 1
+        return 0
+
+    def _fault(self) -> Exception:
+        assert self._error is not None, "no call failed"
+        return self._error
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same memory that does not keep it. Raises: NotRecordable where it has
+    no elements"""
+    if not tensor.numel():
+        raise NotRecordable("a tensor without elements")
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    count = 1 + sum((size - 1) * stride for size, stride in sizes)
+    memory = (ctypes.c_char * (count * tensor.itemsize)).from_address(tensor.data_ptr())
+    flat: torch.Tensor = torch.frombuffer(memory, dtype=tensor.dtype, count=count)
+    return flat.as_strided(tensor.shape, tensor.stride())
+
+
+def by_torch(function: TensorFunction, *tensors: torch.Tensor) -> Tensors:
+    """Return function(*tensors). It must depend on the numbers in the tensors, on what is the same
+    in every step, and on nothing else: a recording that is open in this thread repeats it.
+
+    Raises: NotRecordable where a recording is open and a tensor has no elements
+    """
+    if _recorder is None or not native.is_noting():
+        return function(*tensors)
+    return _recorder.by_torch(function, tensors)
 
 
 def _storages(value: Any) -> set[int]:

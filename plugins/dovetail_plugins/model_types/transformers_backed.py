@@ -9,12 +9,13 @@ import dataclasses
 
 from dovetail.interfaces.model_facts import ModelFacts, ModelFactsTable, Positions
 from dovetail.interfaces.plugin import Value
+from dovetail_plugins.model_types.bart import OF_DECODER
 
 _OF_POSITIONS: dict[Positions, tuple[str, ...]] = {
     "learned": (
         *("bert-generation", "big_bird", "biogpt", "data2vec-text"),
         *("electra", "ernie", "gpt_neo", "megatron-bert", "openai-gpt"),
-        *("plbart", "prophetnet", "rembert", "roberta-prelayernorm", "roc_bert"),
+        *("prophetnet", "rembert", "roberta-prelayernorm", "roc_bert"),
         *("xlm-roberta-xl", "xmod"),
     ),
     "none": ("xlstm", "zamba"),
@@ -23,12 +24,18 @@ _OF_POSITIONS: dict[Positions, tuple[str, ...]] = {
 }
 
 
+_DECODERS_OF_PAIRS = ("bigbird_pegasus", "blenderbot", "blenderbot-small", "mvp", "plbart", "trocr")
+"""Types of an encoder and a decoder of which the decoder alone is served."""
+
+
 def _types() -> dict[str, ModelFacts]:
     types = {
         name: ModelFacts(positions=positions)
         for positions, names in _OF_POSITIONS.items()
         for name in names
     }
+    decoder = ModelFacts(positions="learned", attribute_map=OF_DECODER)
+    types |= dict.fromkeys(_DECODERS_OF_PAIRS, decoder)
     stored_inputs_first = dataclasses.replace(types["openai-gpt"], quantized_is_readable=False)
     return types | {"openai-gpt": stored_inputs_first}
 

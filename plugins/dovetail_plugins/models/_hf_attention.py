@@ -23,6 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionSpec
 from dovetail.layers.attention import Attention
+from dovetail_plugins.models._hf_call import TrunkCall
 from dovetail_plugins.models._hf_swap import is_experts
 
 PROBE, RUN = "dovetail_probe", "dovetail"
@@ -44,15 +45,45 @@ class Seen:
         raise TypeError(f"'{Seen.__name__}' object has no parts")
 
 
-class _Probing(threading.local):
-    """Whether a trial pass runs in this thread, and the modules that it has met."""
+class UnusableMask:
+    """A mask that is no causal window: of encodings, which a decoder alone is not given."""
 
-    def __init__(self) -> None:
-        self.is_on = False
-        self.met: set[nn.Module] = set()
+
+class _Probing(threading.local):
+    """Whether a trial pass runs in this thread."""
+
+    is_on = False
 
 
 _probing = _Probing()
+
+
+class Turns:
+    """The attention layers of one module of transformers, one for each time that the module attends
+    in a pass; they are its children. `at` counts the times of this pass."""
+
+    ATTRIBUTE = "dovetail_turns"
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    @staticmethod
+    def of(module: nn.Module) -> Turns:
+        """Return a module's turns, made the first time. Mutates: module"""
+        turns: Turns = vars(module).setdefault(Turns.ATTRIBUTE, Turns())
+        return turns
+
+    def next(self) -> str:
+        """Return the name of the child whose turn it is. Mutates: self"""
+        self.at += 1
+        return CHILD if self.at == 1 else f"{CHILD}_{self.at}"
+
+
+def restart(trunk: nn.Module, *_: object) -> None:
+    """Begin a pass: every module attends for the first time. Mutates: its modules' turns"""
+    for module in trunk.modules():
+        if Turns.ATTRIBUTE in vars(module):
+            Turns.of(module).at = 0
 
 
 def register() -> None:
@@ -74,24 +105,25 @@ class Probed:
     opened: frozenset[nn.Module]
 
 
-def probe(trunk: nn.Module, device: str) -> Probed:
+def probe(trunk: nn.Module, call: TrunkCall, device: str) -> Probed:
     """Run two tokens through a trunk whose implementation is PROBE; return what was learnt.
 
-    Every attention module has then a child of our Attention. Values computed mean nothing.
+    Every attention module has then a child of our Attention for each time that it attends in a
+    pass. Values computed mean nothing.
     Mutates: trunk. Raises: ConfigError when a layer asks for something no backend does.
     """
-    ids = torch.full((1, 2), _plain_token(trunk), dtype=torch.int64, device=device)
-    positions = torch.arange(2, device=device).unsqueeze(0)
+    trunk.register_forward_pre_hook(restart)
+    ids = torch.full((2,), _plain_token(trunk), dtype=torch.int64, device=device)
     with _pass(trunk) as told, _opening(trunk) as opened:
-        output = trunk(input_ids=ids, position_ids=positions, use_cache=False)
+        output = call(ids, torch.arange(2, device=device))
     with _pass(trunk) as own:
-        trunk(input_ids=ids, use_cache=False)
+        call(ids, None)
     if not isinstance(getattr(output, "last_hidden_state", None), torch.Tensor):
         raise ConfigError("its layers below the head return no hidden states.")
     layers = []
     for path, module in trunk.named_modules():
         if isinstance(module, Attention):
-            module.name = path.removesuffix(f".{CHILD}")
+            module.name = path.replace(f".{CHILD}", "")
             layers.append(module)
     return Probed(
         layers=layers,
@@ -160,7 +192,7 @@ def _pass(trunk: nn.Module) -> Iterator[Watch]:
     experts = [module for module in trunk.modules() if is_experts(module)]
     for module in experts:
         vars(module)["forward"] = lambda x, *_: torch.zeros_like(x)
-    _probing.is_on, _probing.met = True, set()
+    _probing.is_on = True
     try:
         with torch.inference_mode(), Watch() as watch:
             yield watch
@@ -188,9 +220,9 @@ def _first_position(told: list[list[int]], own: list[list[int]]) -> int:
 
 def _probe_mask(
     *, mask_function: Callable[..., Any], local_size: int | None = None, **_: Any
-) -> Seen:
-    """Return the keys that the mask lets queries see. Raises: ConfigError if it is not a causal
-    window."""
+) -> Seen | UnusableMask:
+    """Return the keys that the mask lets queries see, or UnusableMask if it is
+    not a causal window."""
     reach = 3 * (local_size or 8) + 2
     keys = torch.arange(reach, device="cpu")  # here numbers have values, on any device
     for query in sorted({0, 1, reach // 3, reach // 2, reach - 2, reach - 1}):
@@ -199,7 +231,7 @@ def _probe_mask(
         mask = torch.as_tensor(mask_function(zero, zero, queries, keys), device="cpu")
         first = 0 if local_size is None else query - local_size + 1
         if not torch.equal(mask.expand(reach), (keys <= query) & (keys >= first)):
-            raise ConfigError("a layer's attention mask is neither causal nor a sliding window.")
+            return UnusableMask()
     return Seen(window_tokens=local_size)
 
 
@@ -223,9 +255,9 @@ def _probe_attention(
         window_tokens=attention_mask.window_tokens,
         soft_cap=softcap,
     )
-    _probing.met.add(module)
-    if CHILD not in module._modules:
-        module.add_module(CHILD, Attention("", spec))
+    name = Turns.of(module).next()
+    if name not in module._modules:
+        module.add_module(name, Attention("", spec))
     return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
 
 
@@ -241,13 +273,13 @@ def _refuse(
     name = type(module).__name__
     if not _probing.is_on:
         raise ConfigError(f"{name} computes attention here, but did not in the trial pass at load.")
+    if isinstance(attention_mask, UnusableMask):
+        raise ConfigError("a layer's attention mask is neither causal nor a sliding window.")
     if not isinstance(attention_mask, Seen):
         raise ConfigError(f"{name} builds its own attention mask.")
     odd = [word for word in UNSUPPORTED if others.get(word) is not None]
     if odd:
         raise ConfigError(f"{name} passes {odd[0]}, which no attention backend supports.")
-    if module in _probing.met:
-        raise ConfigError(f"{name} computes attention twice in one pass.")
     if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1]:
         raise ConfigError(f"{name} has {query.shape[1]} query heads for {key.shape[1]} kv heads.")
     if value.shape[-1] > key.shape[-1] or key.shape[2] != query.shape[2]:
@@ -268,7 +300,7 @@ def _run_attention(
     """Attend over the paged cache. Shapes: query [1, H, T, D] -> [1, T, H, D of value]"""
     if attention_mask is not None:
         raise ConfigError(f"{type(module).__name__} builds its own attention mask.")
-    attend: Any = module.get_submodule(CHILD)
+    attend: Any = module.get_submodule(Turns.of(module).next())
     spec: AttentionSpec = attend.spec
     heads, size = query.shape[1], value.shape[-1]
     q = _padded(query, spec.num_heads, spec.head_size)

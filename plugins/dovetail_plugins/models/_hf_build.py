@@ -7,7 +7,6 @@ transformers itself does not make of the config.
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +29,13 @@ from dovetail.layers.decoder_head import generates
 from dovetail.layers.dtypes import dtype_of
 from dovetail.registry.checkpoint_code import load_class
 from dovetail_plugins.models import _hf_attention as hf_attention
-from dovetail_plugins.models._hf_swap import SwappedExperts, swap_layers
+from dovetail_plugins.models._hf_call import TrunkCall, unwrapped
+from dovetail_plugins.models._hf_swap import (
+    EXPERT_MATRICES,
+    SwappedExperts,
+    is_inputs_first,
+    swap_layers,
+)
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +48,10 @@ FIX = f"use a checkpoint of another architecture; {PAGE} lists what is served."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """transformers' causal model, the trunk inside it, and the class of what the trunk returns.
+    """transformers' causal model, the trunk inside it, what runs the trunk over tokens and their
+    positions, and the class of what the trunk returns.
+
+    `inputs_first` are the ends of the names of matrices that are stored [.., I, O].
 
     `first_position` is what the trunk's own code would number a text's first token.
     """
@@ -51,9 +59,11 @@ class Built:
     causal: Any
     trunk_name: str
     trunk: nn.Module
+    call: TrunkCall
     output: type[Any]
     first_position: int
     hidden_size: int
+    inputs_first: tuple[str, ...]
 
 
 def build(context: BuildContext) -> Built:
@@ -64,8 +74,11 @@ def build(context: BuildContext) -> Built:
     hf_attention.register()
     causal = _causal(context)
     trunk_name, trunk = _trunk(context.model, causal)
+    call = TrunkCall(trunk)
+    if not call.is_possible:
+        raise refusal(context.model, "it counts positions itself and takes none")
     with _refusing(context.model, "it does not run in a trial pass"):
-        seen = hf_attention.probe(trunk, context.device)
+        seen = hf_attention.probe(trunk, call, context.device)
         is_plain = not generates(context.model) or _try_head(causal, trunk_name, seen)
     _check_text_part(context.model, causal, is_plain)
     _learn_attention(context, seen.layers)
@@ -74,16 +87,26 @@ def build(context: BuildContext) -> Built:
             # transformers guesses from a class's text what the probe has seen.
             type(causal)._can_set_attn_implementation_cached_value = True
         causal.set_attn_implementation(hf_attention.RUN)
+        inputs_first = _inputs_first(trunk)
         swap_layers(context, trunk, f"{trunk_name}.", kept=seen.opened)
         _check_layout(causal)
     return Built(
         causal=causal,
         trunk_name=trunk_name,
         trunk=trunk,
+        call=call,
         output=type(seen.output),
         first_position=seen.first_position,
         hidden_size=seen.output.last_hidden_state.shape[-1],
+        inputs_first=inputs_first,
     )
+
+
+def _inputs_first(trunk: nn.Module) -> tuple[str, ...]:
+    """Return the ends of the names of the experts' matrices that are stored [X, I, O]."""
+    names = [path for path, module in trunk.named_modules() if is_inputs_first(module)]
+    leaves = {f".{path.rpartition('.')[2]}.{m}" for path in names for m in EXPERT_MATRICES}
+    return tuple(sorted(leaves))
 
 
 def _causal(context: BuildContext) -> Any:
@@ -98,6 +121,7 @@ def _causal(context: BuildContext) -> Any:
             causal = make(
                 config, dtype=dtype_of(model.dtype), attn_implementation=hf_attention.PROBE
             )
+        causal.to(context.device)  # some make numbers where no default reaches
         causal.tie_weights()
     if causal._is_stateful:
         raise refusal(model, "it keeps a state of its own instead of keys and values")
@@ -128,7 +152,7 @@ def _known_reason(error: Exception) -> str | None:
         return "its head reaches into the layers below it"
     if "Unrecognized configuration class" in text:
         return "transformers does not make its causal class from the text part of its config"
-    if hf_attention.Seen.__name__ in text:
+    if any(mask.__name__ in text for mask in (hf_attention.Seen, hf_attention.UnusableMask)):
         return "it computes with attention masks itself"
     return None
 
@@ -172,9 +196,7 @@ def _trunk(model: ModelSpec, causal: Any) -> tuple[str, nn.Module]:
     trunk = causal._modules.get(name)
     if trunk is None:
         raise refusal(model, "its head and the layers below it are not apart")
-    if "position_ids" not in inspect.signature(trunk.forward).parameters:
-        raise refusal(model, "it counts positions itself and takes none")
-    return name, trunk
+    return unwrapped(name, trunk)
 
 
 def _check_layout(causal: Any) -> None:
@@ -201,15 +223,15 @@ def _try_head(causal: Any, trunk_name: str, seen: hf_attention.Probed) -> bool:
 
     Mutates: causal, for as long as it runs
     """
-    trunk = causal._modules[trunk_name]
+    trunk = causal.get_submodule(trunk_name)
     output = type(seen.output)(last_hidden_state=seen.output.last_hidden_state)
-    causal._modules[trunk_name] = _Returns(output)
+    causal.set_submodule(trunk_name, _Returns(output))
     try:
         with torch.inference_mode(), hf_attention.Watch() as watch:
             ids = torch.zeros(1, 2, dtype=torch.int64, device=output.last_hidden_state.device)
             logits = causal(input_ids=ids, use_cache=False).logits
     finally:
-        causal._modules[trunk_name] = trunk
+        causal.set_submodule(trunk_name, trunk)
     if tuple(logits.shape[:2]) != (1, 2):
         raise ConfigError("its head does not give logits of every token.")
     return not watch.functions & ARITHMETIC

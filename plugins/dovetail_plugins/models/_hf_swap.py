@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.integrations import moe as hf_moe
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext
+from dovetail.interfaces.quantization import Gate
+from dovetail.layers.activation import ACTIVATIONS, clamped_gate, gate
 from dovetail.layers.experts import Experts
 from dovetail.layers.linear import ReplicatedLinear
 from dovetail.layers.placement import Placement
@@ -25,6 +26,9 @@ EXPERT_NAMES = {
     "w3": ("gate_up_proj", "up"),
     "w2": ("down_proj", None),
 }
+
+EXPERT_MATRICES = ("gate_up_proj", "down_proj")
+"""The parameters of a module that holds all experts of a block."""
 
 
 class SwappedLinear(ReplicatedLinear):
@@ -82,17 +86,37 @@ def is_experts(module: nn.Module) -> bool:
 
 def _experts(context: BuildContext, name: str, module: nn.Module) -> SwappedExperts:
     facts = vars(module)
-    odd = [f for f in ("has_bias", "is_transposed", "has_post_expert_norm") if facts.get(f)]
+    odd = [f for f in ("has_bias", "has_post_expert_norm") if facts.get(f)]
     odd += [f"no {f}" for f in ("has_gate", "is_concatenated") if not facts.get(f)]
-    gate: Any = type(module).__dict__.get("_apply_gate")
-    if odd or gate is not hf_moe._default_apply_gate:
+    act = None if odd else _gate(module)
+    if act is None:
         raise ConfigError(
             f"experts of the kind {type(module).__name__} are not supported"
             f" ({', '.join(odd) or 'their gate differs'}).",
             where=name,
         )
     count, doubled, size = module.get_parameter("gate_up_proj").shape
-    config: Any = facts["config"]
-    return SwappedExperts(
-        context, name, num_experts=count, size=size, inner=doubled // 2, act=config.hidden_act
-    )
+    if is_inputs_first(module):
+        doubled, size = size, doubled
+    return SwappedExperts(context, name, num_experts=count, size=size, inner=doubled // 2, act=act)
+
+
+def is_inputs_first(module: nn.Module) -> bool:
+    """Return whether experts' matrices are stored [X, I, O]."""
+    return is_experts(module) and bool(vars(module).get("is_transposed"))
+
+
+def _gate(module: Any) -> str | Gate | None:
+    """Return the gate that computes what that of transformers' experts does, None for another."""
+    facts = vars(module)
+    acts = (getattr(facts["config"], "hidden_act", None), "silu")
+    gates: dict[str | Gate, Gate] = {act: gate(act) for act in acts if act in ACTIVATIONS}
+    if "swiglu_alpha" in facts:
+        clamped = clamped_gate(float(facts["swiglu_alpha"]), float(facts["swiglu_limit"]))
+        gates[clamped] = clamped
+    halves = torch.linspace(-9, 9, 22, device="cpu").tile(2, 1)
+    halves = torch.cat([halves, halves.flip(1)])
+    with torch.inference_mode():
+        wanted = module._apply_gate(halves)
+        same = (name for name, one in gates.items() if torch.equal(one.joined(halves), wanted))
+    return next(same, None)

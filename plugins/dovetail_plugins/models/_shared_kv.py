@@ -15,6 +15,7 @@ from dovetail.interfaces.model import BuildContext
 from dovetail.layers.attention import Attention
 from dovetail.layers.context import keep_inner
 from dovetail.layers.decoder import SLIDING, DecoderConfig, DecoderLayer
+from dovetail.layers.embedding import VocabParallelEmbedding
 from dovetail.layers.linear import QKVParallelLinear, RowParallelLinear
 from dovetail.layers.norm import BareRMSNorm
 from dovetail.layers.post_norm import SandwichLayer
@@ -25,6 +26,7 @@ from dovetail.layers.shared_attention import (
     find_sources,
     spread,
 )
+from dovetail.layers.stages import Elsewhere
 from dovetail_plugins.models._layer_inputs import LayerInputs
 from dovetail_plugins.models.gemma3 import Gemma3Model
 
@@ -130,7 +132,8 @@ class SharingLayer(SandwichLayer):
 
 class SharingModel(Gemma3Model):
     """A decoder whose last layers read other layers' keys and values: of a step's tokens they need
-    compute those alone that are drawn after."""
+    compute those alone that are drawn after. Every stage has the token table where layers have
+    inputs, which are made of it."""
 
     def __init__(
         self,
@@ -144,11 +147,24 @@ class SharingModel(Gemma3Model):
         self._num_keeping = len(set(sources))
         has_inputs = bool(context.model.hf_config["hidden_size_per_layer_input"])
         self.layer_inputs = LayerInputs(context, config) if has_inputs else None
+        if has_inputs and isinstance(self.embed_tokens, Elsewhere):
+            model = context.model
+            self.embed_tokens = VocabParallelEmbedding(
+                context, model.vocab_size, model.hidden_size, factor=config.embedding_scale
+            )
         find_sources(self)
 
     def spread_out(self, embedded: torch.Tensor) -> torch.Tensor:
         """Return the input of the first layer. Shapes: [T, E] -> [.., T, E]"""
         return embedded
+
+    def handed_on(self, x: torch.Tensor) -> torch.Tensor:
+        """Return states of the tokens as a stage hands them on. Shapes: [.., T, E] -> [T, width]"""
+        return x
+
+    def taken_up(self, received: torch.Tensor) -> torch.Tensor:
+        """Return the states that a stage handed on. Shapes: [T, width] -> [.., T, E]"""
+        return received
 
     def joined(self, x: torch.Tensor) -> torch.Tensor:
         """Return what goes into the last norm. Shapes: x [.., T, E] -> [T, E]"""
@@ -161,15 +177,18 @@ class SharingModel(Gemma3Model):
             embedded = self.embed(token_ids, positions)
         if self.layer_inputs is not None:
             inputs = self.layer_inputs(token_ids, embedded)
-        first = embedded if self.stage.is_first else self.stage.received(token_ids)
+        if self.stage.is_first:
+            x = self.spread_out(embedded)
+        else:
+            x = self.taken_up(self.stage.received(token_ids))
         before, behind = range(self._num_keeping), range(self._num_keeping, len(self.layers))
-        x = self._through(before, self.spread_out(first), inputs, positions)
+        x = self._through(before, x, inputs, positions)
         drawn = drawn_tokens()
         if drawn is None:
             return self._ended(self._through(behind, x, inputs, positions))
         at = drawn.tokens
         if not len(at):
-            return torch.zeros_like(first)
+            return x.new_zeros(x.shape[-2:])
         own = None if inputs is None else inputs[at]
         x = self._through(behind, x[..., at, :], own, positions[at])
         return spread(self._ended(x), at, len(token_ids))
@@ -192,4 +211,4 @@ class SharingModel(Gemma3Model):
         return x
 
     def _ended(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(self.joined(x))
+        return self.norm(self.joined(x)) if self.stage.is_last else self.handed_on(x)

@@ -20,6 +20,7 @@ from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, DecoderLa
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.linear import ColumnParallelLinear, RowParallelLinear
 from dovetail.layers.placement import mark_axes
+from dovetail.layers.repeated import of_tensors
 
 LEARNED = "xielu"
 RENAMES = (
@@ -41,9 +42,12 @@ class XIELU(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Shapes: any -> the same"""
+        return of_tensors(self._computed, x)[0]
+
+    def _computed(self, x: torch.Tensor) -> tuple[torch.Tensor]:
         above, below = F.softplus(self.alpha_p), self.beta + F.softplus(self.alpha_n)
         under = (torch.expm1(torch.minimum(x, self.eps)) - x) * below
-        return torch.where(x > 0, above * x * x, under) + self.beta * x
+        return (torch.where(x > 0, above * x * x, under) + self.beta * x,)
 
 
 def _number(context: BuildContext, value: Any) -> nn.Parameter:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from statistics import NormalDist
 
 import torch
@@ -35,6 +36,7 @@ from dovetail.layers.linear import (
 )
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.rotary import Rope
+from dovetail.layers.stages import made_if
 from dovetail.parallel.collectives import all_reduce
 from dovetail.parallel.groups import tensor_group
 from dovetail_plugins.model_types.gemma3n import cache, layer_types
@@ -218,18 +220,33 @@ class Gemma3nModel(SharingModel):
     ) -> None:
         settings, size = context.model.hf_config, context.model.hidden_size
         super().__init__(context, name, config, layer_class, cache(settings).sources)
-        self.altup_projections, self.altup_unembed_projections = (
-            nn.ModuleList(
-                ReplicatedLinear(context, f"{name}.{part}.{i}", size, size)
-                for i in range(int(settings["altup_num_inputs"]) - 1)
-            )
-            for part in ("altup_projections", "altup_unembed_projections")
-        )
+        self._count, self._size = int(settings["altup_num_inputs"]), size
+        self.stage.width = self._count * size
+        first, last = self.stage.is_first, self.stage.is_last
+        self.altup_projections = self._matrices(context, f"{name}.altup_projections", first)
+        behind = f"{name}.altup_unembed_projections"
+        self.altup_unembed_projections = self._matrices(context, behind, last)
+
+    def _matrices(self, context: BuildContext, name: str, is_here: bool) -> nn.ModuleList:
+        """Return a matrix [E, E] for each state but one."""
+
+        def make(number: int) -> ReplicatedLinear:
+            return ReplicatedLinear(context, f"{name}.{number}", self._size, self._size)
+
+        return nn.ModuleList(made_if(is_here, partial(make, i)) for i in range(self._count - 1))
 
     def spread_out(self, embedded: torch.Tensor) -> torch.Tensor:
         """Return the states of the tokens. Shapes: [T, E] -> [A, T, E]"""
         others = [_sized(make(embedded), embedded) for make in self.altup_projections]
         return torch.stack([embedded, *others])
+
+    def handed_on(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the states side by side. Shapes: [A, T, E] -> [T, A * E]"""
+        return x.transpose(0, 1).flatten(1)
+
+    def taken_up(self, received: torch.Tensor) -> torch.Tensor:
+        """Return the states apart. Shapes: [T, A * E] -> [A, T, E]"""
+        return received.unflatten(1, (self._count, self._size)).transpose(0, 1).contiguous()
 
     def joined(self, x: torch.Tensor) -> torch.Tensor:
         """Return the mean of the states. Shapes: x [A, T, E] -> [T, E]"""
@@ -245,8 +262,7 @@ class Gemma3nForCausalLM(DecoderForCausalLM):
     """Gemma 3n's text model with a head. Of checkpoints that see and hear the text part is run."""
 
     info = Info(summary="Gemma 3n, text only", source="https://ai.google.dev/gemma/docs/gemma-3n")
-    capabilities = frozenset({"tensor_parallel", "leaves_out_tokens"})
-    whole_because = "several states of each token go from layer to layer, and stages pass on one"
+    capabilities = frozenset({"tensor_parallel", "pipeline_parallel", "leaves_out_tokens"})
     model_class = Gemma3nModel
     layer_class = Gemma3nLayer
 

@@ -27,7 +27,6 @@ from dovetail.layers.decoder import (
     GatedMLP,
 )
 from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.embedding import VocabParallelEmbedding
 from dovetail.layers.experts import Experts
 from dovetail.layers.linear import ReplicatedLinear
 from dovetail.layers.native_routing import native_routing
@@ -35,7 +34,6 @@ from dovetail.layers.norm import BareRMSNorm, RMSNorm
 from dovetail.layers.opaque import is_traced
 from dovetail.layers.rotary import Rope, Rotary, rope_settings
 from dovetail.layers.routing import RoutingRule, route
-from dovetail.layers.stages import Elsewhere
 from dovetail.parallel.collectives import all_reduce
 from dovetail.parallel.groups import tensor_group
 from dovetail_plugins.model_types.gemma4 import ROPE, cache, heads, keys_are_values, layer_types
@@ -155,8 +153,7 @@ class Gemma4Layer(SharingLayer):
 
 
 class Gemma4Model(SharingModel):
-    """The decoder with rotary tables for two sizes of heads. Every stage has the token table where
-    layers have inputs, which are made of it."""
+    """The decoder with rotary tables for two sizes of heads."""
 
     def __init__(
         self,
@@ -167,11 +164,6 @@ class Gemma4Model(SharingModel):
     ) -> None:
         settings = context.model.hf_config
         super().__init__(context, name, config, layer_class, cache(settings).sources)
-        if self.layer_inputs is not None and isinstance(self.embed_tokens, Elsewhere):
-            model = context.model
-            self.embed_tokens = VocabParallelEmbedding(
-                context, model.vocab_size, model.hidden_size, factor=config.embedding_scale
-            )
 
     def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
         """Return a rotary table per layer type."""

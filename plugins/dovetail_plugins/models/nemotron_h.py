@@ -26,6 +26,7 @@ from dovetail.layers.decoder import (
 from dovetail.layers.linear import ReplicatedLinear
 from dovetail.layers.mamba2 import Mamba2Mixer
 from dovetail.layers.moe import MoE
+from dovetail.layers.repeated import of_tensors
 from dovetail.layers.rotary import Rope
 from dovetail.parallel.collectives import all_reduce
 from dovetail_plugins.model_types.nemotron_h import (
@@ -75,8 +76,8 @@ class NemotronHMoE(MoE):
         if not self.has_latent:
             return super().forward(x, rest)
         made = self.experts(self.fc1_latent_proj(x), *self.picked(x))
-        out: torch.Tensor = rest + self.fc2_latent_proj(all_reduce(made, self.group))
-        return out
+        out = self.fc2_latent_proj(all_reduce(made, self.group))
+        return of_tensors(lambda a, b: (a + b,), rest, out)[0]
 
 
 class NemotronHLayer(DecoderLayer):

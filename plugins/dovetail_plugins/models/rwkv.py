@@ -39,6 +39,7 @@ from dovetail.layers.linear import (
 )
 from dovetail.layers.norm import LayerNorm
 from dovetail.layers.recurrent import DividedVectors, OverRows
+from dovetail.layers.repeated import of_tensors
 from dovetail.layers.rotary import Rope
 from dovetail.layers.state import CONV, Part, RowStates, State
 from dovetail.parallel.groups import tensor_group
@@ -75,12 +76,15 @@ class TokenMix(nn.Module):
 
     def forward(
         self, x: torch.Tensor, parts: Mapping[str, torch.Tensor], rows: RowStates
-    ) -> list[torch.Tensor]:
+    ) -> tuple[torch.Tensor, ...]:
         """Return a mixture for each name. Shapes: x [T, E] -> [T, E] each. Mutates: parts"""
         weight = self.get_buffer("before")
         before = self._shift(parts[self.part], rows, x=x, weight=weight, bias=None)
+        return of_tensors(self._mixed, before, x)
+
+    def _mixed(self, before: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         shares = (self.get_parameter(name)[0] for name in self.names)
-        return [torch.lerp(before, x, share) for share in shares]
+        return tuple(torch.lerp(before, x, share) for share in shares)
 
 
 class RwkvAttention(DividedVectors):
@@ -127,7 +131,9 @@ class RwkvAttention(DividedVectors):
         mixed = self.mix(x, parts, rows)
         k, v, r = (self.get_submodule(leaf)(own) for leaf, own in zip(leaves, mixed, strict=True))
         made = self._average(parts[AVERAGE], rows, k=k, v=v, r=r)
-        return self.output(made if self.scale == 1.0 else made * self.scale, residual)
+        if self.scale != 1.0:
+            (made,) = of_tensors(lambda average: (average * self.scale,), made)
+        return self.output(made, residual)
 
 
 class RwkvFeedForward(nn.Module):
@@ -151,10 +157,13 @@ class RwkvFeedForward(nn.Module):
     ) -> torch.Tensor:
         """Shapes: x, residual [T, E] -> [T, E]. Mutates: parts"""
         key, receptance = self.mix(x, parts, rows)
-        gate = self.receptance(receptance).sigmoid_()
-        if self.scale != 1.0:
-            gate = gate * self.scale
-        return torch.addcmul(residual, gate, self.value(self.key(key)))
+        value = self.value(self.key(key))
+        return of_tensors(self._added, residual, self.receptance(receptance), value)[0]
+
+    def _added(
+        self, residual: torch.Tensor, receptance: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor]:
+        return (torch.addcmul(residual, receptance.sigmoid() * self.scale, value),)
 
 
 class RwkvLayer(DecoderLayer):
@@ -179,7 +188,7 @@ class RwkvLayer(DecoderLayer):
         parts, rows = self.state.step()
         x = self.attention(self.ln1(x), x, parts, rows)
         x = self.feed_forward(self.ln2(x), x, parts, rows)
-        return x / 2 if self.is_halved else x
+        return of_tensors(lambda halved: (halved / 2,), x)[0] if self.is_halved else x
 
 
 class RwkvModel(UnrotatedModel):

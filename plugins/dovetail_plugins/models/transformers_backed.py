@@ -82,6 +82,7 @@ class TransformersBacked(nn.Module, Model):
         self.trunk_name, self.first_position = built.trunk_name, built.first_position
         self.tied = dict(built.causal.all_tied_weights_keys) if generates(context.model) else {}
         self.renamings = plain_renamings(built.causal)
+        self.inputs_first = _also_before(self.renamings, built.inputs_first)
         self.is_text_part = _is_text_part(type(built.causal).__name__, context.model.architecture)
         if self.is_text_part:
             log.warning(
@@ -89,6 +90,7 @@ class TransformersBacked(nn.Module, Model):
                 context.model.architecture,
             )
         self.trunk: nn.Module = built.trunk
+        self.call = built.call
         # The head's own code (scales, soft caps) runs as it is, over hidden states it is given.
         self.given = Given(built.output)
         self.head: Any = built.causal
@@ -119,15 +121,12 @@ class TransformersBacked(nn.Module, Model):
             renames=tuple((old, new) for old, new in self.renamings if old[0] != "^"),
             ignored=(*IGNORED, *(OTHER_PARTS if self.is_text_part else ())),
             tied={_renamed(a, places): _renamed(b, places) for a, b in self.tied.items()},
+            transposed=self.inputs_first,
         )
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the final hidden states. Shapes: token_ids, positions [T] -> [T, E]"""
-        out = self.trunk(
-            input_ids=token_ids.unsqueeze(0),
-            position_ids=(positions + self.first_position).unsqueeze(0),
-            use_cache=False,
-        )
+        out = self.call(token_ids, positions + self.first_position)
         hidden: torch.Tensor = out.last_hidden_state[0]
         return hidden
 
@@ -198,6 +197,11 @@ def plain_renamings(causal: Any) -> list[tuple[str, str]]:
             if not set(text.removeprefix("^")) & set("^$*+?()[]{}|\\"):
                 renamings.append((text, rule.target_patterns[0]))
     return renamings
+
+
+def _also_before(renamings: list[tuple[str, str]], ends: tuple[str, ...]) -> tuple[str, ...]:
+    """Return ends of names and what renamings make of the same names."""
+    return (*ends, *(old for old, new in renamings if ends and new.endswith(ends)))
 
 
 def _renamed(name: str, places: tuple[tuple[str, str], ...]) -> str:

@@ -12,7 +12,7 @@ Keys have no bias. Source: Radford et al., 2022
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -127,6 +127,8 @@ class WhisperForConditionalGeneration(EncoderDecoder):
     """Whisper."""
 
     info = Info(summary="Whisper", source="https://arxiv.org/abs/2212.04356")
+    capabilities: ClassVar[frozenset[str]] = frozenset({"tensor_parallel", "encoder"})
+    whole_because = "the times of words are read from heads of all layers together"
 
     @classmethod
     def decoder_config(cls, context: BuildContext) -> CrossDecoderConfig:

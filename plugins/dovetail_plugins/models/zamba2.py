@@ -8,13 +8,17 @@ A layer that calls block B for the n-th time computes, of the T tokens of a step
     x = x + mixer(norm(x + linear(s)))                   # other layers: s = 0
 
 A block's matrices are the same in all its calls; what is its own in each are low-rank adapters and
-the keys and values. Source: Glorioso et al., The Zamba2 Suite, 2024 (arXiv 2411.15242).
+the keys and values. A stage of a pipeline holds the blocks that its layers call, and is handed the
+embeddings beside the hidden states.
+Source: Glorioso et al., The Zamba2 Suite, 2024 (arXiv 2411.15242).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -27,6 +31,7 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.activation import gate
 from dovetail.layers.attention import Attention
+from dovetail.layers.context import keep_inner
 from dovetail.layers.decoder import (
     DecoderConfig,
     DecoderForCausalLM,
@@ -42,14 +47,24 @@ from dovetail.layers.linear import (
     RowParallelLinear,
 )
 from dovetail.layers.mamba2 import Mamba2Mixer
+from dovetail.layers.repeated import of_tensors
 from dovetail.layers.rotary import HeadRotary, Rope
+from dovetail.layers.stages import made_if
 from dovetail_plugins.model_types.zamba2 import HYBRID, layer_types, mixer_sizes
 
 BLOCK = "shared_transformer"
+LayersByCall = Mapping[int, str | None]
+"""The names of the layers that call a block, by the numbers of the calls; None: one of another
+stage."""
 
 
 class Calls(nn.ModuleDict):
-    """What a block has of its own for each call, by the call's number, as checkpoints list it."""
+    """What a block has of its own for each call, by the call's number, as checkpoints list it. What
+    is called on other stages is Elsewhere."""
+
+    def add(self, call: int, is_here: bool, make: Callable[[], nn.Module]) -> None:
+        """Take up what a call has. Mutates: self"""
+        self[str(call)] = made_if(is_here, make)
 
     def of(self, call: int) -> nn.Module:
         """Return the call's own."""
@@ -69,7 +84,7 @@ class SharedAttention(nn.Module):
         self,
         context: BuildContext,
         name: str,
-        calls: Mapping[int, str],
+        calls: LayersByCall,
     ) -> None:
         super().__init__()
         model = context.model
@@ -93,19 +108,22 @@ class SharedAttention(nn.Module):
         )
         self.attn = Calls()
         for call, layer in calls.items():
-            self.attn[str(call)] = Attention(f"{layer}.self_attn", spec)
+            self.attn.add(call, layer is not None, partial(Attention, f"{layer}.self_attn", spec))
         self.has_adapters = bool(model.hf_config["use_shared_attention_adapter"])
         widths = (heads, model.num_kv_heads, model.num_kv_heads)
         for letter, width in zip("qkv" if self.has_adapters else "", widths, strict=False):
             leaf = f"linear_{letter}_adapter_list"
             listed = Calls()
-            for call in calls:
-                own = f"{name}.{leaf}.{call}"
-                up = ColumnParallelLinear(
-                    context, f"{own}.1", int(model.hf_config["adapter_rank"]), width * head
-                )
-                listed[str(call)] = adapter(context, own, size, up)
+            for call, layer in calls.items():
+                make = partial(self._adapter, context, f"{name}.{leaf}.{call}", width * head)
+                listed.add(call, layer is not None, make)
             self.add_module(leaf, listed)
+
+    @staticmethod
+    def _adapter(context: BuildContext, name: str, width: int) -> nn.Sequential:
+        rank = int(context.model.hf_config["adapter_rank"])
+        up = ColumnParallelLinear(context, f"{name}.1", rank, width)
+        return adapter(context, name, 2 * context.model.hidden_size, up)
 
     def forward(self, x: torch.Tensor, rope: Rope | None, call: int) -> torch.Tensor:
         """Shapes: x [T, 2 E] -> [T, E]"""
@@ -121,9 +139,7 @@ class SharedAttention(nn.Module):
 class SharedMLP(nn.Module):
     """down(act(gate) * up), with an adapter of gate and up for each call."""
 
-    def __init__(
-        self, context: BuildContext, name: str, act: str, calls: Mapping[int, str]
-    ) -> None:
+    def __init__(self, context: BuildContext, name: str, act: str, calls: LayersByCall) -> None:
         super().__init__()
         config, size = context.model.hf_config, context.model.hidden_size
         inner, has_bias = int(config["intermediate_size"]), bool(config["add_bias_linear"])
@@ -134,12 +150,16 @@ class SharedMLP(nn.Module):
         )
         self.down_proj = RowParallelLinear(context, f"{name}.down_proj", inner, size, bias=has_bias)
         self.gate_up_proj_adapter_list = Calls()
-        for call in calls:
+        for call, layer in calls.items():
             own = f"{name}.gate_up_proj_adapter_list.{call}"
-            up = MergedColumnParallelLinear(
-                context, f"{own}.1", int(config["adapter_rank"]), halves
-            )
-            self.gate_up_proj_adapter_list[str(call)] = adapter(context, own, size, up)
+            make = partial(self._adapter, context, own, halves)
+            self.gate_up_proj_adapter_list.add(call, layer is not None, make)
+
+    @staticmethod
+    def _adapter(context: BuildContext, name: str, halves: Mapping[str, int]) -> nn.Sequential:
+        rank = int(context.model.hf_config["adapter_rank"])
+        up = MergedColumnParallelLinear(context, f"{name}.1", rank, dict(halves))
+        return adapter(context, name, context.model.hidden_size, up)
 
     def forward(self, x: torch.Tensor, call: int) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]"""
@@ -149,14 +169,19 @@ class SharedMLP(nn.Module):
 
 
 class SharedBlock(nn.Module):
-    """Attention and an MLP that several layers call. `calls`: the names of those layers by the
-    numbers of the calls, counted over all blocks."""
+    """Attention and an MLP that several layers call: block `number`. `calls`: the names of those
+    layers by the numbers of the calls, counted over all blocks."""
 
     def __init__(
-        self, context: BuildContext, name: str, config: DecoderConfig, calls: Mapping[int, str]
+        self,
+        context: BuildContext,
+        name: str,
+        config: DecoderConfig,
+        calls: LayersByCall,
+        number: int,
     ) -> None:
         super().__init__()
-        size = context.model.hidden_size
+        size, self.number = context.model.hidden_size, number
         self.input_layernorm = config.norm(context, 2 * size, eps=config.norm_eps)
         self.self_attn = SharedAttention(context, f"{name}.self_attn", calls)
         self.pre_ff_layernorm = config.norm(context, size, eps=config.norm_eps)
@@ -173,73 +198,129 @@ class SharedBlock(nn.Module):
 
 
 class Zamba2Layer(DecoderLayer):
-    """A mixer; in a layer that calls a block, behind what the block makes. The first layers that do
-    hold the blocks."""
+    """A mixer; in a layer that calls a block, behind what the block makes. On each stage the
+    first layers that do hold the blocks."""
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
         nn.Module.__init__(self)
         settings = context.model.hf_config
         self.input_layernorm = config.build_norm(context)
         self.mamba = Mamba2Mixer(context, f"{name}.mamba", mixer_sizes(settings))
-        callers = [i for i, kind in enumerate(config.layer_types) if kind == HYBRID]
+        callers = callers_of(config.layer_types)
         self.call = callers.index(layer) if layer in callers else None
         if self.call is None:
             return
         size, num_blocks = context.model.hidden_size, int(settings["num_mem_blocks"])
+        self.number = self.call % num_blocks
         self.linear = ReplicatedLinear(context, f"{name}.linear", size, size)
-        if self.call < num_blocks:
+        here = context.rank.layers(context.model.num_layers)
+        if holders(callers, num_blocks, here)[self.number] == layer:
             trunk = name.rpartition(".")[0]
-            calls = range(self.call, len(callers), num_blocks)
-            names = {call: f"{trunk}.{callers[call]}" for call in calls}
-            self.shared_transformer = SharedBlock(context, f"{name}.{BLOCK}", config, names)
+            calls = range(self.number, len(callers), num_blocks)
+            layers = {call: callers[call] for call in calls}
+            names = {c: f"{trunk}.{i}" if i in here else None for c, i in layers.items()}
+            self.shared_transformer = SharedBlock(
+                context, f"{name}.{BLOCK}", config, names, self.number
+            )
 
     def forward(
         self,
         x: torch.Tensor,
         ropes: Mapping[str, Rope],
         embedded: torch.Tensor | None = None,
-        blocks: Sequence[SharedBlock] = (),
+        blocks: Mapping[int, SharedBlock] = MappingProxyType({}),
     ) -> torch.Tensor:
         """`embedded` are the embeddings, for a layer that calls one of the blocks. Shapes: x,
         embedded [T, E] -> [T, E]"""
         inner = x
         if self.call is not None:
             assert embedded is not None
-            block = blocks[self.call % len(blocks)]
+            block = blocks[self.number]
             inner = x + self.linear(block(x, embedded, ropes.get(HYBRID), self.call))
         out: torch.Tensor = self.mamba(self.input_layernorm(inner), x)
         return out
 
 
+def callers_of(kinds: Sequence[str]) -> list[int]:
+    """Return the layers that call a block, in their order."""
+    return [layer for layer, kind in enumerate(kinds) if kind == HYBRID]
+
+
+def holders(callers: Sequence[int], num_blocks: int, layers: Container[int]) -> dict[int, int]:
+    """Return the layer that holds each block called in some layers, by the block's number: the
+    first that calls it."""
+    found: dict[int, int] = {}
+    for call, layer in enumerate(callers):
+        if layer in layers:
+            found.setdefault(call % num_blocks, layer)
+    return found
+
+
 class Zamba2Model(DecoderModel):
     """Embedding, layers and the last norm; the blocks see the embeddings again."""
+
+    def __init__(
+        self,
+        context: BuildContext,
+        name: str,
+        config: DecoderConfig,
+        layer_class: type[DecoderLayer] = Zamba2Layer,
+    ) -> None:
+        super().__init__(context, name, config, layer_class)
+        self.stage.width = 2 * context.model.hidden_size
+        modules = self.modules()
+        self._blocks = {m.number: m for m in modules if isinstance(m, SharedBlock)}
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return hidden states, on all stages but the last with the embeddings behind them. Shapes:
+        token_ids, positions [T] -> [T, E] or [T, 2 E]"""
+        if self.stage.is_first:
+            x = embedded = self.embed(token_ids, positions)
+        else:
+            x, embedded = of_tensors(_halves, self.stage.received(token_ids))
+        ropes = {name: rotary(positions) for name, rotary in self.rotaries.items()}
+        for number, layer in enumerate(self.layers):
+            if self.inner is not None and number in self.inner:
+                keep_inner(self.inner, number, x)
+            x = layer(x, ropes, embedded, self._blocks)
+        if self.stage.is_last:
+            return self.norm(x)
+        return of_tensors(_side_by_side, x, embedded)[0]
 
     def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
         """Return the table of the blocks, where they are rotated."""
         rotated = {HYBRID} if context.model.hf_config["use_mem_rope"] else set()
         return super().build_rotaries(context, layer_types & rotated)
 
-    def layer_arguments(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[Any, ...]:
-        """Return the embeddings and the blocks. Shapes: x [T, E], positions [T]"""
-        return x, [module for module in self.modules() if isinstance(module, SharedBlock)]
+
+def _halves(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple(half.contiguous() for half in x.chunk(2, dim=-1))
+
+
+def _side_by_side(x: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor]:
+    return (torch.cat([x, embedded], dim=-1),)
 
 
 class Zamba2ForCausalLM(DecoderForCausalLM):
-    """Zamba 2 with its head. Its stages cannot be divided: they share blocks."""
+    """Zamba 2 with its head."""
 
     info = Info(
         summary="Zamba 2: Mamba 2 and shared attention", source="https://arxiv.org/abs/2411.15242"
     )
-    capabilities: ClassVar[frozenset[str]] = frozenset({"tensor_parallel"})
-    whole_because = "layers from its first to its last call the same few blocks"
+    capabilities: ClassVar[frozenset[str]] = frozenset({"tensor_parallel", "pipeline_parallel"})
     model_class = Zamba2Model
     layer_class = Zamba2Layer
 
     def __init__(self, options: Any, context: BuildContext) -> None:
         settings = context.model.hf_config
-        callers = [i for i, kind in enumerate(layer_types(settings)) if kind == HYBRID]
-        later = callers[int(settings["num_mem_blocks"]) :]
-        self._repeated = tuple(f".layers.{i}.{BLOCK}." for i in later)
+        callers, count = callers_of(layer_types(settings)), int(settings["num_mem_blocks"])
+        here = context.rank.layers(context.model.num_layers)
+        self._repeated = tuple(_name_of_block(i) for i in callers[count:])
+        self._moved = tuple(
+            (_name_of_block(callers[number]), _name_of_block(layer))
+            for number, layer in holders(callers, count, here).items()
+            if layer != callers[number]
+        )
         super().__init__(options, context)
 
     @classmethod
@@ -255,7 +336,8 @@ class Zamba2ForCausalLM(DecoderForCausalLM):
         return usual_config(model, layer_types=layer_types(config))
 
     def weight_map(self) -> WeightMap:
-        """Return the names, without copies of the blocks in layers that call them later."""
+        """Return the names, without copies of the blocks in layers that call them later; on a stage
+        behind the first callers those hold them."""
         usual = super().weight_map()
         return replace(
             usual,
@@ -263,7 +345,12 @@ class Zamba2ForCausalLM(DecoderForCausalLM):
                 *usual.prefixes,
                 *((f"{t}final_layernorm.", "model.norm.") for t in ("model.", "")),
             ),
-            renames=((".mamba_decoder.", "."),),
+            renames=((".mamba_decoder.", "."), *self._moved),
             fused={leaf: usual.fused[leaf] for leaf in ("q_proj", "k_proj", "v_proj")},
             ignored=(*usual.ignored, *self._repeated),
         )
+
+
+def _name_of_block(layer: int) -> str:
+    """Return the part of names that those of a layer's block have."""
+    return f".layers.{layer}.{BLOCK}."

@@ -67,11 +67,14 @@ def test_ranks_and_stages_compute_as_one(
     assert torch.equal(pieces(staged), alone)
 
 
-def test_blocks_that_layers_share_are_divided_over_ranks(
+def test_blocks_that_layers_share_are_on_every_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not over stages, which hold layers of their own."""
+    """As far as its layers call them, each with the adapters and caches of its own calls."""
     path = write_tiny_checkpoint(tmp_path, "Zamba2ForCausalLM")
     alone = pieces(PagedModel(load_model(path)))
     divided = pieces(DividedModel(path, 2, monkeypatch))
     assert (divided - alone).abs().max() <= TOLERANCE
+    for layers in ((2, 2), (1, 2, 1)):
+        staged = StagedModel(lambda rank: load_model(path, rank=rank), layers)
+        assert torch.equal(pieces(staged), alone)

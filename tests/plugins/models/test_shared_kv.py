@@ -57,12 +57,19 @@ def test_ranks_compute_as_one(
     assert (divided - alone).abs().max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("size", [0, 8])
-def test_stages_compute_as_one_where_sources_are_beside_readers(tmp_path: Path, size: int) -> None:
-    """Inputs of single layers are made on every stage."""
+@pytest.mark.parametrize(
+    ("family", "size"),
+    [("Gemma4ForCausalLM", 0), ("Gemma4ForCausalLM", 8), ("Gemma3nForCausalLM", 8)],
+)
+def test_stages_compute_as_one_where_sources_are_beside_readers(
+    tmp_path: Path, family: str, size: int
+) -> None:
+    """Inputs of single layers are made on every stage, and all states of a token are handed on."""
     kinds = ["full_attention"] * 2 + ["sliding_attention", "full_attention"] * 2
     fields = {"num_hidden_layers": 6, "layer_types": kinds, "hidden_size_per_layer_input": size}
-    path = write_tiny_checkpoint(tmp_path, "Gemma4ForCausalLM", **fields)
+    if family == "Gemma3nForCausalLM":
+        fields |= {"intermediate_size": 48, "activation_sparsity_pattern": [0.8, *[0.0] * 5]}
+    path = write_tiny_checkpoint(tmp_path, family, **fields)
     alone = pieces(PagedModel(load_model(path)))
     staged = StagedModel(lambda rank: load_model(path, rank=rank), (1, 1, 4))
     assert torch.equal(pieces(staged), alone)

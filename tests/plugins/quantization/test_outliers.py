@@ -153,6 +153,7 @@ OTHERS = {
     "states": "Mamba2ForCausalLM",
     "convolutions": "Lfm2ForCausalLM",
     "chunks": "Llama4ForCausalLM",
+    "deltas": "Qwen3_5ForCausalLM",
 }
 """Families of other layers, by what sets them apart."""
 CASES |= {f"int8, {word}": Case(method="int8", architecture=name) for word, name in OTHERS.items()}
@@ -182,6 +183,12 @@ SHAPES: dict[str, dict[str, Any]] = {
     "Mamba2ForCausalLM": {"num_heads": 32, "layer_types": None},
     "Lfm2ForCausalLM": {"layer_types": ["conv"], "block_auto_adjust_ff_dim": False},
     "Llama4ForCausalLM": {"layer_types": ["chunked_attention"], "intermediate_size_mlp": INNER},
+    "Qwen3_5ForCausalLM": {
+        "layer_types": ["linear_attention"],
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
+        **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), HEAD_SIZE),
+    },
     "DeepseekV2ForCausalLM": {
         "head_dim": None,
         "q_lora_rank": 64,
@@ -267,12 +274,18 @@ def floats(name: str, like: torch.Tensor, case: Case, random: torch.Generator) -
     given."""
     values = torch.randn(like.shape, generator=random)
     if "norm" in name:
-        return values * 0.1 + (0 if "Gemma" in case.architecture else 1)
+        return values * 0.1 + (1 - ones_added(case.architecture, name))
     is_table = "embed" in name and "Gemma" not in case.architecture
     values = values if is_table or like.dim() < 2 else values * like.shape[-1] ** -0.5
     if "qkv" in name:
         values[:QUERY_ROWS] *= QUIET
     return values.to(like.dtype)
+
+
+def ones_added(architecture: str, name: str) -> int:
+    """Return 1 where a norm multiplies by 1 + weight, else 0."""
+    adds_one = architecture.startswith(("Gemma", "Qwen3_5")) and "linear_attn" not in name
+    return int(adds_one)
 
 
 OFFSETS = {"Q4_K": (2, 7.5), "Q5_K": (2, 15.5)}
@@ -308,8 +321,8 @@ NORMS = {
 
 def plant(module: torch.nn.Module, architecture: str) -> None:
     """Make a few channels of the norms before products larger. Mutates: module"""
-    one = 1.0 if "Gemma" in architecture else 0.0  # a factor there is 1 + weight
     for name in NORMS.get(architecture, USUAL_NORMS):
+        one = ones_added(architecture, name)
         weight = module.get_parameter(f"model.layers.0.{name}.weight").data
         own = weight[list(CHANNELS)] + one
         weight[list(CHANNELS)] = own * FACTOR - one

@@ -68,6 +68,8 @@ _INHERITED = (
 )
 _OF_THE_WHOLE = ("tie_word_embeddings",)
 """What the whole model's settings decide, whatever those of its text part say."""
+ALONE = "ForCausalLM"
+"""End of the names of classes of a decoder without the encoder that its type may have."""
 DEFAULT_POSITIONS = 2048
 """Length of a checkpoint that states none."""
 
@@ -94,11 +96,14 @@ def load_model_facts(
     generation = read_json(Path(model_path) / "generation_config.json", is_required=False)
     num_heads = _count(path, text, "num_heads")
     hidden_size = _count(path, text, "hidden_size")
-    cache = facts_of(text).cache
-    row = import_target(cache)(text) if cache else None
+    facts = facts_of(text)
+    name = architecture(path, raw)
+    encoder = None if name.endswith(ALONE) else _encoder(text, generation)
+    has_own_cache = bool(facts.cache) and (encoder is not None or not facts.encoder_input)
+    row = import_target(facts.cache)(text) if has_own_cache else None
     return ModelSpec(
         path=str(model_path),
-        architecture=architecture(path, raw),
+        architecture=name,
         hf_config=text,
         rope_rules=rope_rules(text),
         dtype=dtype,
@@ -112,7 +117,7 @@ def load_model_facts(
         eos_token_ids=eos_token_ids(text, generation),
         bos_token_id=_first_id(text.get("bos_token_id")),
         cache=row,
-        encoder=_encoder(text, generation),
+        encoder=encoder,
         whole_config=raw if has_text_part(raw) or facts_of(raw).media else {},
     )
 

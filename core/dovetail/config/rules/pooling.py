@@ -90,7 +90,7 @@ def purpose(config: Config, model: ModelSpec) -> Purpose:
                 where=POOLER_CONFIG,
                 fix="leave it out, or add --runner pooling.",
             )
-        return Purpose(model=model)
+        return Purpose(model=_of_decoder(model))
     facts = facts_of(model.hf_config)
     is_causal = not (facts.is_encoder or _sees_all(model.hf_config))
     if model.encoder is not None:  # of which nothing but the encoder is run, or nothing at all
@@ -102,6 +102,14 @@ def purpose(config: Config, model: ModelSpec) -> Purpose:
     settings = sentences or SentenceSettings(is_normalized=True)
     pooling = _pooling_spec(config, model, asked, settings)
     return Purpose(model=model, pooling=pooling, max_tokens=settings.max_tokens)
+
+
+def _of_decoder(model: ModelSpec) -> ModelSpec:
+    """Return a model that generates with the layers of its decoder counted, where an encoder beside
+    it may have others."""
+    if model.encoder is None or model.cache is None:
+        return model
+    return msgspec.structs.replace(model, num_layers=model.cache.num_attention_layers)
 
 
 def _with_labels(model: ModelSpec) -> ModelSpec:
