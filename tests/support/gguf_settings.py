@@ -146,8 +146,9 @@ def _full(config: Config) -> list[bool]:
 
 
 def _lfm2(config: Config) -> dict[str, Any]:
-    inner = int(2 * config["intermediate_size"] / 3)
-    multiple = config["block_multiple_of"]
+    inner, multiple = config["intermediate_size"], config["block_multiple_of"]
+    if config["block_auto_adjust_ff_dim"]:
+        inner = int(2 * inner / 3)
     return {
         **_kv_heads(config, _full(config)),
         "shortconv_l_cache": config["conv_L_cache"],
