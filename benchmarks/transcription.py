@@ -130,7 +130,7 @@ class Server:
 
 
 def measured(name: str, asked: argparse.Namespace, sound: str) -> dict[str, Any]:
-    """Return one run of an engine. Raises: CalledProcessError where it fails"""
+    """Return one run of an engine. Raises: SystemExit with its words where it fails"""
     if name == OURS:
         server = Server(asked.model)
         try:
@@ -145,9 +145,10 @@ def measured(name: str, asked: argparse.Namespace, sound: str) -> dict[str, Any]
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        check=True,
         timeout=LIMIT_S,
     )
+    if done.returncode:
+        raise SystemExit(f"{name} failed:\n{done.stderr[-2000:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

@@ -108,6 +108,8 @@ def test_every_dialect_sees_the_same(client: Any, url: str, pictures: Path, want
     turn = {"role": "user", "content": content}
     told = httpx.post(f"{url}/v1/messages", json={**body, "messages": [turn]}).json()
     assert told["content"][0]["text"] == wanted
+    (card,) = client.models.list().data
+    assert "vision" in card.capabilities and "audio" not in card.capabilities
 
 
 def test_a_file_and_its_data_are_one_content(client: Any, pictures: Path, wanted: str) -> None:
