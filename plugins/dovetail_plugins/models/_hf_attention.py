@@ -46,7 +46,7 @@ class Seen:
 
 
 class UnusableMask:
-    """A mask that is no causal window: of encodings, which a decoder alone is not given."""
+    """A mask other than a causal window: one of encodings, which a decoder alone is not given."""
 
 
 class _Probing(threading.local):

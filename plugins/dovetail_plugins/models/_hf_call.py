@@ -1,7 +1,7 @@
 """TrunkCall: a trunk of transformers run over tokens whose positions are given.
 
 Most trunks take positions. Some count their tokens themselves, from the first that they are given,
-and hand the numbers to a table of positions: there the table is told the right ones.
+and hand the numbers to a table of positions: there the table is given the right ones.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ POSITIONS = "position_ids"
 
 
 class TrunkCall:
-    """Runs `trunk`; `is_possible` says whether it, or its tables, can be told positions."""
+    """Runs `trunk`; `is_possible` says whether it, or its tables, take positions."""
 
     def __init__(self, trunk: nn.Module) -> None:
         self._trunk = trunk
         self._takes_positions = _takes_positions(trunk)
-        self._told: torch.Tensor | None = None
+        self._positions: torch.Tensor | None = None
         tables = [] if self._takes_positions else [m for m in trunk.modules() if _is_table(m)]
         for table in tables:
             table.register_forward_pre_hook(self._tell, with_kwargs=True)
@@ -33,12 +33,12 @@ class TrunkCall:
         if self._takes_positions:
             more = {} if positions is None else {POSITIONS: positions.unsqueeze(0)}
             return self._trunk(input_ids=token_ids.unsqueeze(0), use_cache=False, **more)
-        self._told = positions
+        self._positions = positions
         return self._trunk(input_ids=token_ids.unsqueeze(0), use_cache=False)
 
     def _tell(self, table: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Return a table's arguments with the positions that the trunk was called with."""
-        return args, kwargs if self._told is None else {**kwargs, POSITIONS: self._told}
+        return args, kwargs if self._positions is None else {**kwargs, POSITIONS: self._positions}
 
 
 def unwrapped(name: str, module: nn.Module) -> tuple[str, nn.Module]:
