@@ -14,8 +14,10 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from dovetail.config.rules.kv_transfer import own_name
 from dovetail.errors import ConfigError
 from dovetail.interfaces.kv_connector import KVConnector
+from dovetail.registry import discovery
 from support.kv_packages import KEY, block, facts, made, with_library
 
 Region = tuple[int, int, int]
@@ -184,6 +186,13 @@ def test_where_nixl_fails_blocks_come_in_messages(
         monkeypatch.setattr(FakeAgent, "fails", False)
         monkeypatch.delattr(FakeAgent, "initialize_xfer")
         assert pair.gathered() == WANTED and not FakeAgent.writes
+
+
+def test_the_name_that_vllm_has_for_it_finds_it(nixl: type[KVConnector]) -> None:
+    discovery.forget()
+    assert own_name("NixlConnector") == own_name("nixl") == "nixl"
+    assert own_name("LMCacheConnectorV1") == "LMCacheConnectorV1"  # is not there, and says so
+    assert own_name("OffloadingConnector") == "offloading"
 
 
 def test_what_cannot_work_says_why(

@@ -22,7 +22,8 @@ BATCH_BYTES = 1 << 24
 """About how much is asked for at once."""
 MOST_OPEN = 64
 """How many landings of others are kept open; the ones used last."""
-_FIXED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_FIXED: int = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0)
+"""Seals of a file whose size can no longer change; 0 on systems without such files."""
 
 
 class Landing(ABC):
@@ -115,8 +116,8 @@ class SharedMemory(Carrier):
         self._open: dict[str, mmap.mmap] = {}
 
     def landing(self, num_bytes: int, *, is_here: bool) -> Landing | None:
-        """Return a nameless file for a peer of this machine."""
-        return _SharedLanding(num_bytes) if is_here else None
+        """Return a nameless file for a peer of this machine, where the system has such files."""
+        return _SharedLanding(num_bytes) if is_here and _FIXED else None
 
     def lay(self, blocks: Sequence[Buffer | None], name: str) -> tuple[int, ...]:
         """Lay blocks into an asking process's file. Raises: OSError, ValueError. Mutates: self"""

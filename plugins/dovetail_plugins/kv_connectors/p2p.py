@@ -30,14 +30,22 @@ from dovetail_plugins.kv_connectors._eviction import eviction_of
 from dovetail_plugins.kv_connectors._peer_client import PeerEngine
 from dovetail_plugins.kv_connectors._peer_memory import (
     Carrier,
+    Landing,
     SharedMemory,
+    landing_bytes,
+    lay_into,
 )
 from dovetail_plugins.kv_connectors._peer_messages import Facts, Place, place_of, read_secret
 from dovetail_plugins.kv_connectors._peer_server import PeerServer, Shelf
 
 __all__ = (
-    *("Carrier", "Landing", "P2P", "P2POptions", "SharedMemory"),
-    *("landing_bytes", "lay_into"),
+    "P2P",
+    "Carrier",
+    "Landing",
+    "P2POptions",
+    "SharedMemory",
+    "landing_bytes",
+    "lay_into",
 )
 """With these a package makes a connector that differs in how blocks travel."""
 

@@ -223,7 +223,7 @@ def _connector(keys: TransferKeys) -> Selection:
     """Return the connector that the keys name. Raises: PluginError, ConfigError"""
     assert keys.kv_connector is not None
     name, module = keys.kv_connector, keys.kv_connector_module_path
-    spec = f"{module}:{name}" if module else _own_name(name)
+    spec = f"{module}:{name}" if module else own_name(name)
     options = {_OTHER_OPTIONS.get(k, k): v for k, v in keys.kv_connector_extra_config.items()}
     place = f"{FLAG}.kv_connector"
     if "several" in registry.load(CONNECTOR, spec, where=place).capabilities and _NESTED in options:
@@ -231,7 +231,7 @@ def _connector(keys: TransferKeys) -> Selection:
     return select(CONNECTOR, spec, where=place, options=options)
 
 
-def _own_name(name: str) -> str:
+def own_name(name: str) -> str:
     """Return dovetail's name of a connector, where there is one of that name here."""
     own = OTHER_NAMES.get(name, name)
     return own if own in registry.names(CONNECTOR) else name
