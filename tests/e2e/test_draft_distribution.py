@@ -22,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ngram", "draft_model", "draft_model, sampled", "medusa"])
+@pytest.mark.parametrize("name", ["ngram", "suffix", "draft_model", "draft_model, sampled"])
 def test_drafts_keep_the_distribution(name: str, model: Path, tmp_path: Path) -> None:
     told, share = draw(model, SORTS[name](model, tmp_path), DRAWS)
     assert share > 0
