@@ -155,7 +155,11 @@ def test_drafts_of_the_engine_beside_left_out_tokens(folder: Any) -> None:
     ("name", "fields", "why"),
     [
         ("Gemma4ForCausalLM", {"pipeline_parallel_size": 2}, "layer 2 reads the keys"),
-        ("Gemma3nForCausalLM", {"pipeline_parallel_size": 2}, "several states of each token"),
+        (
+            "Gemma3nForCausalLM",
+            {"pipeline_parallel_size": 2},
+            "reads the keys and values of layer 0",
+        ),
         (
             "Gemma3nForCausalLM",
             {"tensor_parallel_size": 4, "decode_context_parallel_size": 2},

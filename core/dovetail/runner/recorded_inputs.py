@@ -100,7 +100,7 @@ class RecordedInputs(ABC):
 
 
 class RowInputs(RecordedInputs):
-    """Steps in which every row computes one token. Drafts are rows of their own."""
+    """Steps in which every row computes one token; each draft takes a row."""
 
     def __init__(self, tables: Sequence[BlockTable], max_rows: int) -> None:
         super().__init__(tables, max_rows, max_rows)
