@@ -24,7 +24,7 @@ def run(*arguments: str, **variables: str) -> str:
     env = os.environ | {"PYTHONPATH": str(KERNELS), "OMP_NUM_THREADS": "1"} | variables
     done = subprocess.run(
         [sys.executable, "-m", "dovetail_kernels", *arguments],
-        env=env, capture_output=True, text=True, timeout=300,
+        env=env, capture_output=True, text=True, timeout=570,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
