@@ -35,6 +35,18 @@ Made = tuple[Any, Callable[[Any], Any]]
 """A config, and what makes the processor of a tokenizer."""
 
 
+def _beside_pictures(tokenizer: Any) -> dict[str, Any]:
+    """Return what LLaVA's processors take beside the one of pictures."""
+    return {
+        "tokenizer": tokenizer,
+        "patch_size": VISION["patch_size"],
+        "vision_feature_select_strategy": "default",
+        "num_additional_image_tokens": 1,
+        "image_token": IMAGE_TOKEN,
+        "chat_template": tokenizer.chat_template,
+    }
+
+
 def _llava(ids: dict[str, int]) -> Made:
     import transformers as hf
 
@@ -48,15 +60,7 @@ def _llava(ids: dict[str, int]) -> Made:
         pictures = hf.CLIPImageProcessorPil(
             size={"shortest_edge": SIZE}, crop_size={"height": SIZE, "width": SIZE}
         )
-        return hf.LlavaProcessor(
-            image_processor=pictures,
-            tokenizer=tokenizer,
-            patch_size=VISION["patch_size"],
-            vision_feature_select_strategy="default",
-            num_additional_image_tokens=1,
-            image_token=IMAGE_TOKEN,
-            chat_template=tokenizer.chat_template,
-        )
+        return hf.LlavaProcessor(image_processor=pictures, **_beside_pictures(tokenizer))
 
     return config, processor
 
@@ -77,15 +81,7 @@ def _llava_next(ids: dict[str, int]) -> Made:
             crop_size={"height": SIZE, "width": SIZE},
             image_grid_pinpoints=GRID,
         )
-        return hf.LlavaNextProcessor(
-            image_processor=pictures,
-            tokenizer=tokenizer,
-            patch_size=VISION["patch_size"],
-            vision_feature_select_strategy="default",
-            num_additional_image_tokens=1,
-            image_token=IMAGE_TOKEN,
-            chat_template=tokenizer.chat_template,
-        )
+        return hf.LlavaNextProcessor(image_processor=pictures, **_beside_pictures(tokenizer))
 
     return config, processor
 
