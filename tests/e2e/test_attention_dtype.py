@@ -14,6 +14,7 @@ from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError, PluginError
 from dovetail.testing.tiny_models import write_tiny_checkpoint
 from dovetail_plugins.attention.torch_sdpa import TorchSdpa
+from support.tiny_encoder_decoders import write_encoder_decoder
 
 PROMPT = list(range(3, 33))
 ALL = SamplingParams(temperature=0, max_tokens=1, logprobs=-1)
@@ -31,6 +32,14 @@ def logprobs(path: Path, **flags: Any) -> torch.Tensor:
     found = torch.empty(len(told[0].top_ids))
     found[list(told[0].top_ids)] = torch.tensor(told[0].top_logprobs)
     return found
+
+
+@pytest.mark.e2e
+def test_another_sequence_is_attended_in_the_type_that_is_named(tmp_path: Path) -> None:
+    write_encoder_decoder(tmp_path, "BartForConditionalGeneration")
+    exact = logprobs(tmp_path)
+    rounded = logprobs(tmp_path, override_attention_dtype="bfloat16")
+    assert 0 < (rounded - exact).abs().max() < 0.2
 
 
 @pytest.mark.e2e

@@ -79,6 +79,19 @@ class AttentionInDtype(AttentionBackend):
         given = self._cast(q, k, v)
         return self._backend.forward_biased(spec, *given, cache, prepared, bias).to(q.dtype)
 
+    def forward_cross(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+    ) -> torch.Tensor:
+        """Attend to all of another sequence. Shapes: as the backend's. Mutates: cache"""
+        given = self._cast(q, k, v)
+        return self._backend.forward_cross(spec, *given, cache, prepared).to(q.dtype)
+
     def forward_shared(
         self,
         spec: AttentionSpec,
