@@ -5,19 +5,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from dovetail.interfaces.attention import AttentionSpec
-from dovetail.interfaces.model import BuildContext
+from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.attention import Attention
 from dovetail.layers.context import keep_inner
 from dovetail.layers.decoder import SLIDING, DecoderConfig, DecoderLayer
 from dovetail.layers.embedding import VocabParallelEmbedding
 from dovetail.layers.linear import QKVParallelLinear, RowParallelLinear
-from dovetail.layers.norm import BareRMSNorm
+from dovetail.layers.norm import BareRMSNorm, RMSNorm
 from dovetail.layers.post_norm import SandwichLayer
 from dovetail.layers.rotary import HeadRotary, Rope
 from dovetail.layers.shared_attention import (
@@ -27,7 +28,8 @@ from dovetail.layers.shared_attention import (
     spread,
 )
 from dovetail.layers.stages import Elsewhere
-from dovetail_plugins.models._layer_inputs import LayerInputs
+from dovetail_plugins.models._layer_inputs import NAMES, LayerInputs
+from dovetail_plugins.models.gemma import gemma_config
 from dovetail_plugins.models.gemma3 import Gemma3Model
 
 
@@ -113,7 +115,32 @@ class SharingAttention(nn.Module):
         return self.o_proj(self.attn(q, k, values), residual)
 
 
-def unused_names(sources: tuple[int, ...]) -> tuple[str, ...]:
+def sharing_config(model: ModelSpec, layer_types: tuple[str, ...]) -> DecoderConfig:
+    """Return the config of Gemma 3n and 4: norms store their weights as they are, queries are not
+    scaled."""
+    config = model.hf_config
+    return gemma_config(
+        model,
+        norm=RMSNorm,
+        layer_types=layer_types,
+        window_tokens=config.get("sliding_window"),
+        query_scale=1.0,
+        final_logit_softcap=config.get("final_logit_softcapping"),
+    )
+
+
+def text_names(usual: WeightMap, sources: tuple[int, ...], senses: tuple[str, ...]) -> WeightMap:
+    """Return the names of a text model, without its keys and values that nothing reads and without
+    `senses`, what a checkpoint that sees and hears has beside it."""
+    return replace(
+        usual,
+        prefixes=(("model.language_model.", "model."), *usual.prefixes),
+        renames=NAMES,
+        ignored=(*usual.ignored, *senses, *_unused_names(sources)),
+    )
+
+
+def _unused_names(sources: tuple[int, ...]) -> tuple[str, ...]:
     """Return parts of names of keys and values that checkpoints have for layers without any."""
     shared = [layer for layer, source in enumerate(sources) if layer != source]
     return tuple(f"layers.{layer}.self_attn.{part}" for layer in shared for part in ("k_", "v_"))

@@ -16,7 +16,6 @@ transformers", 2023; Menghani et al., "LAuReL: learned augmented residual layer"
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from statistics import NormalDist
 
@@ -34,21 +33,20 @@ from dovetail.layers.linear import (
     ReplicatedLinear,
     RowParallelLinear,
 )
-from dovetail.layers.norm import RMSNorm
 from dovetail.layers.rotary import Rope
 from dovetail.layers.stages import made_if
 from dovetail.parallel.collectives import all_reduce
 from dovetail.parallel.groups import tensor_group
 from dovetail_plugins.model_types.gemma3n import cache, layer_types
-from dovetail_plugins.models._layer_inputs import NAMES, LayerInput
+from dovetail_plugins.models._layer_inputs import LayerInput
 from dovetail_plugins.models._shared_kv import (
     Heads,
     SharingAttention,
     SharingLayer,
     SharingModel,
-    unused_names,
+    sharing_config,
+    text_names,
 )
-from dovetail_plugins.models.gemma import gemma_config
 
 LEAST_SQUARE = 1e-5
 """A state's mean square counts as no less where it is brought to another's size."""
@@ -274,25 +272,11 @@ class Gemma3nForCausalLM(DecoderForCausalLM):
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
         """Return Gemma 3n's config: norms store their weights as they are, queries are not
         scaled."""
-        config = model.hf_config
-        return gemma_config(
-            model,
-            norm=RMSNorm,
-            layer_types=layer_types(config),
-            window_tokens=config.get("sliding_window"),
-            query_scale=1.0,
-            final_logit_softcap=config.get("final_logit_softcapping"),
-        )
+        return sharing_config(model, layer_types(model.hf_config))
 
     def weight_map(self) -> WeightMap:
         """Return the names, without those of keys and values that nothing reads."""
-        usual = super().weight_map()
-        return replace(
-            usual,
-            prefixes=(("model.language_model.", "model."), *usual.prefixes),
-            renames=NAMES,
-            ignored=(*usual.ignored, *SENSES, *unused_names(self._sources)),
-        )
+        return text_names(super().weight_map(), self._sources, SENSES)
 
 
 def _sized(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -30,22 +30,22 @@ from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.experts import Experts
 from dovetail.layers.linear import ReplicatedLinear
 from dovetail.layers.native_routing import native_routing
-from dovetail.layers.norm import BareRMSNorm, RMSNorm
+from dovetail.layers.norm import BareRMSNorm
 from dovetail.layers.opaque import is_traced
 from dovetail.layers.rotary import Rope, Rotary, rope_settings
 from dovetail.layers.routing import RoutingRule, route
 from dovetail.parallel.collectives import all_reduce
 from dovetail.parallel.groups import tensor_group
 from dovetail_plugins.model_types.gemma4 import ROPE, cache, heads, keys_are_values, layer_types
-from dovetail_plugins.models._layer_inputs import NAMES, LayerInput
+from dovetail_plugins.models._layer_inputs import LayerInput
 from dovetail_plugins.models._shared_kv import (
     Heads,
     SharingAttention,
     SharingLayer,
     SharingModel,
-    unused_names,
+    sharing_config,
+    text_names,
 )
-from dovetail_plugins.models.gemma import gemma_config
 
 SENSES = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder.")
 """Names of what a checkpoint that sees and hears has beside the text model."""
@@ -204,21 +204,8 @@ class Gemma4ForCausalLM(DecoderForCausalLM):
                 "a model whose tokens all see each other is not supported.",
                 where="config.json: use_bidirectional_attention",
             )
-        return gemma_config(
-            model,
-            norm=RMSNorm,
-            layer_types=layer_types(config),
-            window_tokens=config.get("sliding_window"),
-            query_scale=1.0,
-            final_logit_softcap=config.get("final_logit_softcapping"),
-        )
+        return sharing_config(model, layer_types(config))
 
     def weight_map(self) -> WeightMap:
         """Return the names, without those of keys and values that nothing reads."""
-        usual = super().weight_map()
-        return replace(
-            usual,
-            prefixes=(("model.language_model.", "model."), *usual.prefixes),
-            renames=NAMES,
-            ignored=(*usual.ignored, *SENSES, *unused_names(self._sources)),
-        )
+        return text_names(super().weight_map(), self._sources, SENSES)
