@@ -41,8 +41,8 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def write_model(folder: Path, args: argparse.Namespace) -> Path:
-    """Write the checkpoint."""
+def write_model(folder: Path, args: argparse.Namespace, *, beyond: int) -> Path:
+    """Write the checkpoint, for as many positions as a prompt has tokens and some beyond."""
     return write_tiny_checkpoint(
         folder,
         "LlamaForCausalLM",
@@ -52,7 +52,7 @@ def write_model(folder: Path, args: argparse.Namespace) -> Path:
         num_attention_heads=args.hidden // 64,
         num_key_value_heads=max(1, args.hidden // 256),
         head_dim=64,
-        max_position_embeddings=args.tokens + 64,
+        max_position_embeddings=args.tokens + beyond,
     )
 
 
@@ -208,7 +208,7 @@ def main() -> None:
     args = arguments()
     told: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="kv-store") as name:
-        path = write_model(Path(name) / "model", args)
+        path = write_model(Path(name) / "model", args, beyond=64)
         if args.only != "overhead":
             times = first_tokens(path, args, Path(name) / "store")
             tell_first_tokens(times)

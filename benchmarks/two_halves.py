@@ -26,8 +26,7 @@ from typing import Any
 
 import httpx
 import numpy as np
-
-from dovetail.testing.tiny_models import write_tiny_checkpoint
+from kv_store import write_model
 
 READY = re.compile(r"ready in [\d.]+ s at (http://\S+)")
 START_LIMIT_S = 180.0
@@ -46,21 +45,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=8, help="layers of the model")
     parser.add_argument("--chunk", type=int, default=512, help="tokens of a step of one engine")
     return parser.parse_args()
-
-
-def write_model(folder: Path, args: argparse.Namespace) -> Path:
-    """Write the checkpoint."""
-    return write_tiny_checkpoint(
-        folder,
-        "LlamaForCausalLM",
-        hidden_size=args.hidden,
-        intermediate_size=3 * args.hidden,
-        num_hidden_layers=args.layers,
-        num_attention_heads=args.hidden // 64,
-        num_key_value_heads=max(1, args.hidden // 256),
-        head_dim=64,
-        max_position_embeddings=args.tokens + 512,
-    )
 
 
 @contextmanager
@@ -176,7 +160,7 @@ def main() -> None:
     args = arguments()
     found: dict[str, dict[str, list[float]]] = {}
     with tempfile.TemporaryDirectory(prefix="two-halves") as folder:
-        model = write_model(Path(folder) / "model", args)
+        model = write_model(Path(folder) / "model", args, beyond=512)
         for number in range(args.turns):
             with started("serve", *flags(model, args, "0-1", None)) as url:
                 _add(found, "together", asyncio.run(turn(url, args, 10_000 * number)), args)
