@@ -170,7 +170,8 @@ class LinearMethod(ABC):
         residual: torch.Tensor,
     ) -> torch.Tensor:
         """Return residual + x W^T + bias, in one pass where a kernel can.
-        Shapes: x [T, I], residual [T, O] -> [T, O]"""
+        Shapes: x [T, I], residual [T, O] -> [T, O]
+        Mutates: residual, where the result is written over it (layers/residual.py)"""
         return residual + self.apply(layer, x, bias)
 
     def halves(self, layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ import torch
 
 from dovetail.interfaces.attention import AttentionBackend
 from dovetail.interfaces.model import RowView
+from dovetail.layers.residual import unchanged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,10 +122,7 @@ def keep_inner(kept: dict[int, torch.Tensor | None], number: int, x: torch.Tenso
     """Keep the states before a layer: in `kept`, or where a half of a step has them go.
     Shapes: x [T, E]. Mutates: kept, or the context"""
     own = forward_context().inner
-    if own is None:
-        kept[number] = x
-    else:
-        own[number] = x
+    (kept if own is None else own)[number] = unchanged(x)
 
 
 def step_adapters() -> StepAdapters | None:

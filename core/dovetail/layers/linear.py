@@ -316,6 +316,7 @@ class RowParallelLinear(Linear):
         """Return the whole x W^T + bias (+ residual) on every rank.
 
         Shapes: x [T, I of this rank], residual [T, O] -> [T, O]
+        Mutates: residual, on a GPU (layers/residual.py)
         """
         if (adapters := in_use(self.adapters)) is not None:
             is_first = self.group.rank == 0

@@ -27,6 +27,7 @@ from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.opaque import Opaque
 from dovetail.layers.placement import register_stored
 from dovetail.layers.products import multiplied
+from dovetail.layers.residual import adds_in_place
 from dovetail.layers.rounding import AUTO, BFLOAT16
 from dovetail_kernels.gemm.matrix import Matrix, runs_natively, stored_format
 from dovetail_kernels.gemm.weight import Weight
@@ -59,6 +60,21 @@ class TorchLinear(LinearMethod):
     def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return x W^T + bias. Shapes: x [T, I], bias [O] -> [T, O]"""
         return F.linear(x, layer.get_parameter("weight"), bias)
+
+    def apply_add(
+        self,
+        layer: nn.Module,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return residual + x W^T + bias. Shapes: x [T, I], residual [T, O] -> [T, O]
+
+        Mutates: residual, where the product is written over it (layers/residual.py)
+        """
+        if bias is not None or x.dtype != residual.dtype or not adds_in_place(residual):
+            return residual + self.apply(layer, x, bias)
+        return residual.addmm_(x, layer.get_parameter("weight").t())
 
     def rows(self, layer: nn.Module, index: torch.Tensor) -> torch.Tensor:
         """Return rows of W. Shapes: index [T] int64 -> [T, I]"""

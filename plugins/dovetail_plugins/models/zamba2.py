@@ -48,6 +48,7 @@ from dovetail.layers.linear import (
 )
 from dovetail.layers.mamba2 import Mamba2Mixer
 from dovetail.layers.repeated import of_tensors
+from dovetail.layers.residual import unchanged
 from dovetail.layers.rotary import HeadRotary, Rope
 from dovetail.layers.stages import made_if
 from dovetail_plugins.model_types.zamba2 import HYBRID, layer_types, mixer_sizes
@@ -275,7 +276,8 @@ class Zamba2Model(DecoderModel):
         """Return hidden states, on all stages but the last with the embeddings behind them. Shapes:
         token_ids, positions [T] -> [T, E] or [T, 2 E]"""
         if self.stage.is_first:
-            x = embedded = self.embed(token_ids, positions)
+            x = self.embed(token_ids, positions)
+            embedded = unchanged(x)
         else:
             x, embedded = of_tensors(_halves, self.stage.received(token_ids))
         ropes = {name: rotary(positions) for name, rotary in self.rotaries.items()}

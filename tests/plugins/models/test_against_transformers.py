@@ -396,6 +396,19 @@ def test_native(folder: Any, case: str) -> None:
     check_all_ways(path, PagedModel.load(path, backend="torch_sdpa"))
 
 
+@pytest.mark.parametrize("case", NATIVE)
+def test_products_may_be_written_over_residuals(
+    folder: Any, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As products are on a GPU (layers/residual.py): no layer reads what it has handed on."""
+    for where in ("residual", "matrix_linear"):
+        monkeypatch.setattr(f"dovetail.layers.{where}.adds_in_place", lambda residual: True)
+    monkeypatch.setattr("dovetail.layers.matrix_linear.runs_natively", lambda device, dtype: False)
+    path, tokens = folder(case), prompt(21, 21)
+    (found,) = PagedModel.load(path, backend="torch_sdpa").forward([(0, tokens)])
+    assert_same(found, reference(path, tuple(tokens)))
+
+
 @pytest.mark.parametrize(
     "fields", [{}, {"attention_bias": True, "tie_word_embeddings": True}], ids=["plain", "biases"]
 )
