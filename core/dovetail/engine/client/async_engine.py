@@ -300,15 +300,21 @@ class AsyncEngine(EngineOperations):
             return await anext(outputs)
 
     def stream(self, prepared: PreparedRequest) -> AsyncGenerator[RequestOutput, None]:
-        """Return the outputs of a request that the caller has prepared, as `generate` does."""
-        return self._outputs(next(self._serials), prepared, None)
+        """Return the output of a request that the caller has prepared, at its end; before an error
+        what came until then."""
+        return self._outputs(next(self._serials), prepared, None, is_whole=True)
 
     async def _outputs(
-        self, key: int, prepared: PreparedRequest, watch: Callable[[], TextWatch] | None
+        self,
+        key: int,
+        prepared: PreparedRequest,
+        watch: Callable[[], TextWatch] | None,
+        *,
+        is_whole: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Send a request and yield its outputs until it is finished."""
         self._verify_open()
-        mailbox = self._submit(key, prepared, watch)
+        mailbox = self._submit(key, prepared, watch, is_whole=is_whole)
         try:
             while True:
                 output = await mailbox.get()
@@ -327,14 +333,19 @@ class AsyncEngine(EngineOperations):
         return await self._loop.run_in_executor(None, prepare)
 
     def _submit(
-        self, key: int, prepared: PreparedRequest, watch: Callable[[], TextWatch] | None
+        self,
+        key: int,
+        prepared: PreparedRequest,
+        watch: Callable[[], TextWatch] | None,
+        *,
+        is_whole: bool,
     ) -> Mailbox:
         """Send a request to an engine; return where its outputs will arrive."""
         home = self._routing.home_of(prepared)
         mailbox = self._mailboxes[key] = Mailbox()
         self._homes[key] = home
         self._keys.setdefault(prepared.request_id, set()).add(key)
-        home.output.add(key, prepared, CALLER.get(), watch)
+        home.output.add(key, prepared, CALLER.get(), watch, is_whole=is_whole)
         try:
             home.send(prepared.requests)
         except BaseException:

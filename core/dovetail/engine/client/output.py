@@ -45,7 +45,11 @@ class _Child:
 
 
 class LiveRequest:
-    """One client's request that is not finished. `key` is what the caller knows it by."""
+    """One client's request that is not finished. `key` is what the caller knows it by; `is_whole`
+    says that the caller wants nothing before the request has ended.
+
+    `deltas` and `prompt_logprobs` are news that the caller has not been told yet.
+    """
 
     def __init__(
         self,
@@ -54,8 +58,13 @@ class LiveRequest:
         tokenizer: Tokenizer,
         caller: Caller | None,
         watch: Callable[[], TextWatch] | None,
+        *,
+        is_whole: bool,
     ) -> None:
         self.key = key
+        self.is_whole = is_whole
+        self.deltas: list[CompletionDelta] = []
+        self.prompt_logprobs: PromptLogprobs | None = None
         self.request_id = prepared.request_id
         self.prompt_ids = prepared.prompt_ids
         self.params = prepared.params
@@ -82,7 +91,10 @@ class LiveRequest:
     @property
     def is_finished(self) -> bool:
         """Return whether every completion has its finish reason."""
-        return all(child.finish_reason is not None for child in self.children)
+        for child in self.children:  # asked for every token: a loop is cheaper than `all`
+            if child.finish_reason is None:
+                return False
+        return True
 
     def unfinished_ids(self) -> tuple[str, ...]:
         """Return the engine's ids of the completions still running."""
@@ -180,10 +192,13 @@ class OutputProcessor:
         prepared: PreparedRequest,
         caller: Caller | None = None,
         watch: Callable[[], TextWatch] | None = None,
+        *,
+        is_whole: bool = False,
     ) -> LiveRequest:
         """Expect updates of a request. `key` is the caller's, unique among live requests; `watch`
-        makes what finds the ends of its completions, instead of a search in all text."""
-        live = LiveRequest(key, prepared, self._tokenizer, caller, watch)
+        makes what finds the ends of its completions, instead of a search in all text. One that
+        `is_whole` has one output, at its end."""
+        live = LiveRequest(key, prepared, self._tokenizer, caller, watch, is_whole=is_whole)
         self._live[key] = live
         for child in live.children:
             self._owners[child.request_id] = (live, child)
@@ -250,7 +265,6 @@ class OutputProcessor:
         live.transfer = update.transfer or live.transfer
         if update.error is not None:
             self._owners.pop(child.request_id)
-            child.finish_reason = "error"
             self._fail(live, _error_of(update, live.request_id), processed)
             return
         delta = _delta_of(live, child, update)
@@ -264,9 +278,12 @@ class OutputProcessor:
             pooled = live.pieces.take(child.index, pooled)
             if pooled is None:
                 return  # other pieces of the prompt are to come
-        prompt_logprobs = update.prompt_logprobs
-        told = None if prompt_logprobs is None else shaped(prompt_logprobs)
-        output = _output_of(live, delta, told, pooled)
+        live.deltas.append(delta)
+        if update.prompt_logprobs is not None:
+            live.prompt_logprobs = shaped(update.prompt_logprobs)
+        if live.is_whole and not live.is_finished:
+            return
+        output = _output_of(live, pooled)
         processed.outputs.append((live.key, output))
         if output.is_finished:
             self._live.pop(live.key, None)
@@ -294,6 +311,8 @@ class OutputProcessor:
 
     def _fail(self, live: LiveRequest, error: DovetailError, processed: Processed) -> None:
         """End the whole request with an error, its other completions too."""
+        if live.deltas:
+            processed.outputs.append((live.key, _output_of(live, None)))
         live.error = error.what
         for child in live.children:
             child.finish_reason = child.finish_reason or "error"
@@ -310,7 +329,7 @@ def _delta_of(live: LiveRequest, child: _Child, update: RequestUpdate) -> Comple
     detokenizer = child.detokenizer
     pieces: list[str] = []
     num_taken = 0
-    hidden = _hidden_position(live, update)
+    hidden = -1 if update.finish_reason is None else _hidden_position(live, update)
     for token_id in update.token_ids:
         pieces.append(detokenizer.push(token_id, is_shown=num_taken != hidden))
         num_taken += 1
@@ -347,16 +366,14 @@ def _logprobs_of(
     return shaped(update.logprobs[:num_taken])
 
 
-def _output_of(
-    live: LiveRequest,
-    delta: CompletionDelta,
-    prompt_logprobs: PromptLogprobs | None,
-    pooled: Pooled | None,
-) -> RequestOutput:
+def _output_of(live: LiveRequest, pooled: Pooled | None) -> RequestOutput:
+    """Return what the caller has not been told yet. Mutates: live"""
+    deltas, live.deltas = live.deltas, []
+    prompt_logprobs, live.prompt_logprobs = live.prompt_logprobs, None
     return RequestOutput(
         request_id=live.request_id,
         prompt_token_ids=live.prompt_ids,
-        deltas=(delta,),
+        deltas=tuple(deltas),
         is_finished=live.is_finished,
         prompt_logprobs=prompt_logprobs,
         num_cached_tokens=live.num_cached_tokens,

@@ -118,9 +118,9 @@ class SyncEngine(SyncClient):
         return len(self._output) > 0
 
     def submit(self, prepared: PreparedRequest) -> int:
-        """Queue a prepared request; return the key of its outputs."""
+        """Queue a prepared request; return the key of its one output."""
         key = next(self._serials)
-        self._output.add(key, prepared)
+        self._output.add(key, prepared, is_whole=True)
         for request in prepared.requests:
             self.core.add(request)
         return key
