@@ -16,6 +16,7 @@ import torch
 from dovetail_kernels.gpu import triton_implementation
 from dovetail_kernels.op import Op
 from dovetail_kernels.sample.cases import cases, perf_cases, small_cases
+from dovetail_kernels.sample.device import prepare
 from dovetail_kernels.sample.native import NATIVE
 from dovetail_kernels.sample.reference import reference
 
@@ -26,5 +27,8 @@ OP = Op(
     cases=cases,
     perf_cases=perf_cases,
     small_cases=small_cases,
-    implementations=[NATIVE, triton_implementation("sample", dtypes=(torch.float32,))],
+    implementations=[
+        NATIVE,
+        triton_implementation("sample", dtypes=(torch.float32,), prepare=prepare),
+    ],
 )

@@ -8,6 +8,9 @@ from importlib import import_module
 import numpy as np
 import torch
 
+from dovetail_kernels.op import Arguments
+from dovetail_kernels.sample import definition
+
 FIELD_NAMES = (
     "inverse_temperature",
     "top_k",
@@ -58,6 +61,26 @@ def pack(columns: dict[str, np.ndarray]) -> np.ndarray:
     for i, name in enumerate(FIELD_NAMES):
         packed[:, i] = columns[name]
     return packed
+
+
+def prepare(arguments: Arguments) -> Arguments:
+    """Return the op's arguments as the kernels take them: all but the logits packed once."""
+    asked = {name: arguments[name].cpu() for name in arguments if name != "logits"}
+    seeds, count = asked["seed"].numpy().view(np.uint64), len(asked["seed"])
+    columns = {
+        **{name: asked[name].numpy() for name in ("inverse_temperature", "top_k", "top_p")},
+        "least": asked["min_p"].log().float().numpy(),
+        "uniform": definition.uniforms(seeds, asked["position"].numpy()),
+        **dict.fromkeys(("repetition", "frequency", "presence"), np.ones(count)),
+        "slot": np.full(count, -1.0),
+    }
+    wanted = Wanted(
+        params=torch.from_numpy(pack(columns)).to(arguments["logits"].device),
+        is_random=bool((asked["inverse_temperature"] != 0).any()),
+        has_bounds=bool(((asked["top_k"] > 0) | (asked["top_p"] < 1)).any()),
+        has_top_p=bool((asked["top_p"] < 1).any()),
+    )
+    return {"logits": arguments["logits"], "wanted": wanted}
 
 
 def draw(logits: torch.Tensor, wanted: Wanted) -> Drawn:

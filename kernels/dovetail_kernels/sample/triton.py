@@ -13,13 +13,11 @@ the bounds that the blocks' maxima give, are more than FOUND. Nothing is sorted.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 
-from dovetail_kernels.sample import definition
-from dovetail_kernels.sample.device import Drawn, Wanted, pack
+from dovetail_kernels.sample.device import Drawn, Wanted
 from dovetail_kernels.sample.search import search_kernel
 from dovetail_kernels.sample.tiles import (
     LEAST,
@@ -203,31 +201,6 @@ def block_of(vocab: int) -> int:
     return max(LARGE_BLOCK, triton.next_power_of_2(triton.cdiv(vocab, MAX_BLOCKS)))
 
 
-def run(
-    logits: torch.Tensor,
-    inverse_temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
-    seed: torch.Tensor,
-    position: torch.Tensor,
-) -> torch.Tensor:
-    """Return one token per row (see the op); all but the logits are read on the host first."""
-    ones = np.ones(len(seed))
-    seeds = seed.cpu().numpy().view(np.uint64)
-    columns = {
-        "inverse_temperature": inverse_temperature.cpu().numpy(),
-        "top_k": top_k.cpu().numpy(),
-        "top_p": top_p.cpu().numpy(),
-        "least": min_p.cpu().log().float().numpy(),
-        "uniform": definition.uniforms(seeds, position.cpu().numpy()),
-        **dict.fromkeys(("repetition", "frequency", "presence"), ones),
-        "slot": -ones,
-    }
-    wanted = Wanted(
-        params=torch.from_numpy(pack(columns)).to(logits.device),
-        is_random=bool((inverse_temperature != 0).any()),
-        has_bounds=bool(((top_k > 0) | (top_p < 1)).any()),
-        has_top_p=bool((top_p < 1).any()),
-    )
+def run(logits: torch.Tensor, wanted: Wanted) -> torch.Tensor:
+    """Return one token per row. Shapes: logits [S, V] -> [S]"""
     return draw(logits, wanted).tokens
