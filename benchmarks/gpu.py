@@ -46,6 +46,8 @@ SECTION_LIMIT_S = 580.0
 CACHE_BYTES = 192 << 20
 """Arguments of an op are rotated until this much has been touched: more than any cache holds."""
 MAX_COPIES = 64
+WEIGHT_BYTES = {"": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 0.5 + 2 / 128}
+"""What a weight of a layer takes; int4 has a scale of two bytes for 128."""
 PROMPT_TOKENS, NEW_TOKENS = 128, 128
 
 
@@ -58,6 +60,7 @@ class Asked:
     shape: str
     ops: tuple[str, ...]
     out: Path
+    quantization: str = ""
 
     @property
     def dtype(self) -> str:
@@ -196,6 +199,8 @@ def engine(folder: str, asked: Asked, **flags: Any) -> Iterator[Any]:
         "async_scheduling": True,
         "seed": 0,
     }
+    if asked.quantization:
+        given["quantization"] = asked.quantization
     if Path(folder).name.startswith("tiny"):
         given["num_gpu_blocks_override"] = 4096  # a whole GPU's would be millions
     with LLM(model=folder, **(given | flags)) as llm:
@@ -254,7 +259,10 @@ def decode(llm: Any, asked: Asked, rows: int, found: Result, shape: Result) -> R
     number_bytes = 2 if asked.dtype == "bfloat16" else 4
     kept = 2 * shape["num_key_value_heads"] * shape["head_dim"] * shape["num_hidden_layers"]
     cached = rows * (PROMPT_TOKENS + new_tokens / 2) * kept
-    floor_s = (sum(weights_of(shape)) + cached) * number_bytes / found["copy_gb_per_s"] / 1e9
+    layers, head = weights_of(shape)
+    weight_bytes = WEIGHT_BYTES[asked.quantization] * number_bytes / 2
+    moved = layers * weight_bytes + (head + cached) * number_bytes
+    floor_s = moved / found["copy_gb_per_s"] / 1e9
     return {
         "rows": rows,
         "tokens_per_s": rows / step_s,
@@ -457,6 +465,9 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--shape", default="qwen3", choices=SHAPES, help="of same and throughput")
     parser.add_argument("--op", action="append", default=[], help="an op's name; may be repeated")
+    parser.add_argument(
+        "--quantization", default="", choices=WEIGHT_BYTES, help="of the models' weights"
+    )
     parser.add_argument("--section", help=argparse.SUPPRESS)
     given = list(sys.argv[1:] if words is None else words)
     chosen = parser.parse_args(given)
@@ -467,6 +478,7 @@ def main(words: list[str] | None = None) -> int:
         shape=chosen.shape,
         ops=tuple(chosen.op),
         out=chosen.out,
+        quantization=chosen.quantization,
     )
     if chosen.section:
         keep(chosen.section, run_section(chosen.section, asked), asked)

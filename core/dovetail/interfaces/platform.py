@@ -24,6 +24,7 @@ class PlatformDefaults:
     Plugins are named as on the command line: a name, name@distribution or module:Class. None leaves
     the choice to dovetail; for attention that is "auto". Steps of up to `recorded_rows` requests
     are kept and run again, each number of them by itself; None: of a few sizes, as graphs are.
+    `async_steps`: the next step is planned while the device runs one.
     """
 
     worker: str
@@ -36,6 +37,7 @@ class PlatformDefaults:
     kv_policy: str | None = None
     attention: str | None = None
     recorded_rows: int | None = None
+    async_steps: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

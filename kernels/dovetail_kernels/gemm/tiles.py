@@ -89,7 +89,7 @@ def _usual(rows: int, work: Work) -> Tiles:
     """Return the tiles that follow from the rows. float32 is multiplied on plain cores, whose
     operands take registers: larger tiles than these spill."""
     if work.dot_type == "fp32":
-        return Tiles(rows=16 if rows <= 16 else 32, outputs=64, parts=1, warps=4, stages=2)
+        return Tiles(rows=16 if rows <= 16 else 32, outputs=64, parts=1, warps=8, stages=2)
     if rows > MAX_SPLIT_ROWS and work.has_own_sums and work.dot_type != "int8":
         return Tiles(rows=64, outputs=128, parts=1, warps=8, stages=3)  # 128 rows spill
     if rows > MAX_SPLIT_ROWS:

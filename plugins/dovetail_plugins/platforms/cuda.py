@@ -34,8 +34,9 @@ class CudaPlatform(Platform):
         return None if reason is None else with_fix(reason, "use --device cpu")
 
     def defaults(self) -> PlatformDefaults:
-        """Return large steps, and the worker for one GPU."""
-        return PlatformDefaults(worker=own("worker", "cuda"))
+        """Return large steps, planned while the device runs the one before, and the worker for one
+        GPU."""
+        return PlatformDefaults(worker=own("worker", "cuda"), async_steps=True)
 
     def dtypes(self, requested: str, stored: str | None) -> tuple[str, str]:
         """Return the type asked for, else the checkpoint's; bfloat16 where that is float32."""

@@ -101,7 +101,14 @@ def _switch(flag: Flag, spelling: str, value: str | None, rest: list[str]) -> st
         value = rest.pop(0)
     if value is None:
         return spelling
-    return flag.spelling if from_value(flag, value) else f"--no-{flag.spelling[2:]}"
+    is_on = from_value(flag, value)
+    if is_on is None:
+        raise ConfigError(
+            f"{value!r} is neither true nor false.",
+            where=flag.spelling,
+            fix="leave the flag out for its default.",
+        )
+    return flag.spelling if is_on else f"--no-{flag.spelling[2:]}"
 
 
 def _merge(into: dict[str, Any], flag: Flag, path: str, text: str) -> None:

@@ -10,7 +10,7 @@ from dovetail.config.rules.adapters import long_factors
 from dovetail.config.rules.device import at_most
 from dovetail.config.sections.scheduler import SchedulerConfig
 from dovetail.errors import ConfigError
-from dovetail.interfaces.platform import Platform
+from dovetail.interfaces.platform import Platform, PlatformDefaults
 from dovetail.interfaces.schedule_spec import ScheduleSpec
 from dovetail.interfaces.spec import ModelSpec
 
@@ -57,7 +57,7 @@ def schedule_spec(
         max_model_tokens=length,
         uses_chunked_prefill=is_chunked,
         long_prefill_tokens=scheduler.long_prefill_token_threshold,
-        async_steps=scheduler.async_scheduling,
+        async_steps=_plans_ahead(config, usual),
         max_partial=_max_partial(scheduler),
         max_long_partial=scheduler.max_long_partial_prefills,
         long_prompt_tokens=scheduler.long_prefill_token_threshold or step_tokens,
@@ -67,6 +67,16 @@ def schedule_spec(
         keeps_parts_whole=config.multimodal.disable_chunked_mm_input
         or facts_of(model.whole_config).media_see_all,
     )
+
+
+def _plans_ahead(config: Config, usual: PlatformDefaults) -> bool:
+    """Return whether a step is planned while the one before it runs. Where nobody says so, it is
+    only where nothing has to wait for that one's tokens: neither a draft nor a stage."""
+    asked = config.scheduler.async_scheduling
+    if asked is not None:
+        return asked
+    is_alone = config.parallel.pipeline_parallel_size == 1
+    return usual.async_steps and is_alone and not config.speculative.speculative_config
 
 
 def _is_for_adapters(config: Config, model: ModelSpec) -> bool:

@@ -43,8 +43,10 @@ class SchedulerConfig:
         "fcfs", kind="scheduling_policy", help="order in which waiting requests start"
     )
     scheduler_cls: str = flag("continuous", kind="scheduler", help="scheduler that plans the steps")
-    async_scheduling: bool = flag(
-        False, help="plan the next step while the device still runs this one"
+    async_scheduling: bool | None = flag(
+        None,
+        help="plan the next step while the device still runs this one",
+        default_note="on a GPU, unless it drafts",
     )
     max_num_queued_reqs: int | None = flag(
         None,

@@ -261,12 +261,14 @@ class AsyncEngine(EngineOperations):
         request_id: str,
         *,
         watch: Callable[[], TextWatch] | None = None,
+        is_whole: bool = False,
         **how: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the request's outputs until it is finished. Closing the generator aborts it.
 
         `how`: what else InputProcessor.prepare takes, by name. `watch` makes what looks for the
-        stop strings of a completion, and is shown all its text.
+        stop strings of a completion, and is shown all its text. A request that `is_whole` has one
+        output, at its end; before an error one with what came until then.
         Raises: RequestError when the request is refused, RequestFault when it ends with an error,
         EngineDead when the engine is gone, EngineAsleep, Overloaded while draining.
         """
@@ -276,7 +278,7 @@ class AsyncEngine(EngineOperations):
         key = next(self._serials)
         prepare = partial(self._input.prepare, prompt, params, request_id, serial=key, **how)
         prepared = await self._prepared(prompt, prepare)
-        async for output in self._outputs(key, prepared, watch):
+        async for output in self._outputs(key, prepared, watch, is_whole=is_whole):
             yield output
 
     async def read(self, prompt: MediaPrompt | VectorPrompt) -> PlacedPrompt:

@@ -19,6 +19,7 @@ from dovetail.engine.client.outputs import (
     CompletionDelta,
     PromptLogprobs,
     RequestOutput,
+    joined,
 )
 from dovetail.engine.client.pieces import PieceVectors
 from dovetail.engine.client.stop import TextWatch
@@ -369,6 +370,8 @@ def _logprobs_of(
 def _output_of(live: LiveRequest, pooled: Pooled | None) -> RequestOutput:
     """Return what the caller has not been told yet. Mutates: live"""
     deltas, live.deltas = live.deltas, []
+    if live.is_whole:
+        deltas = joined(deltas)
     prompt_logprobs, live.prompt_logprobs = live.prompt_logprobs, None
     return RequestOutput(
         request_id=live.request_id,

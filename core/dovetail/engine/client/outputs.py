@@ -5,7 +5,7 @@ Plain data inside one process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -115,17 +115,21 @@ def join_deltas(deltas: Sequence[CompletionDelta]) -> CompletionDelta:
     )
 
 
+def joined(deltas: Iterable[CompletionDelta]) -> list[CompletionDelta]:
+    """Return consecutive deltas of a request as one for each completion."""
+    by_index: dict[int, list[CompletionDelta]] = {}
+    for delta in deltas:
+        by_index.setdefault(delta.index, []).append(delta)
+    return [join_deltas(one) for one in by_index.values()]
+
+
 def merge(outputs: Sequence[RequestOutput]) -> RequestOutput:
     """Return consecutive outputs of one request as one."""
     if len(outputs) == 1:
         return outputs[0]
-    by_index: dict[int, list[CompletionDelta]] = {}
-    for output in outputs:
-        for delta in output.deltas:
-            by_index.setdefault(delta.index, []).append(delta)
     told = (o.prompt_logprobs for o in outputs if o.prompt_logprobs is not None)
     return replace(
         outputs[-1],
-        deltas=tuple(map(join_deltas, by_index.values())),
+        deltas=tuple(joined(delta for output in outputs for delta in output.deltas)),
         prompt_logprobs=next(told, None),
     )

@@ -96,10 +96,13 @@ class Generation:
     kv_transfer: dict[str, Any] | None = None
     beams: BeamSettings | None = None
 
-    def steps(self, server: ServerState) -> AsyncGenerator[Step, None]:
-        """Return the steps of the answer; closing them aborts the request."""
+    def steps(
+        self, server: ServerState, *, is_whole: bool = False
+    ) -> AsyncGenerator[Step, None]:
+        """Return the steps of the answer, where it `is_whole` one for each completion; closing them
+        aborts the request."""
         plan = self.plan
-        outputs = self._outputs(server)
+        outputs = self._outputs(server, is_whole=is_whole)
         steps = event_steps(outputs, plan, self.dialect)
         if server.frontend.stream_interval > 1:
             steps = in_intervals(steps, server.frontend.stream_interval)
@@ -107,7 +110,9 @@ class Generation:
             with_request_log(server, self, steps) if server.frontend.enable_log_requests else steps
         )
 
-    def _outputs(self, server: ServerState) -> AsyncGenerator[RequestOutput, None]:
+    def _outputs(
+        self, server: ServerState, *, is_whole: bool
+    ) -> AsyncGenerator[RequestOutput, None]:
         plan = self.plan
         if self.beams is not None:
             return beam_outputs(
@@ -133,6 +138,7 @@ class Generation:
             kv_transfer=self.kv_transfer,
             adapter=self.meta.adapter,
             watch=(lambda: CountedSession(plan)) if plan.stops else None,
+            is_whole=is_whole,
         )
 
 

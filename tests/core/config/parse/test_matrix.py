@@ -34,18 +34,20 @@ KEY = object()
 
 TEXTS = ("true", "false", "0", "", "null")
 AS_TEXT: dict[str, tuple[Any, ...]] = {
-    "bool": (True, False, False, WRONG, WRONG),
+    "bool": (True, False, False, WRONG, NULL),
     "int": (WRONG, WRONG, ZERO, WRONG, NULL),
     "float": (WRONG, WRONG, ZERO, WRONG, NULL),
     "str": ("true", "false", "0", "", "null"),
     "list": (("true",), ("false",), ("0",), (), ("null",)),
     "json": (WRONG, WRONG, KEY, WRONG, NULL),
 }
-"""What each of TEXTS means on the command line and in a variable."""
+"""What each of TEXTS means in a variable."""
+AS_WORDS = AS_TEXT | {"bool": (True, False, False, WRONG, WRONG)}
+"""What each means on the command line: a switch without a value is left out."""
 
 VALUES = (True, False, 0, "", None, {}, [])
 AS_YAML: dict[str, tuple[Any, ...]] = {
-    "bool": (True, False, False, WRONG, WRONG, WRONG, WRONG),
+    "bool": (True, False, False, WRONG, NULL, WRONG, WRONG),
     "int": (WRONG, WRONG, ZERO, WRONG, NULL, WRONG, WRONG),
     "float": (WRONG, WRONG, ZERO, WRONG, NULL, WRONG, WRONG),
     "str": (WRONG, WRONG, "0", "", NULL, WRONG, WRONG),
@@ -110,7 +112,7 @@ def holds(flag: Flag, wanted: Any, make: Any) -> None:
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
 def test_the_command_line(flag: Flag) -> None:
-    for text, wanted in zip(TEXTS, AS_TEXT[flag.value_type], strict=True):
+    for text, wanted in zip(TEXTS, AS_WORDS[flag.value_type], strict=True):
         holds(flag, wanted, lambda text=text: by_words(f"{flag.spelling}={text}"))
     dotted = {"a": {"b": 1}} if flag.value_type == "json" else WRONG
     holds(flag, dotted, lambda: by_words(f"{flag.spelling}.a.b", "1"))

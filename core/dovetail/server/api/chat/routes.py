@@ -31,7 +31,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, server: Se
         owned.callback(server.admission.admit(max(body.n or 1, body.best_of or 1)).close)
         ignored = server.fields.check(body, known=("messages.",))
         generation = await prepare(server, body, request, dialect=CHAT, ignored=ignored)
-        steps = generation.steps(server)
+        steps = generation.steps(server, is_whole=not body.stream)
         owned.push_async_callback(steps.aclose)
         if body.stream:
             run = ChatChunks(generation, options).run

@@ -79,7 +79,7 @@ def _steps(
     server: ServerState, body: CompletionRequest, generation: Generation
 ) -> AsyncGenerator[Step, None]:
     """Return the steps of a prompt's answers: of the n best, where best_of are made."""
-    steps = generation.steps(server)
+    steps = generation.steps(server, is_whole=not body.stream)
     return best_steps(steps, body.n or 1) if _draws_more(body) else steps
 
 
