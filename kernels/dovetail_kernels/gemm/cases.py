@@ -42,6 +42,8 @@ ROUNDED_ERROR = 0.06
 """How far outputs may be off where activations become int8. A level is 1/127 of the largest of a
 few inputs, and rounding is off by 0.3 of a level: 0.005 of an output of variance one. The worst of
 so many outputs is ten times that."""
+MANY = 512
+"""Rows for which a GPU spells codes out first."""
 TOKEN_SCALED = ("int8", "int4_int8", "int8_int8", "int3_int8", "int6_int8")
 """Formats that are also checked with a scale a row, exactly."""
 VECTOR_GROUPS = ((96, 0), (320, 0), (16, 256), (32, 256))
@@ -132,13 +134,13 @@ def cases() -> list[Case]:
     scales = [
         _case(f, m, 200, 64, {"group": group}, f"G{group}")
         for f, group in (("float8", 0), ("float8", 32), ("table4", 16), ("table4", 64))
-        for m in (1, 7, 40)
+        for m in (1, 7, 40, MANY)
     ]
     steps = [
         _case(f, m, 600, 70, {"group": group, "run": run}, f"G{group}R{run}")
         for f in (*STEPPED, *PLANES)
         for group, run in ((16, 256), (32, 256), (32, 32))
-        for m in (1, 7, 40)
+        for m in (1, 7, 40, MANY)
     ]
     vectors = [
         _case(f, m, 616, 70, {"group": group, "run": run, "kind": kind}, f"{kind.label}G{group}")
@@ -184,8 +186,13 @@ def _halves() -> list[Case]:
             ("int4", {"group": 32, "run": 32}), ("float8", {}), ("table4", {}),
             ("table4", {"group": 16}), ("int8_float32", {}),
         )
-        for m in (3, 70)
+        for m in ((3, 70) if rounds_to_int8(f) else (3, 70, MANY))
     ]  # fmt: skip
+
+
+def _few_and_many(format: str) -> tuple[int, ...]:
+    """Return numbers of rows; many only where codes are spelled out for them (gemm/gpu.py)."""
+    return (3,) if rounds_to_int8(format) else (3, MANY)
 
 
 def small_cases() -> list[Case]:
@@ -203,24 +210,29 @@ def small_cases() -> list[Case]:
         for m in (2, 70)
     ]
     groups = [
-        _case(f, 3, 200, 30, {"group": group, "is_symmetric": even}, f"G{group}{even:d}")
+        _case(f, m, 200, 30, {"group": group, "is_symmetric": even}, f"G{group}{even:d}")
         for f in ("int4", "int4_int8", "int8_float32", "int8_int8")
         for group in (24, 64)
         for even in (True, False)
+        for m in _few_and_many(f)
     ]
     scales = [
-        _case(f, 3, 200, 30, {"group": group}, f"G{group}")
+        _case(f, m, 200, 30, {"group": group}, f"G{group}")
         for f, group in (("float8", 0), ("float8", 64), ("table4", 16), ("table4", 64))
+        for m in _few_and_many(f)
     ]
     steps = [
-        _case(f, 3, 600, 30, {"group": group, "run": run}, f"G{group}R{run}")
+        _case(f, m, 600, 30, {"group": group, "run": run}, f"G{group}R{run}")
         for f in STEPPED
         for group, run in ((16, 256), (32, 256), (32, 32))
+        for m in _few_and_many(f)
     ]
     steps += [
-        _case(f, 3, 600, 30, {"group": group, "run": 256}, f"G{group}R256")
+        _case(f, m, 600, 30, {"group": group, "run": 256}, f"G{group}R256")
         for f, group in (("int2_int8", 16), ("int3", 16), ("int5_int8", 32), ("int6", 16))
+        for m in _few_and_many(f)
     ]
+    steps.append(_case("int4", MANY, 200, 36, ENDS["gated_silu"], "gated_silu"))
     exact = [
         _case(f, m, 200, 30, {"has_token_scales": True}, "token")
         for f in TOKEN_SCALED

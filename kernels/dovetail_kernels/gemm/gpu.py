@@ -40,6 +40,11 @@ from dovetail_kernels.op import Arguments
 
 MIN_INTEGER_PANEL = 32
 ROW_BLOCK = 4096
+WIDE_ROWS = 512
+"""From here on codes are spelled out first, and the device's own library multiplies: unpacking in
+every tile of rows costs more then than to write the matrix and read it again."""
+SPELLED = 64
+"""Outputs that a program spells out."""
 KEPT = ("highs", *TENSORS)
 """The tensors of a packed weight."""
 
@@ -137,10 +142,12 @@ class GpuPacked:
 
         Rows of x and residual may lie apart; a bias of each row, [M, N or 2 F], is contiguous.
         """
-        rows, kernels = x.shape[0], _kernels()
+        rows = x.shape[0]
         out = torch.empty((rows, self.out_size), dtype=x.dtype, device=x.device)
         if not rows:
             return out
+        if rows >= WIDE_ROWS and self.kind != "float" and self.activations == "float":
+            return self._multiply_spelled(x, out, bias, residual, activation)
         plan = self.plan(rows, x)
         plan = replace(plan, parts=parts_of(rows, self.stored, self.num_panels))
         if plan.parts == 1:
@@ -148,14 +155,56 @@ class GpuPacked:
             return out
         sums = torch.empty((plan.parts, rows, self.stored), dtype=torch.float32, device=x.device)
         self._launch(x, plan, sums, None, None, "none")
+        return self._finished(sums, out, bias, residual, activation)
+
+    def _finished(
+        self,
+        sums: torch.Tensor,
+        out: torch.Tensor,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor | None,
+        activation: str,
+    ) -> torch.Tensor:
+        """Return `out`, made of its sums in parts. Shapes: sums [parts, M, N]. Mutates: out"""
+        parts, rows, _ = sums.shape
         block = min(1024, 1 << (self.out_size - 1).bit_length())
-        kernels.finish[rows, -(-self.out_size // block)](
+        _kernels().finish[rows, -(-self.out_size // block)](
             sums, bias, residual, 0 if residual is None else residual.stride(0), out,
             out.stride(0), rows, self.out_size, self.stored,
-            PARTS=plan.parts, BIAS_ROWS=_has_rows(bias), IS_GATED=self.is_gated,
+            PARTS=parts, BIAS_ROWS=_has_rows(bias), IS_GATED=self.is_gated,
             ACTIVATION=activation, BLOCK=block, num_warps=4,
         )  # fmt: skip
         return out
+
+    def _multiply_spelled(
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor | None,
+        activation: str,
+    ) -> torch.Tensor:
+        """Return `out`, multiplied by the spelled out matrix. Mutates: out"""
+        turned = self.spelled(x.dtype).t()
+        if not (self.is_gated or bias is not None or residual is not None or activation != "none"):
+            return torch.mm(x, turned, out=out)
+        return self._finished(torch.mm(x, turned).unsqueeze(0), out, bias, residual, activation)
+
+    def spelled(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the matrix that is meant, of packed codes. Shapes: -> [N, K], of a gated weight
+        [2 F, K]"""
+        made = torch.empty((self.stored, self.in_size), dtype=dtype, device=self.values.device)
+        low, high = PLANES.get(self.kind, (0, 0))
+        _kernels().spell[-(-self.stored // SPELLED), self.num_panels](
+            self.values, self.highs, self.stored * self.panel, _bytes(self.scales), self.zeros,
+            self.scales if self.is_paired else self.offsets, self.steps, self.offset_steps,
+            self.outer, self.table, made, self.in_size, self.stored, _height(self.scales),
+            KIND=self.kind, LOW=low, HIGH=high, CENTER=self.center,
+            SCALING="inside" if self.scaling == "after" else self.scaling, PAIRED=self.is_paired,
+            CODES=self.codes, GROUP=self.group, RUN=self.run, H=self.panel, BN=SPELLED,
+            num_warps=4,
+        )  # fmt: skip
+        return made
 
     def halves(self, x: torch.Tensor) -> torch.Tensor:
         """Return x W^T, of a gated weight both halves side by side. Shapes: x [M, K] -> [M, N]"""
