@@ -38,7 +38,8 @@ it; QKV holds all queries, then all keys, then all values."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaSizes:
-    """The sizes of a mixer: `key_heads` are K, `value_heads` H, `key_size` D, `value_size` V."""
+    """The sizes of a mixer: `key_heads` are K, `value_heads` H, `key_size` D, `value_size` V.
+    `beta_scale` is what a token enters with at most."""
 
     key_heads: int
     value_heads: int
@@ -47,6 +48,7 @@ class DeltaSizes:
     conv: int
     act: str = "silu"
     eps: float = 1e-6
+    beta_scale: float = 1.0
 
     @property
     def widths(self) -> dict[str, int]:
@@ -118,7 +120,12 @@ class DeltaMixer(DividedVectors):
     def _bound(self) -> Arguments:
         """Return the arguments of the delta rule that are this layer's."""
         decay, bias = (self.get_parameter(leaf).data for leaf in ("A_log", "dt_bias"))
-        return {"a_log": decay, "dt_bias": bias, "scale": self.sizes.key_size**-0.5}
+        return {
+            "a_log": decay,
+            "dt_bias": bias,
+            "scale": self.sizes.key_size**-0.5,
+            "beta_scale": self.sizes.beta_scale,
+        }
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Shapes: x, residual [T, E] -> [T, E]"""

@@ -268,6 +268,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["linear_attention", "full_attention"],
         },
     ),
+    "OlmoHybridForCausalLM": (
+        "olmo_hybrid",
+        {**_DELTA, "layer_types": ["linear_attention", "full_attention"]},
+    ),
     "Qwen3_5ForCausalLM": (
         "qwen3_5_text",
         {**_DELTA, "head_dim": 16, "layer_types": ["linear_attention", "full_attention"]},
