@@ -268,6 +268,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["linear_attention", "full_attention"],
         },
     ),
+    "KimiLinearForCausalLM": (
+        "kimi_linear",
+        {
+            **{name: x for name, x in _LATENT.items() if name not in ("n_routed_experts", "q_lora_rank")},
+            "num_local_experts": 8,
+            "linear_num_heads": 4,
+            "linear_head_dim": 8,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+    ),
     "OlmoHybridForCausalLM": (
         "olmo_hybrid",
         {**_DELTA, "layer_types": ["linear_attention", "full_attention"]},
