@@ -36,6 +36,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "channels with states, and experts": ("JambaForCausalLM", {}),
     "heads with states, and shared experts": ("GraniteMoeHybridForCausalLM", {}),
     "states that forget at slopes": ("MiniMaxForCausalLM", {}),
+    "the delta rule, keys that turn values around": ("OlmoHybridForCausalLM", {}),
+    "the delta rule by channel, and latents": ("KimiLinearForCausalLM", {}),
+    "a gate for each head": ("Lfm3ForCausalLM", {}),
+    "q, k and v apart, local and global": ("GPTNeoForCausalLM", {}),
     "a state beside keys and values": ("FalconH1ForCausalLM", {}),
     "experts without a gate, behind a latent": (
         "NemotronHForCausalLM",
