@@ -5,9 +5,9 @@ With l the sums of the decays' logarithms within a chunk and S the state before 
 u = (I + A)^-1 beta (v - exp(l) k S), where A_ij = beta_i exp(l_i - l_j) k_i k_j for j < i. Then
 out_i = exp(l_i) q_i S + sum over j <= i of exp(l_i - l_j) (q_i k_j) u_j, and S becomes exp(l_n) S +
 sum over j of exp(l_n - l_j) k_j (outer) u_j. Source: Yang et al., "Gated Delta Networks", 2024,
-section 3.3. Where each channel of a key decays by itself, the products of k and k, q and k are sums of
-channels that decay each, made of chunks that are short enough for them to be held: Kimi Team, "Kimi
-Linear", 2025, section 3
+section 3.3. Where each channel of a key decays by itself, the products of k and k, q and k are sums
+over channels, each of which decays, in chunks short enough for all of them to be held: Kimi Team,
+"Kimi Linear", 2025, section 3
 """
 
 from __future__ import annotations

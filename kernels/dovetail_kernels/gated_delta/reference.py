@@ -63,8 +63,8 @@ def logs_of(decay_in: torch.Tensor, a_log: torch.Tensor, dt_bias: torch.Tensor) 
 
     Shapes: decay_in [T, H] or [T, H, D], a_log [H], dt_bias [H] or [H, D] -> as decay_in
     """
-    rate = a_log.exp()
-    return -(rate if dt_bias.dim() == 1 else rate.unsqueeze(-1)) * functional.softplus(decay_in.float() + dt_bias)
+    rate = a_log.exp() if dt_bias.dim() == 1 else a_log.exp().unsqueeze(-1)
+    return -rate * functional.softplus(decay_in.float() + dt_bias)
 
 
 def start_of(state: torch.Tensor, source: int | None) -> torch.Tensor:

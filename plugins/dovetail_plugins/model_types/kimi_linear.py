@@ -1,5 +1,5 @@
-"""Facts of Kimi Linear: the kinds of layers, the sizes of delta layers, what a row keeps, and what a
-config.json may leave out."""
+"""Facts of Kimi Linear: the kinds of layers, the sizes of delta layers, what a row keeps, and what
+a config.json may leave out."""
 
 from __future__ import annotations
 

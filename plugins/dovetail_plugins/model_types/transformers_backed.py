@@ -20,7 +20,7 @@ _OF_POSITIONS: dict[Positions, tuple[str, ...]] = {
     ),
     "none": ("xlstm", "zamba"),
     "relative": ("cpmant", "xlnet"),
-    "sinusoidal": ("ctrl", "xglm"),
+    "sinusoidal": ("ctrl",),
 }
 
 

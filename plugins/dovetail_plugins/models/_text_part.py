@@ -21,6 +21,4 @@ BESIDE = (
 
 def text_part(usual: WeightMap) -> WeightMap:
     """Return the names of a text model's weights within a checkpoint that takes media."""
-    return replace(
-        usual, prefixes=(*PREFIXES, *usual.prefixes), ignored=(*usual.ignored, *BESIDE)
-    )
+    return replace(usual, prefixes=(*PREFIXES, *usual.prefixes), ignored=(*usual.ignored, *BESIDE))

@@ -38,7 +38,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "states that forget at slopes": ("MiniMaxForCausalLM", {}),
     "the delta rule, keys that turn values around": ("OlmoHybridForCausalLM", {}),
     "the delta rule by channel, and latents": ("KimiLinearForCausalLM", {}),
-    "a gate for each head": ("Lfm3ForCausalLM", {}),
+    "a gate for each head": (
+        "Lfm3ForCausalLM",
+        {"num_hidden_layers": 2, "layer_types": ["conv", "sliding_attention"]},
+    ),
     "q, k and v apart, local and global": ("GPTNeoForCausalLM", {}),
     "a state beside keys and values": ("FalconH1ForCausalLM", {}),
     "experts without a gate, behind a latent": (
