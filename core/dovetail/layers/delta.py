@@ -146,7 +146,15 @@ class DeltaMixer(DeltaRule):
 
     def __init__(self, context: BuildContext, name: str, sizes: DeltaSizes) -> None:
         super().__init__(context, name, sizes)
-        hidden, of_key = context.model.hidden_size, sizes.value_heads // sizes.key_heads
+        self.build_inputs(context, name)
+        self.norm = HeadNorm(context, sizes.value_size, eps=sizes.eps)
+        inner, hidden = sizes.value_heads * sizes.value_size, context.model.hidden_size
+        self.out_proj = RowParallelLinear(context, f"{name}.out_proj", inner, hidden)
+
+    def build_inputs(self, context: BuildContext, name: str) -> None:
+        """Make the matrices of the layer's input. Mutates: self"""
+        sizes, hidden = self.sizes, context.model.hidden_size
+        of_key = sizes.value_heads // sizes.key_heads
         self.in_proj_qkvz = Linear(
             context,
             f"{name}.in_proj_qkvz",
@@ -163,17 +171,35 @@ class DeltaMixer(DeltaRule):
             bias=False,
             joints={BA: dict.fromkeys(BA, of_key)},
         )
-        self.norm = HeadNorm(context, sizes.value_size, eps=sizes.eps)
-        inner = sizes.value_heads * sizes.value_size
-        self.out_proj = RowParallelLinear(context, f"{name}.out_proj", inner, hidden)
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """Shapes: x, residual [T, E] -> [T, E]"""
+    def inputs(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return q, k and v side by side, z, beta and decay. Shapes: x [T, E] -> [T, C], [T, H V],
+        [T, H] twice"""
         width = sum(self._widths)
         both = self.in_proj_qkvz(x)
         qkv, z = both.split((width, both.shape[-1] - width), dim=-1)
-        beta, decay = self.in_proj_ba(x).chunk(2, dim=-1)
+        return (qkv, z, *self.in_proj_ba(x).chunk(2, dim=-1))
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Shapes: x, residual [T, E] -> [T, E]"""
+        qkv, z, beta, decay = self.inputs(x)
         return self.out_proj(self.norm(self.learned(qkv, decay, beta), z), residual)
+
+
+class JoinedDeltaMixer(DeltaMixer):
+    """The mixer of checkpoints that have one matrix of all inputs: q, k, v, z, b, a."""
+
+    def build_inputs(self, context: BuildContext, name: str) -> None:
+        """Make the matrix of the layer's input. Mutates: self"""
+        parts = tuple(self.parts[part] for part in (*QKVZ, *BA))
+        hidden = context.model.hidden_size
+        self.in_proj = Linear(context, f"{name}.in_proj", hidden, parts, bias=False)
+
+    def inputs(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return q, k and v side by side, z, beta and decay (see DeltaMixer)."""
+        heads = self.value_heads
+        sizes = (sum(self._widths), heads * self.sizes.value_size, heads, heads)
+        return self.in_proj(x).split(sizes, dim=-1)
 
 
 class ChannelDeltaMixer(DeltaRule):

@@ -298,6 +298,37 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["linear_attention", "full_attention"],
         },
     ),
+    "LaraMiniForCausalLM": (
+        "lara_mini",
+        {
+            **_EXPERTS,
+            **_DELTA,
+            "num_hidden_layers": 3,
+            "head_dim": 8,
+            "sliding_window": 6,
+            "shared_expert_intermediate_size": 24,
+            "layer_types": ["linear_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "HyperCLOVAXForCausalLM": (
+        "hyperclovax",
+        {
+            "logits_scaling": 0.5,
+            "residual_multiplier": 0.5,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.4,
+        },
+    ),
+    "XGLMForCausalLM": (
+        "xglm",
+        {
+            "d_model": 32,
+            "attention_heads": 4,
+            "num_layers": 2,
+            "ffn_dim": 48,
+            "num_key_value_heads": 4,
+        },
+    ),
     "OlmoHybridForCausalLM": (
         "olmo_hybrid",
         {**_DELTA, "layer_types": ["linear_attention", "full_attention"]},

@@ -59,6 +59,4 @@ class XGLMForCausalLM(OPTForCausalLM):
 
     def weight_map(self) -> WeightMap:
         """Return the names."""
-        return replace(
-            super().weight_map(), prefixes=NAMES, ignored=("embed_positions.weights",)
-        )
+        return replace(super().weight_map(), prefixes=NAMES, ignored=("embed_positions.weights",))

@@ -277,6 +277,7 @@ VARIANTS |= {
             "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
         },
     ),
+    "hyperclovax-plain": ("HyperCLOVAXForCausalLM", {"use_post_norm": False}),
     "lfm3-plain": (
         "Lfm3ForCausalLM",
         {"use_sandwich_norm": False, "use_attention_gate": False, "attention_bias": True},
@@ -557,6 +558,7 @@ def test_every_registered_architecture_has_a_case() -> None:
     apart |= {"Gemma3nForConditionalGeneration", "Gemma4ForConditionalGeneration"}
     apart |= {name for name in builtin if name.startswith(("AyaVision", "Cohere2Vision", "Lfm2Vl"))}
     apart |= {name for name in builtin if name.startswith(("Lfm3Vl", "MiniCPMV", "MiniCPMOcr"))}
+    apart |= {"JanusForConditionalGeneration", "HyperCLOVAXVisionV2ForConditionalGeneration"}
     apart |= {"SarvamMoEForCausalLM"}  # test_architectures.py has these
     apart |= {"PhiMoEForCausalLM"}  # Phimoe by the name that its checkpoints have
     assert builtin - apart - encoders - media - pairs <= set(NATIVE), "add a tiny checkpoint for it"

@@ -38,6 +38,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "states that forget at slopes": ("MiniMaxForCausalLM", {}),
     "the delta rule, keys that turn values around": ("OlmoHybridForCausalLM", {}),
     "the delta rule by channel, and latents": ("KimiLinearForCausalLM", {}),
+    "one matrix of all inputs": (
+        "LaraMiniForCausalLM",
+        {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+    ),
+    "norms behind scaled branches": ("HyperCLOVAXForCausalLM", {}),
+    "positions by sines": ("XGLMForCausalLM", {}),
     "a gate for each head": (
         "Lfm3ForCausalLM",
         {"num_hidden_layers": 2, "layer_types": ["conv", "sliding_attention"]},
