@@ -462,7 +462,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "NemotronForCausalLM": ("nemotron", {}),
     "PersimmonForCausalLM": ("persimmon", {}),
     "Jais2ForCausalLM": ("jais2", {}),
-    "HyperCLOVAXForCausalLM": ("hyperclovax", {"logits_scaling": 2.0, "residual_multiplier": 0.5}),
     "Exaone4ForCausalLM": (
         "exaone4",
         {

@@ -36,7 +36,8 @@ def layer_types(config: Config) -> tuple[str, ...]:
 
 def linear_size(config: Config, name: str) -> int:
     """Return one of the sizes in OWN."""
-    return int((config.get("linear_attn_config") or {}).get(OWN[name], config[name]))
+    released: Config = config.get("linear_attn_config") or {}
+    return int(released.get(OWN[name], config[name]))
 
 
 def delta_sizes(config: Config) -> DeltaSizes:

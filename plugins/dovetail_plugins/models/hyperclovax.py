@@ -1,5 +1,5 @@
-"""HyperCLOVA X SEED: Granite with norms behind attention and MLP too, and logits that are multiplied
-by their scale.
+"""HyperCLOVA X SEED: Granite with norms behind attention and MLP too, and logits that are
+multiplied by their scale.
 
 Source: NAVER Cloud, HyperCLOVA X THINK Technical Report, 2025 (arXiv 2506.22403).
 """

@@ -1,5 +1,5 @@
-"""Kimi Linear: three of four layers learn by the delta rule with channels that decay by themselves,
-the others attend to latents without positions; DeepSeek-V3's experts behind either.
+"""Kimi Linear: three of four layers learn by the delta rule, with a decay for each channel, the
+others attend to latents without positions; DeepSeek-V3's experts behind either.
 
 Source: Kimi Team, Kimi Linear: an expressive, efficient attention architecture, 2025 (arXiv
 2510.26692).

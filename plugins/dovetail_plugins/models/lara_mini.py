@@ -1,5 +1,5 @@
-"""Lara Mini: layers of the gated delta rule, of windows, and of attention without positions; experts
-in each, beside one that computes every token.
+"""Lara Mini: layers of the gated delta rule, of windows, and of attention without positions;
+experts in each, beside one that computes every token.
 
 Source: Translated, Lara 4 Mini, 2026, as transformers has it; Yang et al., Gated Delta Networks,
 2024 (arXiv 2412.06464).

@@ -11,6 +11,7 @@ Source: Liquid AI, LFM2 Technical Report, 2025 (arXiv 2511.23404).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -23,6 +24,7 @@ from dovetail.layers.decoder import (
     DecoderConfig,
     DecoderForCausalLM,
     DecoderLayer,
+    DecoderModel,
     GatedMLP,
     usual_config,
 )
@@ -98,8 +100,8 @@ class Lfm2ForCausalLM(DecoderForCausalLM):
     """LFM2 with its tied head."""
 
     info = Info(summary="LFM2: short convolutions", source="https://arxiv.org/abs/2511.23404")
-    model_class = HybridModel
-    layer_class = Lfm2Layer
+    model_class: ClassVar[type[DecoderModel]] = HybridModel
+    layer_class: ClassVar[type[DecoderLayer]] = Lfm2Layer
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:

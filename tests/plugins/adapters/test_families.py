@@ -31,7 +31,7 @@ from support.peft_adapters import made, peft_warns, wanted
 
 TOLERANCE = 1e-4
 NOT_NATIVE = {
-    "PersimmonForCausalLM", "Jais2ForCausalLM", "HyperCLOVAXForCausalLM",
+    "PersimmonForCausalLM", "Jais2ForCausalLM",
 }  # fmt: skip
 NATIVE = [name for name in FAMILIES if name not in NOT_NATIVE]
 LORA = Selection(kind="adapter", name="lora", target="dovetail_plugins.adapters.lora:LoraAdapter")

@@ -24,7 +24,7 @@ from support.tiny_decoders import as_internlm2, renamed
 from support.tiny_media import MEDIA_FAMILIES, SOUND_FAMILIES
 
 TOLERANCE = 1e-4
-BACKED = ("PersimmonForCausalLM", "Jais2ForCausalLM", "HyperCLOVAXForCausalLM")
+BACKED = ("PersimmonForCausalLM", "Jais2ForCausalLM")
 REFUSED = {
     "FalconForCausalLM": "attention interface",
     "BloomForCausalLM": "counts positions itself",
@@ -529,7 +529,9 @@ def test_native_over_the_slow_reference(folder: Any, case: str) -> None:
     check_all_ways(path, PagedModel.load(path))
 
 
-@pytest.mark.parametrize("case", [*BACKED, "Gemma3ForCausalLM", "Qwen3MoeForCausalLM"])
+@pytest.mark.parametrize(
+    "case", [*BACKED, "HyperCLOVAXForCausalLM", "Gemma3ForCausalLM", "Qwen3MoeForCausalLM"]
+)
 def test_transformers_backed(folder: Any, case: str) -> None:
     path = folder(case)
     model = PagedModel.load(path, model_name="transformers", backend="torch_sdpa")
