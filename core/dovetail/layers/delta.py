@@ -192,8 +192,8 @@ class JoinedDeltaMixer(DeltaMixer):
     def build_inputs(self, context: BuildContext, name: str) -> None:
         """Make the matrix of the layer's input. Mutates: self"""
         parts = tuple(self.parts[part] for part in (*QKVZ, *BA))
-        hidden = context.model.hidden_size
-        self.in_proj = Linear(context, f"{name}.in_proj", hidden, parts, bias=False)
+        hidden, joints = context.model.hidden_size, {QKV: {part: self.full[part] for part in QKV}}
+        self.in_proj = Linear(context, f"{name}.in_proj", hidden, parts, bias=False, joints=joints)
 
     def inputs(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return q, k and v side by side, z, beta and decay (see DeltaMixer)."""

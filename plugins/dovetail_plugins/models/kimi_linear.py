@@ -42,6 +42,8 @@ IN_DELTA: dict[str, tuple[str, str]] = {
     "b_proj": ("in_proj_fgb", "b"),
 }
 """Names within the layers of the delta rule."""
+FORGETS = ("forget_gate.", "")
+"""What transformers puts before some of them."""
 
 
 def latent_config(config: Mapping[str, Any]) -> LatentConfig:
@@ -114,7 +116,7 @@ class KimiLinearForCausalLM(DecoderForCausalLM):
         usual = lettered(super().weight_map())
         gates = {name: to for name, to in usual.fused.items() if name not in FUSED}
         gates |= {name: FUSED[name] for name in ("gate_proj", "up_proj")}
-        inner = WeightMap(fused=IN_DELTA)
+        inner = WeightMap(renames=(FORGETS,), fused=IN_DELTA)
         return replace(
             usual,
             renames=(*usual.renames, CORRECTION_BIAS),

@@ -25,12 +25,16 @@ from dovetail.layers.decoder import (
     DecoderModel,
     usual_config,
 )
-from dovetail.layers.delta import JoinedDeltaMixer
+from dovetail.layers.delta import QKV, JoinedDeltaMixer
 from dovetail.layers.rotary import Rope
 from dovetail_plugins.model_types.lara_mini import layer_types
 from dovetail_plugins.model_types.qwen3_next import LINEAR, delta_sizes
 from dovetail_plugins.models._moe import SharedMoE, num_experts, softmax_rule
 
+APART = {
+    "in_proj_qkv": ("in_proj", QKV),
+    **{f"in_proj_{part}": ("in_proj", part) for part in "zba"},
+}
 RENAMES = ((".out_norm.", ".norm."), (".mlp.shared_expert.", ".mlp.shared_experts."))
 
 
@@ -105,5 +109,6 @@ class LaraMiniForCausalLM(DecoderForCausalLM):
         )
 
     def weight_map(self) -> WeightMap:
-        """Return the names."""
-        return replace(super().weight_map(), renames=RENAMES)
+        """Return the names: those of the delta layers' inputs apart are transformers'."""
+        usual = super().weight_map()
+        return replace(usual, renames=RENAMES, fused={**usual.fused, **APART})

@@ -138,7 +138,11 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     # indexer is not run at the lengths that are served.)
     "DeepseekV2ForCausalLM": ("kv_b_proj",),
     "DeepseekV3ForCausalLM": ("kv_b_proj",),
-    "DeepseekV32ForCausalLM": ("kv_b_proj", "wq_b", "wk", "weights_proj"),
+    "KimiLinearForCausalLM": ("kv_b_proj",),
+    **dict.fromkeys(
+        ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"),
+        ("kv_b_proj", "wq_b", "wk", "weights_proj"),
+    ),
     # A few numbers of each token, multiplied one by one.
     "Gemma3nForCausalLM": ("correction_coefs", "prediction_coefs"),
     "PhimoeForCausalLM": ("router",),
