@@ -48,7 +48,8 @@ it; QKV holds all queries, then all keys, then all values."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaSizes:
     """The sizes of a mixer: `key_heads` are K, `value_heads` H, `key_size` D, `value_size` V.
-    `beta_scale` is what a token enters with at most."""
+    `beta_scale` is what a token enters with at most, `least_log` not 0 the logarithm of the least
+    decay."""
 
     key_heads: int
     value_heads: int
@@ -58,6 +59,7 @@ class DeltaSizes:
     act: str = "silu"
     eps: float = 1e-6
     beta_scale: float = 1.0
+    least_log: float = 0.0
 
     @property
     def widths(self) -> dict[str, int]:
@@ -120,6 +122,7 @@ class DeltaRule(DividedVectors):
             "dt_bias": bias.unflatten(0, (self.value_heads, -1)) if self.by_channel else bias,
             "scale": self.sizes.key_size**-0.5,
             "beta_scale": self.sizes.beta_scale,
+            "least_log": self.sizes.least_log,
         }
 
     def learned(self, qkv: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
@@ -214,7 +217,7 @@ class ChannelDeltaMixer(DeltaRule):
 
     def __init__(self, context: BuildContext, name: str, sizes: DeltaSizes) -> None:
         super().__init__(context, name, sizes, by_channel=True)
-        hidden, small = context.model.hidden_size, sizes.key_size
+        hidden = context.model.hidden_size
         self.qkv_proj = Linear(
             context,
             f"{name}.qkv_proj",
@@ -222,22 +225,54 @@ class ChannelDeltaMixer(DeltaRule):
             tuple(self.parts[part] for part in QKV),
             bias=False,
         )
-        f, g = (Rows(name=part, full=small, local=small, start=0) for part in "fg")
-        self.in_proj_fgb = Linear(
-            context, f"{name}.in_proj_fgb", hidden, (f, g, self.parts["b"]), bias=False
-        )
+        self.build_gates(context, name)
         inner = sizes.value_heads * sizes.value_size
-        self.f_b_proj, self.g_b_proj = (
-            ColumnParallelLinear(context, f"{name}.{part}_b_proj", small, inner) for part in "fg"
-        )
         self.o_norm = RMSNorm(context, sizes.value_size, eps=sizes.eps)
         self._open = OutputGate(context)
         self.o_proj = RowParallelLinear(context, f"{name}.o_proj", inner, hidden)
 
+    def build_gates(self, context: BuildContext, name: str) -> None:
+        """Make the matrices of decays, gates and betas. Mutates: self"""
+        sizes, small = self.sizes, self.sizes.key_size
+        f, g = (Rows(name=part, full=small, local=small, start=0) for part in "fg")
+        hidden, inner = context.model.hidden_size, sizes.value_heads * sizes.value_size
+        self.in_proj_fgb = Linear(
+            context, f"{name}.in_proj_fgb", hidden, (f, g, self.parts["b"]), bias=False
+        )
+        self.f_b_proj, self.g_b_proj = (
+            ColumnParallelLinear(context, f"{name}.{part}_b_proj", small, inner) for part in "fg"
+        )
+
+    def gates(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return decays, gates and betas. Shapes: x [T, E] -> [T, H D], [T, H V], [T, H]"""
+        small = self.sizes.key_size
+        f, g, beta = self.in_proj_fgb(x).split((small, small, self.value_heads), dim=-1)
+        return self.f_b_proj(f), self.g_b_proj(g), beta
+
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Shapes: x, residual [T, E] -> [T, E]"""
-        small, size = self.sizes.key_size, self.sizes.value_size
-        f, g, beta = self.in_proj_fgb(x).split((small, small, self.value_heads), dim=-1)
-        y = self.learned(self.qkv_proj(x), self.f_b_proj(f), beta)
-        normed = self.o_norm(y.reshape(-1, size)).view(y.shape)
-        return self.o_proj(self._open(normed, self.g_b_proj(g)), residual)
+        decay, gate, beta = self.gates(x)
+        y = self.learned(self.qkv_proj(x), decay, beta)
+        normed = self.o_norm(y.reshape(-1, self.sizes.value_size)).view(y.shape)
+        return self.o_proj(self._open(normed, gate), residual)
+
+
+class WideDeltaMixer(ChannelDeltaMixer):
+    """The same with a matrix of its own for the decays, and one for the gate: f, g and beta of all
+    heads. Source: Ling Team, Ling 3, 2026, as transformers has it"""
+
+    def build_gates(self, context: BuildContext, name: str) -> None:
+        """Make the matrix of decays, gates and betas. Mutates: self"""
+        sizes, hidden = self.sizes, context.model.hidden_size
+        group = tensor_group(context.rank)
+        f = even_part("f", sizes.value_heads * sizes.key_size, group, name)
+        g = even_part("g", sizes.value_heads * sizes.value_size, group, name)
+        self.in_proj_fgb = Linear(
+            context, f"{name}.in_proj_fgb", hidden, (f, g, self.parts["b"]), bias=False
+        )
+
+    def gates(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return decays, gates and betas (see ChannelDeltaMixer)."""
+        heads = self.value_heads
+        sizes = (heads * self.sizes.key_size, heads * self.sizes.value_size, heads)
+        return self.in_proj_fgb(x).split(sizes, dim=-1)

@@ -329,6 +329,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_key_value_heads": 4,
         },
     ),
+    "BailingHybridForCausalLM": (
+        "bailing_hybrid",
+        {
+            **{name: size for name, size in _LATENT.items() if name not in _NOT_KIMI},
+            "num_local_experts": 8,
+            "head_dim": 8,
+            "num_mtp_layers": 0,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+    ),
     "OlmoHybridForCausalLM": (
         "olmo_hybrid",
         {**_DELTA, "layer_types": ["linear_attention", "full_attention"]},

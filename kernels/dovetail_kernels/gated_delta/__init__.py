@@ -5,7 +5,9 @@ S = exp(-exp(a_log) softplus(decay_in + dt_bias)) S
 S = S + k (outer) beta_scale sigmoid(beta_in) (v - k S), out = q S
 
 With decay_in and dt_bias for each channel of a key (Kimi delta attention), each of the D lines of S
-decays by its own. A beta_scale of 2 lets a state turn a key's value around (OLMo Hybrid).
+decays by its own. With a least_log that is not 0 a decay is exp(least_log sigmoid(exp(a_log)
+(decay_in + dt_bias))), never less than exp(least_log) (Ling 3). A beta_scale of 2 lets a state turn
+a key's value around (OLMo Hybrid).
 
 H / K value heads that follow one another share a key head. Rows of q, k, v, decay_in and beta_in
 may lie apart, as parts of one wider matrix. Which states a row begins with and keeps:

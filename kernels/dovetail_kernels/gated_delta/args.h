@@ -21,6 +21,7 @@ struct GatedDeltaArgs {
   int64_t num_heads, num_key_heads;  // H, K
   int64_t key_size, value_size;      // D, V
   float scale, beta_scale;
+  float least_log;  // not 0: S is times exp(least_log sigmoid(exp(a_log) (decay + dt_bias)))
   int32_t format;  // a StateFormat
   int32_t decays_by_channel;
 };

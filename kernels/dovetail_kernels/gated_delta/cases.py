@@ -41,6 +41,7 @@ class Setup:
     kept: torch.dtype = torch.float32
     by_channel: bool = False
     beta_scale: float = 1.0
+    least_log: float = 0.0
 
 
 REAL = Setup(
@@ -84,6 +85,8 @@ def _by_channel(mixed: Setup) -> list[Case]:
     return [
         _case("turned", replace(mixed, beta_scale=2.0)),
         _case("channels", own),
+        _case("channels_bounded", replace(own, least_log=-5.0)),
+        _case("bounded", replace(mixed, least_log=-2.0)),
         _case("channels_of_64", replace(own, rows=((0, 150), (60, 70)), block_tokens=64)),
         _case("channels_D33", replace(own, heads=(2, 2), key_size=33, value_size=70)),
         _case("channels_bfloat16", replace(own, kept=torch.bfloat16)),
@@ -99,6 +102,7 @@ def small_cases() -> list[Case]:
         _case("own_blocks", replace(few, row_sizes=(1, 8, 1, 1))),
         _case("narrow", replace(few, dtype=torch.float16, kept=torch.bfloat16, heads=(4, 2))),
         _case("channels", replace(few, by_channel=True, beta_scale=2.0)),
+        _case("bounded", replace(few, by_channel=True, least_log=-5.0)),
     ]
 
 
@@ -157,6 +161,7 @@ def _builder(setup: Setup) -> Callable[[torch.device], Arguments]:
             "dt_bias": normal(decays, torch.float32, device, seed=3),
             "scale": setup.key_size**-0.5,
             "beta_scale": setup.beta_scale,
+            "least_log": setup.least_log,
             "state": _states(setup, num_blocks, device),
             **step,
         }

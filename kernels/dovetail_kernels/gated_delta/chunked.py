@@ -40,6 +40,7 @@ def run(
     block_tokens: int,
     row_block_tokens: torch.Tensor | None = None,
     beta_scale: float = 1.0,
+    least_log: float = 0.0,
 ) -> torch.Tensor:
     """Return out = q S (see the op). A state of 16 bits is rounded where it is kept.
 
@@ -50,7 +51,10 @@ def run(
     out = torch.zeros(v.shape, dtype=torch.float32, device=v.device)
     group = v.shape[1] // k.shape[1]
     q, k = normed(q, group) * scale, normed(k, group)
-    logs, beta = logs_of(decay_in, a_log, dt_bias), beta_scale * beta_in.float().sigmoid()
+    logs, beta = (
+        logs_of(decay_in, a_log, dt_bias, least_log),
+        beta_scale * beta_in.float().sigmoid(),
+    )
     size = CHUNK_TOKENS if logs.dim() == 2 else BY_CHANNEL_TOKENS
     logs = logs if logs.dim() == 3 else logs.unsqueeze(-1)
     for piece in pieces(query_start, seq_lens, block_table, block_tokens, row_block_tokens):

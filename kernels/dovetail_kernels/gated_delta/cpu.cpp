@@ -131,8 +131,9 @@ class Head {
 
   // e of what it is made of.
   Vec decay_of(Vec raw, Vec bias) const {
-    const Vec rate = exp(set1(args_.a_log[head_]));
-    return exp(sub(zero(), mul(rate, softplus(add(raw, bias)))));
+    const Vec rate = exp(set1(args_.a_log[head_])), x = add(raw, bias);
+    if (args_.least_log != 0.0f) return exp(mul(set1(args_.least_log), sigmoid(mul(rate, x))));
+    return exp(sub(zero(), mul(rate, softplus(x))));
   }
 
   // The decays of a token's channels, and its key and query times them.

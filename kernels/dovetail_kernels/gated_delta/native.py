@@ -15,7 +15,7 @@ from dovetail_kernels.cpu.library import Library, library, missing_reason
 from dovetail_kernels.op import Arguments, Implementation
 from dovetail_kernels.states import CODES, StateRows, StateRowsArgs
 
-OWN = ("a_log", "dt_bias", "scale", "beta_scale")
+OWN = ("a_log", "dt_bias", "scale", "beta_scale", "least_log")
 """The arguments that are a layer's."""
 
 _pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
@@ -47,6 +47,7 @@ class GatedDeltaArgs(ctypes.Structure):
         ("value_size", _int64),
         ("scale", _float),
         ("beta_scale", _float),
+        ("least_log", _float),
         ("format", _int32),
         ("decays_by_channel", _int32),
     ]
@@ -64,6 +65,7 @@ class GatedDelta:
         dt_bias: torch.Tensor,
         scale: float,
         beta_scale: float = 1.0,
+        least_log: float = 0.0,
         *,
         source: Library | None = None,
     ) -> None:
@@ -79,6 +81,7 @@ class GatedDelta:
             dt_bias=dt_bias.data_ptr(),
             scale=scale,
             beta_scale=beta_scale,
+            least_log=least_log,
             num_heads=len(a_log),
             decays_by_channel=int(dt_bias.dim() == 2),
         )

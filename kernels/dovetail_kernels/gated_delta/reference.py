@@ -27,6 +27,7 @@ def reference(
     block_tokens: int,
     row_block_tokens: torch.Tensor | None = None,
     beta_scale: float = 1.0,
+    least_log: float = 0.0,
 ) -> torch.Tensor:
     """Return out = q S (see the op), in v's dtype.
 
@@ -37,7 +38,10 @@ def reference(
     out = torch.zeros(v.shape, dtype=torch.float32, device=v.device)
     group = v.shape[1] // k.shape[1]
     q, k = normed(q, group) * scale, normed(k, group)
-    decay, beta = logs_of(decay_in, a_log, dt_bias).exp(), beta_scale * beta_in.float().sigmoid()
+    decay, beta = (
+        logs_of(decay_in, a_log, dt_bias, least_log).exp(),
+        beta_scale * beta_in.float().sigmoid(),
+    )
     decay = decay if decay.dim() == 3 else decay.unsqueeze(-1)
     for piece in pieces(query_start, seq_lens, block_table, block_tokens, row_block_tokens):
         s = start_of(state, piece.source)
@@ -58,13 +62,16 @@ def normed(x: torch.Tensor, group: int) -> torch.Tensor:
     return wide.repeat_interleave(group, dim=1)
 
 
-def logs_of(decay_in: torch.Tensor, a_log: torch.Tensor, dt_bias: torch.Tensor) -> torch.Tensor:
+def logs_of(
+    decay_in: torch.Tensor, a_log: torch.Tensor, dt_bias: torch.Tensor, least_log: float = 0.0
+) -> torch.Tensor:
     """Return the decays' logarithms.
 
     Shapes: decay_in [T, H] or [T, H, D], a_log [H], dt_bias [H] or [H, D] -> as decay_in
     """
     rate = a_log.exp() if dt_bias.dim() == 1 else a_log.exp().unsqueeze(-1)
-    return -rate * functional.softplus(decay_in.float() + dt_bias)
+    x = decay_in.float() + dt_bias
+    return least_log * (rate * x).sigmoid() if least_log else -rate * functional.softplus(x)
 
 
 def start_of(state: torch.Tensor, source: int | None) -> torch.Tensor:

@@ -31,10 +31,19 @@ def _normed(x, known, eps):
 
 
 @triton.jit
+def _log(x, rate, least_log, HAS_LEAST: tl.constexpr):
+    """Return the logarithms of decays."""
+    if HAS_LEAST:
+        return least_log / (1.0 + tl.exp(-rate * x))
+    return -rate * softplus(x)
+
+
+@triton.jit
 def _kernel(
     q, k, v, decay_in, beta_in, a_log, dt_bias, state, out, query_start, seq_lens, block_table,
     row_block_tokens, q_stride, k_stride, v_stride, decay_stride, beta_stride, state_stride,
-    table_stride, heads, group, keys, values, scale, beta_scale, eps, ROUNDS: tl.constexpr,
+    table_stride, heads, group, keys, values, scale, beta_scale, least_log, eps,
+    HAS_LEAST: tl.constexpr, ROUNDS: tl.constexpr,
     BY_CHANNEL: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -63,10 +72,11 @@ def _kernel(
         beta = tl.load(beta_in + t * beta_stride + head).to(tl.float32)
         if BY_CHANNEL:
             raw = tl.load(decay_in + t * decay_stride + channel, mask=known, other=0.0)
-            s = tl.exp(-rate * softplus(raw.to(tl.float32) + bias))[:, None] * s
+            log = _log(raw.to(tl.float32) + bias, rate, least_log, HAS_LEAST)
+            s = tl.exp(log)[:, None] * s
         else:
             raw = tl.load(decay_in + t * decay_stride + head).to(tl.float32) + bias
-            s = tl.exp(-rate * softplus(raw)) * s
+            s = tl.exp(_log(raw, rate, least_log, HAS_LEAST)) * s
         wrong = own_v.to(tl.float32) - tl.sum(own_k[:, None] * s, axis=0)
         s += own_k[:, None] * (beta_scale * wrong / (1.0 + tl.exp(-beta)))[None, :]
         made = tl.sum(own_q[:, None] * s, axis=0)
@@ -97,6 +107,7 @@ def run(
     block_tokens: int,
     row_block_tokens: torch.Tensor | None = None,
     beta_scale: float = 1.0,
+    least_log: float = 0.0,
 ) -> torch.Tensor:
     """Return out = q S (see the op). Tokens may lie apart, heads may not.
 
@@ -112,7 +123,8 @@ def run(
         q, k, v, decay_in, beta_in, a_log, dt_bias, state, out, query_start, seq_lens, block_table,
         row_block_tokens, q.stride(0), k.stride(0), v.stride(0), decay_in.stride(0),
         beta_in.stride(0), state.stride(0), block_table.stride(0), heads, heads // key_heads, keys,
-        values, scale, beta_scale, EPS, ROUNDS=state.dtype == torch.bfloat16,
+        values, scale, beta_scale, least_log, EPS, HAS_LEAST=least_log != 0.0,
+        ROUNDS=state.dtype == torch.bfloat16,
         BY_CHANNEL=dt_bias.dim() == 2, BLOCK_TOKENS=block_tokens,
         BD=numbers, BV=some, num_warps=4,
     )  # fmt: skip

@@ -3,7 +3,7 @@ a config.json may leave out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dovetail.interfaces.cache_facts import CacheFacts
@@ -21,6 +21,15 @@ OWN = {
     "linear_conv_kernel_dim": "short_conv_kernel_size",
 }
 """Sizes of delta layers, and what the released config.json calls them in `linear_attn_config`."""
+OWN_NAMES = {
+    "max_position_embeddings": "model_max_length",
+    "norm_topk_prob": "moe_renormalize",
+    "n_group": "num_expert_group",
+    "n_routed_experts": "num_experts",
+    "num_experts_per_tok": "num_experts_per_token",
+    "n_shared_experts": "num_shared_experts",
+}
+"""Usual names of config.json -> the type's own."""
 
 
 def layer_types(config: Config) -> tuple[str, ...]:
@@ -59,13 +68,24 @@ def delta_sizes(config: Config) -> DeltaSizes:
 def cache(config: Config) -> CacheFacts:
     """Return what a row keeps: a latent, or the last inputs of a convolution and a matrix for each
     head."""
-    kinds = layer_types(config)
-    heads, size = (linear_size(config, name) for name in ("linear_num_heads", "linear_head_dim"))
+    return delta_cache(
+        config,
+        layer_types(config),
+        heads=linear_size(config, "linear_num_heads"),
+        size=linear_size(config, "linear_head_dim"),
+        conv=linear_size(config, "linear_conv_kernel_dim"),
+    )
+
+
+def delta_cache(
+    config: Config, kinds: Sequence[str], *, heads: int, size: int, conv: int
+) -> CacheFacts:
+    """Return what a row keeps where delta layers have so many heads of one size."""
     return CacheFacts(
         num_attention_layers=len(kinds) - kinds.count(LINEAR),
         latent_size=int(config["kv_lora_rank"]) + int(config["qk_rope_head_dim"]),
         num_state_layers=kinds.count(LINEAR),
-        conv_numbers=3 * heads * size * (linear_size(config, "linear_conv_kernel_dim") - 1),
+        conv_numbers=3 * heads * size * (conv - 1),
         state_numbers=heads * size * size,
     )
 
@@ -74,14 +94,7 @@ KIMI_LINEAR = Value(
     summary="Kimi Linear",
     value=ModelFacts(
         positions="none",
-        attribute_map={
-            "max_position_embeddings": "model_max_length",
-            "norm_topk_prob": "moe_renormalize",
-            "n_group": "num_expert_group",
-            "n_routed_experts": "num_experts",
-            "num_experts_per_tok": "num_experts_per_token",
-            "n_shared_experts": "num_shared_experts",
-        },
+        attribute_map=OWN_NAMES,
         defaults={
             "vocab_size": 163840,
             "hidden_size": 2304,

@@ -25,7 +25,7 @@ from dovetail.layers.decoder import (
     GatedMLP,
 )
 from dovetail.layers.linear import ColumnParallelLinear
-from dovetail.layers.repeated import of_tensors
+from dovetail.layers.output_gate import open_heads
 from dovetail.layers.rotary import Rope, Rotary, rope_settings
 from dovetail_plugins.model_types.lfm2 import CONV
 from dovetail_plugins.model_types.lfm3 import layer_types
@@ -58,14 +58,7 @@ class Lfm3Attention(DecoderAttention):
         if self.g_proj is None:
             return super().forward(x, rope, residual)
         q, k, v = self.rotate(self.qkv_proj(x), rope)
-        (opened,) = of_tensors(_opened, self.attn(q, k, v), self.g_proj(x))
-        return self.o_proj(opened, residual)
-
-
-def _opened(x: torch.Tensor, gate: torch.Tensor) -> tuple[torch.Tensor]:
-    """Return x sigmoid(gate), a gate for each head. Shapes: x [T, H D], gate [T, H] -> [T, H D]"""
-    heads = x.unflatten(-1, (gate.shape[-1], -1))
-    return ((heads * gate.float().sigmoid().to(x.dtype).unsqueeze(-1)).flatten(-2),)
+        return self.o_proj(open_heads(self.attn(q, k, v), self.g_proj(x)), residual)
 
 
 class Lfm3Layer(Lfm2Layer):

@@ -50,7 +50,7 @@ SERVED = {
     "gemma3": NATIVE,  # the text part, without a processor, of a model that takes images
 }
 NOT_SERVED = {
-    "bailing_hybrid": "layers of the kind linear_attention",
+    "zaya": "layers of the kind hybrid",
     "prophetnet": "counts positions itself",
     "mvp": "computes with attention masks itself",
 }

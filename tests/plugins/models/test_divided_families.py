@@ -38,6 +38,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "states that forget at slopes": ("MiniMaxForCausalLM", {}),
     "the delta rule, keys that turn values around": ("OlmoHybridForCausalLM", {}),
     "the delta rule by channel, and latents": ("KimiLinearForCausalLM", {}),
+    "bounded decays, latents with gates": ("BailingHybridForCausalLM", {}),
     "one matrix of all inputs": (
         "LaraMiniForCausalLM",
         {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
