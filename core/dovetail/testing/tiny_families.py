@@ -59,6 +59,7 @@ _LATENT: dict[str, Any] = {
     "topk_group": 2,
     "routed_scaling_factor": 1.5,
 }
+_ALIKE = {"num_key_value_heads": 4}
 _NOT_KIMI = ("n_routed_experts", "q_lora_rank")
 _SHARED: dict[str, Any] = {
     "num_hidden_layers": 4,
@@ -321,13 +322,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "XGLMForCausalLM": (
         "xglm",
-        {
-            "d_model": 32,
-            "attention_heads": 4,
-            "num_layers": 2,
-            "ffn_dim": 48,
-            "num_key_value_heads": 4,
-        },
+        {"d_model": 32, "attention_heads": 4, "num_layers": 2, "ffn_dim": 48} | _ALIKE,
     ),
     "BailingHybridForCausalLM": (
         "bailing_hybrid",
@@ -430,9 +425,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "GPTNeoForCausalLM": (
         "gpt_neo",
         {
+            **_ALIKE,
             "num_layers": 2,
             "num_heads": 4,
-            "num_key_value_heads": 4,
             "window_size": 6,
             "attention_types": [[["global", "local"], 1]],
         },
