@@ -106,7 +106,7 @@ ROPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         rope("llama3", **LLAMA3),
     ),
     "backed": (
-        "HyperCLOVAXForCausalLM",
+        "Jais2ForCausalLM",
         {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_theta": 900.0},
         rope("linear", factor=2.0, rope_theta=900.0),
     ),

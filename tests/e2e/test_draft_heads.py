@@ -160,9 +160,11 @@ def test_layers_that_come_with_the_model(tmp_path: Path) -> None:
         assert guessed == head.guess(target, token_ids, len(guessed))
 
 
-@pytest.mark.parametrize("family", ["Glm4MoeForCausalLM", "Qwen3NextForCausalLM"])
+@pytest.mark.parametrize(
+    "family", ["Glm4MoeForCausalLM", "DeepseekV3ForCausalLM", "Qwen3NextForCausalLM"]
+)
 def test_a_layer_of_the_model_family(family: str, tmp_path: Path) -> None:
-    """Experts in it, and beside Qwen3-Next's states."""
+    """Experts in it, DeepSeek's latents, and beside Qwen3-Next's states."""
     head = draft_heads.own_layer(tmp_path, family)
     with made(head.folder) as llm:
         wanted = llm.generate(PROMPTS, GREEDY, use_tqdm=False)

@@ -80,6 +80,8 @@ def test_steps_are_recorded_unless_forbidden() -> None:
         ("Exaone4ForCausalLM", {}),  # norms of heads that are not rotated
         ("HunYuanDenseV1ForCausalLM", {}),  # norms of heads that have been
         ("Qwen3NextForCausalLM", {}),  # the delta rule and gated attention
+        ("KimiLinearForCausalLM", {}),  # the delta rule by channel, and latents
+        ("Lfm3ForCausalLM", {"head_dim": 16}),  # a gate for each head, which torch computes
         ("NemotronForCausalLM", {}),  # layer norms with an offset
         ("GraniteForCausalLM", {"tie_word_embeddings": True}),  # scaled embeddings and branches
         ("FalconMambaForCausalLM", {}),  # norms without weights

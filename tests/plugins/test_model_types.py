@@ -58,7 +58,7 @@ def test_types_without_rotary_are_those_of_transformers() -> None:
     assert theirs - ours == set()
     # Another name of gpt2's code; sources that name the rotation of layers that they do not have,
     # or have a property.
-    aliases = {"gpt-sw3", "falcon_mamba", "nemotron_h"}
+    aliases = {"gpt-sw3", "falcon_mamba", "nemotron_h", "kimi_linear"}
     aliases |= {"bigbird_pegasus", "blenderbot", "blenderbot-small", "mvp", "trocr"}
     encoders = {name for name, facts in FACTS.items() if facts.is_encoder or facts.encoder_input}
     assert ours - theirs - encoders == aliases
@@ -76,6 +76,7 @@ REMOTE |= {"minimax_m1", "minimax_text_01"}
 WHOLE = {"qwen2_vl", "qwen2_5_vl"}
 """Types whose old checkpoints keep the text part's settings beside the encoder's."""
 WORKED_OUT = {
+    "bailing_hybrid": {"n_routed_experts"},
     "qwen2_vl_text": {"sliding_window", "tie_word_embeddings"},
     "qwen2_5_vl_text": {"sliding_window", "tie_word_embeddings"},
     "qwen3_vl_text": {"tie_word_embeddings"},

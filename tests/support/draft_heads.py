@@ -332,11 +332,12 @@ def mtp(folder: Path, source: Path) -> Head:
 
 
 def own_layer(folder: Path, family: str) -> Head:
-    """Return a model of two layers whose checkpoint has GLM-4.5's layer for further tokens, or
-    Qwen3-Next's: the third layer of a model of three, and what joins it."""
+    """Return a model of two layers whose checkpoint has GLM-4.5's layer for further tokens,
+    DeepSeek-V3's by the same names, or Qwen3-Next's: the third layer of a model of three, and what
+    joins it."""
     import transformers
 
-    is_glm = family == "Glm4MoeForCausalLM"
+    is_glm = family != "Qwen3NextForCausalLM"
     kinds = ["full_attention" if is_glm else "linear_attention", *["full_attention"] * 2]
     fields: dict[str, Any] = {} if is_glm else {"layer_types": kinds}
     whole = write_tiny_checkpoint(folder / "whole", family, num_hidden_layers=3, **fields)

@@ -42,6 +42,8 @@ class ModelFacts:
     not say (0: a step in time is one). `encoder_input` is what the encoder reads beside a decoder
     that generates, "text" or "audio" (empty: there is none), and `encoder_rows` the field of
     config.json that has the most rows it makes of it (empty: as many as the context has tokens).
+    `runs_as` is the architecture whose plugin generates, where checkpoints of the type name a class
+    that others share, of other names of weights (empty: the one that they name).
     """
 
     positions: Positions = "rotary"
@@ -67,6 +69,7 @@ class ModelFacts:
     positions_per_second: float = 0.0
     encoder_input: str = ""
     encoder_rows: str = ""
+    runs_as: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

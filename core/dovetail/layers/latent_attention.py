@@ -186,9 +186,12 @@ class LatentAttention(Keeper):
         self, x: torch.Tensor, rope: Rope, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Shapes: x, residual [T, E] -> [T, E]"""
+        return self.o_proj(self.attended(x, rope), residual)
+
+    def attended(self, x: torch.Tensor, rope: Rope) -> torch.Tensor:
+        """Return what this rank's heads attend to. Shapes: x [T, E] -> [T, H V]"""
         q, latent = self._turned(self._queries(x), self.kv_a_proj_with_mqa(x), rope)
-        out = self._opaque(q, latent, size=self.spec.num_heads * self.config.value_size)
-        return self.o_proj(out, residual)
+        return self._opaque(q, latent, size=self.spec.num_heads * self.config.value_size)
 
     def _queries(self, x: torch.Tensor) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, H (N + R)]"""

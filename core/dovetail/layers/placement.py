@@ -122,6 +122,13 @@ class WeightHolder(nn.Module):
         None when it is all of them.
         """
 
+    def place_tensor(
+        self, leaf: str, part: str | None, shape: Sequence[int]
+    ) -> list[Placement] | None:
+        """Return where a tensor of this shape goes: what `place` says, but for layers of which
+        checkpoints hold the parts in other shapes too."""
+        return self.place(leaf, part)
+
     @abstractmethod
     def pieces(self, leaf: str) -> set[str]:
         """Return the pieces that together fill parameter `leaf`."""

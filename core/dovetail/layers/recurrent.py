@@ -19,10 +19,12 @@ from dovetail.layers.native import fused_kernel, runs_natively
 from dovetail.layers.placement import (
     Part,
     Placement,
+    Rows,
     WeightHolder,
     held_parts,
     mark_axes,
     place_parts,
+    place_rows,
 )
 from dovetail.layers.state import CONV, RowStates
 from dovetail.layers.state import Part as StatePart
@@ -133,6 +135,41 @@ class ShortConv(DividedVectors):
             self.add_vector(context, "bias", parts)
         self._run = OverRows(short_conv.OP, context, NativeShortConv, lambda: {"activation": act})
         self._run.finish()
+
+    def place_tensor(
+        self, leaf: str, part: str | None, shape: Sequence[int]
+    ) -> list[Placement] | None:
+        """Return where a part's tensor goes. transformers joins the parts and, as it saves them,
+        cuts the whole into even pieces under their names, whatever their sizes."""
+        whole = self._parts[leaf]
+        names = [one.name for one in whole]
+        if part not in names or shape[0] == whole[names.index(part)].full:
+            return self.place(leaf, part)
+        full = sum(one.full for one in whole)
+        size = -(-full // len(whole))
+        start = names.index(part) * size
+        end = min(start + size, full)
+        if shape[0] != end - start:
+            return self.place(leaf, part)
+        return self._place_piece(leaf, part, start, end)
+
+    def _place_piece(self, leaf: str, piece: str, start: int, end: int) -> list[Placement]:
+        """Return where rows start .. end of all parts joined go; those that are not this rank's
+        go nowhere."""
+        rows, before, offset = [], 0, 0
+        for part in self._parts[leaf]:
+            first = before + part.start
+            low, high = max(first, start), max(start, min(first + part.held, end))
+            own = Rows(
+                piece=piece,
+                start=low - start if high > low else 0,
+                size=max(0, high - low),
+                full=end - start,
+                offset=offset + low - first if high > low else 0,
+            )
+            rows.append(own)
+            before, offset = before + part.full, offset + part.local
+        return place_rows(leaf, self.get_parameter(leaf), self.num_channels, rows, None)
 
     def state_part(self, name: str = "conv") -> StatePart:
         """Return what a row keeps."""

@@ -251,7 +251,7 @@ def _fill(
 
     Mutates: module, filled, report
     """
-    placements = _place(module, target.path, target.part)
+    placements = _place(module, target.path, target.part, tensor.shape)
     if placements is None:
         report.unexpected.append(name)
         return None
@@ -288,12 +288,18 @@ def _misfit(placement: Placement, tensor: torch.Tensor) -> str | None:
     return None
 
 
-def _place(module: nn.Module, path: str, part: str | None) -> list[Placement] | None:
-    """Walk down to the layer that owns `path`; placements carry whole parameter paths."""
+def _place(
+    module: nn.Module, path: str, part: str | None, shape: Sequence[int] | None = None
+) -> list[Placement] | None:
+    """Walk down to the layer that owns `path`; placements carry whole parameter paths. `shape` is
+    that of the tensor, where there is one."""
     owner, words = module, path.split(".")
     for i, word in enumerate(words):
         if isinstance(owner, WeightHolder) and word not in owner._modules:
-            return _prefixed(owner.place(".".join(words[i:]), part), words[:i])
+            leaf = ".".join(words[i:])
+            if shape is None:
+                return _prefixed(owner.place(leaf, part), words[:i])
+            return _prefixed(owner.place_tensor(leaf, part, shape), words[:i])
         child = owner._modules.get(word)
         if child is None:
             parameter = owner._parameters.get(word)

@@ -18,7 +18,10 @@ from dovetail.interfaces.drafter import DraftContext, WorkerDrafter
 from dovetail.interfaces.load_format import LoadFormat
 from dovetail.interfaces.model import Model
 from dovetail.interfaces.spec import ModelSpec, RankSpec, RunSpec, WorkerDraftSpec
+from dovetail.interfaces.step import CachedLayer
+from dovetail.layers.attention import attention_layers
 from dovetail.layers.embedding import VocabParallelEmbedding
+from dovetail.layers.latent_attention import LatentAttention
 from dovetail.layers.weights import checkpoint_shapes
 from dovetail.runner.loader import build_context, building, fill, num_bytes, reading
 
@@ -119,3 +122,10 @@ def _checked(
                 fix="fetch the checkpoint again, or use another one.",
             )
         yield name, tensor
+
+
+def kept_layers(drafter: nn.Module, run: RunSpec) -> list[CachedLayer]:
+    """Return what a drafter's layers keep: keys and values, or latents."""
+    keys = [one.kv_layer(run.kv_dtype, is_draft=True) for one in attention_layers(drafter)]
+    latents = (m.kept(run) for m in drafter.modules() if isinstance(m, LatentAttention))
+    return [*keys, *(msgspec.structs.replace(one, is_draft=True) for one in latents)]

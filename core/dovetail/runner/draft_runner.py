@@ -22,7 +22,7 @@ from dovetail.errors import BrokenPlugin, ConfigError
 from dovetail.interfaces.attention import AttentionBackend, BatchLayout
 from dovetail.interfaces.model import Model
 from dovetail.interfaces.spec import RunSpec
-from dovetail.interfaces.step import KVLayer, KVLayout, NewRow, RowResult, StepPlan
+from dovetail.interfaces.step import CachedLayer, KVLayout, NewRow, RowResult, StepPlan
 from dovetail.layers.attention import attention_layers
 from dovetail.layers.attention_dtype import in_dtype
 from dovetail.layers.context import ForwardContext, LayerCache, use_context
@@ -31,7 +31,7 @@ from dovetail.layers.kv_scales import set_scales
 from dovetail.runner.batch import Batch, StepInputs
 from dovetail.runner.draft_blocks import DraftBlocks
 from dovetail.runner.draft_chain import CATCH_UP_TOKENS, DraftChain
-from dovetail.runner.draft_loader import Target, drafter_run, load_drafter
+from dovetail.runner.draft_loader import Target, drafter_run, kept_layers, load_drafter
 from dovetail.runner.draft_passes import RecordedPass, laid, one_by_one
 from dovetail.runner.draft_rows import DraftRows
 from dovetail.runner.host_blocks import HostBlockStorage
@@ -67,7 +67,7 @@ class DraftRunner:
         self._caches: dict[str, LayerCache] = {}
         self._host: HostBlockStorage | None = None
         self._sampled: SampledDrafts | None = None
-        self.layers: list[KVLayer] = []
+        self.layers: list[CachedLayer] = []
         self.inner: dict[int, torch.Tensor | None] = {}
 
     def load(self, model: Model) -> None:
@@ -77,8 +77,7 @@ class DraftRunner:
         self._look_into(model)
         self._attention = attention_layers(self._drafter.module())
         set_scales(self._attention, self._run.kv_dtype, ())
-        kv_dtype = self._run.kv_dtype
-        self.layers = [layer.kv_layer(kv_dtype, is_draft=True) for layer in self._attention]
+        self.layers = kept_layers(self._drafter.module(), self._run)
         capabilities = self._drafter.capabilities
         self._continues = "hidden_states" in capabilities
         self._is_by_depth = "by_depth" in capabilities

@@ -192,8 +192,9 @@ def building(run: RunSpec, selection: Selection, device: torch.device) -> Iterat
         ) from error
     except (*MALFORMED, RuntimeError) as error:
         log.debug("%s could not be made", selection.target, exc_info=error)
+        said = str(error).partition("\n")[0].rstrip(".")  # some list all that they know behind it
         raise ConfigError(
-            f"{run.model.architecture} cannot be created: {type(error).__name__}: {error}.",
+            f"{run.model.architecture} cannot be created: {type(error).__name__}: {said}.",
             where=str(Path(run.model.path) / "config.json"),
             fix="check the values in config.json; --log-level debug shows where it failed.",
         ) from error

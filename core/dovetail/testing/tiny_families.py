@@ -59,6 +59,8 @@ _LATENT: dict[str, Any] = {
     "topk_group": 2,
     "routed_scaling_factor": 1.5,
 }
+_ALIKE = {"num_key_value_heads": 4}
+_NOT_KIMI = ("n_routed_experts", "q_lora_rank")
 _SHARED: dict[str, Any] = {
     "num_hidden_layers": 4,
     "head_dim": 16,
@@ -91,6 +93,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "DeepseekV32ForCausalLM": (
         "deepseek_v32",
         {**_LATENT, "index_topk": 128, "index_head_dim": 16, "index_n_heads": 2},
+    ),
+    "GlmMoeDsaForCausalLM": (
+        "glm_moe_dsa",
+        {
+            **_LATENT,
+            "index_topk": 128,
+            "index_head_dim": 16,
+            "index_n_heads": 2,
+            "indexer_types": ["full", "shared"],
+        },
     ),
     "MixtralForCausalLM": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "GptOssForCausalLM": (
@@ -230,6 +242,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "lfm2",
         {"layer_types": ["conv", "full_attention"], "block_multiple_of": 16},
     ),
+    "Lfm3ForCausalLM": (
+        "lfm3",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 8,
+            "sliding_window": 6,
+            "layer_types": ["conv", "sliding_attention", "full_attention"],
+        },
+    ),
     "Lfm2MoeForCausalLM": (
         "lfm2_moe",
         {**_EXPERTS, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
@@ -267,6 +288,55 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 24,
             "layer_types": ["linear_attention", "full_attention"],
         },
+    ),
+    "KimiLinearForCausalLM": (
+        "kimi_linear",
+        {
+            **{name: size for name, size in _LATENT.items() if name not in _NOT_KIMI},
+            "num_local_experts": 8,
+            "linear_num_heads": 4,
+            "linear_head_dim": 8,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+    ),
+    "LaraMiniForCausalLM": (
+        "lara_mini",
+        {
+            **_EXPERTS,
+            **_DELTA,
+            "num_hidden_layers": 3,
+            "head_dim": 8,
+            "sliding_window": 6,
+            "shared_expert_intermediate_size": 24,
+            "layer_types": ["linear_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "HyperCLOVAXForCausalLM": (
+        "hyperclovax",
+        {
+            "logits_scaling": 0.5,
+            "residual_multiplier": 0.5,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.4,
+        },
+    ),
+    "XGLMForCausalLM": (
+        "xglm",
+        {"d_model": 32, "attention_heads": 4, "num_layers": 2, "ffn_dim": 48} | _ALIKE,
+    ),
+    "BailingHybridForCausalLM": (
+        "bailing_hybrid",
+        {
+            **{name: size for name, size in _LATENT.items() if name not in _NOT_KIMI},
+            "num_local_experts": 8,
+            "head_dim": 8,
+            "num_mtp_layers": 0,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+    ),
+    "OlmoHybridForCausalLM": (
+        "olmo_hybrid",
+        {**_DELTA, "layer_types": ["linear_attention", "full_attention"]},
     ),
     "Qwen3_5ForCausalLM": (
         "qwen3_5_text",
@@ -352,6 +422,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "BloomForCausalLM": ("bloom", {"hidden_size": 64, "n_head": 4, "n_layer": 2}),
     "MptForCausalLM": ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128}),
+    "GPTNeoForCausalLM": (
+        "gpt_neo",
+        {
+            **_ALIKE,
+            "num_layers": 2,
+            "num_heads": 4,
+            "window_size": 6,
+            "attention_types": [[["global", "local"], 1]],
+        },
+    ),
     "GPTJForCausalLM": (
         "gptj",
         {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "rotary_dim": 4},
@@ -387,7 +467,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "NemotronForCausalLM": ("nemotron", {}),
     "PersimmonForCausalLM": ("persimmon", {}),
     "Jais2ForCausalLM": ("jais2", {}),
-    "HyperCLOVAXForCausalLM": ("hyperclovax", {"logits_scaling": 2.0, "residual_multiplier": 0.5}),
     "Exaone4ForCausalLM": (
         "exaone4",
         {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 
@@ -26,7 +27,8 @@ ROWS: dict[str, Rows] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """A case's sizes: `heads` are H and K. `apart`: what rows of the wider matrix have beside."""
+    """A case's sizes: `heads` are H and K. `apart`: what rows of the wider matrix have beside.
+    `by_channel`: each channel of a key decays by itself."""
 
     rows: Rows
     heads: tuple[int, int] = (4, 2)
@@ -37,6 +39,9 @@ class Setup:
     apart: int = 3
     dtype: torch.dtype = torch.float32
     kept: torch.dtype = torch.float32
+    by_channel: bool = False
+    beta_scale: float = 1.0
+    least_log: float = 0.0
 
 
 REAL = Setup(
@@ -71,7 +76,21 @@ def cases() -> list[Case]:
         for name, rows in ROWS.items()
         for keys, values in ((1, 1), (16, 16), (128, 128), (80, 100), (33, 250))
     ]
-    return rules + kinds + narrow + sizes
+    return rules + kinds + narrow + sizes + _by_channel(mixed)
+
+
+def _by_channel(mixed: Setup) -> list[Case]:
+    """Return channels that decay by themselves, and states that a key may turn around."""
+    own = replace(mixed, by_channel=True)
+    return [
+        _case("turned", replace(mixed, beta_scale=2.0)),
+        _case("channels", own),
+        _case("channels_bounded", replace(own, least_log=-5.0)),
+        _case("bounded", replace(mixed, least_log=-2.0)),
+        _case("channels_of_64", replace(own, rows=((0, 150), (60, 70)), block_tokens=64)),
+        _case("channels_D33", replace(own, heads=(2, 2), key_size=33, value_size=70)),
+        _case("channels_bfloat16", replace(own, kept=torch.bfloat16)),
+    ]
 
 
 def small_cases() -> list[Case]:
@@ -82,6 +101,8 @@ def small_cases() -> list[Case]:
         _case("mixed", few),
         _case("own_blocks", replace(few, row_sizes=(1, 8, 1, 1))),
         _case("narrow", replace(few, dtype=torch.float16, kept=torch.bfloat16, heads=(4, 2))),
+        _case("channels", replace(few, by_channel=True, beta_scale=2.0)),
+        _case("bounded", replace(few, by_channel=True, least_log=-5.0)),
     ]
 
 
@@ -126,18 +147,21 @@ def _builder(setup: Setup) -> Callable[[torch.device], Arguments]:
         )
         (heads, key_heads), tokens = setup.heads, sum(here for _, here in setup.rows)
         keys = key_heads * setup.key_size
-        sizes = [keys, keys, heads * setup.value_size, heads, heads]
+        decays = (heads, setup.key_size) if setup.by_channel else (heads,)
+        sizes = [keys, keys, heads * setup.value_size, prod(decays), heads]
         wide = normal((tokens, sum(sizes) + setup.apart), setup.dtype, device, seed=1)
         q, k, v, decay_in, beta_in = wide[:, : sum(sizes)].split(sizes, dim=1)
         return {
             "q": q.unflatten(1, (key_heads, -1)),
             "k": k.unflatten(1, (key_heads, -1)),
             "v": v.unflatten(1, (heads, -1)),
-            "decay_in": decay_in,
+            "decay_in": decay_in.unflatten(1, decays),
             "beta_in": beta_in,
             "a_log": normal((heads,), torch.float32, device, seed=2),
-            "dt_bias": normal((heads,), torch.float32, device, seed=3),
+            "dt_bias": normal(decays, torch.float32, device, seed=3),
             "scale": setup.key_size**-0.5,
+            "beta_scale": setup.beta_scale,
+            "least_log": setup.least_log,
             "state": _states(setup, num_blocks, device),
             **step,
         }

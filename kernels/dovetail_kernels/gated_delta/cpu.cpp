@@ -6,7 +6,8 @@
 // so k S and q S are made in one pass over S, in which the token before is entered as well: 7
 // operations for each number of a state and token, four instructions a register. Of one token the
 // state is read twice, the second time from a cache, and written once; of several, columns that the
-// nearest cache holds lie side by side in memory of the thread's own.
+// nearest cache holds lie side by side in memory of the thread's own. Where each channel of a key decays by
+// itself, e is a vector over d: keys and queries times e are what S is read with.
 //
 // A result is one chain over d for each column, whatever is done beside it or before it in the step. A
 // state of 16 bits is rounded after every token, so that it does not matter how a row is cut.
@@ -48,6 +49,8 @@ void ask_for(const float* p, int64_t stride, int64_t tokens, int64_t floats) {
 struct Chunk {
   int64_t first, tokens;
   float *keys, *queries;  // [kChunk, D]
+  float *read_keys, *read_queries;  // [kChunk, D]: what S is read with; the same where a head decays as one
+  float* channel_decays;  // [kChunk, D], or null
   float* columns;         // [D, kColumns]: the state between two tokens
   alignas(64) float decays[kChunk], betas[kChunk];
   float products[kChunk];  // q k
@@ -60,16 +63,21 @@ struct Columns {
   int64_t stride;
 };
 
-template <class Entry>
+template <class Entry, bool by_channel>
 class Head {
  public:
   Head(const GatedDeltaArgs& args, int64_t head, float* memory) : args_(args), head_(head) {
     chunk_.columns = memory;
     chunk_.keys = chunk_.columns + kColumns * args.key_size;
     chunk_.queries = chunk_.keys + kChunk * args.key_size;
+    chunk_.read_keys = by_channel ? chunk_.queries + kChunk * args.key_size : chunk_.keys;
+    chunk_.read_queries = by_channel ? chunk_.read_keys + kChunk * args.key_size : chunk_.queries;
+    chunk_.channel_decays = by_channel ? chunk_.read_queries + kChunk * args.key_size : nullptr;
   }
 
-  static int64_t floats(const GatedDeltaArgs& args) { return args.key_size * (2 * kChunk + kColumns); }
+  static int64_t floats(const GatedDeltaArgs& args) {
+    return args.key_size * ((by_channel ? 5 : 2) * kChunk + kColumns);
+  }
 
   // The columns begin .. end - 1 of a row.
   void run_row(const StateRow& row, int64_t begin, int64_t end) {
@@ -109,16 +117,40 @@ class Head {
       chunk_.products[t] = ordered_sum(size, [&](Vec s, int64_t i, int count) {
         return fma(load_up_to(k + i, count), load_up_to(q + i, count), s);
       });
-      chunk_.decays[t] = args_.decay[(token + t) * args_.decay_stride + head_];
+      if (by_channel) decay_channels(token + t, t);
+      else chunk_.decays[t] = args_.decay[(token + t) * args_.decay_stride + head_];
       chunk_.betas[t] = args_.beta[(token + t) * args_.beta_stride + head_];
     }
-    const Vec rate = exp(set1(args_.a_log[head_])), bias = set1(args_.dt_bias[head_]);
     for (int64_t t = 0; t < tokens; t += kLanes) {
       const int count = static_cast<int>(least(kLanes, tokens - t));
-      const Vec delta = softplus(add(load_up_to(chunk_.decays + t, count), bias));
-      store(chunk_.decays + t, exp(sub(zero(), mul(rate, delta))));
-      store(chunk_.betas + t, sigmoid(load_up_to(chunk_.betas + t, count)));
+      if (!by_channel)
+        store(chunk_.decays + t, decay_of(load_up_to(chunk_.decays + t, count), set1(args_.dt_bias[head_])));
+      store(chunk_.betas + t, mul(sigmoid(load_up_to(chunk_.betas + t, count)), set1(args_.beta_scale)));
     }
+  }
+
+  // e of what it is made of.
+  Vec decay_of(Vec raw, Vec bias) const {
+    const Vec rate = exp(set1(args_.a_log[head_])), x = add(raw, bias);
+    if (args_.least_log != 0.0f) return exp(mul(set1(args_.least_log), sigmoid(mul(rate, x))));
+    return exp(sub(zero(), mul(rate, softplus(x))));
+  }
+
+  // The decays of a token's channels, and its key and query times them.
+  void decay_channels(int64_t token, int64_t t) {
+    const int64_t size = args_.key_size, at = t * size;
+    const float* raw = args_.decay + token * args_.decay_stride + head_ * size;
+    const float* bias = args_.dt_bias + head_ * size;
+    each_register(size, [&](int64_t i, int count) {
+      const Vec decay = decay_of(load_up_to(raw + i, count), load_up_to(bias + i, count));
+      store_up_to(chunk_.channel_decays + at + i, count, decay);
+      store_up_to(chunk_.read_keys + at + i, count, mul(load_up_to(chunk_.keys + at + i, count), decay));
+      store_up_to(chunk_.read_queries + at + i, count, mul(load_up_to(chunk_.queries + at + i, count), decay));
+    });
+  }
+  // What channel d's line of the state is multiplied with as token t enters; `whole` is the head's.
+  DT_INLINE Vec line_decay(int64_t t, int64_t d, Vec whole) const {
+    return by_channel ? set1(chunk_.channel_decays[t * args_.key_size + d]) : whole;
   }
 
   void norm(const float* x, float scale, float* out) const {
@@ -162,7 +194,7 @@ class Head {
   // of_k = k S, of_q = q S of the chunk's token t.
   template <int w, bool is_part, class Number>
   void read(int64_t t, const Columns<Number>& state, int count, Vec* of_k, Vec* of_q) const {
-    const float *k = chunk_.keys + t * args_.key_size, *q = chunk_.queries + t * args_.key_size;
+    const float *k = chunk_.read_keys + t * args_.key_size, *q = chunk_.read_queries + t * args_.key_size;
     Vec sums_k[w], sums_q[w];
     repeat<w>([&](auto j) __attribute__((always_inline)) { sums_k[j.value] = sums_q[j.value] = zero(); });
     for (int64_t d = 0; d < args_.key_size; ++d) {
@@ -183,9 +215,9 @@ class Head {
   template <int w, bool is_part, class Number>
   void enter_and_read(int64_t t, const Columns<Number>& state, const Columns<float>& to, int count,
                       const Vec* delta, Vec* of_k, Vec* of_q) const {
-    const float *k = chunk_.keys + t * args_.key_size, *q = chunk_.queries + t * args_.key_size;
-    const float* last = k - args_.key_size;
-    const Vec decay = set1(chunk_.decays[t - 1]);
+    const float *k = chunk_.read_keys + t * args_.key_size, *q = chunk_.read_queries + t * args_.key_size;
+    const float* last = chunk_.keys + (t - 1) * args_.key_size;
+    const Vec whole = set1(by_channel ? 1.0f : chunk_.decays[t - 1]);
     Vec sums_k[w], sums_q[w], own[w];
     repeat<w>([&](auto j) __attribute__((always_inline)) {
       sums_k[j.value] = sums_q[j.value] = zero();
@@ -194,6 +226,7 @@ class Head {
     float* line = to.numbers;
     for (int64_t d = 0; d < args_.key_size; ++d, line += kColumns) {
       const Vec own_k = set1(k[d]), own_q = set1(q[d]), entered = set1(last[d]);
+      const Vec decay = line_decay(t - 1, d, whole);
       repeat<w>([&](auto j) __attribute__((always_inline)) {
         Vec s = number<is_part>(state, d, j.value * kLanes, count);
         s = rounded<Entry>(fma(entered, own[j.value], mul(decay, s)));
@@ -213,9 +246,9 @@ class Head {
   void enter(const Columns<Number>& state, const Columns<Entry>& to, int count, const Vec* delta) const {
     const int64_t t = chunk_.tokens - 1;
     const float* k = chunk_.keys + t * args_.key_size;
-    const Vec decay = set1(chunk_.decays[t]);
+    const Vec whole = set1(by_channel ? 1.0f : chunk_.decays[t]);
     for (int64_t d = 0; d < args_.key_size; ++d) {
-      const Vec entered = set1(k[d]);
+      const Vec entered = set1(k[d]), decay = line_decay(t, d, whole);
       repeat<w>([&](auto j) __attribute__((always_inline)) {
         const Vec s = number<is_part>(state, d, j.value * kLanes, count);
         Entry* at = to.numbers + d * to.stride + j.value * kLanes;
@@ -232,18 +265,20 @@ class Head {
     const int64_t token = chunk_.first + t, at = head_ * args_.value_size + v;
     const float* values = args_.v + token * args_.v_stride + at;
     float* out = args_.out + token * args_.num_heads * args_.value_size + at;
-    const Vec decay = set1(chunk_.decays[t]), beta = set1(chunk_.betas[t]), product = set1(chunk_.products[t]);
+    const Vec whole = set1(by_channel ? 1.0f : chunk_.decays[t]);
+    const Vec beta = set1(chunk_.betas[t]), product = set1(chunk_.products[t]);
+    const auto decayed = [&](Vec sum) __attribute__((always_inline)) { return by_channel ? sum : mul(whole, sum); };
     repeat<w>([&](auto j) __attribute__((always_inline)) {
       const Vec own = load_up_to(values + j.value * kLanes, count);
-      delta[j.value] = mul(beta, sub(own, mul(decay, of_k[j.value])));
-      const Vec made = fma(product, delta[j.value], mul(decay, of_q[j.value]));
+      delta[j.value] = mul(beta, sub(own, decayed(of_k[j.value])));
+      const Vec made = fma(product, delta[j.value], decayed(of_q[j.value]));
       store_up_to(out + j.value * kLanes, count, made);
     });
   }
 };
 
-template <class Entry>
-int run_all(const GatedDeltaArgs& args) {
+template <class Entry, bool by_channel>
+int run_heads(const GatedDeltaArgs& args) {
   const int64_t heads = args.rows.rows * args.num_heads;
   const bool is_split = heads < 4 * num_threads();
   const int64_t some = is_split ? kColumns : args.value_size, slices = divide_up(args.value_size, some);
@@ -252,11 +287,16 @@ int run_all(const GatedDeltaArgs& args) {
     const int64_t begin = task % slices * some, head = task / slices % args.num_heads;
     const StateRow row(args.rows, task / slices / args.num_heads);
     if (row.count <= 0) return;
-    auto* memory = static_cast<float*>(scratch(0, Head<Entry>::floats(args) * sizeof(float)));
+    auto* memory = static_cast<float*>(scratch(0, Head<Entry, by_channel>::floats(args) * sizeof(float)));
     if (!memory) return __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
-    Head<Entry>(args, head, memory).run_row(row, begin, least(begin + some, args.value_size));
+    Head<Entry, by_channel>(args, head, memory).run_row(row, begin, least(begin + some, args.value_size));
   });
   return failed;
+}
+
+template <class Entry>
+int run_all(const GatedDeltaArgs& args) {
+  return args.decays_by_channel ? run_heads<Entry, true>(args) : run_heads<Entry, false>(args);
 }
 
 }  // namespace

@@ -15,6 +15,9 @@ from dovetail_kernels.cpu.library import Library, library, missing_reason
 from dovetail_kernels.op import Arguments, Implementation
 from dovetail_kernels.states import CODES, StateRows, StateRowsArgs
 
+OWN = ("a_log", "dt_bias", "scale", "beta_scale", "least_log")
+"""The arguments that are a layer's."""
+
 _pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
 
@@ -43,14 +46,17 @@ class GatedDeltaArgs(ctypes.Structure):
         ("key_size", _int64),
         ("value_size", _int64),
         ("scale", _float),
+        ("beta_scale", _float),
+        ("least_log", _float),
         ("format", _int32),
+        ("decays_by_channel", _int32),
     ]
 
 
 class GatedDelta:
     """The parameters of a layer's heads, which it reads where they lie.
 
-    Shapes: a_log, dt_bias [H] float32, contiguous
+    Shapes: a_log [H], dt_bias [H] or (channels decay by themselves) [H, D] float32, contiguous
     """
 
     def __init__(
@@ -58,6 +64,8 @@ class GatedDelta:
         a_log: torch.Tensor,
         dt_bias: torch.Tensor,
         scale: float,
+        beta_scale: float = 1.0,
+        least_log: float = 0.0,
         *,
         source: Library | None = None,
     ) -> None:
@@ -66,10 +74,16 @@ class GatedDelta:
             raise OSError(missing_reason())
         self._kept = a_log, dt_bias
         assert all(t.dtype == torch.float32 and t.is_contiguous() for t in self._kept), "not [H]"
-        assert a_log.shape == dt_bias.shape, "one number a head"
+        assert len(a_log) == len(dt_bias), "numbers of each head"
         self._kernel = native.kernel("gated_delta", GatedDeltaArgs)
         self._args = GatedDeltaArgs(
-            a_log=a_log.data_ptr(), dt_bias=dt_bias.data_ptr(), scale=scale, num_heads=len(a_log)
+            a_log=a_log.data_ptr(),
+            dt_bias=dt_bias.data_ptr(),
+            scale=scale,
+            beta_scale=beta_scale,
+            least_log=least_log,
+            num_heads=len(a_log),
+            decays_by_channel=int(dt_bias.dim() == 2),
         )
         self._reference = ctypes.byref(self._args)
 
@@ -85,8 +99,8 @@ class GatedDelta:
     ) -> torch.Tensor:
         """Return out = q S (see the op). Tokens may lie apart, heads may not.
 
-        Shapes: q and k [T, K, D], v [T, H, V], decay_in and beta_in [T, H], all float32, state
-        [N, H, D, V] of a dtype in states.FORMATS -> [T, H, V] float32
+        Shapes: q and k [T, K, D], v [T, H, V], decay_in like dt_bias for each token, beta_in
+        [T, H], all float32, state [N, H, D, V] of a dtype in states.FORMATS -> [T, H, V] float32
         Mutates: state
         Raises: MemoryError when there is none for the columns of a head
         """
@@ -108,7 +122,8 @@ class GatedDelta:
 def _prepare(arguments: Arguments) -> Arguments:
     """Return the arguments with the struct made once for many calls."""
     rest = dict(arguments)
-    layer = GatedDelta(*(rest.pop(name) for name in ("a_log", "dt_bias", "scale")))
+    own = {name: rest.pop(name) for name in OWN if name in rest}
+    layer = GatedDelta(**own)
     return {**rest, "layer": layer}
 
 

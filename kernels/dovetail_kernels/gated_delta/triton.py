@@ -31,11 +31,20 @@ def _normed(x, known, eps):
 
 
 @triton.jit
+def _log(x, rate, least_log, HAS_LEAST: tl.constexpr):
+    """Return the logarithms of decays."""
+    if HAS_LEAST:
+        return least_log / (1.0 + tl.exp(-rate * x))
+    return -rate * softplus(x)
+
+
+@triton.jit
 def _kernel(
     q, k, v, decay_in, beta_in, a_log, dt_bias, state, out, query_start, seq_lens, block_table,
     row_block_tokens, q_stride, k_stride, v_stride, decay_stride, beta_stride, state_stride,
-    table_stride, heads, group, keys, values, scale, eps, ROUNDS: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
+    table_stride, heads, group, keys, values, scale, beta_scale, least_log, eps,
+    HAS_LEAST: tl.constexpr, ROUNDS: tl.constexpr,
+    BY_CHANNEL: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     key, value = tl.arange(0, BD), tl.program_id(2) * BV + tl.arange(0, BV)
@@ -48,18 +57,28 @@ def _kernel(
     has_past = (start > 0) & (count > 0)
     s = tl.load(state + source * state_stride + place, mask=both & has_past, other=0.0)
     s = s.to(tl.float32)
-    rate, bias = tl.exp(tl.load(a_log + head)), tl.load(dt_bias + head)
+    rate = tl.exp(tl.load(a_log + head))
+    channel = head * keys + key
+    if BY_CHANNEL:
+        bias = tl.load(dt_bias + channel, mask=known, other=0.0)
+    else:
+        bias = tl.load(dt_bias + head)
     of_group = head // group * keys + key
     for i in range(count):
         t = first + i
         own_q = _normed(q + t * q_stride + of_group, known, eps) * scale
         own_k = _normed(k + t * k_stride + of_group, known, eps)
         own_v = tl.load(v + t * v_stride + head * values + value, mask=inside, other=0.0)
-        raw = tl.load(decay_in + t * decay_stride + head).to(tl.float32) + bias
         beta = tl.load(beta_in + t * beta_stride + head).to(tl.float32)
-        s = tl.exp(-rate * softplus(raw)) * s
+        if BY_CHANNEL:
+            raw = tl.load(decay_in + t * decay_stride + channel, mask=known, other=0.0)
+            log = _log(raw.to(tl.float32) + bias, rate, least_log, HAS_LEAST)
+            s = tl.exp(log)[:, None] * s
+        else:
+            raw = tl.load(decay_in + t * decay_stride + head).to(tl.float32) + bias
+            s = tl.exp(_log(raw, rate, least_log, HAS_LEAST)) * s
         wrong = own_v.to(tl.float32) - tl.sum(own_k[:, None] * s, axis=0)
-        s += own_k[:, None] * (wrong / (1.0 + tl.exp(-beta)))[None, :]
+        s += own_k[:, None] * (beta_scale * wrong / (1.0 + tl.exp(-beta)))[None, :]
         made = tl.sum(own_q[:, None] * s, axis=0)
         at = out + (t * heads + head) * values + value
         tl.store(at, made.to(out.dtype.element_ty), mask=inside)
@@ -87,11 +106,13 @@ def run(
     block_table: torch.Tensor,
     block_tokens: int,
     row_block_tokens: torch.Tensor | None = None,
+    beta_scale: float = 1.0,
+    least_log: float = 0.0,
 ) -> torch.Tensor:
     """Return out = q S (see the op). Tokens may lie apart, heads may not.
 
-    Shapes: q and k [T, K, D], v [T, H, V], decay_in and beta_in [T, H], a_log and dt_bias [H],
-    state [N, H, D, V] -> [T, H, V]
+    Shapes: q and k [T, K, D], v [T, H, V], decay_in [T, H] or [T, H, D], beta_in [T, H], a_log [H],
+    dt_bias [H] or [H, D], state [N, H, D, V] -> [T, H, V]
     Mutates: state
     """
     (_, heads, values), (key_heads, keys) = v.shape, k.shape[1:]
@@ -102,7 +123,9 @@ def run(
         q, k, v, decay_in, beta_in, a_log, dt_bias, state, out, query_start, seq_lens, block_table,
         row_block_tokens, q.stride(0), k.stride(0), v.stride(0), decay_in.stride(0),
         beta_in.stride(0), state.stride(0), block_table.stride(0), heads, heads // key_heads, keys,
-        values, scale, EPS, ROUNDS=state.dtype == torch.bfloat16, BLOCK_TOKENS=block_tokens,
+        values, scale, beta_scale, least_log, EPS, HAS_LEAST=least_log != 0.0,
+        ROUNDS=state.dtype == torch.bfloat16,
+        BY_CHANNEL=dt_bias.dim() == 2, BLOCK_TOKENS=block_tokens,
         BD=numbers, BV=some, num_warps=4,
     )  # fmt: skip
     return out

@@ -7,7 +7,7 @@ family's, and in what order vector and state are joined. Knows no tensors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dovetail.errors import ConfigError
@@ -31,7 +31,8 @@ class MtpLayout:
     `is_state_first`: the state lies before the vector in what joins them. `norms_states`: the state
     that the next token continues is the normed one. `settings` are fields of config.json for a
     model of that layer alone, `count` the one that says how many there are (where it is not given,
-    `usual_count`). `renames` and `fused`: see WeightMap.
+    `usual_count`). `turned` is the field that has the numbers of a head that are turned (empty:
+    those of the whole head). `renames` and `fused`: see WeightMap.
     """
 
     held: str
@@ -43,6 +44,7 @@ class MtpLayout:
     settings: Mapping[str, Any] = field(default_factory=dict)
     count: str = "num_nextn_predict_layers"
     usual_count: int = 0
+    turned: str = ""
     renames: tuple[tuple[str, str], ...] = ()
     fused: Mapping[str, tuple[str, str]] = field(default_factory=lambda: FUSED)
 
@@ -85,7 +87,19 @@ QWEN = MtpLayout(
     usual_count=1,
     fused={**FUSED, "q_proj": ("qkv_proj", "q_and_gate")},
 )
-LAYOUTS = {"mimo": MIMO, "glm4_moe": NEXTN, "qwen3_next": QWEN}
+DEEPSEEK = replace(
+    NEXTN,
+    settings={**NEXTN.settings, "mlp_layer_types": None},
+    turned="qk_rope_head_dim",
+    fused={name: FUSED[name] for name in ("gate_proj", "up_proj")},
+)
+LAYOUTS = {
+    "mimo": MIMO,
+    "glm4_moe": NEXTN,
+    "qwen3_next": QWEN,
+    "deepseek_v3": DEEPSEEK,
+    "kimi_k2": DEEPSEEK,
+}
 """By the model type of config.json."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -29,6 +30,8 @@ class MtpModule(nn.Module):
         self.block = family.layer_class(build, "block", config, 0)
         self.final_layernorm = config.norm(build, size, eps=config.norm_eps)
         rope = rope_settings(build, theta=config.rope_theta, share=config.rotary_share)
+        if layout.turned:
+            rope = replace(rope, size=int(build.model.hf_config[layout.turned]))
         self.rotary = Rotary(rope, build.device)
 
     def weight_map(self) -> WeightMap:

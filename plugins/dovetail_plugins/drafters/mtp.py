@@ -2,8 +2,8 @@
 
 It continues the hidden states, and the model's own head makes logits of them. Of several such
 layers the first one goes on for as long as a draft is.
-Formats: MiMo's checkpoints (model.mtp_layers.0...), GLM-4.5's (the layer behind the last) and
-Qwen3-Next's (mtp...), whose layers are those of the model itself.
+Formats: MiMo's checkpoints (model.mtp_layers.0...), GLM-4.5's and DeepSeek-V3's (the layer
+behind the last) and Qwen3-Next's (mtp...), whose layers are those of the model itself.
 Source: DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 2.2.
 """
 

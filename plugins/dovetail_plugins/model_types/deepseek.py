@@ -77,7 +77,29 @@ V32_FACTS = ModelFacts(
     defaults={**V3_FACTS.defaults, "max_position_embeddings": 163840, "index_topk": 2048},
 )
 
+GLM_MOE_DSA_FACTS = ModelFacts(
+    cache=f"{__name__}:latents",
+    length_is_scaled=True,
+    defaults={
+        **V3_FACTS.defaults,
+        "vocab_size": 154880,
+        "hidden_size": 6144,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 78,
+        "num_attention_heads": 64,
+        "max_position_embeddings": 202752,
+        "rms_norm_eps": 1e-05,
+        "q_lora_rank": 2048,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+        "n_group": 1,
+        "topk_group": 1,
+        "index_topk": 2048,
+    },
+)
+
 DEEPSEEK_V2 = Value(summary="DeepSeek V2", value=V2_FACTS)
 DEEPSEEK_V3 = Value(summary="DeepSeek V3", value=V3_FACTS)
 DEEPSEEK_V32 = Value(summary="DeepSeek V3.2", value=V32_FACTS)
+GLM_MOE_DSA = Value(summary="GLM-5", value=GLM_MOE_DSA_FACTS)
 KIMI_K2 = Value(summary="Kimi K2", value=V3_FACTS)

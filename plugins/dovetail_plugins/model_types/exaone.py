@@ -1,4 +1,5 @@
-"""Facts of EXAONE 3 and 4: what a config.json may leave out."""
+"""Facts of EXAONE 3 and 4: what a config.json may leave out, as the code beside EXAONE 3's first
+checkpoints has it. transformers saves EXAONE 3 under Llama's class."""
 
 from __future__ import annotations
 
@@ -8,14 +9,20 @@ from dovetail.interfaces.plugin import Value
 EXAONE = Value(
     summary="EXAONE 3 and 3.5",
     value=ModelFacts(
+        runs_as="ExaoneForCausalLM",
+        attribute_map={
+            "num_hidden_layers": "num_layers",
+            "hidden_act": "activation_function",
+            "rms_norm_eps": "layer_norm_epsilon",
+        },
         defaults={
             "vocab_size": 102400,
             "hidden_size": 2048,
-            "num_layers": 32,
+            "num_hidden_layers": 32,
             "num_attention_heads": 32,
-            "activation_function": "silu",
+            "hidden_act": "silu",
             "max_position_embeddings": 2048,
-            "layer_norm_epsilon": 1e-05,
+            "rms_norm_eps": 1e-05,
             "bos_token_id": 0,
             "eos_token_id": 2,
             "tie_word_embeddings": True,

@@ -1,31 +1,34 @@
-"""Facts of Granite: what a config.json may leave out."""
+"""Facts of Granite, and of HyperCLOVA X SEED: what a config.json may leave out."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from dovetail.interfaces.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
 
-GRANITE = Value(
-    summary="Granite 3",
-    value=ModelFacts(
-        defaults={
-            "vocab_size": 32000,
-            "hidden_size": 4096,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "hidden_act": "silu",
-            "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-06,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "tie_word_embeddings": False,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "embedding_multiplier": 1.0,
-            "logits_scaling": 1.0,
-            "residual_multiplier": 1.0,
-            "attention_multiplier": 1.0,
-        },
-    ),
+_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-06,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "embedding_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+}
+
+GRANITE = Value(summary="Granite 3", value=ModelFacts(defaults=_DEFAULTS))
+HYPERCLOVAX = Value(
+    summary="HyperCLOVA X SEED",
+    value=ModelFacts(defaults={**_DEFAULTS, "attention_multiplier": None, "use_post_norm": True}),
 )

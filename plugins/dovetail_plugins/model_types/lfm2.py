@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dovetail.interfaces.cache_facts import CacheFacts
@@ -37,8 +37,13 @@ def inner_size(config: Mapping[str, Any]) -> int:
 
 
 def cache(config: Mapping[str, Any]) -> CacheFacts:
+    """Return what a row keeps."""
+    return state_facts(config, layer_types(config))
+
+
+def state_facts(config: Mapping[str, Any], kinds: Sequence[str]) -> CacheFacts:
     """Return what a row keeps: keys and values, or the last inputs of a convolution."""
-    num_states = layer_types(config).count(CONV)
+    num_states = kinds.count(CONV)
     return CacheFacts(
         num_attention_layers=int(config["num_hidden_layers"]) - num_states,
         num_state_layers=num_states,

@@ -3,7 +3,7 @@ keeps, and what a config.json may leave out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dovetail.interfaces.cache_facts import CacheFacts
@@ -58,9 +58,13 @@ def delta_sizes(config: Config) -> DeltaSizes:
 
 
 def cache(config: Config) -> CacheFacts:
+    """Return what a row keeps."""
+    return delta_cache(layer_types(config), config)
+
+
+def delta_cache(kinds: Sequence[str], config: Config) -> CacheFacts:
     """Return what a row keeps: keys and values, or the last inputs of a convolution and a matrix
     for each value head."""
-    kinds = layer_types(config)
     key_size, value_heads = (
         int(config["linear_key_head_dim"]),
         int(config["linear_num_value_heads"]),

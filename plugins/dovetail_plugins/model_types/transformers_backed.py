@@ -14,13 +14,13 @@ from dovetail_plugins.model_types.bart import OF_DECODER
 _OF_POSITIONS: dict[Positions, tuple[str, ...]] = {
     "learned": (
         *("bert-generation", "big_bird", "biogpt", "data2vec-text"),
-        *("electra", "ernie", "gpt_neo", "megatron-bert", "openai-gpt"),
+        *("electra", "ernie", "megatron-bert", "openai-gpt"),
         *("prophetnet", "rembert", "roberta-prelayernorm", "roc_bert"),
         *("xlm-roberta-xl", "xmod"),
     ),
     "none": ("xlstm", "zamba"),
     "relative": ("cpmant", "xlnet"),
-    "sinusoidal": ("ctrl", "xglm"),
+    "sinusoidal": ("ctrl",),
 }
 
 

@@ -220,9 +220,19 @@ class DeepseekV32ForCausalLM(DeepseekV3ForCausalLM):
         served = context.max_tokens or context.model.max_position_tokens
         if served > most:
             raise ConfigError(
-                f"DeepSeek V3.2 attends to {most} tokens that its indexer picks, which is not "
+                f"the model attends to {most} tokens that its indexer picks, which is not "
                 f"supported: contexts of {served} tokens would differ.",
                 where="--max-model-len",
                 fix=f"lower it to {most}, where all tokens are picked.",
             )
         super().__init__(options, context)
+
+
+class GlmMoeDsaForCausalLM(DeepseekV32ForCausalLM):
+    """GLM-5 with a head, as far as its indexers pick every token: DeepSeek V3.2's layout, but that
+    layers may share what an indexer picks."""
+
+    info = Info(
+        summary="GLM-5 up to index_topk tokens, where its sparse attention is dense",
+        source="https://arxiv.org/abs/2602.15763",
+    )

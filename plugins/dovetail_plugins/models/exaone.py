@@ -44,21 +44,12 @@ class ExaoneForCausalLM(DecoderForCausalLM):
 
     info = Info(summary="EXAONE 3 and 3.5", source="https://arxiv.org/abs/2408.03541")
 
-    @classmethod
-    def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return the config, some of whose fields have other names too."""
-        config = model.hf_config
-        return usual_config(
-            model,
-            norm_eps=float(config["layer_norm_epsilon"]),
-            hidden_act=config["activation_function"],
-        )
-
     def weight_map(self) -> WeightMap:
-        """Return the names."""
+        """Return the names: those of the released checkpoints, and Llama's."""
+        usual = super().weight_map()
         return replace(
-            super().weight_map(),
-            prefixes=PREFIXES,
+            usual,
+            prefixes=(*PREFIXES, *usual.prefixes),
             renames=RENAMES,
             ignored=(".rotary.inv_freq", ".attention.bias", ".attention.masked_bias"),
         )

@@ -5,7 +5,7 @@ Source: Radford et al. 2019.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionSpec
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.attention import Attention
 from dovetail.layers.decoder_head import class_score, generates
 from dovetail.layers.embedding import PositionEmbedding, VocabParallelEmbedding
@@ -26,9 +27,11 @@ from dovetail.layers.stages import Stage, made_if
 class GPT2Attention(nn.Module):
     """Attention without rotary positions; q, k and v come fused from the checkpoint."""
 
+    has_qkv_bias: ClassVar[bool] = True
+
     def __init__(self, context: BuildContext, name: str, layer: int) -> None:
         super().__init__()
-        model, config = context.model, context.model.hf_config
+        model = context.model
         self.c_attn = QKVParallelLinear(
             context,
             f"{name}.c_attn",
@@ -36,21 +39,25 @@ class GPT2Attention(nn.Module):
             num_heads=model.num_heads,
             num_kv_heads=model.num_kv_heads,
             head_size=model.head_size,
-            bias=True,
+            bias=self.has_qkv_bias,
         )
         self.c_proj = RowParallelLinear(
             context, f"{name}.c_proj", model.hidden_size, model.hidden_size, bias=True
         )
+        self.attn = Attention(name, self.attention_spec(model, layer))
+
+    def attention_spec(self, model: ModelSpec, layer: int) -> AttentionSpec:
+        """Return the spec of this layer's attention."""
+        config = model.hf_config
         scale = model.head_size**-0.5 if config.get("scale_attn_weights", True) else 1.0
         if config.get("scale_attn_by_inverse_layer_idx", False):
             scale /= layer + 1
-        spec = AttentionSpec(
+        return AttentionSpec(
             num_heads=self.c_attn.num_heads,
             num_kv_heads=self.c_attn.num_kv_heads,
             head_size=model.head_size,
             scale=scale,
         )
-        self.attn = Attention(name, spec)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Shapes: x, residual [T, E] -> [T, E]"""
@@ -76,12 +83,14 @@ class GPT2MLP(nn.Module):
 class GPT2Layer(nn.Module):
     """One layer: attention and MLP, each behind a norm, each added to its input."""
 
+    attention_class: ClassVar[type[GPT2Attention]] = GPT2Attention
+
     def __init__(self, context: BuildContext, name: str, layer: int) -> None:
         super().__init__()
         size = context.model.hidden_size
         eps = float(context.model.hf_config.get("layer_norm_epsilon", 1e-5))
         self.ln_1 = LayerNorm(context, size, eps=eps)
-        self.attn = GPT2Attention(context, f"{name}.attn", layer)
+        self.attn = self.attention_class(context, f"{name}.attn", layer)
         self.ln_2 = LayerNorm(context, size, eps=eps)
         self.mlp = GPT2MLP(context, f"{name}.mlp")
 
@@ -94,7 +103,9 @@ class GPT2Layer(nn.Module):
 class GPT2Model(nn.Module):
     """Token and position embeddings, blocks, last norm."""
 
-    def __init__(self, context: BuildContext, name: str) -> None:
+    def __init__(
+        self, context: BuildContext, name: str, layer_class: type[GPT2Layer] = GPT2Layer
+    ) -> None:
         super().__init__()
         model, config = context.model, context.model.hf_config
         if config.get("add_cross_attention"):
@@ -112,7 +123,7 @@ class GPT2Model(nn.Module):
             is_tied=is_tied,
         )
         self.wpe = stage.first(lambda: PositionEmbedding(context, num_positions, size))
-        self.h = stage.layers(lambda i: GPT2Layer(context, f"{name}.h.{i}", i))
+        self.h = stage.layers(lambda i: layer_class(context, f"{name}.h.{i}", i))
         eps = float(config.get("layer_norm_epsilon", 1e-5))
         self.ln_f = stage.last(lambda: LayerNorm(context, size, eps=eps))
 
@@ -132,13 +143,14 @@ class GPT2LMHeadModel(nn.Module, Model):
 
     info = Info(summary="GPT-2", source="https://github.com/openai/gpt-2")
     capabilities = frozenset({"tensor_parallel", "pipeline_parallel"})
+    layer_class: ClassVar[type[GPT2Layer]] = GPT2Layer
 
     def __init__(self, options: Any, context: BuildContext) -> None:
         super().__init__()
         model = context.model
         tied = bool(model.hf_config.get("tie_word_embeddings", True))
         self.is_tied = generates(model) and tied
-        self.transformer = GPT2Model(context, "transformer")
+        self.transformer = GPT2Model(context, "transformer", self.layer_class)
         stage = self.transformer.stage
         self.lm_head = made_if(
             generates(model) and stage.is_last,

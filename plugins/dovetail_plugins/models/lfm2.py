@@ -11,6 +11,7 @@ Source: Liquid AI, LFM2 Technical Report, 2025 (arXiv 2511.23404).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -20,10 +21,10 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import (
     FUSED,
-    DecoderAttention,
     DecoderConfig,
     DecoderForCausalLM,
     DecoderLayer,
+    DecoderModel,
     GatedMLP,
     usual_config,
 )
@@ -35,6 +36,7 @@ from dovetail.layers.state import State
 from dovetail.parallel.groups import tensor_group
 from dovetail_plugins.model_types.lfm2 import CONV, inner_size, layer_types
 from dovetail_plugins.models._hybrid import HybridModel
+from dovetail_plugins.models._text_part import text_part
 
 
 class Lfm2ShortConv(nn.Module):
@@ -53,7 +55,7 @@ class Lfm2ShortConv(nn.Module):
         self.gate = Product(context)
         self.state = State(name, (self.conv.state_part(),))
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Shapes: x, residual [T, E] -> [T, E]"""
         before, after, inner = self.in_proj(x).chunk(3, dim=-1)
         parts, rows = self.state.step()
@@ -71,7 +73,7 @@ class Lfm2Layer(DecoderLayer):
         if self.layer_type == CONV:
             self.conv = Lfm2ShortConv(context, f"{name}.conv")
         else:
-            self.self_attn = DecoderAttention(context, f"{name}.self_attn", config, layer)
+            self.self_attn = self.build_attention(context, f"{name}.self_attn", config, layer)
         self.operator_norm = config.norm(context, size, eps=config.norm_eps)
         self.ffn_norm = config.norm(context, size, eps=config.norm_eps)
         self.feed_forward = self.build_mlp(context, f"{name}.feed_forward", config, layer)
@@ -98,8 +100,8 @@ class Lfm2ForCausalLM(DecoderForCausalLM):
     """LFM2 with its tied head."""
 
     info = Info(summary="LFM2: short convolutions", source="https://arxiv.org/abs/2511.23404")
-    model_class = HybridModel
-    layer_class = Lfm2Layer
+    model_class: ClassVar[type[DecoderModel]] = HybridModel
+    layer_class: ClassVar[type[DecoderLayer]] = Lfm2Layer
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
@@ -130,3 +132,13 @@ class Lfm2ForCausalLM(DecoderForCausalLM):
             ignored=usual.ignored,
             tied=usual.tied,
         )
+
+
+class Lfm2VlForConditionalGeneration(Lfm2ForCausalLM):
+    """The text part of LFM2-VL with its head."""
+
+    info = Info(summary="the text part of LFM2-VL", source="https://arxiv.org/abs/2511.23404")
+
+    def weight_map(self) -> WeightMap:
+        """Return the names, without what sees."""
+        return text_part(super().weight_map())

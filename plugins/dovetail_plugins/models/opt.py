@@ -5,7 +5,7 @@ Norms stand before each part, or after it in the 350M checkpoint. Source: Zhang 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -106,18 +106,18 @@ class OPTModel(nn.Module):
         super().__init__()
         model, config = context.model, context.model.hf_config
         size = model.hidden_size
+        self.config = config
         narrow = int(config.get("word_embed_proj_dim") or size)
         is_tied = generates(model) and bool(config.get("tie_word_embeddings", True))
         self.stage = stage = Stage(context)
         head = "lm_head" if is_tied else None
         self.embed_tokens = stage.table(
-            lambda: VocabParallelEmbedding(context, model.vocab_size, narrow, head=head),
+            lambda: VocabParallelEmbedding(
+                context, model.vocab_size, narrow, head=head, factor=self.embedding_scale
+            ),
             is_tied=is_tied,
         )
-        num_positions = int(config["max_position_embeddings"])
-        self.embed_positions = stage.first(
-            lambda: PositionEmbedding(context, num_positions, size, offset=POSITION_OFFSET)
-        )
+        self.embed_positions = stage.first(lambda: self.build_positions(context, size))
         is_projected = narrow != size
         self.project_in = (
             stage.first(lambda: ReplicatedLinear(context, f"{name}.project_in", narrow, size))
@@ -136,6 +136,16 @@ class OPTModel(nn.Module):
         self.final_layer_norm = (
             stage.last(lambda: LayerNorm(context, size, eps=EPS)) if norms_last else None
         )
+
+    @property
+    def embedding_scale(self) -> float:
+        """Return what the token vectors are multiplied with."""
+        return 1.0
+
+    def build_positions(self, context: BuildContext, size: int) -> PositionEmbedding:
+        """Return the vectors of positions; here learned ones."""
+        num_positions = int(self.config["max_position_embeddings"])
+        return PositionEmbedding(context, num_positions, size, offset=POSITION_OFFSET)
 
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the input of the first layer. Shapes: token_ids, positions [T] -> [T, E]"""
@@ -160,6 +170,7 @@ class OPTForCausalLM(nn.Module, Model):
 
     info = Info(summary="OPT", source="https://arxiv.org/abs/2205.01068")
     capabilities = frozenset({"tensor_parallel", "pipeline_parallel"})
+    model_class: ClassVar[type[OPTModel]] = OPTModel
 
     def __init__(self, options: Any, context: BuildContext) -> None:
         super().__init__()
@@ -167,7 +178,7 @@ class OPTForCausalLM(nn.Module, Model):
         narrow = int(model.hf_config.get("word_embed_proj_dim") or model.hidden_size)
         tied = bool(model.hf_config.get("tie_word_embeddings", True))
         self.is_tied = generates(model) and tied
-        self.model = OPTModel(context, "model.decoder")
+        self.model = self.model_class(context, "model.decoder")
         stage = self.model.stage
         self.lm_head = made_if(
             generates(model) and stage.is_last,

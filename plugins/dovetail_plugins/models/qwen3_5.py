@@ -6,7 +6,6 @@ Source: Qwen team, Qwen3.5, 2026; Yang et al., Gated Delta Networks, 2024 (arXiv
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
 
 from torch import nn
@@ -14,6 +13,7 @@ from torch import nn
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.decoder import DecoderConfig, DecoderLayer
+from dovetail_plugins.models._text_part import text_part
 from dovetail_plugins.models.qwen2_moe import GatedSharedMoE
 from dovetail_plugins.models.qwen3_next import Qwen3NextForCausalLM, Qwen3NextLayer
 
@@ -39,12 +39,7 @@ class Qwen3_5ForCausalLM(Qwen3NextForCausalLM):
 
     def weight_map(self) -> WeightMap:
         """Return the names, without what sees."""
-        usual = super().weight_map()
-        return replace(
-            usual,
-            prefixes=(("model.language_model.", "model."), *usual.prefixes),
-            ignored=(*usual.ignored, "visual."),
-        )
+        return text_part(super().weight_map())
 
 
 class Qwen3_5MoeLayer(Qwen3NextLayer):

@@ -133,7 +133,7 @@ def test_mistrals_own_layout(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flags", [(), ("--quantization", "int8"), ("--dtype", "bfloat16")])
 def test_memory_of_a_model_that_transformers_runs(flags: tuple[str, ...], tmp_path: Path) -> None:
     sizes = {**ROOMY, "num_key_value_heads": 4}
-    path = write_tiny_checkpoint(tmp_path, "HyperCLOVAXForCausalLM", **sizes)
+    path = write_tiny_checkpoint(tmp_path, "Jais2ForCausalLM", **sizes)
     found, model = both(path, *flags)
     assert told(found) == pytest.approx(num_bytes(model), rel=ROTARY)
     reason = next(one.reason for one in found.plugins if one.kind == "model")

@@ -31,7 +31,7 @@ from support.peft_adapters import made, peft_warns, wanted
 
 TOLERANCE = 1e-4
 NOT_NATIVE = {
-    "PersimmonForCausalLM", "Jais2ForCausalLM", "HyperCLOVAXForCausalLM",
+    "PersimmonForCausalLM", "Jais2ForCausalLM",
 }  # fmt: skip
 NATIVE = [name for name in FAMILIES if name not in NOT_NATIVE]
 LORA = Selection(kind="adapter", name="lora", target="dovetail_plugins.adapters.lora:LoraAdapter")
@@ -138,7 +138,12 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     # indexer is not run at the lengths that are served.)
     "DeepseekV2ForCausalLM": ("kv_b_proj",),
     "DeepseekV3ForCausalLM": ("kv_b_proj",),
-    "DeepseekV32ForCausalLM": ("kv_b_proj", "wq_b", "wk", "weights_proj"),
+    "KimiLinearForCausalLM": ("kv_b_proj",),
+    "BailingHybridForCausalLM": ("kv_b_proj",),
+    **dict.fromkeys(
+        ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"),
+        ("kv_b_proj", "wq_b", "wk", "weights_proj"),
+    ),
     # A few numbers of each token, multiplied one by one.
     "Gemma3nForCausalLM": ("correction_coefs", "prediction_coefs"),
     "PhimoeForCausalLM": ("router",),

@@ -24,7 +24,7 @@ from support.tiny_decoders import as_internlm2, renamed
 from support.tiny_media import MEDIA_FAMILIES, SOUND_FAMILIES
 
 TOLERANCE = 1e-4
-BACKED = ("PersimmonForCausalLM", "Jais2ForCausalLM", "HyperCLOVAXForCausalLM")
+BACKED = ("PersimmonForCausalLM", "Jais2ForCausalLM")
 REFUSED = {
     "FalconForCausalLM": "attention interface",
     "BloomForCausalLM": "counts positions itself",
@@ -256,6 +256,32 @@ VARIANTS |= {
     ),
 }
 VARIANTS |= {
+    "kimi-linear-as-released": (
+        "KimiLinearForCausalLM",
+        {
+            "layer_types": None,
+            "mlp_layer_types": None,
+            "linear_attn_config": {
+                "head_dim": 8,
+                "num_heads": 4,
+                "short_conv_kernel_size": 3,
+                "full_attn_layers": [2],
+                "kda_layers": [1],
+            },
+        },
+    ),
+    "olmohybrid-turned": (
+        "OlmoHybridForCausalLM",
+        {
+            "linear_allow_neg_eigval": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
+    "hyperclovax-plain": ("HyperCLOVAXForCausalLM", {"use_post_norm": False}),
+    "lfm3-plain": (
+        "Lfm3ForCausalLM",
+        {"use_sandwich_norm": False, "use_attention_gate": False, "attention_bias": True},
+    ),
     "granite4-dense": (
         "GraniteMoeHybridForCausalLM",
         {
@@ -516,7 +542,9 @@ def test_native_over_the_slow_reference(folder: Any, case: str) -> None:
     check_all_ways(path, PagedModel.load(path))
 
 
-@pytest.mark.parametrize("case", [*BACKED, "Gemma3ForCausalLM", "Qwen3MoeForCausalLM"])
+@pytest.mark.parametrize(
+    "case", [*BACKED, "HyperCLOVAXForCausalLM", "Gemma3ForCausalLM", "Qwen3MoeForCausalLM"]
+)
 def test_transformers_backed(folder: Any, case: str) -> None:
     path = folder(case)
     model = PagedModel.load(path, model_name="transformers", backend="torch_sdpa")
@@ -543,6 +571,10 @@ def test_every_registered_architecture_has_a_case() -> None:
     apart |= {"Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"}
     apart |= {"ExaoneForCausalLM", "InternLM3ForCausalLM", "MiniCPMForCausalLM"}
     apart |= {"Gemma3nForConditionalGeneration", "Gemma4ForConditionalGeneration"}
+    apart |= {name for name in builtin if name.startswith(("AyaVision", "Cohere2Vision", "Lfm2Vl"))}
+    apart |= {name for name in builtin if name.startswith(("Lfm3Vl", "MiniCPMV", "MiniCPMOcr"))}
+    apart |= {"JanusForConditionalGeneration", "HyperCLOVAXVisionV2ForConditionalGeneration"}
+    apart |= {"SarvamMoEForCausalLM"}  # test_architectures.py has these
     apart |= {"PhiMoEForCausalLM"}  # Phimoe by the name that its checkpoints have
     assert builtin - apart - encoders - media - pairs <= set(NATIVE), "add a tiny checkpoint for it"
     assert set(NATIVE) <= registered

@@ -41,12 +41,16 @@ SERVED = {
     "diffllama": BACKED,  # layers that attend twice
     "aria_text": BACKED,  # experts whose matrices are stored inputs first
     "beam": BACKED,  # experts whose gate is another's by another way
+    "exaone": NATIVE,  # under Llama's class, by other names
+    "sarvam_moe": NATIVE,  # the same of GLM-4.5's
+    "lfm3_vl": NATIVE,  # the text part, behind another prefix
+    "aya_vision": NATIVE,  # the same, whose head does not scale
     "gemma3n_text": NATIVE,  # keys and values that layers share
     "gemma4_text": NATIVE,  # and layers of several shapes
     "gemma3": NATIVE,  # the text part, without a processor, of a model that takes images
 }
 NOT_SERVED = {
-    "olmo_hybrid": "layers of the kind linear_attention",
+    "zaya": "layers of the kind hybrid",
     "prophetnet": "counts positions itself",
     "mvp": "computes with attention masks itself",
 }

@@ -266,3 +266,57 @@ def test_packed_experts_as_kimi_k2_has_them(tmp_path: Path) -> None:
     found, wanted = logits(stored), logits(saved(plain, tmp_path / "meant", meant))
     assert wanted.std() > 0.05
     assert (found - wanted).abs().max() < 1e-3 * wanted.abs().max()
+
+
+IGNORED = [
+    "lm_head",
+    "re:.*self_attn.*",
+    "re:.*shared_experts.*",
+    "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
+]
+"""What Kimi K2 Thinking's config.json leaves as it is: all but the experts that are picked."""
+INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
+
+
+def packed(values: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Return a matrix as compressed-tensors packs it in 4 bits, eight in a word, and what it means.
+    Shapes: [N, K]"""
+    groups = values.unflatten(1, (-1, 32))
+    scales = (groups.abs().amax(-1) / 7).to(torch.bfloat16)
+    codes = (groups / scales.float().unsqueeze(-1)).round().clamp(-8, 7)
+    words = (codes.flatten(1).int() + 8).unflatten(1, (-1, 8)) << torch.arange(0, 32, 4)
+    tensors = {
+        "weight_packed": words.sum(-1, dtype=torch.int32),
+        "weight_scale": scales,
+        "weight_shape": torch.tensor(values.shape),
+    }
+    return tensors, (codes * scales.float().unsqueeze(-1)).flatten(1)
+
+
+def test_experts_as_kimi_k2_thinking_packs_them(tmp_path: Path) -> None:
+    """Experts alone are integers of 4 bits in groups of 32; the rest is as it was."""
+    sizes = {"moe_intermediate_size": 32, "tie_word_embeddings": False}
+    source = write_tiny_checkpoint(tmp_path / "source", "DeepseekV3ForCausalLM", **sizes)
+    path = copytree(source, tmp_path / "packed")
+    meant, stored = {}, {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        if ".mlp.experts." in name:
+            own, meant[name] = packed(tensor.float())
+            stored |= {name.removesuffix("weight") + leaf: one for leaf, one in own.items()}
+        else:
+            meant[name] = stored[name] = tensor
+    assert len(meant) < len(stored)
+    save_file(meant, source / "model.safetensors", metadata={"format": "pt"})
+    save_file(stored, path / "model.safetensors", metadata={"format": "pt"})
+    change(
+        path,
+        quantization_config={
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": INT4}},
+            "ignore": IGNORED,
+        },
+    )
+    wanted = logits(source)
+    found = logits(path)
+    assert (found - wanted).abs().max() <= 0.03 * wanted.abs().max()

@@ -36,6 +36,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "channels with states, and experts": ("JambaForCausalLM", {}),
     "heads with states, and shared experts": ("GraniteMoeHybridForCausalLM", {}),
     "states that forget at slopes": ("MiniMaxForCausalLM", {}),
+    "the delta rule, keys that turn values around": ("OlmoHybridForCausalLM", {}),
+    "the delta rule by channel, and latents": ("KimiLinearForCausalLM", {}),
+    "bounded decays, latents with gates": ("BailingHybridForCausalLM", {}),
+    "one matrix of all inputs": (
+        "LaraMiniForCausalLM",
+        {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+    ),
+    "norms behind scaled branches": ("HyperCLOVAXForCausalLM", {}),
+    "positions by sines": ("XGLMForCausalLM", {}),
+    "a gate for each head": (
+        "Lfm3ForCausalLM",
+        {"num_hidden_layers": 2, "layer_types": ["conv", "sliding_attention"]},
+    ),
+    "q, k and v apart, local and global": ("GPTNeoForCausalLM", {}),
     "a state beside keys and values": ("FalconH1ForCausalLM", {}),
     "experts without a gate, behind a latent": (
         "NemotronHForCausalLM",

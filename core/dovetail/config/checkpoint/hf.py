@@ -58,6 +58,8 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "model_max_length",
     ),
 }
+GENERATES = "ForCausalLM"
+"""The end of the names of classes that a model type's own stands for."""
 _TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
 _INHERITED = (
     "bos_token_id",
@@ -167,10 +169,12 @@ def text_config(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def architecture(path: str | Path, raw: Mapping[str, Any]) -> str:
-    """Return the class name under which the checkpoint was saved."""
+    """Return the class name under which the checkpoint was saved; of one that generates, that of
+    its model type, where the type shares the class with others."""
     names = raw.get("architectures")
     if isinstance(names, list) and names and isinstance(names[0], str):
-        return names[0]
+        own = facts_of(raw).runs_as
+        return own if own and names[0].endswith(GENERATES) else names[0]
     raise ConfigError(
         '"architectures" names no model class.',
         where=str(Path(path) / "config.json"),

@@ -1,0 +1,103 @@
+"""Ling 3 (Bailing Hybrid): five of six layers learn by the delta rule with a bounded decay for each
+channel, the others attend to latents with a gate for each head; DeepSeek-V3's experts behind both.
+
+Source: Ling Team, Ling 3, 2026, as transformers has it; Kimi Team, Kimi Linear, 2025 (arXiv
+2510.26692).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.decoder import FULL, DecoderConfig, usual_config
+from dovetail.layers.delta import WideDeltaMixer
+from dovetail.layers.latent_attention import LatentAttention, LatentConfig
+from dovetail.layers.linear import ColumnParallelLinear
+from dovetail.layers.output_gate import open_heads
+from dovetail.layers.rotary import Rope
+from dovetail_plugins.model_types.bailing_hybrid import LINEAR, delta_sizes, layer_types
+from dovetail_plugins.models.deepseek import DeepseekModel, DeepseekV3ForCausalLM, latent_config
+from dovetail_plugins.models.kimi_linear import FORGETS, KimiLinearLayer
+
+NAMES = (
+    (".attention.", ".self_attn."),
+    (".self_attn.dense.", ".self_attn.o_proj."),
+    (".gate.expert_bias", ".gate.e_score_correction_bias"),
+)
+IN_DELTA: dict[str, tuple[str, str]] = {
+    **{f"{part}_proj": ("qkv_proj", part) for part in "qkv"},
+    **{f"{part}_conv1d": ("conv1d", part) for part in "qkv"},
+    **{f"{part}_proj": ("in_proj_fgb", part) for part in "fgb"},
+}
+"""Names within the layers of the delta rule."""
+
+
+class GatedLatentAttention(LatentAttention):
+    """Latent attention whose heads' outputs are each multiplied by a sigmoid of its input."""
+
+    def __init__(self, context: BuildContext, name: str, config: LatentConfig) -> None:
+        super().__init__(context, name, config)
+        model = context.model
+        self.g_proj = ColumnParallelLinear(
+            context, f"{name}.g_proj", model.hidden_size, model.num_heads
+        )
+
+    def forward(
+        self, x: torch.Tensor, rope: Rope, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Shapes: x, residual [T, E] -> [T, E]"""
+        return self.o_proj(open_heads(self.attended(x, rope), self.g_proj(x)), residual)
+
+
+class BailingHybridLayer(KimiLinearLayer):
+    """One layer: the delta rule or latent attention, and experts in all but the first layers."""
+
+    def build_attention(
+        self, context: BuildContext, name: str, config: DecoderConfig, layer: int
+    ) -> nn.Module:
+        """Return what mixes the tokens of a row."""
+        if config.layer_types[layer] == LINEAR:
+            return WideDeltaMixer(context, name, delta_sizes(context.model.hf_config))
+        return GatedLatentAttention(context, name, latent_config(context))
+
+
+class BailingHybridModel(DeepseekModel):
+    """The layers; only those that attend are rotated."""
+
+    def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
+        """Return the table of the layers that attend."""
+        return super().build_rotaries(context, layer_types & {FULL})
+
+
+class BailingHybridForCausalLM(DeepseekV3ForCausalLM):
+    """Ling 3 with a head."""
+
+    info = Info(
+        summary="Ling 3: delta rule by channel, latent attention, mixture of experts",
+        source="https://huggingface.co/inclusionAI",
+    )
+    model_class = BailingHybridModel
+    layer_class = BailingHybridLayer
+
+    @classmethod
+    def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
+        """Return the usual config."""
+        return usual_config(model, layer_types=layer_types(model.hf_config))
+
+    def weight_map(self) -> WeightMap:
+        """Return the names."""
+        usual = super().weight_map()
+        kinds = enumerate(self.model.config.layer_types)
+        learning = [f"model.layers.{i}.self_attn." for i, kind in kinds if kind == LINEAR]
+        return replace(
+            usual,
+            prefixes=(("model.word_embeddings.", "model.embed_tokens."), *usual.prefixes),
+            renames=(*NAMES, *usual.renames),
+            parts=dict.fromkeys(learning, WeightMap(renames=(FORGETS,), fused=IN_DELTA)),
+        )

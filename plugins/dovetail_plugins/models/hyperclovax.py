@@ -1,0 +1,74 @@
+"""HyperCLOVA X SEED: Granite with norms behind attention and MLP too, and logits that are
+multiplied by their scale.
+
+Source: NAVER Cloud, HyperCLOVA X THINK Technical Report, 2025 (arXiv 2506.22403).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from msgspec import structs
+
+from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.decoder import DecoderConfig, DecoderLayer
+from dovetail.layers.rotary import Rope
+from dovetail_plugins.models._text_part import text_part
+from dovetail_plugins.models.granite import GraniteForCausalLM
+
+
+class HyperCLOVAXLayer(DecoderLayer):
+    """A layer with norms behind attention and MLP, where the config has them: of what they return
+    as it is, not divided as sums are."""
+
+    def build_norms(self, context: BuildContext, config: DecoderConfig) -> None:
+        """Make the norms of this layer. Mutates: self"""
+        super().build_norms(context, config)
+        self.is_sandwich = bool(context.model.hf_config["use_post_norm"])
+        if self.is_sandwich:
+            size = context.model.hidden_size
+            self.post_norm1 = config.norm(context, size, eps=config.norm_eps)
+            self.post_norm2 = config.norm(context, size, eps=config.norm_eps)
+
+    def forward(self, x: torch.Tensor, ropes: Mapping[str, Rope]) -> torch.Tensor:
+        """Shapes: x [T, E] -> [T, E]"""
+        if not self.is_sandwich:
+            return super().forward(x, ropes)
+        attended = self.self_attn(self.input_layernorm(x), ropes.get(self.rope))
+        x = self.post_norm1(attended, residual=x)
+        fed = self.mlp(self.post_attention_layernorm(x))
+        out: torch.Tensor = self.post_norm2(fed, residual=x)
+        return out
+
+
+class HyperCLOVAXForCausalLM(GraniteForCausalLM):
+    """HyperCLOVA X SEED with a head."""
+
+    info = Info(summary="HyperCLOVA X SEED", source="https://arxiv.org/abs/2506.22403")
+    layer_class = HyperCLOVAXLayer
+
+    @classmethod
+    def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
+        """Return Granite's config but for the scale of logits; that of scores may be the usual."""
+        config = model.hf_config
+        scale = config.get("attention_multiplier")
+        filled = {**config, "attention_multiplier": scale or model.head_size**-0.5}
+        usual = super().decoder_config(structs.replace(model, hf_config=filled))
+        return replace(usual, logit_scale=float(config["logits_scaling"]))
+
+
+class HyperCLOVAXTextPart(HyperCLOVAXForCausalLM):
+    """The text part of HyperCLOVA X SEED Vision with its head."""
+
+    info = Info(
+        summary="the text part of HyperCLOVA X SEED Vision",
+        source="https://arxiv.org/abs/2506.22403",
+    )
+
+    def weight_map(self) -> WeightMap:
+        """Return the names, without what sees."""
+        return text_part(super().weight_map())

@@ -1,0 +1,106 @@
+"""OLMo Hybrid: three of four layers learn by the gated delta rule behind a norm, the others are
+OLMo 3's, which norm what attention and MLP return, without positions.
+
+Source: OLMo Team, OLMo Hybrid, 2026; Yang et al., Gated Delta Networks, 2024 (arXiv 2412.06464);
+Grazzi et al., Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues, 2024 (arXiv
+2411.12537).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.decoder import FULL, DecoderConfig, DecoderForCausalLM, usual_config
+from dovetail.layers.delta import DeltaMixer
+from dovetail.layers.head_norm import WholeRMSNorm
+from dovetail.layers.post_norm import PostNormLayer
+from dovetail.layers.rotary import Rope
+from dovetail_plugins.model_types.olmo_hybrid import LINEAR, delta_sizes, layer_types
+from dovetail_plugins.models._hybrid import HybridModel
+
+DELTA = ".linear_attn."
+APART = {
+    "in_proj_q": ("in_proj_qkvz", "q"),
+    "in_proj_k": ("in_proj_qkvz", "k"),
+    "in_proj_v": ("in_proj_qkvz", "v"),
+    "g_proj": ("in_proj_qkvz", "z"),
+    "b_proj": ("in_proj_ba", "b"),
+    "a_proj": ("in_proj_ba", "a"),
+    **{f"{part}_conv1d": ("conv1d", part) for part in "qkv"},
+}
+"""Names of inputs of the delta layers, each with a matrix of its own."""
+RENAMES = (
+    *((f"{DELTA}{part}_proj.", f"{DELTA}in_proj_{part}.") for part in "qkv"),
+    (f"{DELTA}o_norm.", f"{DELTA}norm."),
+    (f"{DELTA}o_proj.", f"{DELTA}out_proj."),
+    (".attention_layer_norm.", ".input_layernorm."),
+    (".feedforward_layer_norm.", ".post_attention_layernorm."),
+)
+
+
+class OlmoHybridLayer(PostNormLayer):
+    """One layer: the delta rule between norms before, or attention between norms behind."""
+
+    def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
+        if config.layer_types[layer] != LINEAR:
+            super().__init__(context, name, config, layer)
+            return
+        nn.Module.__init__(self)
+        self.layer_type = LINEAR
+        sizes = delta_sizes(context.model.hf_config)
+        self.linear_attn = DeltaMixer(context, f"{name}.linear_attn", sizes)
+        self.mlp = self.build_mlp(context, f"{name}.mlp", config, layer)
+        self.input_layernorm = config.build_norm(context)
+        self.post_attention_layernorm = config.build_norm(context)
+
+    def forward(self, x: torch.Tensor, ropes: Mapping[str, Rope]) -> torch.Tensor:
+        """Shapes: x [T, E] -> [T, E]"""
+        if self.layer_type != LINEAR:
+            return super().forward(x, ropes)
+        x = self.linear_attn(self.input_layernorm(x), x)
+        out: torch.Tensor = self.mlp(self.post_attention_layernorm(x), x)
+        return out
+
+
+def has_positions(model: ModelSpec) -> bool:
+    """Return whether the layers that attend are rotated: those of released checkpoints are not."""
+    rope = model.hf_config.get("rope_parameters") or {}
+    return rope.get("rope_theta") is not None
+
+
+class OlmoHybridForCausalLM(DecoderForCausalLM):
+    """OLMo Hybrid with a head."""
+
+    info = Info(summary="OLMo Hybrid: gated delta rule", source="https://allenai.org/olmo")
+    model_class = HybridModel
+    layer_class = OlmoHybridLayer
+
+    @classmethod
+    def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
+        """Return the config: q and k are normed over all heads."""
+        kinds = layer_types(model.hf_config)
+        full = frozenset(i for i, kind in enumerate(kinds) if kind == FULL)
+        return usual_config(
+            model,
+            layer_types=kinds,
+            qk_norm=True,
+            head_norm=WholeRMSNorm,
+            unrotated=frozenset() if has_positions(model) else full,
+        )
+
+    def weight_map(self) -> WeightMap:
+        """Return the names. The layers that draft are not run."""
+        usual = super().weight_map()
+        return replace(
+            usual,
+            renames=RENAMES,
+            fused={**usual.fused, **APART},
+            ignored=(*usual.ignored, "mtp."),
+        )
