@@ -7,6 +7,7 @@ refuses operations between tensors of both.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,35 @@ class TestRealAlone:
             assert torch.cuda.memory_allocated() < awake - CACHE_BYTES
             llm.wake_up()
             same(told(llm), wanted)
+
+    def test_adapters_in_captured_steps(self, where: str, llama: Path, tmp_path: Path) -> None:
+        """A graph follows which slots rows use, and what the slots hold: there are fewer slots than
+        adapters. A row with magnitudes has its steps run as they are."""
+        folders = [write_lora(tmp_path / name, seed=ord(name), rank=8) for name in "abcd"]
+        folders.append(write_lora(tmp_path / "dora", seed=5, is_dora=True))
+        loras = [LoRARequest(one.name, 1 + i, str(one)) for i, one in enumerate(folders)]
+        flags = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 16}
+        rounds = [[a, b, None, a, b] for a, b in pairwise(loras)]
+        prompts = [LONG[i : i + 9] for i in range(5)]
+        found, replays = [], []
+        for device in (where, CPU):
+            with engine(device, llama, **flags) as llm:
+                graphs = llm._engine.core._executor.worker.runner._graphs
+                if graphs is not None:
+                    assert graphs.reason is None and graphs.num_graphs == graphs.num_wanted
+                    run = graphs.run
+
+                    def counted(inputs: Any, run: Any = run, **named: Any) -> Any:
+                        outputs = run(inputs, **named)
+                        replays.append(outputs is not None and named["uses_adapters"])
+                        return outputs
+
+                    graphs.run = counted
+                found.append([told(llm, prompts, lora_request=asked) for asked in rounds])
+        for ours, theirs in zip(*found, strict=True):
+            same(ours, theirs)
+        num_steps = 3 * (GREEDY.max_tokens - 1)
+        assert num_steps <= sum(replays) < num_steps + GREEDY.max_tokens, "not captured"
 
     @pytest.mark.parametrize("kv_dtype", ["bfloat16", "fp8", "fp8_e5m2", "int8"])
     def test_narrow_caches(self, where: str, tmp_path: Path, kv_dtype: str) -> None:

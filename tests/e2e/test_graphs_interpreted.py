@@ -8,18 +8,22 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.written_lora import write_lora
+
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = "support.fake_cuda:FakeCudaWorker"
 SCRIPT = """
 import contextlib, json, sys
-from dovetail import LLM, SamplingParams
+from dovetail import LLM, LoRARequest, SamplingParams
 from support.fake_cuda import FakeCuda, using
-folder, worker, flags, num_tokens = sys.argv[1], sys.argv[2], *map(json.loads, sys.argv[3:])
+folder, worker = sys.argv[1:3]
+flags, num_tokens, adapters = map(json.loads, sys.argv[3:])
 wishes = [SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True),
           SamplingParams(temperature=0.9, seed=3, max_tokens=3, ignore_eos=True, logprobs=2,
                          prompt_logprobs=1, repetition_penalty=1.2),
@@ -28,6 +32,9 @@ wishes = [SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True
 prompts = [[5, 6, 7, 8, 9, 10, 11], [12, 13], [14, 15, 16, 17]]
 flags |= dict(model=folder, skip_tokenizer_init=True, max_num_seqs=3, max_model_len=32,
               num_gpu_blocks_override=32)
+asked = [None] * (3 - len(adapters)) + [LoRARequest(path, 1, path) for path in adapters]
+if adapters:
+    flags |= dict(enable_lora=True, max_loras=2, max_lora_rank=8)
 cuda = FakeCuda()
 ways = [(contextlib.nullcontext(), dict(attention_backend="torch_sdpa", enforce_eager=True)),
         (using(cuda), dict(attention_backend="triton", worker_cls=worker, async_scheduling=True,
@@ -35,19 +42,25 @@ ways = [(contextlib.nullcontext(), dict(attention_backend="torch_sdpa", enforce_
 found = []
 for device, way in ways:
     with device, LLM(**flags, **way) as llm:
+        if adapters:  # slots are filled between steps, for which the host waits
+            short = SamplingParams(max_tokens=1)
+            llm.generate([prompts[1]] * 3, short, lora_request=asked, use_tqdm=False)
         cuda.forbids_waits = True
-        outputs = llm.generate(prompts, wishes, use_tqdm=False)
+        outputs = llm.generate(prompts, wishes, lora_request=asked, use_tqdm=False)
         cuda.forbids_waits = False
         found.append([list(o.outputs[0].token_ids) for o in outputs])
         calls = llm._engine.core._executor.worker.runner._calls
         replays = getattr(calls, "num_replays", 0)
-print(json.dumps({"found": found, "replays": replays}))
+        if not replays:
+            outputs = llm.generate(prompts, wishes, use_tqdm=False)
+            without = [list(o.outputs[0].token_ids) for o in outputs]
+print(json.dumps({"found": found, "without": without, "replays": replays}))
 """
 SHAPE = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_size": 32,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "head_dim": 16,
@@ -59,13 +72,17 @@ SHAPE = {
 }
 
 
-def drawn(folder: Path, flags: dict[str, Any], num_tokens: int) -> dict[str, Any]:
-    """Return what a CPU draws and a fake GPU, whose steps must not wait."""
+def drawn(
+    folder: Path, flags: dict[str, Any], num_tokens: int, adapters: Sequence[Path] = ()
+) -> dict[str, Any]:
+    """Return what a CPU draws and a fake GPU, whose steps must not wait; the last rows use an
+    adapter each. Beside it what the CPU draws without."""
     parts = ("core", "plugins", "kernels", "tests")
     paths = (ROOT / part for part in parts)
     env = {"TRITON_INTERPRET": "1", "DOVETAIL_CPU_ISA": "none", "OMP_NUM_THREADS": "1"}
     env |= {"PYTHONPATH": os.pathsep.join(map(str, paths)), "HF_HUB_OFFLINE": "1"}
     words = [str(folder), WORKER, json.dumps(flags), str(num_tokens)]
+    words.append(json.dumps([str(path) for path in adapters]))
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *words],
         env=os.environ | env,
@@ -82,9 +99,12 @@ def drawn(folder: Path, flags: dict[str, Any], num_tokens: int) -> dict[str, Any
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_triton_under_graphs_draws_what_torch_does(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SHAPE))
-    told = drawn(tmp_path, {"load_format": "dummy", "dtype": "float32"}, num_tokens=5)
+    adapters = [write_lora(tmp_path / name, seed=ord(name), num_layers=1) for name in "ab"]
+    flags = {"load_format": "dummy", "dtype": "float32"}
+    told = drawn(tmp_path, flags, num_tokens=5, adapters=adapters)
     assert told["found"][0] == told["found"][1]
-    assert told["replays"] >= 2
+    assert told["found"][0][1:] != told["without"][1:], "the adapters change too little"
+    assert told["replays"] == 4, "two steps of rows with adapters, and two of the row without"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")

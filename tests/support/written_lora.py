@@ -15,13 +15,15 @@ DORA_SIZES = {"o_proj": 32}
 CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
 
 
-def write_lora(folder: Path, *, seed: int = 0, rank: int = 4, is_dora: bool = False) -> Path:
+def write_lora(
+    folder: Path, *, seed: int = 0, rank: int = 4, is_dora: bool = False, num_layers: int = 2
+) -> Path:
     """Write a LoRA as PEFT would; `is_dora`: with magnitudes."""
     folder.mkdir()
     sizes = DORA_SIZES if is_dora else SIZES
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for layer in range(2):
+    for layer in range(num_layers):
         for name, size in sizes.items():
             module = MODULE.format(layer=layer, name=name)
             tensors[f"{module}.lora_A.weight"] = torch.randn(rank, 32, generator=generator) * 0.3

@@ -6,8 +6,9 @@ Shape letters: P parts fused along the output, R rank, I input, O output feature
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -16,48 +17,78 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.adapter import ModuleChange
 from dovetail.interfaces.quantization import LinearSpec
 from dovetail.layers.adapters import SlotWeights
+from dovetail.layers.fresh import fresh_tensor
 from dovetail.layers.joints import Joint, outputs_in
 from dovetail.layers.placement import Part
 from dovetail.parallel.groups import Group
 from dovetail_kernels.op import REFERENCE
 from dovetail_kernels.scaled_copy import NATIVE, OP
+from dovetail_kernels.scaled_copy.native import ScaledCopies
 
+LINE_BYTES = 64
+"""Matrices start on a line of the cache."""
 OF_OUTPUTS = ("up", "magnitude", "output_scale", "shift", "weight", "bias")
 """The tensors of a change whose first axis are the layer's outputs."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Copies:
-    """Matrices to be scaled and copied in one go, which also sees that they are finite."""
+class Room:
+    """Memory for the matrices of one adapter: one piece, where `size` numbers are enough."""
 
-    sources: list[torch.Tensor] = field(default_factory=list)
-    targets: list[torch.Tensor] = field(default_factory=list)
-    scales: list[float] = field(default_factory=list)
-    where: list[str] = field(default_factory=list)
+    def __init__(self, dtype: torch.dtype, size: int) -> None:
+        self._dtype = dtype
+        self._least = size
+        self._piece, self._taken = torch.empty(0, dtype=dtype), 0
+
+    def take(self, shape: tuple[int, ...], *, is_filled: bool) -> torch.Tensor:
+        """Return a tensor in it, of zeros unless all of it `is_filled` later. Mutates: self"""
+        size = math.prod(shape)
+        self._taken += -self._taken % (LINE_BYTES // self._dtype.itemsize)
+        if self._taken + size > len(self._piece):
+            self._piece, self._taken = fresh_tensor(max(size, self._least), self._dtype), 0
+        strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+        taken = self._piece.as_strided(shape, strides, self._taken)
+        self._taken += size
+        return taken if is_filled else taken.zero_()
+
+
+def room_of(changes: Iterable[ModuleChange], dtype: torch.dtype) -> Room:
+    """Return room for the low-rank matrices of some changes, if none is padded."""
+    pairs = [(c.down, c.up) for c in changes if c.down is not None and c.up is not None]
+    lines = 2 * len(pairs) * LINE_BYTES // dtype.itemsize
+    return Room(dtype, lines + sum(down.numel() + up.numel() for down, up in pairs))
+
+
+class Copies:
+    """Matrices to be scaled and copied in one go, which also sees that they are finite. `room` is
+    where they go, of one type."""
+
+    def __init__(self, room: Room) -> None:
+        self.room = room
+        self.sources: list[torch.Tensor] = []
+        self.targets: list[torch.Tensor] = []
+        self.scales: list[float] = []
+        self._where: list[str] = []
+        self.prepared: ScaledCopies | None = None
+        """The native library's copies, once it has carried them out."""
 
     def add(self, where: str, source: torch.Tensor, target: torch.Tensor, scale: float) -> None:
         """Note a copy. Shapes: source, target [A, B]. Mutates: self"""
         self.sources.append(source)
         self.targets.append(target)
         self.scales.append(scale)
-        self.where.append(where)
+        self._where.append(where)
 
     def carry_out(self) -> str | None:
         """Copy all; return where the first is from whose numbers are not finite in the type that
         they are kept in. Mutates: the targets"""
-        copy = OP.pick("cpu", self._dtype, name=None if self.are_native() else REFERENCE)
-        broken = int(copy(self.sources, self.targets, self.scales))
-        return None if broken < 0 else self.where[broken]
-
-    def are_native(self) -> bool:
-        """Return whether the native library copies all."""
         given = {"sources": self.sources, "targets": self.targets}
-        runs = OP.runs(NATIVE.name, "cpu", self._dtype)
-        return runs and OP.why_not(NATIVE.name, given) is None
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return self.targets[0].dtype if self.targets else torch.float32
+        dtype = self.targets[0].dtype if self.targets else torch.float32
+        if OP.runs(NATIVE.name, "cpu", dtype) and OP.why_not(NATIVE.name, given) is None:
+            self.prepared = ScaledCopies(self.sources, self.targets, self.scales)
+            broken = self.prepared()
+        else:
+            broken = int(OP.pick("cpu", dtype, name=REFERENCE)(**given, scales=self.scales))
+        return None if broken < 0 else self._where[broken]
 
 
 class Divided(Protocol):
@@ -155,7 +186,9 @@ class Cutting:
         full = sum(p.full for p in self._layer.parts) if offset or number == 0 else part.full
         if tensor.shape[0] not in (part.full, full):
             raise self._misfit(f"{tensor.shape[0]} outputs", part.full)
-        held = tensor.narrow(0, offset + part.start, part.held)
+        start = offset + part.start
+        is_whole = start == 0 and part.held == tensor.shape[0]
+        held = tensor if is_whole else tensor.narrow(0, start, part.held)
         if part.held == part.local:
             return held
         padding = held.new_zeros(part.local - part.held, *held.shape[1:])
@@ -186,9 +219,9 @@ class Cutting:
         if not any(ranks):
             return None, None
         spec = self._layer.spec
-        make = torch.empty if min(ranks) == max(ranks) else torch.zeros
-        down = make(len(changes), max(ranks), spec.in_size, dtype=self._dtype)
-        up = make(max(ranks), spec.out_size, dtype=self._dtype)
+        room, is_filled = self._copies.room, min(ranks) == max(ranks)
+        down = room.take((len(changes), max(ranks), spec.in_size), is_filled=is_filled)
+        up = room.take((max(ranks), spec.out_size), is_filled=is_filled)
         column = 0
         for number, (change, offset) in enumerate(changes):
             size = spec.out_sizes[number]

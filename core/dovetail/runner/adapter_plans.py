@@ -17,13 +17,12 @@ import torch
 
 from dovetail.interfaces.adapter import AdapterWeights
 from dovetail.layers.adapters import SlotWeights
-from dovetail.runner.adapter_cutting import Copies
+from dovetail.layers.fresh import fresh_tensor
+from dovetail.runner.adapter_cutting import LINE_BYTES, Copies
 from dovetail_kernels.scaled_copy.native import ScaledCopies
 
 MAX_PLANS = 16
 """The plan not used for longest is forgotten beyond so many."""
-ALIGNED = 64
-"""Bytes: matrices start on a line of the cache."""
 
 Shape = Sequence[int]
 
@@ -46,8 +45,9 @@ class Plan:
         not as many as there were. Shapes: content [bytes] uint8"""
         if len(content) != self.content_bytes:
             return None
-        make = torch.zeros if self.has_gaps else torch.empty
-        kept = make(self.size, dtype=self.dtype)
+        kept = fresh_tensor(self.size, self.dtype)
+        if self.has_gaps:
+            kept.zero_()
         shift = content.data_ptr() - self.content_address
         if self.copies(shift, kept.data_ptr()) >= 0:
             return None
@@ -80,9 +80,9 @@ class AdapterPlans:
         """Keep where the numbers of an adapter went that is nothing but low-rank sums of linear
         layers. Mutates: self"""
         content = weights.content
-        if weights.layout is None or content is None or not copies.are_native():
+        if weights.layout is None or content is None or copies.prepared is None:
             return
-        plan = _plan_of(content, copies, linears)
+        plan = _plan_of(content, copies, copies.prepared, linears)
         if plan is not None:
             self._plans[weights.layout] = plan
             while len(self._plans) > MAX_PLANS:
@@ -90,11 +90,14 @@ class AdapterPlans:
 
 
 def _plan_of(
-    content: torch.Tensor, copies: Copies, linears: Mapping[str, SlotWeights]
+    content: torch.Tensor,
+    copies: Copies,
+    told: ScaledCopies,
+    linears: Mapping[str, SlotWeights],
 ) -> Plan | None:
-    """Return the plan of copies out of `content`; None where some are of other memory."""
+    """Return the plan of copies out of `content`, which were `told` the native library; None where
+    some are of other memory. Mutates: told"""
     start = content.data_ptr()
-    told = ScaledCopies(copies.sources, copies.targets, copies.scales)
     sources = told.places[:, 0]
     if not len(sources) or sources.min() < start or sources.max() >= start + len(content):
         return None
@@ -103,7 +106,7 @@ def _plan_of(
         assert slot.down is not None and slot.up is not None, "a change without matrices"
         own = []
         for tensor in (slot.down, slot.up):
-            size += -size % (ALIGNED // tensor.itemsize)
+            size += -size % (LINE_BYTES // tensor.itemsize)
             moved[tensor.data_ptr()] = (tensor.nbytes, size * tensor.itemsize)
             own.append((tuple(tensor.shape), size))
             size += tensor.numel()

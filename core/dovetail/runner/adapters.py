@@ -36,7 +36,7 @@ from dovetail.layers.logits import LogitsHead
 from dovetail.layers.rotary import Rotary
 from dovetail.layers.stages import Elsewhere
 from dovetail.layers.weights import Target, map_name
-from dovetail.runner.adapter_cutting import Copies, Cutting
+from dovetail.runner.adapter_cutting import Copies, Cutting, room_of
 from dovetail.runner.adapter_plans import AdapterPlans
 from dovetail.sampling.seen import on_device
 
@@ -216,7 +216,7 @@ class RunnerAdapters:
         linears: dict[str, dict[str | None, ModuleChange]] = {}
         experts: dict[tuple[str, Key], dict[str | None, ModuleChange]] = {}
         found = _plain({})
-        copies, apart = Copies(), []
+        copies, apart = Copies(room_of(weights.changes.values(), self._dtype)), []
         for module, change in weights.changes.items():
             path, layer, target = self._layer(source, module)
             if isinstance(layer, Elsewhere):

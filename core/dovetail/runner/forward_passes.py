@@ -69,15 +69,15 @@ class ForwardPasses:
         cut = None if self._halves is None else self._halves.first_of_second(inputs)
         if cut is not None:
             return self._forward_halves(inputs, sampling, after, cut)
-        if is_plain and self._recorded is not None and (adapters is None or adapters.is_low_rank):
+        is_plain &= adapters is None or adapters.is_low_rank
+        if is_plain and self._recorded is not None:
             second_text = None if self._pooling is None else self._pooling.second_text
             hidden = self._recorded.run(inputs, second_text)
             if hidden is not None:
                 told = torch.from_numpy(after) if self._draws and after is not None else None
                 return Computed(hidden=hidden, drawn_after=told)
-        is_plain &= adapters is None
         if is_plain and self._graphs is not None and len(sampling) == len(inputs.steps):
-            outputs = self._graphs.run(inputs)
+            outputs = self._graphs.run(inputs, uses_adapters=adapters is not None)
             if outputs is not None:
                 return Computed(hidden=outputs[0], drawn_rows=outputs[1])
         placed = self._tensors.place(inputs, after)

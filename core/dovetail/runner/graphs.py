@@ -2,8 +2,9 @@
 
 A captured step reads its inputs at fixed places on the device, so a step of 13 rows runs the graph
 of 16: the rows that pad it have one token of the null block, and their results are not read. Graphs
-differ in the longest context too, as attention's launches grow with it. Knows no request and no
-sampling; the primitive that captures is the device's (`runner.device`).
+differ in the longest context too, as attention's launches grow with it, and in whether rows use
+adapters: which slot each uses is one more input, and what slots hold is read where it lies. Knows
+no request and no sampling; the primitive that captures is the device's (`runner.device`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +21,8 @@ import torch
 from dovetail.interfaces.attention import AttentionBackend, BatchLayout
 from dovetail.interfaces.model import Model
 from dovetail.interfaces.spec import RunSpec
+from dovetail.interfaces.step import NO_SLOT
+from dovetail.layers.context import StepAdapters, use_adapters
 from dovetail.runner.batch import StepInputs
 from dovetail.runner.block_table import BlockTable
 from dovetail.runner.device import DeviceCalls, Graph
@@ -30,8 +34,14 @@ log = logging.getLogger(__name__)
 FIRST_CONTEXT_TOKENS = 4096
 CONTEXT_FACTOR = 8
 
-Key = tuple[int, int]
-"""(rows, context tokens)."""
+
+class Key(NamedTuple):
+    """Which steps a graph is for: its number of rows, the longest context, and whether rows may use
+    adapters."""
+
+    rows: int
+    context: int
+    uses_adapters: bool = False
 
 
 def contexts(max_model_tokens: int) -> tuple[int, ...]:
@@ -43,14 +53,18 @@ def contexts(max_model_tokens: int) -> tuple[int, ...]:
     return (*found, max_model_tokens)
 
 
-def captured_keys(sizes: Sequence[int], max_model_tokens: int) -> list[Key]:
+def captured_keys(
+    sizes: Sequence[int], max_model_tokens: int, *, serves_adapters: bool = False
+) -> list[Key]:
     """Return the steps to capture, largest first: every size for the shortest context, for longer
-    ones the powers of two and the largest."""
+    ones the powers of two and the largest; all of them with and without adapters, if such are
+    served."""
     shortest, *longer = contexts(max_model_tokens)
     coarse = [size for size in sizes if size & (size - 1) == 0 or size == max(sizes)]
-    keys = [(size, shortest) for size in sizes]
-    keys += [(size, context) for context in longer for size in coarse]
-    return sorted(keys, reverse=True)
+    pairs = [(size, shortest) for size in sizes]
+    pairs += [(size, context) for context in longer for size in coarse]
+    uses = (False, True) if serves_adapters else (False,)
+    return sorted((Key(*pair, use) for pair in pairs for use in uses), reverse=True)
 
 
 def why_not_captured(
@@ -85,17 +99,17 @@ def graph_manager(
 ) -> GraphManager:
     """Return the manager of a run's captured steps; `reason` says why there are none."""
     sizes = () if reason else run.graph_sizes or ()
-    device = tensors.last_tokens.device
-    most = run.max_model_tokens
-    manager = GraphManager(
-        forward, tensors, tables, calls, sizes=sizes, max_model_tokens=most, device=device
-    )
+    keys: list[Key] = []
+    if sizes:
+        low_rank = run.adapters is not None and run.adapters.max_rank > 0
+        keys = captured_keys(sizes, run.max_model_tokens, serves_adapters=low_rank)
+    manager = GraphManager(forward, tensors, tables, calls, keys)
     manager.reason = reason or manager.reason
     return manager
 
 
 class GraphManager:
-    """Graphs by size. `sizes` are numbers of rows; `reason` says why nothing is captured."""
+    """Graphs of the steps in `keys`, largest first; `reason` says why nothing is captured."""
 
     def __init__(
         self,
@@ -103,28 +117,26 @@ class GraphManager:
         tensors: DeviceTensors,
         tables: Sequence[BlockTable],
         calls: DeviceCalls,
-        *,
-        sizes: Sequence[int],
-        max_model_tokens: int,
-        device: torch.device,
+        keys: Sequence[Key],
     ) -> None:
         self._forward = forward
         self._tensors = tensors
         self._tables = tables
         self._calls = calls
-        self._keys = captured_keys(sizes, max_model_tokens) if sizes else []
-        self._most_rows = max(sizes, default=0)
+        self._keys = keys
+        self._most_rows = max((key.rows for key in keys), default=0)
+        device = tensors.last_tokens.device
         self._staging = Staging(device, calls, (64 + 16 * len(tables)) * (self._most_rows + 2))
         self._starts = torch.arange(self._most_rows + 1, dtype=torch.int32, device=device)
-        self._graphs: dict[int, dict[int, Graph]] = {}
-        self._ladder: list[tuple[int, list[int]]] = []
-        self.reason: str | None = None if sizes else "no sizes were asked for"
+        self._graphs: dict[Key, Graph] = {}
+        self._ladders: dict[bool, list[tuple[int, list[int]]]] = {}
+        self.reason: str | None = None if keys else "no sizes were asked for"
         self.capture_s = 0.0
 
     @property
     def num_graphs(self) -> int:
         """Return how many graphs are captured."""
-        return sum(len(by_rows) for by_rows in self._graphs.values())
+        return len(self._graphs)
 
     @property
     def num_wanted(self) -> int:
@@ -134,63 +146,65 @@ class GraphManager:
     @torch.inference_mode()
     def run_largest(self) -> None:
         """Run what the largest graphs would, without capturing it. Mutates: the null block"""
-        for rows, context in {self._keys[0], max(self._keys, key=lambda key: (key[1], key[0]))}:
-            self._run_at(self._staging.upload(self._padded(None, rows)), rows, context)
+        longest = max(self._keys, key=lambda key: (key.context, key.rows, key.uses_adapters))
+        for key in {self._keys[0], longest}:
+            self._run_at(self._staging.upload(self._padded(None, key)), key)
 
     def capture(self) -> None:
         """Capture every size; a size that cannot be leaves all steps as they are. Mutates: self"""
         begun_s = time.perf_counter()
-        for rows, context in self._keys:
+        for key in self._keys:
             graph = self._calls.graph()
             if graph is None:
                 self.reason = "the device has no graphs"
                 return
             try:
-                self._capture_one(graph, rows, context)
+                self._capture_one(graph, key)
             except RuntimeError as error:
                 self.forget()
                 self.reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
                 log.warning("steps are not captured as graphs: %s", self.reason)
                 return
-            self._graphs.setdefault(context, {})[rows] = graph
-        self._ladder = [
-            (context, sorted(self._graphs[context])) for context in sorted(self._graphs)
-        ]
+            self._graphs[key] = graph
+        self._ladders = {use: _ladder(self._graphs, uses_adapters=use) for use in (False, True)}
         self.capture_s = time.perf_counter() - begun_s
         log.info("captured %d graphs in %.2f s", self.num_graphs, self.capture_s)
 
     def forget(self) -> None:
         """Drop all graphs, as when what they read or write moves. Mutates: self"""
         self._graphs.clear()
-        self._ladder.clear()
+        self._ladders.clear()
 
-    def run(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def run(
+        self, inputs: StepInputs, *, uses_adapters: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return hidden states and the rows' numbers of a step that was captured, None of any
-        other. Valid until the next step. Shapes: [R, E], [R]
+        other. `uses_adapters`: of some rows, which only add low-rank products to linear layers.
+        Valid until the next step. Shapes: [R, E], [R]
 
         Mutates: the KV cache
         """
         count = len(inputs.rows)
         if not self._graphs or count != len(inputs.token_ids) or count > self._most_rows:
             return None
-        captured = self._find(count, int(inputs.seq_lens.max()))
-        if captured is None:
+        key = self._find(count, int(inputs.seq_lens.max()), uses_adapters)
+        if key is None:
             return None
-        rows, graph = captured
         self._tensors.tables.refresh()
-        uploaded = self._staging.upload(self._padded(inputs, rows))
-        return graph.replay()[:count], uploaded[2][:count]
+        uploaded = self._staging.upload(self._padded(inputs, key))
+        return self._graphs[key].replay()[:count], uploaded[2][:count]
 
-    def _find(self, count: int, longest: int) -> tuple[int, Graph] | None:
-        """Return the smallest graph that the step fits into, and its rows."""
-        for context, sizes in self._ladder:
+    def _find(self, count: int, longest: int, uses_adapters: bool) -> Key | None:
+        """Return the smallest graph that the step fits into."""
+        for context, sizes in self._ladders[uses_adapters]:
             place = bisect_left(sizes, count)
             if context >= longest and place < len(sizes):
-                return sizes[place], self._graphs[context][sizes[place]]
+                return Key(sizes[place], context, uses_adapters)
         return None
 
-    def _padded(self, inputs: StepInputs | None, rows: int) -> list[np.ndarray]:
-        """Return a step's arrays for a graph of `rows` rows. None: nothing but padding."""
+    def _padded(self, inputs: StepInputs | None, key: Key) -> list[np.ndarray]:
+        """Return a step's arrays for a graph. None: nothing but padding."""
+        rows = key.rows
         num_padding = rows if inputs is None else rows - len(inputs.rows)
         null_row = len(self._tensors.last_tokens) - 1
         token_ids = np.zeros(rows, dtype=np.int64)
@@ -198,22 +212,28 @@ class GraphManager:
         row_ids = np.full(rows, null_row, dtype=np.int64)
         seq_lens = np.ones(rows, dtype=np.int32)
         slots = [np.zeros(rows, dtype=np.int64) for _ in self._tables]
+        adapters = np.full(rows, NO_SLOT, dtype=np.int32)
         if inputs is not None:
             used = rows - num_padding
             token_ids[:used], positions[:used] = inputs.token_ids, inputs.told_positions
             row_ids[:used], seq_lens[:used] = inputs.rows, inputs.seq_lens
             for table, own in zip(self._tables, slots, strict=True):
                 own[:used] = table.slots(inputs.rows, inputs.positions)
-        return [token_ids, positions, row_ids, seq_lens, *slots]
+            if inputs.adapters is not None:
+                adapters[:used] = inputs.adapters
+        told = [adapters] if key.uses_adapters else []
+        return [token_ids, positions, row_ids, seq_lens, *slots, *told]
 
-    def _capture_one(self, graph: Graph, rows: int, context: int) -> None:
+    def _capture_one(self, graph: Graph, key: Key) -> None:
         """Capture one size over the places that steps of it are uploaded to. Mutates: graph"""
-        places = self._staging.upload(self._padded(None, rows))
-        graph.capture(lambda: self._run_at(places, rows, context))
+        places = self._staging.upload(self._padded(None, key))
+        graph.capture(lambda: self._run_at(places, key))
 
-    def _run_at(self, places: Sequence[torch.Tensor], rows: int, context: int) -> torch.Tensor:
+    def _run_at(self, places: Sequence[torch.Tensor], key: Key) -> torch.Tensor:
         """Return the hidden states of what lies at some places. Shapes: [rows, E]"""
         token_ids, positions, row_ids, seq_lens, *slots = places
+        adapters = StepAdapters(slots=slots.pop()) if key.uses_adapters else None
+        rows, context = key.rows, key.context
         known = known_tokens(token_ids, row_ids, self._tensors.last_tokens)
         layouts = [
             BatchLayout(
@@ -229,4 +249,14 @@ class GraphManager:
             )
             for group, table in enumerate(self._tables)
         ]
-        return self._forward(known, positions, layouts)
+        with use_adapters(adapters):
+            return self._forward(known, positions, layouts)
+
+
+def _ladder(keys: Iterable[Key], *, uses_adapters: bool) -> list[tuple[int, list[int]]]:
+    """Return the captured numbers of rows for each context, both in ascending order."""
+    sizes: dict[int, list[int]] = {}
+    for key in sorted(keys):
+        if key.uses_adapters == uses_adapters:
+            sizes.setdefault(key.context, []).append(key.rows)
+    return sorted(sizes.items())

@@ -240,9 +240,10 @@ def test_graphs_are_measured_too() -> None:
 def test_sizes_and_contexts() -> None:
     assert contexts(1000) == (1000,)
     assert contexts(131072) == (4096, 32768, 131072)
-    assert captured_keys((1, 2, 3), 5000) == [
-        *[(3, 5000), (3, 4096), (2, 5000), (2, 4096), (1, 5000), (1, 4096)]
-    ]
+    sizes = [(3, 5000), (3, 4096), (2, 5000), (2, 4096), (1, 5000), (1, 4096)]
+    assert captured_keys((1, 2, 3), 5000) == [(*size, False) for size in sizes]
+    both = captured_keys((1, 2, 3), 5000, serves_adapters=True)
+    assert both == [(*size, use) for size in sizes for use in (True, False)]
 
 
 class _Slow(HostDevice):
