@@ -21,10 +21,10 @@ from urllib.parse import urljoin
 import httpcore
 import httpx
 
-from dovetail.errors import RequestError
-from dovetail.interfaces.media_settings import MIB, MediaSettings
+from dovetail.interfaces.media_settings import MediaSettings
 from dovetail.multimodal.addresses import check_addresses, check_host, forbidden
 from dovetail.multimodal.content import MediaItem
+from dovetail.multimodal.refusals import check_content_type, fetch_failed, too_large
 from dovetail.version import __version__
 
 MAX_PORT = 65535
@@ -68,11 +68,11 @@ class MediaFetcher:
             async with asyncio.timeout(limit_s):
                 return await self._follow(item, item.url)
         except TimeoutError:
-            raise _failed(item, f"fetching it took longer than {limit_s:g} s.") from None
+            raise fetch_failed(item, f"fetching it took longer than {limit_s:g} s.") from None
         except (httpcore.NetworkError, httpcore.TimeoutException, OSError) as error:
-            raise _failed(item, f"it cannot be fetched: {_words(error)}.") from None
+            raise fetch_failed(item, f"it cannot be fetched: {_words(error)}.") from None
         except (httpcore.ProtocolError, UnicodeError) as error:
-            raise _failed(item, f"its server does not speak HTTP: {_words(error)}.") from None
+            raise fetch_failed(item, f"its server does not speak HTTP: {_words(error)}.") from None
 
     async def _follow(self, item: MediaItem, url: str) -> bytes:
         for _ in range(MAX_REDIRECTS + 1):
@@ -80,9 +80,9 @@ class MediaFetcher:
             if isinstance(found, bytes):
                 return found
             if not self.settings.allows_redirects:
-                raise _failed(item, "its server redirects, which is not allowed here.")
+                raise fetch_failed(item, "its server redirects, which is not allowed here.")
             url = urljoin(url, found.url)
-        raise _failed(item, f"its server redirects more than {MAX_REDIRECTS} times.")
+        raise fetch_failed(item, f"its server redirects more than {MAX_REDIRECTS} times.")
 
     async def _get(self, item: MediaItem, text: str) -> bytes | _Redirect:
         """Return the body behind a URL, or where it has gone. Raises: RequestError"""
@@ -106,9 +106,9 @@ class MediaFetcher:
         if response.status in REDIRECTS and b"location" in fields:
             return _Redirect(fields[b"location"].decode("latin-1"))
         if response.status != 200:
-            raise _failed(item, f"its server answered with status {response.status}.")
+            raise fetch_failed(item, f"its server answered with status {response.status}.")
         if fields.get(b"content-encoding", b"identity").strip().lower() not in (b"", b"identity"):
-            raise _failed(item, "its server compressed it, though it was asked not to.")
+            raise fetch_failed(item, "its server compressed it, though it was asked not to.")
         check_content_type(item, fields.get(b"content-type", b"").decode("latin-1"))
         max_bytes = self.settings.max_bytes[item.modality]
         length = fields.get(b"content-length", b"")
@@ -166,7 +166,7 @@ def _parsed(item: MediaItem, text: str) -> httpx.URL:
     try:
         url = httpx.URL(text)
     except (httpx.InvalidURL, ValueError) as error:
-        raise _failed(item, f"the URL is invalid: {_words(error)}.") from None
+        raise fetch_failed(item, f"the URL is invalid: {_words(error)}.") from None
     if url.scheme not in PORTS:
         raise forbidden(f'media are not fetched by "{url.scheme[:16]}:".', item.where)
     if url.userinfo:
@@ -176,50 +176,6 @@ def _parsed(item: MediaItem, text: str) -> httpx.URL:
     if url.port is not None and not 0 < url.port <= MAX_PORT:
         raise forbidden(f"there is no port {url.port}.", item.where)
     return url
-
-
-def check_content_type(item: MediaItem, content_type: str) -> None:
-    """Raise RequestError where a medium is said to be something else altogether."""
-    name = content_type.partition(";")[0].strip().lower()
-    if name == "image/svg+xml":
-        raise svg_refused(item)
-    main = name.partition("/")[0]
-    if main in ("text", "multipart", "font", "message") or name in _NO_MEDIA:
-        raise _failed(item, f'its type is "{name[:64]}", which {item.modality} cannot have.')
-
-
-_NO_MEDIA = frozenset(
-    {
-        "application/json",
-        "application/xml",
-        "application/xhtml+xml",
-        "application/pdf",
-        "application/javascript",
-    }
-)
-
-
-def svg_refused(item: MediaItem) -> RequestError:
-    """Return the error for drawings, which could name other files and run for ever."""
-    return RequestError(
-        "SVG drawings are not supported.",
-        where=item.where,
-        fix="send it as PNG.",
-        code="media_invalid",
-    )
-
-
-def too_large(item: MediaItem, max_bytes: int) -> RequestError:
-    """Return the error for a medium of too many bytes."""
-    return RequestError(
-        f"it is too large: {max_bytes / MIB:g} MiB are the most of this kind ({item.modality}).",
-        where=item.where,
-        code="media_too_large",
-    )
-
-
-def _failed(item: MediaItem, what: str) -> RequestError:
-    return RequestError(what, where=item.where, code="media_fetch_failed")
 
 
 def _words(error: Exception) -> str:

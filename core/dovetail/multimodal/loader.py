@@ -10,7 +10,7 @@ import asyncio
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -35,8 +35,11 @@ from dovetail.multimodal.content import (
     invalid,
 )
 from dovetail.multimodal.decode import MediaDecoder
-from dovetail.multimodal.fetch import MediaFetcher, check_content_type, too_large
 from dovetail.multimodal.local import read_local
+from dovetail.multimodal.refusals import check_content_type, too_large
+
+if TYPE_CHECKING:
+    from dovetail.multimodal.fetch import MediaFetcher
 
 MAX_IN_FLIGHT = 8
 """Media that are loaded at once, of all requests: what they hold of memory is bounded by it."""
@@ -57,7 +60,7 @@ class MediaLoader:
     ) -> None:
         self._settings = settings
         self._decoder = decoder or MediaDecoder()
-        self._fetcher = fetcher or MediaFetcher(settings=settings)
+        self._fetcher = fetcher
         self._turns = asyncio.Semaphore(MAX_IN_FLIGHT)
 
     async def load(
@@ -114,6 +117,8 @@ class MediaLoader:
             return self._data_url(item, item.url)
         if scheme == "file":
             return await asyncio.to_thread(read_local, item, self._settings), False
+        if self._fetcher is None:  # none of a process that fetches nothing: the import takes time
+            self._fetcher = await asyncio.to_thread(_fetcher, self._settings)
         return await self._fetcher.fetch(item), False
 
     def _data_url(self, item: MediaItem, url: str) -> tuple[bytes, bool]:
@@ -189,6 +194,12 @@ def _digest(kind: str, options: MediaOptions, data: bytes, is_base64: bool) -> s
     digest = hashlib.sha256(msgspec.json.encode([kind, options]))
     digest.update(base64.b64decode(data) if is_base64 else data)
     return digest.hexdigest()
+
+
+def _fetcher(settings: MediaSettings) -> MediaFetcher:
+    from dovetail.multimodal.fetch import MediaFetcher  # imports httpx, and trio where it is
+
+    return MediaFetcher(settings=settings)
 
 
 def _first(errors: BaseExceptionGroup[RequestError]) -> RequestError:

@@ -15,7 +15,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 from dovetail.errors import RequestError
 from dovetail.interfaces.media_settings import MediaSettings
 from dovetail.multimodal.content import MediaItem
-from dovetail.multimodal.fetch import too_large
+from dovetail.multimodal.refusals import too_large
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
