@@ -49,7 +49,8 @@ FIX = f"use a checkpoint of another architecture; {PAGE} lists what is served."
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
     """transformers' causal model, the trunk inside it, what runs the trunk over tokens and their
-    positions, and the class of what the trunk returns.
+    positions, and the path of what the head reads with the class of what that returns: the trunk's,
+    or those of a module around it.
 
     `inputs_first` are the ends of the names of matrices that are stored [.., I, O].
 
@@ -60,6 +61,7 @@ class Built:
     trunk_name: str
     trunk: nn.Module
     call: TrunkCall
+    below_head: str
     output: type[Any]
     first_position: int
     hidden_size: int
@@ -95,6 +97,7 @@ def build(context: BuildContext) -> Built:
         trunk_name=trunk_name,
         trunk=trunk,
         call=call,
+        below_head=trunk_name,
         output=type(seen.output),
         first_position=seen.first_position,
         hidden_size=seen.output.last_hidden_state.shape[-1],

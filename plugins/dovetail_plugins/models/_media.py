@@ -27,6 +27,7 @@ from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.linear import Linear
 from dovetail.layers.media import SpatialRotary, spatial_positions
 from dovetail.layers.stages import Elsewhere, stage_of
+from dovetail_plugins.models._hf_names import encoder_names
 from dovetail_plugins.models._hf_swap import swap_layers
 from dovetail_plugins.models._towers import skip_unseen, swap_blocks
 
@@ -61,7 +62,7 @@ class MediaModel(nn.Module, Model):
         self.text = cast(Any, plugin(None, replace(context, model=model)))
         self.takes_media = self._takes_media(context)
         self.encoder = build_encoder(context, self.text_name, is_here=self.takes_media)
-        self._encoder_names = _names(self.encoder)
+        self._encoder_names = encoder_names(self.encoder, to="encoder.")
         if not self.takes_media:
             self.encoder = Elsewhere()
         self._dtype = dtype_of(context.model.dtype)
@@ -71,11 +72,9 @@ class MediaModel(nn.Module, Model):
     def weight_map(self) -> WeightMap:
         """Return the names: those of the encoder are transformers', those of the text model are its
         plugin's behind "text."."""
-        starts, own = ("model.", ""), self._encoder_names
-        encoder = [(f"{start}{name}", f"encoder.{name}") for start in starts for name in own]
         text = [(f"model.{name}.", f"text.model.{name}.") for name in TEXT_PARTS]
         return WeightMap(
-            prefixes=(*TEXT_NAMES, *encoder, *text),
+            prefixes=(*TEXT_NAMES, *self._encoder_names, *text),
             ignored=("rotary_emb.inv_freq", "position_ids"),
             parts={"text.": self.text.weight_map()},
         )
@@ -138,12 +137,6 @@ def _check_stages(context: BuildContext, text: type[Model]) -> None:
             where="--pipeline-parallel-size",
             fix="use 1, or divide each layer with --tensor-parallel-size.",
         )
-
-
-def _names(encoder: nn.Module) -> list[str]:
-    """Return the names of an encoder's parts."""
-    own = [name for name, _ in encoder.named_children()]
-    return own + [name for name, _ in encoder.named_parameters(recurse=False)]
 
 
 def build_encoder(context: BuildContext, text_name: str, *, is_here: bool = True) -> nn.Module:

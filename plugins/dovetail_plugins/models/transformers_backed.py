@@ -78,7 +78,7 @@ class TransformersBacked(nn.Module, Model):
 
     def __init__(self, options: Any, context: BuildContext) -> None:
         super().__init__()
-        built = build(context)
+        built = self.built(context)
         self.trunk_name, self.first_position = built.trunk_name, built.first_position
         self.tied = dict(built.causal.all_tied_weights_keys) if generates(context.model) else {}
         self.renamings = plain_renamings(built.causal)
@@ -94,13 +94,17 @@ class TransformersBacked(nn.Module, Model):
         # The head's own code (scales, soft caps) runs as it is, over hidden states it is given.
         self.given = Given(built.output)
         self.head: Any = built.causal
-        self.head.set_submodule(self.trunk_name, self.given)
+        self.head.set_submodule(built.below_head, self.given)
         if not generates(context.model):
             self.head = _without_weights(built.causal)
         width = int(built.hidden_size)
         self.score = class_score(context, Stage(context), in_size=width)
         _store_buffers(self)
         _widen(self, built)
+
+    def built(self, context: BuildContext) -> Built:
+        """Return transformers' model. Raises: ConfigError"""
+        return build(context)
 
     def weight_map(self) -> WeightMap:
         """Return the names: the trunk's prefix may be absent, everything else is the head's."""
