@@ -12,11 +12,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dovetail.interfaces.media_settings import AUDIO
+from dovetail.multimodal.extra import package
 from dovetail.multimodal.pixtral import PixtralProcessor
 from dovetail.multimodal.voxtral import VoxtralProcessor
 
 FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 """Where checkpoints name the class of their processor, the first that does counts."""
+USUAL_RATE_HZ = 16000
+"""The rate of processors that do not say at which they hear."""
 VIDEO_PART = "video_processor"
 WITHOUT_VIDEO = {"SmolVLMProcessor": "Idefics3Processor"}
 """Processors that are others but for videos, for whose texts they need a package more."""
@@ -85,3 +89,23 @@ def _without_video(made: type[Any]) -> type[Any]:
             return super().from_args_and_dict(whole, *rest, **more)
 
     return type(made.__name__, (made, Parts), {})
+
+
+def blank_media(processor: Any, kind: str) -> tuple[list[Any], dict[str, Any]]:
+    """Return two images or sounds of different sizes with nothing in them, and the options with
+    which a processor reads them."""
+    if kind == AUDIO:
+        import numpy
+
+        rate_hz = rate_of(processor)
+        sounds = [numpy.zeros(rate_hz // part, dtype=numpy.float32) for part in (1, 2)]
+        return sounds, {"sampling_rate": rate_hz}
+    images = package("PIL.Image")
+    return [images.new("RGB", size) for size in ((64, 64), (112, 64))], {}
+
+
+def rate_of(processor: Any) -> int:
+    """Return the rate at which a processor hears, in samples a second."""
+    names = ("feature_extractor", "audio_processor")
+    rates = (getattr(getattr(processor, name, None), "sampling_rate", 0) for name in names)
+    return next((int(rate) for rate in rates if rate), USUAL_RATE_HZ)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dovetail.config.checkpoint.media_tokens import token_of
 from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.media import KEPT, READY, MediaSpec, ReadMedium, feature_of
@@ -19,11 +20,10 @@ from dovetail.interfaces.spec import ModelSpec
 from dovetail.multimodal.content import EMBEDS, Embeddings, Sound
 from dovetail.multimodal.extra import INSTALL, package
 from dovetail.multimodal.kept import KeptMedia, OwnMedia, SharedMedia
-from dovetail.multimodal.processors import load_processor
+from dovetail.multimodal.processors import load_processor, rate_of
 
 logger = logging.getLogger(__name__)
 
-USUAL_RATE_HZ = 16000
 KINDS = ("image", "video", "audio")
 ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}
 """Kind -> the argument of transformers' processors."""
@@ -32,8 +32,6 @@ TEXT_FIELDS = (
     *("text_replacement_offsets", "video_metadata"),
 )
 """What processors return beside features."""
-TOKEN_FIELDS = ("{}_token_id", "{}_token_index", "{}_placeholder_token_id")
-"""How config.json names the token whose places take a kind's vectors."""
 
 
 class MediaReader:
@@ -49,12 +47,12 @@ class MediaReader:
         deep = vision.get("deepstack_visual_indexes") or ()
         self._vector_size = model.hidden_size * (1 + len(deep))
         self._blanks: dict[str, ReadMedium] = {}
-        self._rate_hz = _rate_hz(self._processor)
+        self._rate_hz = rate_of(self._processor)
         self._merged = int(vision.get("spatial_merge_size") or 1)
         self.token_ids = {
             kind: found
             for kind in spec.kinds
-            if (found := _token_id(model.whole_config, kind)) is not None
+            if (found := token_of(model.whole_config, kind)) is not None
         }
 
     @property
@@ -321,12 +319,6 @@ def _processor(model: ModelSpec) -> Any:
         ) from error
 
 
-def _rate_hz(processor: Any) -> int:
-    """Return the rate at which a processor hears, in samples a second."""
-    hears = getattr(processor, "feature_extractor", None)
-    return int(getattr(hears, "sampling_rate", 0) or USUAL_RATE_HZ)
-
-
 def _usual_scale(model: ModelSpec) -> float:
     """Return the positions of a second of video where config.json leaves them out; 0: a step is
     one position, however long."""
@@ -338,11 +330,3 @@ def _zeros(count: int) -> Any:
 
     return numpy.zeros(count, dtype=numpy.float32)
 
-
-def _token_id(config: Mapping[str, Any], kind: str) -> int | None:
-    """Return the token whose places take a kind's vectors, None where there is none."""
-    for name in TOKEN_FIELDS:
-        found = config.get(name.format(kind))
-        if isinstance(found, int):
-            return found
-    return None

@@ -18,13 +18,15 @@ DROPPED = re.compile(r"\^(\w+)\\\.\(\.\+\)")
 """How transformers writes that a part's names may begin with a word more."""
 
 
-def encoder_names(encoder: nn.Module, *, to: str) -> tuple[tuple[str, str], ...]:
+def encoder_names(
+    encoder: nn.Module, *, to: str, start: str = "model"
+) -> tuple[tuple[str, str], ...]:
     """Return (start of a name in a checkpoint, start of a name behind `to`) of all parts of an
-    encoder. A checkpoint may have the whole's "model." before them, or not."""
+    encoder. A checkpoint may have the name of the part below the head, `start`, before them."""
     own = [name for name, _ in encoder.named_children()]
     own += [name for name, _ in encoder.named_parameters(recurse=False)]
     pairs = [*_longer(encoder), *((name, name) for name in own)]
-    return tuple((start + old, to + new) for start in ("model.", "") for old, new in pairs)
+    return tuple((first + old, to + new) for first in (f"{start}.", "") for old, new in pairs)
 
 
 def _longer(encoder: Any) -> Iterator[tuple[str, str]]:

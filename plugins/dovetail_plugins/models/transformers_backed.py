@@ -119,12 +119,12 @@ class TransformersBacked(nn.Module, Model):
         head += [(name, f"head.{name}") for name, _ in self.head.named_parameters(recurse=False)]
         head += [("classifier.", "score.")]
         places = (*trunk, *head, *(pair for pair in (*bare, *own) if pair[0] not in dict(head)))
-        starts = [(old, _renamed(new, places)) for old, new in self.renamings if old[0] == "^"]
+        starts = [(old, renamed(new, places)) for old, new in self.renamings if old[0] == "^"]
         return WeightMap(
             prefixes=(*((old[1:], new) for old, new in starts), *places),
             renames=tuple((old, new) for old, new in self.renamings if old[0] != "^"),
             ignored=(*IGNORED, *(OTHER_PARTS if self.is_text_part else ())),
-            tied={_renamed(a, places): _renamed(b, places) for a, b in self.tied.items()},
+            tied={renamed(a, places): renamed(b, places) for a, b in self.tied.items()},
             transposed=self.inputs_first,
         )
 
@@ -208,7 +208,7 @@ def _also_before(renamings: list[tuple[str, str]], ends: tuple[str, ...]) -> tup
     return (*ends, *(old for old, new in renamings if ends and new.endswith(ends)))
 
 
-def _renamed(name: str, places: tuple[tuple[str, str], ...]) -> str:
+def renamed(name: str, places: tuple[tuple[str, str], ...]) -> str:
     """Return a parameter's name in this module."""
     for old, new in places:
         if name.startswith(old):

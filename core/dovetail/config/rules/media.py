@@ -15,18 +15,17 @@ from dovetail import registry
 from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.config.config import Config
 from dovetail.config.rules.adapters import MEDIA_LORAS
+from dovetail.config.rules.media_kinds import PROCESSOR_FILES, allowed_kinds, has_processor
 from dovetail.config.rules.media_settings import media_settings
 from dovetail.errors import ConfigError
 from dovetail.interfaces.media import MediaSpec
-from dovetail.interfaces.media_settings import AUDIO, MIB, VIDEO, MediaLimit, MediaSettings
+from dovetail.interfaces.media_settings import AUDIO, MIB, VIDEO, MediaSettings
 from dovetail.interfaces.schedule_spec import ScheduleSpec
 from dovetail.interfaces.spec import ModelSpec, RunSpec
 
 log = logging.getLogger(__name__)
 
 GIB = 1 << 30
-PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
-"""What a checkpoint says of how its media are read."""
 USUAL_IMAGE_ROWS = 256
 """Vectors of an image of Gemma 3 where config.json leaves them out."""
 SPEECH_RATE_HZ = 16_000
@@ -47,8 +46,8 @@ def media_spec(config: Config, model: ModelSpec) -> MediaSpec | None:
     """Return how media are read, None where a model takes none, or is to take none, or, and that
     is logged, the checkpoint does not say how. Raises: ConfigError"""
     given, settings = config.multimodal, media_settings(config)
-    kinds = _kinds(settings, model)
-    if kinds and not _has_processor(model):
+    kinds = allowed_kinds(config, model)
+    if kinds and not has_processor(model):
         log.warning(
             "%s has no %s, so the text part is served alone and prompts with media (%s) are "
             "refused; add the file to serve them.",
@@ -89,17 +88,6 @@ def _pruning_rate(config: Config, kinds: Sequence[str]) -> float:
     return rate
 
 
-def _kinds(settings: MediaSettings, model: ModelSpec) -> tuple[str, ...]:
-    """Return the kinds of media that a model takes and the limits allow."""
-    whole = facts_of(model.whole_config).media if model.whole_config else ()
-    return tuple(k for k in whole if settings.limits.get(k, MediaLimit()).count != 0)
-
-
-def _has_processor(model: ModelSpec) -> bool:
-    """Return whether a checkpoint says how its media are read."""
-    return any((Path(model.path) / name).is_file() for name in PROCESSOR_FILES)
-
-
 def _verify_seen_whole(config: Config, model: ModelSpec) -> None:
     """Raise ConfigError where not all tokens of an image can see each other."""
     alone = """serve the text part alone with `--limit-mm-per-prompt '{"image": 0}'`."""
@@ -133,9 +121,9 @@ def encoder_mode(config: Config) -> str:
 def encodings_bytes(config: Config, model: ModelSpec, schedule: ScheduleSpec) -> int:
     """Return the memory of all encodings that are kept, and of those that a step makes besides;
     0 where none is made, or --skip-mm-profiling says not to count it."""
-    if config.multimodal.skip_mm_profiling or not _has_processor(model):
+    if config.multimodal.skip_mm_profiling or not has_processor(model):
         return 0
-    if not _kinds(media_settings(config), model):
+    if not allowed_kinds(config, model):
         return 0
     vision = model.whole_config.get("vision_config") or {}
     size = model.hidden_size * (1 + len(vision.get("deepstack_visual_indexes") or ()))
