@@ -108,15 +108,13 @@ class MediaReader:
             return self._video(content)
         if kind == AUDIO:
             content, options = self._sound(content), {"sampling_rate": self._rate_hz, **options}
+        given = {"text": [self.placeholder(kind)], ARGUMENTS[kind]: [content], **options}
         try:
             made = self._processor(
-                text=[self.placeholder(kind)],
-                **{ARGUMENTS[kind]: [content]},
-                return_tensors="pt",
-                return_text_replacement_offsets=True,
-                **options,
+                **given, return_tensors="pt", return_text_replacement_offsets=True
             )
-            text = made["text_replacement_offsets"][0][0]["replacement"]
+            told = made.get("text_replacement_offsets")
+            text = told[0][0]["replacement"] if told else self._written(given)
         except Exception as error:  # transformers raises what it likes for what it cannot read
             raise RequestError(
                 f"the model's processor cannot read this {kind}: {error}",
@@ -135,6 +133,16 @@ class MediaReader:
             features=features,
             shape=self._shape(made.get(f"{kind}_grid_thw")),
         )
+
+    def _written(self, given: Mapping[str, Any]) -> str:
+        """Return the text that a processor writes for a medium, where it tells its tokens alone.
+        Raises: ValueError for tokens that no text becomes"""
+        known = self._processor.tokenizer
+        ids = self._processor(**given, add_special_tokens=False)["input_ids"][0]
+        text: str = known.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if known(text, add_special_tokens=False)["input_ids"] != list(ids):
+            raise ValueError("what it writes has no spelling")
+        return text
 
     def _video(self, content: Any) -> ReadMedium:
         """Return a video as read. Raises: RequestError"""

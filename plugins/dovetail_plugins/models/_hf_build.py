@@ -30,6 +30,7 @@ from dovetail.layers.dtypes import dtype_of
 from dovetail.registry.checkpoint_code import load_class
 from dovetail_plugins.models import _hf_attention as hf_attention
 from dovetail_plugins.models._hf_call import TrunkCall, unwrapped
+from dovetail_plugins.models._hf_names import plain_renamings
 from dovetail_plugins.models._hf_swap import (
     EXPERT_MATRICES,
     SwappedExperts,
@@ -52,6 +53,7 @@ class Built:
     positions, and the path of what the head reads with the class of what that returns: the trunk's,
     or those of a module around it.
 
+    `renamings` are what transformers renames of a checkpoint, as far as it is plain text.
     `inputs_first` are the ends of the names of matrices that are stored [.., I, O].
 
     `first_position` is what the trunk's own code would number a text's first token.
@@ -66,6 +68,7 @@ class Built:
     first_position: int
     hidden_size: int
     inputs_first: tuple[str, ...]
+    renamings: list[tuple[str, str]]
 
 
 def build(context: BuildContext) -> Built:
@@ -102,6 +105,7 @@ def build(context: BuildContext) -> Built:
         first_position=seen.first_position,
         hidden_size=seen.output.last_hidden_state.shape[-1],
         inputs_first=ends,
+        renamings=plain_renamings(causal),
     )
 
 

@@ -29,7 +29,10 @@ from dovetail.layers.media import spatial_positions
 from dovetail.multimodal.processors import blank_media, load_processor
 from dovetail_plugins.models._hf_attention import Seen
 
-PLAIN = ("inputs_embeds", "attention_mask", "position_ids", "use_cache", "cache", "input_ids")
+PLAIN = (
+    *("inputs_embeds", "attention_mask", "position_ids", "use_cache", "cache", "input_ids"),
+    *("return_dict", "output_attentions", "output_hidden_states"),
+)
 """What a text model may be given."""
 ARGUMENTS = {"image": "images", "audio": "audio"}
 

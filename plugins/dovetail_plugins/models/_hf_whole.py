@@ -33,6 +33,7 @@ from dovetail_plugins.models._hf_build import (
     try_head,
 )
 from dovetail_plugins.models._hf_call import TrunkCall
+from dovetail_plugins.models._hf_names import plain_renamings, stored_starts
 from dovetail_plugins.models._hf_swap import swap_layers
 from dovetail_plugins.models._hf_trial import Feature, Trial
 from dovetail_plugins.models._towers import skip_unseen, swap_blocks
@@ -41,13 +42,15 @@ from dovetail_plugins.models._towers import skip_unseen, swap_blocks
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole:
     """A model taken apart. `built` has its text model as the trunk; `encoder` is what is around
-    that, `takes` the arguments of the encoder by kind of media, and `is_spatial` whether positions
+    that, `takes` the arguments of the encoder by kind of media, `starts` how names in checkpoints begin (-> how
+    transformers' begin), and `is_spatial` whether positions
     have three directions."""
 
     built: Built
     encoder: nn.Module
     embed: nn.Module
     takes: dict[str, Feature]
+    starts: dict[str, str]
     is_spatial: bool
 
 
@@ -60,6 +63,7 @@ def build_whole(context: BuildContext, kinds: Sequence[str]) -> Whole:
     whole = _whole(context)
     base_name, base = _base(context, whole)
     name, text = _text(context, whole, base)
+    renamings, starts = plain_renamings(whole), stored_starts(whole)
     with refusing(context.model, "it does not run in a trial pass"):
         text.set_attn_implementation(hf_attention.PROBE)
         seen = hf_attention.probe(text, TrunkCall(base), context.device)
@@ -86,9 +90,15 @@ def build_whole(context: BuildContext, kinds: Sequence[str]) -> Whole:
         first_position=seen.first_position,
         hidden_size=seen.output.last_hidden_state.shape[-1],
         inputs_first=ends,
+        renamings=renamings,
     )
     return Whole(
-        built=built, encoder=encoder, embed=embed, takes=takes, is_spatial=trial.is_spatial
+        built=built,
+        encoder=encoder,
+        embed=embed,
+        takes=takes,
+        starts=starts,
+        is_spatial=trial.is_spatial,
     )
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightRenaming
 
 from dovetail.config.rules.architectures import stem
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
@@ -81,7 +79,7 @@ class TransformersBacked(nn.Module, Model):
         built = self.built(context)
         self.trunk_name, self.first_position = built.trunk_name, built.first_position
         self.tied = dict(built.causal.all_tied_weights_keys) if generates(context.model) else {}
-        self.renamings = plain_renamings(built.causal)
+        self.renamings = built.renamings
         self.inputs_first = _also_before(self.renamings, built.inputs_first)
         self.is_text_part = _is_text_part(type(built.causal).__name__, context.model.architecture)
         if self.is_text_part:
@@ -184,23 +182,6 @@ def _widen(module: nn.Module, built: Built) -> None:
         for name, parameter in owner.named_parameters(recurse=False):
             if parameter.is_floating_point() and any(f".{w}." in f".{path}.{name}." for w in words):
                 parameter.data = parameter.data.float()
-
-
-def plain_renamings(causal: Any) -> list[tuple[str, str]]:
-    """Return transformers' own (old, new) renamings of checkpoint names that are plain text.
-
-    An old name that starts with "^" stands at the start. Names under other rules stay as they
-    are; loading then lists them.
-    """
-    renamings = []
-    for rule in get_model_conversion_mapping(causal, add_legacy=False):
-        if not isinstance(rule, WeightRenaming):
-            continue
-        for old in rule.source_patterns:
-            text = old.replace("\\.", ".")
-            if not set(text.removeprefix("^")) & set("^$*+?()[]{}|\\"):
-                renamings.append((text, rule.target_patterns[0]))
-    return renamings
 
 
 def _also_before(renamings: list[tuple[str, str]], ends: tuple[str, ...]) -> tuple[str, ...]:

@@ -42,7 +42,8 @@ class TransformersMedia(TransformersBacked):
         self._names = encoder_names(whole.encoder, to="encoder.", start=base)
         self.encoder = whole.encoder
         self._embed = [whole.embed]  # in a list: the trunk has it
-        self._takes, self._is_spatial = whole.takes, whole.is_spatial
+        self._takes, self._starts = whole.takes, whole.starts
+        self._is_spatial = whole.is_spatial
         self._dtype = dtype_of(context.model.dtype)
         return whole.built
 
@@ -52,7 +53,9 @@ class TransformersMedia(TransformersBacked):
         names = [name for name, _ in self.head.named_children() if name != base]
         head = [(f"{start}{name}.", f"head.{name}.") for name in names for start in (f"{text}.", "")]
         trunk = [(start, "trunk.") for start in (f"{self.trunk_name}.", f"{text}.model.", f"{text}.")]
-        places = (*head, *trunk, *self._names)
+        plain = (*head, *trunk, *self._names)
+        stored = {old: renamed(new, plain) for old, new in self._starts.items()}
+        places = tuple(sorted((dict(plain) | stored).items(), key=lambda pair: -len(pair[0])))
         return WeightMap(
             prefixes=places,
             renames=tuple((old, new) for old, new in self.renamings if old[0] != "^"),

@@ -1,0 +1,218 @@
+"""A random checkpoint, with its processor, of any model that transformers has with images or sound.
+
+The config is shrunk by `tiny_configs`; the processor is the class's own with its own defaults, over
+the tiny tokenizer with the special tokens that its source names. Needs transformers and Pillow.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dovetail.config.sections.convert import merge_deep
+from dovetail.errors import ConfigError
+from dovetail.multimodal.processors import VIDEO_PART, processor_class
+from dovetail.testing.tiny_models import randomize, write_tiny_tokenizer
+from support.tiny_configs import MOST_PARAMETERS, Json, tiny_config
+
+WORD = re.compile(r"""["'](<[^"'\s{}]{2,40}>|\[[A-Z_]+\])["']""")
+"""A special token in a processor's source."""
+ATTRIBUTE = re.compile(r"tokenizer,? ?(?:\.|\")(\w+_token)\b|tokenizer\.(\w+_token)_id\b")
+"""A special token that a processor asks its tokenizer for by name."""
+KINDS = ("image", "video", "audio")
+TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+POSITIONS = 8192
+USUAL = ("bos_", "eos_", "pad_", "unk_", "add_")
+"""Starts of the names of what any tokenizer has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """What a type's parts must agree on: settings of its config, of the processor, and of those of
+    images and sounds; `image_token` is the word for a vector, where it is not that for an image."""
+
+    config: Json = field(default_factory=dict)
+    image_token: str | None = None
+    processor: Json = field(default_factory=dict)
+    pictures: Json = field(default_factory=dict)
+    sounds: Json = field(default_factory=dict)
+
+
+_SQUARE = {"height": 56, "width": 56}
+_SPATIAL = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+_SPATIAL_TEXT = {"text_config": {"rope_parameters": _SPATIAL}}
+_OWN: dict[str, Own] = {
+    "aria": Own(
+        config={"vision_config": {"image_size": 490, "patch_size": 14}},
+        pictures={"max_image_size": 490},
+    ),
+    "audioflamingo3": Own(sounds={"feature_size": 128}),
+    "aya_vision": Own(
+        config={"vision_config": {"image_size": 56}},
+        image_token="<|IMG_PATCH|>",
+        processor={"img_size": 56},
+        pictures={"size": _SQUARE},
+    ),
+    "deepseek_vl": Own(
+        config={"vision_config": {"image_size": 64}},
+        processor={"num_image_tokens": 16},
+        pictures={"size": {"height": 64, "width": 64}},
+    ),
+    "glm4v": Own(config=_SPATIAL_TEXT),
+    "glm4v_moe": Own(config=_SPATIAL_TEXT),
+    "glm46v": Own(config=_SPATIAL_TEXT),
+    "paddleocr_vl": Own(config=_SPATIAL_TEXT),
+    "got_ocr2": Own(
+        config={"vision_config": {"image_size": 256}},
+        pictures={"size": {"height": 256, "width": 256}},
+        processor={},
+    ),
+    "glmasr": Own(sounds={"feature_size": 128}),
+    "musicflamingo": Own(sounds={"feature_size": 128}),
+    "paligemma": Own(
+        config={"vision_config": {"image_size": 56, "patch_size": 14}},
+        pictures={"size": _SQUARE, "image_seq_length": 16},
+    ),
+    "ovis2": Own(
+        image_token="<IMG_ATOM>",
+        config={"visual_indicator_token_ids": [3, 4, 5, 6, 7]},
+        pictures={"size": {"height": 224, "width": 224}},
+    ),
+    "video_llama_3": Own(config={"vision_config": {"patch_size": 14}}),
+}
+"""Model type -> its own settings."""
+
+
+def write_whole(folder: str | Path, model_type: str, architecture: str) -> Path:
+    """Write config, weights, tokenizer and processor; return the folder.
+
+    Raises: ConfigError where transformers' own classes cannot be made small
+    """
+    try:
+        return _write(Path(folder), model_type, architecture)
+    except Exception as error:  # whatever transformers' own classes raise
+        told = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"no small checkpoint of {model_type}: {type(error).__name__}: {told}"
+        ) from error
+
+
+def _write(folder: Path, model_type: str, architecture: str) -> Path:
+    import torch
+    import transformers
+
+    own = _OWN.get(model_type, Own())
+    made = _processor_class(model_type)
+    tokenizer = _tokenizer(folder, made)
+    processor = _processor(made, model_type, tokenizer, own)
+    config = _config(model_type, own)
+    config.architectures = [architecture]
+    _fit(config, processor, len(tokenizer), own.image_token)
+    kind = getattr(transformers, architecture)
+    with torch.device("meta"):
+        size = sum(p.numel() for p in kind(config).parameters())
+    if size > 3 * MOST_PARAMETERS:
+        raise ConfigError(f"the small config of {model_type} still has {size} parameters.")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(len(model_type))
+        model = kind(config)
+    randomize(model, seed=len(model_type))
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+def _processor_class(model_type: str) -> type[Any]:
+    """Return the processor's class, without its part for videos where torchvision is missing."""
+    import transformers
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+    name = PROCESSOR_MAPPING_NAMES[model_type]
+    module = transformers._class_to_module[name].rpartition(".")[2]  # type: ignore[attr-defined]
+    return processor_class(module.removeprefix("processing_"), name)
+
+
+def _tokenizer(folder: Path, processor: type[Any]) -> Any:
+    """Write and return the tiny tokenizer with the special tokens that a processor's source has."""
+    import transformers
+
+    source = "".join(
+        inspect.getsource(one)
+        for one in processor.__mro__
+        if one.__module__.startswith("transformers.models.")
+    )
+    names = {a or b for a, b in ATTRIBUTE.findall(source)}
+    words = dict.fromkeys(WORD.findall(source))
+    own = {name: f"<|{name}|>" for name in sorted(names) if not name.startswith(USUAL)}
+    write_tiny_tokenizer(folder, chat_template=TEMPLATE)
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_text(encoding="utf-8"))
+    settings["additional_special_tokens"] = [*words, *own.values()]
+    settings["extra_special_tokens"] = own
+    settings["unk_token"] = "<|pad|>"
+    file.write_text(json.dumps(settings), encoding="utf-8")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": [*words, *own.values()]})
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def _config(model_type: str, own: Own) -> Any:
+    """Return a small config with a type's own settings laid over it."""
+    small = tiny_config(model_type)
+    fields = small.to_dict()
+    merge_deep(fields, own.config)
+    fields.pop("model_type")
+    return type(small)(**fields)
+
+
+def _processor(made: type[Any], model_type: str, tokenizer: Any, own: Own) -> Any:
+    """Return a processor with its parts' own settings."""
+    import transformers
+    from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
+    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
+
+    parts: dict[str, Any] = {"tokenizer": tokenizer}
+    for name in made.get_attributes():
+        if name == "image_processor":
+            parts[name] = _pictures(
+                IMAGE_PROCESSOR_MAPPING_NAMES.get(model_type), model_type, own.pictures
+            )
+        elif name in ("feature_extractor", "audio_processor"):
+            found = FEATURE_EXTRACTOR_MAPPING_NAMES.get(model_type, "WhisperFeatureExtractor")
+            parts[name] = getattr(transformers, found)(**own.sounds)
+    parts = {name: part for name, part in parts.items() if name != VIDEO_PART}
+    return made(**parts, **own.processor)
+
+
+def _pictures(names: Any, model_type: str, settings: Json) -> Any:
+    """Return a processor of images that needs no torchvision."""
+    import transformers
+
+    told = [names] if isinstance(names, str) else [*(names or {}).values()]
+    for name in [f"{one.removesuffix('Fast').removesuffix('Pil')}Pil" for one in told if one]:
+        module = transformers._class_to_module.get(name)  # type: ignore[attr-defined]
+        if module is not None:
+            return getattr(transformers, name)(**settings)
+    raise ConfigError(f"{model_type} has no processor of images without torchvision ({told}).")
+
+
+def _fit(config: Any, processor: Any, vocab_size: int, image_token: str | None) -> None:
+    """Give a config the processor's tokens, a vocabulary with them, and a long context. Mutates:
+    config"""
+    known = processor.tokenizer.convert_tokens_to_ids
+    for one in {id(c): c for c in (config, config.get_text_config())}.values():
+        if hasattr(one, "vocab_size"):
+            one.vocab_size = vocab_size
+        if hasattr(one, "max_position_embeddings"):
+            one.max_position_embeddings = POSITIONS
+    for name in list(vars(config)):
+        found = re.fullmatch(r"(\w+_token)_(id|index)", name)
+        word = found and getattr(processor, found[1], None)
+        word = image_token if image_token and found and found[1] == "image_token" else word
+        if isinstance(word, str):
+            setattr(config, name, known(word))
