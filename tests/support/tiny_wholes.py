@@ -6,6 +6,7 @@ the tiny tokenizer with the special tokens that its source names. Needs transfor
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import json
 import re
@@ -23,7 +24,7 @@ WORD = re.compile(r"""["'](<[^"'\s{}]{2,40}>|\[[A-Z_]+\])["']""")
 """A special token in a processor's source."""
 ATTRIBUTE = re.compile(r"tokenizer,? ?(?:\.|\")(\w+_token)\b|tokenizer\.(\w+_token)_id\b")
 """A special token that a processor asks its tokenizer for by name."""
-KINDS = ("image", "video", "audio")
+HAS_TORCHVISION = importlib.util.find_spec("torchvision") is not None
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 POSITIONS = 8192
 USUAL = ("bos_", "eos_", "pad_", "unk_", "add_")
@@ -33,10 +34,12 @@ USUAL = ("bos_", "eos_", "pad_", "unk_", "add_")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
     """What a type's parts must agree on: settings of its config, of the processor, and of those of
-    images and sounds; `image_token` is the word for a vector, where it is not that for an image."""
+    images and sounds; `image_token` is the word for a vector, where it is not that for an image, and
+    `tokens` the words of a list of token ids."""
 
     config: Json = field(default_factory=dict)
     image_token: str | None = None
+    tokens: dict[str, list[str]] = field(default_factory=dict)
     processor: Json = field(default_factory=dict)
     pictures: Json = field(default_factory=dict)
     sounds: Json = field(default_factory=dict)
@@ -45,12 +48,15 @@ class Own:
 _SQUARE = {"height": 56, "width": 56}
 _SPATIAL = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
 _SPATIAL_TEXT = {"text_config": {"rope_parameters": _SPATIAL}}
+_WHISPER = Own(
+    config={"audio_config": {"max_source_positions": 1500}}, sounds={"feature_size": 128}
+)
 _OWN: dict[str, Own] = {
     "aria": Own(
         config={"vision_config": {"image_size": 490, "patch_size": 14}},
         pictures={"max_image_size": 490},
     ),
-    "audioflamingo3": Own(sounds={"feature_size": 128}),
+    "audioflamingo3": _WHISPER,
     "aya_vision": Own(
         config={"vision_config": {"image_size": 56}},
         image_token="<|IMG_PATCH|>",
@@ -62,24 +68,33 @@ _OWN: dict[str, Own] = {
         processor={"num_image_tokens": 16},
         pictures={"size": {"height": 64, "width": 64}},
     ),
+    "deepseek_vl_hybrid": Own(
+        config={
+            "vision_config": {"image_size": 384},
+            "high_res_vision_config": {"image_size": 1024},
+        },
+    ),
+    "cohere2_vision": Own(
+        config={"vision_config": {"image_size": 56, "patch_size": 14}, "downsample_factor": 2},
+        pictures={"size": _SQUARE, "patch_size": 14, "downsample_factor": 2},
+    ),
+    "exaone4_5": Own(config={"vision_config": {"window_size": 112, "fullatt_block_indexes": [1]}}),
     "glm4v": Own(config=_SPATIAL_TEXT),
     "glm4v_moe": Own(config=_SPATIAL_TEXT),
     "glm46v": Own(config=_SPATIAL_TEXT),
     "paddleocr_vl": Own(config=_SPATIAL_TEXT),
     "got_ocr2": Own(
-        config={"vision_config": {"image_size": 256}},
-        pictures={"size": {"height": 256, "width": 256}},
-        processor={},
+        pictures={"size": {"height": 1024, "width": 1024}},
     ),
-    "glmasr": Own(sounds={"feature_size": 128}),
-    "musicflamingo": Own(sounds={"feature_size": 128}),
+    "glmasr": _WHISPER,
+    "musicflamingo": _WHISPER,
     "paligemma": Own(
         config={"vision_config": {"image_size": 56, "patch_size": 14}},
         pictures={"size": _SQUARE, "image_seq_length": 16},
     ),
     "ovis2": Own(
         image_token="<IMG_ATOM>",
-        config={"visual_indicator_token_ids": [3, 4, 5, 6, 7]},
+        tokens={"visual_indicator_token_ids": ["<IMG_START>", "<IMG_GRID>", "<IMG_COL>"]},
         pictures={"size": {"height": 224, "width": 224}},
     ),
     "video_llama_3": Own(config={"vision_config": {"patch_size": 14}}),
@@ -111,7 +126,7 @@ def _write(folder: Path, model_type: str, architecture: str) -> Path:
     processor = _processor(made, model_type, tokenizer, own)
     config = _config(model_type, own)
     config.architectures = [architecture]
-    _fit(config, processor, len(tokenizer), own.image_token)
+    _fit(config, processor, len(tokenizer), own)
     kind = getattr(transformers, architecture)
     with torch.device("meta"):
         size = sum(p.numel() for p in kind(config).parameters())
@@ -133,6 +148,8 @@ def _processor_class(model_type: str) -> type[Any]:
 
     name = PROCESSOR_MAPPING_NAMES[model_type]
     module = transformers._class_to_module[name].rpartition(".")[2]  # type: ignore[attr-defined]
+    if HAS_TORCHVISION:
+        return getattr(transformers, name)
     return processor_class(module.removeprefix("processing_"), name)
 
 
@@ -175,33 +192,40 @@ def _processor(made: type[Any], model_type: str, tokenizer: Any, own: Own) -> An
     import transformers
     from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
     from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
+    from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPING_NAMES
 
     parts: dict[str, Any] = {"tokenizer": tokenizer}
     for name in made.get_attributes():
         if name == "image_processor":
             parts[name] = _pictures(
-                IMAGE_PROCESSOR_MAPPING_NAMES.get(model_type), model_type, own.pictures
+                IMAGE_PROCESSOR_MAPPING_NAMES.get(model_type), made, own.pictures
             )
+        elif name == VIDEO_PART and HAS_TORCHVISION:
+            parts[name] = getattr(transformers, VIDEO_PROCESSOR_MAPPING_NAMES[model_type])()
         elif name in ("feature_extractor", "audio_processor"):
             found = FEATURE_EXTRACTOR_MAPPING_NAMES.get(model_type, "WhisperFeatureExtractor")
             parts[name] = getattr(transformers, found)(**own.sounds)
-    parts = {name: part for name, part in parts.items() if name != VIDEO_PART}
     return made(**parts, **own.processor)
 
 
-def _pictures(names: Any, model_type: str, settings: Json) -> Any:
-    """Return a processor of images that needs no torchvision."""
+def _pictures(names: Any, made: type[Any], settings: Json) -> Any:
+    """Return a processor of images: the type's, or that beside the class of its processor; one that
+    needs no torchvision where that is missing."""
     import transformers
 
     told = [names] if isinstance(names, str) else [*(names or {}).values()]
-    for name in [f"{one.removesuffix('Fast').removesuffix('Pil')}Pil" for one in told if one]:
-        module = transformers._class_to_module.get(name)  # type: ignore[attr-defined]
-        if module is not None:
+    modules: dict[str, str] = transformers._class_to_module  # type: ignore[attr-defined]
+    package = made.__module__.split(".")[2]
+    told += [name for name, module in modules.items()
+             if module.startswith(f"models.{package}.image_processing")]  # fmt: skip
+    end = "" if HAS_TORCHVISION else "Pil"
+    for name in [f"{one.removesuffix('Fast').removesuffix('Pil')}{end}" for one in told if one]:
+        if name in modules:
             return getattr(transformers, name)(**settings)
-    raise ConfigError(f"{model_type} has no processor of images without torchvision ({told}).")
+    raise ConfigError(f"{made.__name__} has no processor of images without torchvision.")
 
 
-def _fit(config: Any, processor: Any, vocab_size: int, image_token: str | None) -> None:
+def _fit(config: Any, processor: Any, vocab_size: int, own: Own) -> None:
     """Give a config the processor's tokens, a vocabulary with them, and a long context. Mutates:
     config"""
     known = processor.tokenizer.convert_tokens_to_ids
@@ -213,6 +237,9 @@ def _fit(config: Any, processor: Any, vocab_size: int, image_token: str | None) 
     for name in list(vars(config)):
         found = re.fullmatch(r"(\w+_token)_(id|index)", name)
         word = found and getattr(processor, found[1], None)
-        word = image_token if image_token and found and found[1] == "image_token" else word
+        if own.image_token and found and found[1] == "image_token":
+            word = own.image_token
         if isinstance(word, str):
             setattr(config, name, known(word))
+    for name, words in own.tokens.items():
+        setattr(config, name, known(words))

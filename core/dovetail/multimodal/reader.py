@@ -20,13 +20,11 @@ from dovetail.interfaces.spec import ModelSpec
 from dovetail.multimodal.content import EMBEDS, Embeddings, Sound
 from dovetail.multimodal.extra import INSTALL, package
 from dovetail.multimodal.kept import KeptMedia, OwnMedia, SharedMedia
-from dovetail.multimodal.processors import load_processor, rate_of
+from dovetail.multimodal.processors import ARGUMENTS, load_processor, rate_of
 
 logger = logging.getLogger(__name__)
 
 KINDS = ("image", "video", "audio")
-ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}
-"""Kind -> the argument of transformers' processors."""
 TEXT_FIELDS = (
     *("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"),
     *("text_replacement_offsets", "video_metadata"),
@@ -337,4 +335,3 @@ def _zeros(count: int) -> Any:
     import numpy
 
     return numpy.zeros(count, dtype=numpy.float32)
-

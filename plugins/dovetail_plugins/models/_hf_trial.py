@@ -19,22 +19,22 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from transformers.modeling_outputs import ModelOutput
 
 from dovetail.config.checkpoint.media_tokens import token_of
 from dovetail.errors import ConfigError
 from dovetail.interfaces.media import PartPlace
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.media import spatial_positions
-from dovetail.multimodal.processors import blank_media, load_processor
+from dovetail.multimodal.processors import blank_media, load_processor, read_together
 from dovetail_plugins.models._hf_attention import Seen
 
 PLAIN = (
     *("inputs_embeds", "attention_mask", "position_ids", "use_cache", "cache", "input_ids"),
-    *("return_dict", "output_attentions", "output_hidden_states"),
+    *("return_dict", "output_attentions", "output_hidden_states", "logits_to_keep"),
 )
 """What a text model may be given."""
-ARGUMENTS = {"image": "images", "audio": "audio"}
+TYPES = "mm_token_type_ids"
+"""The argument of models that must be told which tokens stand for media."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,16 +89,12 @@ class Trial:
         return feature
 
     def _inputs(self, kind: str) -> dict[str, Any]:
-        """Return what the processor makes of a text with two media."""
-        assert self._processor is not None
-        place = getattr(self._processor, f"{kind}_token")
+        """Return what the processor makes of a text with two media, or with one where it takes one
+        for each text."""
         media, options = blank_media(self._processor, kind)
-        made = self._processor(
-            text=[f"a {place} b {place} c"],
-            **{ARGUMENTS[kind]: media},
-            return_tensors="pt",
-            **options,
-        )
+        if TYPES in inspect.signature(self._whole.forward).parameters:
+            options["return_mm_token_type_ids"] = True
+        made = read_together(self._processor, kind, media, options)
         return {
             name: value.to(self._device) if isinstance(value, torch.Tensor) else value
             for name, value in made.items()
@@ -224,9 +220,7 @@ class _NoProducts(TorchFunctionMode):
 
 
 @contextmanager
-def _listening(
-    whole: Any, base: Any, text: nn.Module, kind: str, heard: _Heard
-) -> Iterator[None]:
+def _listening(whole: Any, base: Any, text: nn.Module, kind: str, heard: _Heard) -> Iterator[None]:
     """Note what the encoder, the table of tokens and the text model are given and return inside a
     with block. Mutates: heard"""
     name = f"get_{kind}_features"

@@ -8,9 +8,9 @@ that is, a trial call with two media says: see `_hf_trial`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import transformers
@@ -42,9 +42,8 @@ from dovetail_plugins.models._towers import skip_unseen, swap_blocks
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole:
     """A model taken apart. `built` has its text model as the trunk; `encoder` is what is around
-    that, `takes` the arguments of the encoder by kind of media, `starts` how names in checkpoints begin (-> how
-    transformers' begin), and `is_spatial` whether positions
-    have three directions."""
+    that, `takes` the arguments of the encoder by kind of media, `starts` how names in checkpoints
+    begin (-> how transformers' begin), and `is_spatial` whether positions have three directions."""
 
     built: Built
     encoder: nn.Module
@@ -71,7 +70,8 @@ def build_whole(context: BuildContext, kinds: Sequence[str]) -> Whole:
             try_head(whole, base_name, seen)
     with refusing(context.model, "it does not run in a trial pass with media"):
         trial = Trial(context, whole, base, text, kinds)
-        takes = {kind: trial.run(kind) for kind in kinds}
+        with hf_attention.opening(base) as opened:
+            takes = {kind: trial.run(kind) for kind in kinds}
     learn_attention(context, seen.layers)
     with refusing(context.model, "its layers cannot be exchanged"):
         text.set_attn_implementation(hf_attention.RUN)
@@ -79,7 +79,8 @@ def build_whole(context: BuildContext, kinds: Sequence[str]) -> Whole:
         swap_layers(context, text, f"{path}.", kept=seen.opened)
         embed = whole.get_input_embeddings()
         check_layout(whole)
-        encoder = _encoder(context, base, f"{base_name}.", name, whole.config)
+        del base._modules[name]
+        exchange(context, base, f"{base_name}.", whole.config, kept=opened)
     built = Built(
         causal=whole,
         trunk_name=path,
@@ -94,7 +95,7 @@ def build_whole(context: BuildContext, kinds: Sequence[str]) -> Whole:
     )
     return Whole(
         built=built,
-        encoder=encoder,
+        encoder=base,
         embed=embed,
         takes=takes,
         starts=starts,
@@ -134,16 +135,18 @@ def _text(context: BuildContext, whole: Any, base: nn.Module) -> tuple[str, Any]
     return name, decoder
 
 
-def _encoder(context: BuildContext, base: nn.Module, prefix: str, text: str, config: Any) -> Any:
-    """Return the part below the head without its text model, with dovetail's linear layers in it.
-
-    Mutates: base
-    """
-    del base._modules[text]
-    swap_blocks(context, base, prefix)
-    swap_layers(context, base, prefix)
-    skip_unseen(base, config)
-    for layer in base.modules():
+def exchange(
+    context: BuildContext,
+    encoder: nn.Module,
+    prefix: str,
+    config: Any,
+    kept: Container[nn.Module] = (),
+) -> None:
+    """Put dovetail's linear layers into an encoder, but for those that are `kept`. `prefix` is its
+    path in the checkpoint. Mutates: encoder"""
+    swap_blocks(context, encoder, prefix, kept)
+    swap_layers(context, encoder, prefix, kept)
+    skip_unseen(encoder, config)
+    for layer in encoder.modules():
         if isinstance(layer, Linear):
             layer.no_adapters = "it is of the encoder of media, whose results all rows share"
-    return cast(nn.Module, base)

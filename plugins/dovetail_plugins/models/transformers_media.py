@@ -51,8 +51,12 @@ class TransformersMedia(TransformersBacked):
         """Return the names: those of the text model, of the head, and of the encoder."""
         base, _, text = self.trunk_name.partition(".")
         names = [name for name, _ in self.head.named_children() if name != base]
-        head = [(f"{start}{name}.", f"head.{name}.") for name in names for start in (f"{text}.", "")]
-        trunk = [(start, "trunk.") for start in (f"{self.trunk_name}.", f"{text}.model.", f"{text}.")]
+        head = [
+            (f"{start}{name}.", f"head.{name}.") for name in names for start in (f"{text}.", "")
+        ]
+        trunk = [
+            (start, "trunk.") for start in (f"{self.trunk_name}.", f"{text}.model.", f"{text}.")
+        ]
         plain = (*head, *trunk, *self._names)
         stored = {old: renamed(new, plain) for old, new in self._starts.items()}
         places = tuple(sorted((dict(plain) | stored).items(), key=lambda pair: -len(pair[0])))
