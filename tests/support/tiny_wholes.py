@@ -19,6 +19,7 @@ from dovetail.errors import ConfigError
 from dovetail.multimodal.processors import VIDEO_PART, processor_class
 from dovetail.testing.tiny_models import randomize, write_tiny_tokenizer
 from support.tiny_configs import MOST_PARAMETERS, Json, tiny_config
+from support.tiny_media import MEDIA_FAMILIES, SOUND_FAMILIES, write_media_checkpoint
 
 WORD = re.compile(r"""["'](<[^"'\s{}]{2,40}>|\[[A-Z_]+\])["']""")
 """A special token in a processor's source."""
@@ -34,8 +35,8 @@ USUAL = ("bos_", "eos_", "pad_", "unk_", "add_")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
     """What a type's parts must agree on: settings of its config, of the processor, and of those of
-    images and sounds; `image_token` is the word for a vector, where it is not that for an image, and
-    `tokens` the words of a list of token ids."""
+    images and sounds; `image_token` is the word for a vector, where it is not that for an image,
+    and `tokens` are the words of a list of token ids."""
 
     config: Json = field(default_factory=dict)
     image_token: str | None = None
@@ -75,8 +76,7 @@ _OWN: dict[str, Own] = {
         },
     ),
     "cohere2_vision": Own(
-        config={"vision_config": {"image_size": 56, "patch_size": 14}, "downsample_factor": 2},
-        pictures={"size": _SQUARE, "patch_size": 14, "downsample_factor": 2},
+        config={"vision_config": {"image_size": 512, "patch_size": 16}, "downsample_factor": 2},
     ),
     "exaone4_5": Own(config={"vision_config": {"window_size": 112, "fullatt_block_indexes": [1]}}),
     "glm4v": Own(config=_SPATIAL_TEXT),
@@ -91,6 +91,19 @@ _OWN: dict[str, Own] = {
     "paligemma": Own(
         config={"vision_config": {"image_size": 56, "patch_size": 14}},
         pictures={"size": _SQUARE, "image_seq_length": 16},
+    ),
+    "phi4_multimodal": Own(
+        config={
+            "vision_config": {"image_size": 448, "crop_size": 448, "num_hidden_layers": 3},
+            "audio_config": {
+                "num_blocks": 3,
+                "input_size": 80,
+                "ext_pw_out_channel": 32,
+                "depthwise_separable_out_channel": 32,
+                "nemo_conv_channels": 32,
+            },
+            "num_key_value_heads": 2,
+        },
     ),
     "ovis2": Own(
         image_token="<IMG_ATOM>",
@@ -108,6 +121,8 @@ def write_whole(folder: str | Path, model_type: str, architecture: str) -> Path:
     Raises: ConfigError where transformers' own classes cannot be made small
     """
     try:
+        if architecture in {**MEDIA_FAMILIES, **SOUND_FAMILIES}:
+            return write_media_checkpoint(folder, architecture)
         return _write(Path(folder), model_type, architecture)
     except Exception as error:  # whatever transformers' own classes raise
         told = " ".join(str(error).split())[:200]
@@ -201,7 +216,9 @@ def _processor(made: type[Any], model_type: str, tokenizer: Any, own: Own) -> An
                 IMAGE_PROCESSOR_MAPPING_NAMES.get(model_type), made, own.pictures
             )
         elif name == VIDEO_PART and HAS_TORCHVISION:
-            parts[name] = getattr(transformers, VIDEO_PROCESSOR_MAPPING_NAMES[model_type])()
+            named = VIDEO_PROCESSOR_MAPPING_NAMES[model_type]
+            found = named if isinstance(named, str) else next(iter(named.values()))
+            parts[name] = getattr(transformers, found)()
         elif name in ("feature_extractor", "audio_processor"):
             found = FEATURE_EXTRACTOR_MAPPING_NAMES.get(model_type, "WhisperFeatureExtractor")
             parts[name] = getattr(transformers, found)(**own.sounds)
@@ -234,12 +251,13 @@ def _fit(config: Any, processor: Any, vocab_size: int, own: Own) -> None:
             one.vocab_size = vocab_size
         if hasattr(one, "max_position_embeddings"):
             one.max_position_embeddings = POSITIONS
-    for name in list(vars(config)):
+    parts = [one for one in vars(config).values() if hasattr(one, "to_dict")]
+    for holder, name in [(one, name) for one in (config, *parts) for name in list(vars(one))]:
         found = re.fullmatch(r"(\w+_token)_(id|index)", name)
         word = found and getattr(processor, found[1], None)
         if own.image_token and found and found[1] == "image_token":
             word = own.image_token
         if isinstance(word, str):
-            setattr(config, name, known(word))
+            setattr(holder, name, known(word))
     for name, words in own.tokens.items():
         setattr(config, name, known(words))

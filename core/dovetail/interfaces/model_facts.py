@@ -64,6 +64,7 @@ class ModelFacts:
     cache: str = ""
     media: tuple[str, ...] = ()
     media_see_all: bool = False
+    media_apart: bool = False
     positions_per_second: float = 0.0
     encoder_input: str = ""
     encoder_rows: str = ""

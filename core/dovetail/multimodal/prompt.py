@@ -121,6 +121,14 @@ def _check_kinds(media: Sequence[Medium], reader: MediaReader) -> None:
                 where=medium.kind,
                 code="unsupported_media",
             )
+    kinds = sorted({medium.kind for medium in media})
+    if reader.takes_one_kind and len(kinds) > 1:
+        raise RequestError(
+            f"this model takes media of one kind in a prompt, not {' and '.join(kinds)}.",
+            where=media[-1].kind,
+            fix="send a request for each kind.",
+            code="unsupported_media",
+        )
 
 
 def _expanded(

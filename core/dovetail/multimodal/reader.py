@@ -45,6 +45,7 @@ class MediaReader:
         deep = vision.get("deepstack_visual_indexes") or ()
         self._vector_size = model.hidden_size * (1 + len(deep))
         self._blanks: dict[str, ReadMedium] = {}
+        self.takes_one_kind = facts_of(model.whole_config).media_apart
         self._rate_hz = rate_of(self._processor)
         self._merged = int(vision.get("spatial_merge_size") or 1)
         self.token_ids = {

@@ -8,7 +8,7 @@ that is, a trial call with two media says: see `_hf_trial`.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,6 @@ from transformers.initialization import no_init_weights
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.decoder_head import generates
 from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.linear import Linear
 from dovetail_plugins.models import _hf_attention as hf_attention
 from dovetail_plugins.models._hf_build import (
     Built,
@@ -36,7 +35,7 @@ from dovetail_plugins.models._hf_call import TrunkCall
 from dovetail_plugins.models._hf_names import plain_renamings, stored_starts
 from dovetail_plugins.models._hf_swap import swap_layers
 from dovetail_plugins.models._hf_trial import Feature, Trial
-from dovetail_plugins.models._towers import skip_unseen, swap_blocks
+from dovetail_plugins.models._towers import exchange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,20 +132,3 @@ def _text(context: BuildContext, whole: Any, base: nn.Module) -> tuple[str, Any]
     if name is None:
         raise refusal(context.model, "its text model is not a part of its own")
     return name, decoder
-
-
-def exchange(
-    context: BuildContext,
-    encoder: nn.Module,
-    prefix: str,
-    config: Any,
-    kept: Container[nn.Module] = (),
-) -> None:
-    """Put dovetail's linear layers into an encoder, but for those that are `kept`. `prefix` is its
-    path in the checkpoint. Mutates: encoder"""
-    swap_blocks(context, encoder, prefix, kept)
-    swap_layers(context, encoder, prefix, kept)
-    skip_unseen(encoder, config)
-    for layer in encoder.modules():
-        if isinstance(layer, Linear):
-            layer.no_adapters = "it is of the encoder of media, whose results all rows share"

@@ -25,6 +25,7 @@ from dovetail.layers.linear import (
     RowParallelLinear,
 )
 from dovetail.parallel.groups import tensor_group
+from dovetail_plugins.models._hf_swap import store_buffers, swap_layers
 
 ACTIVATIONS: dict[type[nn.Module], str] = {
     activations.QuickGELUActivation: "quick_gelu",
@@ -61,6 +62,24 @@ class TowerActivated(_AnyShape, ActivatedLinear):
 
 class TowerQKV(_AnyShape, MergedColumnParallelLinear):
     """Queries, keys and values in one, divided by heads."""
+
+
+def exchange(
+    context: BuildContext,
+    encoder: nn.Module,
+    prefix: str,
+    config: Any,
+    kept: Container[nn.Module] = (),
+) -> None:
+    """Put dovetail's linear layers into an encoder, but for those that are `kept`. `prefix` is its
+    path in the checkpoint. Mutates: encoder"""
+    swap_blocks(context, encoder, prefix, kept)
+    swap_layers(context, encoder, prefix, kept)
+    skip_unseen(encoder, config)
+    store_buffers(encoder)
+    for layer in encoder.modules():
+        if isinstance(layer, Linear):
+            layer.no_adapters = "it is of the encoder of media, whose results all rows share"
 
 
 def swap_blocks(

@@ -17,9 +17,10 @@ from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import LOGITS
 from dovetail.layers.decoder_head import class_score, generates
-from dovetail.layers.placement import WeightHolder, mark_axes
+from dovetail.layers.placement import WeightHolder
 from dovetail.layers.stages import Elsewhere, Stage
 from dovetail_plugins.models._hf_build import Built, build
+from dovetail_plugins.models._hf_swap import store_buffers
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ class TransformersBacked(nn.Module, Model):
             self.head = _without_weights(built.causal)
         width = int(built.hidden_size)
         self.score = class_score(context, Stage(context), in_size=width)
-        _store_buffers(self)
+        store_buffers(self)
         _widen(self, built)
 
     def built(self, context: BuildContext) -> Built:
@@ -156,20 +157,6 @@ def _is_text_part(causal: str, architecture: str) -> bool:
 def _without_weights(causal: nn.Module) -> nn.Module:
     """Return what stands for a head that is not needed: its parts without their weights."""
     return nn.ModuleDict({name: Elsewhere() for name, _ in causal.named_children()})
-
-
-def _store_buffers(module: nn.Module) -> None:
-    """Make parameters of the buffers that a checkpoint stores, so that they are loaded like all
-    others; one that it lacks keeps the value that transformers gives it. Mutates: module"""
-    for owner in module.modules():
-        for name, buffer in list(owner._buffers.items()):
-            if buffer is None or name in owner._non_persistent_buffers_set:
-                continue
-            del owner._buffers[name]
-            stored = nn.Parameter(buffer, requires_grad=False)
-            owner.register_parameter(
-                name, mark_axes(stored, output=None, input=None, is_optional=True)
-            )
 
 
 def _widen(module: nn.Module, built: Built) -> None:
