@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.config.checkpoint.media_tokens import PLAIN_KINDS
-from dovetail.errors import DovetailError
+from dovetail.errors import ConfigError, DovetailError
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.llm import LLM
 from dovetail.multimodal.processors import ARGUMENTS, load_processor, rate_of
@@ -26,10 +26,19 @@ Prompt = tuple[str, str, list[Any]]
 
 
 def media_verdict(folder: str | Path, **flags: Any) -> Verdict:
-    """Return what the engine makes of a checkpoint, held against transformers and `inspect`."""
-    processor = load_processor(folder, "")
-    asked = prompts(processor)
-    longest, wanted = greedy_by_transformers(folder, processor, asked)
+    """Return what the engine makes of a checkpoint, held against transformers and `inspect`.
+
+    Raises: ConfigError where transformers' own code gives no answer
+    """
+    try:
+        processor = load_processor(folder, "")
+        asked = prompts(processor)
+        longest, wanted = greedy_by_transformers(folder, processor, asked)
+    except Exception as error:  # whatever it raises
+        told = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"transformers' own code gives no answer: {type(error).__name__}: {told}"
+        ) from error
     fields = {"model": str(folder), **FLAGS, "max_model_len": longest + NEW_TOKENS, **flags}
     promised = promise_of(fields)
     try:
@@ -92,9 +101,7 @@ def greedy_by_transformers(
 
     (architecture,) = transformers.AutoConfig.from_pretrained(folder).architectures
     kind = getattr(transformers, architecture)
-    model = kind.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     model.generation_config.eos_token_id = None
     longest, drawn = 0, []
     for text, medium, media in list(asked):

@@ -139,7 +139,7 @@ def _write(folder: Path, model_type: str, architecture: str) -> Path:
     made = _processor_class(model_type)
     tokenizer = _tokenizer(folder, made)
     processor = _processor(made, model_type, tokenizer, own)
-    config = _config(model_type, own)
+    config = whole_config(model_type)
     config.architectures = [architecture]
     _fit(config, processor, len(tokenizer), own)
     kind = getattr(transformers, architecture)
@@ -193,8 +193,9 @@ def _tokenizer(folder: Path, processor: type[Any]) -> Any:
     return tokenizer
 
 
-def _config(model_type: str, own: Own) -> Any:
+def whole_config(model_type: str) -> Any:
     """Return a small config with a type's own settings laid over it."""
+    own = _OWN.get(model_type, Own())
     small = tiny_config(model_type)
     fields = small.to_dict()
     merge_deep(fields, own.config)
