@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import itertools
 import json
 import re
 from dataclasses import dataclass, field
@@ -52,6 +53,7 @@ _SPATIAL_TEXT = {"text_config": {"rope_parameters": _SPATIAL}}
 _WHISPER = Own(
     config={"audio_config": {"max_source_positions": 1500}}, sounds={"feature_size": 128}
 )
+_WINDOWED = Own(config={"vision_config": {"window_size": 112, "fullatt_block_indexes": [1]}})
 _OWN: dict[str, Own] = {
     "aria": Own(
         config={"vision_config": {"image_size": 490, "patch_size": 14}},
@@ -78,7 +80,7 @@ _OWN: dict[str, Own] = {
     "cohere2_vision": Own(
         config={"vision_config": {"image_size": 512, "patch_size": 16}, "downsample_factor": 2},
     ),
-    "exaone4_5": Own(config={"vision_config": {"window_size": 112, "fullatt_block_indexes": [1]}}),
+    "exaone4_5": _WINDOWED,
     "glm4v": Own(config=_SPATIAL_TEXT),
     "glm4v_moe": Own(config=_SPATIAL_TEXT),
     "glm46v": Own(config=_SPATIAL_TEXT),
@@ -105,9 +107,20 @@ _OWN: dict[str, Own] = {
             "num_key_value_heads": 2,
         },
     ),
+    "hyperclovax_vision_v2": _WINDOWED,
+    **dict.fromkeys(
+        ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7"),
+        Own(config={"vision_config": {"patch_size": 14}, "insert_layer_id": 0}),
+    ),
+    "lfm2_vl": Own(config={"vision_config": {"patch_size": 16}}),
+    **dict.fromkeys(
+        ("qwen3_5", "qwen3_5_moe", "qwen4_exp"), Own(config={"vision_config": {"patch_size": 14}})
+    ),
     "ovis2": Own(
         image_token="<IMG_ATOM>",
-        tokens={"visual_indicator_token_ids": ["<IMG_START>", "<IMG_GRID>", "<IMG_COL>"]},
+        tokens={
+            "visual_indicator_token_ids": ["<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_END>"]
+        },
         pictures={"size": {"height": 224, "width": 224}},
     ),
     "video_llama_3": Own(config={"vision_config": {"patch_size": 14}}),
@@ -137,7 +150,7 @@ def _write(folder: Path, model_type: str, architecture: str) -> Path:
 
     own = _OWN.get(model_type, Own())
     made = _processor_class(model_type)
-    tokenizer = _tokenizer(folder, made)
+    tokenizer = _tokenizer(folder, made, own)
     processor = _processor(made, model_type, tokenizer, own)
     config = whole_config(model_type)
     config.architectures = [architecture]
@@ -168,8 +181,9 @@ def _processor_class(model_type: str) -> type[Any]:
     return processor_class(module.removeprefix("processing_"), name)
 
 
-def _tokenizer(folder: Path, processor: type[Any]) -> Any:
-    """Write and return the tiny tokenizer with the special tokens that a processor's source has."""
+def _tokenizer(folder: Path, processor: type[Any], own: Own) -> Any:
+    """Write and return the tiny tokenizer with the special tokens that a processor's source has,
+    and a type's own."""
     import transformers
 
     source = "".join(
@@ -178,17 +192,17 @@ def _tokenizer(folder: Path, processor: type[Any]) -> Any:
         if one.__module__.startswith("transformers.models.")
     )
     names = {a or b for a, b in ATTRIBUTE.findall(source)}
-    words = dict.fromkeys(WORD.findall(source))
-    own = {name: f"<|{name}|>" for name in sorted(names) if not name.startswith(USUAL)}
+    words = dict.fromkeys((*WORD.findall(source), *itertools.chain(*own.tokens.values())))
+    named = {name: f"<|{name}|>" for name in sorted(names) if not name.startswith(USUAL)}
     write_tiny_tokenizer(folder, chat_template=TEMPLATE)
     file = folder / "tokenizer_config.json"
     settings = json.loads(file.read_text(encoding="utf-8"))
-    settings["additional_special_tokens"] = [*words, *own.values()]
-    settings["extra_special_tokens"] = own
+    settings["additional_special_tokens"] = [*words, *named.values()]
+    settings["extra_special_tokens"] = named
     settings["unk_token"] = "<|pad|>"
     file.write_text(json.dumps(settings), encoding="utf-8")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_special_tokens({"additional_special_tokens": [*words, *own.values()]})
+    tokenizer.add_special_tokens({"additional_special_tokens": [*words, *named.values()]})
     tokenizer.save_pretrained(folder)
     return tokenizer
 

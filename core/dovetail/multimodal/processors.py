@@ -23,6 +23,11 @@ FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.
 """Where checkpoints name the class of their processor, the first that does counts."""
 ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}
 """Kind -> the argument of transformers' processors."""
+TEXT_FIELDS = (
+    *("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"),
+    *("text_replacement_offsets", "video_metadata"),
+)
+"""What processors return beside features."""
 USUAL_RATE_HZ = 16000
 """The rate of processors that do not say at which they hear."""
 VIDEO_PART = "video_processor"

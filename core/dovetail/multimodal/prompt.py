@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from dovetail.errors import RequestError
 from dovetail.interfaces.media import PartPlace, PromptPart, ReadMedium
 from dovetail.multimodal.reader import MediaReader
@@ -85,6 +87,10 @@ def placed(prompt: MediaPrompt, reader: MediaReader, encode: Encode) -> PlacedPr
     read = [
         reader.read(medium.kind, key, medium.content, prompt.options)
         for medium, key in zip(prompt.media, keys, strict=True)
+    ]
+    read = [
+        msgspec.structs.replace(one, text=reader.numbered(one.text, index))
+        for index, one in enumerate(read)
     ]
     if isinstance(prompt.text, str):
         text = _expanded(prompt.text, prompt.media, read, reader)

@@ -20,16 +20,11 @@ from dovetail.interfaces.spec import ModelSpec
 from dovetail.multimodal.content import EMBEDS, Embeddings, Sound
 from dovetail.multimodal.extra import INSTALL, package
 from dovetail.multimodal.kept import KeptMedia, OwnMedia, SharedMedia
-from dovetail.multimodal.processors import ARGUMENTS, load_processor, rate_of
+from dovetail.multimodal.processors import ARGUMENTS, TEXT_FIELDS, load_processor, rate_of
 
 logger = logging.getLogger(__name__)
 
 KINDS = ("image", "video", "audio")
-TEXT_FIELDS = (
-    *("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"),
-    *("text_replacement_offsets", "video_metadata"),
-)
-"""What processors return beside features."""
 
 
 class MediaReader:
@@ -69,6 +64,16 @@ class MediaReader:
         """Return the text that stands for a medium before it is read."""
         text: str = getattr(self._processor, f"{kind}_token")
         return text
+
+    def numbered(self, text: str, index: int) -> str:
+        """Return what stands for a medium with its place among those of a prompt, where the model's
+        processor writes such numbers."""
+        begin, end = (
+            getattr(self._processor, f"image_id_{part}_token", "") for part in ("start", "end")
+        )
+        first = f"{begin}0{end}"
+        is_numbered = bool(begin) and text.startswith(first)
+        return f"{begin}{index}{end}{text.removeprefix(first)}" if is_numbered else text
 
     def key_of(self, kind: str, key: str, name: str | None) -> str:
         """Return the key of a medium: its own, by which its name is known from now on, or without

@@ -32,7 +32,18 @@ EXPERT_MATRICES = ("gate_up_proj", "down_proj")
 
 
 class SwappedLinear(ReplicatedLinear):
-    """A linear layer that takes transformers' [1, T, I] as well."""
+    """A linear layer that takes transformers' [1, T, I] as well, and has the sizes by the names that
+    its code asks for."""
+
+    @property
+    def in_features(self) -> int:
+        """Return the size of an input."""
+        return self.full_in_size
+
+    @property
+    def out_features(self) -> int:
+        """Return the size of an output."""
+        return sum(part.full for part in self.parts)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Shapes: x [..., I] -> [..., O]"""

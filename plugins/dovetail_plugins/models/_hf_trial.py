@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -25,7 +25,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.media import PartPlace
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.media import spatial_positions
-from dovetail.multimodal.processors import blank_media, load_processor, read_together
+from dovetail.multimodal.processors import TEXT_FIELDS, blank_media, load_processor, read_together
 from dovetail_plugins.models._hf_attention import Seen
 
 PLAIN = (
@@ -109,12 +109,11 @@ class Trial:
             else value
             for name, value in made.items()
         }
-        with _listening(self._whole, self._base, self._text, kind, heard):
-            with torch.inference_mode(), _NoProducts():
-                try:
-                    self._whole.generate(**floats, max_new_tokens=1, do_sample=False)
-                except _Ended:
-                    return heard
+        listening = _listening(self._whole, self._base, self._text, kind, heard)
+        with listening, torch.inference_mode(), _NoProducts(), suppress(_Ended):
+            self._whole.generate(**floats, max_new_tokens=1, do_sample=False)
+        if heard.given:
+            return heard
         raise ConfigError("its text model is not called.")
 
     def _check_vectors(self, kind: str, heard: _Heard, places: torch.Tensor) -> None:
@@ -176,9 +175,9 @@ def _feature(kind: str, calls: Sequence[dict[str, Any]], made: Mapping[str, Any]
         raise ConfigError(f"it encodes two {kind}s in {len(calls)} calls.")
     (call,) = calls
     tensors = [name for name, value in call.items() if isinstance(value, torch.Tensor)]
-    odd = [name for name in tensors if name not in made]
+    odd = [name for name in tensors if name not in made or name in TEXT_FIELDS]
     if odd:
-        raise ConfigError(f"its encoder is given {odd[0]}, which its processor does not make.")
+        raise ConfigError(f"its encoder is given {odd[0]}, which is not made of a medium alone.")
     constants = {name: value for name, value in call.items() if name not in tensors}
     return Feature(names=tuple(tensors), constants=constants)
 

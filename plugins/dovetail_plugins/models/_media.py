@@ -41,15 +41,17 @@ TEXT_PARTS = ("layers", "embed_tokens", "norm")
 
 class MediaModel(nn.Module, Model):
     """An encoder and a text model. `text_class` is the class under which the text model's plugin is
-    registered ("" asks transformers' table of causal models), `text_names` the names of its
-    parts in transformers' model. In a pipeline the stages have it whose layers take vectors: the first, and those of deep
-    ones."""
+    registered ("" asks transformers' table of causal models), `text_names` the names of its parts
+    in transformers' model, `opened` those of the encoder's linear layers whose weights its own code
+    takes out of them. In a pipeline the stages have it whose layers take vectors: the first,
+    and those of deep ones."""
 
     capabilities: ClassVar[frozenset[str]] = frozenset(
         {"tensor_parallel", "pipeline_parallel", "media", "vectors"}
     )
     text_class: ClassVar[str] = ""
     text_names: ClassVar[tuple[str, ...]] = ("language_model",)
+    opened: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, options: Any, context: BuildContext) -> None:
         super().__init__()
@@ -59,7 +61,7 @@ class MediaModel(nn.Module, Model):
         _check_stages(context, plugin)
         self.text = cast(Any, plugin(None, replace(context, model=model)))
         self.takes_media = self._takes_media(context)
-        self.encoder = build_encoder(context, self.text_names, is_here=self.takes_media)
+        self.encoder = build_encoder(context, self, is_here=self.takes_media)
         self._encoder_names = encoder_names(self.encoder, to="encoder.")
         if not self.takes_media:
             self.encoder = Elsewhere()
@@ -140,9 +142,7 @@ def _check_stages(context: BuildContext, text: type[Model]) -> None:
         )
 
 
-def build_encoder(
-    context: BuildContext, text_names: Sequence[str], *, is_here: bool = True
-) -> nn.Module:
+def build_encoder(context: BuildContext, family: MediaModel, *, is_here: bool = True) -> nn.Module:
     """Return transformers' model of a checkpoint without its text model, with empty weights; not
     `is_here`: one without memory, of which the names count."""
     whole = dict(context.model.whole_config)
@@ -150,7 +150,7 @@ def build_encoder(
     _shrink(config.get_text_config())
     with no_init_weights(), torch.device(context.device if is_here else "meta"):
         full: Any = transformers.AutoModel.from_config(config, dtype=dtype_of(context.model.dtype))
-    for name in text_names:
+    for name in family.text_names:
         if name not in full._modules:
             raise ConfigError(
                 f"{type(full).__name__} keeps its text model elsewhere than in {name}.",
@@ -159,7 +159,8 @@ def build_encoder(
         del full._modules[name]
     if not is_here:
         return cast(nn.Module, full)
-    exchange(context, full, "model.", config)
+    kept = [one for path, one in full.named_modules() if path.endswith(family.opened)]
+    exchange(context, full, "model.", config, kept)
     encoder: nn.Module = full.eval().requires_grad_(False)
     return encoder
 

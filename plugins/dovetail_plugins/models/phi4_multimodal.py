@@ -31,7 +31,7 @@ class Phi4MultimodalForCausalLM(MediaModel):
     def __init__(self, options: Any, context: BuildContext) -> None:
         super().__init__(options, context)
         whole = context.model.whole_config
-        self._tokens = {kind: token_of(whole, kind) for kind in (IMAGE, AUDIO)}
+        self._tokens = {kind: token_of(whole, kind) or 0 for kind in (IMAGE, AUDIO)}
         if self.takes_media:
             _see_all(self.encoder.get_submodule("embed_tokens_extend.image_embed"))
 

@@ -41,7 +41,7 @@ class TransformersMedia(TransformersBacked):
         base = whole.built.below_head
         self._names = encoder_names(whole.encoder, to="encoder.", start=base)
         self.encoder = whole.encoder
-        self._embed = [whole.embed]  # in a list: the trunk has it
+        self._embed: list[Any] = [whole.embed]  # in a list: the trunk has it
         self._takes, self._starts = whole.takes, whole.starts
         self._is_spatial = whole.is_spatial
         self._dtype = dtype_of(context.model.dtype)
