@@ -35,6 +35,7 @@ MULTIMODAL = dataclasses.replace(
         "eos_token_id": [199999, 200020],
     },
     media=("image", "audio"),
+    media_adapters={"image": "vision-lora", "audio": "speech-lora"},
     media_apart=True,  # sound beside images goes through other layers
 )
 

@@ -32,8 +32,8 @@ EXPERT_MATRICES = ("gate_up_proj", "down_proj")
 
 
 class SwappedLinear(ReplicatedLinear):
-    """A linear layer that takes transformers' [1, T, I] as well, and has the sizes by the names that
-    its code asks for."""
+    """A linear layer that takes transformers' [1, T, I] as well, and has its sizes by the names
+    that transformers' code asks for."""
 
     @property
     def in_features(self) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import secrets
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -57,6 +58,7 @@ def media_spec(config: Config, model: ModelSpec) -> MediaSpec | None:
         )
         kinds = ()
     adapters = _adapters(config, kinds)
+    _tell_adapters(model, kinds, adapters)
     if not kinds:
         _pruning_rate(config, kinds)
         return None
@@ -167,6 +169,20 @@ def _adapters(config: Config, kinds: Sequence[str]) -> dict[str, str]:
                 fix='write {"image": PATH}.',
             )
     return {kind: kind for kind in given}
+
+
+def _tell_adapters(model: ModelSpec, kinds: Sequence[str], used: Mapping[str, str]) -> None:
+    """Log which adapters of a checkpoint its media need that are not used."""
+    folders = facts_of(model.whole_config).media_adapters
+    unused = {kind: str(Path(model.path, folder)) for kind, folder in folders.items()
+              if kind in kinds and kind not in used and Path(model.path, folder).is_dir()}  # fmt: skip
+    if unused:
+        log.warning(
+            "%s has adapters for its media that are not used: give --enable-lora %s '%s'.",
+            model.path,
+            MEDIA_LORAS,
+            json.dumps(unused),
+        )
 
 
 def sound_settings(config: Config, model: ModelSpec) -> MediaSettings | None:
