@@ -130,5 +130,5 @@ def _text(context: BuildContext, whole: Any, base: nn.Module) -> tuple[str, Any]
     decoder = whole.get_decoder()
     name = next((name for name, child in base.named_children() if child is decoder), None)
     if name is None:
-        raise refusal(context.model, "its text model is not a part of its own")
+        raise refusal(context.model, "its text model is not apart from the rest")
     return name, decoder
