@@ -114,7 +114,19 @@ _OWN: dict[str, Own] = {
     ),
     "lfm2_vl": Own(config={"vision_config": {"patch_size": 16}}),
     **dict.fromkeys(
-        ("qwen3_5", "qwen3_5_moe", "qwen4_exp"), Own(config={"vision_config": {"patch_size": 14}})
+        ("qwen3_5", "qwen3_5_moe", "qwen4_exp"),
+        Own(
+            config={
+                "vision_config": {"patch_size": 14},
+                "text_config": {
+                    "rope_parameters": {
+                        **_SPATIAL,
+                        "mrope_interleaved": True,
+                        "partial_rotary_factor": 1.0,
+                    }
+                },
+            }
+        ),
     ),
     "ovis2": Own(
         image_token="<IMG_ATOM>",

@@ -49,3 +49,17 @@ class Qwen3VLMoeForConditionalGeneration(Qwen3VLForConditionalGeneration):
 
     info = Info(summary="Qwen3-VL of experts", source="https://github.com/QwenLM/Qwen3-VL")
     text_class: ClassVar[str] = "Qwen3MoeForCausalLM"
+
+
+class Qwen3_5ForConditionalGeneration(MediaModel):
+    """Qwen3.5: Qwen3-VL's encoder without deep vectors, before layers of the gated delta rule."""
+
+    info = Info(summary="Qwen3.5", source="https://qwen.ai/blog?id=qwen3.5")
+    text_class: ClassVar[str] = "Qwen3_5ForCausalLM"
+
+
+class Qwen3_5MoeForConditionalGeneration(Qwen3_5ForConditionalGeneration):
+    """Qwen3.5 of experts."""
+
+    info = Info(summary="Qwen3.5 of experts", source="https://qwen.ai/blog?id=qwen3.5")
+    text_class: ClassVar[str] = "Qwen3_5MoeForCausalLM"

@@ -9,9 +9,12 @@ import pytest
 
 from support.media_verdicts import media_verdict
 from support.tiny_wholes import write_whole
-from support.verdicts import BACKED, REFUSED
+from support.verdicts import BACKED, NATIVE, REFUSED
 
 pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+NATIVE_TEXT = {
+    "qwen3_5": "Qwen3_5ForConditionalGeneration",  # layers that keep a state
+}
 SERVED = {
     "aya_vision": "AyaVisionForConditionalGeneration",  # tiles, windows, a head that scales
     "glm4v": "Glm4vForConditionalGeneration",  # positions in three directions
@@ -31,6 +34,12 @@ def test_greedy_text_is_that_of_transformers(tmp_path: Path, model_type: str) ->
     """One medium, two, none, and one again; all in one batch and each alone."""
     verdict = media_verdict(write_whole(tmp_path, model_type, SERVED[model_type]))
     assert (verdict.state, verdict.reason) == (BACKED, "")
+
+
+@pytest.mark.parametrize("model_type", NATIVE_TEXT)
+def test_greedy_text_of_own_text_models(tmp_path: Path, model_type: str) -> None:
+    verdict = media_verdict(write_whole(tmp_path, model_type, NATIVE_TEXT[model_type]))
+    assert (verdict.state, verdict.reason) == (NATIVE, "")
 
 
 @pytest.mark.parametrize("model_type", NOT_SERVED)

@@ -174,8 +174,8 @@ def _adapters(config: Config, kinds: Sequence[str]) -> dict[str, str]:
 def _tell_adapters(model: ModelSpec, kinds: Sequence[str], used: Mapping[str, str]) -> None:
     """Log which adapters of a checkpoint its media need that are not used."""
     folders = facts_of(model.whole_config).media_adapters
-    unused = {kind: str(Path(model.path, folder)) for kind, folder in folders.items()
-              if kind in kinds and kind not in used and Path(model.path, folder).is_dir()}  # fmt: skip
+    wanted = {kind: Path(model.path, name) for kind, name in folders.items() if kind in kinds}
+    unused = {kind: str(p) for kind, p in wanted.items() if kind not in used and p.is_dir()}
     if unused:
         log.warning(
             "%s has adapters for its media that are not used: give --enable-lora %s '%s'.",
