@@ -57,8 +57,8 @@ greedy text of prompts with one medium, with two, with none and with one again, 
 alone, equal to that of transformers' own code (float32). *Own plugin*: transformers' encoder with
 dovetail's linear layers before dovetail's own text model; *over transformers*: before transformers'
 text model with dovetail's attention, KV cache and linear layers. What is refused serves its text
-part with `--limit-mm-per-prompt '{{"image": 0, "audio": 0}}'` where the list above has it. Videos are
-read for the families of [media.md](../how_to/media.md) alone.
+part with `--limit-mm-per-prompt '{{"image": 0, "audio": 0}}'` where the list above has it. Videos
+are read for the families of [media.md](../how_to/media.md) alone.
 
 {counts}. `python -m benchmarks.architectures --media NAME` tries one alone; many processors need
 torchvision.

@@ -7,10 +7,12 @@ https://arxiv.org/abs/2502.13923
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
 
+from dovetail.interfaces.model import WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.models._media import MediaModel, joined
 
@@ -56,6 +58,11 @@ class Qwen3_5ForConditionalGeneration(MediaModel):
 
     info = Info(summary="Qwen3.5", source="https://qwen.ai/blog?id=qwen3.5")
     text_class: ClassVar[str] = "Qwen3_5ForCausalLM"
+
+    def weight_map(self) -> WeightMap:
+        """Return the names, without the layer for drafts."""
+        usual = super().weight_map()
+        return replace(usual, ignored=(*usual.ignored, "mtp."))
 
 
 class Qwen3_5MoeForConditionalGeneration(Qwen3_5ForConditionalGeneration):
