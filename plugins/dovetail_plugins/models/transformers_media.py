@@ -30,8 +30,7 @@ class TransformersMedia(TransformersBacked):
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"media", "vectors"})
     info = Info(
-        summary="any model of transformers that takes images or sound beside text, with dovetail's "
-        "attention and linear layers",
+        summary="any model of transformers that takes images or sound, with dovetail's attention",
         source="https://huggingface.co/docs/transformers/tasks/image_text_to_text",
     )
 

@@ -14,7 +14,6 @@ from dovetail.testing.tiny_families import VOCAB_SIZE
 from dovetail.testing.tiny_models import write_tiny_checkpoint
 from support.thread_ranks import divided_both_ways
 
-
 VISION = {
     "depth": 1,
     "hidden_size": 32,
@@ -28,9 +27,8 @@ VISION = {
 
 def as_released(path: Path, model_type: str, architecture: str) -> None:
     """Give a saved text model the names of a whole one. Mutates: the files"""
-    from safetensors.torch import load_file, save_file
-
     import transformers
+    from safetensors.torch import load_file, save_file
 
     text = json.loads((path / "config.json").read_text())
     whole = {"architectures": [architecture], "model_type": model_type, "text_config": text}
