@@ -110,9 +110,10 @@ $(FASTER_WHISPER)/.installed:
 	|| echo 'faster-whisper cannot be had here; what is compared with it says so'
 
 # Before a release: every causal architecture of the installed transformers, a small random checkpoint
-# each (about 40 minutes; goes on where it was stopped), then the page of what came out.
+# each (about 45 minutes; goes on where it was stopped), then the page of what came out.
 sweep: $(VENV)/.test
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.architectures
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.architectures --media
 	$(BIN)/python docs/generate.py
 
 lint: $(VENV)/.test

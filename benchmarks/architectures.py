@@ -1,6 +1,8 @@
 """Every causal architecture of the installed transformers: native, backed or refused by dovetail.
 
-    python -m benchmarks.architectures [MODEL_TYPE...] [--again] [--minutes 9] [--page FILE]
+    python -m benchmarks.architectures [MODEL_TYPE...] [--media] [--again] [--minutes 9]
+
+With --media every architecture that takes images or sound beside text, with its processor.
 
 Each gets a tiny random checkpoint and a limit of processor time; a few share a process, and what
 goes wrong there is tried again in one of its own. What is served has to answer as transformers' own
@@ -27,7 +29,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests"))
 
-PAGE = ROOT / "docs" / "reference" / "architectures.json"
+REFERENCE = ROOT / "docs" / "reference"
+PAGE, MEDIA_PAGE = REFERENCE / "architectures.json", REFERENCE / "media_architectures.json"
 LIMIT_S = 240
 """Processor time of one architecture."""
 WAITING = 20
@@ -39,37 +42,42 @@ UNMADE = "unmade"
 FAULTS = ("wrong", "crash")
 
 
-def judged(model_type: str) -> dict[str, str]:
+def judged(model_type: str, *, with_media: bool) -> dict[str, str]:
     """Return the verdict on a tiny checkpoint of a model type."""
     import transformers
 
     from dovetail.errors import ConfigError
+    from support.media_verdicts import media_verdict
     from support.tiny_configs import write_tiny
+    from support.tiny_wholes import write_whole
     from support.verdicts import verdict_of
 
     transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            path = write_tiny(folder, model_type)
+            if with_media:
+                verdict = media_verdict(write_whole(folder, model_type, media_names()[model_type]))
+            else:
+                verdict = verdict_of(write_tiny(folder, model_type))
         except ConfigError as error:
             return {"state": UNMADE, "reason": error.what}
-        verdict = verdict_of(path)
     return {"state": verdict.state, "reason": verdict.reason}
 
 
-def judge_all(model_types: Sequence[str]) -> None:
+def judge_all(model_types: Sequence[str], *, with_media: bool) -> None:
     """Print a line of each type's verdict, while the processor time of each lasts."""
     for model_type in model_types:
         used = resource.getrusage(resource.RUSAGE_SELF)
         most = int(used.ru_utime + used.ru_stime) + LIMIT_S
         resource.setrlimit(resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))
-        print(json.dumps(judged(model_type)), flush=True)
+        print(json.dumps(judged(model_type, with_media=with_media)), flush=True)
 
 
-def apart(model_types: Sequence[str]) -> dict[str, dict[str, str]]:
+def apart(model_types: Sequence[str], *, with_media: bool) -> dict[str, dict[str, str]]:
     """Return the verdicts that one process comes to: of all types, or of those before one that ends
     it; the reason stands with that one. Several share the time that imports take."""
-    command = [sys.executable, "-m", "benchmarks.architectures", "--child", *model_types]
+    media = ["--media"] * with_media
+    command = [sys.executable, "-m", "benchmarks.architectures", *media, "--child", *model_types]
     try:
         done = subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, timeout=WAITING * LIMIT_S
@@ -94,15 +102,17 @@ def _why(done: subprocess.CompletedProcess[str]) -> str:
     return last[0] if done.returncode else ""
 
 
-def verdicts(model_types: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
+def verdicts(
+    model_types: Sequence[str], *, with_media: bool
+) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield each type with its verdict. A fault of one that was not alone in its process is no
     verdict: it gets a process of its own."""
     left = list(model_types)
     while left:
-        found = apart(left[:TOGETHER])
+        found = apart(left[:TOGETHER], with_media=with_media)
         for name, result in found.items():
             is_sure = result["state"] not in FAULTS or len(left[:TOGETHER]) == 1
-            yield name, result if is_sure else apart([name])[name]
+            yield name, result if is_sure else apart([name], with_media=with_media)[name]
         left = left[len(found) :]
 
 
@@ -123,6 +133,20 @@ def names() -> dict[str, str]:
         and known.has_text_part(kind, CONFIG_MAPPING[name]().get_text_config().model_type)
     }
     return causal | wider
+
+
+def media_names() -> dict[str, str]:
+    """Return model type -> class of all that transformers offers for text that follows images or
+    sound, and that has a processor."""
+    from transformers.models.auto import modeling_auto
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+    every = {
+        **modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        **modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+        **modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    }
+    return {name: kind for name, kind in every.items() if name in PROCESSOR_MAPPING_NAMES}
 
 
 def read(file: Path, version: str) -> dict[str, Any]:
@@ -148,25 +172,27 @@ def main() -> int:
     parser.add_argument("model_type", nargs="*", help="these alone, whether done or not")
     parser.add_argument("--again", action="store_true", help="forget what is done")
     parser.add_argument("--minutes", type=float, default=0, help="stop after so long; 0: never")
-    parser.add_argument("--page", type=Path, default=PAGE, help="file of the results")
+    parser.add_argument("--media", action="store_true", help="those that take images or sound")
+    parser.add_argument("--page", type=Path, help="file of the results, where not the reference's")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        judge_all(args.child)
+        judge_all(args.child, with_media=args.media)
         return 0
     import transformers
 
-    known = names()
-    found = read(args.page, transformers.__version__)
+    known = media_names() if args.media else names()
+    page = args.page or (MEDIA_PAGE if args.media else PAGE)
+    found = read(page, transformers.__version__)
     if args.again:
         found["results"] = {}
     left = args.model_type or [name for name in known if name not in found["results"]]
     end = time.monotonic() + args.minutes * 60 if args.minutes else float("inf")
-    for done, (name, verdict) in enumerate(verdicts(left), start=1):
+    for done, (name, verdict) in enumerate(verdicts(left, with_media=args.media), start=1):
         result = {"architecture": known[name], **verdict}
         print(f"{name}: {result['state']} {result['reason'][:300]}", flush=True)
         found["results"][name] = result
-        write(args.page, found)
+        write(page, found)
         if time.monotonic() > end and done < len(left):
             print(f"{len(left) - done} are left: run it again")
             break

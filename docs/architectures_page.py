@@ -10,7 +10,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-FOUND = Path(__file__).parent / "reference" / "architectures.json"
+REFERENCE = Path(__file__).parent / "reference"
+FOUND, WITH_MEDIA = REFERENCE / "architectures.json", REFERENCE / "media_architectures.json"
 WORDS = {
     "native": "own plugin",
     "backed": "over transformers",
@@ -31,8 +32,8 @@ is served gives the log probabilities of transformers' own code to within 0.001 
 `dovetail inspect` says the same as `dovetail serve`. *Own plugin*: dovetail's own model; *over
 transformers*: transformers' model with dovetail's attention, KV cache and linear layers; *refused*:
 the server says why and does not start; *not tried*: transformers' own class could not be made small
-or does not run on the machine of the trial. Of a model that takes images or sound the text part is
-served, without them.
+or does not run on the machine of the trial. Of a model that takes images or sound this list has the
+text part alone, as it is served of a checkpoint without a processor; the second list has the rest.
 
 Encoders stand in another list: BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, ModernBERT,
 NomicBERT, GTE (`NewModel`, `GteModel`), MPNet, DeBERTa v2 and v3, the encoders of T5, mT5 and
@@ -47,20 +48,54 @@ models), MiMo, EXAONE 3, MiniCPM and Baichuan, which transformers does not have,
 |---|---|---|---|"""
 
 
+MEDIA_HEAD = """\
+
+## With images and sound
+
+{note_media}Every class of transformers for text behind images or sound, with its processor:
+greedy text of prompts with one medium, with two, with none and with one again, all at once and each
+alone, equal to that of transformers' own code (float32). *Own plugin*: transformers' encoder with
+dovetail's linear layers before dovetail's own text model; *over transformers*: before transformers'
+text model with dovetail's attention, KV cache and linear layers. What is refused serves its text
+part with `--limit-mm-per-prompt '{{"image": 0, "audio": 0}}'` where the list above has it. Videos
+are read for the families of [media.md](../how_to/media.md) alone.
+
+{counts}. `python -m benchmarks.architectures --media NAME` tries one alone; many processors need
+torchvision.
+
+| model type | class | | why not |
+|---|---|---|---|"""
+
+
 def architectures_page(note: str) -> str:
     """Return the page; `note` says that it is written by a script."""
-    found: dict[str, Any] = json.loads(FOUND.read_text(encoding="utf-8"))
-    results: dict[str, dict[str, str]] = found["results"]
-    counted = Counter(one["state"] for one in results.values())
-    counts = ", ".join(
-        f"{counted[state]} {word}" for state, word in WORDS.items() if counted[state]
-    )
-    head = HEAD.format(note=note, version=found["transformers"], counts=f"{len(results)}: {counts}")
-    rows = [
+    alone, with_media = (_read(file) for file in (FOUND, WITH_MEDIA))
+    version = alone["transformers"]
+    head = HEAD.format(note=note, version=version, counts=_counts(alone))
+    media_version = with_media["transformers"]
+    note_media = "" if media_version == version else f"(transformers {media_version}.) "
+    second = MEDIA_HEAD.format(note_media=note_media, counts=_counts(with_media))
+    return "\n".join([head, *_rows(alone), second, *_rows(with_media)]) + "\n"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+def _counts(found: dict[str, Any]) -> str:
+    """Return how many there are of each state."""
+    counted = Counter(one["state"] for one in found["results"].values())
+    parts = [f"{counted[state]} {word}" for state, word in WORDS.items() if counted[state]]
+    return f"{len(found['results'])}: {', '.join(parts)}"
+
+
+def _rows(found: dict[str, Any]) -> list[str]:
+    """Return the rows of a table."""
+    return [
         f"| `{name}` | `{one['architecture']}` | {WORDS[one['state']]} | {_reason(one['reason'])} |"
-        for name, one in sorted(results.items())
+        for name, one in sorted(found["results"].items())
     ]
-    return "\n".join([head, *rows]) + "\n"
 
 
 def _reason(text: str) -> str:

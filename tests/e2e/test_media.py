@@ -87,6 +87,11 @@ def wanted(folder: Path, pictures: Path) -> str:
     return text
 
 
+def content_of_responses(picture: str) -> dict[str, str]:
+    """Return the part of a /v1/responses message that holds an image."""
+    return {"type": "input_image", "image_url": picture}
+
+
 def test_every_dialect_sees_the_same(client: Any, url: str, pictures: Path, wanted: str) -> None:
     first = data_url(pictures, 0)
     whole = answer(client, first)
@@ -94,7 +99,7 @@ def test_every_dialect_sees_the_same(client: Any, url: str, pictures: Path, want
     assert whole.usage.prompt_tokens > 16  # the places of the picture's patches count
     parts = answer(client, first, stream=True)
     assert "".join(c.choices[0].delta.content or "" for c in parts if c.choices) == wanted
-    content = [{"type": "input_text", "text": "what?"}, {"type": "input_image", "image_url": first}]
+    content = [{"type": "input_text", "text": "what?"}, content_of_responses(first)]
     made = client.responses.create(
         model="seer",
         input=[{"role": "user", "content": content}],
@@ -108,6 +113,12 @@ def test_every_dialect_sees_the_same(client: Any, url: str, pictures: Path, want
     turn = {"role": "user", "content": content}
     told = httpx.post(f"{url}/v1/messages", json={**body, "messages": [turn]}).json()
     assert told["content"][0]["text"] == wanted
+    odd = {"mm_processor_kwargs": {"size": "none"}}
+    asked = {"model": "seer", "input": [{"role": "user", "content": [content_of_responses(first)]}]}
+    for path, sent in (("messages", {**body, "messages": [turn]}), ("responses", asked)):
+        refused = httpx.post(f"{url}/v1/{path}", json={**sent, **odd})
+        assert refused.status_code == 400, path
+        assert "mm_processor_kwargs" in refused.text, "its options reach the processor"
     (card,) = client.models.list().data
     assert "vision" in card.capabilities and "audio" not in card.capabilities
 

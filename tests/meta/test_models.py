@@ -58,7 +58,7 @@ def architectures() -> list[str]:
     return [
         name
         for name, target in entries.items()
-        if target.startswith("dovetail_plugins.models.") and name != "transformers"
+        if target.startswith("dovetail_plugins.models.") and not name.startswith("transformers")
     ]
 
 

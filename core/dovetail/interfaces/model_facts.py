@@ -66,6 +66,8 @@ class ModelFacts:
     cache: str = ""
     media: tuple[str, ...] = ()
     media_see_all: bool = False
+    media_apart: bool = False
+    media_adapters: Mapping[str, str] = field(default_factory=dict)
     positions_per_second: float = 0.0
     encoder_input: str = ""
     encoder_rows: str = ""

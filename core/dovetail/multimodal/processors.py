@@ -9,14 +9,27 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dovetail.errors import ConfigError
+from dovetail.interfaces.media_settings import AUDIO
+from dovetail.multimodal.extra import package
 from dovetail.multimodal.pixtral import PixtralProcessor
 from dovetail.multimodal.voxtral import VoxtralProcessor
 
 FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 """Where checkpoints name the class of their processor, the first that does counts."""
+ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}
+"""Kind -> the argument of transformers' processors."""
+TEXT_FIELDS = (
+    *("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"),
+    *("text_replacement_offsets", "video_metadata"),
+)
+"""What processors return beside features."""
+USUAL_RATE_HZ = 16000
+"""The rate of processors that do not say at which they hear."""
 VIDEO_PART = "video_processor"
 WITHOUT_VIDEO = {"SmolVLMProcessor": "Idefics3Processor"}
 """Processors that are others but for videos, for whose texts they need a package more."""
@@ -85,3 +98,48 @@ def _without_video(made: type[Any]) -> type[Any]:
             return super().from_args_and_dict(whole, *rest, **more)
 
     return type(made.__name__, (made, Parts), {})
+
+
+def blank_media(processor: Any, kind: str) -> tuple[list[Any], dict[str, Any]]:
+    """Return two images or sounds of different sizes with nothing in them, and the options with
+    which a processor reads them."""
+    if kind == AUDIO:
+        import numpy
+
+        rate_hz = rate_of(processor)
+        sounds = [numpy.zeros(rate_hz // part, dtype=numpy.float32) for part in (1, 2)]
+        return sounds, {"sampling_rate": rate_hz}
+    images = package("PIL.Image")
+    return [images.new("RGB", size) for size in ((64, 64), (112, 64))], {}
+
+
+def read_together(
+    processor: Any, kind: str, media: list[Any], options: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return what a processor makes of a text with several media, as a list or, for those that ask
+    for it, as a list for each text; of the first alone where it takes one for each text.
+
+    Raises: ConfigError without a word for the kind, whatever the processor raises
+    """
+    place = getattr(processor, f"{kind}_token", None)
+    if not isinstance(place, str):
+        raise ConfigError(f"its processor has no word for an {kind}.")
+    failure: ValueError | None = None
+    for given, count in ((media, len(media)), ([media], len(media)), (media[:1], 1)):
+        text = " b ".join(["a", *[place] * count, "c"])
+        try:
+            made: Mapping[str, Any] = processor(
+                text=[text], return_tensors="pt", **{ARGUMENTS[kind]: given}, **options
+            )
+            return made
+        except ValueError as error:
+            failure = failure or error
+    assert failure is not None
+    raise failure
+
+
+def rate_of(processor: Any) -> int:
+    """Return the rate at which a processor hears, in samples a second."""
+    names = ("feature_extractor", "audio_processor")
+    rates = (getattr(getattr(processor, name, None), "sampling_rate", 0) for name in names)
+    return next((int(rate) for rate in rates if rate), USUAL_RATE_HZ)

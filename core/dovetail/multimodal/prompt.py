@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from dovetail.errors import RequestError
 from dovetail.interfaces.media import PartPlace, PromptPart, ReadMedium
 from dovetail.multimodal.reader import MediaReader
@@ -86,6 +88,10 @@ def placed(prompt: MediaPrompt, reader: MediaReader, encode: Encode) -> PlacedPr
         reader.read(medium.kind, key, medium.content, prompt.options)
         for medium, key in zip(prompt.media, keys, strict=True)
     ]
+    read = [
+        msgspec.structs.replace(one, text=reader.numbered(one.text, index))
+        for index, one in enumerate(read)
+    ]
     if isinstance(prompt.text, str):
         text = _expanded(prompt.text, prompt.media, read, reader)
         ids = tuple(encode(text, add_special_tokens=prompt.begins))
@@ -121,6 +127,14 @@ def _check_kinds(media: Sequence[Medium], reader: MediaReader) -> None:
                 where=medium.kind,
                 code="unsupported_media",
             )
+    kinds = sorted({medium.kind for medium in media})
+    if reader.takes_one_kind and len(kinds) > 1:
+        raise RequestError(
+            f"this model takes media of one kind in a prompt, not {' and '.join(kinds)}.",
+            where=media[-1].kind,
+            fix="send a request for each kind.",
+            code="unsupported_media",
+        )
 
 
 def _expanded(

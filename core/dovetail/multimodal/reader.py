@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dovetail.config.checkpoint.media_tokens import token_of
 from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.media import KEPT, READY, MediaSpec, ReadMedium, feature_of
@@ -19,21 +20,11 @@ from dovetail.interfaces.spec import ModelSpec
 from dovetail.multimodal.content import EMBEDS, Embeddings, Sound
 from dovetail.multimodal.extra import INSTALL, package
 from dovetail.multimodal.kept import KeptMedia, OwnMedia, SharedMedia
-from dovetail.multimodal.processors import load_processor
+from dovetail.multimodal.processors import ARGUMENTS, TEXT_FIELDS, load_processor, rate_of
 
 logger = logging.getLogger(__name__)
 
-USUAL_RATE_HZ = 16000
 KINDS = ("image", "video", "audio")
-ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}
-"""Kind -> the argument of transformers' processors."""
-TEXT_FIELDS = (
-    *("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"),
-    *("text_replacement_offsets", "video_metadata"),
-)
-"""What processors return beside features."""
-TOKEN_FIELDS = ("{}_token_id", "{}_token_index", "{}_placeholder_token_id")
-"""How config.json names the token whose places take a kind's vectors."""
 
 
 class MediaReader:
@@ -49,12 +40,13 @@ class MediaReader:
         deep = vision.get("deepstack_visual_indexes") or ()
         self._vector_size = model.hidden_size * (1 + len(deep))
         self._blanks: dict[str, ReadMedium] = {}
-        self._rate_hz = _rate_hz(self._processor)
+        self.takes_one_kind = facts_of(model.whole_config).media_apart
+        self._rate_hz = rate_of(self._processor)
         self._merged = int(vision.get("spatial_merge_size") or 1)
         self.token_ids = {
             kind: found
             for kind in spec.kinds
-            if (found := _token_id(model.whole_config, kind)) is not None
+            if (found := token_of(model.whole_config, kind)) is not None
         }
 
     @property
@@ -72,6 +64,16 @@ class MediaReader:
         """Return the text that stands for a medium before it is read."""
         text: str = getattr(self._processor, f"{kind}_token")
         return text
+
+    def numbered(self, text: str, index: int) -> str:
+        """Return what stands for a medium with its place among those of a prompt, where the model's
+        processor writes such numbers."""
+        begin, end = (
+            getattr(self._processor, f"image_id_{part}_token", "") for part in ("start", "end")
+        )
+        first = f"{begin}0{end}"
+        is_numbered = bool(begin) and text.startswith(first)
+        return f"{begin}{index}{end}{text.removeprefix(first)}" if is_numbered else text
 
     def key_of(self, kind: str, key: str, name: str | None) -> str:
         """Return the key of a medium: its own, by which its name is known from now on, or without
@@ -110,15 +112,13 @@ class MediaReader:
             return self._video(content)
         if kind == AUDIO:
             content, options = self._sound(content), {"sampling_rate": self._rate_hz, **options}
+        given = {"text": [self.placeholder(kind)], ARGUMENTS[kind]: [content], **options}
         try:
             made = self._processor(
-                text=[self.placeholder(kind)],
-                **{ARGUMENTS[kind]: [content]},
-                return_tensors="pt",
-                return_text_replacement_offsets=True,
-                **options,
+                **given, return_tensors="pt", return_text_replacement_offsets=True
             )
-            text = made["text_replacement_offsets"][0][0]["replacement"]
+            told = made.get("text_replacement_offsets")
+            text = told[0][0]["replacement"] if told else self._written(given)
         except Exception as error:  # transformers raises what it likes for what it cannot read
             raise RequestError(
                 f"the model's processor cannot read this {kind}: {error}",
@@ -137,6 +137,16 @@ class MediaReader:
             features=features,
             shape=self._shape(made.get(f"{kind}_grid_thw")),
         )
+
+    def _written(self, given: Mapping[str, Any]) -> str:
+        """Return the text that a processor writes for a medium, where it tells its tokens alone.
+        Raises: ValueError for tokens that no text becomes"""
+        known = self._processor.tokenizer
+        ids = self._processor(**given, add_special_tokens=False)["input_ids"][0]
+        text: str = known.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if known(text, add_special_tokens=False)["input_ids"] != list(ids):
+            raise ValueError("what it writes has no spelling")
+        return text
 
     def _video(self, content: Any) -> ReadMedium:
         """Return a video as read. Raises: RequestError"""
@@ -321,12 +331,6 @@ def _processor(model: ModelSpec) -> Any:
         ) from error
 
 
-def _rate_hz(processor: Any) -> int:
-    """Return the rate at which a processor hears, in samples a second."""
-    hears = getattr(processor, "feature_extractor", None)
-    return int(getattr(hears, "sampling_rate", 0) or USUAL_RATE_HZ)
-
-
 def _usual_scale(model: ModelSpec) -> float:
     """Return the positions of a second of video where config.json leaves them out; 0: a step is
     one position, however long."""
@@ -337,12 +341,3 @@ def _zeros(count: int) -> Any:
     import numpy
 
     return numpy.zeros(count, dtype=numpy.float32)
-
-
-def _token_id(config: Mapping[str, Any], kind: str) -> int | None:
-    """Return the token whose places take a kind's vectors, None where there is none."""
-    for name in TOKEN_FIELDS:
-        found = config.get(name.format(kind))
-        if isinstance(found, int):
-            return found
-    return None

@@ -17,3 +17,5 @@ MISTRAL3 = Value(summary="Mistral Small 3.1 with its encoder of images", value=F
 IDEFICS3 = Value(summary="Idefics 3", value=FACTS)
 INTERNVL = Value(summary="InternVL", value=FACTS)
 SMOLVLM = Value(summary="SmolVLM", value=FACTS)
+LFM2_VL = Value(summary="LFM2-VL", value=FACTS)
+MINICPM_V4_6 = Value(summary="MiniCPM-V 4.6", value=FACTS)

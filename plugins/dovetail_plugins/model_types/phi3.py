@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from dovetail.interfaces.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
 
@@ -22,4 +24,20 @@ FACTS = ModelFacts(
     },
 )
 
+MULTIMODAL = dataclasses.replace(
+    FACTS,
+    defaults={
+        **FACTS.defaults,
+        "vocab_size": 200064,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "bos_token_id": 199999,
+        "eos_token_id": [199999, 200020],
+    },
+    media=("image", "audio"),
+    media_adapters={"image": "vision-lora", "audio": "speech-lora"},
+    media_apart=True,  # sound beside images goes through other layers
+)
+
 PHI3 = Value(summary="Phi-3 and Phi-4", value=FACTS)
+PHI4_MULTIMODAL = Value(summary="Phi-4-multimodal", value=MULTIMODAL)

@@ -49,6 +49,8 @@ WHOLE_2_5 = dataclasses.replace(WHOLE, positions_per_second=4.0)
 QWEN2_5_VL = Value(summary="Qwen2.5-VL", value=WHOLE_2_5)
 QWEN2_5_VL_TEXT = Value(summary="the text part of Qwen2.5-VL", value=TEXT)
 QWEN3_VL = Value(summary="Qwen3-VL", value=WHOLE_3)
+QWEN3_5 = Value(summary="Qwen3.5", value=ModelFacts(media=("image",)))
+QWEN3_5_MOE = Value(summary="Qwen3.5 of experts", value=ModelFacts(media=("image",)))
 QWEN3_VL_TEXT = Value(summary="the text part of Qwen3-VL", value=_of_part(qwen3.FACTS))
 QWEN3_VL_MOE = Value(summary="Qwen3-VL of experts", value=WHOLE_3)
 QWEN3_VL_MOE_TEXT = Value(

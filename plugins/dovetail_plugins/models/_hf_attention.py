@@ -114,7 +114,7 @@ def probe(trunk: nn.Module, call: TrunkCall, device: str) -> Probed:
     """
     trunk.register_forward_pre_hook(restart)
     ids = torch.full((2,), _plain_token(trunk), dtype=torch.int64, device=device)
-    with _pass(trunk) as told, _opening(trunk) as opened:
+    with _pass(trunk) as told, opening(trunk) as opened:
         output = call(ids, torch.arange(2, device=device))
     with _pass(trunk) as own:
         call(ids, None)
@@ -153,7 +153,7 @@ class _Closed(nn.Linear):
 
 
 @contextmanager
-def _opening(trunk: nn.Module) -> Iterator[set[nn.Module]]:
+def opening(trunk: nn.Module) -> Iterator[set[nn.Module]]:
     """Give the linear layers whose weights are taken from outside in a with block."""
     layers = [module for module in trunk.modules() if type(module) is nn.Linear]
     _Closed.opened = opened = set[nn.Module]()

@@ -30,6 +30,7 @@ from dovetail.layers.dtypes import dtype_of
 from dovetail.registry.checkpoint_code import load_class
 from dovetail_plugins.models import _hf_attention as hf_attention
 from dovetail_plugins.models._hf_call import TrunkCall, unwrapped
+from dovetail_plugins.models._hf_names import plain_renamings
 from dovetail_plugins.models._hf_swap import (
     EXPERT_MATRICES,
     SwappedExperts,
@@ -49,8 +50,10 @@ FIX = f"use a checkpoint of another architecture; {PAGE} lists what is served."
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
     """transformers' causal model, the trunk inside it, what runs the trunk over tokens and their
-    positions, and the class of what the trunk returns.
+    positions, and the path of what the head reads with the class of what that returns: the trunk's,
+    or those of a module around it.
 
+    `renamings` are what transformers renames of a checkpoint, as far as it is plain text.
     `inputs_first` are the ends of the names of matrices that are stored [.., I, O].
 
     `first_position` is what the trunk's own code would number a text's first token.
@@ -60,49 +63,53 @@ class Built:
     trunk_name: str
     trunk: nn.Module
     call: TrunkCall
+    below_head: str
     output: type[Any]
     first_position: int
     hidden_size: int
     inputs_first: tuple[str, ...]
+    renamings: list[tuple[str, str]]
 
 
 def build(context: BuildContext) -> Built:
     """Return the model with empty weights. Raises: ConfigError with the reason."""
     if context.rank.tensor_size > 1:
         raise refusal(context.model, "its layers cannot be divided over ranks yet")
-    _check_config(context.model)
+    check_config(context.model)
     hf_attention.register()
     causal = _causal(context)
     trunk_name, trunk = _trunk(context.model, causal)
     call = TrunkCall(trunk)
     if not call.is_possible:
         raise refusal(context.model, "it counts positions itself and takes none")
-    with _refusing(context.model, "it does not run in a trial pass"):
+    with refusing(context.model, "it does not run in a trial pass"):
         seen = hf_attention.probe(trunk, call, context.device)
-        is_plain = not generates(context.model) or _try_head(causal, trunk_name, seen)
+        is_plain = not generates(context.model) or try_head(causal, trunk_name, seen)
     _check_text_part(context.model, causal, is_plain)
-    _learn_attention(context, seen.layers)
-    with _refusing(context.model, "its layers cannot be exchanged"):
+    learn_attention(context, seen.layers)
+    with refusing(context.model, "its layers cannot be exchanged"):
         if context.model.code is not None:
             # transformers guesses from a class's text what the probe has seen.
             type(causal)._can_set_attn_implementation_cached_value = True
         causal.set_attn_implementation(hf_attention.RUN)
-        inputs_first = _inputs_first(trunk)
+        ends = inputs_first(trunk)
         swap_layers(context, trunk, f"{trunk_name}.", kept=seen.opened)
-        _check_layout(causal)
+        check_layout(causal)
     return Built(
         causal=causal,
         trunk_name=trunk_name,
         trunk=trunk,
         call=call,
+        below_head=trunk_name,
         output=type(seen.output),
         first_position=seen.first_position,
         hidden_size=seen.output.last_hidden_state.shape[-1],
-        inputs_first=inputs_first,
+        inputs_first=ends,
+        renamings=plain_renamings(causal),
     )
 
 
-def _inputs_first(trunk: nn.Module) -> tuple[str, ...]:
+def inputs_first(trunk: nn.Module) -> tuple[str, ...]:
     """Return the ends of the names of the experts' matrices that are stored [X, I, O]."""
     names = [path for path, module in trunk.named_modules() if is_inputs_first(module)]
     leaves = {f".{path.rpartition('.')[2]}.{m}" for path in names for m in EXPERT_MATRICES}
@@ -112,7 +119,7 @@ def _inputs_first(trunk: nn.Module) -> tuple[str, ...]:
 def _causal(context: BuildContext) -> Any:
     """Return transformers' causal model with empty weights. Raises: ConfigError"""
     model = context.model
-    with _refusing(model, "transformers cannot make it from this config.json"):
+    with refusing(model, "transformers cannot make it from this config.json"):
         config = _config(context)
         make = transformers.AutoModelForCausalLM.from_config
         if model.code is not None:
@@ -129,7 +136,7 @@ def _causal(context: BuildContext) -> Any:
 
 
 @contextmanager
-def _refusing(model: ModelSpec, reason: str) -> Iterator[None]:
+def refusing(model: ModelSpec, reason: str) -> Iterator[None]:
     """Make a refusal of whatever transformers' code raises inside a with block."""
     try:
         yield
@@ -199,7 +206,7 @@ def _trunk(model: ModelSpec, causal: Any) -> tuple[str, nn.Module]:
     return unwrapped(name, trunk)
 
 
-def _check_layout(causal: Any) -> None:
+def check_layout(causal: Any) -> None:
     """Raises: ConfigError for tensors that transformers puts together from what is stored, but for
     those of experts that are swapped."""
     parameters = [
@@ -218,7 +225,7 @@ def _check_layout(causal: Any) -> None:
             )
 
 
-def _try_head(causal: Any, trunk_name: str, seen: hf_attention.Probed) -> bool:
+def try_head(causal: Any, trunk_name: str, seen: hf_attention.Probed) -> bool:
     """Run the head over the trunk's output; return whether it multiplies and does nothing else.
 
     Mutates: causal, for as long as it runs
@@ -258,7 +265,7 @@ class _Returns(nn.Module):
         return self.output
 
 
-def _learn_attention(context: BuildContext, layers: list[Any]) -> None:
+def learn_attention(context: BuildContext, layers: list[Any]) -> None:
     """Check that every layer of the trunk attends (some do twice, by separate modules); windows
     beyond what is served are none.
 
@@ -284,7 +291,7 @@ def _learn_attention(context: BuildContext, layers: list[Any]) -> None:
         )
 
 
-def _check_config(model: ModelSpec) -> None:
+def check_config(model: ModelSpec) -> None:
     """Raises: ConfigError for what the config alone rules out."""
     config = model.hf_config
     if "model_type" not in config:

@@ -17,7 +17,7 @@ from dovetail.interfaces.quantization import Gate
 from dovetail.layers.activation import ACTIVATIONS, clamped_gate, gate
 from dovetail.layers.experts import Experts
 from dovetail.layers.linear import ReplicatedLinear
-from dovetail.layers.placement import Placement
+from dovetail.layers.placement import Placement, mark_axes
 
 EXPERT_NAMES = {
     "gate_proj": ("gate_up_proj", "gate"),
@@ -32,7 +32,18 @@ EXPERT_MATRICES = ("gate_up_proj", "down_proj")
 
 
 class SwappedLinear(ReplicatedLinear):
-    """A linear layer that takes transformers' [1, T, I] as well."""
+    """A linear layer that takes transformers' [1, T, I] as well, and has its sizes by the names
+    that transformers' code asks for."""
+
+    @property
+    def in_features(self) -> int:
+        """Return the size of an input."""
+        return self.full_in_size
+
+    @property
+    def out_features(self) -> int:
+        """Return the size of an output."""
+        return sum(part.full for part in self.parts)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Shapes: x [..., I] -> [..., O]"""
@@ -120,3 +131,17 @@ def _gate(module: Any) -> str | Gate | None:
         wanted = module._apply_gate(halves)
         same = (name for name, one in gates.items() if torch.equal(one.joined(halves), wanted))
     return next(same, None)
+
+
+def store_buffers(module: nn.Module) -> None:
+    """Make parameters of the buffers that a checkpoint stores, so that they are loaded like all
+    others; one that it lacks keeps the value that transformers gives it. Mutates: module"""
+    for owner in module.modules():
+        for name, buffer in list(owner._buffers.items()):
+            if buffer is None or name in owner._non_persistent_buffers_set:
+                continue
+            del owner._buffers[name]
+            stored = nn.Parameter(buffer, requires_grad=False)
+            owner.register_parameter(
+                name, mark_axes(stored, output=None, input=None, is_optional=True)
+            )

@@ -24,11 +24,10 @@ from dovetail.interfaces.media import PartPlace
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.linear import Linear
 from dovetail.layers.media import SpatialRotary, spatial_positions
 from dovetail.layers.stages import Elsewhere, stage_of
-from dovetail_plugins.models._hf_swap import swap_layers
-from dovetail_plugins.models._towers import skip_unseen, swap_blocks
+from dovetail_plugins.models._hf_names import encoder_names
+from dovetail_plugins.models._towers import exchange
 
 TEXT_NAMES = (
     *(("model.language_model.", "text.model."), ("language_model.model.", "text.model.")),
@@ -42,15 +41,17 @@ TEXT_PARTS = ("layers", "embed_tokens", "norm")
 
 class MediaModel(nn.Module, Model):
     """An encoder and a text model. `text_class` is the class under which the text model's plugin is
-    registered ("" asks transformers' table of causal models), `text_name` its name in transformers'
-    model. In a pipeline the stages have it whose layers take vectors: the first, and those of deep
-    ones."""
+    registered ("" asks transformers' table of causal models), `text_names` the names of its parts
+    in transformers' model, `opened` those of the encoder's linear layers whose weights its own code
+    takes out of them. In a pipeline the stages have it whose layers take vectors: the first,
+    and those of deep ones."""
 
     capabilities: ClassVar[frozenset[str]] = frozenset(
         {"tensor_parallel", "pipeline_parallel", "media", "vectors"}
     )
     text_class: ClassVar[str] = ""
-    text_name: ClassVar[str] = "language_model"
+    text_names: ClassVar[tuple[str, ...]] = ("language_model",)
+    opened: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, options: Any, context: BuildContext) -> None:
         super().__init__()
@@ -60,22 +61,20 @@ class MediaModel(nn.Module, Model):
         _check_stages(context, plugin)
         self.text = cast(Any, plugin(None, replace(context, model=model)))
         self.takes_media = self._takes_media(context)
-        self.encoder = build_encoder(context, self.text_name, is_here=self.takes_media)
-        self._encoder_names = _names(self.encoder)
+        self.encoder = build_encoder(context, self, is_here=self.takes_media)
+        self._encoder_names = encoder_names(self.encoder, to="encoder.")
         if not self.takes_media:
             self.encoder = Elsewhere()
-        self._dtype = dtype_of(context.model.dtype)
+        self._dtype, self._size = dtype_of(context.model.dtype), context.model.hidden_size
         rotaries = (m for m in self.text.modules() if isinstance(m, SpatialRotary))
         self._is_spatial = next(rotaries, None) is not None
 
     def weight_map(self) -> WeightMap:
         """Return the names: those of the encoder are transformers', those of the text model are its
         plugin's behind "text."."""
-        starts, own = ("model.", ""), self._encoder_names
-        encoder = [(f"{start}{name}", f"encoder.{name}") for start in starts for name in own]
         text = [(f"model.{name}.", f"text.model.{name}.") for name in TEXT_PARTS]
         return WeightMap(
-            prefixes=(*TEXT_NAMES, *encoder, *text),
+            prefixes=(*TEXT_NAMES, *self._encoder_names, *text),
             ignored=("rotary_emb.inv_freq", "position_ids"),
             parts={"text.": self.text.weight_map()},
         )
@@ -123,11 +122,14 @@ class MediaModel(nn.Module, Model):
     def outputs(self, kind: str, features: Mapping[str, torch.Tensor]) -> Any:
         """Return what transformers' encoder gives for a content."""
         method = getattr(self.encoder, f"get_{kind}_features")
-        given = {
+        return method(**self.given(features), return_dict=True)
+
+    def given(self, features: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return features in the type of the model."""
+        return {
             name: value.to(self._dtype) if value.is_floating_point() else value
             for name, value in features.items()
         }
-        return method(**given, return_dict=True)
 
 
 def _check_stages(context: BuildContext, text: type[Model]) -> None:
@@ -140,13 +142,7 @@ def _check_stages(context: BuildContext, text: type[Model]) -> None:
         )
 
 
-def _names(encoder: nn.Module) -> list[str]:
-    """Return the names of an encoder's parts."""
-    own = [name for name, _ in encoder.named_children()]
-    return own + [name for name, _ in encoder.named_parameters(recurse=False)]
-
-
-def build_encoder(context: BuildContext, text_name: str, *, is_here: bool = True) -> nn.Module:
+def build_encoder(context: BuildContext, family: MediaModel, *, is_here: bool = True) -> nn.Module:
     """Return transformers' model of a checkpoint without its text model, with empty weights; not
     `is_here`: one without memory, of which the names count."""
     whole = dict(context.model.whole_config)
@@ -154,20 +150,17 @@ def build_encoder(context: BuildContext, text_name: str, *, is_here: bool = True
     _shrink(config.get_text_config())
     with no_init_weights(), torch.device(context.device if is_here else "meta"):
         full: Any = transformers.AutoModel.from_config(config, dtype=dtype_of(context.model.dtype))
-    if text_name not in full._modules:
-        raise ConfigError(
-            f"{type(full).__name__} keeps its text model elsewhere than in {text_name}.",
-            where=context.model.path,
-        )
-    del full._modules[text_name]
+    for name in family.text_names:
+        if name not in full._modules:
+            raise ConfigError(
+                f"{type(full).__name__} keeps its text model elsewhere than in {name}.",
+                where=context.model.path,
+            )
+        del full._modules[name]
     if not is_here:
         return cast(nn.Module, full)
-    swap_blocks(context, full, "model.")
-    swap_layers(context, full, "model.")
-    skip_unseen(full, config)
-    for layer in full.modules():
-        if isinstance(layer, Linear):
-            layer.no_adapters = "it is of the encoder of media, whose results all rows share"
+    kept = [one for path, one in full.named_modules() if path.endswith(family.opened)]
+    exchange(context, full, "model.", config, kept)
     encoder: nn.Module = full.eval().requires_grad_(False)
     return encoder
 

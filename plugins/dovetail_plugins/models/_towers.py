@@ -7,6 +7,7 @@ encoder is divided each rank has some heads and a part of the feed-forward layer
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from dovetail.layers.linear import (
     RowParallelLinear,
 )
 from dovetail.parallel.groups import tensor_group
+from dovetail_plugins.models._hf_swap import store_buffers, swap_layers
 
 ACTIVATIONS: dict[type[nn.Module], str] = {
     activations.QuickGELUActivation: "quick_gelu",
@@ -62,13 +64,36 @@ class TowerQKV(_AnyShape, MergedColumnParallelLinear):
     """Queries, keys and values in one, divided by heads."""
 
 
-def swap_blocks(context: BuildContext, trunk: nn.Module, prefix: str) -> None:
-    """Swap the matrices of all attention and feed-forward blocks under `trunk`.
+def exchange(
+    context: BuildContext,
+    encoder: nn.Module,
+    prefix: str,
+    config: Any,
+    kept: Container[nn.Module] = (),
+) -> None:
+    """Put dovetail's linear layers into an encoder, but for those that are `kept`. `prefix` is its
+    path in the checkpoint. Mutates: encoder"""
+    swap_blocks(context, encoder, prefix, kept)
+    swap_layers(context, encoder, prefix, kept)
+    skip_unseen(encoder, config)
+    store_buffers(encoder)
+    for layer in encoder.modules():
+        if isinstance(layer, Linear):
+            layer.no_adapters = "it is of the encoder of media, whose results all rows share"
+
+
+def swap_blocks(
+    context: BuildContext, trunk: nn.Module, prefix: str, kept: Container[nn.Module] = ()
+) -> None:
+    """Swap the matrices of all attention and feed-forward blocks under `trunk`, but for blocks with
+    one that is `kept`.
 
     `prefix` is the trunk's path in the checkpoint. Mutates: trunk
     """
     for path, module in list(trunk.named_modules()):
         name = f"{prefix}{path}"
+        if any(child in kept for child in module.children()):
+            continue
         _swap_attention(context, module, name)
         _swap_mlp(context, module, name)
 
@@ -121,7 +146,8 @@ def _swap_attention(context: BuildContext, module: nn.Module, name: str) -> None
     out = next((one for one in OUT_NAMES if _is_linear(module, one)), None)
     heads = getattr(facts, "num_heads", None)
     is_apart = all(_is_linear(module, one) for one in QKV)
-    if out is None or not isinstance(heads, int) or not (is_apart or _is_linear(module, "qkv")):
+    is_joined = out is not None and _is_linear(module, "qkv") and _is_in_thirds(module, out)
+    if out is None or not isinstance(heads, int) or not (is_apart or is_joined):
         return
     norms = [module._modules.get(one) for one in ("q_norm", "k_norm")]
     is_plain = getattr(facts, "num_key_value_heads", heads) == heads
@@ -144,6 +170,13 @@ def _swap_attention(context: BuildContext, module: nn.Module, name: str) -> None
         facts.embed_dim //= size
     if is_plain and "num_key_value_heads" in vars(module):
         facts.num_key_value_heads = facts.num_heads
+
+
+def _is_in_thirds(module: nn.Module, out: str) -> bool:
+    """Return whether queries, keys and values are of one size in their common matrix."""
+    whole: Any = module.get_submodule("qkv")
+    ends: Any = module.get_submodule(out)
+    return bool(whole.out_features == 3 * ends.in_features)
 
 
 def _where(context: BuildContext, count: int) -> BuildContext:

@@ -15,7 +15,7 @@ class Idefics3ForConditionalGeneration(MediaModel):
     """Idefics 3."""
 
     info = Info(summary="Idefics 3", source="https://arxiv.org/abs/2408.12637")
-    text_name: ClassVar[str] = "text_model"
+    text_names: ClassVar[tuple[str, ...]] = ("text_model",)
 
 
 class SmolVLMForConditionalGeneration(Idefics3ForConditionalGeneration):

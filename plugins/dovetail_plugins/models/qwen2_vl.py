@@ -7,10 +7,12 @@ https://arxiv.org/abs/2502.13923
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
 
+from dovetail.interfaces.model import WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.models._media import MediaModel, joined
 
@@ -49,3 +51,22 @@ class Qwen3VLMoeForConditionalGeneration(Qwen3VLForConditionalGeneration):
 
     info = Info(summary="Qwen3-VL of experts", source="https://github.com/QwenLM/Qwen3-VL")
     text_class: ClassVar[str] = "Qwen3MoeForCausalLM"
+
+
+class Qwen3_5ForConditionalGeneration(MediaModel):
+    """Qwen3.5: Qwen3-VL's encoder without deep vectors, before layers of the gated delta rule."""
+
+    info = Info(summary="Qwen3.5", source="https://qwen.ai/blog?id=qwen3.5")
+    text_class: ClassVar[str] = "Qwen3_5ForCausalLM"
+
+    def weight_map(self) -> WeightMap:
+        """Return the names, without the layer for drafts."""
+        usual = super().weight_map()
+        return replace(usual, ignored=(*usual.ignored, "mtp."))
+
+
+class Qwen3_5MoeForConditionalGeneration(Qwen3_5ForConditionalGeneration):
+    """Qwen3.5 of experts."""
+
+    info = Info(summary="Qwen3.5 of experts", source="https://qwen.ai/blog?id=qwen3.5")
+    text_class: ClassVar[str] = "Qwen3_5MoeForCausalLM"

@@ -11,17 +11,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightRenaming
 
 from dovetail.config.rules.architectures import stem
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import LOGITS
 from dovetail.layers.decoder_head import class_score, generates
-from dovetail.layers.placement import WeightHolder, mark_axes
+from dovetail.layers.placement import WeightHolder
 from dovetail.layers.stages import Elsewhere, Stage
 from dovetail_plugins.models._hf_build import Built, build
+from dovetail_plugins.models._hf_swap import store_buffers
 
 log = logging.getLogger(__name__)
 
@@ -78,10 +77,10 @@ class TransformersBacked(nn.Module, Model):
 
     def __init__(self, options: Any, context: BuildContext) -> None:
         super().__init__()
-        built = build(context)
+        built = self.built(context)
         self.trunk_name, self.first_position = built.trunk_name, built.first_position
         self.tied = dict(built.causal.all_tied_weights_keys) if generates(context.model) else {}
-        self.renamings = plain_renamings(built.causal)
+        self.renamings = built.renamings
         self.inputs_first = _also_before(self.renamings, built.inputs_first)
         self.is_text_part = _is_text_part(type(built.causal).__name__, context.model.architecture)
         if self.is_text_part:
@@ -94,13 +93,17 @@ class TransformersBacked(nn.Module, Model):
         # The head's own code (scales, soft caps) runs as it is, over hidden states it is given.
         self.given = Given(built.output)
         self.head: Any = built.causal
-        self.head.set_submodule(self.trunk_name, self.given)
+        self.head.set_submodule(built.below_head, self.given)
         if not generates(context.model):
             self.head = _without_weights(built.causal)
         width = int(built.hidden_size)
         self.score = class_score(context, Stage(context), in_size=width)
-        _store_buffers(self)
+        store_buffers(self)
         _widen(self, built)
+
+    def built(self, context: BuildContext) -> Built:
+        """Return transformers' model. Raises: ConfigError"""
+        return build(context)
 
     def weight_map(self) -> WeightMap:
         """Return the names: the trunk's prefix may be absent, everything else is the head's."""
@@ -115,12 +118,12 @@ class TransformersBacked(nn.Module, Model):
         head += [(name, f"head.{name}") for name, _ in self.head.named_parameters(recurse=False)]
         head += [("classifier.", "score.")]
         places = (*trunk, *head, *(pair for pair in (*bare, *own) if pair[0] not in dict(head)))
-        starts = [(old, _renamed(new, places)) for old, new in self.renamings if old[0] == "^"]
+        starts = [(old, renamed(new, places)) for old, new in self.renamings if old[0] == "^"]
         return WeightMap(
             prefixes=(*((old[1:], new) for old, new in starts), *places),
             renames=tuple((old, new) for old, new in self.renamings if old[0] != "^"),
             ignored=(*IGNORED, *(OTHER_PARTS if self.is_text_part else ())),
-            tied={_renamed(a, places): _renamed(b, places) for a, b in self.tied.items()},
+            tied={renamed(a, places): renamed(b, places) for a, b in self.tied.items()},
             transposed=self.inputs_first,
         )
 
@@ -156,20 +159,6 @@ def _without_weights(causal: nn.Module) -> nn.Module:
     return nn.ModuleDict({name: Elsewhere() for name, _ in causal.named_children()})
 
 
-def _store_buffers(module: nn.Module) -> None:
-    """Make parameters of the buffers that a checkpoint stores, so that they are loaded like all
-    others; one that it lacks keeps the value that transformers gives it. Mutates: module"""
-    for owner in module.modules():
-        for name, buffer in list(owner._buffers.items()):
-            if buffer is None or name in owner._non_persistent_buffers_set:
-                continue
-            del owner._buffers[name]
-            stored = nn.Parameter(buffer, requires_grad=False)
-            owner.register_parameter(
-                name, mark_axes(stored, output=None, input=None, is_optional=True)
-            )
-
-
 def _widen(module: nn.Module, built: Built) -> None:
     """Keep in float32 what transformers keeps in it whatever the model's type, but for layers that
     are dovetail's. Mutates: module"""
@@ -182,29 +171,12 @@ def _widen(module: nn.Module, built: Built) -> None:
                 parameter.data = parameter.data.float()
 
 
-def plain_renamings(causal: Any) -> list[tuple[str, str]]:
-    """Return transformers' own (old, new) renamings of checkpoint names that are plain text.
-
-    An old name that starts with "^" stands at the start. Names under other rules stay as they
-    are; loading then lists them.
-    """
-    renamings = []
-    for rule in get_model_conversion_mapping(causal, add_legacy=False):
-        if not isinstance(rule, WeightRenaming):
-            continue
-        for old in rule.source_patterns:
-            text = old.replace("\\.", ".")
-            if not set(text.removeprefix("^")) & set("^$*+?()[]{}|\\"):
-                renamings.append((text, rule.target_patterns[0]))
-    return renamings
-
-
 def _also_before(renamings: list[tuple[str, str]], ends: tuple[str, ...]) -> tuple[str, ...]:
     """Return ends of names and what renamings make of the same names."""
     return (*ends, *(old for old, new in renamings if ends and new.endswith(ends)))
 
 
-def _renamed(name: str, places: tuple[tuple[str, str], ...]) -> str:
+def renamed(name: str, places: tuple[tuple[str, str], ...]) -> str:
     """Return a parameter's name in this module."""
     for old, new in places:
         if name.startswith(old):

@@ -180,3 +180,21 @@ def test_images_wider_than_a_window_are_refused(tmp_path: Path) -> None:
         LLM(str(folder), **settings)
     with LLM(str(folder), limit_mm_per_prompt={"image": 0}, **settings) as llm:
         assert llm.generate("the quick brown fox", GREEDY)[0].outputs[0].token_ids
+
+
+@pytest.mark.parametrize(
+    "family", ["LlavaForConditionalGeneration", "Gemma3ForConditionalGeneration"]
+)
+def test_names_that_published_checkpoints_have(family: str, tmp_path: Path) -> None:
+    """They were written when an encoder's names began with a word more."""
+    from safetensors.torch import load_file, save_file
+
+    from dovetail.config.config import Config
+    from dovetail.config.resolve import resolve
+    from dovetail.inspect import trial
+
+    file = write_media_checkpoint(tmp_path, family) / "model.safetensors"
+    old, new = "vision_tower.", "vision_tower.vision_model."
+    save_file({name.replace(old, new): one for name, one in load_file(file).items()}, file)
+    run = resolve(Config.from_fields({"model": str(tmp_path), **FEW_BLOCKS})).run
+    assert trial.tried(run).what == ""

@@ -14,20 +14,35 @@ from dovetail.testing.tiny_families import VOCAB_SIZE
 from dovetail.testing.tiny_models import write_tiny_checkpoint
 from support.thread_ranks import divided_both_ways
 
+VISION = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 4,
+    "patch_size": 8,
+    "out_hidden_size": 32,
+    "num_position_embeddings": 16,
+}
+
 
 def as_released(path: Path, model_type: str, architecture: str) -> None:
     """Give a saved text model the names of a whole one. Mutates: the files"""
+    import transformers
     from safetensors.torch import load_file, save_file
 
     text = json.loads((path / "config.json").read_text())
     whole = {"architectures": [architecture], "model_type": model_type, "text_config": text}
+    whole["vision_config"] = VISION
     (path / "config.json").write_text(json.dumps(whole))
     tensors = load_file(path / "model.safetensors")
     named = {
         name.replace("model.", "model.language_model.", 1) if name != "lm_head.weight" else name: x
         for name, x in joined(tensors).items()
     }
-    named |= {"model.visual.merger.weight": torch.zeros(2), "mtp.fc.weight": torch.zeros(2)}
+    config = transformers.AutoConfig.from_pretrained(path)
+    seeing = getattr(transformers, architecture)(config).model.visual.state_dict()
+    named |= {f"model.visual.{name}": x for name, x in seeing.items()}
+    named |= {"mtp.fc.weight": torch.zeros(2)}
     save_file(named, path / "model.safetensors", metadata={"format": "pt"})
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import secrets
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,18 +16,17 @@ from dovetail import registry
 from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.config.config import Config
 from dovetail.config.rules.adapters import MEDIA_LORAS
+from dovetail.config.rules.media_kinds import PROCESSOR_FILES, allowed_kinds, has_processor
 from dovetail.config.rules.media_settings import media_settings
 from dovetail.errors import ConfigError
 from dovetail.interfaces.media import MediaSpec
-from dovetail.interfaces.media_settings import AUDIO, MIB, VIDEO, MediaLimit, MediaSettings
+from dovetail.interfaces.media_settings import AUDIO, MIB, VIDEO, MediaSettings
 from dovetail.interfaces.schedule_spec import ScheduleSpec
 from dovetail.interfaces.spec import ModelSpec, RunSpec
 
 log = logging.getLogger(__name__)
 
 GIB = 1 << 30
-PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
-"""What a checkpoint says of how its media are read."""
 USUAL_IMAGE_ROWS = 256
 """Vectors of an image of Gemma 3 where config.json leaves them out."""
 SPEECH_RATE_HZ = 16_000
@@ -47,8 +47,8 @@ def media_spec(config: Config, model: ModelSpec) -> MediaSpec | None:
     """Return how media are read, None where a model takes none, or is to take none, or, and that
     is logged, the checkpoint does not say how. Raises: ConfigError"""
     given, settings = config.multimodal, media_settings(config)
-    kinds = _kinds(settings, model)
-    if kinds and not _has_processor(model):
+    kinds = allowed_kinds(config, model)
+    if kinds and not has_processor(model):
         log.warning(
             "%s has no %s, so the text part is served alone and prompts with media (%s) are "
             "refused; add the file to serve them.",
@@ -58,6 +58,7 @@ def media_spec(config: Config, model: ModelSpec) -> MediaSpec | None:
         )
         kinds = ()
     adapters = _adapters(config, kinds)
+    _tell_adapters(model, kinds, adapters)
     if not kinds:
         _pruning_rate(config, kinds)
         return None
@@ -87,17 +88,6 @@ def _pruning_rate(config: Config, kinds: Sequence[str]) -> float:
     if rate and VIDEO not in kinds:
         raise ConfigError("no videos are taken.", where=PRUNING_FLAG, fix="leave the flag out.")
     return rate
-
-
-def _kinds(settings: MediaSettings, model: ModelSpec) -> tuple[str, ...]:
-    """Return the kinds of media that a model takes and the limits allow."""
-    whole = facts_of(model.whole_config).media if model.whole_config else ()
-    return tuple(k for k in whole if settings.limits.get(k, MediaLimit()).count != 0)
-
-
-def _has_processor(model: ModelSpec) -> bool:
-    """Return whether a checkpoint says how its media are read."""
-    return any((Path(model.path) / name).is_file() for name in PROCESSOR_FILES)
 
 
 def _verify_seen_whole(config: Config, model: ModelSpec) -> None:
@@ -133,9 +123,9 @@ def encoder_mode(config: Config) -> str:
 def encodings_bytes(config: Config, model: ModelSpec, schedule: ScheduleSpec) -> int:
     """Return the memory of all encodings that are kept, and of those that a step makes besides;
     0 where none is made, or --skip-mm-profiling says not to count it."""
-    if config.multimodal.skip_mm_profiling or not _has_processor(model):
+    if config.multimodal.skip_mm_profiling or not has_processor(model):
         return 0
-    if not _kinds(media_settings(config), model):
+    if not allowed_kinds(config, model):
         return 0
     vision = model.whole_config.get("vision_config") or {}
     size = model.hidden_size * (1 + len(vision.get("deepstack_visual_indexes") or ()))
@@ -179,6 +169,20 @@ def _adapters(config: Config, kinds: Sequence[str]) -> dict[str, str]:
                 fix='write {"image": PATH}.',
             )
     return {kind: kind for kind in given}
+
+
+def _tell_adapters(model: ModelSpec, kinds: Sequence[str], used: Mapping[str, str]) -> None:
+    """Log which adapters of a checkpoint its media need that are not used."""
+    folders = facts_of(model.whole_config).media_adapters
+    wanted = {kind: Path(model.path, name) for kind, name in folders.items() if kind in kinds}
+    unused = {kind: str(p) for kind, p in wanted.items() if kind not in used and p.is_dir()}
+    if unused:
+        log.warning(
+            "%s has adapters for its media that are not used: give --enable-lora %s '%s'.",
+            model.path,
+            MEDIA_LORAS,
+            json.dumps(unused),
+        )
 
 
 def sound_settings(config: Config, model: ModelSpec) -> MediaSettings | None:

@@ -17,6 +17,7 @@ from dovetail import registry
 from dovetail.config.config import Config, flags
 from dovetail.config.rules import demo, stat_loggers
 from dovetail.config.rules.architectures import registered
+from dovetail.config.rules.media_kinds import is_backed_with_media
 from dovetail.config.rules.transformers_models import PAGE, known_classes
 from dovetail.errors import ConfigError, PluginError, UnknownPlugin
 from dovetail.interfaces.load_format import Checkpoint
@@ -45,6 +46,8 @@ _READER_FLAGS = {
 LOADER_OPTIONS = "--model-loader-extra-config"
 OWN_MODELS, TRANSFORMERS = "dovetail", "transformers"
 """Values of --model-impl; any other is the name of a model plugin."""
+TRANSFORMERS_MEDIA = "transformers_media"
+"""The model plugin that runs transformers' code of models that take media."""
 BITSANDBYTES = "bitsandbytes"
 """A quantization whose name is a load format too."""
 AUTO = "auto"
@@ -118,6 +121,8 @@ def select_model(config: Config, model: ModelSpec) -> Selection:
         return select("model", impl, where="--model-impl", options=options)
     if model.code is not None:
         return select("model", TRANSFORMERS, where="--model-impl", options=options)
+    if is_backed_with_media(config, model):
+        return select("model", TRANSFORMERS_MEDIA, where="--model-impl", options=options)
     if impl != OWN_MODELS and not (impl is None and is_own):
         known = known_classes()
         text_type = str(model.hf_config.get("model_type"))

@@ -10,6 +10,12 @@ from pathlib import Path
 
 CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 MASKED = "MODEL_FOR_MASKED_LM_MAPPING_NAMES"
+MEDIA = (
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+    "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+)
+"""Mappings with classes that take images or sound beside text; some of theirs take text alone."""
 WIDER = "ForConditionalGeneration"
 """End of the names of classes that take more than text, or another text."""
 PAGE = "docs/reference/architectures.md"
@@ -18,11 +24,13 @@ PAGE = "docs/reference/architectures.md"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownClasses:
     """`causal` generate text from text, by the model types `causal_types`; `every` holds those of
-    all other tasks too. Models of the `masked_types` see tokens that come later."""
+    all other tasks too. Models of the `masked_types` see tokens that come later, those of `media`
+    may take images or sound."""
 
     causal: frozenset[str] = frozenset()
     causal_types: frozenset[str] = frozenset()
     masked_types: frozenset[str] = frozenset()
+    media: frozenset[str] = frozenset()
     every: frozenset[str] = frozenset()
 
     def has_text_part(self, architecture: str, text_type: str) -> bool:
@@ -49,17 +57,20 @@ def known_classes() -> KnownClasses:
     causal: dict[str, str] = {}
     masked: dict[str, str] = {}
     every: set[str] = set()
+    media: set[str] = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
             continue
         pairs = _pairs(node.value)
         every.update(name for _, name in pairs)
         causal.update(pairs if node.targets[0].id == CAUSAL else ())
+        media.update(name for _, name in pairs if node.targets[0].id in MEDIA)
         masked.update(pairs if node.targets[0].id == MASKED else ())
     return KnownClasses(
         causal=frozenset(causal.values()),
         causal_types=frozenset(causal),
         masked_types=frozenset(masked),
+        media=frozenset(media),
         every=frozenset(every),
     )
 

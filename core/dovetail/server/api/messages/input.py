@@ -44,6 +44,8 @@ def chat_of(body: CountRequest, *, can_budget: bool) -> ChatRequest:
         "messages": list(_messages(body)),
         "tools": _tools(body),
         "chat_template_kwargs": body.chat_template_kwargs,
+        "media_io_kwargs": body.media_io_kwargs,
+        "mm_processor_kwargs": body.mm_processor_kwargs,
     }
     fields |= _tool_choice(body) | _output(body)
     if body.messages[-1].role == "assistant":

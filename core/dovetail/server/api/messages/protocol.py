@@ -83,6 +83,8 @@ class CountRequest(SamplingFields):
     output_config: OutputConfig | None = None
     output_format: dict[str, Any] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
+    media_io_kwargs: Annotated[dict[str, dict[str, Any]], Field(max_length=8)] | None = None
+    mm_processor_kwargs: Annotated[dict[str, Any], Field(max_length=32)] | None = None
 
 
 class MessagesRequest(CountRequest):

@@ -61,6 +61,8 @@ def chat_of(
         "logprobs": tells_logprobs(body) or None,
         "top_logprobs": body.top_logprobs,
         "chat_template_kwargs": body.chat_template_kwargs,
+        "media_io_kwargs": body.media_io_kwargs,
+        "mm_processor_kwargs": body.mm_processor_kwargs,
         "thinking_token_budget": body.thinking_token_budget,
     }
     return as_chat(body, fields)

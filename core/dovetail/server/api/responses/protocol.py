@@ -73,6 +73,8 @@ class ResponsesRequest(SamplingFields):
     prompt: dict[str, Any] | None = None
     max_tool_calls: Annotated[int, Field(ge=1, le=INT31)] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
+    media_io_kwargs: Annotated[dict[str, dict[str, Any]], Field(max_length=8)] | None = None
+    mm_processor_kwargs: Annotated[dict[str, Any], Field(max_length=32)] | None = None
     thinking_token_budget: Annotated[int, Field(ge=0, le=INT31)] | None = None
 
 

@@ -1,0 +1,56 @@
+"""Which kinds of media a model takes by the plugin that runs it, and whether it is to take any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dovetail import registry
+from dovetail.config.checkpoint.media_tokens import named_kinds
+from dovetail.config.checkpoint.model_facts import facts_of
+from dovetail.config.config import Config
+from dovetail.config.rules.architectures import registered
+from dovetail.config.rules.media_settings import media_settings
+from dovetail.config.rules.transformers_models import known_classes
+from dovetail.interfaces.media_settings import MediaLimit
+from dovetail.interfaces.spec import LOGITS, ModelSpec
+
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
+"""What a checkpoint says of how its media are read."""
+TRANSFORMERS = "transformers"
+"""The value of --model-impl that means transformers' code."""
+
+
+def kinds_of(config: Config, model: ModelSpec) -> tuple[str, ...]:
+    """Return the kinds of media that a model takes: what its own plugin declares, or, of a class
+    that transformers knows with media, those whose tokens config.json names."""
+    if not model.whole_config:
+        return ()
+    if not _is_backed(config, model):
+        return facts_of(model.whole_config).media
+    takes_any = model.head == LOGITS and model.architecture in known_classes().media
+    return named_kinds(model.whole_config) if takes_any else ()
+
+
+def allowed_kinds(config: Config, model: ModelSpec) -> tuple[str, ...]:
+    """Return the kinds of media that a model takes and the limits allow."""
+    limits = media_settings(config).limits
+    found = kinds_of(config, model)
+    return tuple(k for k in found if limits.get(k, MediaLimit()).count != 0)
+
+
+def has_processor(model: ModelSpec) -> bool:
+    """Return whether a checkpoint says how its media are read."""
+    return any((Path(model.path) / name).is_file() for name in PROCESSOR_FILES)
+
+
+def is_backed_with_media(config: Config, model: ModelSpec) -> bool:
+    """Return whether transformers' code runs a model, media and all."""
+    is_backed = _is_backed(config, model)
+    return is_backed and bool(allowed_kinds(config, model)) and has_processor(model)
+
+
+def _is_backed(config: Config, model: ModelSpec) -> bool:
+    """Return whether transformers' code runs a model, and none of the checkpoint's own."""
+    impl = registry.value_of("model_impl", config.model.model_impl)
+    is_own = registered(model.architecture, model.head) is not None
+    return model.code is None and (impl == TRANSFORMERS or (impl is None and not is_own))

@@ -1,0 +1,273 @@
+"""Trial: a call of transformers' model with two media, which says what its text model is given.
+
+`generate` is called as a user would, with what the checkpoint's own processor makes of blank media,
+and ended where the text model begins. Products are not computed, and what the encoder and the table
+of tokens return is replaced by random numbers, so that what arrives can be told apart.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from dovetail.config.checkpoint.media_tokens import token_of
+from dovetail.errors import ConfigError
+from dovetail.interfaces.media import PartPlace
+from dovetail.interfaces.model import BuildContext
+from dovetail.layers.media import spatial_positions
+from dovetail.multimodal.processors import TEXT_FIELDS, blank_media, load_processor, read_together
+from dovetail_plugins.models._hf_attention import Seen
+
+PLAIN = (
+    *("inputs_embeds", "attention_mask", "position_ids", "use_cache", "cache", "input_ids"),
+    *("return_dict", "output_attentions", "output_hidden_states", "logits_to_keep"),
+)
+"""What a text model may be given."""
+TYPES = "mm_token_type_ids"
+"""The argument of models that must be told which tokens stand for media."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feature:
+    """What the method that encodes a kind of media is given: features by name, and constants."""
+
+    names: tuple[str, ...]
+    constants: dict[str, Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Heard:
+    """What a trial call has shown."""
+
+    arguments: list[dict[str, Any]] = field(default_factory=list)
+    vectors: list[torch.Tensor] = field(default_factory=list)
+    embedded: list[torch.Tensor] = field(default_factory=list)
+    given: dict[str, Any] = field(default_factory=dict)
+
+
+class _Ended(Exception):
+    """The text model has begun."""
+
+
+class Trial:
+    """Calls of one model. `is_spatial`: the positions of media have three directions."""
+
+    def __init__(
+        self, context: BuildContext, whole: Any, base: Any, text: nn.Module, kinds: Sequence[str]
+    ) -> None:
+        self._whole, self._base, self._text = whole, base, text
+        self._config = context.model.whole_config
+        model_type = str(self._config.get("model_type"))
+        self._processor = load_processor(context.model.path, model_type) if kinds else None
+        self._dtype = next(whole.parameters()).dtype
+        self._device = context.device
+        self.is_spatial = False
+
+    def run(self, kind: str) -> Feature:
+        """Return what the encoder of a kind is given. Raises: ConfigError for a model that gives
+        its text model more than vectors in place of tokens. Mutates: self"""
+        made = self._inputs(kind)
+        heard = self._heard(kind, made)
+        if not heard.vectors:
+            raise ConfigError(f"it encodes no {kind} by its get_{kind}_features.")
+        feature = _feature(kind, heard.arguments, made)
+        ids = made["input_ids"][0]
+        places = ids == token_of(self._config, kind)
+        self._check_vectors(kind, heard, places)
+        self._check_given(heard.given)
+        self._check_positions(kind, heard.given.get("position_ids"), places, made)
+        return feature
+
+    def _inputs(self, kind: str) -> dict[str, Any]:
+        """Return what the processor makes of a text with two media, or with one where it takes one
+        for each text."""
+        media, options = blank_media(self._processor, kind)
+        if TYPES in inspect.signature(self._whole.forward).parameters:
+            options["return_mm_token_type_ids"] = True
+        made = read_together(self._processor, kind, media, options)
+        return {
+            name: value.to(self._device) if isinstance(value, torch.Tensor) else value
+            for name, value in made.items()
+        }
+
+    def _heard(self, kind: str, made: Mapping[str, Any]) -> _Heard:
+        """Return what is called with what until the text model begins."""
+        heard = _Heard()
+        floats = {
+            name: value.to(self._dtype)
+            if isinstance(value, torch.Tensor) and value.is_floating_point()
+            else value
+            for name, value in made.items()
+        }
+        listening = _listening(self._whole, self._base, self._text, kind, heard)
+        with listening, torch.inference_mode(), _NoProducts(), suppress(_Ended):
+            self._whole.generate(**floats, max_new_tokens=1, do_sample=False)
+        if heard.given:
+            return heard
+        raise ConfigError("its text model is not called.")
+
+    def _check_vectors(self, kind: str, heard: _Heard, places: torch.Tensor) -> None:
+        """Raises: ConfigError where a text model is given others than vectors of the encoder at the
+        places of media and of the table of tokens elsewhere."""
+        given = heard.given.get("inputs_embeds")
+        rows = torch.cat([one.flatten(0, -2) for one in heard.vectors])
+        if given is None or given.shape[1] != len(places):
+            raise ConfigError(f"it does not put the vectors of {kind}s at places of the prompt.")
+        same = [one for one in heard.embedded if one.shape == given.shape]
+        wanted = same[-1].clone() if same else torch.zeros_like(given)
+        if int(places.sum()) != len(rows):
+            raise ConfigError(
+                f"it has {len(rows)} vectors of two {kind}s, and the prompt {int(places.sum())}"
+                " places."
+            )
+        wanted[0, places] = rows.to(wanted.dtype)
+        if not torch.equal(wanted[0, places], given[0, places]):
+            raise ConfigError(f"it changes the vectors of {kind}s before its text model.")
+        if not torch.equal(wanted, given):
+            raise ConfigError("it changes the vectors of tokens before its text model.")
+
+    def _check_given(self, given: Mapping[str, Any]) -> None:
+        """Raises: ConfigError for more than vectors and positions."""
+        for name, value in given.items():
+            if name not in PLAIN and _counts(value):
+                raise ConfigError(f"its text model is given {name} beside vectors.")
+        masks = given.get("attention_mask")
+        for mask in masks.values() if isinstance(masks, Mapping) else [masks]:
+            is_plain = isinstance(mask, torch.Tensor) and mask.dim() == 2 and bool(mask.all())
+            if mask is not None and not is_plain and not isinstance(mask, Seen):
+                raise ConfigError("the tokens of its media see others that come later.")
+
+    def _check_positions(
+        self, kind: str, told: Any, places: torch.Tensor, made: Mapping[str, Any]
+    ) -> None:
+        """Raises: ConfigError for positions other than those of places, or of a grid in three
+        directions. Mutates: self"""
+        count = len(places)
+        plain = torch.arange(count, device=self._device)
+        if told is None or torch.equal(told[..., 0, :], plain.expand(told[..., 0, :].shape)):
+            return
+        if told.dim() != 3 or told.shape[0] not in (3, 4):
+            raise ConfigError("it numbers positions in its own way.")
+        parts = _parts(kind, places, made.get(f"{kind}_grid_thw"), self._merged)
+        wanted, _ = spatial_positions(count, parts)
+        if not torch.equal(told[-3:, 0].cpu(), wanted):
+            raise ConfigError("it numbers the positions of media in its own way.")
+        self.is_spatial = True
+
+    @property
+    def _merged(self) -> int:
+        return int((self._config.get("vision_config") or {}).get("spatial_merge_size") or 1)
+
+
+def _feature(kind: str, calls: Sequence[dict[str, Any]], made: Mapping[str, Any]) -> Feature:
+    """Return what the encoder was given in its one call. Raises: ConfigError"""
+    if len(calls) != 1:
+        raise ConfigError(f"it encodes two {kind}s in {len(calls)} calls.")
+    (call,) = calls
+    tensors = [name for name, value in call.items() if isinstance(value, torch.Tensor)]
+    odd = [name for name in tensors if name not in made or name in TEXT_FIELDS]
+    if odd:
+        raise ConfigError(f"its encoder is given {odd[0]}, which is not made of a medium alone.")
+    constants = {name: value for name, value in call.items() if name not in tensors}
+    return Feature(names=tuple(tensors), constants=constants)
+
+
+def _parts(kind: str, places: torch.Tensor, grids: Any, merged: int) -> list[PartPlace]:
+    """Return the places of media by their grids. Raises: ConfigError without them"""
+    if grids is None:
+        raise ConfigError("it numbers the positions of media without a grid.")
+    runs = []
+    for is_media, group in groupby(enumerate(places.tolist()), key=lambda pair: pair[1]):
+        members = [at for at, _ in group]
+        if is_media:
+            runs.append((members[0], len(members)))
+    shapes = [(t, h // merged, w // merged) for t, h, w in grids.tolist()]
+    if len(runs) != len(shapes):
+        raise ConfigError("it has words of its own among the vectors of one medium.")
+    return [
+        PartPlace(str(n), kind, (run,), run[1], shape)
+        for n, (run, shape) in enumerate(zip(runs, shapes, strict=True))
+    ]
+
+
+def _counts(value: Any) -> bool:
+    """Return whether an argument says something."""
+    if isinstance(value, (list, tuple, dict)):
+        return bool(value)
+    return value is not None and value is not False
+
+
+class _NoProducts(TorchFunctionMode):
+    """Linear layers give zeros, of the right shape."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return the function's result, or zeros."""
+        if func is F.linear and not kwargs:
+            x, weight = args[0], args[1]
+            return x.new_zeros(*x.shape[:-1], weight.shape[0])
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _listening(whole: Any, base: Any, text: nn.Module, kind: str, heard: _Heard) -> Iterator[None]:
+    """Note what the encoder, the table of tokens and the text model are given and return inside a
+    with block. Mutates: heard"""
+    name = f"get_{kind}_features"
+    method = getattr(base, name, None)
+    if method is None:
+        raise ConfigError(f"it has no {name}.")
+    taken = inspect.signature(method)
+
+    @functools.wraps(method)
+    def encode(*args: Any, **kwargs: Any) -> Any:
+        bound = taken.bind(*args, **kwargs)
+        call = dict(bound.arguments)
+        call.update(call.pop("kwargs", {}))
+        output = method(*args, **kwargs)
+        _fill(output)
+        heard.arguments.append(call)
+        heard.vectors.extend(vectors_of(output))
+        return output
+
+    def embed(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        heard.embedded.append(torch.randn_like(output))
+        return heard.embedded[-1].clone()
+
+    def begin(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        heard.given = dict(inspect.signature(text.forward).bind(*args, **kwargs).arguments)
+        heard.given.update(heard.given.pop("kwargs", {}))
+        raise _Ended
+
+    vars(base)[name] = encode
+    hooks = [
+        whole.get_input_embeddings().register_forward_hook(embed),
+        text.register_forward_pre_hook(begin, with_kwargs=True),
+    ]
+    try:
+        yield
+    finally:
+        del vars(base)[name]
+        for hook in hooks:
+            hook.remove()
+
+
+def vectors_of(output: Any) -> list[torch.Tensor]:
+    """Return the vectors that a method of transformers' models gives. Shapes: each [.., E]"""
+    found = getattr(output, "pooler_output", output)
+    return list(found) if isinstance(found, (list, tuple)) else [found]
+
+
+def _fill(output: Any) -> None:
+    """Replace the vectors of an output by random numbers. Mutates: output"""
+    for one in vectors_of(output):
+        one.normal_()

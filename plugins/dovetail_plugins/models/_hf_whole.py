@@ -1,0 +1,134 @@
+"""A model of transformers that takes media, taken apart: its encoder, and its text model with
+dovetail's attention in it.
+
+Refused with a reason, beside what `_hf_build` refuses: a model whose text model is given more than
+vectors at the places of media (other masks, states of an encoder, vectors for later layers). Which
+that is, a trial call with two media says: see `_hf_trial`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers.initialization import no_init_weights
+
+from dovetail.interfaces.model import BuildContext
+from dovetail.layers.decoder_head import generates
+from dovetail.layers.dtypes import dtype_of
+from dovetail_plugins.models import _hf_attention as hf_attention
+from dovetail_plugins.models._hf_build import (
+    Built,
+    check_config,
+    check_layout,
+    inputs_first,
+    learn_attention,
+    refusal,
+    refusing,
+    try_head,
+)
+from dovetail_plugins.models._hf_call import TrunkCall
+from dovetail_plugins.models._hf_names import plain_renamings, stored_starts
+from dovetail_plugins.models._hf_swap import swap_layers
+from dovetail_plugins.models._hf_trial import Feature, Trial
+from dovetail_plugins.models._towers import exchange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """A model taken apart. `built` has its text model as the trunk; `encoder` is what is around
+    that, `takes` the arguments of the encoder by kind of media, `starts` how names in checkpoints
+    begin (-> how transformers' begin), and `is_spatial` whether positions have three directions."""
+
+    built: Built
+    encoder: nn.Module
+    embed: nn.Module
+    takes: dict[str, Feature]
+    starts: dict[str, str]
+    is_spatial: bool
+
+
+def build_whole(context: BuildContext, kinds: Sequence[str]) -> Whole:
+    """Return the model with empty weights. Raises: ConfigError with the reason."""
+    if context.rank.tensor_size > 1:
+        raise refusal(context.model, "its layers cannot be divided over ranks yet")
+    check_config(context.model)
+    hf_attention.register()
+    whole = _whole(context)
+    base_name, base = _base(context, whole)
+    name, text = _text(context, whole, base)
+    renamings, starts = plain_renamings(whole), stored_starts(whole)
+    with refusing(context.model, "it does not run in a trial pass"):
+        text.set_attn_implementation(hf_attention.PROBE)
+        seen = hf_attention.probe(text, TrunkCall(base), context.device)
+        if generates(context.model):
+            try_head(whole, base_name, seen)
+    with refusing(context.model, "it does not run in a trial pass with media"):
+        trial = Trial(context, whole, base, text, kinds)
+        with hf_attention.opening(base) as opened:
+            takes = {kind: trial.run(kind) for kind in kinds}
+    learn_attention(context, seen.layers)
+    with refusing(context.model, "its layers cannot be exchanged"):
+        text.set_attn_implementation(hf_attention.RUN)
+        ends, path = inputs_first(text), f"{base_name}.{name}"
+        swap_layers(context, text, f"{path}.", kept=seen.opened)
+        embed = whole.get_input_embeddings()
+        check_layout(whole)
+        del base._modules[name]
+        exchange(context, base, f"{base_name}.", whole.config, kept=opened)
+    built = Built(
+        causal=whole,
+        trunk_name=path,
+        trunk=text,
+        call=TrunkCall(text),
+        below_head=base_name,
+        output=type(seen.output),
+        first_position=seen.first_position,
+        hidden_size=seen.output.last_hidden_state.shape[-1],
+        inputs_first=ends,
+        renamings=renamings,
+    )
+    return Whole(
+        built=built,
+        encoder=base,
+        embed=embed,
+        takes=takes,
+        starts=starts,
+        is_spatial=trial.is_spatial,
+    )
+
+
+def _whole(context: BuildContext) -> Any:
+    """Return transformers' model with empty weights. Raises: ConfigError"""
+    fields = dict(context.model.whole_config)
+    fields = {k: v for k, v in fields.items() if k not in ("dtype", "torch_dtype", "auto_map")}
+    with refusing(context.model, "transformers cannot make it from this config.json"):
+        config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
+        make = getattr(transformers, context.model.architecture)._from_config
+        with no_init_weights(), torch.device(context.device):
+            whole = make(config, dtype=dtype_of(context.model.dtype))
+        whole.to(context.device)
+        whole.tie_weights()
+    return whole.eval().requires_grad_(False)
+
+
+def _base(context: BuildContext, whole: Any) -> tuple[str, Any]:
+    """Return the part of a model below its head, and its name. Raises: ConfigError"""
+    name = str(whole.base_model_prefix)
+    base = whole._modules.get(name)
+    if base is None:
+        raise refusal(context.model, "its head and the layers below it are not apart")
+    return name, base
+
+
+def _text(context: BuildContext, whole: Any, base: nn.Module) -> tuple[str, Any]:
+    """Return the text model inside the part below the head, and its name. Raises: ConfigError"""
+    decoder = whole.get_decoder()
+    name = next((name for name, child in base.named_children() if child is decoder), None)
+    if name is None:
+        raise refusal(context.model, "its text model is not apart from the rest")
+    return name, decoder

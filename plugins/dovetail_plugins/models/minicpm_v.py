@@ -1,0 +1,15 @@
+"""MiniCPM-V 4.6: images before Qwen3.5. Those up to 2.6 are code of their checkpoints.
+
+Source: Yao et al. 2024, https://arxiv.org/abs/2408.01800; https://github.com/OpenBMB/MiniCPM-V
+"""
+
+from __future__ import annotations
+
+from dovetail.interfaces.plugin import Info
+from dovetail_plugins.models._media import MediaModel
+
+
+class MiniCPMV4_6ForConditionalGeneration(MediaModel):
+    """MiniCPM-V 4.6: sixteen patches to a vector."""
+
+    info = Info(summary="MiniCPM-V 4.6", source="https://github.com/OpenBMB/MiniCPM-V")

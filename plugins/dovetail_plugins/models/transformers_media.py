@@ -1,0 +1,111 @@
+"""TransformersMedia: a model of transformers that takes images or sound, over dovetail's attention.
+
+Its encoder is transformers' way from features to vectors, its text model what TransformersBacked
+runs. What cannot be run so is refused with the reason: see `_hf_whole`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from dovetail.config.checkpoint.media_tokens import named_kinds
+from dovetail.interfaces.media import PartPlace
+from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.interfaces.plugin import Info
+from dovetail.layers.context import step_media
+from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.media import spatial_positions, with_media
+from dovetail_plugins.models._hf_build import Built
+from dovetail_plugins.models._hf_names import encoder_names
+from dovetail_plugins.models._hf_trial import vectors_of
+from dovetail_plugins.models._hf_whole import build_whole
+from dovetail_plugins.models.transformers_backed import IGNORED, TransformersBacked, renamed
+
+
+class TransformersMedia(TransformersBacked):
+    """transformers' encoder, text model and head around dovetail's attention."""
+
+    capabilities: ClassVar[frozenset[str]] = frozenset({"media", "vectors"})
+    info = Info(
+        summary="any model of transformers that takes images or sound, with dovetail's attention",
+        source="https://huggingface.co/docs/transformers/tasks/image_text_to_text",
+    )
+
+    def built(self, context: BuildContext) -> Built:
+        """Return transformers' model, and keep its encoder. Raises: ConfigError"""
+        whole = build_whole(context, named_kinds(context.model.whole_config))
+        base = whole.built.below_head
+        self._names = encoder_names(whole.encoder, to="encoder.", start=base)
+        self.encoder = whole.encoder
+        self._embed: list[Any] = [whole.embed]  # in a list: the trunk has it
+        self._takes, self._starts = whole.takes, whole.starts
+        self._is_spatial = whole.is_spatial
+        self._dtype = dtype_of(context.model.dtype)
+        return whole.built
+
+    def weight_map(self) -> WeightMap:
+        """Return the names: those of the text model, of the head, and of the encoder."""
+        base, _, text = self.trunk_name.partition(".")
+        names = [name for name, _ in self.head.named_children() if name != base]
+        head = [
+            (f"{start}{name}.", f"head.{name}.") for name in names for start in (f"{text}.", "")
+        ]
+        trunk = [
+            (start, "trunk.") for start in (f"{self.trunk_name}.", f"{text}.model.", f"{text}.")
+        ]
+        plain = (*head, *trunk, *self._names)
+        stored = {old: renamed(new, plain) for old, new in self._starts.items()}
+        places = tuple(sorted((dict(plain) | stored).items(), key=lambda pair: -len(pair[0])))
+        return WeightMap(
+            prefixes=places,
+            renames=tuple((old, new) for old, new in self.renamings if old[0] != "^"),
+            ignored=IGNORED,
+            tied={renamed(a, places): renamed(b, places) for a, b in self.tied.items()},
+            transposed=self.inputs_first,
+        )
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the final hidden states. Shapes: token_ids, positions [T] -> [T, E]"""
+        (embed,) = self._embed
+        x = with_media(embed(token_ids.clamp(max=embed.num_embeddings - 1)))
+        media = step_media()
+        places = positions + self.first_position
+        if self._is_spatial and media is not None and media.positions is not None:
+            places = media.positions
+        out = self.trunk(
+            inputs_embeds=x.unsqueeze(0), position_ids=places.unsqueeze(-2), use_cache=False
+        )
+        hidden: torch.Tensor = out.last_hidden_state[0]
+        return hidden
+
+    def prompt_positions(
+        self, num_tokens: int, parts: Sequence[PartPlace]
+    ) -> tuple[torch.Tensor, int] | None:
+        """Return the positions of a prompt in three directions, where the text model has such.
+
+        Shapes: [3, num_tokens]
+        """
+        return spatial_positions(num_tokens, parts) if self._is_spatial else None
+
+    def encode(
+        self, kind: str, features: Sequence[Mapping[str, torch.Tensor]]
+    ) -> Sequence[torch.Tensor]:
+        """Return the vectors of contents, each encoded alone: so they are the same beside others.
+
+        Shapes: each [rows, E]
+        """
+        return [self._encode_one(kind, one) for one in features]
+
+    def _encode_one(self, kind: str, features: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        method: Any = getattr(self.encoder, f"get_{kind}_features")
+        takes = self._takes[kind]
+        given = {
+            name: value.to(self._dtype) if value.is_floating_point() else value
+            for name, value in features.items()
+            if name in takes.names
+        }
+        output = method(**takes.constants, **given)
+        return torch.cat([one.flatten(0, -2) for one in vectors_of(output)])

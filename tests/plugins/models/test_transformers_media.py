@@ -1,0 +1,51 @@
+"""Models that take media over transformers' code, tiny: greedy text equal to its own, or refused
+with the reason. `make sweep` does it for all that transformers has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.media_verdicts import media_verdict
+from support.tiny_wholes import write_whole
+from support.verdicts import BACKED, NATIVE, REFUSED
+
+pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+NATIVE_TEXT = {
+    "qwen3_5": "Qwen3_5ForConditionalGeneration",  # layers that keep a state
+}
+SERVED = {
+    "aya_vision": "AyaVisionForConditionalGeneration",  # tiles, windows, a head that scales
+    "glm4v": "Glm4vForConditionalGeneration",  # positions in three directions
+    "idefics2": "Idefics2ForConditionalGeneration",  # a processor that tells token ids alone
+    "paddleocr_vl": "PaddleOCRVLForConditionalGeneration",  # stored under other names
+    "audioflamingo3": "AudioFlamingo3ForConditionalGeneration",  # sound
+}
+NOT_SERVED = {
+    "paligemma": ("PaliGemmaForConditionalGeneration", "computes with attention masks itself"),
+    "qwen3_vl": ("Qwen3VLForConditionalGeneration", "is given visual_pos_masks beside vectors"),
+    "glm5_next": ("Glm5NextForConditionalGeneration", "layers of the kind indexed_attention"),
+}
+
+
+@pytest.mark.parametrize("model_type", SERVED)
+def test_greedy_text_is_that_of_transformers(tmp_path: Path, model_type: str) -> None:
+    """One medium, two, none, and one again; all in one batch and each alone."""
+    verdict = media_verdict(write_whole(tmp_path, model_type, SERVED[model_type]))
+    assert (verdict.state, verdict.reason) == (BACKED, "")
+
+
+@pytest.mark.parametrize("model_type", NATIVE_TEXT)
+def test_greedy_text_of_own_text_models(tmp_path: Path, model_type: str) -> None:
+    verdict = media_verdict(write_whole(tmp_path, model_type, NATIVE_TEXT[model_type]))
+    assert (verdict.state, verdict.reason) == (NATIVE, "")
+
+
+@pytest.mark.parametrize("model_type", NOT_SERVED)
+def test_refused_with_the_reason(tmp_path: Path, model_type: str) -> None:
+    architecture, reason = NOT_SERVED[model_type]
+    folder = write_whole(tmp_path, model_type, architecture)
+    verdict = media_verdict(folder, model_impl="transformers")
+    assert verdict.state == REFUSED
+    assert reason in verdict.reason
