@@ -33,20 +33,12 @@ TYPES_OF_REMOTE_CODE = {
     "PhiMoEForCausalLM": "phimoe",
     "MiniMaxM1ForCausalLM": "minimax_m1",
     "MiniMaxText01ForCausalLM": "minimax_text_01",
-    "Qwen3_5ForConditionalGeneration": "qwen3_5_text",
     "Gemma3nForConditionalGeneration": "gemma3n_text",
-    "AyaVisionForConditionalGeneration": "cohere2",
-    "Cohere2VisionForConditionalGeneration": "cohere2",
-    "HyperCLOVAXVisionV2ForConditionalGeneration": "hyperclovax",
-    "JanusForConditionalGeneration": "llama",
-    "Lfm2VlForConditionalGeneration": "lfm2",
     "Lfm3VlForConditionalGeneration": "lfm3",
     "MiniCPMOcrForConditionalGeneration": "qwen3_5_text",
-    "MiniCPMV4_6ForConditionalGeneration": "qwen3_5_text",
     "MiniCPMV4_7ForConditionalGeneration": "qwen3_5_text",
     "SarvamMoEForCausalLM": "sarvam_moe",
     "Gemma4ForConditionalGeneration": "gemma4_text",
-    "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe_text",
 }
 """Classes of which transformers has no decoder -> the model type of their text settings."""
 

@@ -443,9 +443,7 @@ def spell(
     n, panel = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(1)
     inside, lane = n < STORED, tl.arange(0, H)
     at = n.to(tl.int64)[:, None] * H + lane[None, :]
-    codes = tl.load(
-        weight + panel.to(tl.int64) * panel_stride + at, mask=inside[:, None], other=0
-    )
+    codes = tl.load(weight + panel.to(tl.int64) * panel_stride + at, mask=inside[:, None], other=0)
     highs, shift = codes, 0
     if HIGH == 1:
         shift = panel % 2 * 4

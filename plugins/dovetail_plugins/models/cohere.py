@@ -7,11 +7,9 @@ Source: the model cards of c4ai-command-r-v01 and c4ai-command-r7b-12-2024.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from dovetail.interfaces.model import WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import (
@@ -23,7 +21,6 @@ from dovetail.layers.decoder import (
 )
 from dovetail.layers.head_norm import LayerNormPerHead
 from dovetail.layers.norm import LayerNorm
-from dovetail_plugins.models._text_part import text_part
 
 
 def cohere_config(model: ModelSpec, **changes: Any) -> DecoderConfig:
@@ -72,22 +69,3 @@ class Cohere2ForCausalLM(DecoderForCausalLM):
             i for i, kind in enumerate(windows["layer_types"]) if kind != SLIDING or not has_windows
         )
         return cohere_config(model, unrotated=unrotated, **windows)
-
-
-class Cohere2TextPart(Cohere2ForCausalLM):
-    """The text part of Aya Vision and Command A Vision with its head, which does not scale logits,
-    whatever the text part's config says: so transformers computes them."""
-
-    info = Info(
-        summary="the text part of Aya Vision and Command A Vision",
-        source="https://arxiv.org/abs/2505.08751",
-    )
-
-    @classmethod
-    def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return Cohere 2's config."""
-        return replace(super().decoder_config(model), logit_scale=1.0)
-
-    def weight_map(self) -> WeightMap:
-        """Return the names, without what sees."""
-        return text_part(super().weight_map())

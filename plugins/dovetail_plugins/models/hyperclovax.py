@@ -12,12 +12,11 @@ from dataclasses import replace
 import torch
 from msgspec import structs
 
-from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import DecoderConfig, DecoderLayer
 from dovetail.layers.rotary import Rope
-from dovetail_plugins.models._text_part import text_part
 from dovetail_plugins.models.granite import GraniteForCausalLM
 
 
@@ -59,16 +58,3 @@ class HyperCLOVAXForCausalLM(GraniteForCausalLM):
         filled = {**config, "attention_multiplier": scale or model.head_size**-0.5}
         usual = super().decoder_config(structs.replace(model, hf_config=filled))
         return replace(usual, logit_scale=float(config["logits_scaling"]))
-
-
-class HyperCLOVAXTextPart(HyperCLOVAXForCausalLM):
-    """The text part of HyperCLOVA X SEED Vision with its head."""
-
-    info = Info(
-        summary="the text part of HyperCLOVA X SEED Vision",
-        source="https://arxiv.org/abs/2506.22403",
-    )
-
-    def weight_map(self) -> WeightMap:
-        """Return the names, without what sees."""
-        return text_part(super().weight_map())

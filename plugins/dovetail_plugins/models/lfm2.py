@@ -36,7 +36,6 @@ from dovetail.layers.state import State
 from dovetail.parallel.groups import tensor_group
 from dovetail_plugins.model_types.lfm2 import CONV, inner_size, layer_types
 from dovetail_plugins.models._hybrid import HybridModel
-from dovetail_plugins.models._text_part import text_part
 
 
 class Lfm2ShortConv(nn.Module):
@@ -132,13 +131,3 @@ class Lfm2ForCausalLM(DecoderForCausalLM):
             ignored=usual.ignored,
             tied=usual.tied,
         )
-
-
-class Lfm2VlForConditionalGeneration(Lfm2ForCausalLM):
-    """The text part of LFM2-VL with its head."""
-
-    info = Info(summary="the text part of LFM2-VL", source="https://arxiv.org/abs/2511.23404")
-
-    def weight_map(self) -> WeightMap:
-        """Return the names, without what sees."""
-        return text_part(super().weight_map())

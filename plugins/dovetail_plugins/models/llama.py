@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.decoder import DecoderForCausalLM
-from dovetail_plugins.models._text_part import text_part
 
 
 class LlamaForCausalLM(DecoderForCausalLM):
@@ -29,13 +28,3 @@ class LlamaForCausalLM(DecoderForCausalLM):
     def classes(self, pooled: torch.Tensor) -> torch.Tensor:
         """Return the numbers of the classes. Shapes: pooled [S, E] -> [S, C]"""
         return super().classes(pooled) / self.temperature
-
-
-class JanusForConditionalGeneration(LlamaForCausalLM):
-    """The text part of Janus with its head."""
-
-    info = Info(summary="the text part of Janus", source="https://arxiv.org/abs/2410.13848")
-
-    def weight_map(self) -> WeightMap:
-        """Return the names, without what sees and what draws."""
-        return text_part(super().weight_map())

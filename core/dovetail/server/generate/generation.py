@@ -96,9 +96,7 @@ class Generation:
     kv_transfer: dict[str, Any] | None = None
     beams: BeamSettings | None = None
 
-    def steps(
-        self, server: ServerState, *, is_whole: bool = False
-    ) -> AsyncGenerator[Step, None]:
+    def steps(self, server: ServerState, *, is_whole: bool = False) -> AsyncGenerator[Step, None]:
         """Return the steps of the answer, where it `is_whole` one for each completion; closing them
         aborts the request."""
         plan = self.plan
