@@ -21,6 +21,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -164,7 +165,7 @@ def run(chosen: argparse.Namespace, scratch: Path) -> None:
     file = folders[0] / "adapter_model.safetensors"
     load_file(file)
     loads = [load(room, name, folder, clock) for name, folder in zip(names, folders, strict=True)]
-    reads = [timed(lambda path=path: copied(path), clock) for path in folders]
+    reads = [timed(partial(copied, path), clock) for path in folders]
     report_loading(file.stat().st_size, loads, reads)
     ways: dict[str, Callable[[], list[float]]] = {
         PLAIN: lambda: step_times(plain, [""] * rows, chosen.steps, clock),

@@ -17,7 +17,6 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.adapter import ModuleChange
 from dovetail.interfaces.quantization import LinearSpec
 from dovetail.layers.adapters import SlotWeights
-from dovetail.layers.fresh import fresh_tensor
 from dovetail.layers.joints import Joint, outputs_in
 from dovetail.layers.placement import Part
 from dovetail.parallel.groups import Group
@@ -44,7 +43,7 @@ class Room:
         size = math.prod(shape)
         self._taken += -self._taken % (LINE_BYTES // self._dtype.itemsize)
         if self._taken + size > len(self._piece):
-            self._piece, self._taken = fresh_tensor(max(size, self._least), self._dtype), 0
+            self._piece, self._taken = torch.empty(max(size, self._least), dtype=self._dtype), 0
         strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
         taken = self._piece.as_strided(shape, strides, self._taken)
         self._taken += size

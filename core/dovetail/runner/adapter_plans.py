@@ -17,7 +17,6 @@ import torch
 
 from dovetail.interfaces.adapter import AdapterWeights
 from dovetail.layers.adapters import SlotWeights
-from dovetail.layers.fresh import fresh_tensor
 from dovetail.runner.adapter_cutting import LINE_BYTES, Copies
 from dovetail_kernels.scaled_copy.native import ScaledCopies
 
@@ -45,9 +44,8 @@ class Plan:
         not as many as there were. Shapes: content [bytes] uint8"""
         if len(content) != self.content_bytes:
             return None
-        kept = fresh_tensor(self.size, self.dtype)
-        if self.has_gaps:
-            kept.zero_()
+        make = torch.zeros if self.has_gaps else torch.empty
+        kept = make(self.size, dtype=self.dtype)
         shift = content.data_ptr() - self.content_address
         if self.copies(shift, kept.data_ptr()) >= 0:
             return None

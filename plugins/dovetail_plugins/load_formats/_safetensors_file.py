@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from dovetail.layers.fresh import fresh_tensor
 from dovetail_plugins.load_formats._files import check_is_content
 from dovetail_plugins.load_formats._safetensors_header import (
     LENGTH_BYTES,
@@ -78,7 +77,7 @@ class WholeFile:
 def read_whole(path: Path) -> WholeFile:
     """Return a file in memory of its own, so that nothing happens when it is replaced or cut
     later. Raises: ConfigError when it has no header"""
-    content = fresh_tensor(check_is_content(path), torch.uint8)
+    content = torch.empty(check_is_content(path), dtype=torch.uint8)
     _read_into(path, 0, content)
     raw = content.numpy()
     length = header_bytes(path, raw[:LENGTH_BYTES].tobytes(), len(content))
