@@ -18,7 +18,8 @@ KERNELS = Path(__file__).parents[2] / "kernels"
 SCRIPT = """
 import torch
 from dovetail_kernels.gemm.cases import make_weight
-from dovetail_kernels.gemm.gpu import pack, stack
+from dovetail_kernels.gemm.gpu import pack
+from dovetail_kernels.gemm.stacked import stack
 from dovetail_kernels.moe.triton import run
 
 def rounded(x):

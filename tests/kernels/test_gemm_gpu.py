@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from dovetail_kernels.gemm.cases import make_weight
-from dovetail_kernels.gemm.gpu import GpuPacked, is_packed, pack, stack
+from dovetail_kernels.gemm.gpu import GpuPacked, is_packed, pack
 from dovetail_kernels.gemm.panels import KINDS
+from dovetail_kernels.gemm.stacked import stack
 from dovetail_kernels.gemm.tiles import parts_of
 from dovetail_kernels.gemm.weight import FORMATS
 from dovetail_kernels.gpu import VARIABLE

@@ -43,8 +43,9 @@ from dovetail.layers.placement import (
 )
 from dovetail.parallel.groups import ALONE, expert_group, tensor_group
 from dovetail_kernels import moe
-from dovetail_kernels.gemm.gpu import GpuPacked, stack_floats
+from dovetail_kernels.gemm.gpu import GpuPacked
 from dovetail_kernels.gemm.matrix import Matrix, multiply_groups, stacked
+from dovetail_kernels.gemm.stacked import stack_floats
 from dovetail_kernels.moe.native import Moe, packed_experts
 
 

@@ -9,7 +9,6 @@ layer; needs Triton when it multiplies.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import import_module
@@ -34,7 +33,7 @@ from dovetail_kernels.gemm.panels import (
     turned,
 )
 from dovetail_kernels.gemm.tiles import MAX_SPLIT_ROWS, Tiles, Work, parts_of, tiles
-from dovetail_kernels.gemm.weight import FLOATS, Weight, rounds_to_int8, spelled_out, usual_zero
+from dovetail_kernels.gemm.weight import Weight, rounds_to_int8, spelled_out, usual_zero
 from dovetail_kernels.gpu import interprets
 from dovetail_kernels.op import Arguments
 
@@ -195,7 +194,8 @@ class GpuPacked:
         [2 F, K]"""
         made = torch.empty((self.stored, self.in_size), dtype=dtype, device=self.values.device)
         low, high = PLANES.get(self.kind, (0, 0))
-        _kernels().spell[-(-self.stored // SPELLED), self.num_panels](
+        grid = (-(-self.stored // SPELLED), self.num_panels)
+        import_module("dovetail_kernels.gemm.spelled").spell[grid](
             self.values, self.highs, self.stored * self.panel, _bytes(self.scales), self.zeros,
             self.scales if self.is_paired else self.offsets, self.steps, self.offset_steps,
             self.outer, self.table, made, self.in_size, self.stored, _height(self.scales),
@@ -456,42 +456,6 @@ def prepare(arguments: Arguments) -> Arguments:
         dtype=arguments["x"].dtype,
     )
     return {**arguments, "weight": packed}
-
-
-def stack(experts: Sequence[GpuPacked]) -> GpuPacked | None:
-    """Return the weights of several experts as one, None where they differ in kind."""
-    first = experts[0]
-    rest = [f.name for f in fields(GpuPacked) if f.name not in KEPT]
-    for other in experts:
-        if any(getattr(other, name) != getattr(first, name) for name in rest):
-            return None
-        if list(other.tensors()) != list(first.tensors()):
-            return None
-    if first.table is not None and not all(_same_table(first, other) for other in experts):
-        return None
-    stacked: dict[str, Any] = {
-        name: _stacked([e.tensors()[name] for e in experts])
-        for name in first.tensors()
-        if name != "table"
-    }
-    return replace(first, num_experts=len(experts), **stacked)
-
-
-def stack_floats(values: torch.Tensor, *, is_gated: bool) -> GpuPacked:
-    """Return plain matrices of experts as they lie. Shapes: values [X, N, K]"""
-    name = next(name for name, dtype in FLOATS.items() if dtype == values.dtype)
-    one = pack(Weight(format=name, values=values[0]), is_gated=is_gated)
-    return replace(one, values=values, num_experts=len(values))
-
-
-def _same_table(one: GpuPacked, other: GpuPacked) -> bool:
-    return one.table is not None and other.table is not None and torch.equal(one.table, other.table)
-
-
-def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    if tensors[0].dtype != torch.float8_e4m3fn:
-        return torch.stack(list(tensors))
-    return torch.stack([t.view(torch.uint8) for t in tensors]).view(torch.float8_e4m3fn)
 
 
 def _picked(scales: torch.Tensor | None, index: torch.Tensor) -> torch.Tensor | None:

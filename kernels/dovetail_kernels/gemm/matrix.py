@@ -13,10 +13,11 @@ import torch
 from dovetail_kernels.cpu.library import library
 from dovetail_kernels.cpu.recipe import BFLOAT16_ISAS
 from dovetail_kernels.gemm import OP, native
-from dovetail_kernels.gemm.gpu import GpuPacked, is_packed, pack, stack
+from dovetail_kernels.gemm.gpu import GpuPacked, is_packed, pack
 from dovetail_kernels.gemm.native import Packed
 from dovetail_kernels.gemm.panels import moved
 from dovetail_kernels.gemm.reference import reference
+from dovetail_kernels.gemm.stacked import stack
 from dovetail_kernels.gemm.weight import FLOATS, Weight, spelled_out
 from dovetail_kernels.gpu import TRITON
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dovetail_kernels.gemm.gpu import pack, stack
+from dovetail_kernels.gemm.gpu import pack
+from dovetail_kernels.gemm.stacked import stack
 from dovetail_kernels.op import Arguments
 
 

@@ -44,7 +44,6 @@ SERVED = {
     "exaone": NATIVE,  # under Llama's class, by other names
     "sarvam_moe": NATIVE,  # the same of GLM-4.5's
     "lfm3_vl": NATIVE,  # the text part, behind another prefix
-    "aya_vision": NATIVE,  # the same, whose head does not scale
     "gemma3n_text": NATIVE,  # keys and values that layers share
     "gemma4_text": NATIVE,  # and layers of several shapes
     "gemma3": NATIVE,  # the text part, without a processor, of a model that takes images

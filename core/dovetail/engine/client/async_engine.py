@@ -56,6 +56,8 @@ from dovetail.structured_output.compiler import ConstraintCompiler
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+Watch = Callable[[], TextWatch]
+"""Makes what finds the stop strings of a completion, and is shown all its text."""
 
 TICK_PERIOD_S = 1.0
 FLUSH_PERIOD_S = 5.0
@@ -260,14 +262,13 @@ class AsyncEngine(EngineOperations):
         params: SamplingParams,
         request_id: str,
         *,
-        watch: Callable[[], TextWatch] | None = None,
+        watch: Watch | None = None,
         is_whole: bool = False,
         **how: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the request's outputs until it is finished. Closing the generator aborts it.
 
-        `how`: what else InputProcessor.prepare takes, by name. `watch` makes what looks for the
-        stop strings of a completion, and is shown all its text. A request that `is_whole` has one
+        `how`: what else InputProcessor.prepare takes, by name. A request that `is_whole` has one
         output, at its end; before an error one with what came until then.
         Raises: RequestError when the request is refused, RequestFault when it ends with an error,
         EngineDead when the engine is gone, EngineAsleep, Overloaded while draining.
@@ -302,17 +303,11 @@ class AsyncEngine(EngineOperations):
             return await anext(outputs)
 
     def stream(self, prepared: PreparedRequest) -> AsyncGenerator[RequestOutput, None]:
-        """Return the output of a request that the caller has prepared, at its end; before an error
-        what came until then."""
+        """Return the whole output of a request that the caller has prepared (see `generate`)."""
         return self._outputs(next(self._serials), prepared, None, is_whole=True)
 
     async def _outputs(
-        self,
-        key: int,
-        prepared: PreparedRequest,
-        watch: Callable[[], TextWatch] | None,
-        *,
-        is_whole: bool = False,
+        self, key: int, prepared: PreparedRequest, watch: Watch | None, *, is_whole: bool = False
     ) -> AsyncGenerator[RequestOutput, None]:
         """Send a request and yield its outputs until it is finished."""
         self._verify_open()
@@ -335,12 +330,7 @@ class AsyncEngine(EngineOperations):
         return await self._loop.run_in_executor(None, prepare)
 
     def _submit(
-        self,
-        key: int,
-        prepared: PreparedRequest,
-        watch: Callable[[], TextWatch] | None,
-        *,
-        is_whole: bool,
+        self, key: int, prepared: PreparedRequest, watch: Watch | None, *, is_whole: bool
     ) -> Mailbox:
         """Send a request to an engine; return where its outputs will arrive."""
         home = self._routing.home_of(prepared)
