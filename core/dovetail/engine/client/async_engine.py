@@ -54,7 +54,6 @@ from dovetail.registry import hooks
 from dovetail.structured_output.compiler import ConstraintCompiler
 
 logger = logging.getLogger(__name__)
-
 Result = TypeVar("Result")
 Watch = Callable[[], TextWatch]
 """Makes what finds the stop strings of a completion, and is shown all its text."""
