@@ -7,8 +7,8 @@ any colour, or a model would learn which digits a colour never has.
 
 import base64
 import io
-from functools import cache
 from dataclasses import dataclass
+from functools import cache
 from random import Random
 
 from PIL import Image, ImageDraw, ImageFont
