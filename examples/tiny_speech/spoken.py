@@ -35,7 +35,12 @@ class Line:
     @property
     def text(self) -> str:
         """Return what a transcript has of it."""
-        return "".join(f" {digit}" for digit in self.digits)
+        return written(self.digits)
+
+
+def written(digits: tuple[int, ...]) -> str:
+    """Return what a transcript has of digits."""
+    return "".join(f" {digit}" for digit in digits)
 
 
 def is_held_out(digits: tuple[int, ...]) -> bool:

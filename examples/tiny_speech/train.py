@@ -19,7 +19,7 @@ from random import Random
 
 import numpy as np
 import torch
-from spoken import RATE_HZ, line, spoken
+from spoken import MOST_DIGITS, RATE_HZ, is_held_out, line, spoken, written
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn import functional
 from transformers import (
@@ -35,17 +35,23 @@ TIME_STEP_S = 0.02
 NUM_ROWS = round(WINDOW_S / TIME_STEP_S)
 NUM_BANDS = 40
 SIZE = 96
-NUM_LINES = 1500
+NUM_LINES = 1200
+NUM_HELD_OUT = 64
 BATCH_LINES = 16
 RATE = 2e-3
+TIMED_SHARE = 0.3
+"""Of rows so many have times."""
 IGNORED = -100
+REPORT_STEPS = 50
+MEASURE_STEPS = 200
 WORDS = (
     *("<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|translate|>", "<|transcribe|>"),
     *("<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"),
     *(f"<|{i * TIME_STEP_S:.2f}|>" for i in range(NUM_ROWS + 1)),
 )
-Sounds = list[tuple[np.ndarray, tuple[int, ...], str]]
-"""Samples, digits, text."""
+Sound = tuple[np.ndarray, tuple[int, ...]]
+"""Samples, digits."""
+MOST_SAMPLES = int((WINDOW_S - 0.2) * RATE_HZ)
 
 
 def tokenizer() -> Tokenizer:
@@ -60,21 +66,34 @@ def tokenizer() -> Tokenizer:
     return made
 
 
-def sounds(count: int, rng: Random) -> Sounds:
-    """Return lines of the training set as they are spoken."""
-    lines = [line(rng, held_out=False) for _ in range(count)]
+def sounds(count: int, rng: Random, *, held_out: bool) -> list[Sound]:
+    """Return lines as they are spoken."""
+    lines = [line(rng, held_out=held_out) for _ in range(count)]
     with ThreadPoolExecutor(2) as pool:
         made = list(pool.map(spoken, lines))
-    most = (WINDOW_S - 0.2) * RATE_HZ
     pairs = zip(lines, made, strict=True)
-    return [(samples, one.digits, one.text) for one, samples in pairs if len(samples) < most]
+    return [(samples, one.digits) for one, samples in pairs if len(samples) < MOST_SAMPLES]
 
 
 class Batches:
-    """Batches of windows: a line somewhere in each, louder or quieter, in noise."""
+    """Batches of windows: a line somewhere in each, louder or quieter, in noise. Where
+    lines may be joined, few rows of digits come twice: a model that knows its lines by heart would
+    not know where others end."""
 
-    def __init__(self, told: Sounds, words: Tokenizer, extractor: WhisperFeatureExtractor) -> None:
-        self._told = told
+    def __init__(
+        self,
+        told: list[Sound],
+        words: Tokenizer,
+        extractor: WhisperFeatureExtractor,
+        *,
+        joins: bool,
+    ) -> None:
+        self._by_length = {
+            length: [one for one in told if len(one[1]) == length]
+            for length in range(1, MOST_DIGITS + 1)
+        }
+        self._lengths = [length for length, alike in self._by_length.items() if alike]
+        self._joins = joins
         self._words = words
         self._extractor = extractor
         self._rng = np.random.default_rng(SEED)
@@ -82,16 +101,31 @@ class Batches:
 
     def next(self) -> tuple[torch.Tensor, torch.Tensor, list[tuple[int, ...]]]:
         """Return features, token ids (IGNORED behind the end), and digits."""
-        chosen = [self._told[i] for i in self._rng.integers(len(self._told), size=BATCH_LINES)]
+        chosen = [self._sound() for _ in range(BATCH_LINES)]
         windows, rows = [], []
-        for samples, _, text in chosen:
+        for samples, digits in chosen:
             window, first, last = self._window(samples)
             windows.append(window)
-            rows.append(self._row(text, first, last))
+            rows.append(self._row(digits, first, last))
         features = self._extractor(windows, sampling_rate=RATE_HZ, return_tensors="pt")
         width = max(map(len, rows))
         padded = [row + [IGNORED] * (width - len(row)) for row in rows]
         return features["input_features"], torch.tensor(padded), [one[1] for one in chosen]
+
+    def _sound(self) -> Sound:
+        """Return digits as one line or as several, with pauses between them."""
+        while True:
+            left, parts, digits = int(self._rng.choice(self._lengths)), [], ()
+            while left:
+                length = int(self._rng.integers(left)) + 1 if self._joins else left
+                alike = self._by_length[length]
+                samples, more = alike[self._rng.integers(len(alike))]
+                pause = int(self._rng.integers(RATE_HZ // 10)) if parts else 0
+                parts.append(np.pad(samples, (pause, 0)))
+                digits, left = digits + more, left - length
+            joined = np.concatenate(parts)
+            if len(joined) < MOST_SAMPLES and not (self._joins and is_held_out(digits)):
+                return joined, digits
 
     def _window(self, samples: np.ndarray) -> tuple[np.ndarray, float, float]:
         """Return a line within silence, and when it begins and ends. Units: seconds"""
@@ -102,10 +136,10 @@ class Batches:
         made += rng.standard_normal(len(made), dtype=np.float32) * 10 ** rng.uniform(-5, -2.5)
         return made, before / RATE_HZ, (before + len(samples)) / RATE_HZ
 
-    def _row(self, text: str, first: float, last: float) -> list[int]:
+    def _row(self, digits: tuple[int, ...], first: float, last: float) -> list[int]:
         start = [self._ids[f"<|{one}|>"] for one in ("startoftranscript", "en", "transcribe")]
-        ids, end = self._words.encode(text).ids, self._ids["<|endoftext|>"]
-        if self._rng.random() < 0.5:
+        ids, end = self._words.encode(written(digits)).ids, self._ids["<|endoftext|>"]
+        if self._rng.random() >= TIMED_SHARE:
             return [*start, self._ids["<|notimestamps|>"], *ids, end]
         steps = [round(at / TIME_STEP_S) for at in (first, last)]
         times = [self._ids[f"<|{step * TIME_STEP_S:.2f}|>"] for step in steps]
@@ -137,13 +171,38 @@ def model(words: Tokenizer) -> WhisperForConditionalGeneration:
     return WhisperForConditionalGeneration(config)
 
 
-def train(made: WhisperForConditionalGeneration, batches: Batches, steps: int) -> None:
-    """Train, and print the loss now and then. Mutates: made"""
+def write(
+    made: WhisperForConditionalGeneration, states: torch.Tensor, ids: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return logits ``[lines, tokens, words]``, and the token each is for (IGNORED: none)."""
+    read = ids[:, :-1].clamp_min(0)
+    logits = made(decoder_input_ids=read, encoder_outputs=(states,)).logits
+    wanted = ids[:, 1:].clone()
+    wanted[:, :2] = IGNORED  # the language and the task are given
+    return logits, wanted
+
+
+@torch.no_grad()
+def share_right(made: WhisperForConditionalGeneration, batches: Batches, count: int = 8) -> float:
+    """Return the share of lines each of whose digits, and the end, is the likeliest token."""
+    right = 0
+    for _ in range(count):
+        features, ids, _ = batches.next()
+        logits, wanted = write(made, made.model.encoder(features).last_hidden_state, ids)
+        is_time = wanted > made.config.vocab_size - NUM_ROWS - 2
+        right += int(((logits.argmax(-1) == wanted) | (wanted < 0) | is_time).all(1).sum())
+    return right / (count * BATCH_LINES)
+
+
+def train(
+    made: WhisperForConditionalGeneration, batches: Batches, held_out: Batches, steps: int
+) -> None:
+    """Train; print the loss, and how many held-out lines are right, now and then. Mutates: made"""
     named = torch.nn.Linear(SIZE, 11)
     learned = [p for p in (*made.parameters(), *named.parameters()) if p.requires_grad]
     optimizer = torch.optim.AdamW(learned, lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, steps, pct_start=0.1)
-    started, totals = time.monotonic(), np.zeros(2)
+    started, totals = time.process_time(), np.zeros(2)
     for step in range(steps):
         features, ids, digits = batches.next()
         states = made.model.encoder(features).last_hidden_state
@@ -152,24 +211,23 @@ def train(made: WhisperForConditionalGeneration, batches: Batches, steps: int) -
         lengths = torch.tensor([len(row) for row in digits])
         rows = torch.full((len(digits),), len(heard))
         framewise = functional.ctc_loss(heard, flat, rows, lengths)
-        read = ids[:, :-1].clamp_min(0)
-        logits = made(decoder_input_ids=read, encoder_outputs=(states,)).logits
-        wanted = ids[:, 1:].clone()
-        wanted[:, :2] = IGNORED  # the language and the task are given
-        written = functional.cross_entropy(
+        logits, wanted = write(made, states, ids)
+        told = functional.cross_entropy(
             logits.flatten(0, 1), wanted.flatten(), ignore_index=IGNORED
         )
-        (written + 0.5 * framewise).backward()
+        (told + 0.5 * framewise).backward()
         torch.nn.utils.clip_grad_norm_(learned, 1.0)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        totals += (written.item(), framewise.item())
-        if (step + 1) % 50 == 0:
-            losses = " and ".join(f"{one:.3f}" for one in totals / 50)
-            seconds = time.monotonic() - started
+        totals += (told.item(), framewise.item())
+        if (step + 1) % REPORT_STEPS == 0:
+            losses = " and ".join(f"{one:.3f}" for one in totals / REPORT_STEPS)
+            seconds = time.process_time() - started
             print(f"step {step + 1}/{steps}: {losses}; {seconds:.0f} s", flush=True)
             totals[:] = 0
+        if (step + 1) % MEASURE_STEPS == 0 or step + 1 == steps:
+            print(f"{share_right(made, held_out):.0%} of held-out lines are right", flush=True)
 
 
 def save(
@@ -209,10 +267,12 @@ def main() -> None:
     torch.manual_seed(SEED)
     words = tokenizer()
     extractor = WhisperFeatureExtractor(feature_size=NUM_BANDS, chunk_length=WINDOW_S)
-    told = sounds(NUM_LINES, Random(SEED))
+    told = sounds(NUM_LINES, Random(SEED), held_out=False)
+    asked_of = sounds(NUM_HELD_OUT, Random(SEED), held_out=True)
     print(f"{len(told)} lines are spoken", flush=True)
     made = model(words)
-    train(made, Batches(told, words, extractor), asked.steps)
+    batches = Batches(told, words, extractor, joins=True)
+    train(made, batches, Batches(asked_of, words, extractor, joins=False), asked.steps)
     save(made.eval(), words, extractor, asked.out)
 
 

@@ -1,6 +1,6 @@
 """Pictures of coloured digits, and questions about them.
 
-A picture is a digit of one colour on a ground of grey. Some pairs of digit and colour are held out:
+A picture is a digit of one colour on a dark ground. Some pairs of digit and colour are held out:
 no picture of the training set has them. Beside named colours the training set has digits in inks of
 any colour, or a model would learn which digits a colour never has.
 """
@@ -8,6 +8,7 @@ any colour, or a model would learn which digits a colour never has.
 import base64
 import io
 from dataclasses import dataclass
+from functools import cache
 from random import Random
 
 from PIL import Image, ImageDraw, ImageFont
@@ -21,13 +22,13 @@ COLOURS = {
     "purple": (140, 50, 170),
     "orange": (240, 140, 30),
     "white": (250, 250, 250),
-    "black": (10, 10, 10),
+    "cyan": (60, 210, 220),
 }
 QUESTIONS = ("Which digit is it?", "Which colour is it?", "What is in the picture?")
 UNNAMED = ""
 """A colour without a name: of such a picture only the digit is asked."""
-LEAST_CONTRAST = 70
-"""Of an unnamed ink to the grey behind it, in one of red, green and blue."""
+LEAST_BRIGHT = 150
+"""The largest part of an unnamed ink, of 255, is no less, so that it shows on a dark ground."""
 HELD_OUT_SHARE = 6
 """One of so many pairs of digit and colour is held out."""
 
@@ -63,24 +64,29 @@ def unnamed_scene(rng: Random) -> Scene:
     return Scene(rng.randrange(10), UNNAMED)
 
 
-def _ink(colour: str, grey: int, rng: Random) -> tuple[int, ...]:
+def _ink(colour: str, rng: Random) -> tuple[int, ...]:
     """Return an ink: near a named colour, or any that can be seen."""
     if colour:
         return tuple(min(255, max(0, part + rng.randint(-15, 15))) for part in COLOURS[colour])
     while True:
         ink = tuple(rng.randint(0, 255) for _ in range(3))
-        if max(abs(part - grey) for part in ink) >= LEAST_CONTRAST:
+        if max(ink) >= LEAST_BRIGHT:
             return ink
+
+
+@cache
+def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(size)
 
 
 def picture(one: Scene, rng: Random) -> Image.Image:
     """Return a picture of a scene: where it stands, its size and its slant are chance."""
-    grey = rng.randint(90, 170)
+    grey = rng.randint(10, 50)
     ground = tuple(min(255, max(0, grey + rng.randint(-8, 8))) for _ in range(3))
-    ink = _ink(one.colour, grey, rng)
+    ink = _ink(one.colour, rng)
     made = Image.new("RGB", (SIZE, SIZE), ground)
     layer = Image.new("L", (SIZE, SIZE), 0)
-    font = ImageFont.load_default(rng.randint(30, 36))
+    font = _font(rng.randint(30, 36))
     place = (SIZE // 2 + rng.randint(-1, 1), SIZE // 2 + rng.randint(-1, 1))
     ImageDraw.Draw(layer).text(place, str(one.digit), fill=255, font=font, anchor="mm")
     layer = layer.rotate(rng.uniform(-4, 4), resample=Image.Resampling.BILINEAR)

@@ -18,6 +18,7 @@ import pytest
 from dovetail import LLM, SamplingParams
 from dovetail.config.rules.media import PROCESSOR_FILES
 from dovetail.errors import RequestError
+from support.media import tone
 from support.server_process import ServerProcess
 from support.tiny_media import write_media_checkpoint
 
@@ -265,6 +266,42 @@ def test_a_batch_of_files(folder: Path, pictures: Path, tmp_path: Path, wanted: 
     assert status == 0
     kept = [child.pid for child in psutil.Process().children() if MEDIA_WORKER in child.cmdline()]
     assert kept == [], "a run ends the processes that decoded its media"
+    told = json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8"))
+    assert told["response"]["body"]["choices"][0]["message"]["content"] == wanted
+
+
+def test_a_batch_with_a_sound_is_answered_as_by_transformers(tmp_path: Path) -> None:
+    import soundfile
+    import transformers
+
+    from dovetail.cli.main import main
+
+    folder = write_media_checkpoint(tmp_path / "ears", "Qwen2AudioForConditionalGeneration")
+    wav = tone(num=12_000, rate_hz=16_000)
+    processor = transformers.AutoProcessor.from_pretrained(folder)
+    turn = {"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": "what?"}]}
+    text = processor.apply_chat_template([turn], add_generation_prompt=True, tokenize=False)
+    heard = processor(text=text, audio=[soundfile.read(io.BytesIO(wav), dtype="float32")[0]],
+                      sampling_rate=16_000, return_tensors="pt")  # fmt: skip
+    model = transformers.Qwen2AudioForConditionalGeneration.from_pretrained(folder).eval()
+    ids = model.generate(**heard, max_new_tokens=8, do_sample=False)[0]
+    wanted = processor.decode(ids[heard["input_ids"].shape[1] :], skip_special_tokens=True)
+
+    sound = {"data": base64.b64encode(wav).decode(), "format": "wav"}
+    parts = [{"type": "input_audio", "input_audio": sound}, {"type": "text", "text": "what?"}]
+    line = {
+        "custom_id": "a",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {
+            "messages": [{"role": "user", "content": parts}],
+            "temperature": 0,
+            "max_tokens": 8,
+        },
+    }
+    (tmp_path / "in.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
+    files = ("-i", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl"))
+    assert main(["run-batch", *files, "--model", str(folder), *FLAGS]) == 0
     told = json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8"))
     assert told["response"]["body"]["choices"][0]["message"]["content"] == wanted
 

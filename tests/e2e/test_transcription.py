@@ -18,6 +18,7 @@ import httpx
 import numpy as np
 import pytest
 
+from support.media import tone_by_ffmpeg
 from support.server_process import ServerProcess
 from support.tiny_encoder_decoders import write_encoder_decoder
 
@@ -154,6 +155,13 @@ def test_what_soundfile_writes_is_heard(client: httpx.Client, form: str) -> None
     files = {"file": (f"a.{form}", made.getvalue())}
     got = client.post(PATH, files=files, data={"language": "en", "seed": "3", **COOL})
     assert got.status_code == 200 and got.json()["usage"]["seconds"] == 1
+
+
+def test_what_telephones_record_is_heard(client: httpx.Client) -> None:
+    pytest.importorskip("av")
+    files = {"file": ("a.m4a", tone_by_ffmpeg("mp4", "aac"), "audio/mp4")}
+    got = client.post(PATH, files=files, data={"language": "en", "seed": "3", **COOL})
+    assert got.status_code == 200 and got.json()["usage"]["seconds"] in (1, 2)  # AAC pads a tone
 
 
 def test_openais_client(client: httpx.Client) -> None:

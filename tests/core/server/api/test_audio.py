@@ -144,9 +144,11 @@ class Scripted(Listener):
     script: ClassVar[list[tuple[float, float]]] = []
     silence: ClassVar[float] = 0.0
     tried: ClassVar[list[float]] = []
+    read: ClassVar[list[tuple[int, ...]]] = []
 
     async def _attempt(self, part: Any, ids: Any, temperature: float) -> Any:
         self.tried.append(temperature)
+        self.read.append(ids)
         logprob, rate = self.script[len(self.tried) - 1]
         return written(
             token_ids=(len(self.tried),),
@@ -178,12 +180,12 @@ def test_what_is_not_credible_is_written_again_at_a_higher_temperature(
     has_context: bool,
 ) -> None:
     """What was drawn at a high temperature is no context for the next window."""
-    Scripted.script, Scripted.silence, Scripted.tried = script, silence, []
+    Scripted.script, Scripted.silence, Scripted.tried, Scripted.read = script, silence, [], []
     encoder = SimpleNamespace(max_rows=100)
     run = SimpleNamespace(model=SimpleNamespace(encoder=encoder), max_model_tokens=60)
     decode = SimpleNamespace(decode=lambda ids, **_: f" word {ids[0]}", encode=lambda *_, **__: [7])
     tokens = SimpleNamespace(
-        prompt=lambda *_, **__: (50,), before=None, languages={}, first_time=100, start=50
+        prompt=lambda *_, **__: (50,), before=49, languages={}, first_time=100, start=50
     )
     listener = Scripted(
         engine=cast(Any, SimpleNamespace(spec=SimpleNamespace(run=run), tokenizer=decode)),
@@ -199,6 +201,7 @@ def test_what_is_not_credible_is_written_again_at_a_higher_temperature(
 
     segments = asyncio.run(heard())
     assert Scripted.tried == tried
+    assert set(Scripted.read) == {(49, 7, 50)}  # the prompt is what was said before
     assert [one.text for one in segments] == ([] if told is None else [f" word {told}"])
     assert [one.temperature for one in segments] == ([] if told is None else tried[-1:])
     assert bool(listener._context) == has_context
