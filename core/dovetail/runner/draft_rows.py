@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.runner.batch import AHEAD_TOKENS, UNKNOWN, Batch, StepInputs
 
 
@@ -35,12 +36,26 @@ class DraftRows:
         self._drafted_from = np.zeros(count, dtype=np.int64)
         self._num_drafted = np.zeros(count, dtype=np.int64)
         self._kept: dict[int, list[tuple[torch.Tensor, int, int]]] = {}
+        self._ends: dict[int, frozenset[int]] = {}
 
-    def begin(self, row: int, num_cached: int) -> None:
+    def begin(self, row: int, num_cached: int, sampling: SamplingParams) -> None:
         """Note that a request took a row, with so many tokens in the cache. Mutates: self"""
+        self._ends[row] = _ends_of(sampling)
         self.computed[row] = self.limits[row] = num_cached
         self._num_drafted[row] = 0
         self._kept.pop(row, None)
+
+    def has_ended(self, row: int, token_ids: Sequence[int]) -> bool:
+        """Return whether one of the tokens that a row drew ends its request."""
+        return not self._ends[row].isdisjoint(token_ids)
+
+    def until_end(self, row: int, drafts: np.ndarray) -> np.ndarray:
+        """Return drafts up to the first one that would end the row's request. Shapes: [D]"""
+        ends = self._ends[row]
+        for place, token_id in enumerate(drafts.tolist() if ends else ()):
+            if token_id in ends:
+                return drafts[: place + 1]
+        return drafts
 
     def known(self, rows: np.ndarray) -> np.ndarray:
         """Return how many tokens of the rows the host knows. Shapes: [R]"""
@@ -94,3 +109,12 @@ class DraftRows:
     def kept(self, row: int) -> list[torch.Tensor]:
         """Return the states of the positions that wait, from the first on. Mutates: self"""
         return [states[first:end] for states, first, end in self._kept.pop(row, [])]
+
+
+def _ends_of(sampling: SamplingParams) -> frozenset[int]:
+    """Return the tokens that end a request wherever they come."""
+    if sampling.min_tokens:
+        return frozenset()
+    return frozenset(
+        (*(() if sampling.ignore_eos else sampling.eos_token_ids), *sampling.stop_token_ids)
+    )

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import cast
 
-import msgspec
 import numpy as np
 import torch
 from torch import nn
@@ -42,6 +41,7 @@ from dovetail.runner.kv_alloc import (
     small_layout,
 )
 from dovetail.runner.recorded import MAX_DRAFTED_ROWS, is_recorded
+from dovetail.runner.results import with_drafts
 from dovetail.runner.sampled_drafts import SampledDrafts
 from dovetail.runner.step_reader import BegunStep, StepReader
 from dovetail.runner.tensors import DeviceTensors, HostTensors
@@ -182,7 +182,7 @@ class DraftRunner:
         num_cached = new.num_computed_tokens
         if self._filled is not None:
             num_cached = self._filled.begin(new.row, new.blocks[0], num_cached)
-        self._rows.begin(new.row, num_cached)
+        self._rows.begin(new.row, num_cached, new.sampling)
 
     def after(self, step: BegunStep, hidden: torch.Tensor, reader: StepReader) -> None:
         """Take in a step; its results get the drafts that were wanted. Shapes: hidden [T, E]
@@ -244,7 +244,7 @@ class DraftRunner:
             return rows
         chosen = due[is_wanting]
         self._rows.note_drafts(inputs.rows[chosen], known[chosen], drafts)
-        return _with_drafts(rows, chosen, drafts)
+        return with_drafts(rows, chosen, drafts)
 
     def _catch_up(
         self, rows: np.ndarray, limits: np.ndarray, wants: np.ndarray, states: torch.Tensor | None
@@ -272,7 +272,9 @@ class DraftRunner:
             drafts = self._guess_by_depth(*chosen, wants, self._select(states, last))
             if chain is not None and found is not None:
                 chain.prove(found[1], found[0], drafts, wants)
-        return [line[:count] for line, count in zip(drafts, wants.tolist(), strict=True)]
+            rows = chosen[0]
+        own = zip(rows.tolist(), drafts, wants.tolist(), strict=True)
+        return [self._rows.until_end(row, line[:count]) for row, line, count in own]
 
     def _catch_up_to_last(
         self,
@@ -294,16 +296,20 @@ class DraftRunner:
     def _wanted(
         self, inputs: StepInputs, known: np.ndarray, rows: tuple[RowResult, ...] | None
     ) -> np.ndarray:
-        """Return how many drafts each row is to have: none where a fault came, or tokens that need
-        no draw, behind which nothing can be verified in the next step. Shapes: [R]"""
+        """Return how many drafts each row is to have: none where a fault or its end came, or tokens
+        that need no draw, behind which nothing can be verified in the next step. Shapes: [R]"""
         most = min(self._spec.max_tokens, self._spec.max_model_tokens)
         lengths, seq_lens = self._batch.lengths[inputs.rows].tolist(), inputs.seq_lens.tolist()
         wants = [0] * len(lengths)
         for i, (step, count) in enumerate(zip(inputs.steps, known.tolist(), strict=True)):
             is_known = count == lengths[i] and count <= seq_lens[i] + 1
-            if step.num_drafts and is_known and (rows is None or rows[i].fault is None):
+            if step.num_drafts and is_known and (rows is None or self._goes_on(rows[i])):
                 wants[i] = min(step.num_drafts, most)
         return np.array(wants, dtype=np.int64)
+
+    def _goes_on(self, result: RowResult) -> bool:
+        """Return whether anything may follow what a row drew."""
+        return result.fault is None and not self._rows.has_ended(result.row, result.token_ids)
 
     def _due(
         self, inputs: StepInputs, hidden: torch.Tensor, known: np.ndarray, wants: np.ndarray
@@ -487,14 +493,3 @@ class DraftRunner:
 def _there(state: torch.Tensor | None) -> torch.Tensor:
     assert state is not None, "a step leaves the inputs of its layers"
     return state
-
-
-def _with_drafts(
-    rows: tuple[RowResult, ...], chosen: np.ndarray, drafts: Sequence[np.ndarray]
-) -> tuple[RowResult, ...]:
-    """Return results with the drafts of some of their rows."""
-    results = list(rows)
-    for index, drafted in zip(chosen.tolist(), drafts, strict=True):
-        found = tuple(drafted.tolist())
-        results[index] = msgspec.structs.replace(results[index], drafts=found)
-    return tuple(results)
