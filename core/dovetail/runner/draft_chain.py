@@ -112,9 +112,18 @@ class _Places:
         self.draft_lens = np.ones((max_drafts, MAX_ROWS), dtype=np.int32)
         self.draft_slots = np.zeros((max_drafts, MAX_ROWS), dtype=np.int64)
 
-    def fill(self, known: Known, tokens: np.ndarray, size: Size, wants: np.ndarray) -> None:
+    def fill(
+        self,
+        known: Known,
+        tokens: np.ndarray,
+        size: Size,
+        wants: np.ndarray,
+        skipped: np.ndarray | None,
+    ) -> None:
         """Write a step's inputs; what pads it is tokens of the null block. A row that wants fewer
-        drafts goes on at the place of its last one. Shapes: tokens [N], wants [R]. Mutates: self"""
+        drafts goes on at the place of its last one. `skipped`: how many blocks at its start each
+        row of the batch does not read (None: it reads all). Shapes: tokens [N], wants [R]. Mutates:
+        self"""
         rows, (num_rows, num_lines, depth) = len(wants), size
         firsts = known.positions[:rows] + 1
         width = -(-int((firsts + wants).max()) // self._table.block_tokens)
@@ -133,11 +142,24 @@ class _Places:
             drafts = slice(1, depth), slice(0, rows)
             self.draft_positions[drafts] = places
             self.draft_lens[drafts] = places + 1
+            if skipped is not None:
+                self.draft_lens[drafts] -= skipped[known.rows[:rows]] * self._table.block_tokens
             self.draft_slots[drafts] = self._table.slots(known.rows[:rows], places)
             if num_rows > rows:
                 unused = slice(1, depth), slice(rows, num_rows)
                 self.draft_positions[unused] = self.draft_slots[unused] = 0
                 self.draft_lens[unused] = 1
+        if skipped is not None:
+            lines = slice(0, rows), slice(num_rows, end)
+            for own, of in zip(lines, (known.rows[:rows], known.rows[rows:]), strict=True):
+                self._skip(own, of, skipped[of], width)
+
+    def _skip(self, lines: slice, rows: np.ndarray, skipped: np.ndarray, width: int) -> None:
+        """Let lines begin behind the blocks that their rows do not read. Shapes: rows, skipped [L].
+        Mutates: self"""
+        own = np.minimum(skipped[:, None] + np.arange(width), self._table.ids.shape[1] - 1)
+        self.blocks[lines, :width] = self._table.ids[rows[:, None], own]
+        self.lens[lines] -= skipped * self._table.block_tokens
 
     def _put(self, lines: slice, known: Known, own: slice, tokens: np.ndarray, width: int) -> None:
         """Write some of the known tokens, with the first blocks of their rows. Mutates: self"""
@@ -200,9 +222,11 @@ class DraftChain:
         limits: np.ndarray,
         wants: np.ndarray,
         states: torch.Tensor | None,
+        skipped: np.ndarray,
     ) -> tuple[np.ndarray, Size, bool] | None:
         """Catch up on the rows' tokens from `starts` up to `limits`, and draft what follows.
-        `states` are the model's, rows one after the other (None: the drafter needs none). Returns
+        `states` are the model's, rows one after the other (None: the drafter needs none), `skipped`
+        the blocks that each row of the batch does not read, once the size is proven. Returns
         drafts of all rows, as many as the one that wants most, the program's size, and whether it
         is proven; None where they are not recorded. What was not proven is to be drafted once more,
         and `prove` told of it.
@@ -215,10 +239,12 @@ class DraftChain:
         if not self.takes(len(rows)) or size[1] > MAX_LINES:
             return None
         tokens = self._batch.tokens[known.rows, known.positions + int(self._continues)]
-        self._places.fill(known, tokens, size, wants)
+        recorded = self._programs.get(size)
+        skips = recorded is not None and recorded.is_proven and skipped[rows].any()
+        self._places.fill(known, tokens, size, wants, skipped if skips else None)
         if states is not None:
             self._take(states, known.picked, len(rows), size[0])
-        recorded = self._programs.get(size) or self._record(size)
+        recorded = recorded or self._record(size)
         if recorded is None:
             return None
         recorded.program.run()

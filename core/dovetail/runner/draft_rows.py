@@ -18,8 +18,9 @@ class DraftRows:
     """The first `computed[row]` positions are in the drafter's cache. `limits[row]` is how far it
     could have come after the last step: so many tokens have all that it needs.
 
-    `shift` 1: position i needs the token i + 1. With `keeps` the hidden states of positions that
-    wait are kept. `is_ahead`: there may be tokens that the host does not know yet.
+    `skipped[row]` blocks at its start are not read: the drafter began behind them, or within the
+    next one. `shift` 1: position i needs the token i + 1. With `keeps` the hidden states of
+    positions that wait are kept. `is_ahead`: there may be tokens that the host does not know yet.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class DraftRows:
         self._is_ahead = is_ahead
         self.computed = np.zeros(count, dtype=np.int64)
         self.limits = np.zeros(count, dtype=np.int64)
+        self.skipped = np.zeros(count, dtype=np.int64)
         self._drafts = np.zeros((count, max_drafts), dtype=np.int64)
         self._drafted_from = np.zeros(count, dtype=np.int64)
         self._num_drafted = np.zeros(count, dtype=np.int64)
@@ -42,8 +44,18 @@ class DraftRows:
         """Note that a request took a row, with so many tokens in the cache. Mutates: self"""
         self._ends[row] = _ends_of(sampling)
         self.computed[row] = self.limits[row] = num_cached
-        self._num_drafted[row] = 0
+        self.skipped[row] = self._num_drafted[row] = 0
         self._kept.pop(row, None)
+
+    def begin_anew(self, row: int, start: int, block_tokens: int) -> None:
+        """Forget all positions of a row before `start`, whose states are gone. Mutates: self"""
+        self.computed[row] = self.limits[row] = start
+        self.skipped[row] = start // block_tokens
+        self._kept.pop(row, None)
+
+    def num_kept(self, row: int) -> int:
+        """Return of how many positions that wait the states are kept."""
+        return sum(end - first for _, first, end in self._kept.get(row, ()))
 
     def has_ended(self, row: int, token_ids: Sequence[int]) -> bool:
         """Return whether one of the tokens that a row drew ends its request."""
