@@ -152,6 +152,24 @@ def test_the_same_answers_short_of_cache(
     assert [result.outputs[0].token_ids for result in found] == mixed_answers
 
 
+@pytest.mark.parametrize("name", ["eagle", "medusa"])
+def test_the_same_answers_where_rows_end_beside_others(
+    name: str, folder: Path, mixed_answers: list[list[int]], tmp_path: Path
+) -> None:
+    """Nothing is drafted behind a request's end, and states of what it drew last are not kept."""
+    whole = mixed_answers[: len(PROMPTS)]
+    asked = [(PROMPTS[i], answer[end]) for i, answer in enumerate(whole) for end in range(2, 18)]
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, stop_token_ids=[end])
+        for _, end in asked
+    ]
+    with made(folder, MADE[name](tmp_path / "head")) as llm:
+        found = llm.generate([prompt for prompt, _ in asked], params, use_tqdm=False)
+        llm._engine.core.check_idle()
+    wanted = [answer[: answer.index(answer[end]) + 1] for answer in whole for end in range(2, 18)]
+    assert [result.outputs[0].token_ids for result in found] == wanted
+
+
 @pytest.mark.usefixtures("never_pauses")
 def test_layers_that_come_with_the_model(tmp_path: Path) -> None:
     sizes = {"tie_word_embeddings": False}

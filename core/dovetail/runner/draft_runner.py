@@ -192,9 +192,7 @@ class DraftRunner:
 
     def _has_nothing_to_do(self, inputs: StepInputs, hidden: torch.Tensor) -> bool:
         """Return whether a step that wants no drafts is done with. Mutates: as _only_keeps"""
-        if self._skips:
-            return bool(inputs.samples.all())
-        return self._only_keeps(inputs, hidden)
+        return bool(inputs.samples.all()) if self._skips else self._only_keeps(inputs, hidden)
 
     def _only_keeps(self, inputs: StepInputs, hidden: torch.Tensor) -> bool:
         """Keep the states of a step in which every row computed its last known token and none wants
@@ -386,9 +384,11 @@ class DraftRunner:
         ends_block = limits // size > self._rows.computed[rows] // size
         is_due = (lag > 0) & (lag <= FINISHED_TOKENS) & ends_block
         is_due &= limits + self._spec.max_tokens <= self._spec.max_model_tokens
-        rows, limits = rows[is_due], limits[is_due]
-        if not rows.size:
+        if self._continues:
+            is_due &= lag <= [self._rows.num_kept(row) for row in rows.tolist()]
+        if not is_due.any():
             return
+        rows, limits = rows[is_due], limits[is_due]
         starts = self._rows.computed[rows]
         states = None
         if self._continues:
