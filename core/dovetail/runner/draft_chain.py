@@ -34,9 +34,10 @@ CATCH_UP_TOKENS = 64
 """With so many more tokens than rows to catch up on, all but the last of each row go before."""
 MAX_LINES = 160
 """The same of the tokens to catch up on."""
-LEAST_CHANCE = 0.2
+LEAST_CHANCE, LEAST_AMONG_MANY = 0.2, 0.5
 """Drafts end before one that comes true less often than this, by the drafter's own chances of it
-and of those before it: verifying a position costs about a fifth of what a token is worth."""
+and of those before it: verifying a position costs about a fifth of what a token is worth, and with
+more than FEW_ROWS, where a plain step's cost is shared by many tokens, about half."""
 
 log = logging.getLogger(__name__)
 
@@ -255,7 +256,8 @@ class DraftChain:
         """Return how many of the last run's drafts are likely enough to be verified, at least one
         of each row. Shapes: [R] -> [R]"""
         told = [one[: len(wants)] for one in self._logprobs[: int(wants.max())]]
-        is_likely = np.cumsum(told, axis=0) >= math.log(LEAST_CHANCE)
+        least = LEAST_CHANCE if len(wants) <= FEW_ROWS else LEAST_AMONG_MANY
+        is_likely = np.cumsum(told, axis=0) >= math.log(least)
         counts: np.ndarray = np.clip(is_likely.sum(axis=0), 1, wants)
         return counts
 
