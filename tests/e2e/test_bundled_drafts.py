@@ -73,3 +73,15 @@ def test_drafting_pauses_in_a_crowd_unless_said_otherwise() -> None:
 
     assert pause_above() == 2
     assert pause_above(disable_by_batch_size=7) == 7
+
+
+def test_bundled_weights_are_kept_in_8_bits_unless_said_otherwise() -> None:
+    def quantization(**keys: object) -> str:
+        asked = {"method": "draft_model", **keys}
+        fields = {"speculative_config": asked, "device": "cpu"}
+        drafts = resolve(Config.from_fields(fields)).run.drafts
+        assert drafts is not None
+        return drafts.quantization.name
+
+    assert quantization() == "int8"
+    assert quantization(quantization="none") == "none"

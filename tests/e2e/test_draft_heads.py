@@ -16,6 +16,8 @@ import pytest
 from dovetail import LLM, SamplingParams
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
+from dovetail.engine.draft_price import DraftPrice
+from dovetail.engine.drafting import _PricedDraftLength
 from dovetail.testing.tiny_models import write_tiny_checkpoint
 
 pytest.importorskip("dovetail_plugins")
@@ -92,6 +94,14 @@ def drafts_of(llm: LLM) -> list[tuple[list[int], list[int]]]:
     return found
 
 
+@pytest.fixture
+def never_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let requests draft all the time: one that pauses begins anew, and guesses by less."""
+    monkeypatch.setattr(_PricedDraftLength, "_pause", lambda *given: None)
+    monkeypatch.setattr(DraftPrice, "pays", lambda *given: True)
+
+
+@pytest.mark.usefixtures("never_pauses")
 @pytest.mark.parametrize("name", MADE)
 def test_guesses_what_the_formulas_say(
     name: str, folder: Path, target: Target, tmp_path: Path
@@ -142,6 +152,25 @@ def test_the_same_answers_short_of_cache(
     assert [result.outputs[0].token_ids for result in found] == mixed_answers
 
 
+@pytest.mark.parametrize("name", ["eagle", "medusa"])
+def test_the_same_answers_where_rows_end_beside_others(
+    name: str, folder: Path, mixed_answers: list[list[int]], tmp_path: Path
+) -> None:
+    """Nothing is drafted behind a request's end, and states of what it drew last are not kept."""
+    whole = mixed_answers[: len(PROMPTS)]
+    asked = [(PROMPTS[i], answer[end]) for i, answer in enumerate(whole) for end in range(2, 18)]
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, stop_token_ids=[end])
+        for _, end in asked
+    ]
+    with made(folder, MADE[name](tmp_path / "head")) as llm:
+        found = llm.generate([prompt for prompt, _ in asked], params, use_tqdm=False)
+        llm._engine.core.check_idle()
+    wanted = [answer[: answer.index(answer[end]) + 1] for answer in whole for end in range(2, 18)]
+    assert [result.outputs[0].token_ids for result in found] == wanted
+
+
+@pytest.mark.usefixtures("never_pauses")
 def test_layers_that_come_with_the_model(tmp_path: Path) -> None:
     sizes = {"tie_word_embeddings": False}
     source = write_tiny_checkpoint(tmp_path / "source", "Qwen2ForCausalLM", **sizes)
@@ -160,6 +189,7 @@ def test_layers_that_come_with_the_model(tmp_path: Path) -> None:
         assert guessed == head.guess(target, token_ids, len(guessed))
 
 
+@pytest.mark.usefixtures("never_pauses")
 @pytest.mark.parametrize(
     "family", ["Glm4MoeForCausalLM", "DeepseekV3ForCausalLM", "Qwen3NextForCausalLM"]
 )
@@ -189,6 +219,7 @@ HALVES = {
 UNDIVIDED = {"speculative_config": {"draft_tensor_parallel_size": 1}}
 
 
+@pytest.mark.usefixtures("never_pauses")
 @pytest.mark.parametrize("flags", [UNDIVIDED, HALVES], ids=["undivided", "half batches"])
 def test_two_ranks(folder: Path, target: Target, tmp_path: Path, flags: dict[str, Any]) -> None:
     """Beside a divided model a head guesses what it does alone: whole on each rank, or divided and

@@ -1,7 +1,8 @@
 """DraftBlocks: which KV blocks hold a drafter's keys of all their tokens.
 
-A row that wants no drafts is not computed by the drafter, and leaves blocks without its keys; who
-finds such a block by its prefix computes them then.
+A row that wants no drafts is not computed by the drafter, and leaves blocks without its keys. Who
+finds such a block by its prefix computes them then, or, where that takes hidden states that are
+gone, goes without them.
 """
 
 from __future__ import annotations
@@ -50,8 +51,13 @@ class DraftBlocks:
         if not has_more.any():
             return
         for row, count in zip(rows[has_more].tolist(), counts[has_more].tolist(), strict=True):
-            self._is_filled[self._table.ids[row, :count]] = True
+            self._is_filled[self._table.ids[row, self._noted[row] : count]] = True
             self._noted[row] = count
+
+    def skip(self, row: int, num_tokens: int) -> None:
+        """Note that the drafter begins behind so many tokens of a row, whatever it has computed of
+        those before. Mutates: self"""
+        self._noted[row] = -(-num_tokens // self._table.block_tokens)
 
     def swap(self, out: Iterable[tuple[int, int]], back: Iterable[tuple[int, int]]) -> None:
         """Note copies to the host, (block, host block), then those from there, (host block, block).

@@ -34,9 +34,10 @@ CATCH_UP_TOKENS = 64
 """With so many more tokens than rows to catch up on, all but the last of each row go before."""
 MAX_LINES = 160
 """The same of the tokens to catch up on."""
-LEAST_CHANCE = 0.2
+LEAST_CHANCE, LEAST_AMONG_MANY = 0.2, 0.5
 """Drafts end before one that comes true less often than this, by the drafter's own chances of it
-and of those before it: verifying a position costs about a fifth of what a token is worth."""
+and of those before it: verifying a position costs about a fifth of what a token is worth, and with
+more than FEW_ROWS, where a plain step's cost is shared by many tokens, about half."""
 
 log = logging.getLogger(__name__)
 
@@ -112,9 +113,18 @@ class _Places:
         self.draft_lens = np.ones((max_drafts, MAX_ROWS), dtype=np.int32)
         self.draft_slots = np.zeros((max_drafts, MAX_ROWS), dtype=np.int64)
 
-    def fill(self, known: Known, tokens: np.ndarray, size: Size, wants: np.ndarray) -> None:
+    def fill(
+        self,
+        known: Known,
+        tokens: np.ndarray,
+        size: Size,
+        wants: np.ndarray,
+        skipped: np.ndarray | None,
+    ) -> None:
         """Write a step's inputs; what pads it is tokens of the null block. A row that wants fewer
-        drafts goes on at the place of its last one. Shapes: tokens [N], wants [R]. Mutates: self"""
+        drafts goes on at the place of its last one. `skipped`: how many blocks at its start each
+        row of the batch does not read (None: it reads all). Shapes: tokens [N], wants [R]. Mutates:
+        self"""
         rows, (num_rows, num_lines, depth) = len(wants), size
         firsts = known.positions[:rows] + 1
         width = -(-int((firsts + wants).max()) // self._table.block_tokens)
@@ -133,11 +143,24 @@ class _Places:
             drafts = slice(1, depth), slice(0, rows)
             self.draft_positions[drafts] = places
             self.draft_lens[drafts] = places + 1
+            if skipped is not None:
+                self.draft_lens[drafts] -= skipped[known.rows[:rows]] * self._table.block_tokens
             self.draft_slots[drafts] = self._table.slots(known.rows[:rows], places)
             if num_rows > rows:
                 unused = slice(1, depth), slice(rows, num_rows)
                 self.draft_positions[unused] = self.draft_slots[unused] = 0
                 self.draft_lens[unused] = 1
+        if skipped is not None:
+            lines = slice(0, rows), slice(num_rows, end)
+            for own, of in zip(lines, (known.rows[:rows], known.rows[rows:]), strict=True):
+                self._skip(own, of, skipped[of], width)
+
+    def _skip(self, lines: slice, rows: np.ndarray, skipped: np.ndarray, width: int) -> None:
+        """Let lines begin behind the blocks that their rows do not read. Shapes: rows, skipped [L].
+        Mutates: self"""
+        own = np.minimum(skipped[:, None] + np.arange(width), self._table.ids.shape[1] - 1)
+        self.blocks[lines, :width] = self._table.ids[rows[:, None], own]
+        self.lens[lines] -= skipped * self._table.block_tokens
 
     def _put(self, lines: slice, known: Known, own: slice, tokens: np.ndarray, width: int) -> None:
         """Write some of the known tokens, with the first blocks of their rows. Mutates: self"""
@@ -200,9 +223,11 @@ class DraftChain:
         limits: np.ndarray,
         wants: np.ndarray,
         states: torch.Tensor | None,
+        skipped: np.ndarray,
     ) -> tuple[np.ndarray, Size, bool] | None:
         """Catch up on the rows' tokens from `starts` up to `limits`, and draft what follows.
-        `states` are the model's, rows one after the other (None: the drafter needs none). Returns
+        `states` are the model's, rows one after the other (None: the drafter needs none), `skipped`
+        the blocks that each row of the batch does not read, once the size is proven. Returns
         drafts of all rows, as many as the one that wants most, the program's size, and whether it
         is proven; None where they are not recorded. What was not proven is to be drafted once more,
         and `prove` told of it.
@@ -215,10 +240,12 @@ class DraftChain:
         if not self.takes(len(rows)) or size[1] > MAX_LINES:
             return None
         tokens = self._batch.tokens[known.rows, known.positions + int(self._continues)]
-        self._places.fill(known, tokens, size, wants)
+        recorded = self._programs.get(size)
+        skips = recorded is not None and recorded.is_proven and skipped[rows].any()
+        self._places.fill(known, tokens, size, wants, skipped if skips else None)
         if states is not None:
             self._take(states, known.picked, len(rows), size[0])
-        recorded = self._programs.get(size) or self._record(size)
+        recorded = recorded or self._record(size)
         if recorded is None:
             return None
         recorded.program.run()
@@ -229,7 +256,8 @@ class DraftChain:
         """Return how many of the last run's drafts are likely enough to be verified, at least one
         of each row. Shapes: [R] -> [R]"""
         told = [one[: len(wants)] for one in self._logprobs[: int(wants.max())]]
-        is_likely = np.cumsum(told, axis=0) >= math.log(LEAST_CHANCE)
+        least = LEAST_CHANCE if len(wants) <= FEW_ROWS else LEAST_AMONG_MANY
+        is_likely = np.cumsum(told, axis=0) >= math.log(least)
         counts: np.ndarray = np.clip(is_likely.sum(axis=0), 1, wants)
         return counts
 

@@ -20,6 +20,7 @@ from dovetail.interfaces.model import Model
 from dovetail.interfaces.spec import ModelSpec, RankSpec, RunSpec, WorkerDraftSpec
 from dovetail.interfaces.step import CachedLayer
 from dovetail.layers.attention import attention_layers
+from dovetail.layers.decoder import DecoderModel
 from dovetail.layers.embedding import VocabParallelEmbedding
 from dovetail.layers.latent_attention import LatentAttention
 from dovetail.layers.weights import checkpoint_shapes
@@ -105,6 +106,26 @@ def load_drafter(
     module.eval().requires_grad_(False)
     log.info("loaded the drafter %s: %.1f MiB", spec.drafter.name, num_bytes(module) / 2**20)
     return drafter
+
+
+def look_into(model: Model, layers: tuple[int, ...], inner: dict[int, torch.Tensor | None]) -> None:
+    """Have a model leave the inputs of these layers in `inner`. Raises: ConfigError.
+
+    Mutates: model, inner
+    """
+    if not layers:
+        return
+    modules = cast(nn.Module, model).modules()
+    decoder = next((m for m in modules if isinstance(m, DecoderModel)), None)
+    if decoder is None or max(layers) >= len(decoder.layers) or min(layers) < 0:
+        raise ConfigError(
+            f"the drafter reads states within the model, and {type(model).__name__} does not tell "
+            f"those of the layers {', '.join(map(str, layers))}.",
+            where="--speculative-config.method",
+            fix="use a drafter of the last hidden states, such as eagle.",
+        )
+    inner.update(dict.fromkeys(layers))
+    decoder.inner = inner
 
 
 def _checked(

@@ -67,3 +67,10 @@ def one_by_one(inputs: StepInputs) -> StepInputs:
     alone = laid(inputs.token_rows, inputs.positions, np.ones(count, dtype=np.int64))
     alone.token_ids = inputs.token_ids
     return alone
+
+
+def lines_of(states: torch.Tensor, picked: np.ndarray) -> torch.Tensor:
+    """Return the picked lines of states. Shapes: [N, E], [S] -> [S, E]"""
+    if len(picked) == len(states):
+        return states
+    return states[torch.from_numpy(picked).to(states.device)]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.runner.batch import AHEAD_TOKENS, UNKNOWN, Batch, StepInputs
 
 
@@ -17,8 +18,9 @@ class DraftRows:
     """The first `computed[row]` positions are in the drafter's cache. `limits[row]` is how far it
     could have come after the last step: so many tokens have all that it needs.
 
-    `shift` 1: position i needs the token i + 1. With `keeps` the hidden states of positions that
-    wait are kept. `is_ahead`: there may be tokens that the host does not know yet.
+    `skipped[row]` blocks at its start are not read: the drafter began behind them, or within the
+    next one. `shift` 1: position i needs the token i + 1. With `keeps` the hidden states of
+    positions that wait are kept. `is_ahead`: there may be tokens that the host does not know yet.
     """
 
     def __init__(
@@ -31,16 +33,41 @@ class DraftRows:
         self._is_ahead = is_ahead
         self.computed = np.zeros(count, dtype=np.int64)
         self.limits = np.zeros(count, dtype=np.int64)
+        self.skipped = np.zeros(count, dtype=np.int64)
         self._drafts = np.zeros((count, max_drafts), dtype=np.int64)
         self._drafted_from = np.zeros(count, dtype=np.int64)
         self._num_drafted = np.zeros(count, dtype=np.int64)
         self._kept: dict[int, list[tuple[torch.Tensor, int, int]]] = {}
+        self._ends: dict[int, frozenset[int]] = {}
 
-    def begin(self, row: int, num_cached: int) -> None:
+    def begin(self, row: int, num_cached: int, sampling: SamplingParams) -> None:
         """Note that a request took a row, with so many tokens in the cache. Mutates: self"""
+        self._ends[row] = _ends_of(sampling)
         self.computed[row] = self.limits[row] = num_cached
-        self._num_drafted[row] = 0
+        self.skipped[row] = self._num_drafted[row] = 0
         self._kept.pop(row, None)
+
+    def begin_anew(self, row: int, start: int, block_tokens: int) -> None:
+        """Forget all positions of a row before `start`, whose states are gone. Mutates: self"""
+        self.computed[row] = self.limits[row] = start
+        self.skipped[row] = start // block_tokens
+        self._kept.pop(row, None)
+
+    def num_kept(self, row: int) -> int:
+        """Return of how many positions that wait the states are kept."""
+        return sum(end - first for _, first, end in self._kept.get(row, ()))
+
+    def has_ended(self, row: int, token_ids: Sequence[int]) -> bool:
+        """Return whether one of the tokens that a row drew ends its request."""
+        return not self._ends[row].isdisjoint(token_ids)
+
+    def until_end(self, row: int, drafts: np.ndarray) -> np.ndarray:
+        """Return drafts up to the first one that would end the row's request. Shapes: [D]"""
+        ends = self._ends[row]
+        for place, token_id in enumerate(drafts.tolist() if ends else ()):
+            if token_id in ends:
+                return drafts[: place + 1]
+        return drafts
 
     def known(self, rows: np.ndarray) -> np.ndarray:
         """Return how many tokens of the rows the host knows. Shapes: [R]"""
@@ -94,3 +121,12 @@ class DraftRows:
     def kept(self, row: int) -> list[torch.Tensor]:
         """Return the states of the positions that wait, from the first on. Mutates: self"""
         return [states[first:end] for states, first, end in self._kept.pop(row, [])]
+
+
+def _ends_of(sampling: SamplingParams) -> frozenset[int]:
+    """Return the tokens that end a request wherever they come."""
+    if sampling.min_tokens:
+        return frozenset()
+    return frozenset(
+        (*(() if sampling.ignore_eos else sampling.eos_token_ids), *sampling.stop_token_ids)
+    )

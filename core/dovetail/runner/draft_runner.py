@@ -2,23 +2,20 @@
 
 After the model's step the drafter catches up on the tokens that it has not seen, all rows in one
 pass, and then guesses token after token, each time all rows that want another one. A row that wants
-no drafts waits. What it keeps of a token lies under the block that the model's first KV group has
-for it. Knows rows and no requests.
+no drafts waits, or is let go. What it keeps of a token lies under the block that the model's first
+KV group has for it. Knows rows and no requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import cast
 
-import msgspec
 import numpy as np
 import torch
-from torch import nn
 
 from dovetail import registry
-from dovetail.errors import BrokenPlugin, ConfigError
+from dovetail.errors import BrokenPlugin
 from dovetail.interfaces.attention import AttentionBackend, BatchLayout
 from dovetail.interfaces.model import Model
 from dovetail.interfaces.spec import RunSpec
@@ -26,13 +23,18 @@ from dovetail.interfaces.step import CachedLayer, KVLayout, NewRow, RowResult, S
 from dovetail.layers.attention import attention_layers
 from dovetail.layers.attention_dtype import in_dtype
 from dovetail.layers.context import ForwardContext, LayerCache, use_context
-from dovetail.layers.decoder import DecoderModel
 from dovetail.layers.kv_scales import set_scales
 from dovetail.runner.batch import Batch, StepInputs
 from dovetail.runner.draft_blocks import DraftBlocks
 from dovetail.runner.draft_chain import CATCH_UP_TOKENS, DraftChain
-from dovetail.runner.draft_loader import Target, drafter_run, kept_layers, load_drafter
-from dovetail.runner.draft_passes import RecordedPass, laid, one_by_one
+from dovetail.runner.draft_loader import (
+    Target,
+    drafter_run,
+    kept_layers,
+    load_drafter,
+    look_into,
+)
+from dovetail.runner.draft_passes import RecordedPass, laid, lines_of, one_by_one
 from dovetail.runner.draft_rows import DraftRows
 from dovetail.runner.host_blocks import HostBlockStorage
 from dovetail.runner.kv_alloc import (
@@ -42,6 +44,7 @@ from dovetail.runner.kv_alloc import (
     small_layout,
 )
 from dovetail.runner.recorded import MAX_DRAFTED_ROWS, is_recorded
+from dovetail.runner.results import with_drafts
 from dovetail.runner.sampled_drafts import SampledDrafts
 from dovetail.runner.step_reader import BegunStep, StepReader
 from dovetail.runner.tensors import DeviceTensors, HostTensors
@@ -74,32 +77,14 @@ class DraftRunner:
         """Make the drafter beside a model that is loaded. Raises: ConfigError. Mutates: self"""
         target = Target(spec=self._target_run.model, rank=self._target_run.rank, model=model)
         self._drafter = load_drafter(self._spec, self._run, target, self._device)
-        self._look_into(model)
+        self._inner_layers = self._drafter.inner_layers()
+        look_into(model, self._inner_layers, self.inner)
         self._attention = attention_layers(self._drafter.module())
         set_scales(self._attention, self._run.kv_dtype, ())
         self.layers = kept_layers(self._drafter.module(), self._run)
         capabilities = self._drafter.capabilities
         self._continues = "hidden_states" in capabilities
         self._is_by_depth = "by_depth" in capabilities
-
-    def _look_into(self, model: Model) -> None:
-        """Have the model keep the inputs of the layers that the drafter asks for. Raises:
-        ConfigError"""
-        wanted = self._drafter.inner_layers()
-        self._inner_layers = wanted
-        if not wanted:
-            return
-        modules = cast(nn.Module, model).modules()
-        decoder = next((m for m in modules if isinstance(m, DecoderModel)), None)
-        if decoder is None or max(wanted) >= len(decoder.layers) or min(wanted) < 0:
-            raise ConfigError(
-                f"the drafter reads states within the model, and {type(model).__name__} does not "
-                f"tell those of the layers {', '.join(map(str, wanted))}.",
-                where="--speculative-config.method",
-                fix="use a drafter of the last hidden states, such as eagle.",
-            )
-        self.inner.update(dict.fromkeys(wanted))
-        decoder.inner = self.inner
 
     def weights(self) -> list[torch.Tensor]:
         """Return all that the drafter keeps in memory, but for its cache."""
@@ -143,7 +128,7 @@ class DraftRunner:
         )
         self._recorded: dict[int, RecordedPass] = {}
         self._filled: DraftBlocks | None = None
-        if draft is not None and not self._continues:
+        if draft is not None:
             self._filled = DraftBlocks(draft, batch.tables[0])
         self._chain: DraftChain | None = None
         if is_recorded(self._run, self._device.type):
@@ -176,12 +161,20 @@ class DraftRunner:
             self._host.swap_in(plan.swapped_in)
 
     def add_row(self, new: NewRow) -> None:
-        """Begin a row. What the model has cached of it, a drafter of hidden states has too; any
-        other has what its blocks were filled with. Mutates: self"""
-        num_cached = new.num_computed_tokens
+        """Begin a row with what the drafter has of the prefix that the model has cached. What it
+        lacks it computes, unless that takes hidden states. Mutates: self"""
+        num_cached = num_filled = new.num_computed_tokens
         if self._filled is not None:
-            num_cached = self._filled.begin(new.row, new.blocks[0], num_cached)
-        self._rows.begin(new.row, num_cached)
+            num_filled = self._filled.begin(new.row, new.blocks[0], num_cached)
+        self._rows.begin(new.row, num_filled, new.sampling)
+        if self._continues and num_filled < num_cached:
+            self._begin_anew(new.row, num_cached)
+
+    def _begin_anew(self, row: int, start: int) -> None:
+        """Let a row's context begin at a position: what is before is not there. Mutates: self"""
+        self._rows.begin_anew(row, start, self._run.block_tokens)
+        if self._filled is not None:
+            self._filled.skip(row, start)
 
     def after(self, step: BegunStep, hidden: torch.Tensor, reader: StepReader) -> None:
         """Take in a step; its results get the drafts that were wanted. Shapes: hidden [T, E]
@@ -192,9 +185,19 @@ class DraftRunner:
             self._filled.take(step.inputs.steps)
         if any(row.num_drafts for row in step.inputs.steps):
             reader.collect(step)
-        elif not (self.layers and self._continues) or self._only_keeps(step.inputs, hidden):
+        elif not (self.layers and self._continues) or self._has_nothing_to_do(step.inputs, hidden):
             return
         step.rows = self._draft(step.inputs, hidden, step.rows)
+
+    @property
+    def _skips(self) -> bool:
+        """Return whether rows that want no drafts are let go and later begin anew: not where drafts
+        are sampled, since what is drawn would depend on when that was."""
+        return self._continues and self._sampled is None and self._chain is not None
+
+    def _has_nothing_to_do(self, inputs: StepInputs, hidden: torch.Tensor) -> bool:
+        """Return whether a step that wants no drafts is done with. Mutates: as _only_keeps"""
+        return bool(inputs.samples.all()) if self._skips else self._only_keeps(inputs, hidden)
 
     def _only_keeps(self, inputs: StepInputs, hidden: torch.Tensor) -> bool:
         """Keep the states of a step in which every row computed its last known token and none wants
@@ -229,6 +232,8 @@ class DraftRunner:
         known = self._rows.known(inputs.rows)
         wants = self._wanted(inputs, known, rows)
         self._rows.settle(inputs.rows)
+        if self._skips:
+            self._resume(inputs)
         due, limits = self._due(inputs, hidden, known, wants)
         if not due.size:
             return rows
@@ -243,7 +248,15 @@ class DraftRunner:
             return rows
         chosen = due[is_wanting]
         self._rows.note_drafts(inputs.rows[chosen], known[chosen], drafts)
-        return _with_drafts(rows, chosen, drafts)
+        return with_drafts(rows, chosen, drafts)
+
+    def _resume(self, inputs: StepInputs) -> None:
+        """Begin anew with the step in rows that were let go. Mutates: the rows' state"""
+        behind = np.flatnonzero(self._rows.computed[inputs.rows] < inputs.starts)
+        for i in behind.tolist():
+            row, start = int(inputs.rows[i]), int(inputs.starts[i])
+            if self._rows.computed[row] + self._rows.num_kept(row) < start:
+                self._begin_anew(row, start)
 
     def _catch_up(
         self, rows: np.ndarray, limits: np.ndarray, wants: np.ndarray, states: torch.Tensor | None
@@ -257,7 +270,7 @@ class DraftRunner:
         if chain is not None and chain.takes(len(rows)):
             if int((limits - starts - 1).sum()) > CATCH_UP_TOKENS:
                 starts, states = self._catch_up_to_last(rows, starts, limits, states)
-            found = chain.run(rows, starts, limits, wants, states)
+            found = chain.run(rows, starts, limits, wants, states, self._rows.skipped)
         if chain is not None and found is not None and found[2]:
             drafts, wants = found[0], chain.likely(wants)
         else:
@@ -268,10 +281,12 @@ class DraftRunner:
                 return []
             last, wants = (np.cumsum(counts) - 1)[is_wanting], wants[is_wanting]
             chosen = rows[is_wanting], limits[is_wanting]
-            drafts = self._guess_by_depth(*chosen, wants, self._select(states, last))
+            drafts = self._guess_by_depth(*chosen, wants, lines_of(states, last))
             if chain is not None and found is not None:
                 chain.prove(found[1], found[0], drafts, wants)
-        return [line[:count] for line, count in zip(drafts, wants.tolist(), strict=True)]
+            rows = chosen[0]
+        own = zip(rows.tolist(), drafts, wants.tolist(), strict=True)
+        return [self._rows.until_end(row, line[:n]) for row, line, n in own]
 
     def _catch_up_to_last(
         self,
@@ -285,24 +300,28 @@ class DraftRunner:
         counts = limits - starts
         has_more, ends = counts > 1, np.cumsum(counts)
         own = np.delete(np.arange(ends[-1]), ends - 1)
-        before = None if states is None else self._select(states, own)
+        before = None if states is None else lines_of(states, own)
         chosen = rows[has_more], starts[has_more], counts[has_more] - 1
         self._advance(*chosen, None, before, 0)
-        return limits - 1, None if states is None else self._select(states, ends - 1)
+        return limits - 1, None if states is None else lines_of(states, ends - 1)
 
     def _wanted(
         self, inputs: StepInputs, known: np.ndarray, rows: tuple[RowResult, ...] | None
     ) -> np.ndarray:
-        """Return how many drafts each row is to have: none where a fault came, or tokens that need
-        no draw, behind which nothing can be verified in the next step. Shapes: [R]"""
+        """Return how many drafts each row is to have: none where a fault or its end came, or tokens
+        that need no draw, behind which nothing can be verified in the next step. Shapes: [R]"""
         most = min(self._spec.max_tokens, self._spec.max_model_tokens)
         lengths, seq_lens = self._batch.lengths[inputs.rows].tolist(), inputs.seq_lens.tolist()
         wants = [0] * len(lengths)
         for i, (step, count) in enumerate(zip(inputs.steps, known.tolist(), strict=True)):
             is_known = count == lengths[i] and count <= seq_lens[i] + 1
-            if step.num_drafts and is_known and (rows is None or rows[i].fault is None):
+            if step.num_drafts and is_known and (rows is None or self._goes_on(rows[i])):
                 wants[i] = min(step.num_drafts, most)
         return np.array(wants, dtype=np.int64)
+
+    def _goes_on(self, result: RowResult) -> bool:
+        """Return whether anything may follow what a row drew."""
+        return result.fault is None and not self._rows.has_ended(result.row, result.token_ids)
 
     def _due(
         self, inputs: StepInputs, hidden: torch.Tensor, known: np.ndarray, wants: np.ndarray
@@ -322,6 +341,9 @@ class DraftRunner:
         if self._continues:
             valid = np.minimum(inputs.seq_lens, self._batch.lengths[rows] - 1)
             is_due &= limits == valid  # the others have tokens that the host does not know yet
+            if self._skips:
+                is_within &= (wants > 0) | ~inputs.samples
+                is_due &= is_within
             if not is_due.all():
                 for i in np.flatnonzero(is_within & ~is_due).tolist():
                     self._wait(inputs, hidden, i, int(valid[i]))
@@ -340,7 +362,7 @@ class DraftRunner:
         for depth in range(drafts.shape[1]):
             if depth:
                 going = np.flatnonzero(wants[live] > depth)
-                states, live = self._select(states, going), live[going]
+                states, live = lines_of(states, going), live[going]
                 tokens = drafts[live, depth - 1]
                 places = starts[live] + depth - 1
                 states = self._advance(
@@ -367,9 +389,11 @@ class DraftRunner:
         ends_block = limits // size > self._rows.computed[rows] // size
         is_due = (lag > 0) & (lag <= FINISHED_TOKENS) & ends_block
         is_due &= limits + self._spec.max_tokens <= self._spec.max_model_tokens
-        rows, limits = rows[is_due], limits[is_due]
-        if not rows.size:
+        if self._continues:
+            is_due &= lag <= [self._rows.num_kept(row) for row in rows.tolist()]
+        if not is_due.any():
             return
+        rows, limits = rows[is_due], limits[is_due]
         starts = self._rows.computed[rows]
         states = None
         if self._continues:
@@ -420,12 +444,6 @@ class DraftRunner:
         first = max(begun, int(self._rows.computed[row]))
         self._rows.keep(row, hidden[first + shift : end + shift].clone(), 0, end - first)
 
-    def _select(self, states: torch.Tensor, picked: np.ndarray) -> torch.Tensor:
-        """Return the picked lines of states. Shapes: [N, E], [S] -> [S, E]"""
-        if len(picked) == len(states):
-            return states
-        return states[torch.from_numpy(picked).to(states.device)]
-
     def _advance(
         self,
         rows: np.ndarray,
@@ -435,10 +453,8 @@ class DraftRunner:
         states: torch.Tensor | None,
         depth: int,
     ) -> torch.Tensor:
-        """Return the states after some tokens of each row, known ones where no ids are given.
-
-        Shapes: rows, starts, counts [R], token_ids [N], states [N, E] -> [N, E]. Mutates: the cache
-        """
+        """Return the states after tokens of each row, known ones where no ids are given. Shapes:
+        rows, starts, counts [R], token_ids [N], states [N, E] -> [N, E]. Mutates: the cache"""
         inputs = laid(rows, starts, counts)
         if token_ids is None:
             places = inputs.positions + int(self._continues)
@@ -486,14 +502,3 @@ class DraftRunner:
 def _there(state: torch.Tensor | None) -> torch.Tensor:
     assert state is not None, "a step leaves the inputs of its layers"
     return state
-
-
-def _with_drafts(
-    rows: tuple[RowResult, ...], chosen: np.ndarray, drafts: Sequence[np.ndarray]
-) -> tuple[RowResult, ...]:
-    """Return results with the drafts of some of their rows."""
-    results = list(rows)
-    for index, drafted in zip(chosen.tolist(), drafts, strict=True):
-        found = tuple(drafted.tolist())
-        results[index] = msgspec.structs.replace(results[index], drafts=found)
-    return tuple(results)

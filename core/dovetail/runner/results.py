@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+import msgspec
+import numpy as np
+
 from dovetail.interfaces.step import RowResult, RowStep, TokenLogprobs
 from dovetail.runner import verify
 from dovetail.sampling.sampler import NOTHING_LEFT, Draws
@@ -76,6 +79,17 @@ def _verified(
         logprobs=tuple(drawn.logprobs),
         prompt_logprobs=prompt,
     )
+
+
+def with_drafts(
+    rows: tuple[RowResult, ...], chosen: np.ndarray, drafts: Sequence[np.ndarray]
+) -> tuple[RowResult, ...]:
+    """Return results with the drafts of those of the rows that are chosen. Shapes: [S] indices"""
+    results = list(rows)
+    for index, drafted in zip(chosen.tolist(), drafts, strict=True):
+        found = tuple(drafted.tolist())
+        results[index] = msgspec.structs.replace(results[index], drafts=found)
+    return tuple(results)
 
 
 def _faulty(step: RowStep, fault: str) -> RowResult:

@@ -58,3 +58,11 @@ def test_copies_take_it_along(blocks: DraftBlocks) -> None:
     blocks.swap([(1, 0), (2, 2), (3, 1)], [])
     blocks.swap([], [(0, 6), (2, 7), (1, 8)])
     assert blocks.begin(0, [6, 7, 8], 12) == 8
+
+
+def test_what_was_skipped_is_not_filled(table: BlockTable, blocks: DraftBlocks) -> None:
+    blocks.begin(0, [1, 2, 3], 0)
+    blocks.skip(0, SIZE + 1)
+    blocks.fill(rows(0), rows(12))
+    assert blocks.begin(1, [3, 1], 8) == SIZE
+    assert blocks.begin(1, [3, 2], 8) == SIZE

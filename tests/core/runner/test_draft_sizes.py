@@ -8,7 +8,8 @@ import torch
 
 from dovetail.interfaces.logits import RowTokens
 from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.runner.draft_chain import known_lines
+from dovetail.runner.block_table import BlockTable
+from dovetail.runner.draft_chain import _Places, known_lines
 from dovetail.runner.recorded import MAX_DRAFTED_ROWS, padded
 from dovetail.sampling.sampler import Sampler
 from dovetail_kernels.cpu.library import missing_reason
@@ -30,6 +31,22 @@ def test_last_tokens_come_first_and_states_are_picked_alike() -> None:
     assert lines == [(4, 10), (7, 2), (2, 6), (7, 0), (7, 1), (2, 5)]
     by_rows = [(4, 10), (7, 0), (7, 1), (7, 2), (2, 5), (2, 6)]
     assert [by_rows[place] for place in known.picked] == lines
+
+
+def test_a_row_that_begins_anew_reads_no_block_before() -> None:
+    table = BlockTable(2, 6, 4)
+    table.fill_row(0, [1, 2, 3])
+    table.fill_row(1, [4, 5, 6, 7])
+    rows, starts, limits = np.array([0, 1]), np.array([6, 13]), np.array([7, 15])
+    known, wants = known_lines(rows, starts, limits), np.array([2, 2])
+    places = _Places(table, 3)
+    places.fill(known, np.arange(3), (2, 3, 2), wants, np.array([0, 3]))
+    assert places.positions[:3].tolist() == [6, 14, 13]  # what the layers are told
+    assert places.slots[:3].tolist() == [10, 30, 29]  # where they write
+    assert places.lens[:3].tolist() == [7, 3, 2]  # how much they see
+    assert places.blocks[:3, 0].tolist() == [1, 7, 7]
+    assert places.draft_lens[1, :2].tolist() == [8, 4]
+    assert places.draft_positions[1, :2].tolist() == [7, 15]
 
 
 @pytest.mark.skipif(missing_reason() is not None, reason="there is no native library")

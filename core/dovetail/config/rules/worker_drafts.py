@@ -69,7 +69,8 @@ def worker_drafts(
     settings = asked.settings
     _check_place(config)
     if "own_weights" not in plugin.capabilities:
-        settings = with_bundled_draft(settings, asked.drafter.name, target.path)
+        where = target.path, platform.device_type
+        settings = with_bundled_draft(settings, asked.drafter.name, *where)
     model = _model(config, plugin, settings, target, platform, hub)
     _check_fit(plugin, model, target)
     model_plugin = _model_plugin(config, plugin, model, target)
