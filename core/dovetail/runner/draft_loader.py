@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -150,3 +150,10 @@ def kept_layers(drafter: nn.Module, run: RunSpec) -> list[CachedLayer]:
     keys = [one.kv_layer(run.kv_dtype, is_draft=True) for one in attention_layers(drafter)]
     latents = (m.kept(run) for m in drafter.modules() if isinstance(m, LatentAttention))
     return [*keys, *(msgspec.structs.replace(one, is_draft=True) for one in latents)]
+
+
+def states_within(kept: Mapping[int, torch.Tensor | None], layers: Sequence[int]) -> torch.Tensor:
+    """Return the inputs of layers that a step has left, side by side. Shapes: -> [T, layers * E]"""
+    found = [state for number in layers if (state := kept[number]) is not None]
+    assert len(found) == len(layers), "a step leaves the inputs of its layers"
+    return torch.cat(found, dim=-1)

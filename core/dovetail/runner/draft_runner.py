@@ -33,6 +33,7 @@ from dovetail.runner.draft_loader import (
     kept_layers,
     load_drafter,
     look_into,
+    states_within,
 )
 from dovetail.runner.draft_passes import RecordedPass, laid, lines_of, one_by_one
 from dovetail.runner.draft_rows import DraftRows
@@ -228,7 +229,7 @@ class DraftRunner:
         """Return a step's results with the drafts that were wanted. `rows` None: the results are
         not read yet, and no drafts are wanted. Shapes: hidden [T, E]"""
         if self._inner_layers:
-            hidden = torch.cat([_there(self.inner[i]) for i in self._inner_layers], dim=-1)
+            hidden = states_within(self.inner, self._inner_layers)
         known = self._rows.known(inputs.rows)
         wants = self._wanted(inputs, known, rows)
         self._rows.settle(inputs.rows)
@@ -497,8 +498,3 @@ class DraftRunner:
             forward = partial(self._run_module, depth=key)
             self._recorded[key] = RecordedPass(forward, self._batch)
         return self._recorded[key]
-
-
-def _there(state: torch.Tensor | None) -> torch.Tensor:
-    assert state is not None, "a step leaves the inputs of its layers"
-    return state
