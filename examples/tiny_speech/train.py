@@ -19,7 +19,7 @@ from random import Random
 
 import numpy as np
 import torch
-from spoken import MOST_DIGITS, RATE_HZ, is_held_out, line, spoken, written
+from spoken import MOST_DIGITS, RATE_HZ, WINDOW_S, is_held_out, line, spoken, written
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn import functional
 from transformers import (
@@ -30,7 +30,6 @@ from transformers import (
 )
 
 SEED = 3
-WINDOW_S = 3
 TIME_STEP_S = 0.02
 NUM_ROWS = round(WINDOW_S / TIME_STEP_S)
 NUM_BANDS = 40
