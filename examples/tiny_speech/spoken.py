@@ -15,6 +15,7 @@ import numpy as np
 import soundfile
 
 RATE_HZ = 16_000
+WINDOW_S = 3
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 LANGUAGES = ("en-us", "en-gb", "en-gb-scotland", "en-029")
 VARIANTS = ("", "+m1", "+m3", "+m5", "+m7", "+f1", "+f2", "+f3", "+f4")
@@ -84,6 +85,13 @@ def as_wav(samples: np.ndarray) -> bytes:
     return file.getvalue()
 
 
+def within_silence(samples: np.ndarray) -> np.ndarray:
+    """Return a line within a window of the model: shorter ones are padded by what serves them, and
+    not all do that with silence."""
+    before = RATE_HZ // 5
+    return np.pad(samples, (before, max(before, WINDOW_S * RATE_HZ - before - len(samples))))
+
+
 def write_examples(folder: Path, count: int, seed: int) -> list[tuple[Path, str]]:
     """Write held-out sounds; return their paths with what is said in them."""
     rng = Random(seed)
@@ -92,6 +100,6 @@ def write_examples(folder: Path, count: int, seed: int) -> list[tuple[Path, str]
     for number in range(count):
         one = line(rng, held_out=True)
         path = folder / f"{number:03}.wav"
-        path.write_bytes(as_wav(np.pad(spoken(one), (3200, 3200))))
+        path.write_bytes(as_wav(within_silence(spoken(one))))
         made.append((path, one.text.strip()))
     return made

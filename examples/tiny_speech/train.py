@@ -4,7 +4,7 @@
     dovetail serve /tmp/tiny-speech
     python examples/tiny_speech/ask.py
 
-takes about ten minutes on one free CPU core and writes a Hugging Face checkpoint. espeak-ng speaks
+takes about five minutes of one CPU core and writes a Hugging Face checkpoint. espeak-ng speaks
 (`apt-get install espeak-ng`). Beside the decoder a layer learns to name digits frame by frame
 (CTC: Graves et al., 2006); it teaches the encoder where sounds are, and is left out of the
 checkpoint. This module does not know how good the model is; `ask.py` measures that.
@@ -19,7 +19,7 @@ from random import Random
 
 import numpy as np
 import torch
-from spoken import MOST_DIGITS, RATE_HZ, is_held_out, line, spoken, written
+from spoken import MOST_DIGITS, RATE_HZ, WINDOW_S, is_held_out, line, spoken, written
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn import functional
 from transformers import (
@@ -30,7 +30,6 @@ from transformers import (
 )
 
 SEED = 3
-WINDOW_S = 3
 TIME_STEP_S = 0.02
 NUM_ROWS = round(WINDOW_S / TIME_STEP_S)
 NUM_BANDS = 40
@@ -260,7 +259,7 @@ def main() -> None:
     """Speak, train, save."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("tiny-speech"))
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=3400)
     parser.add_argument("--threads", type=int, default=1)
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)

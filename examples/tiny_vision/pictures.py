@@ -26,7 +26,7 @@ COLOURS = {
 }
 QUESTIONS = ("Which digit is it?", "Which colour is it?", "What is in the picture?")
 UNNAMED = ""
-"""A colour without a name: of such a picture only the digit is asked."""
+"""A colour without a name: what is told of such a picture ends behind the digit."""
 LEAST_BRIGHT = 150
 """The largest part of an unnamed ink, of 255, is no less, so that it shows on a dark ground."""
 HELD_OUT_SHARE = 6

@@ -28,6 +28,7 @@ NUM_PATCHES = (SIZE // PATCH) ** 2
 WIDTH = 96
 BATCH_SCENES = 32
 RATE = 2e-3
+WITHOUT_COLOUR = (QUESTIONS[0], QUESTIONS[2])
 IGNORED = -100
 REPORT_STEPS = 50
 MEASURE_STEPS = 200
@@ -36,7 +37,7 @@ TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }}: "
     "{% if m['content'] is string %}{{ m['content'] }}{% else %}"
     "{% for part in m['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
-    "{% else %}<image>{% endif %}{% endfor %}{% endif %}\n{% endfor %}"
+    "{% else %}<image>{% endif %}{% endfor %}{% endif %}{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 
@@ -123,7 +124,7 @@ class Batches:
         scenes = [scene(rng, held_out=self._held_out) for _ in range(named)]
         scenes += [unnamed_scene(rng) for _ in range(unnamed)]
         pixels = self._pictures([picture(one, rng) for one in scenes], return_tensors="pt")
-        asked = [rng.choice(QUESTIONS if one.colour else QUESTIONS[:1]) for one in scenes]
+        asked = [rng.choice(QUESTIONS if one.colour else WITHOUT_COLOUR) for one in scenes]
         rows = [self._row(one, question) for one, question in zip(scenes, asked, strict=True)]
         width = max(len(asked) + len(told) for asked, told in rows)
         end = self._words.token_to_id(END)
@@ -138,7 +139,9 @@ class Batches:
         places = IMAGE * NUM_PATCHES
         parts = [question, places] if self._rng.random() < 0.5 else [places, question]
         asked = self._words.encode(f"user: {''.join(parts)}\nassistant:").ids
-        return asked, self._words.encode(f" {one.answer(question)}{END}").ids
+        told = one.answer(question)
+        breaks_off = told.endswith(" in ")  # before a colour that has no name
+        return asked, self._words.encode(f" {told.rstrip()}{'' if breaks_off else END}").ids
 
 
 def read(
@@ -220,8 +223,8 @@ def main() -> None:
     whole = processor(words)
     made = model(words)
     print(f"{sum(p.numel() for p in made.parameters()):,} parameters", flush=True)
-    batches = (Batches(words, whole, held_out=one) for one in (False, True))
-    train(made, *batches, asked.steps)
+    batches, held_out = (Batches(words, whole, held_out=one) for one in (False, True))
+    train(made, batches, held_out, asked.steps)
     made.generation_config.eos_token_id = words.token_to_id(END)
     made.eval().save_pretrained(asked.out)
     whole.save_pretrained(asked.out)
