@@ -12,6 +12,7 @@ import torch
 
 from dovetail_kernels.gemm import gpu
 from dovetail_kernels.gemm.cases import make_weight
+from dovetail_kernels.gemm.stacked import stack
 from dovetail_kernels.gpu import interprets
 from dovetail_kernels.gpu.offline import Compiled, absent_gpu
 
@@ -109,8 +110,8 @@ def test_spans_of_a_long_past(programs: int, monkeypatch: pytest.MonkeyPatch) ->
 def test_experts() -> None:
     from dovetail_kernels.moe import triton as experts
 
-    first = gpu.stack([gpu.pack(make_weight("int4", 128, 128, group=64), is_gated=True)] * 4)
-    second = gpu.stack([gpu.pack(make_weight("int4", 128, 64, group=64))] * 4)
+    first = stack([gpu.pack(make_weight("int4", 128, 128, group=64), is_gated=True)] * 4)
+    second = stack([gpu.pack(make_weight("int4", 128, 64, group=64))] * 4)
     assert first is not None
     assert second is not None
     picked = torch.zeros(5, 2)

@@ -77,6 +77,7 @@ WHOLE = {"qwen2_vl", "qwen2_5_vl"}
 """Types whose old checkpoints keep the text part's settings beside the encoder's."""
 WORKED_OUT = {
     "bailing_hybrid": {"n_routed_experts"},
+    "phi4_multimodal": {"eos_token_id"},
     "qwen2_vl_text": {"sliding_window", "tie_word_embeddings"},
     "qwen2_5_vl_text": {"sliding_window", "tie_word_embeddings"},
     "qwen3_vl_text": {"tie_word_embeddings"},
