@@ -43,7 +43,7 @@ def test_interpreted_kernels_do_what_is_defined() -> None:
 def test_kernels_compile_for_a_gpu_that_is_not_here() -> None:
     pytest.importorskip("triton")
     asked = [word for name in WITH_TRITON for word in ("--op", name)]
-    told = run("compile", *asked, "--most", "3", **{VARIABLE: "0"}).splitlines()
+    told = run("compile", *asked, "--most", "4", **{VARIABLE: "0"}).splitlines()
     compiled = {line.split()[0] for line in told if " registers" in line}
     assert compiled == set(WITH_TRITON)
     assert ", 0 failed" in told[-1]
