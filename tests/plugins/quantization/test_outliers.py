@@ -67,13 +67,14 @@ TOKENS = torch.randint(3, VOCAB_SIZE, (40,), generator=torch.Generator().manual_
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """A method over a checkpoint that its `config` describes, None for one in full precision.
-    `step` of its codes makes weights about as large as others are."""
+    `step` of its codes makes weights about as large as others are; `seed` draws them."""
 
     method: str
     config: dict[str, Any] | None = None
     options: dict[str, Any] = field(default_factory=dict)
     step: float = 0.007
     architecture: str = "Qwen3ForCausalLM"
+    seed: int = 0
 
 
 def tensors(bits: int, *, group: int = 128, **more: Any) -> dict[str, Any]:
@@ -157,6 +158,7 @@ OTHERS = {
 }
 """Families of other layers, by what sets them apart."""
 CASES |= {f"int8, {word}": Case(method="int8", architecture=name) for word, name in OTHERS.items()}
+CASES["int8, deltas"] = Case(method="int8", architecture=OTHERS["deltas"], seed=1)
 TOKEN_SCALES = {"W8A8", "W4A8", "qqq", "torchao W8A8"}
 """Those that say that activations are int8, a scale a token."""
 FLOATS = {"nf4", "fp8", "deepspeedfp", "nvfp4", "mxfp4", "aqlm", "none",
@@ -227,7 +229,7 @@ def built(case: Case, folder: Path, **options: Any) -> PagedModel:
     quant = plugin(plugin.Options(**{**case.options, **options}), spec)
     model: Any = registry.load("model", spec.architecture)
     module = model(model.Options(), BuildContext(model=spec, quant=quant, device="cpu"))
-    random = torch.Generator().manual_seed(0)
+    random = torch.Generator().manual_seed(case.seed)
     with torch.inference_mode():
         for name, parameter in module.named_parameters():
             parameter.data.copy_(drawn(name, parameter, case, random))
