@@ -193,7 +193,7 @@ def _parts(kind: str, places: torch.Tensor, grids: Any, merged: int) -> list[Par
             runs.append((members[0], len(members)))
     shapes = [(t, h // merged, w // merged) for t, h, w in grids.tolist()]
     if len(runs) != len(shapes):
-        raise ConfigError("it has words of its own among the vectors of one medium.")
+        raise ConfigError("its processor puts text tokens among the vectors of one image or sound.")
     return [
         PartPlace(str(n), kind, (run,), run[1], shape)
         for n, (run, shape) in enumerate(zip(runs, shapes, strict=True))

@@ -7,7 +7,7 @@ MediaModel and says which plugin that is where transformers' tables do not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
@@ -20,13 +20,13 @@ from transformers.models.auto import modeling_auto
 
 from dovetail import registry
 from dovetail.errors import ConfigError
-from dovetail.interfaces.media import PartPlace
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.media import SpatialRotary, spatial_positions
+from dovetail.layers.media import SpatialRotary
 from dovetail.layers.stages import Elsewhere, stage_of
 from dovetail_plugins.models._hf_names import encoder_names
+from dovetail_plugins.models._one_by_one import OneByOne
 from dovetail_plugins.models._towers import exchange
 
 TEXT_NAMES = (
@@ -39,7 +39,7 @@ TEXT_PARTS = ("layers", "embed_tokens", "norm")
 """What a text model consists of, in checkpoints that name it "model"."""
 
 
-class MediaModel(nn.Module, Model):
+class MediaModel(OneByOne, nn.Module, Model):
     """An encoder and a text model. `text_class` is the class under which the text model's plugin is
     registered ("" asks transformers' table of causal models), `text_names` the names of its parts
     in transformers' model, `opened` those of the encoder's linear layers whose weights its own code
@@ -96,24 +96,6 @@ class MediaModel(nn.Module, Model):
         """Return logits of selected tokens. Shapes: hidden [S, E] -> [S, V]"""
         logits: torch.Tensor = self.text.logits(hidden)
         return logits
-
-    def prompt_positions(
-        self, num_tokens: int, parts: Sequence[PartPlace]
-    ) -> tuple[torch.Tensor, int] | None:
-        """Return the positions of a prompt in three directions, where the text model has such.
-
-        Shapes: [3, num_tokens]
-        """
-        return spatial_positions(num_tokens, parts) if self._is_spatial else None
-
-    def encode(
-        self, kind: str, features: Sequence[Mapping[str, torch.Tensor]]
-    ) -> Sequence[torch.Tensor]:
-        """Return the vectors of contents, each encoded alone: so they are the same beside others.
-
-        Shapes: each [rows, E]
-        """
-        return [self.encode_one(kind, one) for one in features]
 
     def encode_one(self, kind: str, features: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the vectors of a content. Shapes: [rows, E]"""

@@ -6,26 +6,26 @@ runs. What cannot be run so is refused with the reason: see `_hf_whole`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 
 from dovetail.config.checkpoint.media_tokens import named_kinds
-from dovetail.interfaces.media import PartPlace
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.context import step_media
 from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.media import spatial_positions, with_media
+from dovetail.layers.media import with_media
 from dovetail_plugins.models._hf_build import Built
 from dovetail_plugins.models._hf_names import encoder_names
 from dovetail_plugins.models._hf_trial import vectors_of
 from dovetail_plugins.models._hf_whole import build_whole
+from dovetail_plugins.models._one_by_one import OneByOne
 from dovetail_plugins.models.transformers_backed import IGNORED, TransformersBacked, renamed
 
 
-class TransformersMedia(TransformersBacked):
+class TransformersMedia(OneByOne, TransformersBacked):
     """transformers' encoder, text model and head around dovetail's attention."""
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"media", "vectors"})
@@ -81,25 +81,8 @@ class TransformersMedia(TransformersBacked):
         hidden: torch.Tensor = out.last_hidden_state[0]
         return hidden
 
-    def prompt_positions(
-        self, num_tokens: int, parts: Sequence[PartPlace]
-    ) -> tuple[torch.Tensor, int] | None:
-        """Return the positions of a prompt in three directions, where the text model has such.
-
-        Shapes: [3, num_tokens]
-        """
-        return spatial_positions(num_tokens, parts) if self._is_spatial else None
-
-    def encode(
-        self, kind: str, features: Sequence[Mapping[str, torch.Tensor]]
-    ) -> Sequence[torch.Tensor]:
-        """Return the vectors of contents, each encoded alone: so they are the same beside others.
-
-        Shapes: each [rows, E]
-        """
-        return [self._encode_one(kind, one) for one in features]
-
-    def _encode_one(self, kind: str, features: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def encode_one(self, kind: str, features: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return the vectors of a content. Shapes: [rows, E]"""
         method: Any = getattr(self.encoder, f"get_{kind}_features")
         takes = self._takes[kind]
         given = {

@@ -1,0 +1,40 @@
+"""What models share whose media are encoded one content at a time and lie in place in a prompt."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from dovetail.interfaces.media import PartPlace
+from dovetail.layers.media import spatial_positions
+
+
+class OneByOne:
+    """Encodes contents and numbers prompts. `_is_spatial`: the text model has positions in three
+    directions."""
+
+    _is_spatial: bool
+
+    @abstractmethod
+    def encode_one(self, kind: str, features: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return the vectors of a content. Shapes: [rows, E]"""
+
+    def encode(
+        self, kind: str, features: Sequence[Mapping[str, torch.Tensor]]
+    ) -> Sequence[torch.Tensor]:
+        """Return the vectors of contents, each encoded alone: so they are the same beside others.
+
+        Shapes: each [rows, E]
+        """
+        return [self.encode_one(kind, one) for one in features]
+
+    def prompt_positions(
+        self, num_tokens: int, parts: Sequence[PartPlace]
+    ) -> tuple[torch.Tensor, int] | None:
+        """Return the positions of a prompt in three directions, where the text model has such.
+
+        Shapes: [3, num_tokens]
+        """
+        return spatial_positions(num_tokens, parts) if self._is_spatial else None
