@@ -8,8 +8,9 @@ BIN := $(VENV)/bin
 PORT ?= 8000
 # Tests start hundreds of processes: none compiles what another has compiled, whatever a container says.
 export PYTHONDONTWRITEBYTECODE :=
-# Tests run on one thread a process; two processes share the two cores of a small machine.
-WORKERS ?= 2
+# Tests run on one thread a process. Three processes keep the two cores of a small machine busy: a test
+# often waits, for a limit to pass or for a process to end.
+WORKERS ?= 3
 # A file's tests share servers and engines; conftest.py puts the longest files first.
 DIST := --dist loadfile --no-loadscope-reorder
 # What computes numbers on a CPU, by ways that differ between instruction sets, but for what is marked

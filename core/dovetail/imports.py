@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def large_imports() -> Iterator[None]:
-    """Collect no garbage inside a with block that imports torch and what stands on it.
+    """Collect no garbage inside a with block that imports torch, or the HTTP stack.
 
     What modules make stays; to walk it again and again is a sixth of the time that they take.
     """

@@ -1,17 +1,19 @@
-"""Imports plugin targets, each in a process that has imported none of the others.
+"""Imports plugin targets, those of each module in a process that has imported no other's.
 
 `python -m dovetail.testing.isolated_import` reads JSON [[kind, target, [package, ...]], ...] from
-standard input and writes JSON {target: {"error": text or null, "imported": [package, ...]}}. torch,
-which most plugins need, is imported once and its memory shared by fork; no parallel region runs
-before.
+standard input and writes JSON {target: {"error": text or null, "imported": [package, ...]}}. torch
+and core's layers, which most plugins need, are imported once and their memory shared by fork; no
+parallel region runs before.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -48,45 +50,56 @@ def _main() -> None:
     wanted: list[Wanted] = json.load(sys.stdin)
     if wanted and importlib.util.find_spec("torch"):
         importlib.import_module("torch")
+        layers = importlib.import_module("dovetail.layers")
+        for module in pkgutil.walk_packages(layers.__path__, "dovetail.layers."):
+            importlib.import_module(module.name)
     importlib.import_module("dovetail.registry")
-    at_once = os.cpu_count() or 1
+    gc.freeze()  # a collection in a child would copy every page
+    modules: dict[str, list[Wanted]] = {}
+    for one in wanted:
+        modules.setdefault(one[1].rpartition(":")[0], []).append(one)
+    groups, at_once = list(modules.values()), os.cpu_count() or 1
     answers: dict[str, dict[str, Any]] = {}
-    for first in range(0, len(wanted), at_once):
-        some = wanted[first : first + at_once]
-        children = [_begin_child(*one) for one in some]
-        ends = [_end_child(*child) for child in children]
-        answers |= {target: end for (_, target, _), end in zip(some, ends, strict=True)}
+    for first in range(0, len(groups), at_once):
+        some = groups[first : first + at_once]
+        children = [_begin_child(group) for group in some]
+        for group, child in zip(some, children, strict=True):
+            answers |= _end_child(group, *child)
     print(json.dumps(answers))
 
 
-def _begin_child(kind: str, target: str, packages: Sequence[str]) -> tuple[int, int]:
-    """Return a child process that imports a target, and the pipe that it writes its answer to."""
+def _begin_child(group: Sequence[Wanted]) -> tuple[int, int]:
+    """Return a child process that imports a module's targets, and the pipe that it writes its
+    answers to."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
+        os.dup2(2, 1)  # what a plugin prints on import must not end up in the answer
+        before = set(sys.modules)
         with os.fdopen(writing, "w") as pipe:
-            json.dump(_import_one(kind, target, packages), pipe)
+            json.dump({one[1]: _import_one(*one, before) for one in group}, pipe)
         os._exit(0)
     os.close(writing)
     return child, reading
 
 
-def _end_child(child: int, reading: int) -> dict[str, Any]:
+def _end_child(group: Sequence[Wanted], child: int, reading: int) -> dict[str, dict[str, Any]]:
     with os.fdopen(reading) as pipe:
         text = pipe.read()
     os.waitpid(child, 0)
     if not text:
-        return {"error": "the importing process died", "imported": []}
-    answer: dict[str, Any] = json.loads(text)
-    return answer
+        died = {"error": "the importing process died", "imported": []}
+        return {target: died for _, target, _ in group}
+    answers: dict[str, dict[str, Any]] = json.loads(text)
+    return answers
 
 
-def _import_one(kind: str, target: str, packages: Sequence[str]) -> dict[str, Any]:
+def _import_one(
+    kind: str, target: str, packages: Sequence[str], before: set[str]
+) -> dict[str, Any]:
     from dovetail import registry
 
-    os.dup2(2, 1)  # what a plugin prints on import must not end up in the answer
-    before = set(sys.modules)
     error = None
     try:
         registry.load_target(kind, target)
