@@ -1,9 +1,9 @@
 """Imports plugin targets, those of each module in a process that has imported no other's.
 
 `python -m dovetail.testing.isolated_import` reads JSON [[kind, target, [package, ...]], ...] from
-standard input and writes JSON {target: {"error": text or null, "imported": [package, ...]}}. torch
-and core's layers, which most plugins need, are imported once and their memory shared by fork; no
-parallel region runs before.
+standard input and writes JSON {target: {"error": text or null, "imported": [package, ...]}}. torch,
+which most plugins need, is imported once and its memory shared by fork; no parallel region runs
+before. So are, for many models, what models share.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import importlib
 import importlib.util
 import json
 import os
-import pkgutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -23,6 +22,9 @@ from dovetail.process import child_environment
 
 Wanted = tuple[str, str, tuple[str, ...]]
 TIMEOUT_S = 300
+MANY_MODELS = 8
+SHARED = ("transformers.modeling_utils", "transformers.models.auto", "dovetail.layers.decoder")
+"""What plugins of models import, none of which lists a package."""
 
 
 def import_each(wanted: Sequence[Wanted]) -> dict[str, dict[str, Any]]:
@@ -50,22 +52,30 @@ def _main() -> None:
     wanted: list[Wanted] = json.load(sys.stdin)
     if wanted and importlib.util.find_spec("torch"):
         importlib.import_module("torch")
-        layers = importlib.import_module("dovetail.layers")
-        for module in pkgutil.walk_packages(layers.__path__, "dovetail.layers."):
-            importlib.import_module(module.name)
     importlib.import_module("dovetail.registry")
-    gc.freeze()  # a collection in a child would copy every page
     modules: dict[str, list[Wanted]] = {}
     for one in wanted:
         modules.setdefault(one[1].rpartition(":")[0], []).append(one)
-    groups, at_once = list(modules.values()), os.cpu_count() or 1
+    groups = list(modules.values())
+    answers = _import_groups([group for group in groups if any(one[2] for one in group)])
+    groups = [group for group in groups if not any(one[2] for one in group)]
+    if sum(group[0][0] == "model" for group in groups) >= MANY_MODELS:
+        for name in SHARED:
+            importlib.import_module(name)
+    print(json.dumps(answers | _import_groups(groups)))
+
+
+def _import_groups(groups: Sequence[Sequence[Wanted]]) -> dict[str, dict[str, Any]]:
+    """Return target -> what its import came to, for targets by module."""
+    gc.freeze()  # a collection in a child would copy every page
     answers: dict[str, dict[str, Any]] = {}
+    at_once = os.cpu_count() or 1
     for first in range(0, len(groups), at_once):
         some = groups[first : first + at_once]
         children = [_begin_child(group) for group in some]
         for group, child in zip(some, children, strict=True):
             answers |= _end_child(group, *child)
-    print(json.dumps(answers))
+    return answers
 
 
 def _begin_child(group: Sequence[Wanted]) -> tuple[int, int]:
