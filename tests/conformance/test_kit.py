@@ -296,7 +296,7 @@ def outcomes() -> Outcomes:
     owing = [row for row in asked if row[0] == POLICY or not row[2]]
     with ThreadPoolExecutor() as pool:  # some clauses wait for what a wrong plugin never does
         runs = [
-            pool.submit(run_kit, *words_of(rows), "--json", **kit_pairs.variables(pairs_of(rows)))
+            pool.submit(run_kit, *named(rows), "--json", **kit_pairs.variables(pairs_of(rows)))
             for rows in (owing, [row for row in asked if row not in owing])
         ]
     found: Outcomes = {}
@@ -307,7 +307,7 @@ def outcomes() -> Outcomes:
     return found
 
 
-def words_of(asked: Rows) -> Iterable[str]:
+def named(asked: Rows) -> Iterable[str]:
     """Return the plugins of rows, each once, as the command line names them."""
     return dict.fromkeys(f"{kind}:{spec}" for kind, spec, _ in asked)
 
