@@ -4,7 +4,7 @@
     dovetail serve /tmp/tiny-speech
     python examples/tiny_speech/ask.py
 
-takes about five minutes of one CPU core and writes a Hugging Face checkpoint. espeak-ng speaks
+takes about eight minutes of one CPU core and writes a Hugging Face checkpoint. espeak-ng speaks
 (`apt-get install espeak-ng`). Beside the decoder a layer learns to name digits frame by frame
 (CTC: Graves et al., 2006); it teaches the encoder where sounds are, and is left out of the
 checkpoint. This module does not know how good the model is; `ask.py` measures that.
