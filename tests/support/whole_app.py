@@ -44,7 +44,7 @@ def by_openai(
 
     async def main() -> None:
         async with whole_client(model, *flags) as http:
-            asked = {"api_key": "none", "base_url": "http://test/v1", "max_retries": 0}
-            await work(openai.AsyncOpenAI(**asked, http_client=http), http)
+            asked: dict[str, Any] = {"api_key": "none", "max_retries": 0, "http_client": http}
+            await work(openai.AsyncOpenAI(base_url="http://test/v1", **asked), http)
 
     asyncio.run(main())
