@@ -19,7 +19,6 @@ from torch import nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter
 from transformers.initialization import no_init_weights
-from transformers.models.auto import modeling_auto
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.checkpoint_code import CAUSAL, CONFIG
@@ -30,6 +29,7 @@ from dovetail.layers.dtypes import dtype_of
 from dovetail.registry.checkpoint_code import load_class
 from dovetail_plugins.models import _hf_attention as hf_attention
 from dovetail_plugins.models._hf_call import TrunkCall, unwrapped
+from dovetail_plugins.models._hf_head import Head, Returns, is_text_part, try_head, whole_head
 from dovetail_plugins.models._hf_names import plain_renamings
 from dovetail_plugins.models._hf_swap import (
     EXPERT_MATRICES,
@@ -41,8 +41,6 @@ from dovetail_plugins.models._hf_swap import (
 log = logging.getLogger(__name__)
 
 KINDS = {"full_attention", "sliding_attention"}
-ARITHMETIC = {"mul", "__mul__", "__rmul__", "mul_", "div", "__truediv__", "div_", "tanh"}
-"""Functions by which heads scale logits or cap them."""
 PAGE = "docs/reference/architectures.md"
 FIX = f"use a checkpoint of another architecture; {PAGE} lists what is served."
 
@@ -50,8 +48,7 @@ FIX = f"use a checkpoint of another architecture; {PAGE} lists what is served."
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
     """transformers' causal model, the trunk inside it, what runs the trunk over tokens and their
-    positions, and the path of what the head reads with the class of what that returns: the trunk's,
-    or those of a module around it.
+    positions, and the head: the causal model's own, or that of a whole of which it is a part.
 
     `renamings` are what transformers renames of a checkpoint, as far as it is plain text.
     `inputs_first` are the ends of the names of matrices that are stored [.., I, O].
@@ -63,8 +60,7 @@ class Built:
     trunk_name: str
     trunk: nn.Module
     call: TrunkCall
-    below_head: str
-    output: type[Any]
+    head: Head
     first_position: int
     hidden_size: int
     inputs_first: tuple[str, ...]
@@ -84,8 +80,8 @@ def build(context: BuildContext) -> Built:
         raise refusal(context.model, "it counts positions itself and takes none")
     with refusing(context.model, "it does not run in a trial pass"):
         seen = hf_attention.probe(trunk, call, context.device)
-        is_plain = not generates(context.model) or try_head(causal, trunk_name, seen)
-    _check_text_part(context.model, causal, is_plain)
+        if generates(context.model):
+            try_head(causal, trunk_name, seen.output)
     learn_attention(context, seen.layers)
     with refusing(context.model, "its layers cannot be exchanged"):
         if context.model.code is not None:
@@ -95,18 +91,29 @@ def build(context: BuildContext) -> Built:
         ends = inputs_first(trunk)
         swap_layers(context, trunk, f"{trunk_name}.", kept=seen.opened)
         check_layout(causal)
+    head = Head(module=causal, below=trunk_name, output=type(seen.output))
+    if _is_of_a_whole(context.model, causal):
+        with refusing(context.model, "the head of the whole model does not run in a trial pass"):
+            head = whole_head(context, causal, seen)
     return Built(
         causal=causal,
         trunk_name=trunk_name,
         trunk=trunk,
         call=call,
-        below_head=trunk_name,
-        output=type(seen.output),
+        head=head,
         first_position=seen.first_position,
         hidden_size=seen.output.last_hidden_state.shape[-1],
         inputs_first=ends,
         renamings=plain_renamings(causal),
     )
+
+
+def _is_of_a_whole(model: ModelSpec, causal: Any) -> bool:
+    """Return whether a causal model is the text part of a class of transformers with a head of its
+    own."""
+    is_part = is_text_part(type(causal).__name__, model.architecture)
+    is_known = bool(model.whole_config) and hasattr(transformers, model.architecture)
+    return is_part and is_known and generates(model)
 
 
 def inputs_first(trunk: nn.Module) -> tuple[str, ...]:
@@ -155,7 +162,7 @@ def _known_reason(error: Exception) -> str | None:
         return "its attention does not go through transformers' attention interface"
     if hf_attention.PROBE in text:
         return "its attention does not go through transformers' attention interface"
-    if f"'{_Returns.__name__}' object" in text:
+    if f"'{Returns.__name__}' object" in text:
         return "its head reaches into the layers below it"
     if "Unrecognized configuration class" in text:
         return "transformers does not make its causal class from the text part of its config"
@@ -223,46 +230,6 @@ def check_layout(causal: Any) -> None:
             raise ConfigError(
                 f"its {parameter} is stored in pieces that only transformers puts together."
             )
-
-
-def try_head(causal: Any, trunk_name: str, seen: hf_attention.Probed) -> bool:
-    """Run the head over the trunk's output; return whether it multiplies and does nothing else.
-
-    Mutates: causal, for as long as it runs
-    """
-    trunk = causal.get_submodule(trunk_name)
-    output = type(seen.output)(last_hidden_state=seen.output.last_hidden_state)
-    causal.set_submodule(trunk_name, _Returns(output))
-    try:
-        with torch.inference_mode(), hf_attention.Watch() as watch:
-            ids = torch.zeros(1, 2, dtype=torch.int64, device=output.last_hidden_state.device)
-            logits = causal(input_ids=ids, use_cache=False).logits
-    finally:
-        causal.set_submodule(trunk_name, trunk)
-    if tuple(logits.shape[:2]) != (1, 2):
-        raise ConfigError("its head does not give logits of every token.")
-    return not watch.functions & ARITHMETIC
-
-
-def _check_text_part(model: ModelSpec, causal: Any, is_plain: bool) -> None:
-    """Raises: ConfigError for the text part of a model whose head may differ from the part's."""
-    if type(causal).__name__ == model.architecture or is_plain:
-        return
-    if model.architecture not in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-        raise refusal(
-            model, "the head of its text part does more than multiply, the whole model's may not"
-        )
-
-
-class _Returns(nn.Module):
-    """A module that returns one thing, whatever it is called with."""
-
-    def __init__(self, output: Any) -> None:
-        super().__init__()
-        self.output = output
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.output
 
 
 def learn_attention(context: BuildContext, layers: list[Any]) -> None:

@@ -37,7 +37,7 @@ class TransformersMedia(OneByOne, TransformersBacked):
     def built(self, context: BuildContext) -> Built:
         """Return transformers' model, and keep its encoder. Raises: ConfigError"""
         whole = build_whole(context, named_kinds(context.model.whole_config))
-        base = whole.built.below_head
+        base = whole.built.head.below
         self._names = encoder_names(whole.encoder, to="encoder.", start=base)
         self.encoder = whole.encoder
         self._embed: list[Any] = [whole.embed]  # in a list: the trunk has it
