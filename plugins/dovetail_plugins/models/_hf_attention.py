@@ -96,13 +96,14 @@ def register() -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
     """The findings of a trial pass: the attention layers, what the trunk returns, the number that
-    the trunk's own code gives the first token of a text, and the linear layers whose weights other
-    code takes out of them."""
+    the trunk's own code gives the first token of a text, the linear layers whose weights other
+    code takes out of them, and the paths of layers that text does not pass through."""
 
     layers: list[Attention]
     output: Any
     first_position: int
     opened: frozenset[nn.Module]
+    idle: tuple[str, ...]
 
 
 def probe(trunk: nn.Module, call: TrunkCall, device: str) -> Probed:
@@ -114,7 +115,7 @@ def probe(trunk: nn.Module, call: TrunkCall, device: str) -> Probed:
     """
     trunk.register_forward_pre_hook(restart)
     ids = torch.full((2,), _plain_token(trunk), dtype=torch.int64, device=device)
-    with _pass(trunk) as told, opening(trunk) as opened:
+    with _pass(trunk) as told, opening(trunk) as opened, _running(trunk) as run:
         output = call(ids, torch.arange(2, device=device))
     with _pass(trunk) as own:
         call(ids, None)
@@ -130,7 +131,30 @@ def probe(trunk: nn.Module, call: TrunkCall, device: str) -> Probed:
         output=output,
         first_position=_first_position(told.lookups, own.lookups),
         opened=frozenset(opened),
+        idle=tuple(_idle(trunk, run)),
     )
+
+
+@contextmanager
+def _running(trunk: nn.Module) -> Iterator[set[nn.Module]]:
+    """Give the modules that run in a with block."""
+    run = set[nn.Module]()
+    hooks = [m.register_forward_pre_hook(lambda m, _: run.add(m)) for m in trunk.modules()]
+    try:
+        yield run
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _idle(trunk: nn.Module, run: set[nn.Module]) -> Iterator[str]:
+    """Yield the paths of layers that did not run, beside others in the same list that did."""
+    for path, layers in trunk.named_modules():
+        if not isinstance(layers, nn.ModuleList) or not run.intersection(layers):
+            continue
+        for name, layer in layers.named_children():
+            if layer not in run and not run.intersection(layer.modules()):
+                yield f"{path}.{name}"
 
 
 class _Closed(nn.Linear):

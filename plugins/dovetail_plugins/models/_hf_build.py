@@ -16,9 +16,8 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter
 from transformers.initialization import no_init_weights
+from transformers.models.auto import modeling_auto
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.checkpoint_code import CAUSAL, CONFIG
@@ -26,14 +25,23 @@ from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder_head import generates
 from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.stages import Elsewhere
 from dovetail.registry.checkpoint_code import load_class
 from dovetail_plugins.models import _hf_attention as hf_attention
 from dovetail_plugins.models._hf_call import TrunkCall, unwrapped
-from dovetail_plugins.models._hf_head import Head, Returns, is_text_part, try_head, whole_head
+from dovetail_plugins.models._hf_conversion import Conversion, conversion_of
+from dovetail_plugins.models._hf_head import (
+    Head,
+    Returns,
+    below_head,
+    is_text_part,
+    make_whole,
+    try_head,
+    whole_head,
+)
 from dovetail_plugins.models._hf_names import plain_renamings
 from dovetail_plugins.models._hf_swap import (
     EXPERT_MATRICES,
-    SwappedExperts,
     is_inputs_first,
     swap_layers,
 )
@@ -50,7 +58,8 @@ class Built:
     """transformers' causal model, the trunk inside it, what runs the trunk over tokens and their
     positions, and the head: the causal model's own, or that of a whole of which it is a part.
 
-    `renamings` are what transformers renames of a checkpoint, as far as it is plain text.
+    `renamings` are what transformers renames of a checkpoint, as far as it is plain text, and
+    `conversion` makes tensors of those that it cuts or joins.
     `inputs_first` are the ends of the names of matrices that are stored [.., I, O].
 
     `first_position` is what the trunk's own code would number a text's first token.
@@ -65,6 +74,7 @@ class Built:
     hidden_size: int
     inputs_first: tuple[str, ...]
     renamings: list[tuple[str, str]]
+    conversion: Conversion | None
 
 
 def build(context: BuildContext) -> Built:
@@ -82,19 +92,25 @@ def build(context: BuildContext) -> Built:
         seen = hf_attention.probe(trunk, call, context.device)
         if generates(context.model):
             try_head(causal, trunk_name, seen.output)
-    learn_attention(context, seen.layers)
+    learn_attention(context, seen.layers, num_idle=len(seen.idle))
     with refusing(context.model, "its layers cannot be exchanged"):
+        for path in seen.idle:
+            trunk.set_submodule(path, Elsewhere())
         if context.model.code is not None:
             # transformers guesses from a class's text what the probe has seen.
             type(causal)._can_set_attn_implementation_cached_value = True
         causal.set_attn_implementation(hf_attention.RUN)
         ends = inputs_first(trunk)
         swap_layers(context, trunk, f"{trunk_name}.", kept=seen.opened)
-        check_layout(causal)
+        conversion = conversion_of(causal, causal)
+    renamings = plain_renamings(causal)
     head = Head(module=causal, below=trunk_name, output=type(seen.output))
     if _is_of_a_whole(context.model, causal):
         with refusing(context.model, "the head of the whole model does not run in a trial pass"):
-            head = whole_head(context, causal, seen)
+            whole = make_whole(context.model, "meta")
+            conversion = conversion_of(whole, causal)
+            renamings += [pair for pair in plain_renamings(whole) if pair[0][0] != "^"]
+            head = whole_head(whole, causal, seen)
     return Built(
         causal=causal,
         trunk_name=trunk_name,
@@ -104,7 +120,8 @@ def build(context: BuildContext) -> Built:
         first_position=seen.first_position,
         hidden_size=seen.output.last_hidden_state.shape[-1],
         inputs_first=ends,
-        renamings=plain_renamings(causal),
+        renamings=list(dict.fromkeys(renamings)),
+        conversion=conversion,
     )
 
 
@@ -128,9 +145,7 @@ def _causal(context: BuildContext) -> Any:
     model = context.model
     with refusing(model, "transformers cannot make it from this config.json"):
         config = _config(context)
-        make = transformers.AutoModelForCausalLM.from_config
-        if model.code is not None:
-            make = load_class(model.code, CAUSAL)._from_config
+        make = _maker(model, config)
         with no_init_weights(), torch.device(context.device):
             causal = make(
                 config, dtype=dtype_of(model.dtype), attn_implementation=hf_attention.PROBE
@@ -140,6 +155,20 @@ def _causal(context: BuildContext) -> Any:
     if causal._is_stateful:
         raise refusal(model, "it keeps a state of its own instead of keys and values")
     return causal.eval().requires_grad_(False)
+
+
+def _maker(model: ModelSpec, config: Any) -> Any:
+    """Return what makes a causal model of a config: the checkpoint's own class, that of the
+    config's model type, or that of the whole checkpoint's type."""
+    if model.code is not None:
+        return load_class(model.code, CAUSAL)._from_config
+    auto = transformers.AutoModelForCausalLM
+    names = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    name = names.get(str(model.whole_config.get("model_type")), model.architecture)
+    kind = getattr(transformers, name, None) if name in names.values() else None
+    is_kinds = getattr(kind, "config_class", None) is type(config)
+    is_autos = type(config) in auto._model_mapping or not is_kinds
+    return auto.from_config if is_autos else kind._from_config
 
 
 @contextmanager
@@ -206,39 +235,20 @@ def _served_tokens(context: BuildContext) -> int:
 
 def _trunk(model: ModelSpec, causal: Any) -> tuple[str, nn.Module]:
     """Return the part of a causal model below its head, and its name. Raises: ConfigError"""
-    name = str(causal.base_model_prefix)
+    name = below_head(causal)
     trunk = causal._modules.get(name)
     if trunk is None:
         raise refusal(model, "its head and the layers below it are not apart")
     return unwrapped(name, trunk)
 
 
-def check_layout(causal: Any) -> None:
-    """Raises: ConfigError for tensors that transformers puts together from what is stored, but for
-    those of experts that are swapped."""
-    parameters = [
-        path
-        for path, _ in causal.named_parameters()
-        if not isinstance(causal.get_submodule(path.rpartition(".")[0]), SwappedExperts)
-    ]
-    for rule in get_model_conversion_mapping(causal, add_legacy=False):
-        if not isinstance(rule, WeightConverter):
-            continue
-        words = [target.replace("\\1", "") for target in rule.target_patterns]
-        parameter = next((p for p in parameters for word in words if word and word in p), None)
-        if parameter is not None:
-            raise ConfigError(
-                f"its {parameter} is stored in pieces that only transformers puts together."
-            )
-
-
-def learn_attention(context: BuildContext, layers: list[Any]) -> None:
-    """Check that every layer of the trunk attends (some do twice, by separate modules); windows
-    beyond what is served are none.
+def learn_attention(context: BuildContext, layers: list[Any], num_idle: int = 0) -> None:
+    """Check that every layer of the trunk attends (some do twice, by separate modules), but for
+    those that text does not pass through; windows beyond what is served are none.
 
     Mutates: layers. Raises: ConfigError
     """
-    if len(layers) < context.model.num_layers:
+    if len(layers) < context.model.num_layers - num_idle:
         raise refusal(
             context.model,
             f"{len(layers)} of its {context.model.num_layers} layers attend through"

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from dovetail.config.rules.architectures import stem
 from dovetail.errors import ConfigError
-from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.spec import LOGITS, ModelSpec
 from dovetail.layers.dtypes import dtype_of
 from dovetail_plugins.models import _hf_attention as hf_attention
@@ -58,6 +58,15 @@ def try_head(causal: Any, below: str, output: Any) -> None:
         raise ConfigError("its head does not give logits of every token.")
 
 
+def below_head(model: Any) -> str:
+    """Return the name of the part below a model's head, "" where it is not apart."""
+    named = str(model.base_model_prefix)
+    if named in model._modules:
+        return named
+    models = [n for n, child in model.named_children() if isinstance(child, PreTrainedModel)]
+    return models[0] if len(models) == 1 else ""
+
+
 def make_whole(model: ModelSpec, device: str) -> Any:
     """Return transformers' model of all that a checkpoint holds, with empty weights."""
     fields = dict(model.whole_config)
@@ -79,11 +88,10 @@ def is_text_part(causal: str, architecture: str) -> bool:
     return causal != architecture if generates_too else stem(causal)[0] != family
 
 
-def whole_head(context: BuildContext, causal: Any, seen: hf_attention.Probed) -> Head:
-    """Return the head of the model of which `causal` is the text part, over that part's table of
-    logits. What is beside the text model gets no memory. Raises: ConfigError"""
-    whole = make_whole(context.model, "meta")
-    below = str(whole.base_model_prefix)
+def whole_head(whole: Any, causal: Any, seen: hf_attention.Probed) -> Head:
+    """Return the head of a model without memory of which `causal` is the text part, over that
+    part's table of logits. Mutates: whole. Raises: ConfigError"""
+    below = below_head(whole)
     base = whole._modules.get(below)
     table = whole.get_output_embeddings()
     if base is None or table is None:

@@ -20,13 +20,13 @@ from dovetail_plugins.models import _hf_attention as hf_attention
 from dovetail_plugins.models._hf_build import (
     Built,
     check_config,
-    check_layout,
     inputs_first,
     learn_attention,
     refusal,
     refusing,
 )
 from dovetail_plugins.models._hf_call import TrunkCall
+from dovetail_plugins.models._hf_conversion import conversion_of
 from dovetail_plugins.models._hf_head import Head, make_whole, try_head
 from dovetail_plugins.models._hf_names import plain_renamings, stored_starts
 from dovetail_plugins.models._hf_swap import swap_layers
@@ -74,7 +74,7 @@ def build_whole(context: BuildContext, kinds: Sequence[str]) -> Whole:
         ends, path = inputs_first(text), f"{base_name}.{name}"
         swap_layers(context, text, f"{path}.", kept=seen.opened)
         embed = whole.get_input_embeddings()
-        check_layout(whole)
+        conversion = conversion_of(whole, whole)
         del base._modules[name]
         exchange(context, base, f"{base_name}.", whole.config, kept=opened)
     built = Built(
@@ -87,6 +87,7 @@ def build_whole(context: BuildContext, kinds: Sequence[str]) -> Whole:
         hidden_size=seen.output.last_hidden_state.shape[-1],
         inputs_first=ends,
         renamings=renamings,
+        conversion=conversion,
     )
     return Whole(
         built=built,

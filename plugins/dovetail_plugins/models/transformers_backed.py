@@ -37,6 +37,7 @@ OTHER_PARTS = (
     *("audio_tower.", "audio_model.", "audio_encoder.", "embed_vision.", "embed_audio."),
     *("visual_embeddings_table.", "projector.", "image_newline", "connector.", "aligner."),
     *("high_res_vision", "language_projection.", "generation_", "vqmodel."),
+    "patch_merge_mlp.",
 )
 """The parts of such models that text does not pass through."""
 
@@ -73,7 +74,7 @@ class TransformersBacked(nn.Module, Model):
         self.trunk_name, self.first_position = built.trunk_name, built.first_position
         head = built.head.module
         self.tied = dict(head.all_tied_weights_keys) if generates(context.model) else {}
-        self.renamings = built.renamings
+        self.renamings, self.conversion = built.renamings, built.conversion
         self.inputs_first = _also_before(self.renamings, built.inputs_first)
         self.is_text_part = is_text_part(type(built.causal).__name__, context.model.architecture)
         if self.is_text_part:
@@ -118,6 +119,7 @@ class TransformersBacked(nn.Module, Model):
             ignored=(*IGNORED, *(OTHER_PARTS if self.is_text_part else ())),
             tied={renamed(a, places): renamed(b, places) for a, b in self.tied.items()},
             transposed=self.inputs_first,
+            conversion=self.conversion,
         )
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

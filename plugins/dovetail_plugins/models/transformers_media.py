@@ -65,6 +65,7 @@ class TransformersMedia(OneByOne, TransformersBacked):
             ignored=IGNORED,
             tied={renamed(a, places): renamed(b, places) for a, b in self.tied.items()},
             transposed=self.inputs_first,
+            conversion=self.conversion,
         )
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
