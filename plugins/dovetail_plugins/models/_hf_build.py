@@ -89,16 +89,15 @@ def build(context: BuildContext) -> Built:
     if not call.is_possible:
         raise refusal(context.model, "it counts positions itself and takes none")
     with refusing(context.model, "it does not run in a trial pass"):
-        seen = hf_attention.probe(trunk, call, context.device)
+        seen = probed(context, trunk, call)
         if generates(context.model):
             try_head(causal, trunk_name, seen.output)
     learn_attention(context, seen.layers, num_idle=len(seen.idle))
     with refusing(context.model, "its layers cannot be exchanged"):
         for path in seen.idle:
             trunk.set_submodule(path, Elsewhere())
-        if context.model.code is not None:
-            # transformers guesses from a class's text what the probe has seen.
-            type(causal)._can_set_attn_implementation_cached_value = True
+        # transformers guesses from a class's text what the probe has seen.
+        type(causal)._can_set_attn_implementation_cached_value = True
         causal.set_attn_implementation(hf_attention.RUN)
         ends = inputs_first(trunk)
         swap_layers(context, trunk, f"{trunk_name}.", kept=seen.opened)
@@ -122,6 +121,17 @@ def build(context: BuildContext) -> Built:
         inputs_first=ends,
         renamings=list(dict.fromkeys(renamings)),
         conversion=conversion,
+    )
+
+
+def probed(context: BuildContext, trunk: nn.Module, call: TrunkCall) -> hf_attention.Probed:
+    """Return what a trial pass shows of a trunk. Mutates: trunk. Raises: ConfigError"""
+    return hf_attention.probe(
+        trunk,
+        call,
+        context.device,
+        num_layers=context.model.num_layers,
+        max_tokens=_served_tokens(context),
     )
 
 

@@ -22,6 +22,7 @@ from dovetail_plugins.models._hf_build import (
     check_config,
     inputs_first,
     learn_attention,
+    probed,
     refusal,
     refusing,
 )
@@ -61,7 +62,7 @@ def build_whole(context: BuildContext, kinds: Sequence[str]) -> Whole:
     renamings, starts = plain_renamings(whole), stored_starts(whole)
     with refusing(context.model, "it does not run in a trial pass"):
         text.set_attn_implementation(hf_attention.PROBE)
-        seen = hf_attention.probe(text, TrunkCall(base), context.device)
+        seen = probed(context, text, TrunkCall(base))
         if generates(context.model):
             try_head(whole, base_name, seen.output)
     with refusing(context.model, "it does not run in a trial pass with media"):
