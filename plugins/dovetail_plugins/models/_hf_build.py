@@ -96,9 +96,7 @@ def build(context: BuildContext) -> Built:
     with refusing(context.model, "its layers cannot be exchanged"):
         for path in seen.idle:
             trunk.set_submodule(path, Elsewhere())
-        # transformers guesses from a class's text what the probe has seen.
-        type(causal)._can_set_attn_implementation_cached_value = True
-        causal.set_attn_implementation(hf_attention.RUN)
+        set_attention(causal, hf_attention.RUN)
         ends = inputs_first(trunk)
         swap_layers(context, trunk, f"{trunk_name}.", kept=seen.opened)
         conversion = conversion_of(causal, causal)
@@ -165,6 +163,13 @@ def _causal(context: BuildContext) -> Any:
     if causal._is_stateful:
         raise refusal(model, "it keeps a state of its own instead of keys and values")
     return causal.eval().requires_grad_(False)
+
+
+def set_attention(model: Any, name: str) -> None:
+    """Let a model attend by an implementation of ours, whether or not transformers guesses from the
+    text of its class that it can: the probe sees what it does. Mutates: model, its class"""
+    type(model)._can_set_attn_implementation_cached_value = True
+    model.set_attn_implementation(name)
 
 
 def _maker(model: ModelSpec, config: Any) -> Any:

@@ -131,7 +131,7 @@ def build_encoder(context: BuildContext, family: MediaModel, *, is_here: bool = 
     config = transformers.AutoConfig.for_model(whole.pop("model_type"), **whole)
     _shrink(config.get_text_config())
     with no_init_weights(), torch.device(context.device if is_here else "meta"):
-        full: Any = transformers.AutoModel.from_config(config, dtype=dtype_of(context.model.dtype))
+        full: Any = _below_head(context.model, config)
     for name in family.text_names:
         if name not in full._modules:
             raise ConfigError(
@@ -145,6 +145,16 @@ def build_encoder(context: BuildContext, family: MediaModel, *, is_here: bool = 
     exchange(context, full, "model.", config, kept)
     encoder: nn.Module = full.eval().requires_grad_(False)
     return encoder
+
+
+def _below_head(model: ModelSpec, config: Any) -> Any:
+    """Return transformers' model of a config without its head; one whose type is another class's
+    beside its own is made as the checkpoint's class."""
+    dtype = dtype_of(model.dtype)
+    if type(config) in transformers.AutoModel._model_mapping:
+        return transformers.AutoModel.from_config(config, dtype=dtype)
+    whole = getattr(transformers, model.architecture)._from_config(config, dtype=dtype)
+    return whole.get_submodule(whole.base_model_prefix)
 
 
 def _shrink(text: Any) -> None:
