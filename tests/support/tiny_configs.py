@@ -126,6 +126,7 @@ _OWN: dict[str, Json] = {
     },
     "hunyuan_v1_dense": {"head_dim": HEAD_SIZE, "rope_parameters": _PLAIN_ROPE},
     "hunyuan_v1_moe": {"head_dim": HEAD_SIZE, "rope_parameters": _PLAIN_ROPE},
+    "longcat_flash": {"zero_expert_num": 3, "moe_topk": 3},
     "ministral": {"head_dim": HEAD_SIZE, "rope_parameters": _PLAIN_ROPE},
     "lfm2": {"layer_types": ["conv", "full_attention"], "full_attn_idxs": [1]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},

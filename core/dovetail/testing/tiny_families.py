@@ -78,6 +78,11 @@ _MAMBA2: dict[str, Any] = {
     "mamba_chunk_size": 8,
 }
 
+_LATENT_SIZES = (
+    *("num_key_value_heads", "q_lora_rank", "kv_lora_rank"),
+    *("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+)
+
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "LlamaForCausalLM": ("llama", {}),
     "MistralForCausalLM": ("mistral", {"sliding_window": 6, "head_dim": 8}),
@@ -102,6 +107,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "index_head_dim": 16,
             "index_n_heads": 2,
             "indexer_types": ["full", "shared"],
+        },
+    ),
+    "LongcatFlashForCausalLM": (
+        "longcat_flash",
+        {
+            **{name: _LATENT[name] for name in _LATENT_SIZES},
+            "num_layers": 2,
+            "ffn_hidden_size": 48,
+            "expert_ffn_hidden_size": 16,
+            "n_routed_experts": 5,
+            "zero_expert_num": 3,
+            "moe_topk": 3,
+            "routed_scaling_factor": 1.5,
         },
     ),
     "MixtralForCausalLM": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
