@@ -114,6 +114,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **{name: _LATENT[name] for name in _LATENT_SIZES},
             "num_layers": 2,
+            "head_dim": 8,
             "ffn_hidden_size": 48,
             "expert_ffn_hidden_size": 16,
             "n_routed_experts": 5,
