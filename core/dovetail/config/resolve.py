@@ -23,6 +23,7 @@ from dovetail.config.checkpoint.generation import default_sampling
 from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.config.checkpoint.hub import Hub
 from dovetail.config.checkpoint.kv_scales import kv_scales, kv_steps
+from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.config.checkpoint.model_path import (
     DEMO_NAME,
     find_config,
@@ -169,7 +170,8 @@ def cache_spec(
         num_blocks=section.num_gpu_blocks_override,
         memory_bytes=memory,
         memory_share=section.gpu_memory_utilization,
-        uses_prefix_cache=section.enable_prefix_caching,
+        uses_prefix_cache=section.enable_prefix_caching
+        and not facts_of(model.whole_config).prompts_see_all,
         hash_algorithm=registry.value_of("hash_algorithm", section.prefix_caching_hash_algo),
         keeps_windows=config.scheduler.disable_hybrid_kv_cache_manager,
     )

@@ -55,9 +55,9 @@ class MediaModel(OneByOne, nn.Module, Model):
 
     def __init__(self, options: Any, context: BuildContext) -> None:
         super().__init__()
-        name = self.text_class or _causal_class(context.model)
+        plugin = self.text_plugin(context)
+        name = plugin.__name__
         model = msgspec.structs.replace(context.model, architecture=name, whole_config={})
-        plugin = cast(type[Model], registry.load("model", name))
         _check_stages(context, plugin)
         self.text = cast(Any, plugin(None, replace(context, model=model)))
         self.takes_media = self._takes_media(context)
@@ -68,6 +68,11 @@ class MediaModel(OneByOne, nn.Module, Model):
         self._dtype, self._size = dtype_of(context.model.dtype), context.model.hidden_size
         rotaries = (m for m in self.text.modules() if isinstance(m, SpatialRotary))
         self._is_spatial = next(rotaries, None) is not None
+
+    def text_plugin(self, context: BuildContext) -> type[Model]:
+        """Return the class of the text model. Raises: ConfigError"""
+        name = self.text_class or _causal_class(context.model)
+        return cast(type[Model], registry.load("model", name))
 
     def weight_map(self) -> WeightMap:
         """Return the names: those of the encoder are transformers', those of the text model are its

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from dovetail import registry
+from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.config.checkpoint.weights_check import weight_files
 from dovetail.config.checkpoint.weights_digest import files_digest
 from dovetail.config.config import Config
@@ -195,6 +196,12 @@ def _check(keys: TransferKeys, config: Config, run: RunSpec) -> None:
     if run.model.encoder is not None:
         raise ConfigError(
             "what a decoder keeps depends on what its encoder has read, so no prefix finds it.",
+            where=FLAG,
+            fix="leave it out; --swap-space carries such blocks.",
+        )
+    if facts_of(run.model.whole_config).prompts_see_all:
+        raise ConfigError(
+            "what a prompt keeps depends on all of it, so no prefix finds it.",
             where=FLAG,
             fix="leave it out; --swap-space carries such blocks.",
         )

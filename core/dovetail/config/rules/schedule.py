@@ -31,11 +31,12 @@ def schedule_spec(
     length = model_tokens(config.model.max_model_len, model, may_exceed=may_exceed)
     if most_tokens is not None and config.model.max_model_len is None:
         length = min(length, most_tokens)
-    if config.model.disable_sliding_window:
+    sees_all = facts_of(model.whole_config).prompts_see_all
+    if config.model.disable_sliding_window or sees_all:
         length = within_window(config.model.max_model_len, length, model)
     usual, limits = platform.defaults(), platform.limits()
     mode = scheduler.performance_mode
-    is_chunked = scheduler.enable_chunked_prefill and model.is_causal
+    is_chunked = scheduler.enable_chunked_prefill and model.is_causal and not sees_all
     of_tokens, of_rows = registry.value_of("performance_mode", mode, where="--performance-mode")
     asked_tokens, largest = scheduler.max_num_batched_tokens, limits.step_tokens
     usual_tokens = int(usual.step_tokens * of_tokens)
