@@ -182,8 +182,9 @@ def _maker(model: ModelSpec, config: Any) -> Any:
     name = names.get(str(model.whole_config.get("model_type")), model.architecture)
     kind = getattr(transformers, name, None) if name in names.values() else None
     is_kinds = getattr(kind, "config_class", None) is type(config)
-    is_autos = type(config) in auto._model_mapping or not is_kinds
-    return auto.from_config if is_autos else kind._from_config
+    if kind is None or not is_kinds or type(config) in auto._model_mapping:
+        return auto.from_config
+    return kind._from_config
 
 
 @contextmanager

@@ -10,6 +10,7 @@ every later pass the layer that it made attends.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -75,7 +76,7 @@ class Scores:
         """Return itself."""
         return self
 
-    float = type_as = to
+    type_as = to
 
     def __mul__(self, other: Any) -> Scores:
         """Return the products multiplied by a number, or by a table that hides keys."""
@@ -83,13 +84,13 @@ class Scores:
             self._check("multiplies scores")
             self._keeps, self._scoring.has_tables = other, True
             return self
-        return self._scaled(other, lambda a, b: a * b)
+        return self._scaled(other, operator.mul)
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> Scores:
         """Return the products divided by a number."""
-        return self._scaled(other, lambda a, b: a / b)
+        return self._scaled(other, operator.truediv)
 
     def __add__(self, other: Any) -> Scores:
         """Return the products with a mask laid over them."""
@@ -132,7 +133,7 @@ class Scores:
             raise _odd(f"applies {name} to scores")
         return self
 
-    def _scaled(self, other: Any, combine: Callable[[float, float], float]) -> Scores:
+    def _scaled(self, other: Any, combine: Callable[[Any, Any], Any]) -> Scores:
         self._check("scales scores")
         if self._scoring.is_trial:  # later numbers stay where they are, without waiting for them
             self._scale = combine(self._scale, float(other))

@@ -134,12 +134,16 @@ class LongcatLayer(DecoderLayer):
     def forward(self, x: torch.Tensor, ropes: Mapping[str, Rope]) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]"""
         rope = ropes[self.rope]
-        x = self.self_attn[0](self.input_layernorm[0](x), rope, x)
-        normed = self.post_attention_layernorm[0](x)
+        attend, attend_again = self.self_attn.children()
+        multiply, multiply_again = self.mlps.children()
+        norm, norm_again = self.input_layernorm.children()
+        norm_behind, norm_end = self.post_attention_layernorm.children()
+        x = attend(norm(x), rope, x)
+        normed = norm_behind(x)
         picked: torch.Tensor = self.mlp(normed)
-        x = self.mlps[0](normed, x)
-        x = self.self_attn[1](self.input_layernorm[1](x), rope, x)
-        return picked + self.mlps[1](self.post_attention_layernorm[1](x), x)
+        x = multiply(normed, x)
+        x = attend_again(norm_again(x), rope, x)
+        return picked + multiply_again(norm_end(x), x)
 
 
 def _num_zero(settings: Mapping[str, Any], path: str) -> int:
