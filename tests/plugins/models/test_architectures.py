@@ -137,7 +137,7 @@ def test_weights_that_do_not_fit_an_own_model_are_foreseen(tmp_path: Path) -> No
 
 def test_inspect_tries_out_in_a_process_of_its_own(tmp_path: Path) -> None:
     """Where torch is not imported it stays so; the child says the same."""
-    served, refused = write_tiny(tmp_path / "a", "persimmon"), write_tiny(tmp_path / "b", "mvp")
+    served, refused = write_tiny(tmp_path / "a", "persimmon"), write_tiny(tmp_path / "b", "doge")
     for path in (served, refused):
         run = resolve(Config.from_fields({"model": str(path), **FLAGS})).run
         assert trial.tried_in_child(run) == trial.tried(run)
