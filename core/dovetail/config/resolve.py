@@ -23,7 +23,6 @@ from dovetail.config.checkpoint.generation import default_sampling
 from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.config.checkpoint.hub import Hub
 from dovetail.config.checkpoint.kv_scales import kv_scales, kv_steps
-from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.config.checkpoint.model_path import (
     DEMO_NAME,
     find_config,
@@ -79,7 +78,7 @@ from dovetail.config.rules.ranks import (
     rank_spec,
     select_communicator,
 )
-from dovetail.config.rules.schedule import schedule_spec
+from dovetail.config.rules.schedule import finds_prefixes, schedule_spec
 from dovetail.config.rules.shared_layers import leaves_out_tokens
 from dovetail.config.rules.speculation import (
     acceptance_of,
@@ -170,8 +169,7 @@ def cache_spec(
         num_blocks=section.num_gpu_blocks_override,
         memory_bytes=memory,
         memory_share=section.gpu_memory_utilization,
-        uses_prefix_cache=section.enable_prefix_caching
-        and not facts_of(model.whole_config).prompts_see_all,
+        uses_prefix_cache=section.enable_prefix_caching and finds_prefixes(model),
         hash_algorithm=registry.value_of("hash_algorithm", section.prefix_caching_hash_algo),
         keeps_windows=config.scheduler.disable_hybrid_kv_cache_manager,
     )

@@ -59,6 +59,7 @@ _LATENT: dict[str, Any] = {
     "topk_group": 2,
     "routed_scaling_factor": 1.5,
 }
+_LATENT_TWICE = {**_LATENT, "head_dim": 8, "num_layers": 2, "zero_expert_num": 3}
 _ALIKE = {"num_key_value_heads": 4}
 _NOT_KIMI = ("n_routed_experts", "q_lora_rank")
 _SHARED: dict[str, Any] = {
@@ -77,11 +78,6 @@ _MAMBA2: dict[str, Any] = {
     "mamba_d_state": 8,
     "mamba_chunk_size": 8,
 }
-
-_LATENT_SIZES = (
-    *("num_key_value_heads", "q_lora_rank", "kv_lora_rank"),
-    *("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
-)
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "LlamaForCausalLM": ("llama", {}),
@@ -109,20 +105,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "indexer_types": ["full", "shared"],
         },
     ),
-    "LongcatFlashForCausalLM": (
-        "longcat_flash",
-        {
-            **{name: _LATENT[name] for name in _LATENT_SIZES},
-            "num_layers": 2,
-            "head_dim": 8,
-            "ffn_hidden_size": 48,
-            "expert_ffn_hidden_size": 16,
-            "n_routed_experts": 5,
-            "zero_expert_num": 3,
-            "moe_topk": 3,
-            "routed_scaling_factor": 1.5,
-        },
-    ),
+    "LongcatFlashForCausalLM": ("longcat_flash", _LATENT_TWICE),
     "MixtralForCausalLM": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "GptOssForCausalLM": (
         "gpt_oss",

@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 
 from dovetail import registry
-from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.config.checkpoint.weights_check import weight_files
 from dovetail.config.checkpoint.weights_digest import files_digest
 from dovetail.config.config import Config
 from dovetail.config.rules.json_keys import read_keys
+from dovetail.config.rules.schedule import finds_prefixes
 from dovetail.config.rules.selections import select
 from dovetail.errors import ConfigError
 from dovetail.interfaces.kv_connector import FAIL, RECOMPUTE, TransferSpec
@@ -199,7 +199,7 @@ def _check(keys: TransferKeys, config: Config, run: RunSpec) -> None:
             where=FLAG,
             fix="leave it out; --swap-space carries such blocks.",
         )
-    if facts_of(run.model.whole_config).prompts_see_all:
+    if not finds_prefixes(run.model):
         raise ConfigError(
             "what a prompt keeps depends on all of it, so no prefix finds it.",
             where=FLAG,

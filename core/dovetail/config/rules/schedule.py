@@ -31,12 +31,11 @@ def schedule_spec(
     length = model_tokens(config.model.max_model_len, model, may_exceed=may_exceed)
     if most_tokens is not None and config.model.max_model_len is None:
         length = min(length, most_tokens)
-    sees_all = facts_of(model.whole_config).prompts_see_all
-    if config.model.disable_sliding_window or sees_all:
+    if config.model.disable_sliding_window or not finds_prefixes(model):
         length = within_window(config.model.max_model_len, length, model)
     usual, limits = platform.defaults(), platform.limits()
     mode = scheduler.performance_mode
-    is_chunked = scheduler.enable_chunked_prefill and model.is_causal and not sees_all
+    is_chunked = scheduler.enable_chunked_prefill and model.is_causal and finds_prefixes(model)
     of_tokens, of_rows = registry.value_of("performance_mode", mode, where="--performance-mode")
     asked_tokens, largest = scheduler.max_num_batched_tokens, limits.step_tokens
     usual_tokens = int(usual.step_tokens * of_tokens)
@@ -68,6 +67,12 @@ def schedule_spec(
         keeps_parts_whole=config.multimodal.disable_chunked_mm_input
         or facts_of(model.whole_config).media_see_all,
     )
+
+
+def finds_prefixes(model: ModelSpec) -> bool:
+    """Return whether what is kept of a prompt's begin is that of any prompt that begins so: not
+    where all of a prompt sees itself, which is computed in one step for that."""
+    return not facts_of(model.whole_config).prompts_see_all
 
 
 def _plans_ahead(config: Config, usual: PlatformDefaults) -> bool:
