@@ -169,7 +169,7 @@ def cache_spec(
         num_blocks=section.num_gpu_blocks_override,
         memory_bytes=memory,
         memory_share=section.gpu_memory_utilization,
-        uses_prefix_cache=section.enable_prefix_caching and finds_prefixes(model),
+        uses_prefix_cache=section.enable_prefix_caching and finds_prefixes(config, model),
         hash_algorithm=registry.value_of("hash_algorithm", section.prefix_caching_hash_algo),
         keeps_windows=config.scheduler.disable_hybrid_kv_cache_manager,
     )

@@ -69,3 +69,11 @@ def test_prompts_are_computed_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         resolve(Config.from_fields({**flags, "kv_transfer_config": transfer}))
     with pytest.raises(ConfigError, match="must hold a whole prompt"):
         resolve(Config.from_fields({**flags, "max_num_batched_tokens": 32}))
+
+
+def test_text_alone_sees_what_is_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without images nothing is special: prompts may be cut, and prefixes are found."""
+    folder = written(tmp_path, "gemma", monkeypatch)
+    none = {"model": str(folder), "dtype": "float32", "limit_mm_per_prompt": {"image": 0}}
+    spec = resolve(Config.from_fields(none))
+    assert spec.cache.uses_prefix_cache and spec.schedule.uses_chunked_prefill

@@ -199,7 +199,7 @@ def _check(keys: TransferKeys, config: Config, run: RunSpec) -> None:
             where=FLAG,
             fix="leave it out; --swap-space carries such blocks.",
         )
-    if not finds_prefixes(run.model):
+    if not finds_prefixes(config, run.model):
         raise ConfigError(
             "what a prompt keeps depends on all of it, so no prefix finds it.",
             where=FLAG,

@@ -8,6 +8,7 @@ from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.config.config import Config
 from dovetail.config.rules.adapters import long_factors
 from dovetail.config.rules.device import at_most
+from dovetail.config.rules.media_kinds import allowed_kinds, has_processor
 from dovetail.config.sections.scheduler import SchedulerConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.platform import Platform, PlatformDefaults
@@ -31,11 +32,14 @@ def schedule_spec(
     length = model_tokens(config.model.max_model_len, model, may_exceed=may_exceed)
     if most_tokens is not None and config.model.max_model_len is None:
         length = min(length, most_tokens)
-    if config.model.disable_sliding_window or not finds_prefixes(model):
+    is_divisible = model.is_causal and finds_prefixes(config, model)
+    if config.model.disable_sliding_window or not finds_prefixes(config, model):
         length = within_window(config.model.max_model_len, length, model)
     usual, limits = platform.defaults(), platform.limits()
     mode = scheduler.performance_mode
-    is_chunked = scheduler.enable_chunked_prefill and model.is_causal and finds_prefixes(model)
+    is_chunked = (
+        scheduler.enable_chunked_prefill and model.is_causal and finds_prefixes(config, model)
+    )
     of_tokens, of_rows = registry.value_of("performance_mode", mode, where="--performance-mode")
     asked_tokens, largest = scheduler.max_num_batched_tokens, limits.step_tokens
     usual_tokens = int(usual.step_tokens * of_tokens)
@@ -69,10 +73,11 @@ def schedule_spec(
     )
 
 
-def finds_prefixes(model: ModelSpec) -> bool:
+def finds_prefixes(config: Config, model: ModelSpec) -> bool:
     """Return whether what is kept of a prompt's begin is that of any prompt that begins so: not
-    where all of a prompt sees itself, which is computed in one step for that."""
-    return not facts_of(model.whole_config).prompts_see_all
+    where all of a prompt with media sees itself, which is computed in one step for that."""
+    takes_media = has_processor(model) and bool(allowed_kinds(config, model))
+    return not (takes_media and facts_of(model.whole_config).prompts_see_all)
 
 
 def _plans_ahead(config: Config, usual: PlatformDefaults) -> bool:
