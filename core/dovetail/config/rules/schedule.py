@@ -37,9 +37,7 @@ def schedule_spec(
         length = within_window(config.model.max_model_len, length, model)
     usual, limits = platform.defaults(), platform.limits()
     mode = scheduler.performance_mode
-    is_chunked = (
-        scheduler.enable_chunked_prefill and model.is_causal and finds_prefixes(config, model)
-    )
+    is_chunked = scheduler.enable_chunked_prefill and is_divisible
     of_tokens, of_rows = registry.value_of("performance_mode", mode, where="--performance-mode")
     asked_tokens, largest = scheduler.max_num_batched_tokens, limits.step_tokens
     usual_tokens = int(usual.step_tokens * of_tokens)
