@@ -67,6 +67,8 @@ def test_prompts_are_computed_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     transfer = {"kv_connector": "shared_storage", "kv_role": "kv_both"}
     with pytest.raises(ConfigError, match="no prefix finds it"):
         resolve(Config.from_fields({**flags, "kv_transfer_config": transfer}))
+    with pytest.raises(ConfigError, match="that see themselves both ways limits the context"):
+        resolve(Config.from_fields({**flags, "max_model_len": 97}))
     with pytest.raises(ConfigError, match="must hold a whole prompt"):
         resolve(Config.from_fields({**flags, "max_num_batched_tokens": 32}))
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dovetail import registry
-from dovetail.config.checkpoint.context_length import model_tokens, within_window
+from dovetail.config.checkpoint.context_length import (
+    model_tokens,
+    window_tokens,
+    within_window,
+)
 from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.config.config import Config
 from dovetail.config.rules.adapters import long_factors
@@ -18,6 +22,7 @@ from dovetail.interfaces.spec import ModelSpec
 STEP_TOKENS = "--max-num-batched-tokens"
 KEPT_ENCODER_ROWS = 8192
 """The least number of vectors of media that are kept for other requests."""
+SEEN_WHOLE = "taking images in prompts that see themselves both ways"
 
 
 def schedule_spec(
@@ -33,8 +38,10 @@ def schedule_spec(
     if most_tokens is not None and config.model.max_model_len is None:
         length = min(length, most_tokens)
     is_divisible = model.is_causal and finds_prefixes(config, model)
-    if config.model.disable_sliding_window or not finds_prefixes(config, model):
+    if config.model.disable_sliding_window:
         length = within_window(config.model.max_model_len, length, model)
+    if not finds_prefixes(config, model) and window_tokens(model.hf_config) is not None:
+        length = within_window(config.model.max_model_len, length, model, SEEN_WHOLE)
     usual, limits = platform.defaults(), platform.limits()
     mode = scheduler.performance_mode
     is_chunked = scheduler.enable_chunked_prefill and is_divisible
