@@ -19,6 +19,7 @@ from torch import nn
 from transformers.initialization import no_init_weights
 from transformers.models.auto import modeling_auto
 
+from dovetail.config.rules.transformers_models import known_classes
 from dovetail.errors import ConfigError
 from dovetail.interfaces.checkpoint_code import CAUSAL, CONFIG
 from dovetail.interfaces.model import BuildContext
@@ -137,7 +138,7 @@ def _is_of_a_whole(model: ModelSpec, causal: Any) -> bool:
     """Return whether a causal model is the text part of a class of transformers with a head of its
     own."""
     is_part = is_text_part(type(causal).__name__, model.architecture)
-    is_known = bool(model.whole_config) and hasattr(transformers, model.architecture)
+    is_known = bool(model.whole_config) and model.architecture in known_classes().every
     return is_part and is_known and generates(model)
 
 
