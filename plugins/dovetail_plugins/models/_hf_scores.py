@@ -144,14 +144,14 @@ class Scores:
             raise _odd(f"{what} behind a mask")
 
     def _hide(self, other: Any) -> None:
-        """Take a mask. Raises: ConfigError for what is none."""
+        """Take a mask. Raises: ConfigError for anything else."""
         if self._is_softmax or self._mask is not None:
             raise _odd("adds to scores behind a mask")
         if not isinstance(other, torch.Tensor):
             self._mask = other
             return
         if self._keeps is None:
-            raise _odd("adds to scores what is no mask of transformers'")
+            raise _odd("adds to scores what is not a mask of transformers'")
         kept, added = self._keeps.expand(self.shape), other.expand(self.shape)
         triangle = torch.ones(self.shape, device=self.device).tril() > 0
         shows = (kept == 1) & (added == 0)
@@ -163,7 +163,7 @@ class Scores:
     def _attended(self, value: torch.Tensor) -> torch.Tensor:
         """Return the products of chances and values. Shapes: value [.., T, D] -> the same"""
         if not self._is_softmax:
-            raise _odd("multiplies values by scores that are no chances")
+            raise _odd("multiplies values by scores before a softmax")
         heads = (1, -1)
         query, key, given = (
             x.reshape(*heads, *x.shape[-2:]) for x in (self._query, self._key.mT, value)
@@ -200,7 +200,7 @@ class Scoring(TorchFunctionMode):
             return Scores(self, *args)
         if func is torch.baddbmm and _are_scores(*args[1:]):
             if self.is_trial and kwargs.get("beta", 1) != 0 and bool(args[0].any()):
-                raise _odd("adds to scores what is no mask of transformers'")
+                raise _odd("adds to scores what is not a mask of transformers'")
             return Scores(self, *args[1:]) * kwargs.get("alpha", 1)
         return func(*args, **kwargs)
 

@@ -95,11 +95,11 @@ def test_attends_as_the_code_does(way: Any) -> None:
     ("way", "reason"),
     [
         (window, "a mask of its own that is not causal"),
-        (biased, "what is no mask of transformers'"),
+        (biased, "what is not a mask of transformers'"),
         (scaled_late, "scales scores behind a mask"),
         (capped, "applies tanh to scores"),
         (other_axis, "chances over another axis"),
-        (no_chances, "scores that are no chances"),
+        (no_chances, "scores before a softmax"),
     ],
 )
 def test_what_no_backend_does_is_refused(way: Any, reason: str) -> None:
