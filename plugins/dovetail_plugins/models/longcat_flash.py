@@ -91,7 +91,9 @@ class ZeroMoE(DeepseekMoE):
         computes = experts < self.experts.num_experts
         kept = weights.masked_fill(computes, 0.0).sum(dim=-1, keepdim=True).to(x.dtype) * x
         rest = kept if residual is None else kept + residual
-        weights, experts = weights * computes, experts * computes
+        weights = weights * computes
+        nowhere = -1 if self.experts.slots is None else 0  # slots are those of experts
+        experts = experts.masked_fill(~computes, nowhere)
         more = (rest,) if self.group.rank == 0 else ()
         return all_reduce(self.experts(x, weights, experts, *more), self.group)
 
