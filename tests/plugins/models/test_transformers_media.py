@@ -25,7 +25,7 @@ SERVED = {
     "audioflamingo3": "AudioFlamingo3ForConditionalGeneration",  # sound
 }
 NOT_SERVED = {
-    "paligemma": ("PaliGemmaForConditionalGeneration", "computes with attention masks itself"),
+    "git": ("GitForCausalLM", "does not go through transformers' attention interface"),
     "qwen3_vl": ("Qwen3VLForConditionalGeneration", "is given visual_pos_masks beside vectors"),
     "glm5_next": ("Glm5NextForConditionalGeneration", "layers of the kind indexed_attention"),
 }
