@@ -118,14 +118,16 @@ def run(
     out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     numbers = triton.next_power_of_2(keys)
     some = min(max(1, NUMBERS // numbers), triton.next_power_of_2(values))
-    chunks = None if len(v) <= len(seq_lens) else Chunks.of(q, v, block_tokens)
+    by_channel, chunks = dt_bias.dim() == 2, None
+    if len(v) > len(seq_lens):
+        chunks = Chunks.of(q, v, block_tokens, by_channel=by_channel)
     token_by_token[(len(seq_lens), heads, triton.cdiv(values, some))](
         q, k, v, decay_in, beta_in, a_log, dt_bias, state, out, query_start, seq_lens, block_table,
         row_block_tokens, q.stride(0), k.stride(0), v.stride(0), decay_in.stride(0),
         beta_in.stride(0), state.stride(0), block_table.stride(0), heads, heads // key_heads, keys,
         values, scale, beta_scale, least_log, EPS, HAS_LEAST=least_log != 0.0,
         ROUNDS=state.dtype == torch.bfloat16, LEAVES_LONG=chunks is not None,
-        BY_CHANNEL=dt_bias.dim() == 2, BLOCK_TOKENS=block_tokens,
+        BY_CHANNEL=by_channel, BLOCK_TOKENS=block_tokens,
         BD=numbers, BV=some, num_warps=4,
     )  # fmt: skip
     if chunks is not None:

@@ -46,6 +46,11 @@ from dovetail_kernels.gpu.states import block_of, is_kept, row_tokens, tokens_of
 
 MOST_TOKENS, NUMBERS = 64, 8192
 """Tokens of a chunk, and with the key of all of them numbers."""
+KINDS = {
+    torch.float32: tl.float32,
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+}
 VALUES, CHANNELS = 32, 32
 """Columns of a program that walks, channels of one that sums."""
 LEAST_TOKENS = tl.constexpr(32)
@@ -115,10 +120,12 @@ def _chunk(
 
 
 @triton.jit
-def _normed(x, mask, eps):
-    """Return lines whose squares add up to 1. Shapes: pointers [n, BD] -> [n, BD]"""
-    wide = tl.load(x, mask=mask, other=0.0).to(tl.float32)
-    return wide / tl.sqrt(tl.sum(wide * wide, axis=1) + eps)[:, None]
+def _lines(x, mask, eps):
+    """Return lines and what makes the sum of their squares 1. Shapes: pointers [n, BD] -> [n, BD]
+    as they lie there, [n]"""
+    lines = tl.load(x, mask=mask, other=0.0)
+    wide = lines.to(tl.float32)
+    return lines, 1.0 / tl.sqrt(tl.sum(wide * wide, axis=1) + eps)
 
 
 @triton.jit
@@ -154,26 +161,15 @@ def _beta(beta_in, at, there, beta_scale):
 
 
 @triton.jit
-def _head_sums(
-    decay_in, a_log, dt_bias, at, there, head, least_log, HAS_LEAST: tl.constexpr
-):  # fmt: skip
-    """Return the logarithms of a head's decays and their sums up to each token. Shapes: [BT]"""
-    raw = tl.load(decay_in + at, mask=there, other=0.0).to(tl.float32)
-    rate = tl.exp(tl.load(a_log + head))
-    logs = log_of(raw + tl.load(dt_bias + head), rate, least_log, HAS_LEAST)
-    logs = tl.where(there, logs, 0.0)
-    return logs, tl.cumsum(logs, axis=0)
-
-
-@triton.jit
 def prepare(
-    q, k, decay_in, beta_in, a_log, dt_bias, inverses, weights, query_start, seq_lens,
-    row_block_tokens, rows, q_stride, k_stride, decay_stride, beta_stride, heads, group, keys,
+    q, k, decay_in, beta_in, a_log, dt_bias, known, weights, sums, of_k, of_q, query_start,
+    seq_lens, row_block_tokens, rows, q_stride, k_stride, decay_stride, beta_stride, heads, group, keys,
     scale, beta_scale, least_log, eps, HAS_LEAST: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
-    BD: tl.constexpr, BT: tl.constexpr, BR: tl.constexpr, PRECISION: tl.constexpr,
-    INVERSE_PRECISION: tl.constexpr,
+    BD: tl.constexpr, BT: tl.constexpr, BR: tl.constexpr, KIND: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A chunk of a head that decays as one. Shapes: inverses, weights [T, H, BT]"""
+    """A and the weights of a chunk of a head that decays as one. Shapes: known (A), weights
+    [T, H, BT], sums, of_k, of_q [T, H]"""
     head = tl.program_id(1)
     first, count = _chunk(
         query_start, seq_lens, row_block_tokens, rows, tl.program_id(0), BLOCK_TOKENS, BT, BR
@@ -184,22 +180,30 @@ def prepare(
     t, there = first + token, token < count
     inside = there[:, None] & (key < keys)[None, :]
     of_group = (head // group * keys + key)[None, :]
-    own_k = _normed(k + t[:, None] * k_stride + of_group, inside, eps)
-    own_q = _normed(q + t[:, None] * q_stride + of_group, inside, eps) * scale
-    _, sums = _head_sums(
-        decay_in, a_log, dt_bias, t * decay_stride + head, there, head, least_log, HAS_LEAST
-    )
-    beta = _beta(beta_in, t * beta_stride + head, there, beta_scale)
-    is_before = token[:, None] > token[None, :]
+    lines_k, length_k = _lines(k + t[:, None] * k_stride + of_group, inside, eps)
+    lines_q, length_q = _lines(q + t[:, None] * q_stride + of_group, inside, eps)
+    length_q *= scale
+    raw = tl.load(decay_in + t * decay_stride + head, mask=there, other=0.0).to(tl.float32)
+    rate = tl.exp(tl.load(a_log + head))
+    logs = log_of(raw + tl.load(dt_bias + head), rate, least_log, HAS_LEAST)
+    own = tl.cumsum(tl.where(there, logs, 0.0), axis=0)
+    alone = t * heads + head
+    tl.store(sums + alone, own, mask=there)
+    tl.store(of_k + alone, length_k, mask=there)
+    tl.store(of_q + alone, length_q, mask=there)
     is_until = token[:, None] >= token[None, :]
-    between = tl.exp(tl.where(is_until, sums[:, None] - sums[None, :], -float("inf")))
-    at = (t[:, None] * heads + head) * BT + token[None, :]
-    weight = tl.dot(own_q, tl.trans(own_k), input_precision=PRECISION) * between
-    tl.store(weights + at, weight, mask=there[:, None])
-    known = tl.dot(own_k, tl.trans(own_k), input_precision=PRECISION)
-    known = tl.where(is_before, known * between * beta[:, None], 0.0)
-    inverse = _inverse(known, BT, INVERSE_PRECISION) * beta[None, :]
-    tl.store(inverses + at, inverse, mask=there[:, None])
+    between = tl.exp(tl.where(is_until, own[:, None] - own[None, :], -float("inf")))
+    between *= length_k[None, :]
+    at = alone[:, None] * BT + token[None, :]
+    lines_k, lines_q = lines_k.to(KIND), lines_q.to(KIND)
+    weight = tl.dot(lines_q, tl.trans(lines_k), input_precision=PRECISION)
+    weight *= between * length_q[:, None]
+    tl.store(weights + at, weight.to(weights.dtype.element_ty), mask=there[:, None])
+    beta = _beta(beta_in, t * beta_stride + head, there, beta_scale)
+    a = tl.dot(lines_k, tl.trans(lines_k), input_precision=PRECISION)
+    a *= between * (length_k * beta)[:, None]
+    a = tl.where(token[:, None] > token[None, :], a, 0.0)
+    tl.store(known + at, a, mask=there[:, None])
 
 
 @triton.jit
@@ -229,13 +233,13 @@ def sum_channels(
 
 @triton.jit
 def prepare_channels(
-    q, k, beta_in, sums, inverses, weights, query_start, seq_lens, row_block_tokens, rows,
-    q_stride, k_stride, beta_stride, heads, group, keys, scale, beta_scale, eps,
+    q, k, beta_in, sums, known, weights, of_k, of_q, query_start, seq_lens, row_block_tokens,
+    rows, q_stride, k_stride, beta_stride, heads, group, keys, scale, beta_scale, eps,
     BLOCK_TOKENS: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, BR: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """16 tokens of a chunk of a head whose channels decay by themselves: their lines of A (in
-    `inverses`) and of the weights. Shapes: inverses, weights [T, H, BT], sums [T, H, D]"""
+    """16 tokens of a chunk of a head whose channels decay by themselves: their lines of A and of
+    the weights. Shapes: known (A), weights [T, H, BT], sums [T, H, D], of_k, of_q [T, H]"""
     head, begin = tl.program_id(1), tl.program_id(2) * SUB
     first, count = _chunk(
         query_start, seq_lens, row_block_tokens, rows, tl.program_id(0), BLOCK_TOKENS, BT, BR
@@ -243,49 +247,55 @@ def prepare_channels(
     if count <= begin:
         return
     token, key, line = tl.arange(0, BT), tl.arange(0, BD), begin + tl.arange(0, SUB)
-    known, there = key < keys, line < count
+    is_key, there = key < keys, line < count
     of_group, of_head = head // group * keys + key, head * keys + key
     t = first + line
-    inside = there[:, None] & known[None, :]
-    own_k = _normed(k + t[:, None] * k_stride + of_group[None, :], inside, eps)
-    own_q = _normed(q + t[:, None] * q_stride + of_group[None, :], inside, eps) * scale
+    inside, alone = there[:, None] & is_key[None, :], t * heads + head
+    own_k, length = _lines(k + t[:, None] * k_stride + of_group[None, :], inside, eps)
+    own_k = own_k.to(tl.float32) * length[:, None]
+    tl.store(of_k + alone, length, mask=there)
+    own_q, length = _lines(q + t[:, None] * q_stride + of_group[None, :], inside, eps)
+    length *= scale
+    own_q = own_q.to(tl.float32) * length[:, None]
+    tl.store(of_q + alone, length, mask=there)
     own = tl.load(sums + t[:, None] * heads * keys + of_head[None, :], mask=inside, other=0.0)
     lines_k = tl.zeros((SUB, BT), dtype=tl.float32)
     lines_q = tl.zeros((SUB, BT), dtype=tl.float32)
     if begin > 0:
-        before = (token < begin)[:, None] & known[None, :]
+        before = (token < begin)[:, None] & is_key[None, :]
         s = first + token
-        past_k = _normed(k + s[:, None] * k_stride + of_group[None, :], before, eps)
+        past_k, lengths = _lines(k + s[:, None] * k_stride + of_group[None, :], before, eps)
         past = tl.load(sums + s[:, None] * heads * keys + of_head[None, :], mask=before, other=0.0)
-        mark = tl.load(sums + (first + begin - 1) * heads * keys + of_head, mask=known, other=0.0)
-        past_k *= tl.exp(tl.where(before, mark[None, :] - past, 0.0))
+        mark = tl.load(sums + (first + begin - 1) * heads * keys + of_head, mask=is_key, other=0.0)
+        since = tl.exp(tl.where(before, mark[None, :] - past, 0.0)) * lengths[:, None]
+        past_k = past_k.to(tl.float32) * since
         since = tl.exp(tl.where(inside, own - mark[None, :], 0.0))
         lines_k = tl.dot(own_k * since, tl.trans(past_k), input_precision=PRECISION)
         lines_q = tl.dot(own_q * since, tl.trans(past_k), input_precision=PRECISION)
     for i in range(tl.minimum(SUB, count - begin)):
         s = first + begin + i
-        one_k = tl.load(k + s * k_stride + of_group, mask=known, other=0.0).to(tl.float32)
+        one_k = tl.load(k + s * k_stride + of_group, mask=is_key, other=0.0).to(tl.float32)
         one_k = one_k / tl.sqrt(tl.sum(one_k * one_k, axis=0) + eps)
-        one = tl.load(sums + s * heads * keys + of_head, mask=known, other=0.0)
+        one = tl.load(sums + s * heads * keys + of_head, mask=is_key, other=0.0)
         decayed = one_k[None, :] * tl.exp(tl.minimum(own - one[None, :], 0.0))
         is_one = (token == begin + i)[None, :]
         lines_k = tl.where(is_one, tl.sum(own_k * decayed, axis=1)[:, None], lines_k)
         lines_q = tl.where(is_one, tl.sum(own_q * decayed, axis=1)[:, None], lines_q)
     beta = _beta(beta_in, t * beta_stride + head, there, beta_scale)
-    at = (t[:, None] * heads + head) * BT + token[None, :]
+    at = alone[:, None] * BT + token[None, :]
     is_before = line[:, None] > token[None, :]
-    tl.store(inverses + at, tl.where(is_before, lines_k * beta[:, None], 0.0), there[:, None])
-    is_until = line[:, None] >= token[None, :]
-    tl.store(weights + at, tl.where(is_until, lines_q, 0.0), mask=there[:, None])
+    tl.store(known + at, tl.where(is_before, lines_k * beta[:, None], 0.0), mask=there[:, None])
+    lines_q = tl.where(line[:, None] >= token[None, :], lines_q, 0.0)
+    tl.store(weights + at, lines_q.to(weights.dtype.element_ty), mask=there[:, None])
 
 
 @triton.jit
 def invert(
-    beta_in, inverses, query_start, seq_lens, row_block_tokens, rows, beta_stride, heads,
+    beta_in, known, inverses, query_start, seq_lens, row_block_tokens, rows, beta_stride, heads,
     beta_scale, BLOCK_TOKENS: tl.constexpr, BT: tl.constexpr, BR: tl.constexpr,
-    INVERSE_PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A becomes (I + A)^-1 beta. Shapes: inverses [T, H, BT]"""
+    """(I + A)^-1 beta of a chunk. Shapes: known (A), inverses [T, H, BT]"""
     head = tl.program_id(1)
     first, count = _chunk(
         query_start, seq_lens, row_block_tokens, rows, tl.program_id(0), BLOCK_TOKENS, BT, BR
@@ -295,20 +305,27 @@ def invert(
     token = tl.arange(0, BT)
     t, there = first + token, token < count
     at = (t[:, None] * heads + head) * BT + token[None, :]
-    known = tl.load(inverses + at, mask=there[:, None] & there[None, :], other=0.0)
+    a = tl.load(known + at, mask=there[:, None], other=0.0)
     beta = _beta(beta_in, t * beta_stride + head, there, beta_scale)
-    tl.debug_barrier()
-    inverse = _inverse(known, BT, INVERSE_PRECISION) * beta[None, :]
-    tl.store(inverses + at, inverse, mask=there[:, None])
+    inverse = _inverse(a, BT, PRECISION) * beta[None, :]
+    tl.store(inverses + at, inverse.to(inverses.dtype.element_ty), mask=there[:, None])
+
+
+@triton.jit
+def _narrow(x, KIND: tl.constexpr):
+    """Return numbers of a kind that products are made of; what float16 cannot hold is its most."""
+    if KIND == tl.float16:
+        x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
+    return x.to(KIND)
 
 
 @triton.jit
 def walk(
-    q, k, v, decay_in, a_log, dt_bias, inverses, weights, sums, state, out, query_start, seq_lens,
-    block_table, row_block_tokens, q_stride, k_stride, v_stride, decay_stride, state_stride,
-    table_stride, heads, group, keys, values, scale, least_log, eps, HAS_LEAST: tl.constexpr,
-    ROUNDS: tl.constexpr, BY_CHANNEL: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BD: tl.constexpr,
-    BV: tl.constexpr, BT: tl.constexpr, PRECISION: tl.constexpr,
+    q, k, v, inverses, weights, sums, of_k, of_q, state, out, query_start, seq_lens, block_table,
+    row_block_tokens, q_stride, k_stride, v_stride, state_stride, table_stride, heads, group, keys,
+    values, ROUNDS: tl.constexpr, BY_CHANNEL: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
+    BD: tl.constexpr, BV: tl.constexpr, BT: tl.constexpr, KIND: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Some columns of the state of a head of a row, from chunk to chunk. Shapes: s [BD, BV]"""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -318,51 +335,53 @@ def walk(
         return
     key, value = tl.arange(0, BD), tl.program_id(2) * BV + tl.arange(0, BV)
     token = tl.arange(0, BT)
-    known, inside = key < keys, value < values
-    both = known[:, None] & inside[None, :]
+    is_key, inside = key < keys, value < values
+    both = is_key[:, None] & inside[None, :]
     place = (head * keys + key)[:, None] * values + value[None, :]
     source = block_of(block_table, table_stride, row, start - 1, block_tokens)
     s = tl.load(state + source * state_stride + place, mask=both & (start > 0), other=0.0)
     s = s.to(tl.float32)
     of_group, of_head = (head // group * keys + key)[None, :], head * keys + key
+    of_value = (head * values + value)[None, :]
     last_position = start + count - 1
     numbers = _number(last_position, block_tokens, BT) + 1
     for number in range(_number(start, block_tokens, BT), numbers):
         begin, end = _span(number, start, count, block_tokens, BT)
         t, there = first + begin - start + token, token < end - begin
-        here = there[:, None] & known[None, :]
+        here, mine = there[:, None] & is_key[None, :], there[:, None] & inside[None, :]
+        lines_k = tl.load(k + t[:, None] * k_stride + of_group, mask=here, other=0.0).to(KIND)
+        lines_q = tl.load(q + t[:, None] * q_stride + of_group, mask=here, other=0.0).to(KIND)
+        alone, final = t * heads + head, (first + end - 1 - start) * heads
+        length_k = tl.load(of_k + alone, mask=there, other=0.0)
+        length_q = tl.load(of_q + alone, mask=there, other=0.0)
+        known = _narrow(s, KIND)
         if BY_CHANNEL:
-            own = tl.load(
-                sums + t[:, None] * heads * keys + of_head[None, :], mask=here, other=0.0
-            )
-            final = first + end - 1 - start
-            last = tl.load(sums + final * heads * keys + of_head, mask=known, other=0.0)
+            at = t[:, None] * heads * keys + of_head[None, :]
+            own = tl.load(sums + at, mask=here, other=0.0)
+            last = tl.load(sums + final * keys + of_head, mask=is_key, other=0.0)
             decays, left = tl.exp(own), tl.exp(tl.where(here, last[None, :] - own, 0.0))
-            whole = tl.exp(last)[:, None]
+            left = (lines_k * left).to(KIND)
+            lines_k, lines_q = (lines_k * decays).to(KIND), (lines_q * decays).to(KIND)
+            reads_k, reads_q, enters, whole = length_k, length_q, length_k, tl.exp(last)[:, None]
         else:
-            at = t * decay_stride + head
-            logs, own = _head_sums(
-                decay_in, a_log, dt_bias, at, there, head, least_log, HAS_LEAST
-            )
-            last = tl.sum(logs, axis=0)
-            decays, left = tl.exp(own)[:, None], tl.exp(last - own)[:, None]
-            whole = tl.exp(last)
-        own_k = _normed(k + t[:, None] * k_stride + of_group, here, eps)
-        mine = there[:, None] & inside[None, :]
-        wrong = tl.load(
-            v + t[:, None] * v_stride + (head * values + value)[None, :], mask=mine, other=0.0
-        ).to(tl.float32)
-        wrong -= tl.dot(own_k * decays, s, input_precision=PRECISION)
-        of_pair = (t[:, None] * heads + head) * BT + token[None, :]
+            own = tl.load(sums + alone, mask=there, other=0.0)
+            last = tl.load(sums + final + head)
+            left, whole = lines_k, tl.exp(last)
+            reads_k, reads_q = length_k * tl.exp(own), length_q * tl.exp(own)
+            enters = length_k * tl.exp(tl.where(there, last - own, 0.0))
+        read = tl.dot(lines_k, known, input_precision=PRECISION) * reads_k[:, None]
+        own_v = tl.load(v + t[:, None] * v_stride + of_value, mask=mine, other=0.0)
+        wrong = _narrow(own_v.to(tl.float32) - read, KIND)
+        of_pair = alone[:, None] * BT + token[None, :]
         inverse = tl.load(inverses + of_pair, mask=there[:, None], other=0.0)
         entered = tl.dot(inverse, wrong, input_precision=PRECISION)
-        own_q = _normed(q + t[:, None] * q_stride + of_group, here, eps) * scale
-        made = tl.dot(own_q * decays, s, input_precision=PRECISION)
         weight = tl.load(weights + of_pair, mask=there[:, None], other=0.0)
-        made += tl.dot(weight, entered, input_precision=PRECISION)
-        at_out = (t * heads + head)[:, None] * values + value[None, :]
+        made = tl.dot(lines_q, known, input_precision=PRECISION) * reads_q[:, None]
+        made += tl.dot(weight, _narrow(entered, KIND), input_precision=PRECISION)
+        at_out = (t * heads)[:, None] * values + of_value
         tl.store(out + at_out, made.to(out.dtype.element_ty), mask=mine)
-        s = whole * s + tl.dot(tl.trans(own_k * left), entered, input_precision=PRECISION)
+        entered = _narrow(entered * enters[:, None], KIND)
+        s = whole * s + tl.dot(tl.trans(left), entered, input_precision=PRECISION)
         if is_kept(end - 1, last_position, block_tokens):
             target = block_of(block_table, table_stride, row, end - 1, block_tokens)
             kept = nearest_bfloat16(s) if ROUNDS else s
@@ -374,16 +393,18 @@ def walk(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunks:
     """How long rows are cut: the most tokens of a chunk, the padded sizes of keys and of a
-    program's values, and what dots are made in."""
+    program's values, what numbers its products are of and how those of float32 are made."""
 
     tokens: int
     keys: int
     values: int
+    dtype: torch.dtype
     precision: str
-    inverse_precision: str
 
     @classmethod
-    def of(cls, q: torch.Tensor, v: torch.Tensor, block_tokens: int) -> Chunks | None:
+    def of(
+        cls, q: torch.Tensor, v: torch.Tensor, block_tokens: int, *, by_channel: bool
+    ) -> Chunks | None:
         """Return how the rows of a step are cut; None when it has no row that is.
 
         Shapes: q [T, K, D], v [T, H, V]
@@ -391,14 +412,15 @@ class Chunks:
         if len(v) < LEAST_TOKENS.value or block_tokens < SUB.value:
             return None
         keys = max(16, triton.next_power_of_2(q.shape[2]))
-        most = max(SUB.value, min(MOST_TOKENS, NUMBERS // keys))
-        exact = "ieee" if interprets() else "tf32x3"
+        is_narrow = q.dtype.itemsize == 2
+        most = MOST_TOKENS if is_narrow and not by_channel else MOST_TOKENS // 2
+        most = max(SUB.value, min(most, NUMBERS // keys))
         return cls(
             tokens=min(most, triton.next_power_of_2(block_tokens)),
             keys=keys,
             values=min(VALUES, max(16, triton.next_power_of_2(v.shape[2]))),
-            precision=exact if q.dtype == torch.float32 or interprets() else "tf32",
-            inverse_precision=exact,
+            dtype=q.dtype if is_narrow and not interprets() else torch.float32,
+            precision="ieee" if interprets() else "tf32x3",
         )
 
     def most(self, tokens: int, rows: int, block_tokens: int, *, has_own_sizes: bool) -> int:
@@ -432,46 +454,48 @@ def run_chunks(
     """Compute the rows that go by chunks (see the op). Mutates: out, state"""
     (tokens, heads, values), (key_heads, keys) = v.shape, k.shape[1:]
     group, rows, by_channel = heads // key_heads, len(seq_lens), dt_bias.dim() == 2
-    inverses, weights = torch.empty(
-        (2, tokens, heads, chunks.tokens), dtype=torch.float32, device=v.device
-    )
-    own_sizes = row_block_tokens is not None
-    grid = chunks.most(tokens, rows, block_tokens, has_own_sizes=own_sizes), heads
-    steps = query_start, seq_lens
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=v.device)
+
+    pairs = tokens, heads, chunks.tokens
+    inverses, weights = empty(2, *pairs, dtype=chunks.dtype)
+    known, (of_k, of_q) = empty(*pairs), empty(2, tokens, heads)
+    most = chunks.most(tokens, rows, block_tokens, has_own_sizes=row_block_tokens is not None)
+    steps = query_start, seq_lens, row_block_tokens, rows
     cut = {
         "BLOCK_TOKENS": block_tokens,
         "BT": chunks.tokens,
         "BR": triton.next_power_of_2(rows),
         "num_warps": 4,
     }
-    sums = None
     if by_channel:
-        sums = torch.empty((tokens, heads, keys), dtype=torch.float32, device=v.device)
-        sum_channels[(*grid, triton.cdiv(keys, CHANNELS))](
-            decay_in, a_log, dt_bias, sums, *steps, row_block_tokens, rows, decay_in.stride(0),
-            heads, keys, least_log, HAS_LEAST=least_log != 0.0, BD=CHANNELS, **cut,
+        sums = empty(tokens, heads, keys)
+        sum_channels[most, heads, triton.cdiv(keys, CHANNELS)](
+            decay_in, a_log, dt_bias, sums, *steps, decay_in.stride(0), heads, keys, least_log,
+            HAS_LEAST=least_log != 0.0, BD=CHANNELS, **cut,
         )  # fmt: skip
-        prepare_channels[(*grid, chunks.tokens // SUB.value)](
-            q, k, beta_in, sums, inverses, weights, *steps, row_block_tokens, rows, q.stride(0),
-            k.stride(0), beta_in.stride(0), heads, group, keys, scale, beta_scale, EPS,
-            BD=chunks.keys, PRECISION=chunks.precision, **cut,
-        )  # fmt: skip
-        invert[grid](
-            beta_in, inverses, *steps, row_block_tokens, rows, beta_in.stride(0), heads,
-            beta_scale, INVERSE_PRECISION=chunks.inverse_precision, **cut,
+        prepare_channels[most, heads, chunks.tokens // SUB.value](
+            q, k, beta_in, sums, known, weights, of_k, of_q, *steps, q.stride(0), k.stride(0),
+            beta_in.stride(0), heads, group, keys, scale, beta_scale, EPS, BD=chunks.keys,
+            PRECISION=chunks.precision, **cut,
         )  # fmt: skip
     else:
-        prepare[grid](
-            q, k, decay_in, beta_in, a_log, dt_bias, inverses, weights, *steps, row_block_tokens,
-            rows, q.stride(0), k.stride(0), decay_in.stride(0), beta_in.stride(0), heads, group,
-            keys, scale, beta_scale, least_log, EPS, HAS_LEAST=least_log != 0.0, BD=chunks.keys,
-            PRECISION=chunks.precision, INVERSE_PRECISION=chunks.inverse_precision, **cut,
+        sums = empty(tokens, heads)
+        prepare[most, heads](
+            q, k, decay_in, beta_in, a_log, dt_bias, known, weights, sums, of_k, of_q, *steps,
+            q.stride(0), k.stride(0), decay_in.stride(0), beta_in.stride(0), heads, group, keys,
+            scale, beta_scale, least_log, EPS, HAS_LEAST=least_log != 0.0, BD=chunks.keys,
+            KIND=KINDS[chunks.dtype], PRECISION=chunks.precision, **cut,
         )  # fmt: skip
-    walk[(rows, heads, triton.cdiv(values, chunks.values))](
-        q, k, v, decay_in, a_log, dt_bias, inverses, weights, sums, state, out, *steps,
-        block_table, row_block_tokens, q.stride(0), k.stride(0), v.stride(0), decay_in.stride(0),
-        state.stride(0), block_table.stride(0), heads, group, keys, values, scale, least_log, EPS,
-        HAS_LEAST=least_log != 0.0, ROUNDS=state.dtype == torch.bfloat16, BY_CHANNEL=by_channel,
-        BLOCK_TOKENS=block_tokens, BD=chunks.keys, BV=chunks.values, BT=chunks.tokens,
-        PRECISION=chunks.precision, num_warps=4,
+    invert[most, heads](
+        beta_in, known, inverses, *steps, beta_in.stride(0), heads, beta_scale,
+        PRECISION=chunks.precision, **cut,
+    )  # fmt: skip
+    walk[rows, heads, triton.cdiv(values, chunks.values)](
+        q, k, v, inverses, weights, sums, of_k, of_q, state, out, query_start, seq_lens,
+        block_table, row_block_tokens, q.stride(0), k.stride(0), v.stride(0), state.stride(0),
+        block_table.stride(0), heads, group, keys, values, ROUNDS=state.dtype == torch.bfloat16,
+        BY_CHANNEL=by_channel, BLOCK_TOKENS=block_tokens, BD=chunks.keys, BV=chunks.values,
+        BT=chunks.tokens, KIND=KINDS[chunks.dtype], PRECISION=chunks.precision, num_warps=4,
     )  # fmt: skip
