@@ -108,7 +108,7 @@ def small_cases() -> list[Case]:
 
 
 def _long() -> list[Case]:
-    """Return rows of several chunks among short ones, whose chunks do and do not end with blocks."""
+    """Return rows of several chunks among short ones; chunks that end with blocks, and others."""
     long = Setup(
         rows=((5, 1), (0, 150), (37, 60), (0, 0), (3, 31), (64, 64)), heads=(2, 1), block_tokens=96
     )

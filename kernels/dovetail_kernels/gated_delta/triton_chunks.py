@@ -1,14 +1,12 @@
 """gated_delta's long rows in Triton: chunks that are prepared side by side, then walked in order.
 
-Three kernels make what chunked.py says. `prepare` makes of each chunk and head the inverse of I + A
-times beta, and the weights of queries and keys: all chunks of all rows at once. Where channels
-decay by themselves `sum_channels`, `prepare_channels` (a program for each 16 tokens of a chunk) and
-`invert` do. `walk` passes some columns of a head's state from chunk to chunk, in registers.
-
-A chunk's place follows from positions alone: blocks are cut from their beginning into BT tokens. So
-what a row's chunks are does not depend on the other rows, and steps that are cut at ends of chunks
-give the same bits. Which program has which chunk every program finds by the sums of the rows' chunks:
-no table, nothing that the host waits for.
+The formulas are chunked.py's. `prepare` makes A and the weights of queries and keys of each chunk
+and head, `invert` (I + A)^-1 beta: all chunks of all rows at once. Where channels decay by
+themselves `sum_channels` and `prepare_channels` (a program for each 16 tokens of a chunk) come
+first instead. `walk` passes some columns of a head's state from chunk to chunk, in registers.
+Products are of 16-bit numbers, their sums and the state float32; (I + A)^-1 is made of tf32.
+float32 goes token by token (as in ssd): its products take more registers than there are. The
+interpreter makes all in float32, and takes chunks for float32 too.
 
 The inverse is made by forward substitution within 16 tokens, then by (I + M)^-1 = (I + M^2)(I - M),
 where M is what the blocks' inverses make of the blocks below them: M^4 = 0 with four. (The product
@@ -19,15 +17,18 @@ Where channels decay by themselves, exp(l_i - l_j) is not of one number: with r 
 than 1, and within the 16 it is made for each pair and channel. Source: Kimi Team, "Kimi Linear",
 2025, section 3.
 
-Work, for a head of 128 x 128 and a chunk of 64: `walk` makes k S, (I + A)^-1 of it, q S, weights of
-that and the state's product, 4.2 million multiply-adds; `prepare` k k, q k and four products of 64 x
-64 x 64, 2.1. A prompt of 8192 and 32 heads: 52 GFLOP, all of them on the matrix units, of which 34
-wait for each other in 128 chunks, three products deep each, where token by token 8192 do. With 32
-columns a program there are 128 programs for the 132 processors of an H100.
-Bytes: of each token and head BT numbers twice (134 MB, written once, read by four programs of a
-head, from the second on in the cache), and D more where channels decay by themselves.
-Registers of a thread, of 128: the state 32 (128 x 32), a chunk's keys 64, the rest passes through
-shared memory.
+A prompt of 8192, 32 heads of 128 x 128, chunks of 64, by arithmetic:
+- dependent steps: 128 chunks, of four products each (k S, the inverse's, the two that end in out,
+  beside k^T u); token by token 8192, of two sums over the keys each
+- multiply-adds of a chunk and head: `walk` 3 x 64 x 128 x 128 and 2 x 64 x 64 x 128, 4.2 million;
+  `prepare` 2 x 64 x 64 x 128 and `invert` 4 x 64^3, 1.0 each. In all 52 GFLOP on matrix units, 34
+  of them in `walk` (token by token 30 GFLOP, none on matrix units)
+- bytes: q, k, v and out once each, inverses and weights 67 MB, A 67; where channels decay by
+  themselves (chunks of 32) half of those, and 134 for the sums. They are held for one layer's call
+- programs of `walk`: 32 heads x 4 of 32 columns, for the 132 processors of an H100
+- registers of a thread, of 256: the state 16, a chunk's results 8 each. Shared memory: q, k, v,
+  inverse and weights of a chunk 52 KB, three stages of them with S 169 KB on an H100, 97 on an A100
+Beyond keys of 128 numbers chunks have 16 tokens and programs 16 columns, for registers.
 """
 
 from __future__ import annotations
@@ -39,13 +40,22 @@ import triton
 import triton.language as tl
 
 from dovetail_kernels.gated_delta.reference import EPS
+from dovetail_kernels.gated_delta.triton_cuts import (
+    LEAST_TOKENS,
+    SUB,
+    chunk_at,
+    is_chunked,
+    most_chunks,
+    number_of,
+    span_of,
+)
 from dovetail_kernels.gpu import interprets
 from dovetail_kernels.gpu.rounding import nearest_bfloat16
 from dovetail_kernels.gpu.softplus import softplus
 from dovetail_kernels.gpu.states import block_of, is_kept, row_tokens, tokens_of
 
-MOST_TOKENS, NUMBERS = 64, 8192
-"""Tokens of a chunk, and with the key of all of them numbers."""
+MOST_TOKENS, WIDE = 64, 128
+"""Tokens of a chunk; numbers of a key beyond which registers hold the least of them."""
 KINDS = {
     torch.float32: tl.float32,
     torch.bfloat16: tl.bfloat16,
@@ -53,16 +63,6 @@ KINDS = {
 }
 VALUES, CHANNELS = 32, 32
 """Columns of a program that walks, channels of one that sums."""
-LEAST_TOKENS = tl.constexpr(32)
-"""Of a row in the step, for it to be walked in chunks."""
-SUB = tl.constexpr(16)
-"""Tokens of a chunk that are solved one after the other; no block is smaller."""
-
-
-@triton.jit
-def is_chunked(count, block_tokens):
-    """Return whether a row of so many tokens in the step is walked in chunks."""
-    return (count >= LEAST_TOKENS) & (block_tokens >= SUB)
 
 
 @triton.jit
@@ -71,52 +71,6 @@ def log_of(x, rate, least_log, HAS_LEAST: tl.constexpr):
     if HAS_LEAST:
         return least_log / (1.0 + tl.exp(-rate * x))
     return -rate * softplus(x)
-
-
-@triton.jit
-def _number(position, block_tokens, BT: tl.constexpr):
-    """Return which of the chunks of a row, counted from position 0, has a position."""
-    of_block = (block_tokens + BT - 1) // BT
-    return position // block_tokens * of_block + position % block_tokens // BT
-
-
-@triton.jit
-def _span(number, start, count, block_tokens, BT: tl.constexpr):
-    """Return the positions begin .. end - 1 of a row's chunk that are in the step."""
-    of_block = (block_tokens + BT - 1) // BT
-    block = number // of_block
-    begin = block * block_tokens + number % of_block * BT
-    end = tl.minimum(begin + BT, (block + 1) * block_tokens)
-    return tl.maximum(begin, start), tl.minimum(end, start + count)
-
-
-@triton.jit
-def _chunk(
-    query_start, seq_lens, row_block_tokens, rows, index, BLOCK_TOKENS: tl.constexpr,
-    BT: tl.constexpr, BR: tl.constexpr,
-):  # fmt: skip
-    """Return the first token of the step's chunk `index` and how many it has: 0 beyond the last."""
-    row = tl.arange(0, BR)
-    known = row < rows
-    first = tl.load(query_start + row, mask=known, other=0)
-    count = tl.load(query_start + row + 1, mask=known, other=0) - first
-    start = tl.load(seq_lens + row, mask=known, other=0) - count
-    if row_block_tokens is None:
-        size = row * 0 + BLOCK_TOKENS
-    else:
-        size = tl.load(row_block_tokens + row, mask=known, other=1)
-    last = _number(start + count - 1, size, BT)
-    has_chunks = known & is_chunked(count, size)
-    chunks = tl.where(has_chunks, last - _number(start, size, BT) + 1, 0)
-    ends = tl.cumsum(chunks, axis=0)
-    own = tl.minimum(tl.sum((ends <= index).to(tl.int32), axis=0), rows - 1)
-    before = tl.sum(tl.where(row == own, ends - chunks, 0), axis=0)
-    is_one = index < tl.sum(chunks, axis=0)
-    first, count, start = row_tokens(query_start, seq_lens, own)
-    block_tokens = tokens_of(row_block_tokens, own, BLOCK_TOKENS)
-    number = _number(start, block_tokens, BT) + index - before
-    begin, end = _span(number, start, count, block_tokens, BT)
-    return first + begin - start, tl.where(is_one, end - begin, 0)
 
 
 @triton.jit
@@ -154,43 +108,45 @@ def _inverse(a, BT: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _beta(beta_in, at, there, beta_scale):
+def _beta(beta_in, there, beta_scale):
     """Return what tokens enter with, 0 where there are none."""
-    raw = tl.load(beta_in + at, mask=there, other=0.0).to(tl.float32)
+    raw = tl.load(beta_in, mask=there, other=0.0).to(tl.float32)
     return tl.where(there, beta_scale / (1.0 + tl.exp(-raw)), 0.0)
 
 
 @triton.jit
 def prepare(
     q, k, decay_in, beta_in, a_log, dt_bias, known, weights, sums, of_k, of_q, query_start,
-    seq_lens, row_block_tokens, rows, q_stride, k_stride, decay_stride, beta_stride, heads, group, keys,
-    scale, beta_scale, least_log, eps, HAS_LEAST: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
+    seq_lens, row_block_tokens, rows, q_stride, k_stride, decay_stride, beta_stride, heads, group,
+    keys, scale, beta_scale, least_log, eps, HAS_LEAST: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     BD: tl.constexpr, BT: tl.constexpr, BR: tl.constexpr, KIND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A and the weights of a chunk of a head that decays as one. Shapes: known (A), weights
     [T, H, BT], sums, of_k, of_q [T, H]"""
     head = tl.program_id(1)
-    first, count = _chunk(
+    first, count = chunk_at(
         query_start, seq_lens, row_block_tokens, rows, tl.program_id(0), BLOCK_TOKENS, BT, BR
     )
     if count == 0:
         return
     token, key = tl.arange(0, BT), tl.arange(0, BD)
-    t, there = first + token, token < count
+    there = token < count
     inside = there[:, None] & (key < keys)[None, :]
     of_group = (head // group * keys + key)[None, :]
-    lines_k, length_k = _lines(k + t[:, None] * k_stride + of_group, inside, eps)
-    lines_q, length_q = _lines(q + t[:, None] * q_stride + of_group, inside, eps)
+    k_at, q_at = k + first * k_stride, q + first * q_stride
+    lines_k, length_k = _lines(k_at + token[:, None] * k_stride + of_group, inside, eps)
+    lines_q, length_q = _lines(q_at + token[:, None] * q_stride + of_group, inside, eps)
     length_q *= scale
-    raw = tl.load(decay_in + t * decay_stride + head, mask=there, other=0.0).to(tl.float32)
+    at = decay_in + first * decay_stride + token * decay_stride + head
+    raw = tl.load(at, mask=there, other=0.0).to(tl.float32)
     rate = tl.exp(tl.load(a_log + head))
     logs = log_of(raw + tl.load(dt_bias + head), rate, least_log, HAS_LEAST)
     own = tl.cumsum(tl.where(there, logs, 0.0), axis=0)
-    alone = t * heads + head
-    tl.store(sums + alone, own, mask=there)
-    tl.store(of_k + alone, length_k, mask=there)
-    tl.store(of_q + alone, length_q, mask=there)
+    begin, alone = first * heads, token * heads + head
+    tl.store(sums + begin + alone, own, mask=there)
+    tl.store(of_k + begin + alone, length_k, mask=there)
+    tl.store(of_q + begin + alone, length_q, mask=there)
     is_until = token[:, None] >= token[None, :]
     between = tl.exp(tl.where(is_until, own[:, None] - own[None, :], -float("inf")))
     between *= length_k[None, :]
@@ -198,12 +154,13 @@ def prepare(
     lines_k, lines_q = lines_k.to(KIND), lines_q.to(KIND)
     weight = tl.dot(lines_q, tl.trans(lines_k), input_precision=PRECISION)
     weight *= between * length_q[:, None]
-    tl.store(weights + at, weight.to(weights.dtype.element_ty), mask=there[:, None])
-    beta = _beta(beta_in, t * beta_stride + head, there, beta_scale)
+    weight = weight.to(weights.dtype.element_ty)
+    tl.store(weights + begin * BT + at, weight, mask=there[:, None])
+    beta = _beta(beta_in + first * beta_stride + token * beta_stride + head, there, beta_scale)
     a = tl.dot(lines_k, tl.trans(lines_k), input_precision=PRECISION)
     a *= between * (length_k * beta)[:, None]
     a = tl.where(token[:, None] > token[None, :], a, 0.0)
-    tl.store(known + at, a, mask=there[:, None])
+    tl.store(known + begin * BT + at, a, mask=there[:, None])
 
 
 @triton.jit
@@ -214,21 +171,22 @@ def sum_channels(
 ):  # fmt: skip
     """The sums of the logarithms of some channels' decays within a chunk. Shapes: [T, H, D]"""
     head = tl.program_id(1)
-    first, count = _chunk(
+    first, count = chunk_at(
         query_start, seq_lens, row_block_tokens, rows, tl.program_id(0), BLOCK_TOKENS, BT, BR
     )
     if count == 0:
         return
     token, key = tl.arange(0, BT), tl.program_id(2) * BD + tl.arange(0, BD)
-    t, there, known = first + token, token < count, key < keys
-    inside, channel = there[:, None] & known[None, :], head * keys + key
+    known, channel = key < keys, head * keys + key
+    inside = (token < count)[:, None] & known[None, :]
     bias = tl.load(dt_bias + channel, mask=known, other=0.0)
-    raw = tl.load(decay_in + t[:, None] * decay_stride + channel[None, :], mask=inside, other=0.0)
+    at = token[:, None] * decay_stride + channel[None, :]
+    raw = tl.load(decay_in + first * decay_stride + at, mask=inside, other=0.0)
     rate = tl.exp(tl.load(a_log + head))
     logs = log_of(raw.to(tl.float32) + bias[None, :], rate, least_log, HAS_LEAST)
     logs = tl.where(inside, logs, 0.0)
-    at = (t[:, None] * heads + head) * keys + key[None, :]
-    tl.store(sums + at, tl.cumsum(logs, axis=0), mask=inside)
+    at = (token[:, None] * heads + head) * keys + key[None, :]
+    tl.store(sums + first * heads * keys + at, tl.cumsum(logs, axis=0), mask=inside)
 
 
 @triton.jit
@@ -241,7 +199,7 @@ def prepare_channels(
     """16 tokens of a chunk of a head whose channels decay by themselves: their lines of A and of
     the weights. Shapes: known (A), weights [T, H, BT], sums [T, H, D], of_k, of_q [T, H]"""
     head, begin = tl.program_id(1), tl.program_id(2) * SUB
-    first, count = _chunk(
+    first, count = chunk_at(
         query_start, seq_lens, row_block_tokens, rows, tl.program_id(0), BLOCK_TOKENS, BT, BR
     )
     if count <= begin:
@@ -249,44 +207,45 @@ def prepare_channels(
     token, key, line = tl.arange(0, BT), tl.arange(0, BD), begin + tl.arange(0, SUB)
     is_key, there = key < keys, line < count
     of_group, of_head = head // group * keys + key, head * keys + key
-    t = first + line
-    inside, alone = there[:, None] & is_key[None, :], t * heads + head
-    own_k, length = _lines(k + t[:, None] * k_stride + of_group[None, :], inside, eps)
+    inside, alone = there[:, None] & is_key[None, :], line * heads + head
+    k_at, q_at = k + first * k_stride + of_group, q + first * q_stride + of_group
+    sums_at, tokens_before = sums + first * heads * keys + of_head, first * heads
+    own_k, length = _lines(k_at[None, :] + line[:, None] * k_stride, inside, eps)
     own_k = own_k.to(tl.float32) * length[:, None]
-    tl.store(of_k + alone, length, mask=there)
-    own_q, length = _lines(q + t[:, None] * q_stride + of_group[None, :], inside, eps)
+    tl.store(of_k + tokens_before + alone, length, mask=there)
+    own_q, length = _lines(q_at[None, :] + line[:, None] * q_stride, inside, eps)
     length *= scale
     own_q = own_q.to(tl.float32) * length[:, None]
-    tl.store(of_q + alone, length, mask=there)
-    own = tl.load(sums + t[:, None] * heads * keys + of_head[None, :], mask=inside, other=0.0)
+    tl.store(of_q + tokens_before + alone, length, mask=there)
+    wide = heads * keys
+    own = tl.load(sums_at[None, :] + line[:, None] * wide, mask=inside, other=0.0)
     lines_k = tl.zeros((SUB, BT), dtype=tl.float32)
     lines_q = tl.zeros((SUB, BT), dtype=tl.float32)
     if begin > 0:
         before = (token < begin)[:, None] & is_key[None, :]
-        s = first + token
-        past_k, lengths = _lines(k + s[:, None] * k_stride + of_group[None, :], before, eps)
-        past = tl.load(sums + s[:, None] * heads * keys + of_head[None, :], mask=before, other=0.0)
-        mark = tl.load(sums + (first + begin - 1) * heads * keys + of_head, mask=is_key, other=0.0)
+        past_k, lengths = _lines(k_at[None, :] + token[:, None] * k_stride, before, eps)
+        past = tl.load(sums_at[None, :] + token[:, None] * wide, mask=before, other=0.0)
+        mark = tl.load(sums_at + (begin - 1) * wide, mask=is_key, other=0.0)
         since = tl.exp(tl.where(before, mark[None, :] - past, 0.0)) * lengths[:, None]
         past_k = past_k.to(tl.float32) * since
         since = tl.exp(tl.where(inside, own - mark[None, :], 0.0))
         lines_k = tl.dot(own_k * since, tl.trans(past_k), input_precision=PRECISION)
         lines_q = tl.dot(own_q * since, tl.trans(past_k), input_precision=PRECISION)
     for i in range(tl.minimum(SUB, count - begin)):
-        s = first + begin + i
-        one_k = tl.load(k + s * k_stride + of_group, mask=is_key, other=0.0).to(tl.float32)
+        one_k = tl.load(k_at + (begin + i) * k_stride, mask=is_key, other=0.0).to(tl.float32)
         one_k = one_k / tl.sqrt(tl.sum(one_k * one_k, axis=0) + eps)
-        one = tl.load(sums + s * heads * keys + of_head, mask=is_key, other=0.0)
+        one = tl.load(sums_at + (begin + i) * wide, mask=is_key, other=0.0)
         decayed = one_k[None, :] * tl.exp(tl.minimum(own - one[None, :], 0.0))
         is_one = (token == begin + i)[None, :]
         lines_k = tl.where(is_one, tl.sum(own_k * decayed, axis=1)[:, None], lines_k)
         lines_q = tl.where(is_one, tl.sum(own_q * decayed, axis=1)[:, None], lines_q)
-    beta = _beta(beta_in, t * beta_stride + head, there, beta_scale)
+    beta = _beta(beta_in + first * beta_stride + line * beta_stride + head, there, beta_scale)
     at = alone[:, None] * BT + token[None, :]
-    is_before = line[:, None] > token[None, :]
-    tl.store(known + at, tl.where(is_before, lines_k * beta[:, None], 0.0), mask=there[:, None])
+    lines_k = tl.where(line[:, None] > token[None, :], lines_k * beta[:, None], 0.0)
+    tl.store(known + tokens_before * BT + at, lines_k, mask=there[:, None])
     lines_q = tl.where(line[:, None] >= token[None, :], lines_q, 0.0)
-    tl.store(weights + at, lines_q.to(weights.dtype.element_ty), mask=there[:, None])
+    lines_q = lines_q.to(weights.dtype.element_ty)
+    tl.store(weights + tokens_before * BT + at, lines_q, mask=there[:, None])
 
 
 @triton.jit
@@ -297,24 +256,24 @@ def invert(
 ):  # fmt: skip
     """(I + A)^-1 beta of a chunk. Shapes: known (A), inverses [T, H, BT]"""
     head = tl.program_id(1)
-    first, count = _chunk(
+    first, count = chunk_at(
         query_start, seq_lens, row_block_tokens, rows, tl.program_id(0), BLOCK_TOKENS, BT, BR
     )
     if count == 0:
         return
     token = tl.arange(0, BT)
-    t, there = first + token, token < count
-    at = (t[:, None] * heads + head) * BT + token[None, :]
-    a = tl.load(known + at, mask=there[:, None], other=0.0)
-    beta = _beta(beta_in, t * beta_stride + head, there, beta_scale)
-    inverse = _inverse(a, BT, PRECISION) * beta[None, :]
-    tl.store(inverses + at, inverse.to(inverses.dtype.element_ty), mask=there[:, None])
+    there, begin = token < count, first * heads * BT
+    at = (token[:, None] * heads + head) * BT + token[None, :]
+    a = tl.load(known + begin + at, mask=there[:, None], other=0.0)
+    beta = _beta(beta_in + first * beta_stride + token * beta_stride + head, there, beta_scale)
+    inverse = (_inverse(a, BT, PRECISION) * beta[None, :]).to(inverses.dtype.element_ty)
+    tl.store(inverses + begin + at, inverse, mask=there[:, None])
 
 
 @triton.jit
 def _narrow(x, KIND: tl.constexpr):
     """Return numbers of a kind that products are made of; what float16 cannot hold is its most."""
-    if KIND == tl.float16:
+    if tl.float16 == KIND:
         x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
     return x.to(KIND)
 
@@ -344,42 +303,45 @@ def walk(
     of_group, of_head = (head // group * keys + key)[None, :], head * keys + key
     of_value = (head * values + value)[None, :]
     last_position = start + count - 1
-    numbers = _number(last_position, block_tokens, BT) + 1
-    for number in range(_number(start, block_tokens, BT), numbers):
-        begin, end = _span(number, start, count, block_tokens, BT)
-        t, there = first + begin - start + token, token < end - begin
+    numbers = number_of(last_position, block_tokens, BT) + 1
+    for number in range(number_of(start, block_tokens, BT), numbers):
+        begin, end = span_of(number, start, count, block_tokens, BT)
+        t, there = first + begin - start, token < end - begin
         here, mine = there[:, None] & is_key[None, :], there[:, None] & inside[None, :]
-        lines_k = tl.load(k + t[:, None] * k_stride + of_group, mask=here, other=0.0).to(KIND)
-        lines_q = tl.load(q + t[:, None] * q_stride + of_group, mask=here, other=0.0).to(KIND)
-        alone, final = t * heads + head, (first + end - 1 - start) * heads
-        length_k = tl.load(of_k + alone, mask=there, other=0.0)
-        length_q = tl.load(of_q + alone, mask=there, other=0.0)
+        at_k, at_q = k + t * k_stride + of_group, q + t * q_stride + of_group
+        lines_k = tl.load(at_k + token[:, None] * k_stride, mask=here, other=0.0).to(KIND)
+        lines_q = tl.load(at_q + token[:, None] * q_stride, mask=here, other=0.0).to(KIND)
+        before, alone = t * heads, token * heads + head
+        final = (t + end - begin - 1) * heads
+        length_k = tl.load(of_k + before + alone, mask=there, other=0.0)
+        length_q = tl.load(of_q + before + alone, mask=there, other=0.0)
         known = _narrow(s, KIND)
         if BY_CHANNEL:
-            at = t[:, None] * heads * keys + of_head[None, :]
-            own = tl.load(sums + at, mask=here, other=0.0)
+            at = token[:, None] * heads * keys + of_head[None, :]
+            own = tl.load(sums + before * keys + at, mask=here, other=0.0)
             last = tl.load(sums + final * keys + of_head, mask=is_key, other=0.0)
             decays, left = tl.exp(own), tl.exp(tl.where(here, last[None, :] - own, 0.0))
             left = (lines_k * left).to(KIND)
             lines_k, lines_q = (lines_k * decays).to(KIND), (lines_q * decays).to(KIND)
             reads_k, reads_q, enters, whole = length_k, length_q, length_k, tl.exp(last)[:, None]
         else:
-            own = tl.load(sums + alone, mask=there, other=0.0)
+            own = tl.load(sums + before + alone, mask=there, other=0.0)
             last = tl.load(sums + final + head)
             left, whole = lines_k, tl.exp(last)
             reads_k, reads_q = length_k * tl.exp(own), length_q * tl.exp(own)
             enters = length_k * tl.exp(tl.where(there, last - own, 0.0))
         read = tl.dot(lines_k, known, input_precision=PRECISION) * reads_k[:, None]
-        own_v = tl.load(v + t[:, None] * v_stride + of_value, mask=mine, other=0.0)
+        at_v = v + t * v_stride + of_value
+        own_v = tl.load(at_v + token[:, None] * v_stride, mask=mine, other=0.0)
         wrong = _narrow(own_v.to(tl.float32) - read, KIND)
         of_pair = alone[:, None] * BT + token[None, :]
-        inverse = tl.load(inverses + of_pair, mask=there[:, None], other=0.0)
+        inverse = tl.load(inverses + before * BT + of_pair, mask=there[:, None], other=0.0)
         entered = tl.dot(inverse, wrong, input_precision=PRECISION)
-        weight = tl.load(weights + of_pair, mask=there[:, None], other=0.0)
+        weight = tl.load(weights + before * BT + of_pair, mask=there[:, None], other=0.0)
         made = tl.dot(lines_q, known, input_precision=PRECISION) * reads_q[:, None]
         made += tl.dot(weight, _narrow(entered, KIND), input_precision=PRECISION)
-        at_out = (t * heads)[:, None] * values + of_value
-        tl.store(out + at_out, made.to(out.dtype.element_ty), mask=mine)
+        at_out = out + before * values + token[:, None] * heads * values + of_value
+        tl.store(at_out, made.to(out.dtype.element_ty), mask=mine)
         entered = _narrow(entered * enters[:, None], KIND)
         s = whole * s + tl.dot(tl.trans(left), entered, input_precision=PRECISION)
         if is_kept(end - 1, last_position, block_tokens):
@@ -409,26 +371,22 @@ class Chunks:
 
         Shapes: q [T, K, D], v [T, H, V]
         """
+        is_narrow = q.dtype.itemsize == 2
         if len(v) < LEAST_TOKENS.value or block_tokens < SUB.value:
             return None
+        if not is_narrow and not interprets():
+            return None
         keys = max(16, triton.next_power_of_2(q.shape[2]))
-        is_narrow = q.dtype.itemsize == 2
         most = MOST_TOKENS if is_narrow and not by_channel else MOST_TOKENS // 2
-        most = max(SUB.value, min(most, NUMBERS // keys))
+        is_wide = keys > WIDE
+        most = SUB.value if is_wide else most
         return cls(
             tokens=min(most, triton.next_power_of_2(block_tokens)),
             keys=keys,
-            values=min(VALUES, max(16, triton.next_power_of_2(v.shape[2]))),
+            values=16 if is_wide else min(VALUES, max(16, triton.next_power_of_2(v.shape[2]))),
             dtype=q.dtype if is_narrow and not interprets() else torch.float32,
-            precision="ieee" if interprets() else "tf32x3",
+            precision="ieee" if interprets() else "tf32",
         )
-
-    def most(self, tokens: int, rows: int, block_tokens: int, *, has_own_sizes: bool) -> int:
-        """Return how many chunks `tokens` of `rows` rows make at most."""
-        long_rows = min(rows, tokens // LEAST_TOKENS.value)
-        if has_own_sizes:  # a block of 16 tokens is a chunk, a longer one is no denser
-            return tokens // SUB.value + 2 * long_rows
-        return -(-tokens * triton.cdiv(block_tokens, self.tokens) // block_tokens) + 2 * long_rows
 
 
 def run_chunks(
@@ -461,13 +419,14 @@ def run_chunks(
     pairs = tokens, heads, chunks.tokens
     inverses, weights = empty(2, *pairs, dtype=chunks.dtype)
     known, (of_k, of_q) = empty(*pairs), empty(2, tokens, heads)
-    most = chunks.most(tokens, rows, block_tokens, has_own_sizes=row_block_tokens is not None)
+    own_sizes = row_block_tokens is not None
+    most = most_chunks(tokens, rows, block_tokens, chunks.tokens, has_own_sizes=own_sizes)
     steps = query_start, seq_lens, row_block_tokens, rows
     cut = {
         "BLOCK_TOKENS": block_tokens,
         "BT": chunks.tokens,
         "BR": triton.next_power_of_2(rows),
-        "num_warps": 4,
+        "num_warps": 8,
     }
     if by_channel:
         sums = empty(tokens, heads, keys)
@@ -497,5 +456,5 @@ def run_chunks(
         block_table, row_block_tokens, q.stride(0), k.stride(0), v.stride(0), state.stride(0),
         block_table.stride(0), heads, group, keys, values, ROUNDS=state.dtype == torch.bfloat16,
         BY_CHANNEL=by_channel, BLOCK_TOKENS=block_tokens, BD=chunks.keys, BV=chunks.values,
-        BT=chunks.tokens, KIND=KINDS[chunks.dtype], PRECISION=chunks.precision, num_warps=4,
+        BT=chunks.tokens, KIND=KINDS[chunks.dtype], PRECISION=chunks.precision, num_warps=8,
     )  # fmt: skip
