@@ -1,4 +1,4 @@
-"""whole_app(config, ...): the application with an engine of its own, and no socket.
+"""whole_app(config, ...): the application, its own engine behind it, and no socket.
 
 `dovetail run-batch` calls it in its own process; it does not know who else does. What the
 application is made of is imported while the engine starts.
