@@ -59,7 +59,7 @@ _LATENT: dict[str, Any] = {
     "topk_group": 2,
     "routed_scaling_factor": 1.5,
 }
-_LATENT_TWICE = {**_LATENT, "head_dim": 8, "num_layers": 2, "zero_expert_num": 3}
+_LATENT_TWICE = {**_LATENT, "head_dim": 8, "num_hidden_layers": 4, "zero_expert_num": 3}
 _ALIKE = {"num_key_value_heads": 4}
 _NOT_KIMI = ("n_routed_experts", "q_lora_rank")
 _SHARED: dict[str, Any] = {
