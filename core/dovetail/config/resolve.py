@@ -303,13 +303,12 @@ def _engine_spec(
 ) -> EngineSpec:
     model = aim.model
     run = _run_spec(config, model, schedule, cache, kv_dtype, platform)
-    run = msgspec.structs.replace(
-        run, pooling=aim.pooling, drafts=aim.drafts, adapters=adapter_spec(config, model)
-    )
-    check_quantization(platform, run.quantization)
-    _check_checkpoint(config, run)
     path = tokenizer_path(config, Path(model.path), hub_of(config))
     tokenizer = select_tokenizer(config, path, hub_of(config))
+    adapters = adapter_spec(config, model, tokenizer)
+    run = msgspec.structs.replace(run, pooling=aim.pooling, drafts=aim.drafts, adapters=adapters)
+    check_quantization(platform, run.quantization)
+    _check_checkpoint(config, run)
     is_used = model.code is not None or checkpoint_code.OPTION in tokenizer.options
     checkpoint_code.tell_unused(config, is_used=is_used)
     if aim.pooling is None:
@@ -323,7 +322,6 @@ def _engine_spec(
     profile = profile_spec(config, executor)
     run = msgspec.structs.replace(run, transfer=transfer_spec(config, run), profile=profile)
     check_parts(run.transfer, scheduler, executor, worker)
-    media = media_spec(config, model)
     return EngineSpec(
         run=run,
         cache=msgspec.structs.replace(cache, host_bytes=host_bytes),
@@ -360,7 +358,7 @@ def _engine_spec(
         adapters=first_adapters(config, hub_of(config), served_names(config)),
         adapter_search=adapter_search(config, served_names(config), model),
         events=events_spec(config),
-        media=media,
+        media=media_spec(config, model),
         sounds=sound_settings(config, model),
         takes_vectors=takes_vectors(config, run),
         io_processor=select_io_processor(config, run.pooling),
