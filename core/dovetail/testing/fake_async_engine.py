@@ -17,6 +17,7 @@ from dovetail.engine.client.connection import EngineState
 from dovetail.engine.client.input import InputProcessor, Prompt
 from dovetail.engine.client.outputs import CompletionDelta, RequestMetrics, RequestOutput
 from dovetail.engine.client.pooled_input import PooledInput
+from dovetail.engine.client.vocabularies import Vocabularies
 from dovetail.engine.client.stop import TextWatch
 from dovetail.engine.kv import prefix_hash
 from dovetail.errors import EngineDead
@@ -273,8 +274,9 @@ class FakeAsyncEngine(FakeAdapters):
         self.pooled_with: list[str] = []
         FakeAdapters.__init__(self, self.spec)
         self.most_running = 0
-        self._input = InputProcessor(self.spec, self.tokenizer)
-        self._pooled_input = PooledInput(self.spec, self.tokenizer)
+        self.vocabularies = Vocabularies(self.spec, self.tokenizer)
+        self._input = InputProcessor(self.spec, self.vocabularies)
+        self._pooled_input = PooledInput(self.spec, self.vocabularies)
 
     def default_params(self, **fields: Any) -> SamplingParams:
         """Return the spec's defaults overlaid by `fields`."""

@@ -41,6 +41,8 @@ from dovetail_plugins.load_formats._safetensors_file import WholeFile
 DOWN, UP = "lora_A", "lora_B"
 DOWN_TABLE, UP_TABLE = "lora_embedding_A", "lora_embedding_B"
 MAGNITUDE, SAVED, BASE = "lora_magnitude_vector", "modules_to_save", "base_layer"
+ORIGINAL = ".original_module."
+"""What PEFT saves of a module, when tables were enlarged, that `modules_to_save` has replaced."""
 ROWS, INDICES = "token_adapter.trainable_tokens_delta", "trainable_token_indices"
 TIES = "ensure_weight_tying"
 TABLE_NAMES = ("embed_tokens", "embedding", "embeddings", "wte", "word_embeddings", "embed_in")
@@ -118,6 +120,8 @@ class LoraAdapter(AdapterMethod):
         modules: dict[str, Tensors] = defaultdict(dict)
         names = _target_parameters(folder, config)
         for name, tensor in named(file).items():
+            if ORIGINAL in name:
+                continue
             module, part = _split(name)
             own = _parameters_of(module, names) if names else ()
             if own:
