@@ -200,8 +200,9 @@ async def _serve(job: Job, spec: EngineSpec, timer: StartupTimer) -> int:
         from dovetail.batch.drive import drive
         from dovetail.server.api.batches.call import Caller
         from dovetail.server.api.families import build_apis, opened_apis
-        from dovetail.server.app import build_app, build_renderer
+        from dovetail.server.app import build_app
         from dovetail.server.generate.parsers import build_parsers, choose_parsers
+        from dovetail.server.generate.template.building import build_renderer
 
         async with opened_apis(build_apis(job.apis), job.frontend) as apis:
             engine = await starting

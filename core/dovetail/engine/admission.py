@@ -7,7 +7,6 @@ adapter; others pass it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 from dovetail.engine.adapters import AdapterHolder, Adapters, unknown_adapter

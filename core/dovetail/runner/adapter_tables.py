@@ -141,7 +141,7 @@ class TableReader:
         """Return a change of a table as slots hold it. Raises: ConfigError"""
         layer, change, where = self._tables[path], given.change, given.where
         is_head = isinstance(layer, LogitsHead)
-        vocab = layer.vocab_size if isinstance(layer, LogitsHead) else layer.part.full
+        vocab = vocab_rows(layer)
         weight = change.weight
         if weight is not None:
             self._fits(where, weight, vocab, layer.size)
@@ -151,15 +151,15 @@ class TableReader:
                 change = _with_rows(change, ids, weight[ids])
             weight = self._keep(weight[:vocab])
         ids, rows = self._rows(where, change, vocab, layer.size)
-        first = second = None
-        if change.down is not None and change.up is not None:
-            up = change.up * change.scale
-            first, second = (up, change.down) if is_head else (change.down.t(), up.t())
-            most = vocab if ids is None else max(vocab, int(ids[-1]) + 1)
-            self._fits(where, first, vocab, first.shape[1], most=most)
-            self._fits(where, second, second.shape[0], layer.size)
-            first, second = self._keep(first), self._keep(second)
-        return TableChange(first=first, second=second, weight=weight, ids=ids, rows=rows)
+        kept = TableChange(weight=weight, ids=ids, rows=rows)
+        if change.down is None or change.up is None:
+            return kept
+        up = change.up * change.scale
+        first, second = (up, change.down) if is_head else (change.down.t(), up.t())
+        most = vocab if ids is None else max(vocab, int(ids[-1]) + 1)
+        self._fits(where, first, vocab, first.shape[1], most=most)
+        self._fits(where, second, second.shape[0], layer.size)
+        return replace(kept, first=self._keep(first), second=self._keep(second))
 
     def _rows(
         self, where: str, change: ModuleChange, vocab: int, size: int
@@ -224,6 +224,11 @@ class TableReader:
                 where=where,
                 fix="start with another method in --speculative-config, such as ngram, or without.",
             )
+
+
+def vocab_rows(table: Table) -> int:
+    """Return how many tokens a table has rows for, on all ranks together."""
+    return table.vocab_size if isinstance(table, LogitsHead) else table.part.full
 
 
 def verify_tokenizer(folder: Path, spec: AdapterSpec, num_tokens: int) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from threading import Lock
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -39,7 +39,14 @@ from dovetail.layers.table_adapters import TableChange, TableSlots
 from dovetail.layers.weights import Target, map_name
 from dovetail.runner.adapter_cutting import Copies, Cutting, room_of
 from dovetail.runner.adapter_plans import AdapterPlans
-from dovetail.runner.adapter_tables import INPUTS, OUTPUTS, Given, TableReader, verify_tokenizer
+from dovetail.runner.adapter_tables import (
+    INPUTS,
+    OUTPUTS,
+    Given,
+    TableReader,
+    verify_tokenizer,
+    vocab_rows,
+)
 from dovetail.sampling.seen import on_device
 
 logger = logging.getLogger(__name__)
@@ -122,8 +129,7 @@ class RunnerAdapters:
         of_heads = {id(head.linear) for head in heads}
         for path, layer in module.named_modules():
             if isinstance(layer, VocabParallelEmbedding | LogitsHead):
-                is_head = isinstance(layer, LogitsHead)
-                layer.adapters = TableSlots(layer.vocab_size if is_head else layer.part.full)
+                layer.adapters = TableSlots(vocab_rows(layer))
                 self._tables[path] = layer
             elif isinstance(layer, Linear) and not layer.no_adapters and id(layer) not in of_heads:
                 layer.adapters = LinearSlots(layer, self._spec)

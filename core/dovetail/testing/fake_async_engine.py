@@ -17,8 +17,8 @@ from dovetail.engine.client.connection import EngineState
 from dovetail.engine.client.input import InputProcessor, Prompt
 from dovetail.engine.client.outputs import CompletionDelta, RequestMetrics, RequestOutput
 from dovetail.engine.client.pooled_input import PooledInput
-from dovetail.engine.client.vocabularies import Vocabularies
 from dovetail.engine.client.stop import TextWatch
+from dovetail.engine.client.vocabularies import Vocabularies
 from dovetail.engine.kv import prefix_hash
 from dovetail.errors import EngineDead
 from dovetail.interfaces.executor import WorkerCall

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from typing import Any
 
 from dovetail.interfaces.executor import Executor, Loaded, PendingStep, Preparation, WorkerCall

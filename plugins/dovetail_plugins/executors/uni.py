@@ -20,8 +20,8 @@ from dovetail.errors import EngineDead
 from dovetail.interfaces.executor import (
     BlockLoad,
     Executor,
-    PendingStep,
     Loaded,
+    PendingStep,
     Preparation,
     WorkerCall,
 )

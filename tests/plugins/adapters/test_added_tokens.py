@@ -226,9 +226,7 @@ def test_options_name_added_tokens(loaded: Any, tiny: Made, fields: dict[str, An
         answers(loaded, [("few", PROMPTS[0], params)])
 
 
-def answers(
-    opened: Any, requests: list[tuple[str, list[int], SamplingParams]]
-) -> list[list[int]]:
+def answers(opened: Any, requests: list[tuple[str, list[int], SamplingParams]]) -> list[list[int]]:
     """Return the tokens of answers in one batch."""
     keys = [opened.submit(opened.prepare(ids, params, adapter=n)) for n, ids, params in requests]
     found: dict[int, list[int]] = {key: [] for key in keys}

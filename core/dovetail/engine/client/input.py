@@ -255,7 +255,9 @@ class InputProcessor:
         size = vocabulary.num_tokens
         verify_ids(PROMPT, (one for i, one in enumerate(found.token_ids) if i not in taken), size)
         # What stands where vectors do is looked up all the same, so it lies in the vocabulary.
-        ids = tuple(0 if i in taken and one >= size else one for i, one in enumerate(found.token_ids))
+        ids = tuple(
+            0 if i in taken and one >= size else one for i, one in enumerate(found.token_ids)
+        )
         return PlacedPrompt(token_ids=ids, parts=found.parts)
 
     def _with_media(
@@ -455,12 +457,13 @@ def verify_text(field: str, text: str) -> None:
         ) from None
 
 
-def load_tokenizer(spec: EngineSpec) -> Tokenizer:
-    """Return the chosen tokenizer. Raises: ConfigError naming the file at fault."""
+def load_tokenizer(spec: EngineSpec, folder: str = "") -> Tokenizer:
+    """Return the chosen tokenizer, the model's or that of an adapter's folder. Raises: ConfigError
+    naming the file at fault."""
     tokenizer_class = registry.load_selection(spec.tokenizer)
     if not isinstance(tokenizer_class, type):
         raise ConfigError("a tokenizer must be a class.", where="--tokenizer-mode")
-    tokenizer: Tokenizer = registry.make(spec.tokenizer, spec.tokenizer_path)
+    tokenizer: Tokenizer = registry.make(spec.tokenizer, folder or spec.tokenizer_path)
     return tokenizer
 
 

@@ -80,9 +80,7 @@ class PooledInput:
         verify_pooling(self._pooling, params)
         keep = tokens_kept(truncate, self._most)
         if isinstance(prompt, str):
-            prompt_ids = self._of_text(
-                tokenizer, prompt, keep, keeps_start, adds_special_tokens
-            )
+            prompt_ids = self._of_text(tokenizer, prompt, keep, keeps_start, adds_special_tokens)
         else:
             prompt_ids = tuple(prompt)
             verify_ids(PROMPT, prompt_ids, vocabulary.num_tokens)

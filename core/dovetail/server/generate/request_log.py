@@ -85,9 +85,9 @@ def _set_fields(params: SamplingParams) -> str:
 def _beginning(server: ServerState, ids: Sequence[int], limit: int | None) -> str:
     """Return the prompt's text, cut after `limit` characters."""
     if limit is None:
-        return server.engine.tokenizer.decode(ids, skip_special_tokens=False)
+        return server.tokenizer.decode(ids, skip_special_tokens=False)
     # No more is decoded than can be shown: how much is left out stands in tokens, a line above.
-    text = server.engine.tokenizer.decode(ids[: limit + 1], skip_special_tokens=False)
+    text = server.tokenizer.decode(ids[: limit + 1], skip_special_tokens=False)
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 

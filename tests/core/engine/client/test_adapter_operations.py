@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from dovetail.engine.client.input import InputProcessor
-from dovetail.engine.client.vocabularies import Vocabularies
 from dovetail.engine.client.operations import EngineOperations
 from dovetail.engine.client.routing import Routing
+from dovetail.engine.client.vocabularies import Vocabularies
 from dovetail.engine.messages import AdapterList, LoadAdapter, Operation, UnloadAdapter
 from dovetail.errors import RequestError
 from dovetail.interfaces.adapter_spec import AdapterSource

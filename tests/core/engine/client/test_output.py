@@ -25,9 +25,9 @@ class Bench:
 
     def __init__(self, **fields: Any) -> None:
         params = SamplingParams(**fields)
-        self.prepared: PreparedRequest = InputProcessor(fake_spec(), Vocabularies(fake_spec(), TOKENIZER)).prepare(
-            "prompt", params, "r"
-        )
+        self.prepared: PreparedRequest = InputProcessor(
+            fake_spec(), Vocabularies(fake_spec(), TOKENIZER)
+        ).prepare("prompt", params, "r")
         self.output = OutputProcessor()
         self.output.add(1, self.prepared)
 
@@ -123,7 +123,9 @@ def test_a_refusal_keeps_status_and_code() -> None:
 
 def test_a_broken_tokenizer_stream_ends_only_its_request() -> None:
     bench = Bench()
-    other = InputProcessor(fake_spec(), Vocabularies(fake_spec(), TOKENIZER)).prepare("p", SamplingParams(), "s", serial=9)
+    other = InputProcessor(fake_spec(), Vocabularies(fake_spec(), TOKENIZER)).prepare(
+        "p", SamplingParams(), "s", serial=9
+    )
     bench.output.add(2, other)
     updates = [
         RequestUpdate(request_id=bench.prepared.requests[0].request_id, token_ids=(-7,)),
