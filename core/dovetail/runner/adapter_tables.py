@@ -166,7 +166,7 @@ class TableReader:
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return the rows that a change replaces or adds, in rising order. Raises: ConfigError for
         vectors of another size, and where one of an added token is missing"""
-        if change.row_ids is None or change.rows is None:
+        if change.row_ids is None or change.rows is None or not len(change.row_ids):
             return None, None
         if change.rows.dim() != 2 or change.rows.shape[1] != size:
             raise ConfigError(
@@ -177,7 +177,7 @@ class TableReader:
             )
         places = {token_id: place for place, token_id in enumerate(change.row_ids.tolist())}
         ids = sorted(places)
-        missing = [i for i in range(vocab, ids[-1] if ids else 0) if i not in places]
+        missing = [i for i in range(vocab, ids[-1]) if i not in places]
         if missing:
             raise ConfigError(
                 f"the adapter adds the token {ids[-1]}, and there is no vector of the token "

@@ -1,5 +1,5 @@
-"""LoRA and its kin, as PEFT saves them: rsLoRA, DoRA, biases, modules saved whole and tokens trained
-one by one; and vLLM's file of added tokens beside them.
+"""LoRA and its kin, as PEFT saves them: rsLoRA, DoRA, biases, modules saved whole and tokens that
+were trained one by one; and vLLM's file of added tokens beside them.
 
     y = x W^T + s (x A^T) B^T,   s = alpha / r, or alpha / sqrt(r) with use_rslora
 

@@ -257,8 +257,12 @@ def test_seeds_do_not_depend_on_the_batch(loaded: Any) -> None:
     params = SamplingParams(
         temperature=1.0, seed=5, max_tokens=12, ignore_eos=True, repetition_penalty=1.2, top_p=0.9
     )
-    rows = [("", PROMPTS[0], params), ("few", PROMPTS[1], params), ("saved", WIDE_PROMPTS[0], params),
-            ("vllm", WIDE_PROMPTS[1], params)]  # fmt: skip
+    rows = [
+        ("", PROMPTS[0], params),
+        ("few", PROMPTS[1], params),
+        ("saved", WIDE_PROMPTS[0], params),
+        ("vllm", WIDE_PROMPTS[1], params),
+    ]
     alone = [answers(loaded, [row])[0] for row in rows]
     assert answers(loaded, rows) == alone
 

@@ -48,8 +48,8 @@ Prompt = PlainPrompt | MediaPrompt | VectorPrompt | PlacedPrompt | EncoderPrompt
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRequest:
     """A client's request, ready for the engine. `requests[i]` makes completion i, which `tokenizer`
-    writes; with `are_pieces` they are the pieces of one prompt, whose vectors (of length 1 if `has_length_1`)
-    become one."""
+    writes; with `are_pieces` they are the pieces of one prompt, whose vectors (of length 1 if
+    `has_length_1`) become one."""
 
     request_id: str
     prompt_ids: tuple[int, ...]

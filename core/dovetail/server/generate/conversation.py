@@ -94,5 +94,13 @@ def _engine_fields(server: ServerState, body: ChatRequest, plan: SessionPlan) ->
     if body.thinking_token_budget is not None:
         server.check_structured_output("thinking_token_budget")
         tokens, tokenizer = body.thinking_token_budget, server.tokenizer
-        fields["thinking"] = thinking_budget(tokens, plan, tokenizer)
+        fields["thinking"] = budget = thinking_budget(tokens, plan, tokenizer)
+        marks = (*budget.end_ids, *tokenizer.encode(budget.start, add_special_tokens=False))
+        if max(marks, default=0) >= server.engine.vocabularies.own.num_tokens:
+            raise RequestError(
+                "a token that the adapter adds marks the reasoning, so it cannot be limited.",
+                where="thinking_token_budget",
+                fix="leave it out; max_tokens limits reasoning and answer together.",
+                code="unsupported_field",
+            )
     return fields
