@@ -252,7 +252,9 @@ def test_what_is_wrong_is_told_and_harms_nothing(
     assert kept.json()["choices"][0]["token_ids"] == tokens
 
 
-def test_its_end_token_ends_an_answer(server: ServerProcess, places: Places, tmp_path: Path) -> None:
+def test_its_end_token_ends_an_answer(
+    server: ServerProcess, places: Places, tmp_path: Path
+) -> None:
     folder = _changed(places, tmp_path, "words")
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings["eos_token"] = WORDS[3]

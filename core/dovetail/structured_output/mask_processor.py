@@ -67,9 +67,7 @@ class _Row:
         self._is_reasoning = cached.starts_in_reasoning
         self._head: bytes | None = b"" if self._reasoning_markers else None
         self._eos_ids = frozenset(vocabulary.eos_ids)
-        self._own_ends = frozenset(
-            i for i in tokens.params.eos_token_ids if i >= vocab_size
-        )
+        self._own_ends = frozenset(i for i in tokens.params.eos_token_ids if i >= vocab_size)
         self._matcher: Matcher | None = None if cached.triggers else cached.constraints[0].matcher()
 
     @property

@@ -243,7 +243,7 @@ def test_stops_bans_and_penalties(loaded: Any) -> None:
     bias = {ADDED[0]: 100.0, ADDED[1]: 70.0}
     stopping = msgspec.structs.replace(plain, logit_bias=bias, stop_token_ids=(ADDED[0],))
     banned = msgspec.structs.replace(plain, logit_bias=bias, bad_words_token_ids=((ADDED[0],),))
-    penalised = msgspec.structs.replace(plain, logit_bias=bias, repetition_penalty=2.0)
+    penalised = msgspec.structs.replace(plain, logit_bias=bias, repetition_penalty=20.0)
     one, two, three = answers(
         loaded, [("saved", WIDE_PROMPTS[0], p) for p in (stopping, banned, penalised)]
     )
