@@ -246,7 +246,7 @@ def test_what_is_wrong_is_told_and_harms_nothing(
     answer = _post(server, "/v1/load_lora_adapter", **load)
     assert answer.status_code == 400
     assert str(folder / "tokenizer.json") in answer.text
-    ids, tokens = _greedy(places, "words", TEXT)
+    _, tokens = _greedy(places, "words", TEXT)
     kept = _post(server, "/v1/completions", model="words", prompt=TEXT, max_tokens=NUM_TOKENS,
                  temperature=0, ignore_eos=True, return_token_ids=True)  # fmt: skip
     assert kept.json()["choices"][0]["token_ids"] == tokens
@@ -276,7 +276,7 @@ def test_offline(places: Places) -> None:
     )
     with LLM(str(places.folder), enable_lora=True, max_loras=2, **FLAGS) as llm:
         for name in ("words", "vllm"):
-            ids, tokens = _greedy(places, name, TEXT)
+            _, tokens = _greedy(places, name, TEXT)
             lora = LoRARequest(name, 1, str(places.adapters[name]))
             (result,) = llm.generate(TEXT, greedy, lora_request=lora)
             assert list(result.outputs[0].token_ids) == tokens

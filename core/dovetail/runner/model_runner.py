@@ -192,6 +192,7 @@ class ModelRunner(ForwardPasses):
             tells_processed=run.logprobs_stage == "processed",
             tells_logits=tells_logits,
             acceptance=None if run.acceptance is None else registry.make(run.acceptance),
+            vocab_size=run.model.vocab_size,
         )
         if self._drafts is not None:
             self._draft_probabilities = self._drafts.sample_by(self._sampler)

@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
