@@ -266,6 +266,9 @@ def test_its_end_token_ends_an_answer(
     assert (ended["finish_reason"], ended["text"]) == ("stop", "")
     other = _post(server, "/v1/completions", model="words", **asked).json()["choices"][0]
     assert other["finish_reason"] == "length"
+    form = {"structured_outputs": {"regex": "[a-z]{3,8}"}, "temperature": 0}
+    formed = _post(server, "/v1/completions", model="ends", **asked, **form).json()["choices"][0]
+    assert formed["finish_reason"] == "stop" and len(formed["text"]) == 3
 
 
 def test_offline(places: Places) -> None:

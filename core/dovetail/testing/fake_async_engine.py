@@ -274,9 +274,17 @@ class FakeAsyncEngine(FakeAdapters):
         self.pooled_with: list[str] = []
         FakeAdapters.__init__(self, self.spec)
         self.most_running = 0
-        self.vocabularies = Vocabularies(self.spec, self.tokenizer)
         self._input = InputProcessor(self.spec, self.vocabularies)
         self._pooled_input = PooledInput(self.spec, self.vocabularies)
+
+    @property
+    def tokenizer(self) -> Any:
+        """Return the model's tokenizer; a test may set another."""
+        return self.vocabularies.own.tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Any) -> None:
+        self.vocabularies = Vocabularies(self.spec, tokenizer)
 
     def default_params(self, **fields: Any) -> SamplingParams:
         """Return the spec's defaults overlaid by `fields`."""

@@ -172,12 +172,15 @@ class LoraAdapter(AdapterMethod):
     ) -> ModuleChange:
         """Return what the tensors of one module mean. Raises: ConfigError"""
         where = f"{folder}: {module}"
-        change = ModuleChange(weight=parts.pop("weight", None), bias=parts.pop("bias", None))
+        change = ModuleChange(
+            weight=parts.pop("weight", None),
+            bias=parts.pop("bias", None),
+            is_tied=setting(folder, config, TIES, bool, False),
+        )
         down, up = parts.pop(DOWN, None), parts.pop(UP, None)
         if DOWN_TABLE in parts:  # a token table: what is looked up is a column of A
             down, up = parts.pop(DOWN_TABLE), parts.pop(UP_TABLE, None)
         magnitude, shift = parts.pop(MAGNITUDE, None), parts.pop(f"{UP}.bias", None)
-        change = replace(change, is_tied=setting(folder, config, TIES, bool, False))
         if ROWS in parts:
             change = _with_rows(folder, config, module, change, parts.pop(ROWS))
         if parts or (down is None) != (up is None):
