@@ -266,9 +266,10 @@ def test_its_end_token_ends_an_answer(
     assert (ended["finish_reason"], ended["text"]) == ("stop", "")
     other = _post(server, "/v1/completions", model="words", **asked).json()["choices"][0]
     assert other["finish_reason"] == "length"
-    form = {"structured_outputs": {"regex": "[a-z]{3,8}"}, "temperature": 0}
+    form = {"structured_outputs": {"regex": "[a-z]{3,30}"}, "return_token_ids": True}
     formed = _post(server, "/v1/completions", model="ends", **asked, **form).json()["choices"][0]
-    assert formed["finish_reason"] == "stop" and len(formed["text"]) == 3
+    assert formed["finish_reason"] == "stop" and formed["text"].isalpha()
+    assert formed["token_ids"][-1] == ADDED[3] and len(formed["token_ids"]) <= 4
 
 
 def test_offline(places: Places) -> None:

@@ -245,7 +245,7 @@ def test_stops_bans_and_penalties(loaded: Any) -> None:
     banned = msgspec.structs.replace(plain, logit_bias=bias, bad_words_token_ids=((ADDED[0],),))
     penalised = msgspec.structs.replace(plain, logit_bias=bias, repetition_penalty=20.0)
     one, two, three = answers(
-        loaded, [("saved", WIDE_PROMPTS[0], p) for p in (stopping, banned, penalised)]
+        loaded, [("saved", PROMPTS[0], p) for p in (stopping, banned, penalised)]
     )
     assert one == [ADDED[0]]
     assert two == [ADDED[1]] * 8

@@ -151,7 +151,8 @@ def test_salt_and_id_must_be_text_too() -> None:
 def test_any_number_of_logprobs_when_the_bound_is_off() -> None:
     spec = msgspec.structs.replace(fake_spec(), max_logprobs=-1)
     made = InputProcessor(spec, Vocabularies(spec, ByteTokenizer(None, "")))
-    assert made.prepare("x", SamplingParams(logprobs=-1), "r").params.logprobs == -1
+    size = spec.run.model.vocab_size
+    assert made.prepare("x", SamplingParams(logprobs=-1), "r").params.logprobs == size
 
 
 def test_bad_words_at_the_start_and_after_a_space() -> None:
