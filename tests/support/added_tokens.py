@@ -24,7 +24,8 @@ def enlarged(base: Any, num_added: int = NUM_ADDED) -> Any:
         wide.resize_token_embeddings(size + num_added, mean_resizing=False)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
-        for table in {wide.get_input_embeddings().weight, wide.get_output_embeddings().weight}:
+        layers = wide.get_input_embeddings(), wide.get_output_embeddings()
+        for table in {layer.weight for layer in layers if layer is not None}:
             scale = 3 * table[:size].std()
             table[size:] = torch.randn(num_added, table.shape[1], generator=generator) * scale
     return wide.eval()

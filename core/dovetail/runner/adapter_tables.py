@@ -146,9 +146,10 @@ class TableReader:
         if weight is not None:
             self._fits(where, weight, vocab, layer.size)
             if len(weight) > vocab:
-                own = {} if change.row_ids is None else set(change.row_ids.tolist())
-                ids = torch.tensor([i for i in range(vocab, len(weight)) if i not in own])
-                change = _with_rows(change, ids, weight[ids])
+                own = set(() if change.row_ids is None else change.row_ids.tolist())
+                numbers = [i for i in range(vocab, len(weight)) if i not in own]
+                added = torch.tensor(numbers, dtype=torch.int64)
+                change = _with_rows(change, added, weight[added])
             weight = self._keep(weight[:vocab])
         ids, rows = self._rows(where, change, vocab, layer.size)
         kept = TableChange(weight=weight, ids=ids, rows=rows)

@@ -280,3 +280,22 @@ def test_added_tokens_are_of_their_adapter_alone(loaded: Any, name: str) -> None
         loaded.prepare([5, ADDED[0]], params, adapter=name)
     with pytest.raises(RequestError, match=f"valid ids are 0 to {ADDED[-1]}"):
         loaded.prepare([5, ADDED[-1] + 1], params, adapter="saved")
+
+
+@pytest.mark.parametrize(("flags", "text"), [
+    ({"pipeline_parallel_size": 2}, "each stage of a pipeline"),
+    ({"speculative_config": {"method": "draft_model"}}, "which the model that drafts"),
+    ({"lora_extra_vocab_size": NUM_ADDED - 1}, f"adds {NUM_ADDED} tokens, and {NUM_ADDED - 1}"),
+])  # fmt: skip
+def test_what_is_refused(tiny: Made, flags: dict[str, Any], text: str) -> None:
+    """It is told by name, and other adapters are served."""
+    if "speculative_config" in flags:
+        draft = {"model": str(tiny.folder), "num_speculative_tokens": 2}
+        flags = {"speculative_config": {**flags["speculative_config"], **draft}}
+    with LLM(str(tiny.folder), **(FLAGS | flags)) as llm:
+        for name in ("saved", "vllm"):
+            with pytest.raises(RequestError, match=text) as caught:
+                load(llm._engine, *tiny.paths(name))
+            assert str(tiny.adapters / name) in str(caught.value.where)
+        load(llm._engine, *tiny.paths("few"))
+        check_all(llm._engine, tiny, ("", "few"))
