@@ -236,7 +236,10 @@ class InputProcessor:
     def read(self, prompt: MediaPrompt | VectorPrompt, adapter: str = "") -> PlacedPrompt:
         """Return a prompt of media or vectors, for an adapter ("": none), as token ids and parts.
         Raises: RequestError"""
-        vocabulary = self._vocabularies.of(adapter)
+        return self._placed(prompt, self._vocabularies.of(adapter))
+
+    def _placed(self, prompt: MediaPrompt | VectorPrompt, vocabulary: Vocabulary) -> PlacedPrompt:
+        """Return a prompt of media or vectors as token ids and parts. Raises: RequestError"""
         if isinstance(prompt, VectorPrompt):
             return placed_vectors(prompt, self._model, is_taken=self._takes_vectors)
         if self._reader is None:
@@ -266,7 +269,7 @@ class InputProcessor:
         """Return a prompt's token ids, and what stands in it beside tokens. Raises: RequestError"""
         assert not isinstance(prompt, EncoderPrompt), "the model has no encoder"
         if isinstance(prompt, MediaPrompt | VectorPrompt):
-            prompt = self.read(prompt)
+            prompt = self._placed(prompt, vocabulary)
         if not isinstance(prompt, PlacedPrompt):
             return self._truncated(self._token_ids(prompt, params, vocabulary), params), ()
         if prompt.parts and params.truncate_prompt_tokens is not None:
