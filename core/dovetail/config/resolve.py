@@ -322,6 +322,7 @@ def _engine_spec(
     profile = profile_spec(config, executor)
     run = msgspec.structs.replace(run, transfer=transfer_spec(config, run), profile=profile)
     check_parts(run.transfer, scheduler, executor, worker)
+    media = media_spec(config, model)
     return EngineSpec(
         run=run,
         cache=msgspec.structs.replace(cache, host_bytes=host_bytes),
@@ -358,7 +359,7 @@ def _engine_spec(
         adapters=first_adapters(config, hub_of(config), served_names(config)),
         adapter_search=adapter_search(config, served_names(config), model),
         events=events_spec(config),
-        media=media_spec(config, model),
+        media=media,
         sounds=sound_settings(config, model),
         takes_vectors=takes_vectors(config, run),
         io_processor=select_io_processor(config, run.pooling),
