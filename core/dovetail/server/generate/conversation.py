@@ -44,14 +44,13 @@ async def prepare(
     """
     with in_words_of(dialect.field_names):
         body = with_offered_tools(body, server.frontend)
-        model = await server.model_name(body.model)
-        server = server.for_model(model)
+        server, model = await server.for_model(body.model)
         parsers = server.parsers_for(body.tool_parser, body.reasoning_parser)
         prompt = await server.render(body, others)
         ids = await server.tokenize_prompt(prompt, body)
         placed = await server.read_media(prompt, body, ids) if prompt.media else ids
         plan = session_plan(body, parsers, server.frontend, prompt.tail)
-        kept_ids = kept_special_ids(plan, server.special_ids, server.tokenizer)
+        kept_ids = kept_special_ids(plan, server.special_ids, server.vocabulary.tokenizer)
         constraint = answer_constraint(body, plan, server.structured_output_spec)
         fields = {"kept_special_ids": kept_ids, **_engine_fields(server, body, plan)}
         if constraint is not None:
@@ -67,7 +66,7 @@ async def count_prompt_tokens(
 ) -> tuple[int, Sequence[str]]:
     """Return how many tokens a conversation's prompt has, whatever the context holds, and the names
     of fields that had no effect. Raises: RequestError, also for tools that no answer could use"""
-    server, body = server.for_model(body.model), with_offered_tools(body, server.frontend)
+    body = with_offered_tools(body, server.frontend)
     parsers = server.parsers_for(body.tool_parser, body.reasoning_parser)
     prompt = await server.render(body, switches)
     session_plan(body, parsers, server.frontend, prompt.tail)
@@ -93,7 +92,7 @@ def _engine_fields(server: ServerState, body: ChatRequest, plan: SessionPlan) ->
         check_named_logprobs(is_on=bool(body.logprobs), has_top=bool(body.top_logprobs))
     if body.thinking_token_budget is not None:
         server.check_structured_output("thinking_token_budget")
-        tokens, tokenizer = body.thinking_token_budget, server.tokenizer
+        tokens, tokenizer = body.thinking_token_budget, server.vocabulary.tokenizer
         fields["thinking"] = budget = thinking_budget(tokens, plan, tokenizer)
         marks = (*budget.end_ids, *tokenizer.encode(budget.start, add_special_tokens=False))
         if max(marks, default=0) >= server.engine.vocabularies.own.num_tokens:

@@ -99,7 +99,7 @@ class Generation:
     def steps(self, server: ServerState, *, is_whole: bool = False) -> AsyncGenerator[Step, None]:
         """Return the steps of the answer, where it `is_whole` one for each completion; closing them
         aborts the request."""
-        plan, server = self.plan, server.for_model(self.meta.model)
+        plan = self.plan
         outputs = self._outputs(server, is_whole=is_whole)
         steps = event_steps(outputs, plan, self.dialect)
         if server.frontend.stream_interval > 1:
@@ -115,7 +115,7 @@ class Generation:
         if self.beams is not None:
             return beam_outputs(
                 server.engine,
-                server.vocabulary,
+                server.engine.vocabularies.of(self.meta.adapter),
                 self.beams,
                 self.prompt_ids,
                 self.params,
@@ -159,7 +159,7 @@ def response_meta(
         adapter=server.engine.spec.adapter_of(model),
         created_s=int(time.time()),
         fingerprint=server.fingerprint,
-        names=TokenNames(tokenizer=server.tokenizer, writes_ids=writes_ids),
+        names=TokenNames(tokenizer=server.vocabulary.tokenizer, writes_ids=writes_ids),
         ignored=ignored,
     )
 

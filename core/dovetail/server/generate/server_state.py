@@ -103,24 +103,6 @@ class ServerState:
     adapter: str = ""
     others: dict[str, ServerState] = field(default_factory=dict)
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Return what reads prompts and writes answers."""
-        return self.vocabulary.tokenizer
-
-    def for_model(self, name: str | None) -> ServerState:
-        """Return this server as it reads and writes for a model of this name, which `model_name`
-        has found: an adapter may have tokens, a tokenizer and a template of its own. Raises:
-        RequestError where its tokenizer is gone. Mutates: self.others"""
-        adapter = self.engine.spec.adapter_of(name or self.engine.spec.model_names[0])
-        vocabulary = self.engine.vocabularies.of(adapter)
-        if vocabulary is self.vocabulary:
-            return self
-        known = self.others.get(adapter)
-        if known is None or known.vocabulary is not vocabulary:
-            known = self.others[adapter] = self._with(adapter, vocabulary)
-        return known
-
     def _with(self, adapter: str, vocabulary: Vocabulary) -> ServerState:
         if not vocabulary.tokenizer_path:
             return replace(self, adapter=adapter, vocabulary=vocabulary)
@@ -153,21 +135,33 @@ class ServerState:
             return frozenset((TRANSCRIBE,))
         return frozenset((GENERATE,) if pooling is None else pooling.tasks)
 
-    async def model_name(self, requested: str | None) -> str:
-        """Return the name to answer with, the model's or an adapter's.
+    async def for_model(self, requested: str | None) -> tuple[ServerState, str]:
+        """Return this server as it reads and writes for a model, or an adapter, which may have
+        tokens, a tokenizer and a template of its own; and the name to answer with.
 
-        Raises: NotFound; RequestError for an adapter that is found and cannot be loaded
+        Raises: NotFound; RequestError for an adapter that is found and cannot be loaded, or whose
+        tokenizer is gone. Mutates: self.others
         """
         names = self.engine.spec.model_names
-        if not requested:
-            return names[0]
-        if requested in names or await self.adapters.find(requested) is not None:
-            return requested
-        raise model_not_found(requested, (*names, *self.adapters.shown_names()))
+        if not requested or requested in names:
+            return self, requested or names[0]
+        if await self.adapters.find(requested) is None:
+            raise model_not_found(requested, (*names, *self.adapters.shown_names()))
+        vocabulary = self.engine.vocabularies.of(requested)
+        if vocabulary is self.vocabulary:
+            return self, requested
+        known = self.others.get(requested)
+        if known is None or known.vocabulary is not vocabulary:
+            known = self.others[requested] = self._with(requested, vocabulary)
+        return known, requested
+
+    async def model_name(self, requested: str | None) -> str:
+        """Return the name to answer with, the model's or an adapter's. Raises: as `for_model`"""
+        return (await self.for_model(requested))[1]
 
     def parsers_for(self, tool: str | None, reasoning: str | None) -> Parsers:
         """Return the server's parsers, with those that a request names. Raises: RequestError"""
-        tokenizer, chosen = self.tokenizer, self.parsers
+        tokenizer, chosen = self.vocabulary.tokenizer, self.parsers
         if tool is not None:
             chosen = replace(chosen, tool=named_parser("tool_parser", tool, tokenizer))
         if reasoning is not None:
@@ -309,7 +303,7 @@ class ServerState:
         if process is not None and len(text) > LONG_TEXT_CHARS:
             return await process.encode(text, **asked, folder=self.vocabulary.tokenizer_path)
         answers = run.pooling is None
-        encode = partial(encoded, self.tokenizer, text, answers=answers, **asked)
+        encode = partial(encoded, self.vocabulary.tokenizer, text, answers=answers, **asked)
         return await self.run(encode, len(text))
 
 

@@ -71,7 +71,7 @@ async def input_job(
         raise RequestError("give either input or messages.", where=field)
     prompts: Sequence[Prompt]
     if body.input is None:
-        ids, unused = await _chat_prompt(server.for_model(model), body)
+        ids, unused = await _chat_prompt(server, body)
         ignored += server.fields.report(unused)
         prompts = [ids]
         field, is_list = "messages", False

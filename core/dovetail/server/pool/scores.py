@@ -77,7 +77,7 @@ async def scored(
     `answered`; RequestError where the model tells several classes"""
     server.check_text(pairs.second_field)
     pairs.check()
-    plan = await _planned(server.for_model(model), body, pairs)
+    plan = await _planned(server, body, pairs)
     are_joined = all(len(pair) == 1 for pair in plan.pairs)
     job = job_of(
         body,
@@ -99,7 +99,7 @@ async def _planned(server: ServerState, body: PoolFields, pairs: Pairs) -> Scori
     work = partial(
         plan_scores,
         server.engine.spec,
-        server.tokenizer,
+        server.vocabulary.tokenizer,
         pairs.firsts,
         pairs.seconds,
         truncate=body.truncate_prompt_tokens,
