@@ -313,7 +313,7 @@ class Adapters:
 
 def _described(source: AdapterSource, facts: AdapterFacts | None) -> AdapterSource:
     """Return an adapter with what ranks tell of it."""
-    if facts is None or not facts.num_added_tokens:
+    if facts is None:
         return source
     return msgspec.structs.replace(source, **msgspec.structs.asdict(facts))
 

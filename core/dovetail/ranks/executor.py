@@ -21,6 +21,7 @@ import msgspec
 
 from dovetail.engine.faults import error_of
 from dovetail.errors import EngineDead
+from dovetail.interfaces.adapter_spec import AdapterFacts
 from dovetail.interfaces.executor import Executor, Loaded, Preparation, WorkerCall
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
@@ -141,6 +142,7 @@ class _Preparing:
     def __init__(self, num_ranks: int) -> None:
         self.done: Loaded = Future()
         self.left = set(range(num_ranks))
+        self.facts: AdapterFacts | None = None
 
 
 class MortalExecutor(Executor):
@@ -319,11 +321,13 @@ class RanksExecutor(MortalExecutor):
             if preparing is None:
                 return
             preparing.left.discard(number)
+            if message.facts != AdapterFacts():  # stages see the tables that they have
+                preparing.facts = message.facts
             if message.fault is None and preparing.left:
                 return
             del self._preparing[message.number]
         if message.fault is None:
-            preparing.done.set_result(message.facts)
+            preparing.done.set_result(preparing.facts)
         else:
             preparing.done.set_exception(error_of(message.fault))
 

@@ -158,7 +158,7 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
 
 
 class Prepared(msgspec.Struct, frozen=True, tag="prepared", omit_defaults=True):
-    """A constraint or an adapter is loaded, or cannot be. `facts` are told of an adapter."""
+    """A constraint or an adapter is loaded, or cannot be. `facts` are those of an adapter."""
 
     number: int
     fault: Fault | None = None

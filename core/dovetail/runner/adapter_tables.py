@@ -93,6 +93,12 @@ class TableReader:
             )
         return found, num_added
 
+    def names_tokens(self, changes: Mapping[str, TableChange]) -> bool:
+        """Return whether an adapter has vectors of its own for tokens: then what they mean may be
+        its own too."""
+        table = changes.get(self.token_table, TableChange())
+        return table.weight is not None or table.ids is not None
+
     @property
     def _is_tied(self) -> bool:
         head = self._tables.get(self.head)
@@ -233,9 +239,9 @@ def vocab_rows(table: Table) -> int:
 
 
 def verify_tokenizer(folder: Path, spec: AdapterSpec, num_tokens: int) -> bool:
-    """Return whether a folder has a tokenizer for the tokens that its adapter adds. Raises:
-    ConfigError for one that cannot be read, or names more than `num_tokens` tokens"""
-    if spec.tokenizer is None:
+    """Return whether a folder has a tokenizer for the tokens that its adapter has vectors of.
+    Raises: ConfigError for one that cannot be read, or names more than `num_tokens` tokens"""
+    if spec.tokenizer is None or not spec.max_added_tokens:
         return False
     if not any((folder / name).is_file() for name in TOKENIZERS):
         if (folder / ADDED_TOKENS).is_file():

@@ -151,7 +151,7 @@ class RunnerAdapters:
             linears = self._plans.filled(weights)
             found = self._cut(source, weights) if linears is None else _plain(linears)
             found.rope_table = self._rope_table(source, weights.rope_factor)
-            if found.num_added:
+            if self._of_tables.names_tokens(found.tables):
                 num_tokens = self._run.model.vocab_size + found.num_added
                 has_tokenizer = verify_tokenizer(Path(source.path), self._spec, num_tokens)
         except ConfigError as error:

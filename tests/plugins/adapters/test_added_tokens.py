@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from dovetail import LLM, SamplingParams
 from dovetail.errors import RequestError
 from dovetail.testing.tiny_families import VOCAB_SIZE
-from dovetail.testing.tiny_models import write_tiny_checkpoint
+from dovetail.testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
 from support.added_tokens import NUM_ADDED, enlarged, saved, saved_for_vllm
 from support.peft_adapters import Answer, asked, counting, load, made, wanted
 
@@ -299,3 +299,29 @@ def test_what_is_refused(tiny: Made, flags: dict[str, Any], text: str) -> None:
             assert str(tiny.adapters / name) in str(caught.value.where)
         load(llm._engine, *tiny.paths("few"))
         check_all(llm._engine, tiny, ("", "few"))
+
+
+def test_tokens_in_rows_to_spare(tmp_path: Path) -> None:
+    """A model's table has more rows than its tokenizer names; the adapter's names some of them."""
+    import peft
+    import transformers
+
+    folder = write_tiny_checkpoint(
+        tmp_path / "base", "LlamaForCausalLM", vocab_size=VOCAB_SIZE + NUM_ADDED
+    )
+    write_tiny_tokenizer(folder)
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    config = peft.LoraConfig(r=4, target_modules=LINEAR, trainable_token_indices=ADDED[:2])
+    model = saved(base, config, tmp_path / "spare")
+    words = transformers.AutoTokenizer.from_pretrained(folder)
+    words.add_tokens(["<|one|>", "<|two|>"])
+    words.save_pretrained(tmp_path / "spare")
+    ids = words("the <|two|> dog<|one|>", add_special_tokens=False)["input_ids"]
+    assert set(ids) >= set(ADDED[:2])
+    with LLM(str(folder), **FLAGS) as llm:
+        llm.load_adapter("spare", str(tmp_path / "spare"))
+        greedy = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+        (result,) = llm.generate("the <|two|> dog<|one|>", greedy, lora_request="spare")
+        (found,) = llm._engine.adapters()
+    assert list(result.outputs[0].token_ids) == wanted(model, ids, NUM_TOKENS).token_ids
+    assert (found.num_added_tokens, found.has_tokenizer) == (0, True)

@@ -1,8 +1,8 @@
 """Vocabularies: the tokens that requests may name, and what reads and writes them as text.
 
-The model has one; an adapter that adds tokens has its own: the model's tokens and those behind
-them, with the tokenizer of its folder where that has one. Engines tell which adapters there are;
-this holds what they told last, and loads a tokenizer once.
+The model has one; an adapter that has vectors of tokens has its own: the model's tokens and those
+that it adds behind them, with the tokenizer of its folder where that has one. Engines tell which
+adapters there are; this holds what they told last, and loads a tokenizer once.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Vocabularies:
                 if self._sources.get(name) == source
                 else self._vocabulary(source)
                 for name, source in told.items()
-                if source.num_added_tokens
+                if source.num_added_tokens or source.has_tokenizer
             }
             self._sources, self._found = told, found
 
