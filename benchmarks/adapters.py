@@ -5,8 +5,8 @@ for adapters, with room and none in use, all rows with one adapter, and each row
 engines take turns. Where an engine's memory happens to lie moves its times by some percent, so
 there are two without room, made before and after the other, and ratios are to their mean. Adapters
 change every linear layer. Loading is from the call until a request may ask for it, against reading
-the file alone; the first of a layout apart from those like it. The floor is bytes: what adapters in
-use add to what a step reads.
+the files alone and keeping what was read, as what is loaded is kept; the first of a layout apart
+from those like it. The floor is bytes: what adapters in use add to what a step reads.
 
     PYTHONPATH=core:plugins:kernels python -m benchmarks.adapters [--rows 8] [--rank 16] [--cpu]
 
@@ -165,7 +165,9 @@ def run(chosen: argparse.Namespace, scratch: Path) -> None:
     file = folders[0] / "adapter_model.safetensors"
     load_file(file)
     loads = [load(room, name, folder, clock) for name, folder in zip(names, folders, strict=True)]
-    reads = [timed(partial(copied, path), clock) for path in folders]
+    kept: list[torch.Tensor] = []
+    reads = [timed(partial(copy, path, kept), clock) for path in folders]
+    kept.clear()
     report_loading(file.stat().st_size, loads, reads)
     ways: dict[str, Callable[[], list[float]]] = {
         PLAIN: lambda: step_times(plain, [""] * rows, chosen.steps, clock),
@@ -212,10 +214,9 @@ def report_floor(rank: int, rows: int) -> None:
     )
 
 
-def copied(folder: Path) -> None:
-    """Read an adapter's file into memory of its own."""
-    for tensor in load_file(folder / "adapter_model.safetensors").values():
-        tensor.clone()
+def copy(folder: Path, kept: list[torch.Tensor]) -> None:
+    """Read an adapter's file into memory of its own. Mutates: kept"""
+    kept += [one.clone() for one in load_file(folder / "adapter_model.safetensors").values()]
 
 
 def timed(call: Callable[[], None], clock: Clock) -> float:

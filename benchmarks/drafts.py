@@ -143,11 +143,11 @@ def measure(
     rounds: int,
     clock_s: Callable[[], float],
     *,
+    count: int,
     is_wild: bool,
 ) -> None:
-    """Print a line per method."""
+    """Print a line per method, of so many requests a round."""
     found: dict[str, list[Tally]] = {name: [] for name in engines}
-    count = max(16, 3 * rows)
     for turn in range(rounds + 1):
         for name, engine in engines.items():
             size = engine.spec.run.model.vocab_size
@@ -180,6 +180,7 @@ def main() -> None:
     parser.add_argument("methods", nargs="*", default=METHODS)
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=0, help="a round; three times the rows")
     parser.add_argument("--folder", default="", help="checkpoints that are not bundled, by method")
     parser.add_argument("--cpu", action="store_true", help="tell processor time")
     parser.add_argument("--set", type=json.loads, default={}, help="keys of --speculative-config")
@@ -193,7 +194,9 @@ def main() -> None:
         engines = engines_of(options.methods, options.folder, options.set, stack)
         for text in options.texts:
             for rows in options.rows:
-                measure(engines, rows, options.rounds, clock_s, is_wild=text == "random")
+                count = options.requests or max(16, 3 * rows)
+                is_wild = text == "random"
+                measure(engines, rows, options.rounds, clock_s, count=count, is_wild=is_wild)
         if options.profile:
             name = options.methods[-1]
             params = params_of(engines[name], GREEDY)

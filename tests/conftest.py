@@ -12,9 +12,13 @@ from types import ModuleType
 
 import pytest
 
-from dovetail.testing.plugin import pytest_collection_finish, pytest_sessionfinish
+from dovetail.testing.plugin import (
+    pytest_collection,
+    pytest_collection_finish,
+    pytest_sessionfinish,
+)
 
-__all__ = ["pytest_collection_finish", "pytest_sessionfinish"]  # hooks
+__all__ = ["pytest_collection", "pytest_collection_finish", "pytest_sessionfinish"]  # hooks
 
 # Tiny models on many threads wait for each other; read when torch is first imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

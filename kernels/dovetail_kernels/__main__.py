@@ -42,6 +42,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--capability", type=int, default=90, help="what compile compiles for")
     parser.add_argument("--write", action="store_true", help="tune keeps what it found")
     parser.add_argument("--most", type=int, default=1000, help="cases of an op that compile takes")
+    parser.add_argument(
+        "--products", action="store_true", help="compile tells the matrix instructions of kernels"
+    )
     chosen = parser.parse_args(arguments)
     if chosen.command == "probe":
         return _probe()
@@ -52,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     if chosen.command == "support":
         return _support(ops, device)
     if chosen.command == "compile":
-        return _compile(ops, chosen.capability, chosen.most)
+        return _compile(ops, chosen.capability, chosen.most, tells_products=chosen.products)
     if chosen.command == "perf":
         print_times(ops, device, chosen.implementation or [])
         return 0
@@ -80,7 +83,7 @@ def _test(ops: list[Op], device: torch.device, wanted: list[str]) -> int:
     return 1 if failed else 0
 
 
-def _compile(ops: list[Op], capability: int, most: int) -> int:
+def _compile(ops: list[Op], capability: int, most: int, *, tells_products: bool) -> int:
     """Print what Triton kernels take on a GPU that is not here; return 1 where one cannot be."""
     faults = 0
     for op in ops:
@@ -98,7 +101,8 @@ def _compile(ops: list[Op], capability: int, most: int) -> int:
             for line in told:
                 print(f"FAILED {op.name} {name}: {line}")
         for one in kernels:
-            more = f", {' '.join(one.products)}" if one.products else ""
+            products = one.products() if tells_products else ()
+            more = f", {' '.join(products)}" if products else ""
             more += f", {one.stack_bytes} bytes of stack" if one.stack_bytes else ""
             print(
                 f"{op.name:<18}{one.name:<14}{one.num_warps:>3} warps{one.registers:>5} registers"

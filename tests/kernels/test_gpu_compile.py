@@ -25,7 +25,7 @@ HOPPER = 90
 
 def products(found: list[Compiled]) -> list[tuple[tuple[str, ...], int]]:
     """Return the matrix instructions and the bytes of stack of the kernels called product."""
-    return [(one.products, one.stack_bytes) for one in found if one.name == "product"]
+    return [(one.products(), one.stack_bytes) for one in found if one.name == "product"]
 
 
 @pytest.mark.parametrize(

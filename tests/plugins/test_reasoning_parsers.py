@@ -14,7 +14,6 @@ from dovetail_plugins.reasoning_parsers.deepseek_r1 import DeepseekR1
 from dovetail_plugins.reasoning_parsers.qwen3 import Qwen3
 
 NUM_CUTS = 400
-NAMES = sorted(entry.name for entry in registry.entries("reasoning_parser"))
 
 
 def made(name: str) -> ReasoningParser:
@@ -61,12 +60,29 @@ def test_where_thinking_begins(name: str, tail: str, is_inside: bool) -> None:
     assert made(name).starts_inside(tail) is is_inside
 
 
-@pytest.mark.parametrize("name", NAMES)
+def beside(name: str) -> str | None:
+    """Return the name of the family's tool parser."""
+    wanted = {"openai_gptoss": "openai", "deepseek_r1": "deepseek_v3", "qwen3": "hermes"}
+    wanted_name = wanted.get(name, name)
+    return wanted_name if wanted_name in registry.names("tool_parser") else None
+
+
+def pairs() -> list[str]:
+    """Return the names of parsers, one of those that share a class and their tool parser's."""
+    targets = {entry.name: entry.target for entry in registry.entries("tool_parser")}
+    found = {
+        (entry.target, targets.get(beside(entry.name) or "")): entry.name
+        for entry in registry.entries("reasoning_parser")
+    }
+    return sorted(found.values())
+
+
+@pytest.mark.parametrize("name", pairs())
 @pytest.mark.parametrize("starts_inside", [False, True])
 def test_random_cuts_of_random_texts(name: str, starts_inside: bool) -> None:
     """Alone, and beside the tool parser of the same name if there is one."""
     parser, chance = made(name), random.Random(1)
-    tool_parser = beside(name)
+    tool_parser = tool_parser_beside(name)
     markers = parser.markers
     parts = [markers.start, markers.end, markers.end[:-1], *parser.layout, "\n\n", "why ", "<", "☃"]
     parts += [sample.text for sample in tool_parser.samples] if tool_parser else []
@@ -86,12 +102,10 @@ def test_random_cuts_of_random_texts(name: str, starts_inside: bool) -> None:
         assert all(parsed(p) == whole for p in random_cuts(text, seed=number, num=10)), text
 
 
-def beside(name: str) -> ToolParser | None:
+def tool_parser_beside(name: str) -> ToolParser | None:
     """Return the family's tool parser."""
-    names = {entry.name for entry in registry.entries("tool_parser")}
-    wanted = {"openai_gptoss": "openai", "deepseek_r1": "deepseek_v3", "qwen3": "hermes"}
-    wanted_name = wanted.get(name, name)
-    if wanted_name not in names:
+    wanted_name = beside(name)
+    if wanted_name is None:
         return None
     plugin = registry.load("tool_parser", wanted_name)
     parser: ToolParser = plugin(plugin.Options())

@@ -24,10 +24,11 @@ NOISE = ("text ", "\n\n", " ", '{"name": "f", ', '"arguments": {', "}", "]", '"'
 
 
 def registered() -> Iterator[tuple[str, ToolParser]]:
-    """Yield every tool parser that can be loaded, with its name."""
+    """Yield every tool parser that can be loaded, with the first of its names."""
     from dovetail import registry
 
-    for entry in registry.entries("tool_parser"):
+    first = {entry.target: entry for entry in reversed(registry.entries("tool_parser"))}
+    for entry in reversed(first.values()):
         try:
             plugin = registry.load_entry(entry)
         except PluginError:

@@ -72,13 +72,17 @@ class DraftPrice:
     def __init__(self) -> None:
         self._steps: dict[int, _Steps] = {}
 
-    def note(self, num_rows: int, drafts: int, accepted: int, step_s: float) -> None:
+    def note(
+        self, num_rows: int, drafts: int, accepted: int, step_s: float, stands_for: int = 1
+    ) -> None:
         """Take in a step in which every row decoded: its `drafts`, those made and those verified,
-        and how many came true. Mutates: self"""
-        steps = self._steps.setdefault(num_rows.bit_length(), _Steps())
-        steps.num_steps += 1
+        and how many came true. It stands for so many steps like it. Mutates: self"""
+        key = num_rows.bit_length()
+        steps = self._steps.get(key) or self._steps.setdefault(key, _Steps())
+        num_probes = steps.num_steps // PROBE_EVERY
+        steps.num_steps += stands_for
         (steps.drafted if drafts else steps.plain).add(num_rows + accepted, step_s)
-        if steps.num_steps % PROBE_EVERY == 0:
+        if steps.num_steps // PROBE_EVERY > num_probes:
             (steps.plain if self.pays(num_rows) else steps.drafted).clear()
 
     def pays(self, num_rows: int) -> bool:

@@ -27,11 +27,13 @@ FIRST_PAUSE, LATER_PAUSE, LONGEST_PAUSE = 4, 32, 128
 price, and where they were not."""
 LONGEST_BETWEEN = 256
 """How many steps of an engine lie between two trials at most, whichever requests make them."""
-NEWEST_SHARE = 1 / 16
-"""How much one draft counts in what the drafts of all greedy requests are worth, or of all others.
-"""
+NEWEST_SHARE, FIRST_SHARE = 1 / 16, 1 / 4
+"""How much one draft counts in what the drafts of all greedy requests are worth, or of all others:
+the first of them more than the later ones."""
 PLAIN_EVERY = 8
-"""While nothing is drafted for a few rows, one of so many steps is timed."""
+"""While nothing is drafted, one of so many steps is timed, and one at least is looked at."""
+STEPS_UNDER_WAY = 8
+"""More steps than are ever planned ahead: after so many without drafts none is under way."""
 FOREIGN = "an id outside the vocabulary"
 
 
@@ -120,26 +122,39 @@ def _renewed(worth: float, num_drafted: int, num_accepted: int, share: float) ->
 
 class _Sort:
     """What drafts are worth to requests of a sort, those that are greedy or all others, and when
-    one of them may try again where that is too little: 4 steps after a trial that failed, then
-    twice as many each time, up to 256; at once after one that came true."""
+    one of them may try again where that is too little (`next_step`): 4 steps after a trial that
+    failed, then twice as many each time, up to 256; at once while drafts are worth their price. A
+    trial that came true is no more than its request's leave to draft more."""
 
-    __slots__ = ("_between", "_next_step", "worth")
+    __slots__ = ("_between", "_num_drafts", "next_step", "worth")
 
     def __init__(self, worth: float) -> None:
         self.worth = worth
-        self._between, self._next_step = FIRST_PAUSE, 0
+        self._num_drafts = 0
+        self._between, self.next_step = FIRST_PAUSE, 0
 
     def tries_now(self, num_steps: int) -> bool:
         """Return whether a trial may begin; no other does for a while then. Mutates: self"""
-        if num_steps < self._next_step:
+        if num_steps < self.next_step:
             return False
-        self._next_step = num_steps + self._between
+        self.next_step = num_steps + self._between
         return True
 
     def note_trial(self, num_steps: int, num_accepted: int) -> None:
         """Take in how a trial ended. Mutates: self"""
-        self._between = FIRST_PAUSE if num_accepted else min(2 * self._between, LONGEST_BETWEEN)
-        self._next_step = num_steps + (0 if num_accepted else self._between)
+        if not num_accepted:
+            self._between = min(2 * self._between, LONGEST_BETWEEN)
+        self.next_step = num_steps + self._between
+
+    def note_draft(
+        self, num_steps: int, num_drafted: int, num_accepted: int, least: float
+    ) -> None:
+        """Take in what a longer draft brought; `least` is its price. Mutates: self"""
+        share = max(NEWEST_SHARE, FIRST_SHARE / (1 + self._num_drafts / 4))
+        self._num_drafts += 1
+        self.worth = _renewed(self.worth, num_drafted, num_accepted, share)
+        if self.worth >= least:
+            self._between, self.next_step = FIRST_PAUSE, num_steps
 
 
 class Drafting:
@@ -167,10 +182,12 @@ class Drafting:
         self._is_steady = is_steady
         self._sorts = {is_greedy: _Sort(float(spec.max_tokens)) for is_greedy in (True, False)}
         self._num_steps = 0
-        self._is_idle = False
+        self._num_idle = 0
+        self._rests_until = 0
 
     def begin(self, request: RequestState, num_unfinished: int) -> None:
         """Want drafts behind a new request's first token. Mutates: num_wanted_drafts"""
+        self._rests_until = 0
         if self._drafter is not None:
             return
         length = self._begun(request, num_unfinished)
@@ -201,8 +218,8 @@ class Drafting:
 
     def note_time(self, plan: StepPlan, result: StepResult, step_s: float) -> None:
         """Take in how long a step took in which every row decoded. Mutates: self"""
-        is_one_of_many = self._is_idle and len(plan.rows) < FEW_ROWS
-        if self._is_steady or (is_one_of_many and self._num_steps % PLAIN_EVERY):
+        stands_for = PLAIN_EVERY if self._num_idle else 1
+        if self._is_steady or self._num_steps % stands_for:
             return
         made = verified = accepted = 0
         for row, found in zip(plan.rows, result.rows, strict=True):
@@ -212,7 +229,7 @@ class Drafting:
             accepted += max(0, len(found.token_ids) - 1) if row.drafts else 0
         if self._drafter is None and (made > 0) != (verified > 0):
             return  # the first step of a worker's drafts, or the last: half of their cost
-        self._price.note(len(plan.rows), verified, accepted, step_s)
+        self._price.note(len(plan.rows), verified, accepted, step_s, stands_for)
 
     def update(self, requests: Sequence[RequestState], num_unfinished: int) -> None:
         """Learn from the drafts just verified and guess anew. `requests` are those that changed.
@@ -220,10 +237,12 @@ class Drafting:
         Mutates: self; draft_ids and num_wanted_drafts of the requests
         """
         self._num_steps += 1
+        if self._num_steps < self._rests_until and not any(one.draft_ids for one in requests):
+            return
         is_crowded = self._is_crowded(num_unfinished)
         if not self._is_steady:
             is_crowded |= not self._price.pays(len(requests))
-        self._is_idle = True
+        is_idle = True
         for request in requests:
             length = self._lengths.get(request.request_id)
             if length is None:
@@ -240,13 +259,26 @@ class Drafting:
             else:
                 is_asked = limit > 0 and request.status == RUNNING
                 request.draft_ids = self._guess(request, length, limit) if is_asked else ()
-            self._is_idle &= not (request.draft_ids or request.num_wanted_drafts)
+            is_idle &= not (request.draft_ids or request.num_wanted_drafts)
+        self._num_idle = self._num_idle + 1 if is_idle else 0
+        if self._num_idle > STEPS_UNDER_WAY:
+            self._rests_until = self._next_chance(requests, is_crowded)
+
+    def _next_chance(self, requests: Sequence[RequestState], is_crowded: bool) -> int:
+        """Return the first step after which drafts may be asked for again, unless a request comes
+        or goes."""
+        if is_crowded:
+            return self._num_steps + PLAIN_EVERY
+        if self._is_steady or not all(self._lengths[one.request_id].is_trying for one in requests):
+            return 0
+        return min((self._sort_of(one).next_step for one in requests), default=0)
 
     def _is_crowded(self, num_unfinished: int) -> bool:
         return self._pause_above is not None and num_unfinished > self._pause_above
 
     def forget(self, request_id: str) -> None:
         """Drop what is kept of a request. Mutates: self"""
+        self._rests_until = 0
         if self._lengths.pop(request_id, None) is None or self._drafter is None:
             return
         try:
@@ -263,14 +295,14 @@ class Drafting:
             request.num_accepted_tokens,
         )
         self._counter.count_draft(num_drafted, num_accepted)
+        least = self._least_worth(num_rows)
         if not self._is_steady:
             sort = self._sort_of(request)
             if length.is_trying:
                 sort.note_trial(self._num_steps, num_accepted)
-            elif num_drafted > 1:
-                sort.worth = _renewed(sort.worth, num_drafted, num_accepted, NEWEST_SHARE)
+            elif length.max_tokens > 1:
+                sort.note_draft(self._num_steps, num_drafted, num_accepted, least)
         if length.max_tokens:
-            least = self._least_worth(num_rows)
             length.record(num_drafted, num_accepted, request.num_tokens, self._max_tokens, least)
 
     def _brought(

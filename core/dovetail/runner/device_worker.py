@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError, RequestError
+from dovetail.imports import large_imports
 from dovetail.interfaces.adapter_spec import AdapterFacts, AdapterSource
 from dovetail.interfaces.executor import BlockLoad, PendingStep, Preparation
 from dovetail.interfaces.spec import RunSpec
@@ -35,7 +36,8 @@ class DeviceWorker(Worker):
     def __init__(self, options: Any, run: RunSpec) -> None:
         self.options = options
         self.run = run
-        self.device = self._open_device()
+        with large_imports():  # the first use of torch
+            self.device = self._open_device()
         self._set_threads()
         self._runner: ModelRunner | None = None
         self._sleep: RunnerSleep | None = None
@@ -63,7 +65,8 @@ class DeviceWorker(Worker):
 
     def load(self) -> None:
         """Build the model and fill its weights. Raises: ConfigError naming the file at fault."""
-        from dovetail.runner.model_runner import ModelRunner
+        with large_imports():
+            from dovetail.runner.model_runner import ModelRunner
 
         runner = ModelRunner(self.run, self.device, self._device_calls())
         runner.load()

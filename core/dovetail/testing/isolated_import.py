@@ -1,13 +1,14 @@
-"""Imports plugin targets, each in a process that has imported none of the others.
+"""Imports plugin targets, those of each module in a process that has imported no other's.
 
 `python -m dovetail.testing.isolated_import` reads JSON [[kind, target, [package, ...]], ...] from
 standard input and writes JSON {target: {"error": text or null, "imported": [package, ...]}}. torch,
 which most plugins need, is imported once and its memory shared by fork; no parallel region runs
-before.
+before. So are, for many models, what models share.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import json
@@ -21,6 +22,9 @@ from dovetail.process import child_environment
 
 Wanted = tuple[str, str, tuple[str, ...]]
 TIMEOUT_S = 300
+MANY_MODELS = 8
+SHARED = ("transformers.modeling_utils", "transformers.models.auto", "dovetail.layers.decoder")
+"""What plugins of models import, none of which lists a package."""
 
 
 def import_each(wanted: Sequence[Wanted]) -> dict[str, dict[str, Any]]:
@@ -49,44 +53,63 @@ def _main() -> None:
     if wanted and importlib.util.find_spec("torch"):
         importlib.import_module("torch")
     importlib.import_module("dovetail.registry")
-    at_once = os.cpu_count() or 1
+    modules: dict[str, list[Wanted]] = {}
+    for one in wanted:
+        modules.setdefault(one[1].rpartition(":")[0], []).append(one)
+    groups = list(modules.values())
+    answers = _import_groups([group for group in groups if any(one[2] for one in group)])
+    groups = [group for group in groups if not any(one[2] for one in group)]
+    if sum(group[0][0] == "model" for group in groups) >= MANY_MODELS:
+        for name in SHARED:
+            importlib.import_module(name)
+    print(json.dumps(answers | _import_groups(groups)))
+
+
+def _import_groups(groups: Sequence[Sequence[Wanted]]) -> dict[str, dict[str, Any]]:
+    """Return target -> what its import came to, for targets by module."""
+    gc.freeze()  # a collection in a child would copy every page
     answers: dict[str, dict[str, Any]] = {}
-    for first in range(0, len(wanted), at_once):
-        some = wanted[first : first + at_once]
-        children = [_begin_child(*one) for one in some]
-        ends = [_end_child(*child) for child in children]
-        answers |= {target: end for (_, target, _), end in zip(some, ends, strict=True)}
-    print(json.dumps(answers))
+    at_once = os.cpu_count() or 1
+    for first in range(0, len(groups), at_once):
+        some = groups[first : first + at_once]
+        children = [_begin_child(group) for group in some]
+        for group, child in zip(some, children, strict=True):
+            answers |= _end_child(group, *child)
+    return answers
 
 
-def _begin_child(kind: str, target: str, packages: Sequence[str]) -> tuple[int, int]:
-    """Return a child process that imports a target, and the pipe that it writes its answer to."""
+def _begin_child(group: Sequence[Wanted]) -> tuple[int, int]:
+    """Return a child process that imports a module's targets, and the pipe that it writes its
+    answers to."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
+        os.dup2(2, 1)  # what a plugin prints on import must not end up in the answer
+        before = set(sys.modules)
         with os.fdopen(writing, "w") as pipe:
-            json.dump(_import_one(kind, target, packages), pipe)
+            json.dump({one[1]: _import_one(*one, before) for one in group}, pipe)
         os._exit(0)
     os.close(writing)
     return child, reading
 
 
-def _end_child(child: int, reading: int) -> dict[str, Any]:
+def _end_child(group: Sequence[Wanted], child: int, reading: int) -> dict[str, dict[str, Any]]:
     with os.fdopen(reading) as pipe:
         text = pipe.read()
     os.waitpid(child, 0)
     if not text:
-        return {"error": "the importing process died", "imported": []}
-    answer: dict[str, Any] = json.loads(text)
-    return answer
+        died = {"error": "the importing process died", "imported": []}
+        return {target: died for _, target, _ in group}
+    answers: dict[str, dict[str, Any]] = json.loads(text)
+    return answers
 
 
-def _import_one(kind: str, target: str, packages: Sequence[str]) -> dict[str, Any]:
+def _import_one(
+    kind: str, target: str, packages: Sequence[str], before: set[str]
+) -> dict[str, Any]:
     from dovetail import registry
 
-    os.dup2(2, 1)  # what a plugin prints on import must not end up in the answer
-    before = set(sys.modules)
     error = None
     try:
         registry.load_target(kind, target)

@@ -73,11 +73,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if _is_chosen(item, clauses)]
 
 
+def pytest_collection() -> None:
+    """Look for no garbage while tests are collected: a million objects are made, and live to the
+    end."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Keep what was collected out of later collections of garbage: it lives to the end, and every
-    engine that opens or closes in this process would walk a million objects."""
+    """Keep what was collected out of later collections of garbage, for the same reason: every
+    engine that opens or closes in this process would walk all of it."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish() -> None:

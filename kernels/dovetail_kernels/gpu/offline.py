@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,14 +36,18 @@ MATRIX = re.compile(r"\b([HIQ]G?MMA)\b")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
     """A kernel as the device would run it. `stack_bytes` of a thread are registers that did not
-    fit: they lie in memory, and cost time. `products` are the matrix instructions it has."""
+    fit: they lie in memory, and cost time."""
 
     name: str
     num_warps: int
     registers: int
     stack_bytes: int
     shared_bytes: int
-    products: tuple[str, ...]
+    binary: bytes = field(repr=False)
+
+    def products(self) -> tuple[str, ...]:
+        """Return the matrix instructions that it has. To disassemble it takes half a second."""
+        return tuple(sorted(set(MATRIX.findall(_dumped(self.binary, "--dump-sass")))))
 
 
 class AbsentGpu:
@@ -84,7 +88,7 @@ class AbsentGpu:
         self, name: str, binary: bytes, shared_bytes: int, device: int
     ) -> tuple[int, int, int, int, int]:
         """Note what a kernel takes. Mutates: self"""
-        registers, stack_bytes, products = _use(binary)
+        registers, stack_bytes = _use(binary)
         self.found.append(
             Compiled(
                 name=name,
@@ -92,7 +96,7 @@ class AbsentGpu:
                 registers=registers,
                 stack_bytes=stack_bytes,
                 shared_bytes=shared_bytes,
-                products=products,
+                binary=binary,
             )
         )
         return 1, 1, registers, stack_bytes // 4, MAX_THREADS
@@ -115,19 +119,24 @@ def absent_gpu(capability: int) -> Iterator[AbsentGpu]:
             driver._active = None
 
 
-def _use(binary: bytes) -> tuple[int, int, tuple[str, ...]]:
-    """Return the registers and the bytes of stack a thread of a kernel takes, and its products."""
+def _use(binary: bytes) -> tuple[int, int]:
+    """Return the registers and the bytes of stack that a thread of a kernel takes."""
+    told = _dumped(binary, "--dump-resource-usage")
+    usage = USE.search(told)
+    assert usage is not None, told
+    return int(usage[1]), int(usage[2])
+
+
+def _dumped(binary: bytes, what: str) -> str:
+    """Return what cuobjdump says of a kernel."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary)
         file.flush()
-        command = [str(tool), "--dump-resource-usage", "--dump-sass", file.name]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    usage = USE.search(told)
-    assert usage is not None, told
-    return int(usage[1]), int(usage[2]), tuple(sorted(set(MATRIX.findall(told))))
+        command = [str(tool), what, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def triton_calls(op: Op, most: int) -> list[tuple[str, Callable[[], Any]]]:

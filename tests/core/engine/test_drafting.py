@@ -232,7 +232,11 @@ def test_a_request_begins_as_others_fared() -> None:
     assert begun("beside it").num_wanted_drafts == 0
     later.num_accepted_tokens += 1
     miss(later)
-    assert begun("after it").num_wanted_drafts == 1
+    assert begun("after it").num_wanted_drafts == 0  # one token that came true may be luck
+    for _ in range(20):
+        later.num_accepted_tokens += later.num_wanted_drafts
+        miss(later)
+    assert begun("much later").num_wanted_drafts > 1
     other = bench.request("greedy")
     other.sampling = SamplingParams(temperature=0.0)
     bench.drafting.begin(other, 1)

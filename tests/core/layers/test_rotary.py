@@ -15,6 +15,7 @@ from dovetail.testing.tiny import PlainWeights
 
 pytest.importorskip("dovetail_plugins")  # the rules of rope_type are its
 
+pytestmark = pytest.mark.any_isa  # torch on both sides
 HEAD_SIZE, POSITIONS = 16, 64
 RULE_NUMBERS: dict[str, dict[str, Any]] = {
     "default": {},

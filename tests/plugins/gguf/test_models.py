@@ -100,6 +100,7 @@ QUANTIZED = ["F16", *_types.QUANTIZED]
 QUANTIZED.remove("NVFP4")  # llama.cpp reads it from other checkpoints; nothing here writes it
 
 
+@pytest.mark.any_isa  # names and shapes; what is stored is multiplied below
 @pytest.mark.parametrize("case", CASES)
 def test_every_family(case: str, tmp_path: Path) -> None:
     name, changes = CASES[case]

@@ -399,6 +399,7 @@ def test_blocks_that_run_over_rows() -> None:
     assert torch.equal(weight.dequantize(), meant.view(64, 96))
 
 
+@pytest.mark.any_isa  # each product is one of those above
 def test_two_ranks_equal_one(qwen: Path, tmp_path: Path) -> None:
     """Packed tensors are divided over ranks as full-precision ones are."""
     names = ("aqlm", "bitsandbytes_fp4", "bitsandbytes_int8", "bitsandbytes_nf4", "hqq_3", "hqq_4",

@@ -49,6 +49,7 @@ def built(made: Any, spec: LinearSpec, tensors: dict[str, torch.Tensor]) -> tupl
     return linear, layer
 
 
+pytestmark = pytest.mark.any_isa  # integers are shifted
 SPEC = LinearSpec(
     name="a.qkv_proj", in_size=256, out_sizes=(64, 32, 32), dtype="float32", device="cpu"
 )

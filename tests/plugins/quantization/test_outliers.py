@@ -164,6 +164,15 @@ TOKEN_SCALES = {"W8A8", "W4A8", "qqq", "torchao W8A8"}
 FLOATS = {"nf4", "fp8", "deepspeedfp", "nvfp4", "mxfp4", "aqlm", "none",
           *(f"gguf {name}" for name in TABLES)}  # fmt: skip
 """Those whose weights are floats to a product."""
+PACKED_ALIKE = {
+    "int8, llama", "int8, gemma", "int8, convolutions", "int8, chunks", "int4, llama",
+    "int4, gemma", "tpu_int8", "neuron_quant", "gptq, llama", "gptq_marlin", "marlin",
+    "gptq_marlin_24", "gptq_marlin_24 8", "awq_marlin", "auto-round", "ipex", "deepspeedfp",
+    "torchao int8", "torchao int4", "bitsandbytes int8", "gguf Q4_1", "gguf Q5_1", "gguf Q3_K",
+    "gguf Q5_K", "gguf IQ2_XS", "gguf IQ2_S", "gguf IQ3_S", "gguf IQ1_M", "gguf IQ4_XS",
+    "gguf TQ2_0", "gguf MXFP4", "gguf NVFP4", "gguf Q4_K, llama", "gguf Q8_0, llama",
+}  # fmt: skip
+"""Cases whose weights, once loaded, are multiplied by the same code as those of another case."""
 LEAVES = [f"{n}_proj" for n in ("q", "k", "v", "o", "gate", "up", "down")]
 """The matrices of a block."""
 HOLDER = {**dict.fromkeys(LEAVES[:4], "self_attn"), **dict.fromkeys(LEAVES[4:], "mlp")}
@@ -330,6 +339,11 @@ def plant(module: torch.nn.Module, architecture: str) -> None:
         weight[list(CHANNELS)] = own * FACTOR - one
 
 
+NAMES = [
+    pytest.param(name, marks=pytest.mark.any_isa if name in PACKED_ALIKE else ()) for name in CASES
+]
+
+
 def logits(model: PagedModel) -> torch.Tensor:
     """Return the logits after every token. Shapes: -> [T, V]"""
     return model.forward([(len(model.rows), TOKENS)])[0]
@@ -365,7 +379,7 @@ def bound_of(name: str, wanted: dict[str, torch.Tensor]) -> float:
     return min(BOUND, error(wanted["token"], wanted["meant"]) / MARGIN)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_by_default(name: str, folder: Path) -> None:
     wanted = simulated(name, folder)
     found = logits(built(CASES[name], folder))
@@ -376,7 +390,7 @@ def test_by_default(name: str, folder: Path) -> None:
         assert error(found, wanted["exact"]) <= bound_of(name, wanted)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_bound_tells_them_apart(name: str, folder: Path) -> None:
     wanted = simulated(name, folder)
     by_token, by_group = (error(wanted[word], wanted["meant"]) for word in ("token", "groups"))
@@ -387,7 +401,7 @@ def test_the_bound_tells_them_apart(name: str, folder: Path) -> None:
         assert by_group <= bound_of(name, wanted) / MARGIN
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_float_activations(name: str, folder: Path) -> None:
     """Nothing is rounded, also where the checkpoint says that it should be."""
     found = logits(built(CASES[name], folder, activations="float"))

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
+from dovetail.imports import large_imports
 from dovetail.interfaces.spec import EngineSpec, Selection
 from dovetail.observability.configured_log import set_log_up
 from dovetail.server.http.addresses import ANY
@@ -139,6 +140,7 @@ async def _run_one(
 
 
 def _import_application() -> None:
-    importlib.import_module("dovetail.server.app")
-    importlib.import_module("dovetail.server.launch.lifecycle")
-    importlib.import_module("dovetail.server.launch.settings")
+    with large_imports():
+        importlib.import_module("dovetail.server.app")
+        importlib.import_module("dovetail.server.launch.lifecycle")
+        importlib.import_module("dovetail.server.launch.settings")
