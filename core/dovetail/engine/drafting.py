@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from dovetail.engine.draft_price import FEW_ROWS, LEAST_WORTH, DraftPrice
+from dovetail.engine.draft_price import LEAST_WORTH, DraftPrice
 from dovetail.engine.request import RUNNING
 from dovetail.engine.step_stats import StepCounter
 from dovetail.interfaces.drafter import Drafter
@@ -146,9 +146,7 @@ class _Sort:
             self._between = min(2 * self._between, LONGEST_BETWEEN)
         self.next_step = num_steps + self._between
 
-    def note_draft(
-        self, num_steps: int, num_drafted: int, num_accepted: int, least: float
-    ) -> None:
+    def note_draft(self, num_steps: int, num_drafted: int, num_accepted: int, least: float) -> None:
         """Take in what a longer draft brought; `least` is its price. Mutates: self"""
         share = max(NEWEST_SHARE, FIRST_SHARE / (1 + self._num_drafts / 4))
         self._num_drafts += 1
