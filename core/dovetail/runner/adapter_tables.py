@@ -148,6 +148,9 @@ class TableReader:
         layer, change, where = self._tables[path], given.change, given.where
         is_head = isinstance(layer, LogitsHead)
         vocab = vocab_rows(layer)
+        others = (change.magnitude, change.output_scale, change.shift, change.bias)
+        if any(one is not None for one in others) or change.input_scale is not None:
+            raise ConfigError("only low-rank changes of a table are supported.", where=where)
         weight = change.weight
         if weight is not None:
             self._fits(where, weight, vocab, layer.size)

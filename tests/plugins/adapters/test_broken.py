@@ -170,6 +170,18 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         "the head has vectors of 10 added tokens, and the token table of 0",
         "lm_head",
     ),
+    "bias of a head": (
+        tensors_changed(
+            lambda t: t.update(
+                {
+                    "base_model.model.lm_head.weight": torch.zeros(320, 32),
+                    "base_model.model.lm_head.bias": torch.zeros(320),
+                }
+            )
+        ),
+        "only low-rank changes of a table",
+        "lm_head",
+    ),
     "added tokens": (text("new_embeddings.bin", b"x"), "the file", "new_embeddings.bin"),
     "too many added tokens": (
         adding(input_embeddings=torch.zeros(257, 32)),
