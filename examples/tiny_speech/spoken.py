@@ -86,10 +86,8 @@ def as_wav(samples: np.ndarray) -> bytes:
 
 
 def within_silence(samples: np.ndarray) -> np.ndarray:
-    """Return a line within a window of the model: shorter ones are padded by what serves them, and
-    not all do that with silence."""
-    before = RATE_HZ // 5
-    return np.pad(samples, (before, max(before, WINDOW_S * RATE_HZ - before - len(samples))))
+    """Return a line with a moment of silence before it and behind it, as of a recording."""
+    return np.pad(samples, RATE_HZ // 5)
 
 
 def write_examples(folder: Path, count: int, seed: int) -> list[tuple[Path, str]]:

@@ -4,7 +4,7 @@
     dovetail serve /tmp/tiny-speech
     python examples/tiny_speech/ask.py
 
-takes about five minutes of one CPU core and writes a Hugging Face checkpoint. espeak-ng speaks
+takes about eight minutes of one CPU core and writes a Hugging Face checkpoint. espeak-ng speaks
 (`apt-get install espeak-ng`). Beside the decoder a layer learns to name digits frame by frame
 (CTC: Graves et al., 2006); it teaches the encoder where sounds are, and is left out of the
 checkpoint. This module does not know how good the model is; `ask.py` measures that.
@@ -40,6 +40,9 @@ BATCH_LINES = 16
 RATE = 2e-3
 TIMED_SHARE = 0.3
 """Of rows so many have times."""
+ZEROED_SHARE = 0.5
+"""Of spectrograms so many are zero behind the sound, as a server pads them; silence follows it in
+the others."""
 IGNORED = -100
 REPORT_STEPS = 50
 MEASURE_STEPS = 200
@@ -91,7 +94,8 @@ class Batches:
             length: [one for one in told if len(one[1]) == length]
             for length in range(1, MOST_DIGITS + 1)
         }
-        self._lengths = [length for length, alike in self._by_length.items() if alike]
+        self._lengths = np.array([length for length, alike in self._by_length.items() if alike])
+        self._shares = self._lengths / self._lengths.sum()  # long lines are harder
         self._joins = joins
         self._words = words
         self._extractor = extractor
@@ -101,12 +105,15 @@ class Batches:
     def next(self) -> tuple[torch.Tensor, torch.Tensor, list[tuple[int, ...]]]:
         """Return features, token ids (IGNORED behind the end), and digits."""
         chosen = [self._sound() for _ in range(BATCH_LINES)]
-        windows, rows = [], []
+        windows, rows, ends = [], [], []
         for samples, digits in chosen:
             window, first, last = self._window(samples)
             windows.append(window)
             rows.append(self._row(digits, first, last))
+            ends.append(self._end(last))
         features = self._extractor(windows, sampling_rate=RATE_HZ, return_tensors="pt")
+        for spectrogram, end in zip(features["input_features"], ends, strict=True):
+            spectrogram[:, end:] = 0
         width = max(map(len, rows))
         padded = [row + [IGNORED] * (width - len(row)) for row in rows]
         return features["input_features"], torch.tensor(padded), [one[1] for one in chosen]
@@ -114,7 +121,7 @@ class Batches:
     def _sound(self) -> Sound:
         """Return digits as one line or as several, with pauses between them."""
         while True:
-            left, parts, digits = int(self._rng.choice(self._lengths)), [], ()
+            left, parts, digits = int(self._rng.choice(self._lengths, p=self._shares)), [], ()
             while left:
                 length = int(self._rng.integers(left)) + 1 if self._joins else left
                 alike = self._by_length[length]
@@ -134,6 +141,13 @@ class Batches:
         made = np.pad(samples * rng.uniform(0.3, 1.2), (before, after)).astype(np.float32)
         made += rng.standard_normal(len(made), dtype=np.float32) * 10 ** rng.uniform(-5, -2.5)
         return made, before / RATE_HZ, (before + len(samples)) / RATE_HZ
+
+    def _end(self, last: float) -> int:
+        """Return the frame from which on a spectrogram is zero, for a line that ends then."""
+        frames = 2 * NUM_ROWS
+        if self._rng.random() >= ZEROED_SHARE:
+            return frames
+        return int(self._rng.integers(min(frames, round(last * frames / WINDOW_S) + 2), frames + 1))
 
     def _row(self, digits: tuple[int, ...], first: float, last: float) -> list[int]:
         start = [self._ids[f"<|{one}|>"] for one in ("startoftranscript", "en", "transcribe")]
@@ -259,7 +273,7 @@ def main() -> None:
     """Speak, train, save."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("tiny-speech"))
-    parser.add_argument("--steps", type=int, default=3400)
+    parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--threads", type=int, default=1)
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)

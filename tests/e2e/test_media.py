@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
@@ -21,6 +22,7 @@ from dovetail.errors import RequestError
 from support.media import tone
 from support.server_process import ServerProcess
 from support.tiny_media import write_media_checkpoint
+from support.whole_app import by_openai
 
 pytestmark = pytest.mark.e2e
 openai = pytest.importorskip("openai")
@@ -28,6 +30,8 @@ PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 
 MEDIA_WORKER = "dovetail.multimodal.worker"
 FLAGS = ("--max-model-len", "400", "--dtype", "float32", "--served-model-name", "seer")
+IN_PROCESS = "--disable-frontend-multiprocessing"
+CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
@@ -257,12 +261,12 @@ def test_a_batch_of_files(folder: Path, pictures: Path, tmp_path: Path, wanted: 
     line = {
         "custom_id": "a",
         "method": "POST",
-        "url": "/v1/chat/completions",
+        "url": CHAT,
         "body": {**body, "messages": turns(data_url(pictures, 0))},
     }
     (tmp_path / "in.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
     files = ("-i", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl"))
-    status = main(["run-batch", *files, "--model", str(folder), *FLAGS])
+    status = main(["run-batch", *files, "--model", str(folder), *FLAGS, IN_PROCESS])
     assert status == 0
     kept = [child.pid for child in psutil.Process().children() if MEDIA_WORKER in child.cmdline()]
     assert kept == [], "a run ends the processes that decoded its media"
@@ -270,14 +274,11 @@ def test_a_batch_of_files(folder: Path, pictures: Path, tmp_path: Path, wanted: 
     assert told["response"]["body"]["choices"][0]["message"]["content"] == wanted
 
 
-def test_a_batch_with_a_sound_is_answered_as_by_transformers(tmp_path: Path) -> None:
+def told_by_transformers(folder: Path, wav: bytes) -> str:
+    """Return what transformers' model says of a sound."""
     import soundfile
     import transformers
 
-    from dovetail.cli.main import main
-
-    folder = write_media_checkpoint(tmp_path / "ears", "Qwen2AudioForConditionalGeneration")
-    wav = tone(num=12_000, rate_hz=16_000)
     processor = transformers.AutoProcessor.from_pretrained(folder)
     turn = {"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": "what?"}]}
     text = processor.apply_chat_template([turn], add_generation_prompt=True, tokenize=False)
@@ -285,25 +286,54 @@ def test_a_batch_with_a_sound_is_answered_as_by_transformers(tmp_path: Path) -> 
                       sampling_rate=16_000, return_tensors="pt")  # fmt: skip
     model = transformers.Qwen2AudioForConditionalGeneration.from_pretrained(folder).eval()
     ids = model.generate(**heard, max_new_tokens=8, do_sample=False)[0]
-    wanted = processor.decode(ids[heard["input_ids"].shape[1] :], skip_special_tokens=True)
+    said: str = processor.decode(ids[heard["input_ids"].shape[1] :], skip_special_tokens=True)
+    return said
 
-    sound = {"data": base64.b64encode(wav).decode(), "format": "wav"}
-    parts = [{"type": "input_audio", "input_audio": sound}, {"type": "text", "text": "what?"}]
-    line = {
-        "custom_id": "a",
-        "method": "POST",
-        "url": "/v1/chat/completions",
-        "body": {
-            "messages": [{"role": "user", "content": parts}],
-            "temperature": 0,
-            "max_tokens": 8,
-        },
-    }
-    (tmp_path / "in.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
-    files = ("-i", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl"))
-    assert main(["run-batch", *files, "--model", str(folder), *FLAGS]) == 0
-    told = json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8"))
-    assert told["response"]["body"]["choices"][0]["message"]["content"] == wanted
+
+def test_a_sound_in_every_dialect_is_answered_as_by_transformers(tmp_path: Path) -> None:
+    folder = write_media_checkpoint(tmp_path / "ears", "Qwen2AudioForConditionalGeneration")
+    wav = tone(num=12_000, rate_hz=16_000)
+    wanted = told_by_transformers(folder, wav)
+    data = base64.b64encode(wav).decode()
+    sound = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+    by_url = {"type": "audio_url", "audio_url": {"url": f"data:audio/wav;base64,{data}"}}
+
+    def body(part: dict[str, Any], kind: str = "text") -> dict[str, Any]:
+        content = [part, {"type": kind, "text": "what?"}]
+        turn = [{"role": "user", "content": content}]
+        return {"model": "seer", "temperature": 0, "messages": turn, "max_tokens": 8}
+
+    async def work(client: Any, http: httpx.AsyncClient) -> None:
+        chat = client.chat.completions
+        for part in (sound, by_url):
+            whole = await chat.create(**body(part))
+            assert whole.choices[0].message.content == wanted
+        parts = [one async for one in await chat.create(**body(sound), stream=True)]
+        assert "".join(c.choices[0].delta.content or "" for c in parts if c.choices) == wanted
+        turn = body(sound, "input_text")
+        made = await client.responses.create(
+            model="seer", input=turn["messages"], max_output_tokens=8, temperature=0
+        )
+        assert made.output_text == wanted
+        bad = {**sound, "input_audio": {"data": "AAAA", "format": "wav"}}
+        with pytest.raises(openai.BadRequestError, match="known format"):
+            await chat.create(**body(bad))
+        (card,) = (await client.models.list()).data
+        assert "audio" in card.capabilities and "vision" not in card.capabilities
+        line = {"custom_id": "a", "method": "POST", "url": CHAT, "body": body(sound)}
+        file = await client.files.create(
+            file=("in.jsonl", json.dumps(line).encode()), purpose="batch"
+        )
+        batch = await client.batches.create(
+            input_file_id=file.id, endpoint=CHAT, completion_window="24h"
+        )
+        while batch.status not in ("completed", "failed"):
+            await asyncio.sleep(0.02)
+            batch = await client.batches.retrieve(batch.id)
+        told = json.loads((await client.files.content(batch.output_file_id)).text)
+        assert told["response"]["body"]["choices"][0]["message"]["content"] == wanted
+
+    by_openai(folder, *FLAGS, "--file-storage", str(tmp_path / "kept"), work=work)
 
 
 def test_a_text_model_says_that_it_takes_none(folder: Path, pictures: Path) -> None:

@@ -205,7 +205,8 @@ def test_a_sound_by_url_and_lines_of_a_batch(
     ]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     files = ("-i", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl"))
-    main(["run-batch", *files, "--model", str(folder), "--dtype", "float32"])
+    flags = ("--dtype", "float32", "--disable-frontend-multiprocessing")
+    main(["run-batch", *files, "--model", str(folder), *flags])
     told = map(json.loads, (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines())
     answers = {one["custom_id"]: one["response"] for one in told}
     assert answers["0"]["body"] == wanted

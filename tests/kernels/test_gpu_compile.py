@@ -14,7 +14,8 @@ from dovetail_kernels.gemm import gpu
 from dovetail_kernels.gemm.cases import make_weight
 from dovetail_kernels.gemm.stacked import stack
 from dovetail_kernels.gpu import interprets
-from dovetail_kernels.gpu.offline import Compiled, absent_gpu
+from dovetail_kernels.gpu.offline import MAX_STACK_BYTES, Compiled, absent_gpu
+from dovetail_kernels.states import step_arguments
 
 pytest.importorskip("triton")
 if interprets():
@@ -74,6 +75,27 @@ def test_prefills_of_large_heads(capability: int, cached: torch.dtype) -> None:
     with absent_gpu(capability) as device:
         attention.attend(q, cache, *rows, attention.Rules(scale=1.0), extent)
     assert {one.name: one.stack_bytes for one in device.found} == {"prefill": 0}
+
+
+@pytest.mark.parametrize("capability", [80, 86, HOPPER])
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_prompts_of_the_delta_rule(capability: int, by_channel: bool) -> None:
+    """Of Qwen3-Next's heads, and with channels that decay apart: products by matrix units, and all
+    numbers in registers."""
+    from dovetail_kernels.gated_delta import triton as delta
+
+    parts = [torch.zeros(70, heads, 128, dtype=torch.bfloat16) for heads in (16, 16, 32)]
+    decays = (32, 128) if by_channel else (32,)
+    inputs = [torch.zeros(70, *shape, dtype=torch.bfloat16) for shape in (decays, (32,))]
+    step, blocks = step_arguments([(0, 65), (9, 5)], 256, torch.device("cpu"))
+    state = torch.zeros(blocks, 32, 128, 128)
+    with absent_gpu(capability) as device:
+        own = torch.zeros(32), torch.zeros(decays), 128**-0.5
+        delta.run(*parts, *inputs, *own, state=state, **step)
+    wanted = {"sum_channels", "prepare_channels"} if by_channel else {"prepare"}
+    assert {one.name for one in device.found} == {"token_by_token", "invert", "walk"} | wanted
+    assert all(one.stack_bytes <= MAX_STACK_BYTES for one in device.found)
+    assert next(one.products for one in device.found if one.name == "walk")
 
 
 def test_slopes() -> None:

@@ -126,6 +126,7 @@ _OWN: dict[str, Json] = {
     },
     "hunyuan_v1_dense": {"head_dim": HEAD_SIZE, "rope_parameters": _PLAIN_ROPE},
     "hunyuan_v1_moe": {"head_dim": HEAD_SIZE, "rope_parameters": _PLAIN_ROPE},
+    "longcat_flash": {"zero_expert_num": 3, "moe_topk": 3},
     "ministral": {"head_dim": HEAD_SIZE, "rope_parameters": _PLAIN_ROPE},
     "lfm2": {"layer_types": ["conv", "full_attention"], "full_attn_idxs": [1]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
@@ -148,7 +149,7 @@ _OWN: dict[str, Json] = {
     "zamba2": {"attention_hidden_size": 64, "attention_head_dim": 16, "hybrid_layer_ids": [2]},
 }
 """Model type -> fields that its own rules ask for, laid over the shrunk ones."""
-_SAVED_AS_NAMED = ("kimi_k25", "qianfan_ocr")
+_SAVED_AS_NAMED = ("kimi_k25", "qianfan_ocr", "shieldgemma2")
 """Types whose checkpoints transformers reads but does not write: what it renames back are names
 that no published checkpoint has (`blocks` for the `layers` of the text part)."""
 
@@ -175,11 +176,24 @@ def write_tiny(folder: str | Path, model_type: str, **overrides: Any) -> Path:
     The class is the one for causal text generation, where there is none that for images and text.
     Raises: ConfigError where transformers' own class cannot be made small.
     """
+    return _write(Path(folder), model_type, _auto_class(model_type).from_config, overrides)
+
+
+def write_tiny_whole(
+    folder: str | Path, model_type: str, architecture: str, **overrides: Any
+) -> Path:
+    """Write a random checkpoint of a class of transformers, whatever it takes beside text; return
+    the folder. Raises: ConfigError where transformers' own class cannot be made small."""
+    import transformers
+
+    make = getattr(transformers, architecture)._from_config
+    return _write(Path(folder), model_type, make, overrides)
+
+
+def _write(folder: Path, model_type: str, make: Any, overrides: Json) -> Path:
     import torch
 
-    folder = Path(folder)
     config = tiny_config(model_type, **overrides)
-    make = _auto_class(model_type).from_config
     try:
         with torch.device("meta"):
             size = sum(p.numel() for p in make(config).parameters())

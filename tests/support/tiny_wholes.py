@@ -37,11 +37,12 @@ USUAL = ("bos_", "eos_", "pad_", "unk_", "add_")
 class Own:
     """What a type's parts must agree on: settings of its config, of the processor, and of those of
     images and sounds; `image_token` is the word for a vector, where it is not that for an image,
-    and `tokens` are the words of a list of token ids."""
+    `tokens` are the words of a list of token ids, and `words` those of a tokenizer's own names."""
 
     config: Json = field(default_factory=dict)
     image_token: str | None = None
     tokens: dict[str, list[str]] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict)
     processor: Json = field(default_factory=dict)
     pictures: Json = field(default_factory=dict)
     sounds: Json = field(default_factory=dict)
@@ -92,6 +93,7 @@ _OWN: dict[str, Own] = {
     "musicflamingo": _WHISPER,
     "paligemma": Own(
         config={"vision_config": {"image_size": 56, "patch_size": 14}},
+        words={"image_token": "<image>"},
         pictures={"size": _SQUARE, "image_seq_length": 16},
     ),
     "phi4_multimodal": Own(
@@ -206,6 +208,7 @@ def _tokenizer(folder: Path, processor: type[Any], own: Own) -> Any:
     names = {a or b for a, b in ATTRIBUTE.findall(source)}
     words = dict.fromkeys((*WORD.findall(source), *itertools.chain(*own.tokens.values())))
     named = {name: f"<|{name}|>" for name in sorted(names) if not name.startswith(USUAL)}
+    named |= own.words
     write_tiny_tokenizer(folder, chat_template=TEMPLATE)
     file = folder / "tokenizer_config.json"
     settings = json.loads(file.read_text(encoding="utf-8"))

@@ -32,11 +32,12 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import EngineSpec, Selection
 from dovetail.observability.configured_log import set_log_up
 from dovetail.server.api.batches.lines import ROOM_BYTES, Scan, read_lines, scan
-from dovetail.server.launch.engine_start import chosen_apis, max_queued, starting_engine
+from dovetail.server.launch.engine_start import chosen_apis, max_queued
 from dovetail.server.launch.event_loop import run_loop
 from dovetail.server.launch.frontend_checks import check_frontend
 from dovetail.server.launch.sockets import bind, url_of, warn_if_open
 from dovetail.server.launch.startup_timer import StartupTimer
+from dovetail.server.launch.whole_app import whole_app
 
 logger = logging.getLogger("dovetail.batch")
 EXIT_SOME_FAILED = 1
@@ -196,35 +197,23 @@ def _answer(job: Job) -> int:
 
 async def _serve(job: Job, spec: EngineSpec, timer: StartupTimer) -> int:
     """Answer with an engine of our own; return the exit status."""
-    async with starting_engine(job.config, spec, timer) as starting:
+    async with whole_app(job.config, spec, job.frontend, job.apis, timer) as (app, engine):
         from dovetail.batch.drive import drive
         from dovetail.server.api.batches.call import Caller
-        from dovetail.server.api.families import build_apis, opened_apis
-        from dovetail.server.app import build_app
-        from dovetail.server.generate.parsers import build_parsers, choose_parsers
-        from dovetail.server.generate.template.building import build_renderer
 
-        async with opened_apis(build_apis(job.apis), job.frontend) as apis:
-            engine = await starting
-            renderer = build_renderer(engine, job.frontend)
-            choice = choose_parsers(job.config, renderer.source)
-            parsers = build_parsers(choice, engine.tokenizer)
-            # The queue is never full: no more lines are taken up than it has room for.
-            app = build_app(engine, job.frontend, apis, parsers=parsers, renderer=renderer)
-            max_open = spec.total_rows + max_queued(job.config, spec)
-            progress = Progress(job.found, is_bar=is_terminal())
-            async with contextlib.aclosing(app.state.server), _metrics(app, job.metrics_socket):
-                with progress:
-                    await drive(
-                        read_lines(job.input, job.line_bytes),
-                        Caller(app),
-                        job.results,
-                        progress,
-                        max_open=max_open,
-                        death_of=lambda: (
-                            None if engine.is_alive else engine.death_reason or "ended"
-                        ),
-                    )
+        # The queue is never full: no more lines are taken up than it has room for.
+        max_open = spec.total_rows + max_queued(job.config, spec)
+        progress = Progress(job.found, is_bar=is_terminal())
+        async with _metrics(app, job.metrics_socket):
+            with progress:
+                await drive(
+                    read_lines(job.input, job.line_bytes),
+                    Caller(app),
+                    job.results,
+                    progress,
+                    max_open=max_open,
+                    death_of=lambda: None if engine.is_alive else engine.death_reason or "ended",
+                )
     job.results.sync()
     print(_summary(progress, job), flush=True)
     return EXIT_SOME_FAILED if progress.num_failed else 0

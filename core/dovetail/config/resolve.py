@@ -78,7 +78,7 @@ from dovetail.config.rules.ranks import (
     rank_spec,
     select_communicator,
 )
-from dovetail.config.rules.schedule import schedule_spec
+from dovetail.config.rules.schedule import finds_prefixes, schedule_spec
 from dovetail.config.rules.shared_layers import leaves_out_tokens
 from dovetail.config.rules.speculation import (
     acceptance_of,
@@ -169,7 +169,7 @@ def cache_spec(
         num_blocks=section.num_gpu_blocks_override,
         memory_bytes=memory,
         memory_share=section.gpu_memory_utilization,
-        uses_prefix_cache=section.enable_prefix_caching,
+        uses_prefix_cache=section.enable_prefix_caching and finds_prefixes(config, model),
         hash_algorithm=registry.value_of("hash_algorithm", section.prefix_caching_hash_algo),
         keeps_windows=config.scheduler.disable_hybrid_kv_cache_manager,
     )

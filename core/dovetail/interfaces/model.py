@@ -8,7 +8,7 @@ tokens, E hidden size, V vocabulary.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -57,10 +57,20 @@ class BuildContext:
     rope_factors: tuple[float, ...] = ()
 
 
+class Conversion(Protocol):
+    """Makes tensors out of those of a checkpoint, one after the other."""
+
+    def __call__(
+        self, tensors: Iterable[tuple[str, torch.Tensor]]
+    ) -> Iterator[tuple[str, torch.Tensor]]: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightMap:
     """How checkpoint names become parameter names. Applied in this order.
 
+    `conversion`: from the tensors that a checkpoint stores to those that the rest speaks of, by
+    name, where some are stored joined, cut or permuted; None: they are the same.
     `prefixes`: (old, new) replacements at the start of a name, first match wins.
     `renames`: (old, new) replacements of a substring anywhere, all applied.
     `fused`: checkpoint leaf -> (parameter leaf, part), e.g. "q_proj" -> ("qkv_proj", "q").
@@ -78,6 +88,7 @@ class WeightMap:
     ignored: tuple[str, ...] = ()
     tied: Mapping[str, str] = field(default_factory=dict)
     parts: Mapping[str, WeightMap] = field(default_factory=dict)
+    conversion: Conversion | None = None
 
 
 class Model(Plugin):

@@ -38,10 +38,11 @@ class ModelFacts:
     "module:function" that makes CacheFacts of the settings in config.json (empty: every layer keeps
     keys and values). `media` are the kinds of media whose vectors a text part gets, of the
     type of a whole that has one; with `media_see_all` the tokens of one image see each other, also
-    those behind them; `positions_per_second` are those of a second of video where config.json does
-    not say (0: a step in time is one). `encoder_input` is what the encoder reads beside a decoder
-    that generates, "text" or "audio" (empty: there is none), and `encoder_rows` the field of
-    config.json that has the most rows it makes of it (empty: as many as the context has tokens).
+    those behind them, and with `prompts_see_all` all of a prompt that has one: such models compute
+    prompts whole and keep no prefixes. `positions_per_second` are those of a second of video where
+    config.json does not say (0: a step in time is one). `encoder_input` is what the encoder reads
+    beside a decoder that generates, "text" or "audio" (empty: there is none), and `encoder_rows`
+    the field that has the most rows it makes of it (empty: as many as the context has tokens).
     `runs_as` is the architecture whose plugin generates, where checkpoints of the type name a class
     that others share, of other names of weights (empty: the one that they name).
     """
@@ -66,6 +67,7 @@ class ModelFacts:
     cache: str = ""
     media: tuple[str, ...] = ()
     media_see_all: bool = False
+    prompts_see_all: bool = False
     media_apart: bool = False
     media_adapters: Mapping[str, str] = field(default_factory=dict)
     positions_per_second: float = 0.0

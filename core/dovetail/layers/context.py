@@ -47,8 +47,9 @@ class StepMedia:
     """What stands in a step beside tokens: vectors for the tokens in `places`, and the positions of
     all tokens in each of three directions, of a model that asks for such. `encodings` are what
     rows that begin with the step attend to from now on, one after another. `spans` are pairs (first
-    token of the step, number) of consecutive places of one image or sound. `watch` is shown how the
-    layers attend to encodings, where a request asks.
+    token of the step, number) of consecutive tokens that may see each other: the places of one
+    image or sound, or a prompt. `watch` is shown how the layers attend to encodings, where a
+    request asks.
 
     Shapes: places [M] int64, vectors [M, E or more], positions [3, T] int64, encodings [W, E]
     """

@@ -56,7 +56,8 @@ equal at 192 tokens, behind 1024 as behind 3072 others, where multiplications ar
 class LatentConfig:
     """The sizes of a model's latent attention: `query_rank` of the queries' own latents (None: they
     have none), L, N, R and V, and what `scale` multiplies scores with. `is_interleaved`: turned
-    pairs are neighbours. `has_bias`: of the matrices that read or write hidden states."""
+    pairs are neighbours. `has_bias`: of the matrices that read or write hidden states. `up_factor`
+    multiplies the keys and values that are made of latents, not the turned numbers."""
 
     query_rank: int | None
     latent_size: int
@@ -67,6 +68,7 @@ class LatentConfig:
     norm_eps: float
     is_interleaved: bool = True
     has_bias: bool = False
+    up_factor: float = 1.0
 
     @property
     def min_expanded(self) -> int:
@@ -103,6 +105,7 @@ class LatentUp(ColumnParallelLinear):
 
     def __init__(self, context: BuildContext, name: str, config: LatentConfig, heads: int) -> None:
         self.sizes = (config.plain_size, config.value_size)
+        self.factor = config.up_factor
         width = heads * sum(self.sizes)
         super().__init__(context, name, config.latent_size, width)
         self.absorbing: tuple[HeadMatrices, HeadMatrices] | None = None
@@ -125,7 +128,8 @@ class LatentUp(ColumnParallelLinear):
 
         Shapes: latents [S, L] -> [S, H, N + V]
         """
-        return self.method.apply(self, latents, None).unflatten(-1, (-1, sum(self.sizes)))
+        made = self.method.apply(self, latents, None).unflatten(-1, (-1, sum(self.sizes)))
+        return made if self.factor == 1.0 else made * self.factor
 
 
 class LatentAttention(Keeper):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from msgspec import structs
@@ -30,6 +31,8 @@ class MoE(nn.Module):
     `size`: what experts read and write, where it is not the hidden size. `is_gated`: see Experts.
     """
 
+    experts_class: ClassVar[type[Experts]] = Experts
+
     def __init__(
         self,
         context: BuildContext,
@@ -56,9 +59,9 @@ class MoE(nn.Module):
         router = _in_float32(context) if routes_in_float32 else context
         self.gate = self.build_gate(router, f"{name}.{gate}", num_experts, bias=bias)
         self.e_score_correction_bias = (
-            _correction_bias(context, num_experts) if has_correction_bias else None
+            self.build_correction_bias(context, num_experts) if has_correction_bias else None
         )
-        self.experts = Experts(
+        self.experts = self.experts_class(
             context,
             f"{name}.experts",
             num_experts=num_experts,
@@ -76,6 +79,11 @@ class MoE(nn.Module):
     ) -> ReplicatedLinear:
         """Return the router's matrix."""
         return ReplicatedLinear(context, name, context.model.hidden_size, num_experts, bias=bias)
+
+    def build_correction_bias(self, context: BuildContext, num_experts: int) -> nn.Parameter:
+        """Return what is added to scores for the choice of experts. Shapes: [X] float32"""
+        empty = torch.empty(num_experts, dtype=torch.float32, device=context.device)
+        return nn.Parameter(empty, requires_grad=False)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Shapes: x, residual [T, E] -> [T, E], whole on every rank"""
@@ -123,11 +131,6 @@ class MoE(nn.Module):
         ones, alone = torch.ones_like(weights).view(-1, 1), experts.reshape(-1, 1)
         out: torch.Tensor = self.experts(weighed, ones, alone)
         return plus_rest(out.unflatten(0, experts.shape).sum(dim=1), *more)
-
-
-def _correction_bias(context: BuildContext, num_experts: int) -> nn.Parameter:
-    empty = torch.empty(num_experts, dtype=torch.float32, device=context.device)
-    return nn.Parameter(empty, requires_grad=False)
 
 
 def _in_float32(context: BuildContext) -> BuildContext:

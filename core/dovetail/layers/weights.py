@@ -71,6 +71,8 @@ def load_weights(
     report = LoadReport()
     filled: dict[str, set[str]] = defaultdict(set)
     unfinished = _Unfinished(module, finish if repacks else None)
+    if weight_map.conversion is not None:
+        tensors = weight_map.conversion(tensors)
     for name, tensor in tensors:
         target = None if name.endswith(ignored) else map_name(weight_map, name)
         if target is None or (target.is_tied and filled[target.path]) or unfinished.has_had(target):

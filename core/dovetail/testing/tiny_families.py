@@ -59,6 +59,7 @@ _LATENT: dict[str, Any] = {
     "topk_group": 2,
     "routed_scaling_factor": 1.5,
 }
+_LATENT_TWICE = {**_LATENT, "head_dim": 8, "num_layers": 2, "zero_expert_num": 3}
 _ALIKE = {"num_key_value_heads": 4}
 _NOT_KIMI = ("n_routed_experts", "q_lora_rank")
 _SHARED: dict[str, Any] = {
@@ -104,6 +105,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "indexer_types": ["full", "shared"],
         },
     ),
+    "LongcatFlashForCausalLM": ("longcat_flash", _LATENT_TWICE),
     "MixtralForCausalLM": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "GptOssForCausalLM": (
         "gpt_oss",

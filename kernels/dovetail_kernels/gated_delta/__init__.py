@@ -11,8 +11,8 @@ a key's value around (OLMo Hybrid).
 
 H / K value heads that follow one another share a key head. Rows of q, k, v, decay_in and beta_in
 may lie apart, as parts of one wider matrix. Which states a row begins with and keeps:
-dovetail_kernels.states. A state of 16 bits is rounded where it is kept; the definition and the
-native kernel round it after every token.
+dovetail_kernels.states. A state of 16 bits is rounded where it is kept, by the definition after
+every token, by the native kernel after every token or chunk of 16.
 
 Shapes: q and k [T, K, D], v [T, H, V], decay_in [T, H] or [T, H, D], beta_in [T, H], a_log [H] and
 dt_bias [H] or [H, D] float32, state [N, H, D, V] -> [T, H, V] in v's dtype

@@ -76,7 +76,7 @@ def cases() -> list[Case]:
         for name, rows in ROWS.items()
         for keys, values in ((1, 1), (16, 16), (128, 128), (80, 100), (33, 250))
     ]
-    return rules + kinds + narrow + sizes + _by_channel(mixed)
+    return rules + kinds + narrow + sizes + _by_channel(mixed) + _long()
 
 
 def _by_channel(mixed: Setup) -> list[Case]:
@@ -103,6 +103,26 @@ def small_cases() -> list[Case]:
         _case("narrow", replace(few, dtype=torch.float16, kept=torch.bfloat16, heads=(4, 2))),
         _case("channels", replace(few, by_channel=True, beta_scale=2.0)),
         _case("bounded", replace(few, by_channel=True, least_log=-5.0)),
+        *_long(),
+    ]
+
+
+def _long() -> list[Case]:
+    """Return rows of several chunks among short ones; chunks that end with blocks, and others."""
+    long = Setup(
+        rows=((5, 1), (0, 150), (37, 60), (0, 0), (3, 31), (64, 64)), heads=(2, 1), block_tokens=96
+    )
+    own = replace(long, by_channel=True)
+    half = torch.float16
+    return [
+        _case("long", replace(long, beta_scale=2.0)),
+        _case("long_ends", replace(long, block_tokens=16, rows=((0, 0), (9, 55), (0, 1)))),
+        _case("long_own_blocks", replace(long, block_tokens=40, row_sizes=(1, 40, 1, 40, 40, 8))),
+        _case("long_narrow", replace(long, dtype=half, kept=torch.bfloat16, heads=(2, 2))),
+        _case("long_D70", replace(long, rows=((10, 70),), key_size=70, value_size=33)),
+        _case("long_channels", own),
+        _case("long_channels_bounded", replace(own, least_log=-5.0, beta_scale=2.0)),
+        _case("long_channels_narrow", replace(own, dtype=half, kept=half, block_tokens=40)),
     ]
 
 

@@ -1,11 +1,13 @@
-"""gated_delta in Triton: one program some columns of the state of one head of one row.
+"""gated_delta in Triton: rows of few tokens token by token, long ones in chunks.
 
-Tokens go one after the other, the state in registers from a row's first token of the step to its
-last: it is read once and written once a step and block. The order of arithmetic is that of a single
-token.
+Rows of few tokens: one program some columns of the state of one head of one row. Tokens go one
+after the other, the state in registers from a row's first token of the step to its last: it is read
+once and written once a step and block. The order of arithmetic is that of a single token. Rows of
+32 tokens and more: triton_chunks.py. Which of the two a row goes by is its own tokens' and block
+size's matter (where a step has more tokens than rows), so neighbours change none of its bits.
 
-Floor: states are read and written once, q, k, v and the result pass once, at the device's
-bandwidth. A long prompt alone is below it: its tokens wait for each other.
+Floor of few tokens: states are read and written once, q, k, v and the result pass once, at the
+device's bandwidth.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ import triton
 import triton.language as tl
 
 from dovetail_kernels.gated_delta.reference import EPS
+from dovetail_kernels.gated_delta.triton_chunks import Chunks, log_of, run_chunks
+from dovetail_kernels.gated_delta.triton_cuts import is_chunked
 from dovetail_kernels.gpu.rounding import nearest_bfloat16
-from dovetail_kernels.gpu.softplus import softplus
 from dovetail_kernels.gpu.states import block_of, is_kept, row_tokens, tokens_of
 
 NUMBERS = 4096
@@ -31,21 +34,15 @@ def _normed(x, known, eps):
 
 
 @triton.jit
-def _log(x, rate, least_log, HAS_LEAST: tl.constexpr):
-    """Return the logarithms of decays."""
-    if HAS_LEAST:
-        return least_log / (1.0 + tl.exp(-rate * x))
-    return -rate * softplus(x)
-
-
-@triton.jit
-def _kernel(
+def token_by_token(
     q, k, v, decay_in, beta_in, a_log, dt_bias, state, out, query_start, seq_lens, block_table,
     row_block_tokens, q_stride, k_stride, v_stride, decay_stride, beta_stride, state_stride,
     table_stride, heads, group, keys, values, scale, beta_scale, least_log, eps,
-    HAS_LEAST: tl.constexpr, ROUNDS: tl.constexpr,
+    HAS_LEAST: tl.constexpr, ROUNDS: tl.constexpr, LEAVES_LONG: tl.constexpr,
     BY_CHANNEL: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
+    """The state goes from token to token. LEAVES_LONG: rows that go by chunks are left alone.
+    Shapes: s [BD, BV]"""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     key, value = tl.arange(0, BD), tl.program_id(2) * BV + tl.arange(0, BV)
     known, inside = key < keys, value < values
@@ -53,6 +50,8 @@ def _kernel(
     place = (head * keys + key)[:, None] * values + value[None, :]
     first, count, start = row_tokens(query_start, seq_lens, row)
     block_tokens = tokens_of(row_block_tokens, row, BLOCK_TOKENS)
+    if LEAVES_LONG and is_chunked(count, block_tokens):
+        return
     source = block_of(block_table, table_stride, row, start - 1, block_tokens)
     has_past = (start > 0) & (count > 0)
     s = tl.load(state + source * state_stride + place, mask=both & has_past, other=0.0)
@@ -72,11 +71,11 @@ def _kernel(
         beta = tl.load(beta_in + t * beta_stride + head).to(tl.float32)
         if BY_CHANNEL:
             raw = tl.load(decay_in + t * decay_stride + channel, mask=known, other=0.0)
-            log = _log(raw.to(tl.float32) + bias, rate, least_log, HAS_LEAST)
+            log = log_of(raw.to(tl.float32) + bias, rate, least_log, HAS_LEAST)
             s = tl.exp(log)[:, None] * s
         else:
             raw = tl.load(decay_in + t * decay_stride + head).to(tl.float32) + bias
-            s = tl.exp(_log(raw, rate, least_log, HAS_LEAST)) * s
+            s = tl.exp(log_of(raw, rate, least_log, HAS_LEAST)) * s
         wrong = own_v.to(tl.float32) - tl.sum(own_k[:, None] * s, axis=0)
         s += own_k[:, None] * (beta_scale * wrong / (1.0 + tl.exp(-beta)))[None, :]
         made = tl.sum(own_q[:, None] * s, axis=0)
@@ -119,13 +118,21 @@ def run(
     out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     numbers = triton.next_power_of_2(keys)
     some = min(max(1, NUMBERS // numbers), triton.next_power_of_2(values))
-    _kernel[(len(seq_lens), heads, triton.cdiv(values, some))](
+    by_channel, chunks = dt_bias.dim() == 2, None
+    if len(v) > len(seq_lens):
+        chunks = Chunks.of(q, v, block_tokens, by_channel=by_channel)
+    token_by_token[(len(seq_lens), heads, triton.cdiv(values, some))](
         q, k, v, decay_in, beta_in, a_log, dt_bias, state, out, query_start, seq_lens, block_table,
         row_block_tokens, q.stride(0), k.stride(0), v.stride(0), decay_in.stride(0),
         beta_in.stride(0), state.stride(0), block_table.stride(0), heads, heads // key_heads, keys,
         values, scale, beta_scale, least_log, EPS, HAS_LEAST=least_log != 0.0,
-        ROUNDS=state.dtype == torch.bfloat16,
-        BY_CHANNEL=dt_bias.dim() == 2, BLOCK_TOKENS=block_tokens,
+        ROUNDS=state.dtype == torch.bfloat16, LEAVES_LONG=chunks is not None,
+        BY_CHANNEL=by_channel, BLOCK_TOKENS=block_tokens,
         BD=numbers, BV=some, num_warps=4,
     )  # fmt: skip
+    if chunks is not None:
+        run_chunks(
+            chunks, out, q, k, v, decay_in, beta_in, a_log, dt_bias, scale, state, query_start,
+            seq_lens, block_table, block_tokens, row_block_tokens, beta_scale, least_log,
+        )  # fmt: skip
     return out

@@ -140,9 +140,12 @@ class LoraAdapter(AdapterMethod):
         self, folder: Path, config: Mapping[str, Any], module: str, parts: Tensors
     ) -> dict[str, ModuleChange]:
         """Return what the tensors of a parameter [X, O, I] mean, expert by expert: A is [X r, I],
-        B is [O, r X]. Raises: ConfigError"""
+        B is [O, r X]. The first matrix of transformers' LongCat Flash has rows of experts that do
+        not compute too, which nothing reads. Raises: ConfigError"""
         facts = self._model.hf_config
-        count = next((int(facts[key]) for key in NUM_EXPERTS if facts.get(key)), 0)
+        num_experts = next((int(facts[key]) for key in NUM_EXPERTS if facts.get(key)), 0)
+        is_down = module.endswith("down_proj")
+        count = num_experts + (0 if is_down else int(facts.get("zero_expert_num") or 0))
         joined = self._change(folder, config, module, parts)
         down, up = joined.down, joined.up
         is_pair = joined.shift is None and count > 0
@@ -158,7 +161,7 @@ class LoraAdapter(AdapterMethod):
             f"{experts}.{number}.{leaf}": ModuleChange(
                 down=downs[number], up=ups[:, :, number], scale=scale
             )
-            for number in range(count)
+            for number in range(num_experts)
         }
 
     def _verify(self, folder: Path, config: Mapping[str, Any]) -> None:

@@ -39,6 +39,17 @@ class Rules:
     suppressed_first: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row's live tokens, its rules, and as tensors the ids of `Rules` that are never written and
+    not at the beginning."""
+
+    tokens: RowTokens
+    rules: Rules
+    never: torch.Tensor
+    never_first: torch.Tensor
+
+
 class SpeechTimes(LogitsProcessor):
     """Bans what a transcript cannot go on with (`logits_processors: {"speech_times": {...}}`)."""
 
@@ -47,7 +58,7 @@ class SpeechTimes(LogitsProcessor):
 
     def __init__(self, options: Any, vocab_size: int) -> None:
         super().__init__(options, vocab_size)
-        self._rows: dict[int, tuple[RowTokens, Rules]] = {}
+        self._rows: dict[int, Row] = {}
 
     @classmethod
     def wants(cls, params: SamplingParams) -> bool:
@@ -61,8 +72,14 @@ class SpeechTimes(LogitsProcessor):
 
     def add_row(self, tokens: RowTokens) -> None:
         """Keep the row's rules and its live tokens."""
+        import torch  # not for `verify`, which servers call without it
+
         rules = _rules(tokens.params.logits_processors[NAME], self.vocab_size)
-        self._rows[tokens.row] = (tokens, rules)
+        never, first = (
+            torch.tensor(ids, dtype=torch.int64)
+            for ids in (rules.suppressed, rules.suppressed_first)
+        )
+        self._rows[tokens.row] = Row(tokens, rules, never, first)
 
     def remove_row(self, row: int) -> None:
         """Forget the row."""
@@ -71,17 +88,15 @@ class SpeechTimes(LogitsProcessor):
     def apply(self, logits: torch.Tensor, rows: Sequence[tuple[int, int]]) -> None:
         """Ban what cannot follow. Shapes: logits [S, V]. Mutates: logits"""
         for index, row in rows:
-            tokens, rules = self._rows[row]
-            _apply(logits[index], rules, tokens.output_ids)
+            _apply(logits[index], self._rows[row])
 
 
-def _apply(logits: torch.Tensor, rules: Rules, output: Sequence[int]) -> None:
+def _apply(logits: torch.Tensor, row: Row) -> None:
     """Ban what cannot follow the tokens of one row. Shapes: logits [V]. Mutates: logits"""
-    never = -float("inf")
-    if rules.suppressed:
-        logits[list(rules.suppressed)] = never
-    if not output and rules.suppressed_first:
-        logits[list(rules.suppressed_first)] = never
+    rules, output, never = row.rules, row.tokens.output_ids, -float("inf")
+    logits.index_fill_(0, row.never.to(logits.device), never)
+    if not output:
+        logits.index_fill_(0, row.never_first.to(logits.device), never)
     first = rules.first_time
     if first is None:
         return
@@ -102,8 +117,7 @@ def _apply(logits: torch.Tensor, rules: Rules, output: Sequence[int]) -> None:
     if times:
         least = times[-1] if was_time and not was_before else times[-1] + 1
         logits[first:least] = never
-    scores = logits.log_softmax(-1)
-    if scores[first:].logsumexp(-1) > scores[:first].max():
+    if logits[first:].logsumexp(-1) > logits[:first].max():
         logits[:first] = never
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from dovetail.interfaces.cache_facts import CacheFacts
 from dovetail.interfaces.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
@@ -98,8 +100,43 @@ GLM_MOE_DSA_FACTS = ModelFacts(
     },
 )
 
+
+def latents_twice(config: Mapping[str, Any]) -> CacheFacts:
+    """Return what a row of LongCat Flash keeps: two latents in every block."""
+    once = latents(config)
+    return msgspec.structs.replace(once, num_attention_layers=2 * once.num_attention_layers)
+
+
+LONGCAT_FLASH_FACTS = ModelFacts(
+    cache=f"{__name__}:latents_twice",
+    length_is_scaled=True,
+    attribute_map={
+        "num_hidden_layers": "num_layers",
+        "intermediate_size": "ffn_hidden_size",
+        "moe_intermediate_size": "expert_ffn_hidden_size",
+        "num_experts_per_tok": "moe_topk",
+    },
+    defaults={
+        **_BOTH,
+        "vocab_size": 131072,
+        "hidden_size": 6144,
+        "num_layers": 28,
+        "num_attention_heads": 64,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 10000000.0,
+        "ffn_hidden_size": 12288,
+        "expert_ffn_hidden_size": 2048,
+        "moe_topk": 12,
+        "n_routed_experts": 512,
+        "zero_expert_num": 256,
+        "routed_scaling_factor": 6.0,
+    },
+)
+
 DEEPSEEK_V2 = Value(summary="DeepSeek V2", value=V2_FACTS)
 DEEPSEEK_V3 = Value(summary="DeepSeek V3", value=V3_FACTS)
 DEEPSEEK_V32 = Value(summary="DeepSeek V3.2", value=V32_FACTS)
 GLM_MOE_DSA = Value(summary="GLM-5", value=GLM_MOE_DSA_FACTS)
+LONGCAT_FLASH = Value(summary="LongCat Flash", value=LONGCAT_FLASH_FACTS)
 KIMI_K2 = Value(summary="Kimi K2", value=V3_FACTS)

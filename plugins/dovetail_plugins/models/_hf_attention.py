@@ -24,6 +24,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionSpec
 from dovetail.layers.attention import Attention
 from dovetail_plugins.models._hf_call import TrunkCall
+from dovetail_plugins.models._hf_scores import Scoring, attend_in
 from dovetail_plugins.models._hf_swap import is_experts
 
 PROBE, RUN = "dovetail_probe", "dovetail"
@@ -34,15 +35,21 @@ UNSUPPORTED = ("position_bias", "alibi", "head_mask", "indices")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The keys that a mask lets queries see: everything before, or the last `window_tokens`."""
+    """The keys that a mask lets queries see: everything before, or the last `window_tokens`.
+    `shape` is that of the mask in whose place it stands."""
 
     window_tokens: int | None
+    shape: tuple[int, ...] = ()
 
     def __getitem__(self, kept: tuple[slice, ...]) -> Seen:
         """Return itself where all of a mask is taken. Raises: TypeError for a part of it."""
         if all(part in (slice(None), slice(0, None)) for part in kept):
             return self
         raise TypeError(f"'{Seen.__name__}' object has no parts")
+
+    def size(self) -> tuple[int, ...]:
+        """Return the shape of the mask."""
+        return self.shape
 
 
 class UnusableMask:
@@ -96,26 +103,51 @@ def register() -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
     """The findings of a trial pass: the attention layers, what the trunk returns, the number that
-    the trunk's own code gives the first token of a text, and the linear layers whose weights other
-    code takes out of them."""
+    the trunk's own code gives the first token of a text, the linear layers whose weights other
+    code takes out of them, and the paths of layers that text does not pass through."""
 
     layers: list[Attention]
     output: Any
     first_position: int
     opened: frozenset[nn.Module]
+    idle: tuple[str, ...]
 
 
-def probe(trunk: nn.Module, call: TrunkCall, device: str) -> Probed:
+def probe(
+    trunk: nn.Module, call: TrunkCall, device: str, *, num_layers: int, max_tokens: int
+) -> Probed:
     """Run two tokens through a trunk whose implementation is PROBE; return what was learnt.
 
     Every attention module has then a child of our Attention for each time that it attends in a
-    pass. Values computed mean nothing.
+    pass. Values computed mean nothing. Modules that attend by products of their own are found where
+    fewer than `num_layers` attend otherwise, and run by ours from now on; a mask of their own is
+    looked at as far as `max_tokens`.
     Mutates: trunk. Raises: ConfigError when a layer asks for something no backend does.
     """
     trunk.register_forward_pre_hook(restart)
-    ids = torch.full((2,), _plain_token(trunk), dtype=torch.int64, device=device)
-    with _pass(trunk) as told, opening(trunk) as opened:
-        output = call(ids, torch.arange(2, device=device))
+    try:
+        found = _probed(trunk, call, device)
+        if len(found.layers) + len(found.idle) >= num_layers:
+            return found
+    except (TypeError, AttributeError) as error:
+        if Seen.__name__ not in str(error):  # which a mask's place was taken by
+            raise
+    scoring = Scoring(_probe_scores, Seen(window_tokens=None), is_trial=True)
+    with scoring.watching(trunk):
+        found = _probed(trunk, call, device)
+        if scoring.has_tables:
+            with _pass(trunk):
+                call(_plain_tokens(trunk, max_tokens, device), _numbers(max_tokens, device))
+    for module in scoring.found:
+        attend_in(module, _run_scores)
+    return found
+
+
+def _probed(trunk: nn.Module, call: TrunkCall, device: str) -> Probed:
+    """Return what two passes of two tokens show. Mutates: trunk. Raises: ConfigError"""
+    ids = _plain_tokens(trunk, 2, device)
+    with _pass(trunk) as told, opening(trunk) as opened, _running(trunk) as run:
+        output = call(ids, _numbers(2, device))
     with _pass(trunk) as own:
         call(ids, None)
     if not isinstance(getattr(output, "last_hidden_state", None), torch.Tensor):
@@ -130,7 +162,34 @@ def probe(trunk: nn.Module, call: TrunkCall, device: str) -> Probed:
         output=output,
         first_position=_first_position(told.lookups, own.lookups),
         opened=frozenset(opened),
+        idle=tuple(_idle(trunk, run)),
     )
+
+
+def _numbers(count: int, device: str) -> torch.Tensor:
+    return torch.arange(count, device=device)
+
+
+@contextmanager
+def _running(trunk: nn.Module) -> Iterator[set[nn.Module]]:
+    """Give the modules that run in a with block."""
+    run = set[nn.Module]()
+    hooks = [m.register_forward_pre_hook(lambda m, _: run.add(m)) for m in trunk.modules()]
+    try:
+        yield run
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _idle(trunk: nn.Module, run: set[nn.Module]) -> Iterator[str]:
+    """Yield the paths of layers that did not run, beside others in the same list that did."""
+    for path, layers in trunk.named_modules():
+        if not isinstance(layers, nn.ModuleList) or not run.intersection(layers):
+            continue
+        for name, layer in layers.named_children():
+            if layer not in run and not run.intersection(layer.modules()):
+                yield f"{path}.{name}"
 
 
 class _Closed(nn.Linear):
@@ -202,10 +261,11 @@ def _pass(trunk: nn.Module) -> Iterator[Watch]:
             del vars(module)["forward"]
 
 
-def _plain_token(trunk: nn.Module) -> int:
-    """Return a token that is not padding, which some trunks do not count."""
+def _plain_tokens(trunk: nn.Module, count: int, device: str) -> torch.Tensor:
+    """Return tokens that are no padding, which some trunks do not count."""
     config = vars(trunk).get("config")
-    return 1 if getattr(config, "pad_token_id", None) == 0 else 0
+    token = 1 if getattr(config, "pad_token_id", None) == 0 else 0
+    return torch.full((count,), token, dtype=torch.int64, device=device)
 
 
 def _first_position(told: list[list[int]], own: list[list[int]]) -> int:
@@ -219,7 +279,13 @@ def _first_position(told: list[list[int]], own: list[list[int]]) -> int:
 
 
 def _probe_mask(
-    *, mask_function: Callable[..., Any], local_size: int | None = None, **_: Any
+    *,
+    mask_function: Callable[..., Any],
+    local_size: int | None = None,
+    batch_size: int = 1,
+    q_length: int = 0,
+    kv_length: int = 0,
+    **_: Any,
 ) -> Seen | UnusableMask:
     """Return the keys that the mask lets queries see, or UnusableMask if it is
     not a causal window."""
@@ -232,7 +298,7 @@ def _probe_mask(
         first = 0 if local_size is None else query - local_size + 1
         if not torch.equal(mask.expand(reach), (keys <= query) & (keys >= first)):
             return UnusableMask()
-    return Seen(window_tokens=local_size)
+    return Seen(window_tokens=local_size, shape=(batch_size, 1, q_length, kv_length))
 
 
 def _probe_attention(
@@ -312,6 +378,31 @@ def _run_attention(
         sinks = F.pad(sinks, (0, spec.num_heads - sinks.shape[0]))
     out = attend(q, k, v, sinks).unflatten(-1, (spec.num_heads, -1))
     return out[:, :heads, :size].unsqueeze(0), None
+
+
+def _probe_scores(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: Any,
+    scale: float,
+) -> torch.Tensor:
+    """Give a module that attends by products of its own its Attention. Shapes: query [1, H, T, D]
+    -> [1, T, H, D of value]"""
+    return _probe_attention(module, query, key, value, mask, scaling=scale)[0]
+
+
+def _run_scores(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: Any,
+    scale: float,
+) -> torch.Tensor:
+    """Attend over the paged cache. Shapes: query [1, H, T, D] -> [1, T, H, D of value]"""
+    return _run_attention(module, query, key, value, mask)[0]
 
 
 def _padded(x: torch.Tensor, heads: int, size: int) -> torch.Tensor:

@@ -16,24 +16,33 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter
 from transformers.initialization import no_init_weights
 from transformers.models.auto import modeling_auto
 
+from dovetail.config.rules.transformers_models import known_classes
 from dovetail.errors import ConfigError
 from dovetail.interfaces.checkpoint_code import CAUSAL, CONFIG
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder_head import generates
 from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.stages import Elsewhere
 from dovetail.registry.checkpoint_code import load_class
 from dovetail_plugins.models import _hf_attention as hf_attention
 from dovetail_plugins.models._hf_call import TrunkCall, unwrapped
+from dovetail_plugins.models._hf_conversion import Conversion, conversion_of
+from dovetail_plugins.models._hf_head import (
+    Head,
+    Returns,
+    below_head,
+    is_text_part,
+    make_whole,
+    try_head,
+    whole_head,
+)
 from dovetail_plugins.models._hf_names import plain_renamings
 from dovetail_plugins.models._hf_swap import (
     EXPERT_MATRICES,
-    SwappedExperts,
     is_inputs_first,
     swap_layers,
 )
@@ -41,8 +50,6 @@ from dovetail_plugins.models._hf_swap import (
 log = logging.getLogger(__name__)
 
 KINDS = {"full_attention", "sliding_attention"}
-ARITHMETIC = {"mul", "__mul__", "__rmul__", "mul_", "div", "__truediv__", "div_", "tanh"}
-"""Functions by which heads scale logits or cap them."""
 PAGE = "docs/reference/architectures.md"
 FIX = f"use a checkpoint of another architecture; {PAGE} lists what is served."
 
@@ -50,10 +57,10 @@ FIX = f"use a checkpoint of another architecture; {PAGE} lists what is served."
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
     """transformers' causal model, the trunk inside it, what runs the trunk over tokens and their
-    positions, and the path of what the head reads with the class of what that returns: the trunk's,
-    or those of a module around it.
+    positions, and the head: the causal model's own, or that of a whole of which it is a part.
 
-    `renamings` are what transformers renames of a checkpoint, as far as it is plain text.
+    `renamings` are what transformers renames of a checkpoint, as far as it is plain text, and
+    `conversion` makes tensors of those that it cuts or joins.
     `inputs_first` are the ends of the names of matrices that are stored [.., I, O].
 
     `first_position` is what the trunk's own code would number a text's first token.
@@ -63,12 +70,12 @@ class Built:
     trunk_name: str
     trunk: nn.Module
     call: TrunkCall
-    below_head: str
-    output: type[Any]
+    head: Head
     first_position: int
     hidden_size: int
     inputs_first: tuple[str, ...]
     renamings: list[tuple[str, str]]
+    conversion: Conversion | None
 
 
 def build(context: BuildContext) -> Built:
@@ -83,30 +90,56 @@ def build(context: BuildContext) -> Built:
     if not call.is_possible:
         raise refusal(context.model, "it counts positions itself and takes none")
     with refusing(context.model, "it does not run in a trial pass"):
-        seen = hf_attention.probe(trunk, call, context.device)
-        is_plain = not generates(context.model) or try_head(causal, trunk_name, seen)
-    _check_text_part(context.model, causal, is_plain)
-    learn_attention(context, seen.layers)
+        seen = probed(context, trunk, call)
+        if generates(context.model):
+            try_head(causal, trunk_name, seen.output)
+    learn_attention(context, seen.layers, num_idle=len(seen.idle))
     with refusing(context.model, "its layers cannot be exchanged"):
-        if context.model.code is not None:
-            # transformers guesses from a class's text what the probe has seen.
-            type(causal)._can_set_attn_implementation_cached_value = True
-        causal.set_attn_implementation(hf_attention.RUN)
+        for path in seen.idle:
+            trunk.set_submodule(path, Elsewhere())
+        set_attention(causal, hf_attention.RUN)
         ends = inputs_first(trunk)
         swap_layers(context, trunk, f"{trunk_name}.", kept=seen.opened)
-        check_layout(causal)
+        conversion = conversion_of(causal, causal)
+    renamings = plain_renamings(causal)
+    head = Head(module=causal, below=trunk_name, output=type(seen.output))
+    if _is_of_a_whole(context.model, causal):
+        with refusing(context.model, "the head of the whole model does not run in a trial pass"):
+            whole = make_whole(context.model, "meta")
+            conversion = conversion_of(whole, causal)
+            renamings += [pair for pair in plain_renamings(whole) if pair[0][0] != "^"]
+            head = whole_head(whole, causal, seen)
     return Built(
         causal=causal,
         trunk_name=trunk_name,
         trunk=trunk,
         call=call,
-        below_head=trunk_name,
-        output=type(seen.output),
+        head=head,
         first_position=seen.first_position,
         hidden_size=seen.output.last_hidden_state.shape[-1],
         inputs_first=ends,
-        renamings=plain_renamings(causal),
+        renamings=list(dict.fromkeys(renamings)),
+        conversion=conversion,
     )
+
+
+def probed(context: BuildContext, trunk: nn.Module, call: TrunkCall) -> hf_attention.Probed:
+    """Return what a trial pass shows of a trunk. Mutates: trunk. Raises: ConfigError"""
+    return hf_attention.probe(
+        trunk,
+        call,
+        context.device,
+        num_layers=context.model.num_layers,
+        max_tokens=_served_tokens(context),
+    )
+
+
+def _is_of_a_whole(model: ModelSpec, causal: Any) -> bool:
+    """Return whether a causal model is the text part of a class of transformers with a head of its
+    own."""
+    is_part = is_text_part(type(causal).__name__, model.architecture)
+    is_known = bool(model.whole_config) and model.architecture in known_classes().every
+    return is_part and is_known and generates(model)
 
 
 def inputs_first(trunk: nn.Module) -> tuple[str, ...]:
@@ -121,9 +154,7 @@ def _causal(context: BuildContext) -> Any:
     model = context.model
     with refusing(model, "transformers cannot make it from this config.json"):
         config = _config(context)
-        make = transformers.AutoModelForCausalLM.from_config
-        if model.code is not None:
-            make = load_class(model.code, CAUSAL)._from_config
+        make = _maker(model, config)
         with no_init_weights(), torch.device(context.device):
             causal = make(
                 config, dtype=dtype_of(model.dtype), attn_implementation=hf_attention.PROBE
@@ -133,6 +164,28 @@ def _causal(context: BuildContext) -> Any:
     if causal._is_stateful:
         raise refusal(model, "it keeps a state of its own instead of keys and values")
     return causal.eval().requires_grad_(False)
+
+
+def set_attention(model: Any, name: str) -> None:
+    """Let a model attend by an implementation of ours, whether or not transformers guesses from the
+    text of its class that it can: the probe sees what it does. Mutates: model, its class"""
+    type(model)._can_set_attn_implementation_cached_value = True
+    model.set_attn_implementation(name)
+
+
+def _maker(model: ModelSpec, config: Any) -> Any:
+    """Return what makes a causal model of a config: the checkpoint's own class, that of the
+    config's model type, or that of the whole checkpoint's type."""
+    if model.code is not None:
+        return load_class(model.code, CAUSAL)._from_config
+    auto = transformers.AutoModelForCausalLM
+    names = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    name = names.get(str(model.whole_config.get("model_type")), model.architecture)
+    kind = getattr(transformers, name, None) if name in names.values() else None
+    is_kinds = getattr(kind, "config_class", None) is type(config)
+    if kind is None or not is_kinds or type(config) in auto._model_mapping:
+        return auto.from_config
+    return kind._from_config
 
 
 @contextmanager
@@ -155,7 +208,7 @@ def _known_reason(error: Exception) -> str | None:
         return "its attention does not go through transformers' attention interface"
     if hf_attention.PROBE in text:
         return "its attention does not go through transformers' attention interface"
-    if f"'{_Returns.__name__}' object" in text:
+    if f"'{Returns.__name__}' object" in text:
         return "its head reaches into the layers below it"
     if "Unrecognized configuration class" in text:
         return "transformers does not make its causal class from the text part of its config"
@@ -199,79 +252,20 @@ def _served_tokens(context: BuildContext) -> int:
 
 def _trunk(model: ModelSpec, causal: Any) -> tuple[str, nn.Module]:
     """Return the part of a causal model below its head, and its name. Raises: ConfigError"""
-    name = str(causal.base_model_prefix)
+    name = below_head(causal)
     trunk = causal._modules.get(name)
     if trunk is None:
         raise refusal(model, "its head and the layers below it are not apart")
     return unwrapped(name, trunk)
 
 
-def check_layout(causal: Any) -> None:
-    """Raises: ConfigError for tensors that transformers puts together from what is stored, but for
-    those of experts that are swapped."""
-    parameters = [
-        path
-        for path, _ in causal.named_parameters()
-        if not isinstance(causal.get_submodule(path.rpartition(".")[0]), SwappedExperts)
-    ]
-    for rule in get_model_conversion_mapping(causal, add_legacy=False):
-        if not isinstance(rule, WeightConverter):
-            continue
-        words = [target.replace("\\1", "") for target in rule.target_patterns]
-        parameter = next((p for p in parameters for word in words if word and word in p), None)
-        if parameter is not None:
-            raise ConfigError(
-                f"its {parameter} is stored in pieces that only transformers puts together."
-            )
-
-
-def try_head(causal: Any, trunk_name: str, seen: hf_attention.Probed) -> bool:
-    """Run the head over the trunk's output; return whether it multiplies and does nothing else.
-
-    Mutates: causal, for as long as it runs
-    """
-    trunk = causal.get_submodule(trunk_name)
-    output = type(seen.output)(last_hidden_state=seen.output.last_hidden_state)
-    causal.set_submodule(trunk_name, _Returns(output))
-    try:
-        with torch.inference_mode(), hf_attention.Watch() as watch:
-            ids = torch.zeros(1, 2, dtype=torch.int64, device=output.last_hidden_state.device)
-            logits = causal(input_ids=ids, use_cache=False).logits
-    finally:
-        causal.set_submodule(trunk_name, trunk)
-    if tuple(logits.shape[:2]) != (1, 2):
-        raise ConfigError("its head does not give logits of every token.")
-    return not watch.functions & ARITHMETIC
-
-
-def _check_text_part(model: ModelSpec, causal: Any, is_plain: bool) -> None:
-    """Raises: ConfigError for the text part of a model whose head may differ from the part's."""
-    if type(causal).__name__ == model.architecture or is_plain:
-        return
-    if model.architecture not in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-        raise refusal(
-            model, "the head of its text part does more than multiply, the whole model's may not"
-        )
-
-
-class _Returns(nn.Module):
-    """A module that returns one thing, whatever it is called with."""
-
-    def __init__(self, output: Any) -> None:
-        super().__init__()
-        self.output = output
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.output
-
-
-def learn_attention(context: BuildContext, layers: list[Any]) -> None:
-    """Check that every layer of the trunk attends (some do twice, by separate modules); windows
-    beyond what is served are none.
+def learn_attention(context: BuildContext, layers: list[Any], num_idle: int = 0) -> None:
+    """Check that every layer of the trunk attends (some do twice, by separate modules), but for
+    those that text does not pass through; windows beyond what is served are none.
 
     Mutates: layers. Raises: ConfigError
     """
-    if len(layers) < context.model.num_layers:
+    if len(layers) < context.model.num_layers - num_idle:
         raise refusal(
             context.model,
             f"{len(layers)} of its {context.model.num_layers} layers attend through"

@@ -16,6 +16,8 @@ from transformers.core_model_loading import PrefixChange, WeightRenaming, apply_
 
 DROPPED = re.compile(r"\^(\w+)\\\.\(\.\+\)")
 """How transformers writes that a part's names may begin with a word more."""
+GROUP = re.compile(r"([^()]*)\((\w+(?:\|\w+)*)\)([^()]*)")
+"""A pattern with one group of words."""
 
 
 def encoder_names(
@@ -74,7 +76,17 @@ def plain_renamings(causal: Any) -> list[tuple[str, str]]:
         if not isinstance(rule, WeightRenaming):
             continue
         for old in rule.source_patterns:
-            text = old.replace("\\.", ".")
-            if not set(text.removeprefix("^")) & set("^$*+?()[]{}|\\"):
-                renamings.append((text, rule.target_patterns[0]))
+            for source, target in _alternatives(old, rule.target_patterns[0]):
+                text = source.replace("\\.", ".")
+                if not set(text.removeprefix("^")) & set("^$*+?()[]{}|\\"):
+                    renamings.append((text, target.replace("\\.", ".")))
     return renamings
+
+
+def _alternatives(old: str, new: str) -> list[tuple[str, str]]:
+    """Return a renaming, or one for each of the words in its only group."""
+    found = GROUP.fullmatch(old)
+    if found is None or "\\1" not in new:
+        return [(old, new)]
+    before, words, behind = found.groups()
+    return [(before + word + behind, new.replace("\\1", word)) for word in words.split("|")]

@@ -225,7 +225,7 @@ def _listening(whole: Any, base: Any, text: nn.Module, kind: str, heard: _Heard)
     name = f"get_{kind}_features"
     method = getattr(base, name, None)
     if method is None:
-        raise ConfigError(f"it has no {name}.")
+        raise ConfigError(f"its {kind}s become no vectors in place of tokens (it has no {name}).")
     taken = inspect.signature(method)
 
     @functools.wraps(method)

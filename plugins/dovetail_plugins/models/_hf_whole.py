@@ -12,26 +12,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-import transformers
 from torch import nn
-from transformers.initialization import no_init_weights
 
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.decoder_head import generates
-from dovetail.layers.dtypes import dtype_of
 from dovetail_plugins.models import _hf_attention as hf_attention
 from dovetail_plugins.models._hf_build import (
     Built,
     check_config,
-    check_layout,
     inputs_first,
     learn_attention,
+    probed,
     refusal,
     refusing,
-    try_head,
 )
 from dovetail_plugins.models._hf_call import TrunkCall
+from dovetail_plugins.models._hf_conversion import conversion_of
+from dovetail_plugins.models._hf_head import Head, make_whole, try_head
 from dovetail_plugins.models._hf_names import plain_renamings, stored_starts
 from dovetail_plugins.models._hf_swap import swap_layers
 from dovetail_plugins.models._hf_trial import Feature, Trial
@@ -58,15 +55,16 @@ def build_whole(context: BuildContext, kinds: Sequence[str]) -> Whole:
         raise refusal(context.model, "its layers cannot be divided over ranks yet")
     check_config(context.model)
     hf_attention.register()
-    whole = _whole(context)
+    with refusing(context.model, "transformers cannot make it from this config.json"):
+        whole = make_whole(context.model, context.device)
     base_name, base = _base(context, whole)
     name, text = _text(context, whole, base)
     renamings, starts = plain_renamings(whole), stored_starts(whole)
     with refusing(context.model, "it does not run in a trial pass"):
         text.set_attn_implementation(hf_attention.PROBE)
-        seen = hf_attention.probe(text, TrunkCall(base), context.device)
+        seen = probed(context, text, TrunkCall(base))
         if generates(context.model):
-            try_head(whole, base_name, seen)
+            try_head(whole, base_name, seen.output)
     with refusing(context.model, "it does not run in a trial pass with media"):
         trial = Trial(context, whole, base, text, kinds)
         with hf_attention.opening(base) as opened:
@@ -77,7 +75,7 @@ def build_whole(context: BuildContext, kinds: Sequence[str]) -> Whole:
         ends, path = inputs_first(text), f"{base_name}.{name}"
         swap_layers(context, text, f"{path}.", kept=seen.opened)
         embed = whole.get_input_embeddings()
-        check_layout(whole)
+        conversion = conversion_of(whole, whole)
         del base._modules[name]
         exchange(context, base, f"{base_name}.", whole.config, kept=opened)
     built = Built(
@@ -85,12 +83,12 @@ def build_whole(context: BuildContext, kinds: Sequence[str]) -> Whole:
         trunk_name=path,
         trunk=text,
         call=TrunkCall(text),
-        below_head=base_name,
-        output=type(seen.output),
+        head=Head(module=whole, below=base_name, output=type(seen.output)),
         first_position=seen.first_position,
         hidden_size=seen.output.last_hidden_state.shape[-1],
         inputs_first=ends,
         renamings=renamings,
+        conversion=conversion,
     )
     return Whole(
         built=built,
@@ -100,20 +98,6 @@ def build_whole(context: BuildContext, kinds: Sequence[str]) -> Whole:
         starts=starts,
         is_spatial=trial.is_spatial,
     )
-
-
-def _whole(context: BuildContext) -> Any:
-    """Return transformers' model with empty weights. Raises: ConfigError"""
-    fields = dict(context.model.whole_config)
-    fields = {k: v for k, v in fields.items() if k not in ("dtype", "torch_dtype", "auto_map")}
-    with refusing(context.model, "transformers cannot make it from this config.json"):
-        config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
-        make = getattr(transformers, context.model.architecture)._from_config
-        with no_init_weights(), torch.device(context.device):
-            whole = make(config, dtype=dtype_of(context.model.dtype))
-        whole.to(context.device)
-        whole.tie_weights()
-    return whole.eval().requires_grad_(False)
 
 
 def _base(context: BuildContext, whole: Any) -> tuple[str, Any]:

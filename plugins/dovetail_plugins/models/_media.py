@@ -55,9 +55,9 @@ class MediaModel(OneByOne, nn.Module, Model):
 
     def __init__(self, options: Any, context: BuildContext) -> None:
         super().__init__()
-        name = self.text_class or _causal_class(context.model)
+        plugin = self.text_plugin(context)
+        name = plugin.__name__
         model = msgspec.structs.replace(context.model, architecture=name, whole_config={})
-        plugin = cast(type[Model], registry.load("model", name))
         _check_stages(context, plugin)
         self.text = cast(Any, plugin(None, replace(context, model=model)))
         self.takes_media = self._takes_media(context)
@@ -68,6 +68,11 @@ class MediaModel(OneByOne, nn.Module, Model):
         self._dtype, self._size = dtype_of(context.model.dtype), context.model.hidden_size
         rotaries = (m for m in self.text.modules() if isinstance(m, SpatialRotary))
         self._is_spatial = next(rotaries, None) is not None
+
+    def text_plugin(self, context: BuildContext) -> type[Model]:
+        """Return the class of the text model. Raises: ConfigError"""
+        name = self.text_class or _causal_class(context.model)
+        return cast(type[Model], registry.load("model", name))
 
     def weight_map(self) -> WeightMap:
         """Return the names: those of the encoder are transformers', those of the text model are its
@@ -131,7 +136,7 @@ def build_encoder(context: BuildContext, family: MediaModel, *, is_here: bool = 
     config = transformers.AutoConfig.for_model(whole.pop("model_type"), **whole)
     _shrink(config.get_text_config())
     with no_init_weights(), torch.device(context.device if is_here else "meta"):
-        full: Any = transformers.AutoModel.from_config(config, dtype=dtype_of(context.model.dtype))
+        full: Any = _below_head(context.model, config)
     for name in family.text_names:
         if name not in full._modules:
             raise ConfigError(
@@ -145,6 +150,16 @@ def build_encoder(context: BuildContext, family: MediaModel, *, is_here: bool = 
     exchange(context, full, "model.", config, kept)
     encoder: nn.Module = full.eval().requires_grad_(False)
     return encoder
+
+
+def _below_head(model: ModelSpec, config: Any) -> Any:
+    """Return transformers' model of a config without its head; one whose type is another class's
+    beside its own is made as the checkpoint's class."""
+    dtype = dtype_of(model.dtype)
+    if type(config) in transformers.AutoModel._model_mapping:
+        return transformers.AutoModel.from_config(config, dtype=dtype)
+    whole = getattr(transformers, model.architecture)._from_config(config, dtype=dtype)
+    return whole.get_submodule(whole.base_model_prefix)
 
 
 def _shrink(text: Any) -> None:

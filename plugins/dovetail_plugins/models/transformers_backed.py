@@ -12,14 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from dovetail.config.rules.architectures import stem
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import LOGITS
 from dovetail.layers.decoder_head import class_score, generates
 from dovetail.layers.placement import WeightHolder
 from dovetail.layers.stages import Elsewhere, Stage
 from dovetail_plugins.models._hf_build import Built, build
+from dovetail_plugins.models._hf_head import is_text_part
 from dovetail_plugins.models._hf_swap import store_buffers
 
 log = logging.getLogger(__name__)
@@ -36,15 +35,9 @@ OTHER_PARTS = (
     *("vision_tower.", "vision_model.", "vision_embedder.", "vision_embed_tokens.", "visual."),
     *("image_tower.", "video_tower.", "vision_encoder.", "vision_projection."),
     *("audio_tower.", "audio_model.", "audio_encoder.", "embed_vision.", "embed_audio."),
-    *(
-        "visual_embeddings_table.",
-        "projector.",
-        "image_newline",
-        "connector.",
-        "aligner.",
-        "high_res_vision",
-        "language_projection.",
-    ),
+    *("visual_embeddings_table.", "projector.", "image_newline", "connector.", "aligner."),
+    *("high_res_vision", "language_projection.", "generation_", "vqmodel."),
+    "patch_merge_mlp.",
 )
 """The parts of such models that text does not pass through."""
 
@@ -79,10 +72,11 @@ class TransformersBacked(nn.Module, Model):
         super().__init__()
         built = self.built(context)
         self.trunk_name, self.first_position = built.trunk_name, built.first_position
-        self.tied = dict(built.causal.all_tied_weights_keys) if generates(context.model) else {}
-        self.renamings = built.renamings
+        head = built.head.module
+        self.tied = dict(head.all_tied_weights_keys) if generates(context.model) else {}
+        self.renamings, self.conversion = built.renamings, built.conversion
         self.inputs_first = _also_before(self.renamings, built.inputs_first)
-        self.is_text_part = _is_text_part(type(built.causal).__name__, context.model.architecture)
+        self.is_text_part = is_text_part(type(built.causal).__name__, context.model.architecture)
         if self.is_text_part:
             log.warning(
                 "of %s only the text part is served: it gets no images and no sound",
@@ -91,11 +85,11 @@ class TransformersBacked(nn.Module, Model):
         self.trunk: nn.Module = built.trunk
         self.call = built.call
         # The head's own code (scales, soft caps) runs as it is, over hidden states it is given.
-        self.given = Given(built.output)
-        self.head: Any = built.causal
-        self.head.set_submodule(built.below_head, self.given)
+        self.given = Given(built.head.output)
+        self.head: Any = built.head.module
+        self.head.set_submodule(built.head.below, self.given)
         if not generates(context.model):
-            self.head = _without_weights(built.causal)
+            self.head = _without_weights(built.head.module)
         width = int(built.hidden_size)
         self.score = class_score(context, Stage(context), in_size=width)
         store_buffers(self)
@@ -125,6 +119,7 @@ class TransformersBacked(nn.Module, Model):
             ignored=(*IGNORED, *(OTHER_PARTS if self.is_text_part else ())),
             tied={renamed(a, places): renamed(b, places) for a, b in self.tied.items()},
             transposed=self.inputs_first,
+            conversion=self.conversion,
         )
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -144,14 +139,6 @@ class TransformersBacked(nn.Module, Model):
         """Return the numbers of the classes. Shapes: pooled [S, E] -> [S, C]"""
         found: torch.Tensor = self.score(pooled)
         return found
-
-
-def _is_text_part(causal: str, architecture: str) -> bool:
-    """Return whether a checkpoint's class is of a whole of which a causal class is the text part,
-    and not of the same text model with another head."""
-    family, head = stem(architecture)
-    generates_too = head in (LOGITS, None)
-    return causal != architecture if generates_too else stem(causal)[0] != family
 
 
 def _without_weights(causal: nn.Module) -> nn.Module:

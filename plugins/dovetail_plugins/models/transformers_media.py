@@ -6,12 +6,14 @@ runs. What cannot be run so is refused with the reason: see `_hf_whole`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 
 from dovetail.config.checkpoint.media_tokens import named_kinds
+from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.context import step_media
@@ -36,8 +38,14 @@ class TransformersMedia(OneByOne, TransformersBacked):
 
     def built(self, context: BuildContext) -> Built:
         """Return transformers' model, and keep its encoder. Raises: ConfigError"""
-        whole = build_whole(context, named_kinds(context.model.whole_config))
-        base = whole.built.below_head
+        kinds = named_kinds(context.model.whole_config)
+        try:
+            whole = build_whole(context, kinds)
+        except ConfigError as error:
+            none = json.dumps(dict.fromkeys(kinds, 0))
+            alone = f"serve its text part alone with --limit-mm-per-prompt '{none}', or {error.fix}"
+            raise ConfigError(error.what, where=error.where, fix=alone) from error
+        base = whole.built.head.below
         self._names = encoder_names(whole.encoder, to="encoder.", start=base)
         self.encoder = whole.encoder
         self._embed: list[Any] = [whole.embed]  # in a list: the trunk has it
@@ -65,6 +73,7 @@ class TransformersMedia(OneByOne, TransformersBacked):
             ignored=IGNORED,
             tied={renamed(a, places): renamed(b, places) for a, b in self.tied.items()},
             transposed=self.inputs_first,
+            conversion=self.conversion,
         )
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -139,6 +139,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "DeepseekV2ForCausalLM": ("kv_b_proj",),
     "DeepseekV3ForCausalLM": ("kv_b_proj",),
     "KimiLinearForCausalLM": ("kv_b_proj",),
+    "LongcatFlashForCausalLM": ("kv_b_proj", "classifier"),
     "BailingHybridForCausalLM": ("kv_b_proj",),
     **dict.fromkeys(
         ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"),

@@ -14,7 +14,7 @@ from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
 from dovetail.inspect import trial
 from dovetail.inspect.collect import inspect
-from support.tiny_configs import tiny_config, write_tiny
+from support.tiny_configs import tiny_config, write_tiny, write_tiny_whole
 from support.verdicts import BACKED, FLAGS, NATIVE, REFUSED, verdict_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -44,6 +44,19 @@ SERVED = {
     "exaone": NATIVE,  # under Llama's class, by other names
     "sarvam_moe": NATIVE,  # the same of GLM-4.5's
     "lfm3_vl": NATIVE,  # the text part, behind another prefix
+    "shieldgemma2": NATIVE,  # a config of its own for another's class
+    "cohere2_vision": BACKED,  # the text part, whose own class scales logits and the whole's not
+    "hyperclovax_vision_v2": BACKED,  # the text part of a whole that scales logits by its own code
+    "janus": BACKED,  # the text part, beside what draws
+    "emu3": BACKED,  # a class that transformers does not make of its config
+    "mllama": BACKED,  # a model below the head under another name
+    "hrm_text": BACKED,  # matrices stored joined
+    "minimax_m3_vl": BACKED,  # the text part, whose stored matrices are joined
+    "megatron-bert": BACKED,  # scores computed by the model's own code
+    "roformer": BACKED,  # the same, whose queries and keys turn
+    "mvp": BACKED,  # the same, heads in the batch
+    "gpt_neox_japanese": BACKED,  # the same, added to nothing
+    "openai-gpt": BACKED,  # the same, with a mask of its own
     "gemma3n_text": NATIVE,  # keys and values that layers share
     "gemma4_text": NATIVE,  # and layers of several shapes
     "gemma3": NATIVE,  # the text part, without a processor, of a model that takes images
@@ -51,7 +64,7 @@ SERVED = {
 NOT_SERVED = {
     "zaya": "layers of the kind hybrid",
     "prophetnet": "counts positions itself",
-    "mvp": "computes with attention masks itself",
+    "doge": "computes with attention masks itself",
 }
 
 
@@ -67,6 +80,15 @@ def test_refused_with_the_reason(tmp_path: Path, model_type: str) -> None:
     assert verdict.state == REFUSED
     assert NOT_SERVED[model_type] in verdict.reason
     assert "Error" not in verdict.reason
+
+
+def test_text_part_of_a_whole_whose_layers_for_images_text_skips(tmp_path: Path) -> None:
+    """Llama 3.2 Vision: every fourth layer attends to images alone, and the names are the hub's."""
+    text = tiny_config("mllama").to_dict()["text_config"]
+    text |= {"num_hidden_layers": 4, "cross_attention_layers": [1, 3]}
+    path = write_tiny_whole(tmp_path, "mllama", "MllamaForConditionalGeneration", text_config=text)
+    verdict = verdict_of(path)
+    assert (verdict.state, verdict.reason) == (BACKED, "")
 
 
 def test_models_that_are_not_decoders_are_told_apart(tmp_path: Path) -> None:
@@ -115,7 +137,7 @@ def test_weights_that_do_not_fit_an_own_model_are_foreseen(tmp_path: Path) -> No
 
 def test_inspect_tries_out_in_a_process_of_its_own(tmp_path: Path) -> None:
     """Where torch is not imported it stays so; the child says the same."""
-    served, refused = write_tiny(tmp_path / "a", "persimmon"), write_tiny(tmp_path / "b", "mvp")
+    served, refused = write_tiny(tmp_path / "a", "persimmon"), write_tiny(tmp_path / "b", "doge")
     for path in (served, refused):
         run = resolve(Config.from_fields({"model": str(path), **FLAGS})).run
         assert trial.tried_in_child(run) == trial.tried(run)

@@ -38,6 +38,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "states that forget at slopes": ("MiniMaxForCausalLM", {}),
     "the delta rule, keys that turn values around": ("OlmoHybridForCausalLM", {}),
     "the delta rule by channel, and latents": ("KimiLinearForCausalLM", {}),
+    "two latents a block, experts that do not compute": ("LongcatFlashForCausalLM", {}),
     "bounded decays, latents with gates": ("BailingHybridForCausalLM", {}),
     "one matrix of all inputs": (
         "LaraMiniForCausalLM",

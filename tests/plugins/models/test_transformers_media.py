@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from support.media_verdicts import media_verdict
+from dovetail.errors import DovetailError
+from dovetail.llm import LLM
+from support.media_verdicts import FLAGS, media_verdict
 from support.tiny_wholes import write_whole
-from support.verdicts import BACKED, NATIVE, REFUSED
+from support.verdicts import BACKED, NATIVE, promise_of
 
 pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 NATIVE_TEXT = {
@@ -23,7 +25,7 @@ SERVED = {
     "audioflamingo3": "AudioFlamingo3ForConditionalGeneration",  # sound
 }
 NOT_SERVED = {
-    "paligemma": ("PaliGemmaForConditionalGeneration", "computes with attention masks itself"),
+    "git": ("GitForCausalLM", "does not go through transformers' attention interface"),
     "qwen3_vl": ("Qwen3VLForConditionalGeneration", "is given visual_pos_masks beside vectors"),
     "glm5_next": ("Glm5NextForConditionalGeneration", "layers of the kind indexed_attention"),
 }
@@ -44,8 +46,10 @@ def test_greedy_text_of_own_text_models(tmp_path: Path, model_type: str) -> None
 
 @pytest.mark.parametrize("model_type", NOT_SERVED)
 def test_refused_with_the_reason(tmp_path: Path, model_type: str) -> None:
+    """By the engine, and by `dovetail inspect` before it."""
     architecture, reason = NOT_SERVED[model_type]
     folder = write_whole(tmp_path, model_type, architecture)
-    verdict = media_verdict(folder, model_impl="transformers")
-    assert verdict.state == REFUSED
-    assert reason in verdict.reason
+    fields = {"model": str(folder), **FLAGS, "max_model_len": 96, "model_impl": "transformers"}
+    assert reason in promise_of(fields)
+    with pytest.raises(DovetailError, match=reason):
+        LLM(**fields)

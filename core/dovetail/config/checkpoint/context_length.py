@@ -105,27 +105,29 @@ def chunk_tokens(config: Mapping[str, Any]) -> int | None:
     return chunk if isinstance(chunk, int) and chunk > 0 and is_used else None
 
 
-def within_window(requested: int | None, length: int, model: ModelSpec) -> int:
-    """Return the context length to serve, at most the window.
+def within_window(
+    requested: int | None, length: int, model: ModelSpec, because: str = NO_WINDOW
+) -> int:
+    """Return the context length to serve, at most the window, `because` of a flag or a model.
 
     Raises: ConfigError when more was `requested`.
     """
     window = window_tokens(model.hf_config)
     if window is None:
-        log.info("%s changes nothing: the model has no sliding window.", NO_WINDOW)
+        log.info("%s changes nothing: the model has no sliding window.", because)
         return length
     if requested is not None and requested > window:
         raise ConfigError(
-            f"{NO_WINDOW} limits the context to the window, {window} tokens; "
+            f"{because} limits the context to the window, {window} tokens; "
             f"{requested} were requested.",
             where="--max-model-len",
-            fix=f"give at most {window}, or leave {NO_WINDOW} out.",
+            fix=f"give at most {window}, or leave {because} out.",
         )
     if length > window:
         log.info(
             "max_model_len auto: %d tokens, the window that is the limit with %s.",
             window,
-            NO_WINDOW,
+            because,
         )
     return min(length, window)
 

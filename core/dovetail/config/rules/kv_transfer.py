@@ -19,6 +19,7 @@ from dovetail.config.checkpoint.weights_check import weight_files
 from dovetail.config.checkpoint.weights_digest import files_digest
 from dovetail.config.config import Config
 from dovetail.config.rules.json_keys import read_keys
+from dovetail.config.rules.schedule import finds_prefixes
 from dovetail.config.rules.selections import select
 from dovetail.errors import ConfigError
 from dovetail.interfaces.kv_connector import FAIL, RECOMPUTE, TransferSpec
@@ -195,6 +196,12 @@ def _check(keys: TransferKeys, config: Config, run: RunSpec) -> None:
     if run.model.encoder is not None:
         raise ConfigError(
             "what a decoder keeps depends on what its encoder has read, so no prefix finds it.",
+            where=FLAG,
+            fix="leave it out; --swap-space carries such blocks.",
+        )
+    if not finds_prefixes(config, run.model):
+        raise ConfigError(
+            "what a prompt keeps depends on all of it, so no prefix finds it.",
             where=FLAG,
             fix="leave it out; --swap-space carries such blocks.",
         )

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dovetail import registry
-from dovetail.config.checkpoint.context_length import model_tokens, within_window
+from dovetail.config.checkpoint.context_length import (
+    model_tokens,
+    window_tokens,
+    within_window,
+)
 from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.config.config import Config
 from dovetail.config.rules.adapters import long_factors
 from dovetail.config.rules.device import at_most
+from dovetail.config.rules.media_kinds import allowed_kinds, has_processor
 from dovetail.config.sections.scheduler import SchedulerConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.platform import Platform, PlatformDefaults
@@ -17,6 +22,7 @@ from dovetail.interfaces.spec import ModelSpec
 STEP_TOKENS = "--max-num-batched-tokens"
 KEPT_ENCODER_ROWS = 8192
 """The least number of vectors of media that are kept for other requests."""
+SEEN_WHOLE = "taking images in prompts that see themselves both ways"
 
 
 def schedule_spec(
@@ -31,11 +37,14 @@ def schedule_spec(
     length = model_tokens(config.model.max_model_len, model, may_exceed=may_exceed)
     if most_tokens is not None and config.model.max_model_len is None:
         length = min(length, most_tokens)
+    is_divisible = model.is_causal and finds_prefixes(config, model)
     if config.model.disable_sliding_window:
         length = within_window(config.model.max_model_len, length, model)
+    if not finds_prefixes(config, model) and window_tokens(model.hf_config) is not None:
+        length = within_window(config.model.max_model_len, length, model, SEEN_WHOLE)
     usual, limits = platform.defaults(), platform.limits()
     mode = scheduler.performance_mode
-    is_chunked = scheduler.enable_chunked_prefill and model.is_causal
+    is_chunked = scheduler.enable_chunked_prefill and is_divisible
     of_tokens, of_rows = registry.value_of("performance_mode", mode, where="--performance-mode")
     asked_tokens, largest = scheduler.max_num_batched_tokens, limits.step_tokens
     usual_tokens = int(usual.step_tokens * of_tokens)
@@ -67,6 +76,13 @@ def schedule_spec(
         keeps_parts_whole=config.multimodal.disable_chunked_mm_input
         or facts_of(model.whole_config).media_see_all,
     )
+
+
+def finds_prefixes(config: Config, model: ModelSpec) -> bool:
+    """Return whether what is kept of a prompt's begin is that of any prompt that begins so: not
+    where all of a prompt with media sees itself, which is computed in one step for that."""
+    takes_media = has_processor(model) and bool(allowed_kinds(config, model))
+    return not (takes_media and facts_of(model.whole_config).prompts_see_all)
 
 
 def _plans_ahead(config: Config, usual: PlatformDefaults) -> bool:

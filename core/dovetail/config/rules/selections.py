@@ -127,7 +127,9 @@ def select_model(config: Config, model: ModelSpec) -> Selection:
         known = known_classes()
         text_type = str(model.hf_config.get("model_type"))
         pools = model.head != LOGITS and known.has_decoder(architecture, text_type)
-        writes = architecture in known.causal or known.has_text_part(architecture, text_type)
+        whole_type = str(model.whole_config.get("model_type"))
+        has_part = known.has_text_part(architecture, text_type, whole_type)
+        writes = architecture in known.causal or has_part
         if pools or writes:
             return select("model", TRANSFORMERS, where="--model-impl", options=options)
         if architecture in known.every:

@@ -33,11 +33,11 @@ class KnownClasses:
     media: frozenset[str] = frozenset()
     every: frozenset[str] = frozenset()
 
-    def has_text_part(self, architecture: str, text_type: str) -> bool:
+    def has_text_part(self, architecture: str, text_type: str, model_type: str = "") -> bool:
         """Return whether a class takes images or sound beside text, and its text part (of the model
-        type that its text settings name) is one that generates text."""
+        type that its text settings name, or of its own) is one that generates text."""
         is_wider = architecture in self.every and architecture.endswith(WIDER)
-        return is_wider and text_type in self.causal_types
+        return is_wider and bool({text_type, model_type} & self.causal_types)
 
     def has_decoder(self, architecture: str, model_type: str) -> bool:
         """Return whether a class is a decoder's for something else than generating."""

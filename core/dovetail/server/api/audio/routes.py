@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -22,9 +21,9 @@ from dovetail.multimodal.content import MediaItem, Sound
 from dovetail.multimodal.loader import MediaLoader
 from dovetail.server.api.audio.answers import answer, usage, whole_text
 from dovetail.server.api.audio.form import URL, AudioFile, AudioRequest, audio_request
-from dovetail.server.api.audio.spectrogram import log_mel
+from dovetail.server.api.audio.spectrogram import RATE_HZ, Spectrum, log_mel, spectrum_of
 from dovetail.server.api.audio.speech_tokens import speech_tokens
-from dovetail.server.api.audio.windows import HOP_SAMPLES, RATE_HZ, Listener, Segment
+from dovetail.server.api.audio.windows import Listener, Segment
 from dovetail.server.generate.dependencies import ServerOf, state_of
 from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.streaming import cancel_on_disconnect
@@ -32,10 +31,10 @@ from dovetail.server.generate.streaming import cancel_on_disconnect
 
 @dataclass(slots=True)
 class AudioState:
-    """What reads sounds, made with the first one; what makes spectrograms, per checkpoint."""
+    """What reads sounds, made with the first one; how spectrograms are made, per checkpoint."""
 
     loader: MediaLoader | None = None
-    extractors: dict[str, Any] = field(default_factory=dict)
+    spectrums: dict[str, Spectrum] = field(default_factory=dict)
 
     async def sound(self, file: AudioFile, settings: MediaSettings) -> Sound:
         """Return a decoded sound. Raises: RequestError, ConfigError. Mutates: self"""
@@ -50,11 +49,11 @@ class AudioState:
         assert isinstance(found, Sound)
         return found
 
-    def extractor(self, model: ModelSpec) -> Any:
-        """Return what makes spectrograms for a model. Mutates: self"""
-        if model.path not in self.extractors:
-            self.extractors[model.path] = _extractor(model)
-        return self.extractors[model.path]
+    def spectrum(self, model: ModelSpec) -> Spectrum:
+        """Return how spectrograms of a model are made. Mutates: self"""
+        if model.path not in self.spectrums:
+            self.spectrums[model.path] = spectrum_of(model)
+        return self.spectrums[model.path]
 
 
 AudioOf = Annotated[AudioState, Depends(state_of(AudioState))]
@@ -109,11 +108,11 @@ async def _listener(
                   has_times=False)  # fmt: skip
     assert spec.sounds is not None, "a model of speech says how sounds are read"
     sound = await state.sound(asked.file, spec.sounds)
-    extractor = await asyncio.to_thread(state.extractor, spec.run.model)
+    spectrum = await asyncio.to_thread(state.spectrum, spec.run.model)
     return Listener(
         engine=server.engine,
         tokens=tokens,
-        spectrogram=await asyncio.to_thread(log_mel, sound.samples, extractor),
+        spectrogram=await asyncio.to_thread(log_mel, sound.samples, spectrum),
         duration_s=len(sound.samples) / RATE_HZ,
         request=asked,
         request_id=str(request.state.request_id),
@@ -145,19 +144,6 @@ async def _events(
 
 def _event(kind: str, **fields: Any) -> bytes:
     return b"data: " + msgspec.json.encode({"type": kind, **fields}) + b"\n\n"
-
-
-def _extractor(model: ModelSpec) -> Any:
-    """Return what makes spectrograms: as the checkpoint says, or as its sizes ask."""
-    from transformers import WhisperFeatureExtractor
-
-    if (Path(model.path) / "preprocessor_config.json").is_file():
-        return WhisperFeatureExtractor.from_pretrained(model.path)
-    facts = model.hf_config
-    frames = 2 * int(facts["max_source_positions"])
-    return WhisperFeatureExtractor(
-        feature_size=int(facts["num_mel_bins"]), chunk_length=frames * HOP_SAMPLES // RATE_HZ
-    )
 
 
 class AudioApi(Api):

@@ -25,7 +25,7 @@ from dovetail.errors import RequestError
 from dovetail.interfaces.media import Feature, PartPlace, PromptPart
 from dovetail.interfaces.sampling_params import Alignment, SamplingParams
 from dovetail.server.api.audio.form import AudioRequest
-from dovetail.server.api.audio.spectrogram import window
+from dovetail.server.api.audio.spectrogram import HOP_SAMPLES, RATE_HZ, window
 from dovetail.server.api.audio.speech_tokens import TIME_STEP_S, SpeechTokens
 from dovetail.server.api.audio.words import (
     Word,
@@ -37,8 +37,6 @@ from dovetail.server.api.audio.words import (
     within_sentences,
 )
 
-RATE_HZ = 16_000
-HOP_SAMPLES = 160
 FRAMES_PER_S = RATE_HZ // HOP_SAMPLES
 FRAMES_PER_ROW = 2
 LEAST_LOGPROB, MOST_REPEATED, NO_SPEECH = -1.0, 2.4, 0.6

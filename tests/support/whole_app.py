@@ -1,0 +1,50 @@
+"""An application with a real engine inside the test's own process, and HTTP clients of it: as much
+of the server as `dovetail serve` has, less the socket and the processes."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from support.serving import client_of
+
+LIMIT_S = 120.0
+
+
+@contextlib.asynccontextmanager
+async def whole_client(model: Path, *flags: str) -> AsyncIterator[httpx.AsyncClient]:
+    """Give an HTTP client of a model that is served here, by flags of `dovetail serve`."""
+    from dovetail.cli import serve
+    from dovetail.config.parse.parse_config import parse_config
+    from dovetail.config.resolve import resolve
+    from dovetail.server.launch.startup_timer import StartupTimer
+    from dovetail.server.launch.whole_app import whole_app
+
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    words = [str(model), *flags, "--disable-frontend-multiprocessing"]
+    config = parse_config(parser.parse_args(words))
+    made = whole_app(config, resolve(config), config.frontend, (), StartupTimer())
+    async with made as (app, _), client_of(app) as client:
+        client.timeout = httpx.Timeout(LIMIT_S)
+        yield client
+
+
+def by_openai(
+    model: Path, *flags: str, work: Callable[[Any, httpx.AsyncClient], Awaitable[None]]
+) -> None:
+    """Do work with OpenAI's client of a model that is served here, and with the one below it."""
+    import openai
+
+    async def main() -> None:
+        async with whole_client(model, *flags) as http:
+            asked: dict[str, Any] = {"api_key": "none", "max_retries": 0, "http_client": http}
+            await work(openai.AsyncOpenAI(base_url="http://test/v1", **asked), http)
+
+    asyncio.run(main())
