@@ -17,7 +17,6 @@ from dovetail_kernels.cpu.program import Pool, record
 from dovetail_kernels.gated_delta.native import GatedDelta
 from dovetail_kernels.gated_norm.native import GatedNorm
 from dovetail_kernels.op import Arguments
-from dovetail_kernels.random import tolerance
 from dovetail_kernels.selective_scan.native import SelectiveScan
 from dovetail_kernels.short_conv.native import ShortConv
 from dovetail_kernels.ssd.native import Ssd
@@ -33,8 +32,6 @@ CUTS = (
     *((39, 1, 2, 33), (3, 33, 39)),
 )
 """Sizes of the steps in which a row computes its tokens."""
-CHUNK_CUTS = ((TOKENS,), (16, 24, 32, 3), (32, 8, 35), (40, 16, 19))
-"""Those that end where chunks of 16 tokens do, in blocks of 40."""
 Run = Callable[[torch.Tensor, slice, Arguments], torch.Tensor]
 """(state, tokens of the row, step arguments) -> results."""
 pytestmark = pytest.mark.skipif(NATIVE is None, reason=str(missing_reason()))
@@ -97,12 +94,10 @@ def ssd_of(source: Library, lines: int, size: int) -> Run:
     return run
 
 
-def delta_of(source: Library, keys: int, values: int, *, by_channel: bool = False) -> Run:
-    decays = (HEADS, keys) if by_channel else (HEADS,)
-    layer = GatedDelta(normal(HEADS, seed=1), normal(*decays, seed=2), 0.3, source=source)
+def delta_of(source: Library, keys: int, values: int) -> Run:
+    layer = GatedDelta(normal(HEADS, seed=1), normal(HEADS, seed=2), 0.3, source=source)
     q, k = normal(2, TOKENS, 2, keys, seed=3)
-    v, beta = normal(TOKENS, HEADS, values, seed=4), normal(TOKENS, HEADS, seed=5)
-    decay = normal(TOKENS, *decays, seed=6)
+    v, (decay, beta) = normal(TOKENS, HEADS, values, seed=4), normal(2, TOKENS, HEADS, seed=5)
 
     def run(state: torch.Tensor, some: slice, step: Arguments) -> torch.Tensor:
         inputs = (q[some], k[some], v[some], decay[some], beta[some])
@@ -113,24 +108,15 @@ def delta_of(source: Library, keys: int, values: int, *, by_channel: bool = Fals
 
 @dataclass(frozen=True)
 class Layer:
-    """An op with a layer's arguments: how it is made, its state, how large its blocks are, and
-    whether its tokens go in chunks, whose bits depend on where a step is cut."""
+    """An op with a layer's arguments: how it is made, its state, and how large its blocks are."""
 
     make: Callable[[Library], Run]
     shape: tuple[int, ...]
     block_tokens: int = 16
-    has_chunks: bool = False
 
 
-def of_heads(
-    make: Callable[..., Run], first: int, second: int, *, has_chunks: bool = False, **more: bool
-) -> Layer:
-    return Layer(
-        lambda source: make(source, first, second, **more),
-        (HEADS, first, second),
-        40,
-        has_chunks,
-    )
+def of_heads(make: Callable[[Library, int, int], Run], first: int, second: int) -> Layer:
+    return Layer(lambda source: make(source, first, second), (HEADS, first, second), 40)
 
 
 LAYERS = {
@@ -140,9 +126,8 @@ LAYERS = {
     "wkv": Layer(wkv_of, (3, CHANNELS)),
     "ssd": of_heads(ssd_of, 70, 128),
     "odd_ssd": of_heads(ssd_of, 35, 27),
-    "delta": of_heads(delta_of, 32, 128, has_chunks=True),
-    "odd_delta": of_heads(delta_of, 33, 75, has_chunks=True),
-    "delta_of_channels": of_heads(delta_of, 37, 50, has_chunks=True, by_channel=True),
+    "delta": of_heads(delta_of, 32, 128),
+    "odd_delta": of_heads(delta_of, 33, 75),
 }
 
 
@@ -190,22 +175,10 @@ def test_cuts_and_threads_change_no_bit(source: Library, name: str, dtype: torch
     source.set_threads(1)
     wanted, states = in_steps(run, layer, CUTS[0], dtype)
     assert wanted.isfinite().all() and states.isfinite().all()
-    source.set_threads(3)
-    for cut in CHUNK_CUTS if layer.has_chunks else CUTS:
+    for cut in CUTS:
+        source.set_threads(3)
         made, kept = in_steps(run, layer, cut, dtype)
         assert torch.equal(made, wanted) and torch.equal(kept, states), cut
-
-
-@pytest.mark.parametrize("name", [name for name, layer in LAYERS.items() if layer.has_chunks])
-@pytest.mark.parametrize("dtype", FORMATS)
-def test_cuts_within_chunks_change_little(source: Library, name: str, dtype: torch.dtype) -> None:
-    layer, allowed = LAYERS[name], tolerance(dtype)
-    run = layer.make(source)
-    wanted, states = in_steps(run, layer, CUTS[0], dtype)
-    for cut in CUTS:
-        made, kept = in_steps(run, layer, cut, dtype)
-        assert torch.allclose(made, wanted, rtol=allowed, atol=allowed), cut
-        assert torch.allclose(kept.float(), states.float(), rtol=allowed, atol=allowed), cut
 
 
 @pytest.mark.parametrize("name", LAYERS)

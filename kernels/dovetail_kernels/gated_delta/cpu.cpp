@@ -1,5 +1,5 @@
-// gated_delta: a task is some columns of the state of one head of one row. Whole chunks of kChunk tokens,
-// which begin kChunk tokens apart in a block, go by chunks.h; the others one after the other. With S before a token, e its decay and delta = beta (v - e k S):
+// gated_delta: a task is some columns of the state of one head of one row; tokens go one after the
+// other. With S before a token, e its decay and delta = beta (v - e k S):
 //
 //   S' = e S + k (outer) delta,   q S' = e q S + (q k) delta
 //
@@ -9,24 +9,22 @@
 // nearest cache holds lie side by side in memory of the thread's own. Where each channel of a key decays by
 // itself, e is a vector over d: keys and queries times e are what S is read with.
 //
-// A result is one chain over d for each column, whatever is done beside it or before it in the step, and a
-// state of 16 bits is rounded after every token or chunk: a step that is cut where chunks end, or into
-// pieces shorter than a chunk, has the bits of the others cut so.
+// A result is one chain over d for each column, whatever is done beside it or before it in the step. A
+// state of 16 bits is rounded after every token, so that it does not matter how a row is cut.
 
 #include "activations.h"
 #include "gated_delta/args.h"
-#include "gated_delta/chunks.h"
 #include "narrow.h"
 #include "pool.h"
 #include "rows.h"
 #include "selective_scan/vectors.h"
-#include "subnormals.h"
 
 using namespace dt;
 using namespace dt::DT_ISA;
 
 namespace {
 
+constexpr int64_t kChunk = 16;  // tokens whose keys and queries are normed together
 constexpr int kVectors = 4;     // registers of columns
 constexpr int64_t kColumns = kVectors * kLanes;
 constexpr float kEps = 1e-6f;
@@ -47,6 +45,17 @@ void ask_for(const float* p, int64_t stride, int64_t tokens, int64_t floats) {
     for (int64_t i = 0; i < floats; i += 64 / sizeof(float)) __builtin_prefetch(p + i);
 }
 
+// What a chunk's tokens bring to one head.
+struct Chunk {
+  int64_t first, tokens;
+  float *keys, *queries;  // [kChunk, D]
+  float *read_keys, *read_queries;  // [kChunk, D]: what S is read with; the same where a head decays as one
+  float* channel_decays;  // [kChunk, D], or null
+  float* columns;         // [D, kColumns]: the state between two tokens
+  alignas(64) float decays[kChunk], betas[kChunk];
+  float products[kChunk];  // q k
+};
+
 // Columns of a state: D rows `stride` numbers apart. No numbers: zeros.
 template <class Entry>
 struct Columns {
@@ -64,13 +73,10 @@ class Head {
     chunk_.read_keys = by_channel ? chunk_.queries + kChunk * args.key_size : chunk_.keys;
     chunk_.read_queries = by_channel ? chunk_.read_keys + kChunk * args.key_size : chunk_.queries;
     chunk_.channel_decays = by_channel ? chunk_.read_queries + kChunk * args.key_size : nullptr;
-    whole_ = memory + args.key_size * ((by_channel ? 5 : 2) * kChunk + kColumns);
-    blocks_ = whole_ + divide_up(args.key_size, kLanes) * kLanes;
   }
 
   static int64_t floats(const GatedDeltaArgs& args) {
-    return args.key_size * ((by_channel ? 5 : 2) * kChunk + kColumns + divide_up(args.value_size, kBlock) * kBlock) +
-           divide_up(args.key_size, kLanes) * kLanes;
+    return args.key_size * ((by_channel ? 5 : 2) * kChunk + kColumns);
   }
 
   // The columns begin .. end - 1 of a row.
@@ -80,15 +86,8 @@ class Head {
     const Entry* from = initial < 0 ? nullptr : states + initial * args_.state_stride;
     row.each_block([&](int64_t token, int64_t last, int64_t block) {
       Entry* to = states + block * args_.state_stride;
-      for (int64_t some; token < last; token += some, from = to) {
-        const int64_t before = (row.start + token - row.first) % row.block_tokens % kChunk;
-        some = before ? 0 : (last - token) / kChunk * kChunk;
-        if (some) {
-          run_chunks(token, some, last, begin, end, from, to);
-          continue;
-        }
-        some = least(kChunk - before, last - token);
-        make(token, some, last);
+      for (; token < last; token += kChunk, from = to) {
+        make(token, least(kChunk, last - token), last);
         int64_t v = begin;
         for (; v + kLanes <= end; v += least(kVectors, (end - v) / kLanes) * kLanes)
           with_count<kVectors>((end - v) / kLanes, [&](auto w) {
@@ -103,43 +102,6 @@ class Head {
   const GatedDeltaArgs& args_;
   const int64_t head_;
   Chunk chunk_;
-  Pairs pairs_;
-  float *whole_, *blocks_;  // [D] where channels decay by themselves; [columns / kBlock, D, kBlock]
-
-  // `tokens` in whole chunks, the columns begin .. end - 1 in blocks of them between two chunks.
-  void run_chunks(int64_t token, int64_t tokens, int64_t last, int64_t begin, int64_t end, const Entry* from,
-                  Entry* to) {
-    const int64_t size = args_.key_size, values = args_.value_size;
-    const auto each_part = [&](const auto& body) {  // of a line that a register holds: its columns, where it lies
-      for (int64_t v = begin; v < end; v += kLanes)
-        for (int64_t d = 0; d < size; ++d)
-          body(d * values + v, static_cast<int>(least(kLanes, end - v)),
-               blocks_ + (v - begin) / kBlock * size * kBlock + (v - begin) % kBlock + d * kBlock);
-    };
-    each_part([&](int64_t at, int count, float* s) { store(s, from ? load_first(from + at, count) : zero()); });
-    for (int64_t i = token; i < token + tokens; i += kChunk) {
-      run_chunk(i, last, begin, end);
-      if (sizeof(Entry) < sizeof(float))
-        each_part([&](int64_t, int, float* s) { store(s, rounded<Entry>(load(s))); });
-    }
-    each_part([&](int64_t at, int count, const float* s) { store_first(to + at, count, load(s)); });
-  }
-
-  void run_chunk(int64_t token, int64_t last, int64_t begin, int64_t end) {
-    const SubnormalsAreZero while_decays_are_multiplied;
-    const int64_t size = args_.key_size, values = args_.value_size, stride = args_.num_heads * values;
-    make(token, kChunk, last);
-    if (by_channel) decay_keys(chunk_, size, pairs_, whole_);
-    else pair_tokens(chunk_, size, pairs_);
-    const float* whole = by_channel ? whole_ : pairs_.reads + kChunk - 1;
-    float* s = blocks_;
-    for (int64_t v = begin; v < end; v += kBlock, s += size * kBlock) {
-      const int64_t at = head_ * values + v;
-      const float* own_v = args_.v + token * args_.v_stride + at;
-      pass_block(chunk_, pairs_, size, whole, by_channel, own_v, args_.v_stride, args_.out + token * stride + at,
-                 stride, least(kBlock, end - v), s);
-    }
-  }
 
   void make(int64_t token, int64_t tokens, int64_t last) {
     chunk_.first = token, chunk_.tokens = tokens;
