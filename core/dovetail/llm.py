@@ -32,6 +32,7 @@ from dovetail.interfaces.profile import GET_READY, START, STOP
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.structured_output import CompiledConstraint
+from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.llm_adapters import AdapterCalls, Loras
 from dovetail.llm_pooling import PoolingCalls
 from dovetail.llm_prompts import Prompts, listed
@@ -156,8 +157,11 @@ class LLM(AdapterCalls, PoolingCalls, AbstractContextManager["LLM"]):
         """
         single = len(messages) == 0 or isinstance(messages[0], Mapping)
         conversations: Any = [messages] if single else messages
+        adapters = self._adapter_names(lora_request, len(conversations))
+        tokenizers = [self._engine.vocabularies.of(adapter).tokenizer for adapter in adapters]
         prompts = [
             self._render(
+                tokenizer,
                 conversation,
                 tools or (),
                 chat_template,
@@ -165,22 +169,22 @@ class LLM(AdapterCalls, PoolingCalls, AbstractContextManager["LLM"]):
                 continues_final_message=continue_final_message,
                 kwargs=dict(chat_template_kwargs or {}),
             )
-            for conversation in conversations
+            for tokenizer, conversation in zip(tokenizers, conversations, strict=True)
         ]
         params = self._params_for(sampling_params, len(prompts))
-        adapters = self._adapter_names(lora_request, len(prompts))
+        options = mm_processor_kwargs or {}
         prepared = [
-            self._engine.prepare(
-                self._prompt(rendered, mm_processor_kwargs or {}), one, adapter=adapter
+            self._engine.prepare(self._prompt(own, rendered, options), one, adapter=adapter)
+            for own, rendered, one, adapter in zip(
+                tokenizers, prompts, params, adapters, strict=True
             )
-            for rendered, one, adapter in zip(prompts, params, adapters, strict=True)
         ]
         texts = [rendered.text for rendered in prompts]
         return self._run(prepared, texts, shows_progress=use_tqdm)
 
-    def _prompt(self, rendered: Any, options: Mapping[str, Any]) -> Prompt:
+    def _prompt(self, tokenizer: Tokenizer, rendered: Any, options: Mapping[str, Any]) -> Prompt:
         """Return a rendered conversation as token ids, with its media. Raises: RequestError"""
-        ids = self._tokens(rendered)
+        ids = _tokens(tokenizer, rendered)
         if not rendered.media:
             return ids
         assert self.spec.media is not None, "the renderer refuses media that a model does not take"
@@ -188,15 +192,9 @@ class LLM(AdapterCalls, PoolingCalls, AbstractContextManager["LLM"]):
         media = tuple(as_medium(one) for one in loaded)
         return MediaPrompt(text=tuple(ids), media=media, options=dict(options))
 
-    def _tokens(self, rendered: Any) -> Sequence[int]:
-        """Return the token ids of a rendered conversation, its control words the template's."""
-        tokenizer, plain = self._engine.tokenizer, rendered.plain
-        if plain:
-            return tokenizer.encode_with_plain(rendered.text, plain, add_special_tokens=False)
-        return tokenizer.encode(rendered.text, add_special_tokens=False)
-
     def _render(
         self,
+        tokenizer: Tokenizer,
         messages: ChatMessages,
         tools: Sequence[Mapping[str, Any]],
         template: str | None,
@@ -207,23 +205,10 @@ class LLM(AdapterCalls, PoolingCalls, AbstractContextManager["LLM"]):
     ) -> Any:
         """Return the server's RenderedPrompt of a conversation. Raises: RequestError"""
         # pydantic is needed for chats only, so it is not loaded before.
-        from dovetail.config.rules.chat_template import load_template
         from dovetail.server.generate.chat_body import ChatRequest, Message, ToolBody
-        from dovetail.server.generate.template.chat import ChatRenderer
+        from dovetail.server.generate.template.building import build_renderer
 
-        media = self.spec.media
-        renderer = ChatRenderer(
-            self._engine.tokenizer.facts(),
-            override=load_template(template or self._frontend.chat_template),
-            content_format=self._frontend.chat_template_content_format,
-            added_texts=self._engine.tokenizer.added_texts(),
-            allows_control_tokens=self._frontend.allow_control_tokens,
-            default_kwargs=self._frontend.default_chat_template_kwargs,
-            media_kinds=frozenset() if media is None else media.part_kinds,
-            media_limits=None if media is None else media.settings.limits,
-            media_words=self._engine.media_words,
-            interleaves_media=media is not None and media.interleaves,
-        )
+        renderer = build_renderer(self._engine, self._frontend, tokenizer, template)
         body = ChatRequest.model_construct(
             messages=_parsed(Message, messages, "messages"),
             tools=_parsed(ToolBody, tools, "tools"),
@@ -398,6 +383,13 @@ def _loaded_is_frozen() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+def _tokens(tokenizer: Tokenizer, rendered: Any) -> Sequence[int]:
+    """Return the token ids of a rendered conversation, its control words the template's."""
+    if rendered.plain:
+        return tokenizer.encode_with_plain(rendered.text, rendered.plain, add_special_tokens=False)
+    return tokenizer.encode(rendered.text, add_special_tokens=False)
 
 
 def _num_tokens(output: RequestOutput) -> int:

@@ -214,16 +214,16 @@ class PoolingCalls:
         A pair whose request ends with a fault has `error` set. Raises: RequestError as `encode`
         """
         first, second = ([t] if isinstance(t, str) else list(t) for t in (data_1, data_2))
+        (adapter,) = self._adapter_names(lora_request, 1)
         scoring = plan_scores(
             self.spec,
-            self._engine.tokenizer,
+            self._engine.vocabularies.of(adapter).tokenizer,
             first,
             second,
             truncate=truncate_prompt_tokens,
             params=pooling_params,
             join=self._join(chat_template),
         )
-        (adapter,) = self._adapter_names(lora_request, 1)
         prepared = [
             self._engine.prepare_pooled(
                 one.prompt, one.params, truncate=truncate_prompt_tokens, adapter=adapter

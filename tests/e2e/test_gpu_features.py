@@ -11,9 +11,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from dovetail import LLM, LoRARequest, SamplingParams
 from dovetail.engine.client.encoder_prompt import EncoderPrompt
@@ -82,6 +84,30 @@ def test_adapters_of_several_sorts_in_one_batch(where: str, llama: Path, tmp_pat
             found.append(told(llm, prompts, lora_request=asked))
     same(found[0], found[1])
     assert len({tokens for tokens, _ in found[0]}) > 2, "the adapters change too little"
+
+
+@pytest.mark.parametrize("where", ON_GPU)
+def test_an_adapter_that_adds_tokens(where: str, llama: Path, tmp_path: Path) -> None:
+    """Rows with a wider vocabulary stand beside others; what each has seen is counted in steps of
+    both widths."""
+    plain, wide = write_lora(tmp_path / "plain"), write_lora(tmp_path / "wide", seed=3)
+    draw = torch.Generator().manual_seed(5)
+    names = ("input_embeddings", "output_embeddings")
+    vectors = {name: torch.randn(3, 32, generator=draw) for name in names}
+    save_file(vectors, wide / "new_embeddings.safetensors")
+    loras = [LoRARequest(one.name, 1 + i, str(one)) for i, one in enumerate((plain, wide))]
+    asked, prompts = [*loras, None, loras[1]], [[*LONG[:9], 3], [7, VOCAB_SIZE + 1, 9]] * 2
+    prompts[2] = LONG[:5]
+    flags = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
+    tired = msgspec.structs.replace(GREEDY, repetition_penalty=1.5, max_tokens=16)
+    found = []
+    for device in (where, CPU):
+        with engine(device, llama, **flags) as llm:
+            rounds = [told(llm, prompts, wish, lora_request=asked) for wish in (GREEDY, tired)]
+            rounds.append(told(llm, prompts[2:3], tired))
+            found.append([answer for answers in rounds for answer in answers])
+    same(found[0], found[1])
+    assert any(max(tokens) >= VOCAB_SIZE for tokens, _ in found[0]), "none of them is drawn"
 
 
 @pytest.mark.parametrize("where", ON_GPU)

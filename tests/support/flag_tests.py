@@ -58,6 +58,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         (
             "enable_lora_bias",
             "lora_dtype",
+            "lora_extra_vocab_size",
             "long_lora_scaling_factors",
             "max_cpu_loras",
             "max_lora_rank",
@@ -65,10 +66,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         ),
         (f"{ADAPTERS}::test_every_flag_has_its_place",),
     ),
-    **dict.fromkeys(
-        ("fully_sharded_loras", "lora_extra_vocab_size"),
-        (f"{ADAPTERS}::test_flags_that_change_nothing_are_told",),
-    ),
+    "fully_sharded_loras": (f"{ADAPTERS}::test_flags_that_change_nothing_are_told",),
     "default_mm_loras": (f"{MEDIA_ADAPTERS}::test_media_choose_an_adapter",),
     "lora_modules": (
         f"{ADAPTERS_WHOLE}::test_each_name_answers_as_its_adapter",

@@ -303,13 +303,12 @@ def _engine_spec(
 ) -> EngineSpec:
     model = aim.model
     run = _run_spec(config, model, schedule, cache, kv_dtype, platform)
-    run = msgspec.structs.replace(
-        run, pooling=aim.pooling, drafts=aim.drafts, adapters=adapter_spec(config, model)
-    )
-    check_quantization(platform, run.quantization)
-    _check_checkpoint(config, run)
     path = tokenizer_path(config, Path(model.path), hub_of(config))
     tokenizer = select_tokenizer(config, path, hub_of(config))
+    adapters = adapter_spec(config, model, tokenizer)
+    run = msgspec.structs.replace(run, pooling=aim.pooling, drafts=aim.drafts, adapters=adapters)
+    check_quantization(platform, run.quantization)
+    _check_checkpoint(config, run)
     is_used = model.code is not None or checkpoint_code.OPTION in tokenizer.options
     checkpoint_code.tell_unused(config, is_used=is_used)
     if aim.pooling is None:

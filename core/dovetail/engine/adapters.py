@@ -20,14 +20,14 @@ import msgspec
 from dovetail.config.checkpoint.weights_digest import folder_digest
 from dovetail.engine.virtual_tokens import virtual_tokens
 from dovetail.errors import ConfigError, RequestError
-from dovetail.interfaces.adapter_spec import AdapterSource, AdapterSpec
-from dovetail.interfaces.executor import Preparation
+from dovetail.interfaces.adapter_spec import AdapterFacts, AdapterSource, AdapterSpec
+from dovetail.interfaces.executor import Loaded, Preparation
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.step import NO_SLOT, AdapterMove, StepPlan
 
 logger = logging.getLogger(__name__)
 
-Read = Callable[[Preparation], "Future[None]"]
+Read = Callable[[Preparation], Loaded]
 """Has every rank read an adapter, beside the steps."""
 Count = Callable[[AdapterSource], int]
 """Returns how many vectors an adapter puts before a prompt. Raises: ConfigError"""
@@ -72,7 +72,7 @@ class _Copy:
     own, so that a late order to forget one does not hit the next."""
 
     key: str
-    read: Future[None]
+    read: Loaded
 
     @property
     def has_failed(self) -> bool:
@@ -164,7 +164,7 @@ class Adapters:
                 done.set_exception(_refusal(source, error))
                 continue
             previous = self._served.pop(source.name, None)
-            self._served[source.name] = source
+            self._served[source.name] = _described(source, read.result())
             if previous is not None:
                 self._forget_if_unused(previous.key)
             done.set_result(None)
@@ -178,7 +178,7 @@ class Adapters:
             return as_request_error(error)
         return None
 
-    def hold(self, name: str) -> tuple[AdapterHolder, Future[None]]:
+    def hold(self, name: str) -> tuple[AdapterHolder, Loaded]:
         """Hold the adapter of this name for a request; the future is done once every rank has read
         it. Raises: RequestError when it is not served. Mutates: self"""
         source = self._served.get(name)
@@ -262,7 +262,7 @@ class Adapters:
                 return self._slots.pop(key)
         return None
 
-    def _bring(self, key: str) -> Future[None]:
+    def _bring(self, key: str) -> Loaded:
         """Have an adapter in host memory; others that nobody holds make room. Mutates: self"""
         copy = self._copies.get(key)
         if copy is not None and not copy.has_failed:
@@ -309,6 +309,13 @@ class Adapters:
 
     def _names(self, keys: Iterable[str]) -> Names:
         return tuple(self._known[key].name for key in keys)
+
+
+def _described(source: AdapterSource, facts: AdapterFacts | None) -> AdapterSource:
+    """Return an adapter with what ranks tell of it."""
+    if facts is None:
+        return source
+    return msgspec.structs.replace(source, **msgspec.structs.asdict(facts))
 
 
 def as_request_error(error: Exception) -> Exception:

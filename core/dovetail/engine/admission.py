@@ -7,24 +7,23 @@ adapter; others pass it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 from dovetail.engine.adapters import AdapterHolder, Adapters, unknown_adapter
 from dovetail.engine.messages import EngineRequest
-from dovetail.interfaces.executor import Preparation
+from dovetail.interfaces.executor import Loaded, Preparation
 
 Queue = Callable[[EngineRequest, AdapterHolder | None], None]
 """Takes a request that has all it needs, with what it holds of an adapter."""
 Refuse = Callable[[str, BaseException], None]
 """Told of a request, by its id, for which something could not be loaded."""
-Load = Callable[[Preparation], "Future[None]"]
+Load = Callable[[Preparation], Loaded]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Preparing:
     message: EngineRequest
-    loads: tuple[Future[None], ...]
+    loads: tuple[Loaded, ...]
     holder: AdapterHolder | None
 
     @property

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.executor import BlockLoad, Preparation
+from dovetail.interfaces.executor import BlockLoad, Loaded, Preparation
 from dovetail.interfaces.kv_connector import FAIL, StoreIndex, TransferSpec
 from dovetail.interfaces.kv_pieces import names_of, state_groups
 from dovetail.interfaces.kv_policy import Found, KVAccounting
@@ -31,7 +31,7 @@ from dovetail.interfaces.step import BlockOrders, CachedLayer, KVLayout, StepPla
 
 logger = logging.getLogger(__name__)
 
-Load = Callable[[Preparation], "Future[None]"]
+Load = Callable[[Preparation], Loaded]
 FROM_PEER, FOR_PEER = "do_remote_prefill", "do_remote_decode"
 NUM_TOKENS = "remote_num_tokens"
 """Words of kv_transfer_params: another engine has the prompt's blocks; another will want them; of
@@ -67,7 +67,7 @@ class _Arrival:
         self.found: Found | None = None
         self.keys: tuple[bytes, ...] = ()
         self.first = 0
-        self.load: Future[None] | None = None
+        self.load: Loaded | None = None
         self.deadline_s = 0.0
 
 
@@ -110,7 +110,7 @@ class Elsewhere:
         self._next_number = layout.num_host_blocks
         self._block_bytes = max(1, layout.num_tensors * layout.block_bytes)
         self._held: dict[int, int] = {}
-        self._stuck: list[Future[None] | Future[_Sighting]] = []
+        self._stuck: list[Loaded | Future[_Sighting]] = []
         self._unsaved: frozenset[str] = frozenset()
         cache.watch(self)
 

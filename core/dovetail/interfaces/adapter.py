@@ -29,11 +29,16 @@ class ModuleChange:
 
     where g = magnitude / the norms of the rows of (W + scale up down), as DoRA has it. What is None
     is left out.
-    A `weight` takes the place of W, more rows than W has are new tokens; a `bias` that of b. Of a
-    token table the inputs are the tokens: I is the vocabulary.
+    A `weight` takes the place of W; a `bias` that of b. Of a token table the inputs are the tokens:
+    I is the vocabulary.
+
+    Of tables over the vocabulary, W is [V, E]: more rows of a `weight` are those of tokens that the
+    adapter adds, whose ids go on from V; `rows` take the place of the rows `row_ids`, which may be
+    added ones too. What changes a token table and `is_tied` changes a head that shares it as well,
+    unless the adapter has a change of the head.
 
     Shapes: down [R, I], up [O, R], magnitude, output_scale, shift, bias [O],
-    input_scale [I], weight [O or more, I]
+    input_scale [I], weight [O or more, I], row_ids [m] int64, rows [m, E]
     """
 
     down: torch.Tensor | None = None
@@ -45,6 +50,9 @@ class ModuleChange:
     shift: torch.Tensor | None = None
     weight: torch.Tensor | None = None
     bias: torch.Tensor | None = None
+    row_ids: torch.Tensor | None = None
+    rows: torch.Tensor | None = None
+    is_tied: bool = False
 
     @property
     def is_low_rank(self) -> bool:
@@ -56,6 +64,7 @@ class ModuleChange:
             and self.shift is None
             and self.output_scale is None
             and self.input_scale is None
+            and self.rows is None
         )
 
 
@@ -63,17 +72,22 @@ class ModuleChange:
 class AdapterWeights:
     """An adapter as it was read. `changes` are by the module's dotted path in the checkpoint's
     naming; `prompt` are vectors before the first token. It was trained with positions divided by
-    `rope_factor`, in place of the model's own rope scaling (None: with that).
+    `rope_factor`, in place of the model's own rope scaling (None: with that). `added_inputs` and
+    `added_outputs` are the vectors that the token table and the head have of tokens that it adds,
+    where a file `added_file` of its own holds them.
 
     All tensors of adapters with one `layout` (None: not told) lie in the same places of their
     `content`, and mean the same: when one has been read, the others differ in numbers alone.
 
-    Shapes: prompt [n, E], content [bytes] uint8
+    Shapes: prompt [n, E], added_inputs, added_outputs [m, E], content [bytes] uint8
     """
 
     changes: Mapping[str, ModuleChange]
     prompt: torch.Tensor | None = None
     rope_factor: float | None = None
+    added_inputs: torch.Tensor | None = None
+    added_outputs: torch.Tensor | None = None
+    added_file: str = ""
     layout: Hashable = None
     content: torch.Tensor | None = None
 

@@ -12,13 +12,25 @@ class AdapterSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """An adapter as users know it: the `name` that requests ask for, the folder `path` it is read
     from, and the name of the model it was made for (`base`, "": not told).
 
-    `key` tells two adapters of one name apart, which follow each other; the engine gives it.
+    `key` tells two adapters of one name apart, which follow each other; the engine gives it. It
+    also tells what has been found in the folder: how many tokens the adapter adds to the model's
+    vocabulary, and whether it has a tokenizer for them.
     """
 
     name: str
     path: str
     base: str = ""
     key: str = ""
+    num_added_tokens: int = 0
+    has_tokenizer: bool = False
+
+
+class AdapterFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What ranks tell of an adapter that they have read: how many tokens it adds, and whether its
+    folder has a tokenizer, which was found to be whole."""
+
+    num_added_tokens: int = 0
+    has_tokenizer: bool = False
 
 
 class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +38,8 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
     in host memory; `dtype` is the type that they are kept in. `max_prompt_slots` of those that put
     vectors before a prompt, at most `max_prompt_tokens`. `takes_bias`: biases are applied, not
     refused. `rope_factors` are the linear rope scalings that adapters may have of their own.
-    `methods` read them.
+    Each may add `max_added_tokens` tokens, which `tokenizer` reads from its folder (None: prompts
+    and answers are token ids). `methods` read them.
     """
 
     max_slots: int = 1
@@ -37,6 +50,8 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_prompt_tokens: int = 0
     takes_bias: bool = False
     rope_factors: tuple[float, ...] = ()
+    max_added_tokens: int = 0
+    tokenizer: Selection | None = None
     methods: tuple[Selection, ...] = ()
 
 

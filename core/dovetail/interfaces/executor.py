@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 import msgspec
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.adapter_spec import AdapterSource
+from dovetail.interfaces.adapter_spec import AdapterFacts, AdapterSource
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
@@ -42,6 +42,8 @@ class BlockLoad(msgspec.Struct, frozen=True, kw_only=True, tag="block_load"):
 
 Preparation = CompiledConstraint | AdapterSource | BlockLoad
 """What every rank loads beside the steps, before a row needs it."""
+Loaded = Future[AdapterFacts | None]
+"""Done once every rank has: the result is what one of them tells of an adapter, None of others."""
 
 
 def what_of(item: Preparation) -> str:
@@ -111,13 +113,13 @@ class Executor(Plugin):
     def submit(self, plan: StepPlan) -> PendingStep:
         """Hand a step to every rank."""
 
-    def prepare(self, item: Preparation) -> Future[None]:
+    def prepare(self, item: Preparation) -> Loaded:
         """Load a constraint, read an adapter or bring blocks, on every rank, during the steps. The
         future raises RequestError.
 
         The default: this executor supports none of them.
         """
-        refused: Future[None] = Future()
+        refused: Loaded = Future()
         refused.set_exception(RequestError(f"this executor does not support {what_of(item)}."))
         return refused
 

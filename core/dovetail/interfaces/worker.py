@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from dovetail.errors import RequestError
+from dovetail.interfaces.adapter_spec import AdapterFacts
 from dovetail.interfaces.executor import DoneStep, PendingStep, Preparation, what_of
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.spec import RunSpec
@@ -69,9 +70,9 @@ class Worker(Plugin):
         """
         raise NotImplementedError(f"{type(self).__name__} knows no pipeline stages")
 
-    def prepare(self, item: Preparation) -> None:
-        """Load a constraint, read an adapter or bring blocks, before a row needs them. May be
-        called by another thread, during a step.
+    def prepare(self, item: Preparation) -> AdapterFacts | None:
+        """Load a constraint, read an adapter or bring blocks, before a row needs them; tell of an
+        adapter what was found. May be called by another thread, during a step.
 
         Blocks are brought by a thread of their own. Raises: RequestError. The default: this worker
         supports none of them.

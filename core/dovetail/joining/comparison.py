@@ -39,6 +39,8 @@ COMPARED = {
     "run.pooling.projections": "",
     "run.pooling": "--pooler-config",
     "run.adapters.dtype": "--lora-dtype",
+    "run.adapters.max_added_tokens": "--lora-extra-vocab-size",
+    "run.adapters.tokenizer": "--tokenizer-mode",
     "run.adapters": "--max-loras",
     "adapters": "--lora-modules",
     "run.conv_state_dtype": "--mamba-cache-dtype",

@@ -3,7 +3,7 @@
 A layer that adapters may change holds their weights by slot; the step says which slot each token
 uses. Low-rank changes are one kernel beside the layer's own product. What also scales, shifts or
 replaces is rarer and is put together here. Shape letters: S slots, P parts fused along the output,
-R the largest rank, I input, O output features of this rank, V vocabulary.
+R the largest rank, I input, O output features of this rank. Tables are in `table_adapters`.
 """
 
 from __future__ import annotations
@@ -285,80 +285,3 @@ def sum_of_squares(layer: Linear, change: SlotWeights) -> torch.Tensor:
             columns = columns + torch.cat([d.t() @ u for d, u in pairs], dim=1).to(columns)
         total += columns.square().sum(dim=0)
     return total
-
-
-class TableSlots(nn.Module):
-    """The adapters of a token table, or of a head over the vocabulary: by slot, whole on each rank.
-
-    A `prompt` takes the place of the first tokens' vectors.
-
-    Shapes: of a pair first [V, r] and second [r, E]; weight [V, E]; prompt [n, E]
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._weights: dict[int, torch.Tensor] = {}
-        self._prompts: dict[int, torch.Tensor] = {}
-
-    def put(
-        self,
-        slot: int,
-        pair: tuple[torch.Tensor, torch.Tensor] | None,
-        weight: torch.Tensor | None,
-        prompt: torch.Tensor | None = None,
-    ) -> None:
-        """Fill a slot, or empty it. Mutates: self"""
-        self._pairs.pop(slot, None)
-        self._weights.pop(slot, None)
-        self._prompts.pop(slot, None)
-        if prompt is not None:
-            self._prompts[slot] = prompt
-        if pair is not None:
-            self._pairs[slot] = pair
-        if weight is not None:
-            self._weights[slot] = weight
-
-    def vectors(self, token_ids: torch.Tensor, found: torch.Tensor, factor: float) -> torch.Tensor:
-        """Return the tokens' vectors as each one's adapter has them; `found` are the table's own.
-
-        Shapes: token_ids [T], found [T, E] -> [T, E]
-        """
-        step = step_adapters()
-        if step is None or step.is_low_rank:
-            return found
-        for slot, weight in self._weights.items():
-            rows = (step.slots == slot).nonzero().flatten()
-            own = F.embedding(token_ids[rows], weight).to(found) * factor
-            found = found.index_copy(0, rows, own)
-        for slot, (first, second) in self._pairs.items():
-            rows = (step.slots == slot).nonzero().flatten()
-            change = F.embedding(token_ids[rows], first).to(found) @ second.to(found)
-            found = found.index_add(0, rows, change * factor)
-        return found if step.positions is None else self._prompted(found, step)
-
-    def _prompted(self, found: torch.Tensor, step: StepAdapters) -> torch.Tensor:
-        """Return the vectors, those before a prompt in their places. Shapes: [T, E] -> [T, E]"""
-        assert step.positions is not None
-        for slot, prompt in self._prompts.items():
-            is_before = (step.slots == slot) & (step.positions < len(prompt))
-            rows = is_before.nonzero().flatten()
-            found = found.index_copy(0, rows, prompt[step.positions[rows]].to(found))
-        return found
-
-    def logits(self, hidden: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
-        """Return the logits as each row's adapter has them; `found` are the head's own.
-
-        Shapes: hidden [S, E], found [S, V] -> [S, V]
-        """
-        step = step_adapters()
-        if step is None:
-            return found
-        for slot, weight in self._weights.items():
-            rows = (step.slots == slot).nonzero().flatten()
-            found = found.index_copy(0, rows, F.linear(hidden[rows], weight.to(hidden)).to(found))
-        for slot, (first, second) in self._pairs.items():
-            rows = (step.slots == slot).nonzero().flatten()
-            inner = hidden[rows] @ second.to(hidden).t()
-            found = found.index_add(0, rows, (inner @ first.to(hidden).t()).to(found))
-        return found

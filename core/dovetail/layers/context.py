@@ -24,12 +24,14 @@ class StepAdapters:
     does more than add low-rank products to linear layers. `positions` are the tokens' places in
     their rows, for adapters with vectors before a prompt (None: those are not computed now, or no
     adapter in use has any). `rope_tables` are the numbers of the tokens' rope scalings, 0: the
-    model's own (None: all have that). Shapes: slots [T] int32, positions, rope_tables [T] int64"""
+    model's own (None: all have that). `num_added` is how many tokens the adapter in use adds that
+    adds most. Shapes: slots [T] int32, positions, rope_tables [T] int64"""
 
     slots: torch.Tensor
     is_low_rank: bool = True
     positions: torch.Tensor | None = None
     rope_tables: torch.Tensor | None = None
+    num_added: int = 0
 
 
 class CrossWatch(Protocol):

@@ -1,6 +1,7 @@
 """Token and position embeddings. The token table is divided over ranks by vocabulary.
 
-Token ids are trusted to lie inside the vocabulary: requests are checked before they are queued.
+Token ids are trusted to lie inside the vocabulary, or to be tokens that their row's adapter adds:
+requests are checked before they are queued.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from dovetail.interfaces.model import BuildContext
-from dovetail.layers.adapters import TableSlots
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.linear import linear_spec
 from dovetail.layers.native import runs_natively
 from dovetail.layers.opaque import is_traced
 from dovetail.layers.placement import Part, Placement, WeightHolder, mark_axes, place_parts
+from dovetail.layers.table_adapters import TableSlots
 from dovetail.parallel.collectives import all_reduce
 from dovetail.parallel.groups import Group, tensor_group
 from dovetail_kernels.embedding import OP
@@ -76,10 +77,10 @@ class VocabParallelEmbedding(WeightHolder):
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the tokens' vectors, whole on every rank. Shapes: token_ids [T] -> [T, E]"""
-        found = self._vectors(token_ids)
-        if self.adapters is not None:
-            return self.adapters.vectors(token_ids, found, self.factor)
-        return found
+        if self.adapters is None:
+            return self._vectors(token_ids)
+        found = self._vectors(self.adapters.known(token_ids))
+        return self.adapters.vectors(token_ids, found, self.factor)
 
     def _vectors(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the table's own vectors. Shapes: token_ids [T] -> [T, E]"""

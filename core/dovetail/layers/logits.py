@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 
 from dovetail.interfaces.model import BuildContext
-from dovetail.layers.adapters import TableSlots
 from dovetail.layers.embedding import VocabParallelEmbedding, vocab_part
 from dovetail.layers.linear import Linear
 from dovetail.layers.placement import Placement, WeightHolder
+from dovetail.layers.table_adapters import NEVER, TableSlots
 from dovetail.parallel.collectives import all_gather
 from dovetail.parallel.groups import tensor_group
 
@@ -43,7 +43,8 @@ class LogitsHead(WeightHolder):
         self.linear = None if tied else Linear(context, name, size, (part,), bias=bias)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits, whole on every rank. Shapes: hidden [S, E] -> [S, V]"""
+        """Return logits, whole on every rank; of a step whose adapters add tokens as many columns
+        more as one of them adds (see TableSlots). Shapes: hidden [S, E] -> [S, V or more]"""
         if self.tied is not None:
             local = self.tied.logits(hidden)
         else:
@@ -55,7 +56,9 @@ class LogitsHead(WeightHolder):
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.soft_cap is not None:
-            logits = self.soft_cap * torch.tanh(logits / self.soft_cap)
+            bent = self.soft_cap * torch.tanh(logits / self.soft_cap)
+            is_wide = logits.shape[1] > self.vocab_size
+            logits = torch.where(logits == NEVER, logits, bent) if is_wide else bent
         return logits
 
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:

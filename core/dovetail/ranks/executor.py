@@ -21,7 +21,8 @@ import msgspec
 
 from dovetail.engine.faults import error_of
 from dovetail.errors import EngineDead
-from dovetail.interfaces.executor import Executor, Preparation, WorkerCall
+from dovetail.interfaces.adapter_spec import AdapterFacts
+from dovetail.interfaces.executor import Executor, Loaded, Preparation, WorkerCall
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.ranks.messages import (
@@ -139,8 +140,9 @@ class _Preparing:
     """A constraint that ranks are loading. `left` are those that have not answered."""
 
     def __init__(self, num_ranks: int) -> None:
-        self.done: Future[None] = Future()
+        self.done: Loaded = Future()
         self.left = set(range(num_ranks))
+        self.facts: AdapterFacts | None = None
 
 
 class MortalExecutor(Executor):
@@ -299,7 +301,7 @@ class RanksExecutor(MortalExecutor):
         """Return a rank's next answer. Raises: OSError, EOFError when a rank is gone"""
         return self._decoder.decode(self._links.receive(number))
 
-    def prepare(self, item: Preparation) -> Future[None]:
+    def prepare(self, item: Preparation) -> Loaded:
         """Load a constraint on every rank, during the steps. The future raises RequestError."""
         self.check()
         preparing = _Preparing(len(self._numbers))
@@ -319,11 +321,13 @@ class RanksExecutor(MortalExecutor):
             if preparing is None:
                 return
             preparing.left.discard(number)
+            if message.facts != AdapterFacts():  # stages see the tables that they have
+                preparing.facts = message.facts
             if message.fault is None and preparing.left:
                 return
             del self._preparing[message.number]
         if message.fault is None:
-            preparing.done.set_result(None)
+            preparing.done.set_result(preparing.facts)
         else:
             preparing.done.set_exception(error_of(message.fault))
 

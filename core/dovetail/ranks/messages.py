@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from dovetail.engine.messages import Fault
+from dovetail.interfaces.adapter_spec import AdapterFacts
 from dovetail.interfaces.executor import Preparation, WorkerCall
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
@@ -157,10 +158,11 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
 
 
 class Prepared(msgspec.Struct, frozen=True, tag="prepared", omit_defaults=True):
-    """A constraint is loaded, or cannot be."""
+    """A constraint or an adapter is loaded, or cannot be. `facts` are those of an adapter."""
 
     number: int
     fault: Fault | None = None
+    facts: AdapterFacts | None = None
 
 
 class LastWords(msgspec.Struct, frozen=True, tag="last_words"):

@@ -270,14 +270,13 @@ class RankServer:
 
     def _prepare(self, order: Prepare) -> None:
         try:
-            self.worker.prepare(order.item)
-            answer = Prepared(order.number)
+            answer = Prepared(order.number, facts=self.worker.prepare(order.item))
         except DovetailError as error:
-            answer = Prepared(order.number, fault_of(error))
+            answer = Prepared(order.number, fault=fault_of(error))
         except Exception as error:
             logger.exception("%s could not be loaded", what_of(order.item))
             what = f"{what_of(order.item)} could not be loaded: {type(error).__name__}: {error}"
-            answer = Prepared(order.number, fault_of(RequestError(what, status=500)))
+            answer = Prepared(order.number, fault=fault_of(RequestError(what, status=500)))
         self._tell(answer)
 
     def _tell(self, message: messages.Aside) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from threading import Lock
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -21,11 +21,11 @@ from dovetail import registry
 from dovetail.config.checkpoint.adapter_config import CONFIG, adapter_config
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.adapter import AdapterMethod, AdapterWeights, ModuleChange
-from dovetail.interfaces.adapter_spec import AdapterSource, AdapterSpec
+from dovetail.interfaces.adapter_spec import AdapterFacts, AdapterSource, AdapterSpec
 from dovetail.interfaces.model import Model
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import NO_SLOT, StepPlan
-from dovetail.layers.adapters import LinearSlots, SlotWeights, TableSlots
+from dovetail.layers.adapters import LinearSlots, SlotWeights
 from dovetail.layers.context import StepAdapters
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.embedding import VocabParallelEmbedding
@@ -35,14 +35,22 @@ from dovetail.layers.linear import Linear
 from dovetail.layers.logits import LogitsHead
 from dovetail.layers.rotary import Rotary
 from dovetail.layers.stages import Elsewhere
+from dovetail.layers.table_adapters import TableChange, TableSlots
 from dovetail.layers.weights import Target, map_name
 from dovetail.runner.adapter_cutting import Copies, Cutting, room_of
 from dovetail.runner.adapter_plans import AdapterPlans
+from dovetail.runner.adapter_tables import (
+    INPUTS,
+    OUTPUTS,
+    Given,
+    TableReader,
+    verify_tokenizer,
+    vocab_rows,
+)
 from dovetail.sampling.seen import on_device
 
 logger = logging.getLogger(__name__)
 
-LowRank = tuple[torch.Tensor, torch.Tensor]
 PROMPT_VECTORS = "the vectors before a prompt"
 INFINITY = {torch.float32: 0x7F800000, torch.float16: 0x7C00, torch.bfloat16: 0x7F80}
 """Infinity of a type, as an integer."""
@@ -52,14 +60,16 @@ INFINITY = {torch.float32: 0x7F800000, torch.float16: 0x7C00, torch.bfloat16: 0x
 class _OnHost:
     """An adapter as this rank keeps it: changes by the path of the layer. `is_plain`: all are
     low-rank products of linear layers, or of the head, which runs apart from the layers.
-    `rope_table` is the number of its rope scaling, 0: the model's own."""
+    `rope_table` is the number of its rope scaling, 0: the model's own. It adds `num_added`
+    tokens."""
 
     linears: dict[str, SlotWeights]
-    tables: dict[str, tuple[LowRank | None, torch.Tensor | None]]
+    tables: dict[str, TableChange]
     experts: dict[str, dict[Key, SlotWeights]]
     is_plain: bool
-    prompt: torch.Tensor | None = None
     rope_table: int = 0
+    num_added: int = 0
+    has_prompt: bool = False
 
 
 def _plain(linears: dict[str, SlotWeights]) -> _OnHost:
@@ -89,6 +99,7 @@ class RunnerAdapters:
 
     def __init__(self, spec: AdapterSpec, run: RunSpec, device: torch.device) -> None:
         self._spec = spec
+        self._run = run
         self._device = device
         self._dtype = dtype_of(spec.dtype)
         self._methods: list[AdapterMethod] = [registry.make(s, run.model) for s in spec.methods]
@@ -98,6 +109,7 @@ class RunnerAdapters:
         self._prompted = np.zeros(spec.max_slots, dtype=bool)
         self._rope_tables = np.zeros(spec.max_slots + 1, dtype=np.int64)
         """By slot; the last one is that of tokens without."""
+        self._added = np.zeros(spec.max_slots + 1, dtype=np.int64)
         self._linears: dict[str, Linear] = {}
         self._tables: dict[str, VocabParallelEmbedding | LogitsHead] = {}
         self._experts: dict[str, Experts] = {}
@@ -113,13 +125,11 @@ class RunnerAdapters:
         self._experts.clear()
         self._found.clear()
         self._plans.clear()
-        tables = (p for p, m in module.named_modules() if isinstance(m, VocabParallelEmbedding))
-        self._token_table = next(tables, "")
         heads = [m for m in module.modules() if isinstance(m, LogitsHead)]
         of_heads = {id(head.linear) for head in heads}
         for path, layer in module.named_modules():
             if isinstance(layer, VocabParallelEmbedding | LogitsHead):
-                layer.adapters = TableSlots()
+                layer.adapters = TableSlots(vocab_rows(layer))
                 self._tables[path] = layer
             elif isinstance(layer, Linear) and not layer.no_adapters and id(layer) not in of_heads:
                 layer.adapters = LinearSlots(layer, self._spec)
@@ -127,21 +137,32 @@ class RunnerAdapters:
             elif isinstance(layer, Experts):
                 layer.adapters = ExpertAdapters()
                 self._experts[path] = layer
+        self._of_tables = TableReader(self._tables, self._spec, self._run, self._kept)
 
-    def read(self, source: AdapterSource) -> None:
-        """Read an adapter into host memory. Any thread may call this, during a step.
+    def read(self, source: AdapterSource) -> AdapterFacts:
+        """Read an adapter into host memory, and tell of it. Any thread may call this, during a
+        step.
 
         Raises: RequestError that says which file and key is wrong. Mutates: self
         """
+        has_tokenizer = False
         try:
             weights = self._weights(source)
             linears = self._plans.filled(weights)
             found = self._cut(source, weights) if linears is None else _plain(linears)
             found.rope_table = self._rope_table(source, weights.rope_factor)
+            if self._of_tables.names_tokens(found.tables):
+                num_tokens = self._run.model.vocab_size + found.num_added
+                has_tokenizer = verify_tokenizer(Path(source.path), self._spec, num_tokens)
         except ConfigError as error:
             raise RequestError(error.what, where=error.where, fix=error.fix) from error
         with self._lock:
             self._on_host[source.key] = found
+        return AdapterFacts(num_added_tokens=found.num_added, has_tokenizer=has_tokenizer)
+
+    def vocab_size(self, slot: int) -> int:
+        """Return how many tokens a row may have that uses a slot, or none (NO_SLOT)."""
+        return self._run.model.vocab_size + int(self._added[slot])
 
     def follow(self, plan: StepPlan) -> None:
         """Forget adapters and fill slots as a plan says. Mutates: self, the layers"""
@@ -173,6 +194,7 @@ class RunnerAdapters:
             is_low_rank=bool(self._plain[used].all()) and tables is None,
             positions=placed,
             rope_tables=tables,
+            num_added=int(self._added[used].max()),
         )
 
     def _put(self, slot: int, adapter: _OnHost) -> None:
@@ -181,20 +203,16 @@ class RunnerAdapters:
             layer.adapters.put_change(layer, slot, adapter.linears.get(path))
         for path, table in self._tables.items():
             assert table.adapters is not None
-            pair, weight = adapter.tables.get(path, (None, None))
-            before = adapter.prompt if path == self._token_table else None
-            table.adapters.put(slot, *self._on_device(pair, weight, before))
+            change = adapter.tables.get(path)
+            table.adapters.put(slot, None if change is None else change.on(self._device))
         for path, experts in self._experts.items():
             assert experts.adapters is not None
             changes = adapter.experts.get(path, {})
             experts.adapters.put(slot, {key: one.on(self._device) for key, one in changes.items()})
         self._plain[slot] = adapter.is_plain
-        self._prompted[slot] = adapter.prompt is not None
+        self._prompted[slot] = adapter.has_prompt
         self._rope_tables[slot] = adapter.rope_table
-
-    def _on_device(self, pair: LowRank | None, *others: torch.Tensor | None) -> tuple[Any, ...]:
-        moved = None if pair is None else (pair[0].to(self._device), pair[1].to(self._device))
-        return moved, *(None if one is None else one.to(self._device) for one in others)
+        self._added[slot] = adapter.num_added
 
     def _weights(self, source: AdapterSource) -> AdapterWeights:
         """Return an adapter as the method that reads its sort has found it. Raises: ConfigError"""
@@ -215,7 +233,7 @@ class RunnerAdapters:
         """Return what this rank's layers keep of an adapter. Raises: ConfigError"""
         linears: dict[str, dict[str | None, ModuleChange]] = {}
         experts: dict[tuple[str, Key], dict[str | None, ModuleChange]] = {}
-        found = _plain({})
+        found, tables = _plain({}), dict[str, Given]()
         copies, apart = Copies(room_of(weights.changes.values(), self._dtype)), []
         for module, change in weights.changes.items():
             path, layer, target = self._layer(source, module)
@@ -230,12 +248,16 @@ class RunnerAdapters:
                 key = _expert_of(f"{source.path}: {module}", layer, path, target)
                 experts.setdefault((path, key), {})[target.part] = change
             elif isinstance(layer, VocabParallelEmbedding | LogitsHead):
-                where = f"{source.path}: {module}"
-                found.tables[path] = self._of_table(where, layer, change)
-                found.is_plain &= isinstance(layer, LogitsHead)
+                tables[path] = Given(where=f"{source.path}: {module}", change=change)
+        found.tables, found.num_added = self._of_tables.changes(weights, tables)
         if weights.prompt is not None:
             self._verify_prompt(source, weights.prompt)
-            found.prompt, found.is_plain = self._kept(weights.prompt), False
+            found.has_prompt, path = True, self._of_tables.token_table
+            if path:
+                table = found.tables.get(path, TableChange())
+                found.tables[path] = replace(table, prompt=self._kept(weights.prompt))
+        heads = {path for path, one in self._tables.items() if isinstance(one, LogitsHead)}
+        found.is_plain &= not found.has_prompt and found.tables.keys() <= heads
         for path, parts in linears.items():
             where = f"{source.path}: {path}"
             slot = Cutting(where, self._linears[path], self._dtype, copies).cut(parts)
@@ -351,43 +373,6 @@ class RunnerAdapters:
                 "the adapter has a bias.", where=where, fix="start with --enable-lora-bias."
             )
 
-    def _of_table(
-        self, where: str, layer: VocabParallelEmbedding | LogitsHead, change: ModuleChange
-    ) -> tuple[LowRank | None, torch.Tensor | None]:
-        """Return a change of a table [V, E] as (first [V, r], second [r, E]), and a whole one.
-
-        Raises: ConfigError
-        """
-        is_head = isinstance(layer, LogitsHead)
-        vocab = layer.vocab_size if isinstance(layer, LogitsHead) else layer.part.full
-        others = (change.magnitude, change.output_scale, change.shift, change.bias)
-        if any(one is not None for one in others) or change.input_scale is not None:
-            raise ConfigError("only low-rank changes of a table are supported.", where=where)
-        weight = change.weight
-        if weight is not None:
-            self._fits_table(where, weight, vocab, layer.size)
-            weight = weight.to(self._dtype).contiguous()
-        if change.down is None or change.up is None:
-            return None, weight
-        up = change.up * change.scale
-        first, second = (up, change.down) if is_head else (change.down.t(), up.t())
-        self._fits_table(where, first, vocab, first.shape[1])
-        self._fits_table(where, second, second.shape[0], layer.size)
-        return (self._kept(first), self._kept(second)), weight
-
-    def _fits_table(self, where: str, tensor: torch.Tensor, vocab: int, size: int) -> None:
-        """Raises: ConfigError for a tensor that is not [vocab, size]"""
-        if tuple(tensor.shape) == (vocab, size):
-            return
-        fix = "use an adapter that was trained for this model."
-        if tensor.dim() == 2 and tensor.shape[0] > vocab and tensor.shape[1] == size:
-            fix = "adapters that add tokens are not supported; merge it into the checkpoint."
-        raise ConfigError(
-            f"its shape is {list(tensor.shape)}, and the model's [{vocab}, {size}].",
-            where=where,
-            fix=fix,
-        )
-
     def _kept(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._dtype).contiguous()
 
@@ -424,8 +409,13 @@ def _verify_finite(
     for module in weights.changes if broken is not None else apart:
         for where, tensor in _numbers(f"{source.path}: {module}", weights.changes[module]):
             _check_finite(where, tensor)
-    if weights.prompt is not None:
-        _check_finite(f"{source.path}: {PROMPT_VECTORS}", weights.prompt)
+    for where, one in (
+        (f"{source.path}: {PROMPT_VECTORS}", weights.prompt),
+        (f"{weights.added_file}: {INPUTS}", weights.added_inputs),
+        (f"{weights.added_file}: {OUTPUTS}", weights.added_outputs),
+    ):
+        if one is not None:
+            _check_finite(where, one)
     if broken is not None:
         raise ConfigError(
             "it holds numbers that are too large for the type that adapters are kept in.",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError, RequestError
 from dovetail.imports import large_imports
-from dovetail.interfaces.adapter_spec import AdapterSource
+from dovetail.interfaces.adapter_spec import AdapterFacts, AdapterSource
 from dovetail.interfaces.executor import BlockLoad, PendingStep, Preparation
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
@@ -113,21 +113,21 @@ class DeviceWorker(Worker):
         """Take over the tokens that the last stage drew in a step begun here."""
         self.runner.learn(result)
 
-    def prepare(self, item: Preparation) -> None:
+    def prepare(self, item: Preparation) -> AdapterFacts | None:
         """Load a constraint, read an adapter or bring blocks. Raises: RequestError"""
         if isinstance(item, BlockLoad):
             self.runner.transfers.load(item)
-            return
+            return None
         if isinstance(item, AdapterSource):
             if self.runner.adapters is None:
                 raise RequestError("adapters are not served here.", fix="give --enable-lora.")
-            self.runner.adapters.read(item)
-            return
+            return self.runner.adapters.read(item)
         if not self.run.rank.is_last_stage:
-            return
+            return None
         if self.runner.constraints is None:
             raise RequestError("structured output is switched off here.")
         self.runner.constraints.prepare(item)
+        return None
 
     def _warm_up_profiler(self) -> None:
         """Have a profiler that may be asked for start without delay."""

@@ -192,6 +192,7 @@ class ModelRunner(ForwardPasses):
             tells_processed=run.logprobs_stage == "processed",
             tells_logits=tells_logits,
             acceptance=None if run.acceptance is None else registry.make(run.acceptance),
+            vocab_size=run.model.vocab_size,
         )
         if self._drafts is not None:
             self._draft_probabilities = self._drafts.sample_by(self._sampler)
@@ -381,7 +382,10 @@ class ModelRunner(ForwardPasses):
             elif self._stage.is_last:
                 self._prompt_logprobs.add_row(new)
                 self._sampler.add_row(self._batch.row_tokens(new), new.seed)
-            foreign = self._batch.sanitize_row(new.row, self.run.model.vocab_size)
+            size = self.run.model.vocab_size
+            if self.adapters is not None:
+                size = self.adapters.vocab_size(new.adapter_slot)
+            foreign = self._batch.sanitize_row(new.row, size)
             if foreign is not None and self._stage.is_last:
                 rows.mark_failed(new.row, f"token id {foreign} is outside the vocabulary")
 
@@ -395,7 +399,7 @@ class ModelRunner(ForwardPasses):
     def _logits(self, hidden: torch.Tensor, row: int | np.ndarray) -> torch.Tensor:
         """Return logits as the rows' adapters have them, of one row or of one row each.
 
-        Shapes: hidden [S, E], row [S] -> [S, V]
+        Shapes: hidden [S, E], row [S] -> [S, V], or more where adapters add tokens
         """
         with self._using_adapter(row, len(hidden)):
             return self._model.logits(hidden)

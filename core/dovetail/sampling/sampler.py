@@ -51,7 +51,8 @@ class Sampler:
     `uses_kernels` false: torch operations on the CPU too. `tells_processed`: logprobs are those of
     the logits that are drawn from; a greedy row's have no temperature and no filters.
     `tells_logits`: logits stand where logprobs would. `acceptance` decides on the drafts that are
-    proposed; with None there must not be any.
+    proposed; with None there must not be any. Logits may have more columns than `vocab_size`, of
+    tokens that rows' adapters add (None: they never have).
     """
 
     def __init__(
@@ -63,7 +64,9 @@ class Sampler:
         tells_processed: bool = False,
         tells_logits: bool = False,
         acceptance: Acceptance | None = None,
+        vocab_size: int | None = None,
     ) -> None:
+        self._vocab_size = vocab_size
         self._tells_processed = tells_processed
         self._tells_logits = tells_logits
         self._params = RowParams(max_rows)
@@ -206,8 +209,9 @@ class Sampler:
         """Return whether kernels on a device do all of the step."""
         if logits.device.type not in self._device_types or not self._device.can_draw(logits):
             return False
-        if step.proposals:
-            return False
+        is_wide = self._vocab_size is not None and logits.shape[1] > self._vocab_size
+        if step.proposals or (is_wide and step.union & bits.PENALISED):
+            return False  # a row's seen tokens are counted on a device in lines of one width
         tells_processed = self._tells_processed and step.union & bits.LOGPROBS
         if not self._params.named.keys().isdisjoint(step.row_list):
             return False

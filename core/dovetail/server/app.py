@@ -18,7 +18,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dovetail.config.report.in_force import InForce
-from dovetail.config.rules.chat_template import load_template
 from dovetail.config.rules.platform import usable_cores
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import DovetailError, NotFound
@@ -31,6 +30,7 @@ from dovetail.server.generate.generation import CLAMPED_HEADER
 from dovetail.server.generate.ignored_fields import HEADER
 from dovetail.server.generate.server_state import Parsers, ServerState, build_server
 from dovetail.server.generate.streaming import ClientDisconnected
+from dovetail.server.generate.template.building import build_renderer
 from dovetail.server.generate.template.chat import ChatRenderer
 from dovetail.server.http.body_limits import BodyLimitMiddleware, bytes_per_s
 from dovetail.server.http.errors import ErrorBodies, problem, problem_of
@@ -168,23 +168,6 @@ def error_bodies_of(apis: Iterable[Api]) -> ErrorBodies:
 def open_route(app: FastAPI, endpoint: Callable[..., Any]) -> None:
     """Let a route's endpoint answer without a key. Mutates: app"""
     app.state.open_endpoints.add(endpoint)
-
-
-def build_renderer(engine: AsyncEngine, frontend: FrontendConfig) -> ChatRenderer:
-    """Return the renderer for the engine's tokenizer. Raises: ConfigError"""
-    media = engine.spec.media
-    return ChatRenderer(
-        engine.tokenizer.facts(),
-        override=load_template(frontend.chat_template),
-        content_format=frontend.chat_template_content_format,
-        added_texts=engine.tokenizer.added_texts(),
-        allows_control_tokens=frontend.allow_control_tokens,
-        default_kwargs=frontend.default_chat_template_kwargs,
-        media_kinds=frozenset() if media is None else media.part_kinds,
-        media_limits=None if media is None else media.settings.limits,
-        media_words=None if media is None else engine.media_words,
-        interleaves_media=media is not None and media.interleaves,
-    )
 
 
 def _add_hook_routes(app: FastAPI, engine: AsyncEngine) -> None:

@@ -48,7 +48,9 @@ class _Row:
     `mask` holds what may follow the first `filled_tokens` tokens, unless `fault` was raised.
     """
 
-    def __init__(self, tokens: RowTokens, cached: CachedConstraint, cache: ConstraintCache) -> None:
+    def __init__(
+        self, tokens: RowTokens, cached: CachedConstraint, cache: ConstraintCache, vocab_size: int
+    ) -> None:
         vocabulary = cache.vocabulary
         self._early_close = cache.early_close
         self.output_ids = tokens.output_ids
@@ -65,6 +67,7 @@ class _Row:
         self._is_reasoning = cached.starts_in_reasoning
         self._head: bytes | None = b"" if self._reasoning_markers else None
         self._eos_ids = frozenset(vocabulary.eos_ids)
+        self._own_ends = frozenset(i for i in tokens.params.eos_token_ids if i >= vocab_size)
         self._matcher: Matcher | None = None if cached.triggers else cached.constraints[0].matcher()
 
     @property
@@ -85,6 +88,8 @@ class _Row:
         return known
 
     def _take(self, token_id: int) -> None:
+        if token_id in self._own_ends:
+            return  # as an end token of the model
         if self._matcher is None:
             self._look_for_trigger(token_id)
             return
@@ -174,6 +179,11 @@ class _Row:
             return
         self._early_close.keep_closable(matcher, mask, left)
 
+    def own_ends(self) -> frozenset[int]:
+        """Return the end tokens that the row's adapter adds, where what is written may end."""
+        can_end = any(self.mask[i // 32] >> np.uint32(i % 32) & 1 for i in self._eos_ids)
+        return self._own_ends if can_end else frozenset()
+
     def forced(self) -> Sequence[int]:
         """Return the tokens that must come next, the end included. Mutates: self"""
         known = self.advance()
@@ -223,7 +233,7 @@ class ConstraintProcessor(LogitsProcessor):
         """Start a row; tokens that it already has are followed. Mutates: self"""
         assert tokens.params.constraint is not None
         cached = self._cache.prepare(tokens.params.constraint)
-        self._rows[tokens.row] = _Row(tokens, cached, self._cache)
+        self._rows[tokens.row] = _Row(tokens, cached, self._cache, self.vocab_size)
 
     def remove_row(self, row: int) -> None:
         """Forget a row. Mutates: self"""
@@ -284,7 +294,23 @@ class ConstraintProcessor(LogitsProcessor):
         for state in states:
             if state.fault is not None:
                 raise state.fault
-        masks = on_device(np.stack([state.mask for state in states]).view(np.int32), logits.device)
+        filled = np.stack([state.mask for state in states])
+        if logits.shape[1] > self.vocab_size:
+            filled = self._widened(filled, logits.shape[1], states)
+        masks = on_device(filled.view(np.int32), logits.device)
         indices = on_device(np.array([index for index, _ in rows]), logits.device)
         forbid = _forbidding(logits.device.type, logits.dtype)
         forbid(logits, masks, indices)
+
+    def _widened(self, masks: np.ndarray, width: int, states: Sequence[_Row]) -> np.ndarray:
+        """Return masks for logits with columns of tokens that adapters add, which constraints do
+        not know: they are forbidden, but for ends. Shapes: masks [S, W of V] -> [S, W of width]"""
+        wide = np.zeros((len(masks), -(-width // 32)), dtype=np.uint32)
+        wide[:, : masks.shape[1]] = masks
+        word, bit = divmod(self.vocab_size, 32)
+        wide[:, word] &= np.uint32((1 << bit) - 1)
+        wide[:, word + 1 :] = 0
+        for mask, state in zip(wide, states, strict=True):
+            for token_id in state.own_ends():
+                mask[token_id // 32] |= np.uint32(1 << token_id % 32)
+        return wide

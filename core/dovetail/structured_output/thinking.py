@@ -96,7 +96,8 @@ class _Row:
             return
         is_forced = self._must_end()
         was_within = self._phase == "within"
-        self._text += self._special.get(token_id) or self._tokens[token_id]
+        if token_id < len(self._tokens):  # tokens that adapters add are no text of markers
+            self._text += self._special.get(token_id) or self._tokens[token_id]
         if not was_within:
             self._look_for_start()
         if self._phase == "within" and self._end in self._text:

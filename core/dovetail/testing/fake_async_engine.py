@@ -18,6 +18,7 @@ from dovetail.engine.client.input import InputProcessor, Prompt
 from dovetail.engine.client.outputs import CompletionDelta, RequestMetrics, RequestOutput
 from dovetail.engine.client.pooled_input import PooledInput
 from dovetail.engine.client.stop import TextWatch
+from dovetail.engine.client.vocabularies import Vocabularies
 from dovetail.engine.kv import prefix_hash
 from dovetail.errors import EngineDead
 from dovetail.interfaces.executor import WorkerCall
@@ -273,8 +274,17 @@ class FakeAsyncEngine(FakeAdapters):
         self.pooled_with: list[str] = []
         FakeAdapters.__init__(self, self.spec)
         self.most_running = 0
-        self._input = InputProcessor(self.spec, self.tokenizer)
-        self._pooled_input = PooledInput(self.spec, self.tokenizer)
+        self._input = InputProcessor(self.spec, self.vocabularies)
+        self._pooled_input = PooledInput(self.spec, self.vocabularies)
+
+    @property
+    def tokenizer(self) -> Any:
+        """Return the model's tokenizer; a test may set another."""
+        return self.vocabularies.own.tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Any) -> None:
+        self.vocabularies = Vocabularies(self.spec, tokenizer)
 
     def default_params(self, **fields: Any) -> SamplingParams:
         """Return the spec's defaults overlaid by `fields`."""

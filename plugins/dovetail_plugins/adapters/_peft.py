@@ -18,8 +18,10 @@ from dovetail.interfaces.adapter import ModuleChange
 from dovetail_plugins.load_formats._safetensors_file import WholeFile, read_whole
 
 PREFIX = "base_model.model."
-NEW_TOKENS = ("new_embeddings.safetensors", "new_embeddings.bin")
-"""Files in which vLLM keeps the vectors of tokens that an adapter adds."""
+ADDED_TOKENS = ("new_embeddings.safetensors", "new_embeddings.bin")
+"""Files in which vLLM (up to 0.11) keeps the vectors of tokens that an adapter adds."""
+ADDED_INPUTS, ADDED_OUTPUTS = "input_embeddings", "output_embeddings"
+"""Their tensors: what the token table and the head have of these tokens."""
 
 
 Tensors = dict[str, torch.Tensor]
@@ -63,13 +65,28 @@ def read_file(folder: Path) -> WholeFile | Tensors:
             where=str(folder),
             fix="name a folder that PEFT has saved an adapter in.",
         )
-    added = next((folder / name for name in NEW_TOKENS if (folder / name).exists()), None)
-    if added is not None:
+    return _read(path)
+
+
+def read_added(folder: Path) -> tuple[Path, Tensors] | None:
+    """Return the file of added tokens and its tensors, None where there is none. Raises:
+    ConfigError naming the file"""
+    path = next((folder / name for name in ADDED_TOKENS if (folder / name).is_file()), None)
+    if path is None:
+        return None
+    file = _read(path)
+    tensors = dict(file.tensors()) if isinstance(file, WholeFile) else file
+    unknown = ", ".join(sorted(tensors.keys() - {ADDED_INPUTS, ADDED_OUTPUTS}))
+    if unknown or ADDED_INPUTS not in tensors:
+        what = f"holds {unknown}, which is not known" if unknown else f"has no {ADDED_INPUTS}"
         raise ConfigError(
-            "adapters that add tokens are not supported.",
-            where=str(added),
-            fix="merge it into the checkpoint.",
+            f"the file {what}.", where=str(path), fix=f"keep {ADDED_INPUTS}, {ADDED_OUTPUTS} in it."
         )
+    return path, tensors
+
+
+def _read(path: Path) -> WholeFile | Tensors:
+    """Return a file's tensors in memory of their own. Raises: ConfigError naming the file"""
     if path.suffix != ".safetensors":
         return _unpickled(path)
     try:

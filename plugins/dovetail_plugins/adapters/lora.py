@@ -1,4 +1,5 @@
-"""LoRA and its kin, as PEFT saves them: rsLoRA, DoRA, biases, and modules saved whole.
+"""LoRA and its kin, as PEFT saves them: rsLoRA, DoRA, biases, modules saved whole and tokens that
+were trained one by one; and vLLM's file of added tokens beside them.
 
     y = x W^T + s (x A^T) B^T,   s = alpha / r, or alpha / sqrt(r) with use_rslora
 
@@ -18,17 +19,34 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dovetail.config.checkpoint.adapter_config import CONFIG
 from dovetail.errors import ConfigError
 from dovetail.interfaces.adapter import AdapterMethod, AdapterWeights, ModuleChange
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.adapters._peft import Found, Tensors, named, read_file, setting
+from dovetail_plugins.adapters._peft import (
+    ADDED_INPUTS,
+    ADDED_OUTPUTS,
+    Found,
+    Tensors,
+    named,
+    read_added,
+    read_file,
+    setting,
+)
 from dovetail_plugins.load_formats._safetensors_file import WholeFile
 
 DOWN, UP = "lora_A", "lora_B"
 DOWN_TABLE, UP_TABLE = "lora_embedding_A", "lora_embedding_B"
 MAGNITUDE, SAVED, BASE = "lora_magnitude_vector", "modules_to_save", "base_layer"
+ORIGINAL = ".original_module."
+"""What PEFT saves of a module, when tables were enlarged, that `modules_to_save` has replaced."""
+ROWS, INDICES = "token_adapter.trainable_tokens_delta", "trainable_token_indices"
+TIES = "ensure_weight_tying"
+TABLE_NAMES = ("embed_tokens", "embedding", "embeddings", "wte", "word_embeddings", "embed_in")
+"""Names of token tables: what a list of indices, without a module's name, is of."""
 OF_EXPERTS = ("gate_up_proj", "down_proj")
 """Parameters that hold all experts, in the order in which PEFT wraps a module for each."""
 NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -54,7 +72,15 @@ class LoraAdapter(AdapterMethod):
         """Return the adapter in a folder. Raises: ConfigError naming the file and the key"""
         self._verify(folder, config)
         file = read_file(folder)
-        factor = self._rope_factor(folder, config)
+        factor, added = self._rope_factor(folder, config), read_added(folder)
+        if added is not None:
+            return AdapterWeights(
+                changes=self._changes(folder, config, file),
+                rope_factor=factor,
+                added_inputs=added[1][ADDED_INPUTS],
+                added_outputs=added[1].get(ADDED_OUTPUTS),
+                added_file=str(added[0]),
+            )
         if not isinstance(file, WholeFile):
             return AdapterWeights(changes=self._changes(folder, config, file), rope_factor=factor)
         layout = json.dumps(config, sort_keys=True), file.header, len(file.content)
@@ -94,6 +120,8 @@ class LoraAdapter(AdapterMethod):
         modules: dict[str, Tensors] = defaultdict(dict)
         names = _target_parameters(folder, config)
         for name, tensor in named(file).items():
+            if ORIGINAL in name:
+                continue
             module, part = _split(name)
             own = _parameters_of(module, names) if names else ()
             if own:
@@ -147,11 +175,17 @@ class LoraAdapter(AdapterMethod):
     ) -> ModuleChange:
         """Return what the tensors of one module mean. Raises: ConfigError"""
         where = f"{folder}: {module}"
-        change = ModuleChange(weight=parts.pop("weight", None), bias=parts.pop("bias", None))
+        change = ModuleChange(
+            weight=parts.pop("weight", None),
+            bias=parts.pop("bias", None),
+            is_tied=setting(folder, config, TIES, bool, False),
+        )
         down, up = parts.pop(DOWN, None), parts.pop(UP, None)
         if DOWN_TABLE in parts:  # a token table: what is looked up is a column of A
             down, up = parts.pop(DOWN_TABLE), parts.pop(UP_TABLE, None)
         magnitude, shift = parts.pop(MAGNITUDE, None), parts.pop(f"{UP}.bias", None)
+        if ROWS in parts:
+            change = _with_rows(folder, config, module, change, parts.pop(ROWS))
         if parts or (down is None) != (up is None):
             rest = ", ".join(parts) or (UP if up is None else DOWN)
             raise ConfigError(f"{rest} is without its pair, or not known.", where=where)
@@ -193,8 +227,28 @@ _NOT_DONE = {
     "use_qalora": "QA-LoRA",
     "alora_invocation_tokens": "LoRA that begins at an invocation (aLoRA)",
     "layer_replication": "repetition of layers",
-    "trainable_token_indices": "training of single tokens",
 }
+
+
+def _with_rows(
+    folder: Path, config: Mapping[str, Any], module: str, change: ModuleChange, rows: torch.Tensor
+) -> ModuleChange:
+    """Return a change with the rows of tokens that were trained one by one: PEFT keeps them in the
+    place of the table's, and where a head shares the table in the place of its rows too. Raises:
+    ConfigError. Shapes: rows [m, E]"""
+    where, given = f"{folder / CONFIG}: {INDICES}", config.get(INDICES)
+    if isinstance(given, Mapping):
+        given = next((ids for name, ids in given.items() if module.endswith(name)), None)
+    elif module.rpartition(".")[2] not in TABLE_NAMES:
+        given = None
+    if not isinstance(given, list) or not all(type(i) is int and 0 <= i < 2**31 for i in given):
+        raise ConfigError(f"it does not say which tokens of {module} were trained.", where=where)
+    if rows.dim() != 2 or len(rows) != len(given):
+        raise ConfigError(
+            f"it names {len(given)} tokens, and {list(rows.shape)} is the shape of their vectors.",
+            where=where,
+        )
+    return replace(change, row_ids=torch.tensor(given), rows=rows, is_tied=True)
 
 
 def _target_parameters(folder: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -221,7 +275,9 @@ def _parameters_of(module: str, names: Sequence[str]) -> tuple[str, ...]:
 def _split(name: str) -> tuple[str, str]:
     """Return a tensor's module and what it is of it."""
     name = name.replace(f".{BASE}.", ".").replace(f".{SAVED}.", ".")
-    for part in (f"{UP}.bias", DOWN, UP, DOWN_TABLE, UP_TABLE, MAGNITUDE):
+    if not name.endswith(f".{ROWS}"):
+        name = name.replace(".token_adapter.", ".")
+    for part in (f"{UP}.bias", DOWN, UP, DOWN_TABLE, UP_TABLE, MAGNITUDE, ROWS):
         module, found, rest = name.partition(f".{part}")
         if found and rest in ("", ".weight", ".default", ".default.weight"):
             return module, part

@@ -22,7 +22,7 @@ import msgspec
 from dovetail.engine.affinity import keep_to
 from dovetail.engine.faults import error_of
 from dovetail.errors import DovetailError, EngineDead
-from dovetail.interfaces.executor import Preparation, WorkerCall
+from dovetail.interfaces.executor import Loaded, Preparation, WorkerCall
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.ranks.connection import SocketConnection
@@ -211,12 +211,12 @@ class InStep(MortalExecutor):
         """Wait until the first rank's engine has planned the same step."""
         return _InStepPending(self, self._take(Step, Step(plan)))
 
-    def prepare(self, item: Preparation) -> Future[None]:
+    def prepare(self, item: Preparation) -> Loaded:
         """Wait until the constraint is loaded here: all engines must queue its request at once."""
-        done: Future[None] = Future()
+        done: Loaded = Future()
         message = self._next(self._server.prepared)
         if message.fault is None:
-            done.set_result(None)
+            done.set_result(message.facts)
         else:
             done.set_exception(error_of(message.fault))
         return done

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from typing import Any
 
-from dovetail.interfaces.executor import Executor, PendingStep, Preparation, WorkerCall
+from dovetail.interfaces.executor import Executor, Loaded, PendingStep, Preparation, WorkerCall
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan
@@ -69,7 +69,7 @@ class ExternalLauncherExecutor(Executor):
         """Hand a step to every rank, or see it come from the first one."""
         return self._part.submit(plan)
 
-    def prepare(self, item: Preparation) -> Future[None]:
+    def prepare(self, item: Preparation) -> Loaded:
         """Load a constraint on every rank. The future raises RequestError."""
         return self._part.prepare(item)
 
@@ -108,7 +108,7 @@ class FirstRank(RanksExecutor):
         self._launched = LaunchedRanks(run, worker)
         return self._launched
 
-    def prepare(self, item: Preparation) -> Future[None]:
+    def prepare(self, item: Preparation) -> Loaded:
         """Load a constraint on every rank. Where other engines go in step with this one it is
         loaded on return: all of them must queue its request at once."""
         done = super().prepare(item)

@@ -20,6 +20,7 @@ from dovetail.errors import EngineDead
 from dovetail.interfaces.executor import (
     BlockLoad,
     Executor,
+    Loaded,
     PendingStep,
     Preparation,
     WorkerCall,
@@ -133,7 +134,7 @@ class UniExecutor(Executor):
         if late is not None:
             wait([late])
 
-    def prepare(self, item: Preparation) -> Future[None]:
+    def prepare(self, item: Preparation) -> Loaded:
         """Load a constraint on another thread, or bring blocks on one that only does that."""
         thread = self._bringer if isinstance(item, BlockLoad) else self._loader
         return thread.submit(self.worker.prepare, item)

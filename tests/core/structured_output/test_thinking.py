@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -206,6 +207,7 @@ def test_tags_do_not_count_in_thinking(
         )
     params = SamplingParams(max_tokens=500)
     tokens = RowTokens(row=0, params=params, prompt_ids=(), output_ids=np.array(output))
-    row = _Row(tokens, cached, SimpleNamespace(vocabulary=vocabulary, early_close=None))  # type: ignore[arg-type]
+    cache: Any = SimpleNamespace(vocabulary=vocabulary, early_close=None)
+    row = _Row(tokens, cached, cache, 1 << 20)
     row.advance()
     assert row.is_constrained is is_constrained

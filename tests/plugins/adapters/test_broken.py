@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from dovetail import LLM
 from dovetail.errors import RequestError
 from dovetail.testing.checkpoints import code_running_pickle
-from dovetail.testing.tiny_models import write_tiny_checkpoint
+from dovetail.testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
 from support.peft_adapters import asked, load
 from support.written_lora import CONFIG, FILE, MODULE, write_lora
 
@@ -24,7 +24,7 @@ FIRST = MODULE.format(layer=0, name="q_proj")
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     root = tmp_path_factory.mktemp("broken")
-    folder = write_tiny_checkpoint(root / "base", "LlamaForCausalLM")
+    folder = write_tiny_tokenizer(write_tiny_checkpoint(root / "base", "LlamaForCausalLM"))
     flags = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "dtype": "float32"}
     with LLM(
         str(folder), max_model_len=64, max_logprobs=-1, use_tqdm_on_load=False, **flags
@@ -76,6 +76,28 @@ def nan_of(value: float) -> Callable[[dict[str, torch.Tensor]], Any]:
     return lambda tensors: tensors[f"{FIRST}.lora_B.weight"].__setitem__((3, 1), value)
 
 
+def adding(**tensors: torch.Tensor) -> Callable[[Path], None]:
+    return lambda folder: save_file(tensors, folder / ADDED)
+
+
+def both(*changes: Callable[[Path], Any]) -> Callable[[Path], None]:
+    return lambda folder: [change(folder) for change in changes] and None
+
+
+def tokenizer_with(num_added: int) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        from tokenizers import Tokenizer
+
+        write_tiny_tokenizer(folder)
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer.add_tokens([f"<|word{i}|>" for i in range(num_added)])
+        tokenizer.save(str(folder / "tokenizer.json"))
+
+    return apply
+
+
+ADDED, NAN = "new_embeddings.safetensors", float("nan")
+ROWS = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
 A, B = f"{FIRST}.lora_A.weight", f"{FIRST}.lora_B.weight"
 WRONG: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "rank": (
@@ -145,11 +167,76 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         tensors_changed(
             lambda t: t.update({"base_model.model.lm_head.weight": torch.zeros(330, 32)})
         ),
-        "is [330, 32], and the model's [320, 32]",
+        "the head has vectors of 10 added tokens, and the token table of 0",
         "lm_head",
     ),
-    "new tokens": (
-        text("new_embeddings.bin", b"x"), "that add tokens are not supported", "new_embeddings.bin"
+    "bias of a head": (
+        tensors_changed(
+            lambda t: t.update(
+                {
+                    "base_model.model.lm_head.weight": torch.zeros(320, 32),
+                    "base_model.model.lm_head.bias": torch.zeros(320),
+                }
+            )
+        ),
+        "only low-rank changes of a table",
+        "lm_head",
+    ),
+    "added tokens": (text("new_embeddings.bin", b"x"), "the file", "new_embeddings.bin"),
+    "too many added tokens": (
+        adding(input_embeddings=torch.zeros(257, 32)),
+        "the adapter adds 257 tokens, and 256 is the most",
+        ADDED,
+    ),
+    "width of added tokens": (
+        adding(input_embeddings=torch.zeros(3, 40)),
+        "its shape is [3, 40], and vectors of the model have 32 numbers",
+        f"{ADDED}: input_embeddings",
+    ),
+    "nan of an added token": (
+        adding(input_embeddings=torch.zeros(3, 32), output_embeddings=torch.full((3, 32), NAN)),
+        "not finite",
+        f"{ADDED}: output_embeddings",
+    ),
+    "added tokens without inputs": (
+        adding(output_embeddings=torch.zeros(3, 32)), "has no input_embeddings", ADDED
+    ),
+    "unknown added tensors": (
+        adding(input_embeddings=torch.zeros(3, 32), others=torch.zeros(3)),
+        "holds others, which is not known",
+        ADDED,
+    ),
+    "more added outputs": (
+        adding(input_embeddings=torch.zeros(3, 32), output_embeddings=torch.zeros(4, 32)),
+        "the head has vectors of 4 added tokens, and the token table of 3",
+        "",
+    ),
+    "single tokens without their numbers": (
+        tensors_changed(lambda t: t.update({ROWS: torch.zeros(2, 32)})),
+        "does not say which tokens of model.embed_tokens were trained",
+        "trainable_token_indices",
+    ),
+    "single tokens and other numbers": (
+        both(tensors_changed(lambda t: t.update({ROWS: torch.zeros(2, 32)})),
+             config_changed(trainable_token_indices=[1, 2, 3])),
+        "names 3 tokens",
+        "trainable_token_indices",
+    ),
+    "single tokens behind others": (
+        both(tensors_changed(lambda t: t.update({ROWS: torch.zeros(2, 32)})),
+             config_changed(trainable_token_indices=[320, 322])),
+        "there is no vector of the token 321",
+        "embed_tokens",
+    ),
+    "tokenizer of more tokens": (
+        both(adding(input_embeddings=torch.zeros(1, 32)), tokenizer_with(3)),
+        "the tokenizer has 323 tokens, and the model with this adapter 321",
+        "",
+    ),
+    "added tokens without their tokenizer": (
+        both(adding(input_embeddings=torch.zeros(1, 32)), text("added_tokens.json", b"{}")),
+        "the tokenizer that they belong to is not there",
+        "added_tokens.json",
     ),
     "rope scaling": (
         config_changed(rope_scaling={"type": "yarn"}), "not a linear scaling", "rope_scaling"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from dovetail import LLM, PoolingParams
 from dovetail.engine.client.outputs import numbers
 from dovetail.testing.tiny_families import VOCAB_SIZE
 from dovetail.testing.tiny_models import write_tiny_tokenizer
+from support.added_tokens import enlarged, saved
 from support.peft_adapters import load, made
 from support.tiny_configs import tiny_config
 
@@ -38,6 +40,25 @@ def base_of(model_type: str, folder: Path) -> Any:
     return model
 
 
+def told_by(
+    folder: Path, adapter: Path, batch: Sequence[tuple[str, list[int]]]
+) -> list[torch.Tensor]:
+    """Return what is told of prompts, each with its adapter's name."""
+    flags = {"enable_lora": True, "dtype": "float32", "max_model_len": 64, "runner": "pooling"}
+    with LLM(str(folder), use_tqdm_on_load=False, **flags) as llm:
+        engine = llm._engine
+        load(engine, adapter)
+        keys = []
+        for name, ids in batch:
+            keys.append(engine.submit(engine.prepare_pooled(ids, PARAMS, adapter=name)))
+        found = {}
+        while engine.has_work:
+            step = engine.step()
+            assert not step.errors, step.errors
+            found |= {key: torch.tensor(numbers(out.pooled)) for key, out in step.outputs}
+    return [found[key].flatten() for key in keys]
+
+
 @pytest.mark.parametrize("model_type", TYPES)
 def test_classes(model_type: str, tmp_path: Path) -> None:
     import peft
@@ -50,23 +71,26 @@ def test_classes(model_type: str, tmp_path: Path) -> None:
     with torch.inference_mode():
         without = [base(torch.tensor([ids])).logits[0] for ids in prompts]
         theirs = [adapted(torch.tensor([ids])).logits[0] for ids in prompts]
-    flags = {"enable_lora": True, "dtype": "float32", "max_model_len": 64, "runner": "pooling"}
-    with LLM(str(tmp_path / "base"), use_tqdm_on_load=False, **flags) as llm:
-        engine = llm._engine
-        load(engine, tmp_path / "lora")
-        batch = [(name, ids) for ids in prompts for name in ("", "lora")]
-        keys = []
-        for serial, (name, ids) in enumerate(batch):
-            prepared = engine._pooled_input.prepare(
-                ids, PARAMS, str(serial), serial=serial, adapter=name
-            )
-            keys.append(engine.submit(prepared))
-        found = {}
-        while engine.has_work:
-            step = engine.step()
-            assert not step.errors, step.errors
-            found |= {key: torch.tensor(numbers(out.pooled)) for key, out in step.outputs}
+    batch = [(name, ids) for ids in prompts for name in ("", "lora")]
+    found = told_by(tmp_path / "base", tmp_path / "lora", batch)
     pairs = zip(without, theirs, strict=True)
-    for key, its in zip(keys, (one for pair in pairs for one in pair), strict=True):
-        assert (found[key].flatten() - its).abs().max() <= TOLERANCE
+    for ours, its in zip(found, (one for pair in pairs for one in pair), strict=True):
+        assert (ours - its).abs().max() <= TOLERANCE
     assert (theirs[0] - without[0]).abs().max() > 0.05, "the adapter changes too little"
+
+
+def test_a_prompt_with_tokens_that_the_adapter_adds(tmp_path: Path) -> None:
+    import peft
+
+    wide = enlarged(base_of("llama", tmp_path / "base"))
+    config = peft.LoraConfig(
+        task_type="SEQ_CLS", r=4, target_modules=["q_proj"], modules_to_save=["embed_tokens"]
+    )
+    adapted = saved(wide, config, tmp_path / "lora")
+    prompts = [[5, VOCAB_SIZE + 2, 9, VOCAB_SIZE], [7, 8, VOCAB_SIZE + 4]]
+    with torch.inference_mode():
+        theirs = [adapted(torch.tensor([ids])).logits[0] for ids in prompts]
+    batch = [("lora", prompts[0]), ("", [4, 5]), ("lora", prompts[1])]
+    found = told_by(tmp_path / "base", tmp_path / "lora", batch)
+    for ours, its in zip((found[0], found[2]), theirs, strict=True):
+        assert (ours - its).abs().max() <= TOLERANCE

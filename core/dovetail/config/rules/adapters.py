@@ -16,7 +16,7 @@ from dovetail.config.rules.selections import select
 from dovetail.errors import ConfigError, PluginError
 from dovetail.interfaces.adapter_resolver import ResolverFacts
 from dovetail.interfaces.adapter_spec import AdapterSearch, AdapterSource, AdapterSpec
-from dovetail.interfaces.spec import ModelSpec, Selection
+from dovetail.interfaces.spec import NO_TOKENIZER, ModelSpec, Selection
 
 log = logging.getLogger(__name__)
 
@@ -51,13 +51,13 @@ _SIZING = {
 """Flag -> the flags that have no effect without it, and do no harm."""
 _SETTLED = {
     "fully_sharded_loras": "each matrix of an adapter is divided as its layer is",
-    "lora_extra_vocab_size": "adapters that add tokens are refused: PEFT writes no file for them",
 }
 """Flags that have no effect, and why."""
 
 
-def adapter_spec(config: Config, model: ModelSpec) -> AdapterSpec | None:
-    """Return the room for adapters, None where none are served. Raises: ConfigError"""
+def adapter_spec(config: Config, model: ModelSpec, tokenizer: Selection) -> AdapterSpec | None:
+    """Return the room for adapters, None where none are served. `tokenizer` reads the model's, and
+    those of adapters that add tokens. Raises: ConfigError"""
     lora, prompt = config.lora, config.prompt_adapter
     check_adapter_flags(config)
     if not (lora.enable_lora or prompt.enable_prompt_adapter):
@@ -74,6 +74,8 @@ def adapter_spec(config: Config, model: ModelSpec) -> AdapterSpec | None:
         max_prompt_tokens=prompt.max_prompt_adapter_token if num_prompt else 0,
         takes_bias=lora.enable_lora_bias,
         rope_factors=long_factors(config),
+        max_added_tokens=lora.lora_extra_vocab_size if lora.enable_lora else 0,
+        tokenizer=None if tokenizer.name == NO_TOKENIZER else tokenizer,
         methods=_methods(config),
     )
 

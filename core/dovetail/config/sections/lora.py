@@ -31,8 +31,7 @@ class LoRAConfig:
     lora_extra_vocab_size: int = flag(
         256,
         ge=0,
-        help="maximum number of tokens that a LoRA adapter may add; no effect, as adapters that "
-        "add tokens are refused",
+        help="maximum number of tokens that a LoRA adapter may add to the model's vocabulary",
     )
     enable_lora_bias: bool = flag(False, help="accept LoRA adapters with biases")
     fully_sharded_loras: bool = flag(

@@ -34,6 +34,7 @@ from dovetail.engine.client.pooled_input import PooledInput
 from dovetail.engine.client.routing import Routing
 from dovetail.engine.client.stop import TextWatch
 from dovetail.engine.client.text_process import TextProcess
+from dovetail.engine.client.vocabularies import Vocabularies
 from dovetail.engine.ipc.socket_ends import client_end
 from dovetail.engine.ipc.transport import ClientEnd
 from dovetail.engine.messages import (
@@ -46,7 +47,6 @@ from dovetail.interfaces.pooling_params import PoolingParams
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.stats import RequestStats, StepStats
-from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.multimodal.prompt import MediaPrompt, PlacedPrompt, VectorPrompt
 from dovetail.observability.caller import CALLER
 from dovetail.observability.stats import StatLoggers
@@ -75,7 +75,6 @@ class AsyncEngine(EngineOperations):
         self, spec: EngineSpec, ends: Sequence[tuple[EngineSpec, ClientEnd, EngineHost | None]]
     ) -> None:
         self.spec = spec
-        self.tokenizer: Tokenizer
         self._loop = asyncio.get_running_loop()
         listener = Listener(outputs=self._deliver, step=self._note_step, death=self._note_death)
         self._connections = [
@@ -172,11 +171,10 @@ class AsyncEngine(EngineOperations):
         self._stats = StatLoggers.build(self.spec)
         self._hooks = hooks.manager_of(self.spec.hooks)
         self.tokenizer = await self._loop.run_in_executor(None, load_tokenizer, self.spec)
-        self._input = InputProcessor(self.spec, self.tokenizer, name=self.name)
+        self.vocabularies = Vocabularies(self.spec, self.tokenizer)
+        self._input = InputProcessor(self.spec, self.vocabularies, name=self.name)
         self.media_words = self._input.media_words
-        self._pooled_input = PooledInput(self.spec, self.tokenizer, name=self.name)
-        for connection in self._connections:
-            connection.open(self.tokenizer)
+        self._pooled_input = PooledInput(self.spec, self.vocabularies, name=self.name)
         await asyncio.gather(*(connection.wait_ready() for connection in self._connections))
         for connection in self._connections:
             connection.verify_started()
@@ -275,15 +273,16 @@ class AsyncEngine(EngineOperations):
         self._verify_open()
         if self.asleep:
             raise asleep_error()
+        await self.learn_of(how.get("adapter", ""))
         key = next(self._serials)
         prepare = partial(self._input.prepare, prompt, params, request_id, serial=key, **how)
         prepared = await self._prepared(prompt, prepare)
         async for output in self._outputs(key, prepared, watch, is_whole=is_whole):
             yield output
 
-    async def read(self, prompt: MediaPrompt | VectorPrompt) -> PlacedPrompt:
+    async def read(self, prompt: MediaPrompt | VectorPrompt, adapter: str = "") -> PlacedPrompt:
         """Return a prompt of media or vectors as token ids and parts. Raises: RequestError"""
-        return await self._loop.run_in_executor(None, self._input.read, prompt)
+        return await self._loop.run_in_executor(None, self._input.read, prompt, adapter)
 
     async def pool(
         self, prompt: Prompt, params: PoolingParams, request_id: str, **how: Any
@@ -295,6 +294,7 @@ class AsyncEngine(EngineOperations):
         self._verify_open()
         if self.asleep:
             raise asleep_error()
+        await self.learn_of(how.get("adapter", ""))
         key = next(self._serials)
         prepare = partial(self._pooled_input.prepare, prompt, params, request_id, serial=key, **how)
         prepared = await self._prepared(prompt, prepare)

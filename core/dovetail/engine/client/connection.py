@@ -36,7 +36,6 @@ from dovetail.engine.messages import (
 from dovetail.errors import EngineDead, RequestError
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.stats import StepStats
-from dovetail.interfaces.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +105,7 @@ class EngineConnection:
         self._is_elsewhere = is_elsewhere
         self._lead = ClockLead()
         self._listener = listener
-        self._output: OutputProcessor | None = None
+        self.output = OutputProcessor(engine=spec.engine)
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[Ready] = self._loop.create_future()
         self._calls = Calls(end.send)
@@ -131,21 +130,11 @@ class EngineConnection:
         """Return whether the engine is up and the connection has not been closed."""
         return self.death_reason is None and not self._is_closed
 
-    def open(self, tokenizer: Tokenizer) -> None:
-        """Make what turns the engine's answers into text."""
-        self._output = OutputProcessor(tokenizer, engine=self.spec.engine)
-
-    @property
-    def output(self) -> OutputProcessor:
-        """Return what turns the engine's answers into text, once it is open."""
-        assert self._output is not None
-        return self._output
-
     @property
     def _num_own(self) -> int:
         """Return this process's unfinished completions. An engine that others use already tells
         of its steps before this process can send anything."""
-        return 0 if self._output is None else self._output.num_unfinished
+        return self.output.num_unfinished
 
     def greet(self) -> None:
         """Introduce this process to the engine."""

@@ -26,6 +26,7 @@ from dovetail.engine.client.encoder_prompt import (
 from dovetail.engine.client.fanout import child_params, child_seed, root_seed
 from dovetail.engine.client.long_text import encoded, kept
 from dovetail.engine.client.no_tokenizer import text_refused
+from dovetail.engine.client.vocabularies import Vocabularies, Vocabulary
 from dovetail.engine.context_length import PROMPT, max_tokens_within, room_for_answer
 from dovetail.engine.messages import EngineRequest
 from dovetail.errors import ConfigError, RequestError
@@ -46,15 +47,16 @@ Prompt = PlainPrompt | MediaPrompt | VectorPrompt | PlacedPrompt | EncoderPrompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRequest:
-    """A client's request, ready for the engine. `requests[i]` makes completion i; with
-    `are_pieces` they are the pieces of one prompt, whose vectors (of length 1 if `has_length_1`)
-    become one."""
+    """A client's request, ready for the engine. `requests[i]` makes completion i, which `tokenizer`
+    writes; with `are_pieces` they are the pieces of one prompt, whose vectors (of length 1 if
+    `has_length_1`) become one."""
 
     request_id: str
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     requests: tuple[EngineRequest, ...]
     arrival_s: float
+    tokenizer: Tokenizer
     are_pieces: bool = False
     has_length_1: bool = False
 
@@ -62,10 +64,9 @@ class PreparedRequest:
 class InputProcessor:
     """Turns prompts into engine requests. Called from several threads; holds no request."""
 
-    def __init__(self, spec: EngineSpec, tokenizer: Tokenizer, *, name: str = "") -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, spec: EngineSpec, vocabularies: Vocabularies, *, name: str = "") -> None:
+        self._vocabularies = vocabularies
         self._max_model_tokens = spec.run.max_model_tokens
-        self._vocab_size = spec.run.model.vocab_size
         self._encoder = spec.run.model.encoder
         self._pools = spec.run.pooling is not None
         self._max_logprobs = spec.max_logprobs
@@ -79,7 +80,6 @@ class InputProcessor:
         self._reader = None if spec.media is None else MediaReader(spec.run.model, spec.media)
         self._media_limits = {} if spec.media is None else spec.media.settings.limits
         self._media_adapters = {} if spec.media is None else spec.media.adapters
-        self._eos_token_ids = _eos_token_ids(spec, tokenizer)
         self._name = name
         pattern = spec.processor_pattern
         self._pattern = None if pattern is None else re.compile(pattern)
@@ -120,10 +120,13 @@ class InputProcessor:
         self._verify_reuse(cache_pin_s, kv_transfer)
         params = _typed(params)
         params.verify()
-        self._verify(params)
-        prompt_ids, sent, parts = self._read(prompt, params)
-        adapter = adapter or self._media_adapter(parts)
-        params = self._completed(params, len(prompt_ids))
+        vocabulary = self._vocabularies.of(adapter)
+        self._verify(params, vocabulary)
+        prompt_ids, sent, parts = self._read(prompt, params, vocabulary)
+        if not adapter:
+            adapter = self._media_adapter(parts)
+            vocabulary = self._vocabularies.of(adapter)
+        params = self._completed(params, len(prompt_ids), vocabulary)
         seed = self._seed(params, serial)
         requests = tuple(
             EngineRequest(
@@ -147,6 +150,7 @@ class InputProcessor:
             params=params,
             requests=requests,
             arrival_s=arrival_s,
+            tokenizer=vocabulary.tokenizer,
         )
 
     def _media_adapter(self, parts: Sequence[PromptPart]) -> str:
@@ -177,7 +181,7 @@ class InputProcessor:
         return root_seed(params.seed)
 
     def _read(
-        self, prompt: Prompt, params: SamplingParams
+        self, prompt: Prompt, params: SamplingParams, vocabulary: Vocabulary
     ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[PromptPart, ...]]:
         """Return the token ids that are computed, those that count as the prompt's, and what is
         read beside them. Raises: RequestError"""
@@ -188,7 +192,7 @@ class InputProcessor:
             )
         verify_alignment(params.alignment, encoder)
         if encoder is None:
-            ids, parts = self._with_media(prompt, params)
+            ids, parts = self._with_media(prompt, params, vocabulary)
             return ids, ids, parts
         if isinstance(prompt, MediaPrompt | VectorPrompt | PlacedPrompt):
             raise RequestError("the encoder of this model takes no media in a text.", where=PROMPT)
@@ -202,7 +206,7 @@ class InputProcessor:
 
         def sent_ids(text: PlainPrompt) -> tuple[int, ...]:
             keep, wanted = params.truncate_prompt_tokens, params.max_tokens
-            return truncated(self._token_ids(text, params), keep, most, wanted)
+            return truncated(self._token_ids(text, params, vocabulary), keep, most, wanted)
 
         read = read_prompt(prompt, encoder, most, sent_ids, self._bare_ids)
         room_for_answer(len(read.decoder), self._max_model_tokens)
@@ -212,8 +216,9 @@ class InputProcessor:
         """Return token ids of a text without what begins and ends one. Raises: RequestError"""
         if isinstance(prompt, str):
             verify_text(DECODER, prompt)
-            return tuple(self._tokenizer.encode(prompt, add_special_tokens=False))
-        self._verify_ids(DECODER, prompt)
+            own = self._vocabularies.own.tokenizer
+            return tuple(own.encode(prompt, add_special_tokens=False))
+        verify_ids(DECODER, prompt, self._vocabularies.own.num_tokens)
         return tuple(prompt)
 
     @property
@@ -228,7 +233,12 @@ class InputProcessor:
             return False
         return len(prompt) <= INLINE_PROMPT_CHARS
 
-    def read(self, prompt: MediaPrompt | VectorPrompt) -> PlacedPrompt:
+    def read(self, prompt: MediaPrompt | VectorPrompt, adapter: str = "") -> PlacedPrompt:
+        """Return a prompt of media or vectors, for an adapter ("": none), as token ids and parts.
+        Raises: RequestError"""
+        return self._placed(prompt, self._vocabularies.of(adapter))
+
+    def _placed(self, prompt: MediaPrompt | VectorPrompt, vocabulary: Vocabulary) -> PlacedPrompt:
         """Return a prompt of media or vectors as token ids and parts. Raises: RequestError"""
         if isinstance(prompt, VectorPrompt):
             return placed_vectors(prompt, self._model, is_taken=self._takes_vectors)
@@ -242,23 +252,26 @@ class InputProcessor:
         if isinstance(prompt.text, str):
             verify_text(PROMPT, prompt.text)
         self._verify_counts(prompt)
-        found = placed(prompt, self._reader, self._tokenizer.encode)
+        found = placed(prompt, self._reader, vocabulary.tokenizer.encode)
         runs = [run for part in found.parts for run in part.place.runs]
         taken = {place for start, count in runs for place in range(start, start + count)}
-        self._verify_ids(PROMPT, (one for i, one in enumerate(found.token_ids) if i not in taken))
+        size = vocabulary.num_tokens
+        verify_ids(PROMPT, (one for i, one in enumerate(found.token_ids) if i not in taken), size)
         # What stands where vectors do is looked up all the same, so it lies in the vocabulary.
-        ids = tuple(one if one < self._vocab_size else 0 for one in found.token_ids)
+        ids = tuple(
+            0 if i in taken and one >= size else one for i, one in enumerate(found.token_ids)
+        )
         return PlacedPrompt(token_ids=ids, parts=found.parts)
 
     def _with_media(
-        self, prompt: Prompt, params: SamplingParams
+        self, prompt: Prompt, params: SamplingParams, vocabulary: Vocabulary
     ) -> tuple[tuple[int, ...], tuple[PromptPart, ...]]:
         """Return a prompt's token ids, and what stands in it beside tokens. Raises: RequestError"""
         assert not isinstance(prompt, EncoderPrompt), "the model has no encoder"
         if isinstance(prompt, MediaPrompt | VectorPrompt):
-            prompt = self.read(prompt)
+            prompt = self._placed(prompt, vocabulary)
         if not isinstance(prompt, PlacedPrompt):
-            return self._truncated(self._token_ids(prompt, params), params), ()
+            return self._truncated(self._token_ids(prompt, params, vocabulary), params), ()
         if prompt.parts and params.truncate_prompt_tokens is not None:
             raise RequestError(
                 "a prompt with media cannot be truncated.", where="truncate_prompt_tokens"
@@ -296,14 +309,16 @@ class InputProcessor:
                     code="media_too_large",
                 )
 
-    def _token_ids(self, prompt: PlainPrompt, params: SamplingParams) -> tuple[int, ...]:
+    def _token_ids(
+        self, prompt: PlainPrompt, params: SamplingParams, vocabulary: Vocabulary
+    ) -> tuple[int, ...]:
         """Return the prompt as token ids within the vocabulary; of a long text that is to be
         truncated its end."""
         if isinstance(prompt, str):
             verify_text(PROMPT, prompt)
             most = self._max_model_tokens
             ids = encoded(
-                self._tokenizer,
+                vocabulary.tokenizer,
                 prompt,
                 add_special_tokens=True,
                 most=most,
@@ -311,7 +326,7 @@ class InputProcessor:
             )
             return tuple(ids)
         prompt_ids = tuple(prompt)
-        self._verify_ids(PROMPT, prompt_ids)
+        verify_ids(PROMPT, prompt_ids, vocabulary.num_tokens)
         return prompt_ids
 
     def _truncated(self, prompt_ids: tuple[int, ...], params: SamplingParams) -> tuple[int, ...]:
@@ -322,19 +337,25 @@ class InputProcessor:
         room_for_answer(len(prompt_ids), self._max_model_tokens)
         return prompt_ids
 
-    def _completed(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+    def _completed(
+        self, params: SamplingParams, num_prompt_tokens: int, vocabulary: Vocabulary
+    ) -> SamplingParams:
         """Return the params with everything the engine needs filled in. Raises: RequestError"""
         room = self._max_model_tokens - num_prompt_tokens
         max_tokens = max_tokens_within(room, params.max_tokens, params.min_tokens)
         return msgspec.structs.replace(
             params,
             max_tokens=max_tokens,
-            logprobs=0 if params.logprob_token_ids else params.logprobs,
-            eos_token_ids=params.eos_token_ids or self._eos_token_ids,
-            bad_words_token_ids=params.bad_words_token_ids + self._bad_word_ids(params.bad_words),
+            logprobs=0 if params.logprob_token_ids else _counted(params.logprobs, vocabulary),
+            prompt_logprobs=_counted(params.prompt_logprobs, vocabulary),
+            eos_token_ids=params.eos_token_ids or vocabulary.eos_token_ids,
+            bad_words_token_ids=params.bad_words_token_ids
+            + self._bad_word_ids(params.bad_words, vocabulary.tokenizer),
         )
 
-    def _bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    def _bad_word_ids(
+        self, words: Sequence[str], tokenizer: Tokenizer
+    ) -> tuple[tuple[int, ...], ...]:
         """Return the token sequences of each word, at the start of a text and after a space."""
         sequences: dict[tuple[int, ...], None] = {}
         for word in words:
@@ -342,11 +363,11 @@ class InputProcessor:
             if not bare:
                 raise RequestError("a word must not be empty or white space.", where="bad_words")
             for text in (bare, " " + bare):
-                ids = self._tokenizer.encode(text, add_special_tokens=False)
+                ids = tokenizer.encode(text, add_special_tokens=False)
                 sequences[tuple(ids)] = None
         return tuple(ids for ids in sequences if ids)
 
-    def _verify(self, params: SamplingParams) -> None:
+    def _verify(self, params: SamplingParams, vocabulary: Vocabulary) -> None:
         """Check what depends on the model, the tokenizer or the plugins. Raises: RequestError"""
         for field in ("stop", "bad_words"):
             texts = getattr(params, field)
@@ -356,24 +377,21 @@ class InputProcessor:
                 raise text_refused(field)
         if params.stop and not params.detokenize:
             raise RequestError("stop strings need detokenize to be true.", where="stop")
-        self._verify_ids("stop_token_ids", params.stop_token_ids)
-        self._verify_ids("logprob_token_ids", params.logprob_token_ids)
-        self._verify_ids("logit_bias", params.logit_bias)
-        self._verify_ids("allowed_token_ids", params.allowed_token_ids or ())
+        size = vocabulary.num_tokens
+        verify_ids("stop_token_ids", params.stop_token_ids, size)
+        verify_ids("logprob_token_ids", params.logprob_token_ids, size)
+        verify_ids("logit_bias", params.logit_bias, size)
+        verify_ids("allowed_token_ids", params.allowed_token_ids or (), size)
         for ids in params.bad_words_token_ids:
-            self._verify_ids("bad_words_token_ids", ids)
+            verify_ids("bad_words_token_ids", ids, size)
         if not params.logprob_token_ids:
-            self._verify_num_logprobs("logprobs", params.logprobs)
-        self._verify_num_logprobs("prompt_logprobs", params.prompt_logprobs)
-        self._verify_processors(params)
+            self._verify_num_logprobs("logprobs", _counted(params.logprobs, vocabulary))
+        self._verify_num_logprobs("prompt_logprobs", _counted(params.prompt_logprobs, vocabulary))
+        self._verify_processors(params, size)
 
-    def _verify_ids(self, field: str, ids: Iterable[int]) -> None:
-        verify_ids(field, ids, self._vocab_size)
-
-    def _verify_num_logprobs(self, field: str, count: int | None) -> None:
-        if count is None or self._max_logprobs == -1:
+    def _verify_num_logprobs(self, field: str, wanted: int | None) -> None:
+        if wanted is None or self._max_logprobs == -1:
             return
-        wanted = self._vocab_size if count == -1 else count
         if wanted > self._max_logprobs:
             raise RequestError(
                 f"at most {self._max_logprobs} are given, not {wanted}.",
@@ -381,7 +399,7 @@ class InputProcessor:
                 fix="ask for fewer, or start the server with a higher --max-logprobs.",
             )
 
-    def _verify_processors(self, params: SamplingParams) -> None:
+    def _verify_processors(self, params: SamplingParams, vocab_size: int) -> None:
         for name in params.logits_processors:
             if self._pattern is not None and not self._pattern.match(name[:MAX_NAME_CHARS]):
                 raise RequestError(
@@ -398,7 +416,12 @@ class InputProcessor:
                 )
         for processor in self._processors.values():
             if processor.wants(params):
-                processor.verify(params, self._vocab_size)
+                processor.verify(params, vocab_size)
+
+
+def _counted(num_logprobs: int | None, vocabulary: Vocabulary) -> int | None:
+    """Return for how many tokens logprobs are wanted, where -1 is all of the vocabulary."""
+    return vocabulary.num_tokens if num_logprobs == -1 else num_logprobs
 
 
 def _typed(params: SamplingParams) -> SamplingParams:
@@ -437,20 +460,13 @@ def verify_text(field: str, text: str) -> None:
         ) from None
 
 
-def _eos_token_ids(spec: EngineSpec, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the checkpoint's end tokens; the tokenizer's own where it names none."""
-    if spec.run.model.eos_token_ids:
-        return spec.run.model.eos_token_ids
-    eos_token_id = tokenizer.facts().eos_token_id
-    return () if eos_token_id is None else (eos_token_id,)
-
-
-def load_tokenizer(spec: EngineSpec) -> Tokenizer:
-    """Return the chosen tokenizer. Raises: ConfigError naming the file at fault."""
+def load_tokenizer(spec: EngineSpec, folder: str = "") -> Tokenizer:
+    """Return the chosen tokenizer, the model's or that of an adapter's folder. Raises: ConfigError
+    naming the file at fault."""
     tokenizer_class = registry.load_selection(spec.tokenizer)
     if not isinstance(tokenizer_class, type):
         raise ConfigError("a tokenizer must be a class.", where="--tokenizer-mode")
-    tokenizer: Tokenizer = registry.make(spec.tokenizer, spec.tokenizer_path)
+    tokenizer: Tokenizer = registry.make(spec.tokenizer, folder or spec.tokenizer_path)
     return tokenizer
 
 

@@ -5,11 +5,13 @@ Each operation is one call that every engine gets; a new one is a method here an
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from dovetail.engine.client.vocabularies import Vocabularies
 from dovetail.engine.messages import (
     CallWorkers,
     GetSleepStatus,
@@ -37,6 +39,7 @@ class EngineOperations(ABC):
     """The operations of one client's engines."""
 
     spec: EngineSpec
+    vocabularies: Vocabularies
 
     @abstractmethod
     async def call_each(
@@ -98,6 +101,8 @@ class EngineOperations(ABC):
         except RequestError:
             await self._even_out(source.name)
             raise
+        if self.vocabularies.can_grow:
+            await self.adapters()
 
     async def unload_adapter(self, name: str) -> None:
         """Have the engines take no more requests for an adapter. Raises: RequestError for a name
@@ -105,11 +110,21 @@ class EngineOperations(ABC):
         await self.call_each(UnloadAdapter(name))
 
     async def adapters(self) -> tuple[AdapterSource, ...]:
-        """Return the adapters that requests may ask for, whichever engine they go to. Raises:
-        EngineDead"""
+        """Return the adapters that requests may ask for, whichever engine they go to; know their
+        vocabularies from then on. Raises: EngineDead"""
         first, *others = [told.sources for told in await self.call_each(ListAdapters())]
         names = [{source.name for source in sources} for sources in others]
-        return tuple(source for source in first if all(source.name in known for known in names))
+        found = tuple(source for source in first if all(source.name in known for known in names))
+        if self.vocabularies.is_new(found):
+            await asyncio.to_thread(self.vocabularies.note, found)
+        else:
+            self.vocabularies.note(found)
+        return found
+
+    async def learn_of(self, adapter: str) -> None:
+        """Have the vocabulary of an adapter ("": none) at hand. Raises: EngineDead"""
+        if not self.vocabularies.knows(adapter):
+            await self.adapters()
 
     async def _even_out(self, name: str) -> None:
         """Have the engines forget an adapter that only some of them could load. Raises:

@@ -27,7 +27,6 @@ from dovetail.engine.messages import RequestUpdate
 from dovetail.errors import DovetailError, EngineAsleep, RequestError, RequestFault
 from dovetail.interfaces.stats import Caller, RequestStats, TokenStats
 from dovetail.interfaces.step import Pooled, TokenLogprobs
-from dovetail.interfaces.tokenizer import Tokenizer
 
 MEMORY = 1 / 32
 """The share by which a new prompt changes the mean length of prompts."""
@@ -56,7 +55,6 @@ class LiveRequest:
         self,
         key: int,
         prepared: PreparedRequest,
-        tokenizer: Tokenizer,
         caller: Caller | None,
         watch: Callable[[], TextWatch] | None,
         *,
@@ -84,7 +82,9 @@ class LiveRequest:
             _Child(
                 request.request_id,
                 index,
-                Detokenizer(tokenizer, self.prompt_ids, self.params, watch() if watch else None),
+                Detokenizer(
+                    prepared.tokenizer, self.prompt_ids, self.params, watch() if watch else None
+                ),
             )
             for index, request in enumerate(prepared.requests)
         ]
@@ -166,12 +166,11 @@ class OutputProcessor:
     `clock_lead_s` is how far the engine's clock is ahead of this process's.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, engine: int = 0) -> None:
+    def __init__(self, *, engine: int = 0) -> None:
         self.pending_tokens = 0
         self.num_unstarted = 0
         self.mean_prompt_tokens = 0.0
         self.clock_lead_s = 0.0
-        self._tokenizer = tokenizer
         self._engine = engine
         self._live: dict[int, LiveRequest] = {}
         self._owners: dict[str, tuple[LiveRequest, _Child]] = {}
@@ -196,7 +195,7 @@ class OutputProcessor:
         """Expect updates of a request. `key` is the caller's, unique among live requests; `watch`
         makes what finds the ends of its completions, instead of a search in all text. One that
         `is_whole` has one output, at its end."""
-        live = LiveRequest(key, prepared, self._tokenizer, caller, watch, is_whole=is_whole)
+        live = LiveRequest(key, prepared, caller, watch, is_whole=is_whole)
         self._live[key] = live
         for child in live.children:
             self._owners[child.request_id] = (live, child)

@@ -7,8 +7,6 @@ API process, before the engine hears of the request.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from functools import cached_property
 
 import msgspec
 
@@ -16,6 +14,7 @@ from dovetail.engine.client.encoder_prompt import EncoderPrompt
 from dovetail.engine.client.input import PreparedRequest, Prompt, verify_ids, verify_text
 from dovetail.engine.client.long_text import encoded
 from dovetail.engine.client.pieces import pieces
+from dovetail.engine.client.vocabularies import Vocabularies
 from dovetail.engine.context_length import PROMPT, verify_pooled
 from dovetail.engine.messages import EngineRequest
 from dovetail.errors import RequestError
@@ -34,11 +33,10 @@ NOTHING_DRAWN = SamplingParams(max_tokens=1, detokenize=False)
 class PooledInput:
     """Turns prompts into engine requests. Called from several threads; holds no request."""
 
-    def __init__(self, spec: EngineSpec, tokenizer: Tokenizer, *, name: str = "") -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, spec: EngineSpec, vocabularies: Vocabularies, *, name: str = "") -> None:
+        self._vocabularies = vocabularies
         self._pooling = spec.run.pooling
         self._most = spec.run.max_model_tokens
-        self._vocab_size = spec.run.model.vocab_size
         self._name = name
         self._has_tokenizer = spec.has_tokenizer
         self._longest = None if self._splits(EMBED) else self._most
@@ -69,22 +67,26 @@ class PooledInput:
             raise RequestError("a model that pools has one prompt.", where=PROMPT)
         if isinstance(prompt, MediaPrompt | VectorPrompt | PlacedPrompt):
             raise RequestError("a model that pools takes no media yet.", where=PROMPT)
+        vocabulary = self._vocabularies.of(adapter)
+        tokenizer = vocabulary.tokenizer
         if isinstance(prompt, str):
             prompt = prefix + prompt
-            params = self._with_instruction(params, prompt, prefix, adds_special_tokens)
+            params = self._with_instruction(
+                tokenizer, params, prompt, prefix, adds_special_tokens=adds_special_tokens
+            )
             prompt = self._as_read(prompt)
         verify_text("request_id", request_id)
         verify_text("cache_salt", cache_salt)
         verify_pooling(self._pooling, params)
         keep = tokens_kept(truncate, self._most)
         if isinstance(prompt, str):
-            prompt_ids = self._of_text(prompt, keep, keeps_start, adds_special_tokens)
+            prompt_ids = self._of_text(tokenizer, prompt, keep, keeps_start, adds_special_tokens)
         else:
             prompt_ids = tuple(prompt)
-            verify_ids(PROMPT, prompt_ids, self._vocab_size)
+            verify_ids(PROMPT, prompt_ids, vocabulary.num_tokens)
             if keep is not None:
                 prompt_ids = prompt_ids[:keep] if keeps_start else prompt_ids[-keep:]
-        parts = self._parts(prompt_ids, params)
+        parts = self._parts(tokenizer, prompt_ids, params)
         requests = tuple(
             EngineRequest(
                 request_id=f"{request_id}/{self._name}{serial}.{index}",
@@ -105,17 +107,23 @@ class PooledInput:
             params=NOTHING_DRAWN,
             requests=requests,
             arrival_s=arrival_s,
+            tokenizer=tokenizer,
             are_pieces=len(requests) > 1,
             has_length_1=self._has_length_1(params),
         )
 
     def _of_text(
-        self, text: str, keep: int | None, keeps_start: bool, adds_special_tokens: bool
+        self,
+        tokenizer: Tokenizer,
+        text: str,
+        keep: int | None,
+        keeps_start: bool,
+        adds_special_tokens: bool,
     ) -> tuple[int, ...]:
         """Return the tokens of a text, cut between the special ones around it."""
         verify_text(PROMPT, text)
         ids = encoded(
-            self._tokenizer,
+            tokenizer,
             text,
             add_special_tokens=adds_special_tokens,
             most=self._longest,
@@ -125,12 +133,12 @@ class PooledInput:
         )
         if keep is None or len(ids) <= keep:
             return tuple(ids)
-        before, after = self._around if adds_special_tokens else ((), ())
+        before, after = tokenizer.special_around() if adds_special_tokens else ((), ())
         room = keep - len(before) - len(after)
         if room < 1:
             raise no_room(keep, keep - room, keep - room + 1)
         inner = encoded(
-            self._tokenizer, text, add_special_tokens=False, keep=room, keeps_start=keeps_start
+            tokenizer, text, add_special_tokens=False, keep=room, keeps_start=keeps_start
         )
         return (*before, *(inner[:room] if keeps_start else inner[-room:]), *after)
 
@@ -138,7 +146,9 @@ class PooledInput:
         """Return whether a prompt longer than the context is embedded in pieces."""
         return self._pooling is not None and self._pooling.splits_long and task == EMBED
 
-    def _parts(self, ids: tuple[int, ...], params: PoolingParams) -> tuple[tuple[int, ...], ...]:
+    def _parts(
+        self, tokenizer: Tokenizer, ids: tuple[int, ...], params: PoolingParams
+    ) -> tuple[tuple[int, ...], ...]:
         """Return the prompt, in pieces where it is longer than the context and may be. Raises:
         RequestError where it is too long"""
         most = self._most
@@ -149,7 +159,7 @@ class PooledInput:
         verify_pooled(len(ids), most)
         if len(ids) <= self._most:
             return (ids,)
-        return pieces(ids, self._most, *(self._around if self._has_tokenizer else ()))
+        return pieces(ids, self._most, *(tokenizer.special_around() if self._has_tokenizer else ()))
 
     def _has_length_1(self, params: PoolingParams) -> bool:
         usual = self._pooling is not None and self._pooling.is_normalized
@@ -160,7 +170,13 @@ class PooledInput:
         return text.lower() if self._pooling is not None and self._pooling.lowers_case else text
 
     def _with_instruction(
-        self, params: PoolingParams, text: str, prefix: str, adds_special_tokens: bool
+        self,
+        tokenizer: Tokenizer,
+        params: PoolingParams,
+        text: str,
+        prefix: str,
+        *,
+        adds_special_tokens: bool,
     ) -> PoolingParams:
         """Return the params of a text that begins with an instruction, `prefix` or a prompt of the
         checkpoint's, whose tokens some models do not pool.
@@ -173,13 +189,9 @@ class PooledInput:
         instruction = prefix or max(known, key=len, default="")
         if not instruction:
             return params
-        before = self._around[0] if adds_special_tokens else ()
-        own = self._tokenizer.encode(self._as_read(instruction), add_special_tokens=False)
+        before = tokenizer.special_around()[0] if adds_special_tokens else ()
+        own = tokenizer.encode(self._as_read(instruction), add_special_tokens=False)
         return msgspec.structs.replace(params, unpooled_tokens=len(before) + len(own))
-
-    @cached_property
-    def _around(self) -> tuple[Sequence[int], Sequence[int]]:
-        return self._tokenizer.special_around()
 
 
 def tokens_kept(truncate: int | None, most: int) -> int | None:

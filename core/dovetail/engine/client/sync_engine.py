@@ -17,6 +17,7 @@ from dovetail.engine.client.input import InputProcessor, PreparedRequest, Prompt
 from dovetail.engine.client.output import OutputProcessor
 from dovetail.engine.client.outputs import RequestOutput
 from dovetail.engine.client.pooled_input import PooledInput
+from dovetail.engine.client.vocabularies import Vocabularies
 from dovetail.engine.core import EngineCore
 from dovetail.errors import DovetailError, RequestError
 from dovetail.interfaces.adapter_spec import AdapterSource
@@ -24,7 +25,6 @@ from dovetail.interfaces.executor import WorkerCall
 from dovetail.interfaces.pooling_params import PoolingParams
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
-from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.observability.stats import StatLoggers
 
 
@@ -39,11 +39,12 @@ class SyncStep:
 class SyncClient(abc.ABC):
     """What both kinds of engines for offline use share: requests are checked and numbered."""
 
-    def __init__(self, spec: EngineSpec, tokenizer: Tokenizer) -> None:
+    def __init__(self, spec: EngineSpec, vocabularies: Vocabularies) -> None:
         self.spec = spec
-        self.tokenizer = tokenizer
-        self._input = InputProcessor(spec, tokenizer)
-        self._pooled_input = PooledInput(spec, tokenizer)
+        self.vocabularies = vocabularies
+        self.tokenizer = vocabularies.own.tokenizer
+        self._input = InputProcessor(spec, vocabularies)
+        self._pooled_input = PooledInput(spec, vocabularies)
         self._serials = itertools.count()
 
     @property
@@ -54,6 +55,15 @@ class SyncClient(abc.ABC):
     @abc.abstractmethod
     def _refusal(self) -> RequestError | None:
         """Return why no request is taken now, None where they are."""
+
+    @abc.abstractmethod
+    def adapters(self) -> tuple[AdapterSource, ...]:
+        """Return the adapters that requests may ask for; know their vocabularies from then on."""
+
+    def _learn_of(self, adapter: str) -> None:
+        """Have the vocabulary of an adapter ("": none) at hand."""
+        if not self.vocabularies.knows(adapter):
+            self.adapters()
 
     def prepare(
         self,
@@ -69,6 +79,7 @@ class SyncClient(abc.ABC):
         refusal = self._refusal()
         if refusal is not None:
             raise refusal
+        self._learn_of(adapter)
         serial = next(self._serials)
         return self._input.prepare(
             prompt,
@@ -93,6 +104,7 @@ class SyncClient(abc.ABC):
         refusal = self._refusal()
         if refusal is not None:
             raise refusal
+        self._learn_of(adapter)
         serial = next(self._serials)
         return self._pooled_input.prepare(
             prompt, params, str(serial), serial=serial, truncate=truncate, adapter=adapter
@@ -104,9 +116,9 @@ class SyncEngine(SyncClient):
 
     def __init__(self, spec: EngineSpec) -> None:
         """Load everything. Raises: ConfigError"""
-        super().__init__(spec, load_tokenizer(spec))
+        super().__init__(spec, Vocabularies(spec, load_tokenizer(spec)))
         self.core = EngineCore(spec)
-        self._output = OutputProcessor(self.tokenizer, engine=spec.engine)
+        self._output = OutputProcessor(engine=spec.engine)
         self._stats = StatLoggers.build(spec, is_offline=True)
 
     def _refusal(self) -> RequestError | None:
@@ -174,14 +186,17 @@ class SyncEngine(SyncClient):
             time.sleep(WAIT_S)
             adapters.poll()
         loaded.result()
+        self.adapters()
 
     def unload_adapter(self, name: str) -> None:
         """Take no more requests for an adapter. Raises: RequestError"""
         serving(self.core.adapters).unload(name)
 
     def adapters(self) -> tuple[AdapterSource, ...]:
-        """Return the adapters that requests may ask for."""
-        return () if self.core.adapters is None else self.core.adapters.served()
+        """Return the adapters that requests may ask for; know their vocabularies from then on."""
+        found = () if self.core.adapters is None else self.core.adapters.served()
+        self.vocabularies.note(found)
+        return found
 
     def settle(self) -> None:
         """Run the remaining steps, whose results are dropped, until the engine is idle."""

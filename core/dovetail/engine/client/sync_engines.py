@@ -79,7 +79,7 @@ class SyncEngines(SyncClient):
         except BaseException:
             self._thread.close()
             raise
-        super().__init__(spec, self._engine.tokenizer)
+        super().__init__(spec, self._engine.vocabularies)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._news: queue.SimpleQueue[tuple[int, RequestOutput | DovetailError]] = (
             queue.SimpleQueue()

@@ -96,8 +96,10 @@ class TextProcess:
         keep: int | None,
         keeps_start: bool = False,
         plain: Sequence[tuple[int, int]] = (),
+        folder: str = "",
     ) -> Sequence[int]:
-        """Return a text's tokens: `long_text.encoded`. Raises: RequestError, Overloaded"""
+        """Return a text's tokens: `long_text.encoded`. `folder` is that of a tokenizer other than
+        the model's. Raises: RequestError, Overloaded"""
         data = text.encode()
         job = Encode(
             num_bytes=len(data),
@@ -106,6 +108,7 @@ class TextProcess:
             keep=keep,
             keeps_start=keeps_start,
             plain=tuple(plain),
+            folder=folder,
         )
         _, payload = await self._lane(data).run(job, data)
         ids = array("I")
@@ -119,14 +122,17 @@ class TextProcess:
         add_special_tokens: bool,
         shows_texts: bool,
         plain: Sequence[tuple[int, int]] = (),
+        folder: str = "",
     ) -> Described:
-        """Return a text's tokens, however many, as JSON. Raises: RequestError, Overloaded"""
+        """Return a text's tokens, however many, as JSON, with the tokenizer of a folder ("": the
+        model's). Raises: RequestError, Overloaded"""
         data = text.encode()
         job = Describe(
             num_bytes=len(data),
             add_special_tokens=add_special_tokens,
             shows_texts=shows_texts,
             plain=tuple(plain),
+            folder=folder,
         )
         result, payload = await self._lane(data).run(job, data)
         return Described(

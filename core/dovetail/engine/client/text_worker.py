@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
@@ -32,6 +33,9 @@ PART = 1 << 14
 MAX_VALUES = 1 << 20
 """Values that a large body may have: what it becomes is checked in the server's own process."""
 
+MAX_TOKENIZERS = 8
+"""Tokenizers of adapters that stay loaded."""
+
 PROMPT_FIELDS = frozenset({"prompt", "messages", "input", "system", "instructions"})
 """The fields of a body whose texts become the prompt."""
 
@@ -45,9 +49,11 @@ class TextBoot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job: what to do with the bytes that follow."""
+    """A job: what to do with the bytes that follow, by the tokenizer of a folder ("": the
+    model's)."""
 
     num_bytes: int
+    folder: str = ""
 
 
 class Parse(TextJob, frozen=True, kw_only=True, tag=True):
@@ -176,11 +182,11 @@ class TextReader:
         self._spec = spec
         self._rest = rest
         self._most = spec.run.max_model_tokens
-        self._loaded: Tokenizer | None = None
+        self._loaded: OrderedDict[str, Tokenizer] = OrderedDict()
 
     def run(self, job: Job, data: bytes) -> tuple[TextResult, bytes]:
         """Return the result and the bytes that belong to it. Raises: RequestError"""
-        tokenizer = self._tokenizer
+        tokenizer = self._tokenizer(job.folder)
         match job:
             case Parse():
                 payload = self._parsed(data, is_bounded=job.is_bounded)
@@ -202,14 +208,19 @@ class TextReader:
             case Describe():
                 return self._described(job, data.decode())
 
-    @property
-    def _tokenizer(self) -> Tokenizer:
-        if self._loaded is None:
-            self._loaded = load_tokenizer(self._spec)
-        return self._loaded
+    def _tokenizer(self, folder: str = "") -> Tokenizer:
+        """Return the model's tokenizer, or that of a folder; of these some stay loaded."""
+        if folder in self._loaded:
+            self._loaded.move_to_end(folder)
+            return self._loaded[folder]
+        made = load_tokenizer(self._spec, folder)
+        if len(self._loaded) > MAX_TOKENIZERS:
+            self._loaded.pop(next(name for name in self._loaded if name))
+        self._loaded[folder] = made
+        return made
 
     def _described(self, job: Describe, text: str) -> tuple[TextResult, bytes]:
-        tokenizer = self._tokenizer
+        tokenizer = self._tokenizer(job.folder)
         ids = encoded(
             tokenizer,
             text,
@@ -253,7 +264,7 @@ class TextReader:
             if count % PART == 0:
                 self._rest()
         if is_bounded and isinstance(body, dict):
-            longest = self._tokenizer.longest_token_chars()
+            longest = self._tokenizer().longest_token_chars()
             for path, text in _prompt_texts(body):
                 too_many_chars(
                     len(text),
@@ -267,7 +278,7 @@ class TextReader:
         """Leave of a prompt what truncate_prompt_tokens can keep of it. Mutates: body"""
         if not _truncates(body) or not isinstance(body.get("prompt"), str):
             return
-        longest = self._tokenizer.longest_token_chars()
+        longest = self._tokenizer().longest_token_chars()
         keep = body["truncate_prompt_tokens"]
         keep = min(keep if keep > 0 else self._most, self._most) + 1
         if longest is not None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dovetail.engine.client.outputs import CompletionDelta, RequestOutput
+from dovetail.engine.client.vocabularies import Vocabulary
 from dovetail.errors import RequestError, RequestFault
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.step import TokenLogprobs
@@ -137,7 +138,9 @@ def beam_settings(body: SamplingFields) -> BeamSettings:
     )
 
 
-def check_beams(settings: BeamSettings, params: SamplingParams, engine: AsyncEngine) -> None:
+def check_beams(
+    settings: BeamSettings, params: SamplingParams, engine: AsyncEngine, vocabulary: Vocabulary
+) -> None:
     """Raise RequestError for what beam search cannot be combined with on this server."""
     plain = SamplingParams()
     for name in EXCLUDED:
@@ -154,7 +157,8 @@ def check_beams(settings: BeamSettings, params: SamplingParams, engine: AsyncEng
             where="use_beam_search",
             fix="start the server with --logprobs-mode raw_logprobs.",
         )
-    wanted = Beams(settings=settings, end_ids=_end_ids(params, engine), max_tokens=1).num_wanted
+    ends = _end_ids(params, vocabulary)
+    wanted = Beams(settings=settings, end_ids=ends, max_tokens=1).num_wanted
     most = engine.spec.max_logprobs
     if most != -1 and wanted > most:
         raise RequestError(
@@ -164,16 +168,13 @@ def check_beams(settings: BeamSettings, params: SamplingParams, engine: AsyncEng
         )
 
 
-def _end_ids(params: SamplingParams, engine: AsyncEngine) -> frozenset[int]:
-    if params.ignore_eos:
-        return frozenset()
-    own = engine.spec.run.model.eos_token_ids
-    eos = engine.tokenizer.facts().eos_token_id
-    return frozenset(own or (() if eos is None else (eos,)))
+def _end_ids(params: SamplingParams, vocabulary: Vocabulary) -> frozenset[int]:
+    return frozenset(() if params.ignore_eos else vocabulary.eos_token_ids)
 
 
 async def beam_outputs(
     engine: AsyncEngine,
+    vocabulary: Vocabulary,
     settings: BeamSettings,
     prompt_ids: Sequence[int],
     params: SamplingParams,
@@ -188,7 +189,7 @@ async def beam_outputs(
     Raises: as AsyncEngine.generate
     """
     assert params.max_tokens is not None
-    ends = _end_ids(params, engine)
+    ends = _end_ids(params, vocabulary)
     beams = Beams(settings=settings, end_ids=ends, max_tokens=params.max_tokens)
     asked = SamplingParams(
         max_tokens=1, seed=0, logprobs=beams.num_wanted, ignore_eos=True, detokenize=False
@@ -207,7 +208,7 @@ async def beam_outputs(
         request_id=request_id,
         prompt_token_ids=tuple(prompt_ids),
         deltas=tuple(
-            _delta(index, beam, engine.tokenizer, prompt_ids, params)
+            _delta(index, beam, vocabulary.tokenizer, prompt_ids, params)
             for index, beam in enumerate(beams.best())
         ),
         is_finished=True,

@@ -44,13 +44,13 @@ async def prepare(
     """
     with in_words_of(dialect.field_names):
         body = with_offered_tools(body, server.frontend)
-        model = await server.model_name(body.model)
+        server, model = await server.for_model(body.model)
         parsers = server.parsers_for(body.tool_parser, body.reasoning_parser)
         prompt = await server.render(body, others)
         ids = await server.tokenize_prompt(prompt, body)
         placed = await server.read_media(prompt, body, ids) if prompt.media else ids
         plan = session_plan(body, parsers, server.frontend, prompt.tail)
-        kept_ids = kept_special_ids(plan, server.special_ids, server.engine.tokenizer)
+        kept_ids = kept_special_ids(plan, server.special_ids, server.vocabulary.tokenizer)
         constraint = answer_constraint(body, plan, server.structured_output_spec)
         fields = {"kept_special_ids": kept_ids, **_engine_fields(server, body, plan)}
         if constraint is not None:
@@ -92,6 +92,14 @@ def _engine_fields(server: ServerState, body: ChatRequest, plan: SessionPlan) ->
         check_named_logprobs(is_on=bool(body.logprobs), has_top=bool(body.top_logprobs))
     if body.thinking_token_budget is not None:
         server.check_structured_output("thinking_token_budget")
-        tokens, tokenizer = body.thinking_token_budget, server.engine.tokenizer
-        fields["thinking"] = thinking_budget(tokens, plan, tokenizer)
+        tokens, tokenizer = body.thinking_token_budget, server.vocabulary.tokenizer
+        fields["thinking"] = budget = thinking_budget(tokens, plan, tokenizer)
+        marks = (*budget.end_ids, *tokenizer.encode(budget.start, add_special_tokens=False))
+        if max(marks, default=0) >= server.engine.vocabularies.own.num_tokens:
+            raise RequestError(
+                "a token that the adapter adds marks the reasoning, so it cannot be limited.",
+                where="thinking_token_budget",
+                fix="leave it out; max_tokens limits reasoning and answer together.",
+                code="unsupported_field",
+            )
     return fields

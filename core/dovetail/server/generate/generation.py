@@ -115,6 +115,7 @@ class Generation:
         if self.beams is not None:
             return beam_outputs(
                 server.engine,
+                server.engine.vocabularies.of(self.meta.adapter),
                 self.beams,
                 self.prompt_ids,
                 self.params,
@@ -158,7 +159,7 @@ def response_meta(
         adapter=server.engine.spec.adapter_of(model),
         created_s=int(time.time()),
         fingerprint=server.fingerprint,
-        names=TokenNames(tokenizer=server.engine.tokenizer, writes_ids=writes_ids),
+        names=TokenNames(tokenizer=server.vocabulary.tokenizer, writes_ids=writes_ids),
         ignored=ignored,
     )
 
@@ -194,7 +195,7 @@ def generation_for(
     if beams is not None and body.kv_transfer_params:
         raise RequestError("a beam search stays on one engine.", where="kv_transfer_params")
     if beams is not None:
-        check_beams(beams, params, server.engine)
+        check_beams(beams, params, server.engine, server.vocabulary)
     return Generation(
         meta=meta,
         request_id=meta.request_id,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.observability.logging import shortened
 from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.streaming import Step
@@ -71,7 +72,7 @@ def _log_arrival(server: ServerState, generation: Generation) -> None:
         _set_fields(generation.params),
     )
     if logger.isEnabledFor(logging.DEBUG):
-        text = _beginning(server, ids, server.frontend.max_log_len)
+        text = _beginning(generation.meta.names.tokenizer, ids, server.frontend.max_log_len)
         logger.debug("request %s: prompt %r", generation.request_id, text)
 
 
@@ -82,12 +83,12 @@ def _set_fields(params: SamplingParams) -> str:
     return "".join(shown)
 
 
-def _beginning(server: ServerState, ids: Sequence[int], limit: int | None) -> str:
+def _beginning(tokenizer: Tokenizer, ids: Sequence[int], limit: int | None) -> str:
     """Return the prompt's text, cut after `limit` characters."""
     if limit is None:
-        return server.engine.tokenizer.decode(ids, skip_special_tokens=False)
+        return tokenizer.decode(ids, skip_special_tokens=False)
     # No more is decoded than can be shown: how much is left out stands in tokens, a line above.
-    text = server.engine.tokenizer.decode(ids[: limit + 1], skip_special_tokens=False)
+    text = tokenizer.decode(ids[: limit + 1], skip_special_tokens=False)
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 

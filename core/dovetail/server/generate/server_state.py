@@ -7,7 +7,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,14 +19,16 @@ from dovetail.engine.client.input import verify_text
 from dovetail.engine.client.io_processing import make_io_processor
 from dovetail.engine.client.long_text import LONG_TEXT_CHARS, encoded, kept
 from dovetail.engine.client.no_tokenizer import text_refused
+from dovetail.engine.client.vocabularies import Vocabulary
 from dovetail.engine.context_length import PROMPT
-from dovetail.errors import RequestError, model_not_found
+from dovetail.errors import ConfigError, RequestError, model_not_found
 from dovetail.interfaces.api import GENERATE, TRANSCRIBE
 from dovetail.interfaces.constraint import concat
 from dovetail.interfaces.io_processor import IOProcessor
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.spec import StructuredOutputSpec
 from dovetail.interfaces.structured_output import CompiledConstraint
+from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.multimodal.given import as_medium
 from dovetail.multimodal.loader import MediaLoader
@@ -37,6 +39,7 @@ from dovetail.server.generate.events import SessionPlan
 from dovetail.server.generate.ignored_fields import FieldReporter
 from dovetail.server.generate.named_parsers import named_parser
 from dovetail.server.generate.structured_outputs import BLANKS, ConstraintRequest, after_reasoning
+from dovetail.server.generate.template.building import build_renderer
 from dovetail.server.generate.template.chat import ChatRenderer, RenderedPrompt
 from dovetail.server.generate.template.control_words import Span
 from dovetail.server.generate.template.switches import Switch
@@ -76,6 +79,9 @@ class ServerState:
     those, they must be seen. `in_force` is what is known of the settings and whence they came; None
     where nobody told this process. `media` loads those of prompts; None where the model takes none.
     `io_processor` makes prompts of other data (None: nothing does).
+
+    All but `engine` and what belongs to the application is for prompts and answers of the model
+    itself; `for_model` gives the same for an adapter with a vocabulary of its own.
     """
 
     engine: AsyncEngine
@@ -93,6 +99,28 @@ class ServerState:
     adapters: ServedAdapters
     media: MediaLoader | None = None
     io_processor: IOProcessor | None = None
+    vocabulary: Vocabulary
+    adapter: str = ""
+    others: dict[str, ServerState] = field(default_factory=dict)
+
+    def _with(self, adapter: str, vocabulary: Vocabulary) -> ServerState:
+        if not vocabulary.tokenizer_path:
+            return replace(self, adapter=adapter, vocabulary=vocabulary)
+        tokenizer, parsers = vocabulary.tokenizer, self.parsers
+        try:
+            renderer = build_renderer(self.engine, self.frontend, tokenizer)
+            tool = None if parsers.tool is None else parsers.tool.bound(tokenizer)
+            thinks = None if parsers.reasoning is None else parsers.reasoning.bound(tokenizer)
+        except ConfigError as error:
+            raise RequestError(error.what, where=error.where, fix=error.fix) from error
+        return replace(
+            self,
+            adapter=adapter,
+            vocabulary=vocabulary,
+            renderer=renderer,
+            parsers=Parsers(tool=tool, reasoning=thinks),
+            special_ids=_special_ids_of(tokenizer),
+        )
 
     async def aclose(self) -> None:
         """End the processes that are its own, which decode media. The engine goes on."""
@@ -107,21 +135,33 @@ class ServerState:
             return frozenset((TRANSCRIBE,))
         return frozenset((GENERATE,) if pooling is None else pooling.tasks)
 
-    async def model_name(self, requested: str | None) -> str:
-        """Return the name to answer with, the model's or an adapter's.
+    async def for_model(self, requested: str | None) -> tuple[ServerState, str]:
+        """Return this server as it reads and writes for a model, or an adapter, which may have
+        tokens, a tokenizer and a template of its own; and the name to answer with.
 
-        Raises: NotFound; RequestError for an adapter that is found and cannot be loaded
+        Raises: NotFound; RequestError for an adapter that is found and cannot be loaded, or whose
+        tokenizer is gone. Mutates: self.others
         """
         names = self.engine.spec.model_names
-        if not requested:
-            return names[0]
-        if requested in names or await self.adapters.find(requested) is not None:
-            return requested
-        raise model_not_found(requested, (*names, *self.adapters.shown_names()))
+        if not requested or requested in names:
+            return self, requested or names[0]
+        if await self.adapters.find(requested) is None:
+            raise model_not_found(requested, (*names, *self.adapters.shown_names()))
+        vocabulary = self.engine.vocabularies.of(requested)
+        if vocabulary is self.vocabulary:
+            return self, requested
+        known = self.others.get(requested)
+        if known is None or known.vocabulary is not vocabulary:
+            known = self.others[requested] = self._with(requested, vocabulary)
+        return known, requested
+
+    async def model_name(self, requested: str | None) -> str:
+        """Return the name to answer with, the model's or an adapter's. Raises: as `for_model`"""
+        return (await self.for_model(requested))[1]
 
     def parsers_for(self, tool: str | None, reasoning: str | None) -> Parsers:
         """Return the server's parsers, with those that a request names. Raises: RequestError"""
-        tokenizer, chosen = self.engine.tokenizer, self.parsers
+        tokenizer, chosen = self.vocabulary.tokenizer, self.parsers
         if tool is not None:
             chosen = replace(chosen, tool=named_parser("tool_parser", tool, tokenizer))
         if reasoning is not None:
@@ -226,7 +266,7 @@ class ServerState:
             media=tuple(as_medium(one) for one in loaded),
             options=body.mm_processor_kwargs or {},
         )
-        return await self.engine.read(given)
+        return await self.engine.read(given, self.adapter)
 
     async def run(self, call: Callable[[], Answer], num_chars: int) -> Answer:
         """Return call(), run in a thread when the text it works on is long."""
@@ -261,9 +301,9 @@ class ServerState:
         }
         process = self.engine.text_process
         if process is not None and len(text) > LONG_TEXT_CHARS:
-            return await process.encode(text, **asked)
+            return await process.encode(text, **asked, folder=self.vocabulary.tokenizer_path)
         answers = run.pooling is None
-        encode = partial(encoded, self.engine.tokenizer, text, answers=answers, **asked)
+        encode = partial(encoded, self.vocabulary.tokenizer, text, answers=answers, **asked)
         return await self.run(encode, len(text))
 
 
@@ -284,7 +324,6 @@ def build_server(
     in_force: InForce | None = None,
 ) -> ServerState:
     """Return the parts of one application."""
-    special = engine.tokenizer.facts().special_texts
     return ServerState(
         engine=engine,
         frontend=frontend,
@@ -300,12 +339,18 @@ def build_server(
         created_s=int(time.time()),
         fingerprint=_fingerprint(engine),
         structured_output_spec=engine.spec.run.structured_output,
-        special_ids=lru_cache(MAX_TEXT_SETS)(partial(_special_ids, special)),
+        special_ids=_special_ids_of(engine.tokenizer),
+        vocabulary=engine.vocabularies.own,
         in_force=in_force,
         adapters=ServedAdapters(engine),
         media=None if engine.spec.media is None else MediaLoader(engine.spec.media.settings),
         io_processor=make_io_processor(engine.spec),
     )
+
+
+def _special_ids_of(tokenizer: Tokenizer) -> Callable[[frozenset[str]], tuple[int, ...]]:
+    """Return what finds the special tokens of a tokenizer in which texts are written."""
+    return lru_cache(MAX_TEXT_SETS)(partial(_special_ids, tokenizer.facts().special_texts))
 
 
 def _special_ids(special: Mapping[int, str], texts: frozenset[str]) -> tuple[int, ...]:

@@ -36,8 +36,9 @@ async def whole_app(
     """
     async with starting_engine(config, spec, timer) as starting:
         from dovetail.server.api.families import build_apis, opened_apis
-        from dovetail.server.app import build_app, build_renderer
+        from dovetail.server.app import build_app
         from dovetail.server.generate.parsers import build_parsers, choose_parsers
+        from dovetail.server.generate.template.building import build_renderer
 
         async with opened_apis(build_apis(apis), frontend) as families:
             engine = await starting

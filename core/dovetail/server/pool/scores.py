@@ -99,7 +99,7 @@ async def _planned(server: ServerState, body: PoolFields, pairs: Pairs) -> Scori
     work = partial(
         plan_scores,
         server.engine.spec,
-        server.engine.tokenizer,
+        server.vocabulary.tokenizer,
         pairs.firsts,
         pairs.seconds,
         truncate=body.truncate_prompt_tokens,

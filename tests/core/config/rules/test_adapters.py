@@ -26,6 +26,7 @@ from dovetail.testing.fake_async_engine import fake_spec
 pytest.importorskip("dovetail_plugins")
 
 MODEL = fake_spec().run.model
+TOKENIZER = fake_spec().tokenizer
 
 
 def adapter(folder: Path, **config: Any) -> Path:
@@ -41,7 +42,7 @@ def spec_of(**fields: Any) -> EngineSpec:
     check_supported(config)
     names = served_names(config)
     return fake_spec(
-        room=adapter_spec(config, MODEL),
+        room=adapter_spec(config, MODEL, TOKENIZER),
         adapters=first_adapters(config, hub_of(config), names),
         adapter_search=adapter_search(config, names, MODEL),
     )
@@ -63,6 +64,7 @@ def test_every_flag_has_its_place() -> None:
     found = room()
     assert (found.max_slots, found.max_rank, found.max_host) == (1, 16, 1)
     assert (found.takes_bias, found.rope_factors) == (False, ())
+    assert (found.max_added_tokens, found.tokenizer) == (256, TOKENIZER)
     assert [one.name for one in found.methods] == registry.names("adapter")
     found = room(
         max_loras=3,
@@ -71,7 +73,9 @@ def test_every_flag_has_its_place() -> None:
         lora_dtype="float16",
         enable_lora_bias=True,
         long_lora_scaling_factors=["4", "2,8"],
+        lora_extra_vocab_size=7,
     )
+    assert found.max_added_tokens == 7
     assert (found.max_slots, found.max_rank, found.max_host) == (3, 17, 9)
     assert (found.dtype, found.takes_bias) == ("float16", True)
     assert found.rope_factors == (4.0, 2.0, 8.0)
@@ -127,12 +131,9 @@ def test_sizes_without_adapters_are_told_and_do_no_harm(caplog: pytest.LogCaptur
 
 def test_flags_that_change_nothing_are_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        spec_of(enable_lora=True, fully_sharded_loras=True, lora_extra_vocab_size=512)
-        spec_of(enable_lora=True, lora_extra_vocab_size=0)
+        spec_of(enable_lora=True, fully_sharded_loras=True)
     assert caplog.messages == [
         "--fully-sharded-loras has no effect: each matrix of an adapter is divided as its layer is",
-        "--lora-extra-vocab-size has no effect: adapters that add tokens are refused: PEFT writes "
-        "no file for them",
     ]
 
 

@@ -12,6 +12,7 @@ import pytest
 from dovetail.engine.client.input import InputProcessor
 from dovetail.engine.client.operations import EngineOperations
 from dovetail.engine.client.routing import Routing
+from dovetail.engine.client.vocabularies import Vocabularies
 from dovetail.engine.messages import AdapterList, LoadAdapter, Operation, UnloadAdapter
 from dovetail.errors import RequestError
 from dovetail.interfaces.adapter_spec import AdapterSource
@@ -25,6 +26,7 @@ class Engines(EngineOperations):
 
     def __init__(self) -> None:
         self.spec = fake_spec()
+        self.vocabularies = Vocabularies(self.spec, FakeTokenizer())
         self.served: list[dict[str, AdapterSource]] = [{}, {}]
         self.unreadable: set[str] = set()
 
@@ -97,7 +99,7 @@ class Noting:
 
 def test_prefixes_of_an_adapter_are_its_own_to_a_router() -> None:
     spec = fake_spec()
-    made = InputProcessor(spec, FakeTokenizer())
+    made = InputProcessor(spec, Vocabularies(spec, FakeTokenizer()))
     engine, router = SimpleNamespace(number=0), Noting()
     routing: Any = Routing(spec, [engine])  # type: ignore[list-item]
     for salt in ("", "salt"):

@@ -10,6 +10,7 @@ import pytest
 
 from dovetail.engine.client.fanout import child_seed, root_seed
 from dovetail.engine.client.input import InputProcessor, load_tokenizer
+from dovetail.engine.client.vocabularies import Vocabularies
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.plugin import Info
@@ -43,7 +44,7 @@ class Picky(LogitsProcessor):
 
 def processor(**changes: Any) -> InputProcessor:
     spec = fake_spec(max_model_tokens=32, **changes)
-    return InputProcessor(spec, ByteTokenizer(None, ""), name="api")
+    return InputProcessor(spec, Vocabularies(spec, ByteTokenizer(None, "")), name="api")
 
 
 def prepare(prompt: str | Sequence[int], **fields: Any) -> Any:
@@ -149,8 +150,9 @@ def test_salt_and_id_must_be_text_too() -> None:
 
 def test_any_number_of_logprobs_when_the_bound_is_off() -> None:
     spec = msgspec.structs.replace(fake_spec(), max_logprobs=-1)
-    made = InputProcessor(spec, ByteTokenizer(None, ""))
-    assert made.prepare("x", SamplingParams(logprobs=-1), "r").params.logprobs == -1
+    made = InputProcessor(spec, Vocabularies(spec, ByteTokenizer(None, "")))
+    size = spec.run.model.vocab_size
+    assert made.prepare("x", SamplingParams(logprobs=-1), "r").params.logprobs == size
 
 
 def test_bad_words_at_the_start_and_after_a_space() -> None:
@@ -195,7 +197,7 @@ def test_a_pattern_says_which_processors_may_be_named(
 ) -> None:
     """--logits-processor-pattern (logits_processor_pattern), as the engine's spec has it."""
     spec = msgspec.structs.replace(fake_spec(max_model_tokens=32), processor_pattern=pattern)
-    made = InputProcessor(spec, ByteTokenizer(None, ""), name="api")
+    made = InputProcessor(spec, Vocabularies(spec, ByteTokenizer(None, "")), name="api")
     monkeypatch.setattr(made, "_processors", {"picky": Picky})
     with pytest.raises(RequestError) as caught:
         made.prepare("a", SamplingParams(logits_processors={"picky": {}}), "req")

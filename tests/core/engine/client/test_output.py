@@ -10,6 +10,7 @@ from dovetail.engine.client.input import InputProcessor, PreparedRequest
 from dovetail.engine.client.logprobs import LOGPROB_FLOOR, shaped
 from dovetail.engine.client.output import OutputProcessor, Processed
 from dovetail.engine.client.outputs import CompletionDelta, RequestOutput, merge
+from dovetail.engine.client.vocabularies import Vocabularies
 from dovetail.engine.messages import RequestUpdate, Timings
 from dovetail.errors import RequestError, RequestFault
 from dovetail.interfaces.sampling_params import SamplingParams
@@ -24,10 +25,10 @@ class Bench:
 
     def __init__(self, **fields: Any) -> None:
         params = SamplingParams(**fields)
-        self.prepared: PreparedRequest = InputProcessor(fake_spec(), TOKENIZER).prepare(
-            "prompt", params, "r"
-        )
-        self.output = OutputProcessor(TOKENIZER)
+        self.prepared: PreparedRequest = InputProcessor(
+            fake_spec(), Vocabularies(fake_spec(), TOKENIZER)
+        ).prepare("prompt", params, "r")
+        self.output = OutputProcessor()
         self.output.add(1, self.prepared)
 
     def feed(self, text: str | tuple[int, ...] = "", child: int = 0, **fields: Any) -> Processed:
@@ -122,7 +123,9 @@ def test_a_refusal_keeps_status_and_code() -> None:
 
 def test_a_broken_tokenizer_stream_ends_only_its_request() -> None:
     bench = Bench()
-    other = InputProcessor(fake_spec(), TOKENIZER).prepare("p", SamplingParams(), "s", serial=9)
+    other = InputProcessor(fake_spec(), Vocabularies(fake_spec(), TOKENIZER)).prepare(
+        "p", SamplingParams(), "s", serial=9
+    )
     bench.output.add(2, other)
     updates = [
         RequestUpdate(request_id=bench.prepared.requests[0].request_id, token_ids=(-7,)),

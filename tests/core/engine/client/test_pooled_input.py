@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dovetail.engine.client.pooled_input import PooledInput, verify_pooling
+from dovetail.engine.client.vocabularies import Vocabularies
 from dovetail.errors import RequestError
 from dovetail.interfaces.pooling_params import CLASSIFY, EMBED, TASKS, PoolingParams
 from dovetail.interfaces.spec import PoolingSpec, Selection
@@ -37,9 +38,11 @@ def pooled_input(pooling: PoolingSpec | None = None, *, most: int = 16) -> Poole
     run = SimpleNamespace(
         pooling=pooling or spec_of(),
         max_model_tokens=most,
-        model=SimpleNamespace(vocab_size=256),
+        model=SimpleNamespace(vocab_size=256, eos_token_ids=()),
+        adapters=None,
     )
-    return PooledInput(SimpleNamespace(run=run, has_tokenizer=True), Framed(None, ""))  # type: ignore[arg-type]
+    spec: Any = SimpleNamespace(run=run, has_tokenizer=True, tokenizer=None)
+    return PooledInput(spec, Vocabularies(spec, Framed(None, "")))
 
 
 def ids_of(prompt: Any, **how: Any) -> list[int]:

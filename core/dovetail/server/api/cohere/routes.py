@@ -26,7 +26,7 @@ NAMES = {"dimensions": "output_dimension", "truncate_prompt_tokens": "max_tokens
 
 async def embed(body: CohereEmbedRequest, request: Request, server: ServerOf) -> Any:
     """Return the vectors of texts, in one type of number or several."""
-    model = await server.model_name(body.model)
+    server, model = await server.for_model(body.model)
     ignored = server.fields.check(body)
     texts, field = texts_of(body)
     most = server.engine.spec.run.max_model_tokens

@@ -133,11 +133,11 @@ async def _prepare(
     prompts: Sequence[SentPrompt],
     usage: StreamUsage,
 ) -> tuple[ResponseMeta, list[Generation], CompletionResponseOptions]:
-    model = await server.model_name(body.model)
+    server, model = await server.for_model(body.model)
     meta = response_meta(server, body, request, model, server.fields.check(body))
     fields = _engine_fields(body)
     if body.suffix and not body.ignore_eos:
-        ends = infill_of(server.engine.tokenizer).ends
+        ends = infill_of(server.vocabulary.tokenizer).ends
         fields["stop_token_ids"] = (*(body.stop_token_ids or ()), *ends)
     constraint = requested_constraint(body, body.response_format, server.structured_output_spec)
     if constraint is not None:
@@ -184,7 +184,7 @@ async def _token_ids(
             )
         return prompt
     server.check_text("suffix")
-    tokenizer, suffix = server.engine.tokenizer, body.suffix
+    tokenizer, suffix = server.vocabulary.tokenizer, body.suffix
     verify_text("suffix", suffix)
     before: Sequence[int] | str = prompt
     if isinstance(before, str):
@@ -199,12 +199,12 @@ async def _echo_text(server: ServerState, body: CompletionRequest, prompt: SentP
     if isinstance(prompt, str):
         return prompt
     _check_ids(server, prompt)
-    tokenizer = server.engine.tokenizer
+    tokenizer = server.vocabulary.tokenizer
     return await server.run(lambda: tokenizer.decode(prompt), len(prompt))
 
 
 def _check_ids(server: ServerState, token_ids: Sequence[int]) -> None:
-    size = server.engine.spec.run.model.vocab_size
+    size = server.vocabulary.num_tokens
     if token_ids and max(token_ids) >= size:
         raise RequestError(f"valid token ids are 0 to {size - 1}.", where="prompt")
 

@@ -20,7 +20,7 @@ from dovetail.server.pool.work import answered, array_of
 
 async def create_embeddings(body: EmbeddingRequest, request: Request, server: ServerOf) -> Any:
     """Return the vectors of inputs, or of a conversation."""
-    model = await server.model_name(body.model)
+    server, model = await server.for_model(body.model)
     wants = body.normalize if body.normalize is not None else body.use_activation
     params = PoolingParams(task=EMBED, dimensions=body.dimensions, is_normalized=wants)
     job, ignored = await input_job(server, body, request, params, model=model)

@@ -60,7 +60,7 @@ async def count_tokens(body: CountRequest, server: ServerOf) -> Any:
     """Return how many tokens the prompt of a message has."""
     chat, ignored = _translated(server, body)
     with in_words_of(MESSAGES.field_names):
-        await server.model_name(chat.model)
+        server, _ = await server.for_model(chat.model)
         num_tokens, unused = await count_prompt_tokens(server, chat, switches(body))
         ignored += server.fields.report(unused)
     return json_reply(CountReply(input_tokens=num_tokens), ignored)

@@ -33,6 +33,7 @@ async def prepare_continuation(
     with in_words_of(GENERATE.field_names):
         if body.think:
             raise RequestError("needs a template, which raw and suffix leave out.", where="think")
+        server, model = await server.for_model(model)
         chat = chat_of_prompt(body)
         ids = await _prompt_ids(server, body)
         constraint = requested_constraint(chat, chat.response_format, server.structured_output_spec)
@@ -48,7 +49,7 @@ async def _prompt_ids(server: ServerState, body: OllamaGenerateRequest) -> Seque
     server.check_text("prompt")
     if not suffix:
         return await server.tokenize(prompt, add_special_tokens=True)
-    tokenizer = server.engine.tokenizer
+    tokenizer = server.vocabulary.tokenizer
     verify_text("suffix", suffix)
     infill = infill_of(tokenizer)
     before = await server.tokenize(prompt, add_special_tokens=False)
@@ -65,6 +66,6 @@ def _engine_fields(
     if body.logprobs:
         fields["logprobs"] = body.top_logprobs or 0
     if body.suffix and not chat.ignore_eos:
-        ends = infill_of(server.engine.tokenizer).ends
+        ends = infill_of(server.vocabulary.tokenizer).ends
         fields["stop_token_ids"] = (*(chat.stop_token_ids or ()), *ends)
     return fields

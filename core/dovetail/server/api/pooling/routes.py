@@ -41,7 +41,7 @@ _OLDER = {
 
 async def create_pooling(body: PoolingRequest, request: Request, server: ServerOf) -> Any:
     """Return what the model makes of inputs, or of each of their tokens."""
-    model = await server.model_name(body.model)
+    server, model = await server.for_model(body.model)
     if body.data is not None:
         return await create_from_data(body, request, server, model)
     task = task_of(body.task, pooling_of(server))
@@ -123,7 +123,7 @@ def task_of(asked: str | None, pooling: PoolingSpec) -> str:
 
 async def classify(body: ClassifyRequest, request: Request, server: ServerOf) -> Any:
     """Return the most likely class of each input, with the probabilities of all."""
-    model = await server.model_name(body.model)
+    server, model = await server.for_model(body.model)
     params = PoolingParams(task=CLASSIFY, is_activated=body.wants_activation())
     job, ignored = await input_job(server, body, request, params, model=model)
     answers = await answered(server, job, array_of)

@@ -163,7 +163,7 @@ async def count_input_tokens(
     unknown = server.fields.check(body, is_answered=False)
     with in_words_of(RESPONSES.field_names):
         plan = _plan(server, state, body, request, unknown)
-        await server.model_name(plan.chat.model)
+        server, _ = await server.for_model(plan.chat.model)
         num_tokens, _ = await count_prompt_tokens(server, plan.chat)
     return json_reply(InputTokensReply(input_tokens=num_tokens), plan.ignored)
 

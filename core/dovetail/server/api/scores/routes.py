@@ -23,7 +23,7 @@ Ranking = list[tuple[int, float]]
 
 async def score(body: ScoreRequest, request: Request, server: ServerOf) -> Any:
     """Return how well texts go together, a number for each pair."""
-    model = await server.model_name(body.model)
+    server, model = await server.for_model(body.model)
     ignored = server.fields.check(body)
     pairs = Pairs(
         firsts=_texts(body.text_1),
@@ -49,7 +49,7 @@ async def score(body: ScoreRequest, request: Request, server: ServerOf) -> Any:
 
 async def rerank(body: RerankRequest, request: Request, server: ServerOf) -> Any:
     """Sort documents by how well they answer a query, the best first."""
-    model = await server.model_name(body.model)
+    server, model = await server.for_model(body.model)
     ignored = server.fields.check(body)
     if (body.documents is None) == (body.texts is None):
         raise RequestError("give documents.", where="documents")

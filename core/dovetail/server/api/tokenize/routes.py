@@ -34,7 +34,7 @@ async def tokenize(body: TokenizeRequest, request: Request, server: ServerOf) ->
 
 
 async def _tokenize(server: ServerState, body: TokenizeRequest) -> Response:
-    await server.model_name(body.model)
+    server, _ = await server.for_model(body.model)
     ignored = server.fields.check(body, known=("messages.",), is_answered=False)
     rendered = await _text(server, body)
     ignored += server.fields.report(rendered.unused)
@@ -47,7 +47,7 @@ async def _tokenize(server: ServerState, body: TokenizeRequest) -> Response:
             plain=rendered.plain,
             takes_any_length=True,
         )
-    strings = server.engine.tokenizer.tokens(token_ids) if body.return_token_strs else None
+    strings = server.vocabulary.tokenizer.tokens(token_ids) if body.return_token_strs else None
     reply = TokenizeReply(
         count=len(token_ids),
         max_model_len=server.engine.spec.run.max_model_tokens,
@@ -69,6 +69,7 @@ async def _long_reply(
         add_special_tokens=_adds_special(body),
         shows_texts=body.return_token_strs,
         plain=text.plain,
+        folder=server.vocabulary.tokenizer_path,
     )
     limit = server.engine.spec.run.max_model_tokens
     head = f'{{"count":{described.num_tokens},"max_model_len":{limit},"tokens":'
@@ -109,12 +110,12 @@ async def get_tokenizer_info(server: ServerOf) -> Response:
 
 async def detokenize(body: DetokenizeRequest, server: ServerOf) -> Any:
     """Return the text of token ids."""
-    await server.model_name(body.model)
+    server, _ = await server.for_model(body.model)
     ignored = server.fields.check(body, is_answered=False)
-    size = server.engine.spec.run.model.vocab_size
+    size = server.vocabulary.num_tokens
     if body.tokens and max(body.tokens) >= size:
         raise RequestError(f"valid token ids are 0 to {size - 1}.", where="tokens")
-    tokenizer = server.engine.tokenizer
+    tokenizer = server.vocabulary.tokenizer
     text = await server.run(
         lambda: tokenizer.decode(body.tokens, skip_special_tokens=False), len(body.tokens)
     )

@@ -1,0 +1,104 @@
+"""Vocabularies: the tokens that requests may name, and what reads and writes them as text.
+
+The model has one; an adapter that has vectors of tokens has its own: the model's tokens and those
+that it adds behind them, with the tokenizer of its folder where that has one. Engines tell which
+adapters there are; this holds what they told last, and loads a tokenizer once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from threading import Lock
+
+from dovetail import registry
+from dovetail.errors import DovetailError, RequestError
+from dovetail.interfaces.adapter_spec import AdapterSource
+from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """Token ids from 0 to `num_tokens` - 1. `eos_token_ids` end an answer. `tokenizer_path` is the
+    folder of a tokenizer of its own ("": the model's reads and writes its text)."""
+
+    tokenizer: Tokenizer
+    num_tokens: int
+    eos_token_ids: tuple[int, ...] = ()
+    tokenizer_path: str = ""
+
+
+class Vocabularies:
+    """The vocabularies of one client's engines. Called from several threads."""
+
+    def __init__(self, spec: EngineSpec, tokenizer: Tokenizer) -> None:
+        self.own = Vocabulary(
+            tokenizer=tokenizer,
+            num_tokens=spec.run.model.vocab_size,
+            eos_token_ids=_eos_token_ids(spec, tokenizer),
+        )
+        adapters = spec.run.adapters
+        self.can_grow = adapters is not None and adapters.max_added_tokens > 0
+        """Whether adapters may add tokens."""
+        self._selection = spec.tokenizer
+        self._sources: dict[str, AdapterSource] = {}
+        self._found: dict[str, Vocabulary | DovetailError] = {}
+        self._lock = Lock()
+
+    def knows(self, adapter: str) -> bool:
+        """Return whether engines have told of an adapter ("": none), or need not."""
+        return not adapter or not self.can_grow or adapter in self._sources
+
+    def is_new(self, sources: Iterable[AdapterSource]) -> bool:
+        """Return whether `note` would have to load a tokenizer."""
+        return any(
+            source.has_tokenizer and self._sources.get(source.name) != source for source in sources
+        )
+
+    def note(self, sources: Iterable[AdapterSource]) -> None:
+        """Take over which adapters there are, as engines told. Mutates: self"""
+        if not self.can_grow:
+            return
+        with self._lock:
+            told = {source.name: source for source in sources}
+            found = {
+                name: self._found[name]
+                if self._sources.get(name) == source
+                else self._vocabulary(source)
+                for name, source in told.items()
+                if source.num_added_tokens or source.has_tokenizer
+            }
+            self._sources, self._found = told, found
+
+    def of(self, adapter: str) -> Vocabulary:
+        """Return an adapter's vocabulary, the model's own of one that adds nothing or is not known.
+        Raises: RequestError where its tokenizer is gone"""
+        found = self._found.get(adapter, self.own)
+        if isinstance(found, DovetailError):
+            raise RequestError(found.what, where=found.where, fix=found.fix, status=500)
+        return found
+
+    def _vocabulary(self, source: AdapterSource) -> Vocabulary | DovetailError:
+        tokenizer, ends = self.own.tokenizer, self.own.eos_token_ids
+        if source.has_tokenizer:
+            try:
+                tokenizer = registry.make(self._selection, source.path)
+            except DovetailError as error:  # whoever asks for this adapter is told
+                return error
+            eos = tokenizer.facts().eos_token_id
+            ends = tuple(dict.fromkeys((*ends, *(() if eos is None else (eos,)))))
+        return Vocabulary(
+            tokenizer=tokenizer,
+            num_tokens=self.own.num_tokens + source.num_added_tokens,
+            eos_token_ids=ends,
+            tokenizer_path=source.path if source.has_tokenizer else "",
+        )
+
+
+def _eos_token_ids(spec: EngineSpec, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the checkpoint's end tokens; the tokenizer's own where it names none."""
+    if spec.run.model.eos_token_ids:
+        return spec.run.model.eos_token_ids
+    eos_token_id = tokenizer.facts().eos_token_id
+    return () if eos_token_id is None else (eos_token_id,)
