@@ -109,9 +109,9 @@ class LatentSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexSpec:
-    """One indexer (DeepSeek-V3.2, 2025): of the tokens up to its own, a query picks the `num_picked`
-    of the highest scores, sum over heads of weight * relu(q.key), of equal ones the earliest. A
-    token keeps one index key of `head_size` numbers for all heads."""
+    """One indexer (DeepSeek-V3.2, 2025): of the tokens up to its own, a query picks the
+    `num_picked` of the highest scores, sum over heads of weight * relu(q.key), of equal ones the
+    earliest. A token keeps one index key of `head_size` numbers for all heads."""
 
     num_heads: int
     head_size: int

@@ -1,7 +1,7 @@
 """Sparse latent attention: a query attends to the latents that an indexer picks, and to no others.
 
-As long as a step's rows have no more tokens than a query picks, all are picked, and attention is the
-dense one. Beyond, rows of few tokens attend to sums of picked latents (absorbed), and rows of many
+As long as a step's rows have no more tokens than a query picks, all are picked, and attention is
+the dense one. Beyond, rows of few tokens attend to sums of picked latents (absorbed), and rows of many
 tokens make keys and values of all latents once (expanded) and hide those that are not picked, where
 that is less work. A layer may also attend to what the last layer with an indexer picked.
 Source: DeepSeek-AI, DeepSeek-V3.2, 2025, arXiv 2512.02556; picks that layers share: GLM-5, 2026,
@@ -47,9 +47,7 @@ class IndexedAttention(LatentAttention):
     def kept(self, run: RunSpec) -> LatentLayer:
         """Return the latents, and the index keys where the layer makes such."""
         size = 0 if self.indexer is None else self.index.head_size
-        return LatentLayer(
-            name=self.name, size=self.spec.size, dtype=run.kv_dtype, index_size=size
-        )
+        return LatentLayer(name=self.name, size=self.spec.size, dtype=run.kv_dtype, index_size=size)
 
     def attended(self, x: torch.Tensor, rope: Rope) -> torch.Tensor:
         """Return what this rank's heads attend to. Shapes: x [T, E] -> [T, H V]"""
@@ -79,7 +77,7 @@ class IndexedAttention(LatentAttention):
             return self._attended(q, latent)
         # Halves of a step are apart; within one, a layer's picks are those of the layers behind it.
         place = (PICKS, context.first_token)
-        if index_q is not None:
+        if index_q is not None and weights is not None:
             heads = index_q.unflatten(-1, (self.index.num_heads, -1))
             context.once[place] = context.backend.pick(
                 self.index, heads, weights, self._index_keys(), prepared

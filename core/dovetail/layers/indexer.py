@@ -69,9 +69,7 @@ class Indexer(nn.Module):
         self._scale = (config.num_heads * size) ** -0.5
         self._turn: QkRotary | None = None
         if runs_natively(qk_rotary.OP, context):
-            self._turn = QkRotary(
-                config.num_heads, 0, size, is_interleaved=config.is_interleaved
-            )
+            self._turn = QkRotary(config.num_heads, 0, size, is_interleaved=config.is_interleaved)
             self._turn_key = QkRotary(1, 0, size, is_interleaved=config.is_interleaved)
 
     def forward(

@@ -20,7 +20,7 @@ KV_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Setup:
-    """The parts of a case: H heads of D numbers, of which K tokens are picked, blocks of P tokens."""
+    """The parts of a case: H heads of D numbers, K tokens that are picked, blocks of P tokens."""
 
     rows: Rows
     heads: int = 8
@@ -58,9 +58,7 @@ def small_cases() -> list[Case]:
 def perf_cases() -> list[Case]:
     """Return decodes over long contexts with the heads of DeepSeek V3.2 and GLM-5, and a prompt."""
     batches: tuple[Rows, ...] = (((1, 8192),), ((1, 32768),), ((1, 8192),) * 8, ((64, 8192),))
-    return [
-        _case(replace(REAL, rows=rows, heads=heads)) for rows in batches for heads in (64, 32)
-    ]
+    return [_case(replace(REAL, rows=rows, heads=heads)) for rows in batches for heads in (64, 32)]
 
 
 def _case(setup: _Setup) -> Case:

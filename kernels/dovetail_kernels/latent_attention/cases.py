@@ -129,9 +129,7 @@ def perf_cases() -> list[Case]:
 
 def _case(name: str, setup: _Setup) -> Case:
     most = setup.picked or max(total for _, total in setup.rows)
-    pairs = sum(
-        min(total - i, most) for count, total in setup.rows for i in range(count)
-    )
+    pairs = sum(min(total - i, most) for count, total in setup.rows for i in range(count))
     tokens = sum(count for count, _ in setup.rows)
     seen = sum(min(total, count * most) for count, total in setup.rows if count)
     width = setup.size + setup.turned

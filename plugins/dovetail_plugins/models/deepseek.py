@@ -1,8 +1,8 @@
 """DeepSeek V2, V3 and what has their layout (R1, V3.1, Kimi K2, Moonlight): latent attention, and
 experts that are picked within groups beside shared ones.
 
-V3.2 and GLM-5 attend to the `index_topk` tokens that an indexer picks. Where no row can be longer, it
-would pick all, and what they compute is V3.
+V3.2 and GLM-5 attend to the `index_topk` tokens that an indexer picks. Where no row can be longer,
+it would pick all, and what they compute is V3.
 Sources: DeepSeek-AI, DeepSeek-V2, 2024, arXiv 2405.04434; DeepSeek-V3, 2024, arXiv 2412.19437.
 """
 
@@ -290,7 +290,7 @@ class GlmMoeDsaLayer(IndexedLayer):
 
 
 class GlmMoeDsaForCausalLM(DeepseekV32ForCausalLM):
-    """GLM-5 with a head: DeepSeek V3.2's layout, but that layers may share what an indexer picks."""
+    """GLM-5 with a head: V3.2's layout, but that layers may share what an indexer picks."""
 
     info = Info(
         summary="GLM-5 (sparse latent attention, mixture of experts)",

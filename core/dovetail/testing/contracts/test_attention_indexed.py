@@ -67,9 +67,7 @@ class TestIndexed:
             found = rows.backend.forward_picked(
                 SPEC, *given, rows.cache, prepared, picks.to(rows.device)
             )
-            wanted = ReferenceAttention().forward_picked(
-                SPEC, q, latent, rows.plain, layout, picks
-            )
+            wanted = ReferenceAttention().forward_picked(SPEC, q, latent, rows.plain, layout, picks)
             torch.testing.assert_close(found.cpu(), wanted, rtol=0, atol=MAX_DIFFERENCE)
         torch.testing.assert_close(rows.cache.cpu(), rows.plain, rtol=0, atol=0, equal_nan=True)
 
