@@ -1,7 +1,7 @@
 """Sparse latent attention through the engine: prompts in chunks, prefix hits, preempted requests.
 
-The tiny model attends to 8 tokens, and its prompts are longer. Its indexer has 8 heads: of fewer, many
-scores are zero, and which of equal ones transformers takes is not said.
+The tiny model attends to 8 tokens, and its prompts are longer. Its indexer has 8 heads: of fewer,
+many scores are zero, and which of equal ones transformers takes is not said.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ ENGINE: dict[str, Any] = {
 }
 PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=-1)
 _random = torch.Generator().manual_seed(5)
-PROMPTS = [
-    torch.randint(3, VOCAB_SIZE, (length,), generator=_random).tolist() for length in (50, 37, 6, 61)
-]
+LENGTHS = (50, 37, 6, 61)
+PROMPTS = [torch.randint(3, VOCAB_SIZE, (n,), generator=_random).tolist() for n in LENGTHS]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -56,6 +55,7 @@ def worst(path: Path, prompts: list[list[int]], results: list[GenerationResult])
     found = 0.0
     for prompt, result in zip(prompts, results, strict=True):
         drawn = result.outputs[0]
+        assert drawn.logprobs is not None
         with torch.inference_mode():
             logits = model(torch.tensor([[*prompt, *drawn.token_ids]])).logits[0]
         wanted = logits[len(prompt) - 1 : -1].log_softmax(-1)
@@ -83,9 +83,14 @@ def test_preemption(checkpoint: Path, swap_space: float) -> None:
         "plugin_options": {"scheduler": {"growth_blocks": 0}},
     }
     with LLM(str(checkpoint), **ENGINE, **flags) as llm:
-        core, preempted = llm._engine.core, []
-        preempt = core._scheduler._preempt
-        core._scheduler._preempt = lambda job: (preempted.append(job), preempt(job))
+        core: Any = llm._engine.core
+        preempted, preempt = [], core._scheduler._preempt
+
+        def noted(job: Any) -> None:
+            preempted.append(job)
+            preempt(job)
+
+        core._scheduler._preempt = noted
         results = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
         assert preempted
         assert (core.cache.num_swaps > 0) == (swap_space > 0)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dovetail_kernels.cpu.library import library
+from dovetail_kernels.cpu.library import Library, library
 from dovetail_kernels.index_picks.native import index_picks
 from dovetail_kernels.index_picks.reference import reference
 from dovetail_kernels.random import normal
 
-if (LIBRARY := library()) is None:
+if (found_library := library()) is None:
     pytest.skip("no native library", allow_module_level=True)
+LIBRARY: Library = found_library
 
 CPU = torch.device("cpu")
 HEADS, SIZE, BLOCK_TOKENS, TOKENS, PICKED = 20, 24, 8, 2400, 100

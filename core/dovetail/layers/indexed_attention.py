@@ -1,9 +1,9 @@
 """Sparse latent attention: a query attends to the latents that an indexer picks, and to no others.
 
 As long as a step's rows have no more tokens than a query picks, all are picked, and attention is
-the dense one. Beyond, rows of few tokens attend to sums of picked latents (absorbed), and rows of many
-tokens make keys and values of all latents once (expanded) and hide those that are not picked, where
-that is less work. A layer may also attend to what the last layer with an indexer picked.
+the dense one. Beyond, rows of few tokens attend to sums of picked latents (absorbed), and rows of
+many tokens make keys and values of all latents once (expanded) and hide those that are not picked,
+where that is less work. A layer may also attend to what the last layer with an indexer picked.
 Source: DeepSeek-AI, DeepSeek-V3.2, 2025, arXiv 2512.02556; picks that layers share: GLM-5, 2026,
 arXiv 2602.15763.
 """

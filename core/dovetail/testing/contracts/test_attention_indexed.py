@@ -44,8 +44,10 @@ class TestIndexed:
             q = eighths(total, INDEX.num_heads, INDEX.head_size, random=rows.random)
             weights = eighths(total, INDEX.num_heads, random=rows.random)
             prepared = rows.backend.prepare(on_device(layout, rows.device))
-            given = (x.to(rows.device) for x in (q, weights, keys))
-            found = rows.backend.pick(INDEX, *given, prepared)
+            there = rows.device
+            found = rows.backend.pick(
+                INDEX, q.to(there), weights.to(there), keys.to(there), prepared
+            )
             wanted = ReferenceAttention().pick(INDEX, q, weights, keys, layout)
             assert found.dtype is torch.int32
             assert torch.equal(found.cpu(), wanted)
@@ -63,9 +65,9 @@ class TestIndexed:
             latent = torch.randn(total, SPEC.size, generator=rows.random)
             picks = self._some(layout, rows.random)
             prepared = rows.backend.prepare(on_device(layout, rows.device))
-            given = (x.to(rows.device) for x in (q, latent))
+            there = rows.device
             found = rows.backend.forward_picked(
-                SPEC, *given, rows.cache, prepared, picks.to(rows.device)
+                SPEC, q.to(there), latent.to(there), rows.cache, prepared, picks.to(there)
             )
             wanted = ReferenceAttention().forward_picked(SPEC, q, latent, rows.plain, layout, picks)
             torch.testing.assert_close(found.cpu(), wanted, rtol=0, atol=MAX_DIFFERENCE)
