@@ -25,6 +25,7 @@ from dovetail.testing.harness import PagedModel, load_model, load_plugin
 from dovetail.testing.tiny_families import VOCAB_SIZE
 from dovetail.testing.tiny_models import write_tiny_checkpoint
 from dovetail_plugins.models.deepseek import has_indexer, routing_rule
+from support.thread_ranks import divided_both_ways
 
 TOKENS = torch.randint(3, VOCAB_SIZE, (70,), generator=torch.Generator().manual_seed(1)).tolist()
 BLOCK = 128
@@ -213,6 +214,14 @@ def test_picks_do_not_depend_on_the_batch(sparse: Path) -> None:
         (own,) = alone.forward([(0, [token])])
         _, found, _ = beside.forward([(1, [token]), (0, [token]), (2, [token])])
         assert torch.equal(own, found)
+
+
+def test_ranks_and_stages_pick_the_same(sparse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On two ranks that divide the heads, and in two stages."""
+    wanted = of_transformers(sparse)
+    for model in divided_both_ways(sparse, monkeypatch):
+        pieces = [model.forward([(0, TOKENS[a:b])])[0] for a, b in ((0, 30), (30, 31), (31, 70))]
+        assert (torch.cat(pieces) - wanted).abs().max() < 1e-4
 
 
 def test_layers_share_picks_within_a_stage_alone(tmp_path: Path) -> None:
