@@ -13,6 +13,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from dovetail.config.checkpoint.hf import load_model_facts
+from dovetail.config.rules.cache_size import token_bytes
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionBackend
 from dovetail.interfaces.spec import RankSpec
@@ -202,6 +204,16 @@ def test_v32_needs_no_indexer_as_far_as_all_tokens_are_picked(sparse: Path) -> N
 
     assert indexers(8) == 0
     assert indexers(9) == 2
+
+
+def test_estimates_count_index_keys(sparse: Path, tiny: Path) -> None:
+    """A latent of 16 + 8 numbers, and an index key of 16, as the layers themselves keep."""
+    facts = load_model_facts(sparse, dtype="float32")
+    assert token_bytes(facts, "float32") == (24 + 16) * 4
+    assert token_bytes(load_model_facts(tiny, dtype="float32"), "float32") == 24 * 4
+    layer = next(m for m in load_model(sparse).modules() if isinstance(m, IndexedAttention))
+    (latents, keys) = (layer.spec.size, layer.index.head_size)
+    assert (latents, keys) == (24, 16)
 
 
 def test_picks_do_not_depend_on_the_batch(sparse: Path) -> None:
