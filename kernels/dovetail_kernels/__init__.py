@@ -29,6 +29,7 @@ OP_NAMES = (
     "gated_delta",
     "paged_attention",
     "latent_attention",
+    "index_picks",
     "head_products",
     "cache_write",
     "short_conv",

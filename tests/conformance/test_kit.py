@@ -177,6 +177,8 @@ WRONG: list[tuple[str, str, str]] = [
     ("attention_backend", f"{TORCH}:RewritingAttention", "reads_what_another_layer_wrote[plain]"),
     ("attention_backend", f"{TORCH}:FutureLatents", "latents_equal_the_definition"),
     ("attention_backend", f"{TORCH}:RoundingLatents", "latents_are_written_alone"),
+    ("attention_backend", f"{TORCH}:LatestPicks", "picks_equal_the_definition"),
+    ("attention_backend", f"{TORCH}:EveryLatent", "picked_latents_alone_are_attended_to"),
     (
         "attention_backend",
         f"{TORCH}:OneSidedAttention",

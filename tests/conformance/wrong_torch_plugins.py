@@ -15,7 +15,7 @@ from torch import nn
 from dovetail.engine.kv.kv_cache import KVCacheManager
 from dovetail.engine.kv.paged import Paged
 from dovetail.errors import ConfigError
-from dovetail.interfaces.attention import AttentionSpec, BatchLayout, LatentSpec
+from dovetail.interfaces.attention import AttentionSpec, BatchLayout, IndexSpec, LatentSpec
 from dovetail.interfaces.headers import TensorHeader
 from dovetail.interfaces.kv_policy import KVAccounting, KVRoom
 from dovetail.interfaces.load_format import Checkpoint
@@ -222,6 +222,50 @@ class RoundingLatents(ReferenceAttention):
         """Round what is kept, by less than shows in what is attended."""
         latent = latent + latent * 2.0**-20
         return super().forward_latent(spec, q, latent, cache, prepared)
+
+
+class LatestPicks(ReferenceAttention):
+    """Picks the latest of equal scores."""
+
+    def pick(
+        self,
+        spec: IndexSpec,
+        q: torch.Tensor,
+        weights: torch.Tensor,
+        keys: torch.Tensor,
+        prepared: Any,
+    ) -> torch.Tensor:
+        """Order equal scores from the last position on."""
+        picks = super().pick(spec, q, weights, keys, prepared)
+        size, table = keys.shape[1], prepared.block_table
+        for row, end in enumerate(prepared.seq_lens_host):
+            first, last = prepared.query_start_host[row : row + 2]
+            at = torch.arange(end)
+            own = keys[table[row].long()[at // size], at % size].double()
+            for token in range(first, last):
+                seen = own[: end - (last - 1 - token)]
+                products = (seen @ q[token].double().T).relu()
+                scores = (products @ weights[token].double()).float().tolist()
+                order = sorted(range(len(scores)), key=lambda at: (-scores[at], -at))
+                found = sorted(order[: spec.num_picked])
+                picks[token, : len(found)] = torch.tensor(found, dtype=torch.int32)
+        return picks
+
+
+class EveryLatent(ReferenceAttention):
+    """Attends to all latents, whatever is picked."""
+
+    def forward_picked(
+        self,
+        spec: LatentSpec,
+        q: torch.Tensor,
+        latent: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        picks: torch.Tensor,
+    ) -> torch.Tensor:
+        """Leave the picks out."""
+        return self.forward_latent(spec, q, latent, cache, prepared)
 
 
 class BaseTwoAttention(ReferenceAttention):

@@ -28,6 +28,7 @@ NAMES = {
     "cross": "queries that see keys of another sequence",
     "position_bias": "biases by relative position",
     "latent": "latents (multi-head latent attention)",
+    "indexed": "tokens picked by an indexer (sparse attention over latents)",
     "alibi": "ALiBi biases",
     "shared": "layers that read what another layer has written",
 }
@@ -51,6 +52,7 @@ class AttentionQuery:
     uses_lse: bool = False
     uses_position_bias: bool = False
     uses_latent: bool = False
+    uses_index: bool = False
     uses_cross: bool = False
     uses_shared: bool = False
     is_causal: bool = True
@@ -103,6 +105,17 @@ class LatentSpec:
     def size(self) -> int:
         """Return how many numbers a token keeps."""
         return self.latent_size + self.rope_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexSpec:
+    """One indexer (DeepSeek-V3.2, 2025): of the tokens up to its own, a query picks the
+    `num_picked` of the highest scores, sum over heads of weight * relu(q.key), of equal ones the
+    earliest. A token keeps one index key of `head_size` numbers for all heads."""
+
+    num_heads: int
+    head_size: int
+    num_picked: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +175,7 @@ class AttentionBackend(Plugin):
         "cross": "attention to what another sequence has cached: a row's queries see all keys",
         "position_bias": "a number per head and relative position is added to each score",
         "latent": "one latent per token that is key and value of all heads",
+        "indexed": "picks the latents that an indexer scores highest, and attends to them alone",
         "alibi": "ALiBi: a head's slope times the distance is subtracted from each score",
         "shared": "attends to what another layer has written, and writes nothing",
         "bf16_products": "may round queries and softmax weights to bfloat16 with an 8-bit float "
@@ -187,6 +201,7 @@ class AttentionBackend(Plugin):
             "cross": query.uses_cross,
             "position_bias": query.uses_position_bias,
             "latent": query.uses_latent,
+            "indexed": query.uses_index,
             "alibi": query.uses_alibi,
             "shared": query.uses_shared,
         }
@@ -307,6 +322,41 @@ class AttentionBackend(Plugin):
         Mutates: cache (the slots of this step's tokens only)
         """
         raise NotImplementedError(f"{type(self).__name__} has no attention over latents")
+
+    def pick(
+        self,
+        spec: IndexSpec,
+        q: torch.Tensor,
+        weights: torch.Tensor,
+        keys: torch.Tensor,
+        prepared: Any,
+    ) -> torch.Tensor:
+        """Return the positions that an indexer picks for each query, in ascending order: of a query
+        at position p all min(p + 1, K) first ones, then -1. What is picked depends on the row
+        alone, not on the batch. This step's keys are in the cache. Asked only of backends that
+        claim indexed.
+
+        Shapes: q [T, H, D], weights [T, H] float32, keys [N, P, D], K `spec.num_picked` -> [T, K]
+        int32
+        """
+        raise NotImplementedError(f"{type(self).__name__} picks no tokens")
+
+    def forward_picked(
+        self,
+        spec: LatentSpec,
+        q: torch.Tensor,
+        latent: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        picks: torch.Tensor,
+    ) -> torch.Tensor:
+        """Do what `forward_latent` does, each query attending to the positions picked for it alone.
+        Asked only of backends that claim indexed.
+
+        Shapes: q [T, H, L + R], latent [T, L + R], cache [N, P, L + R], picks as `pick` returns
+        them -> [T, H, L]. Mutates: cache (the slots of this step's tokens only)
+        """
+        raise NotImplementedError(f"{type(self).__name__} attends to no picked tokens")
 
     def forward_shared(
         self,

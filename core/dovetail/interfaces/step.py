@@ -218,17 +218,22 @@ class KVLayer(msgspec.Struct, frozen=True, kw_only=True, tag="keys_and_values"):
 
 class LatentLayer(msgspec.Struct, frozen=True, kw_only=True, tag="latents"):
     """The latents of one layer of multi-head latent attention: `size` numbers a token, from which
-    its keys and values are made (DeepSeek-V2, 2024). Every rank keeps all of them."""
+    its keys and values are made (DeepSeek-V2, 2024). Every rank keeps all of them.
+
+    With an indexer (DeepSeek-V3.2, 2025) a token also keeps an index key of `index_size` numbers
+    (0: none). A block holds the latents of its tokens, and behind them their index keys.
+    """
 
     name: str
     size: int
     dtype: str
+    index_size: int = 0
     is_draft: bool = False
     window_tokens: ClassVar[None] = None
 
     def block_bytes(self, block_tokens: int, dtype_bytes: int) -> int:
         """Return the bytes that a block of so many tokens takes."""
-        return block_tokens * self.size * dtype_bytes
+        return block_tokens * (self.size + self.index_size) * dtype_bytes
 
 
 class StatePart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

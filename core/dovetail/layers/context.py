@@ -63,8 +63,11 @@ class StepMedia:
 
 
 LayerCache = torch.Tensor | dict[str, torch.Tensor]
-"""The cache of a layer: of keys and values in the backend's shape, of latents [N, P, size], of a
-state one tensor for each part [N, ...]. The first axis of N blocks may have any stride."""
+"""The cache of a layer: of keys and values in the backend's shape, of latents [N, P, size], of
+latents with index keys both by their names, of a state one tensor for each part [N, ...]. The first
+axis of N blocks may have any stride."""
+LATENTS, INDEX_KEYS = "latents", "index_keys"
+"""The parts of a cache of latents with index keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from dovetail.interfaces.attention import LatentSpec
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import LatentLayer
-from dovetail.layers.context import forward_context
+from dovetail.layers.context import ForwardContext, forward_context
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.kept import Keeper
 from dovetail.layers.latent_rows import (
@@ -201,7 +201,12 @@ class LatentAttention(Keeper):
         """Shapes: x [T, E] -> [T, H (N + R)]"""
         if self.config.query_rank is None:
             return self.q_proj(x)
-        return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+        return self.q_b_proj(self.query_latent(x))
+
+    def query_latent(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the queries' own latents, normed. Shapes: x [T, E] -> [T, query_rank]"""
+        latents: torch.Tensor = self.q_a_layernorm(self.q_a_proj(x))
+        return latents
 
     def _turned(
         self, q: torch.Tensor, latent: torch.Tensor, rope: Rope
@@ -232,19 +237,34 @@ class LatentAttention(Keeper):
 
     def _attend(self, q: torch.Tensor, latent: torch.Tensor) -> torch.Tensor:
         """Shapes: q [T, H (N + R)], latent [T, L + R] -> [T, H V]"""
+        return self._attended(q, latent)
+
+    def _attended(
+        self, q: torch.Tensor, latent: torch.Tensor, picks: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return what queries attend to, of what is before them or of the `picks` among that.
+
+        Shapes: q [T, H (N + R)], latent [T, L + R], picks [T, K] -> [T, H V]
+        """
         q = q.unflatten(-1, (self.spec.num_heads, self.head_size))
         context = forward_context()
-        rows = long_rows(context, self.name, self.config.min_expanded)
+        rows = self._rows(context, picks)
         if rows is None:
-            return self._absorbed(q, latent, context.prepared[self.name]).flatten(-2)
+            return self._absorbed(q, latent, context.prepared[self.name], picks).flatten(-2)
         cache = self._cache()
         write_latents(latent, cache, rows.layout.slots)  # rows may look into each other's blocks
         out = q.new_empty(*q.shape[:2], self.config.value_size)
         if rows.tokens is not None:
             tokens = rows.tokens
-            out[tokens] = self._absorbed(q[tokens], latent[tokens], rows.prepared)
-        self._attend_long(q, cache, rows, out)
+            others = None if picks is None else picks[tokens]
+            out[tokens] = self._absorbed(q[tokens], latent[tokens], rows.prepared, others)
+        self._attend_long(q, cache, rows, out, picks)
         return out.flatten(-2)
+
+    def _rows(self, context: ForwardContext, picks: torch.Tensor | None) -> LatentRows | None:
+        """Return the rows that attend to keys and values made of latents (None: no row does)."""
+        del picks
+        return long_rows(context, self.name, self.config.min_expanded)
 
     def _cache(self) -> torch.Tensor:
         """Return the latents of all rows. Shapes: [N, P, L + R]"""
@@ -252,20 +272,32 @@ class LatentAttention(Keeper):
         assert isinstance(cache, torch.Tensor)
         return cache
 
-    def _absorbed(self, q: torch.Tensor, latent: torch.Tensor, prepared: object) -> torch.Tensor:
+    def _absorbed(
+        self,
+        q: torch.Tensor,
+        latent: torch.Tensor,
+        prepared: object,
+        picks: torch.Tensor | None,
+    ) -> torch.Tensor:
         """Return the values attended to, by way of sums of latents.
 
-        Shapes: q [T, H, N + R], latent [T, L + R] -> [T, H, V]. Mutates: the cache
+        Shapes: q [T, H, N + R], latent [T, L + R], picks [T, K] -> [T, H, V]. Mutates: the cache
         """
-        context = forward_context()
+        backend = forward_context().backend
         assert self.kv_b_proj.absorbing is not None, "the weights are not loaded"
         keys, values = self.kv_b_proj.absorbing
-        cache = self._cache()
-        sums = context.backend.forward_latent(self.spec, keys(q), latent, cache, prepared)
-        return values(sums)
+        given = (self.spec, keys(q), latent, self._cache(), prepared)
+        if picks is None:
+            return values(backend.forward_latent(*given))
+        return values(backend.forward_picked(*given, picks))
 
     def _attend_long(
-        self, q: torch.Tensor, cache: torch.Tensor, rows: LatentRows, out: torch.Tensor
+        self,
+        q: torch.Tensor,
+        cache: torch.Tensor,
+        rows: LatentRows,
+        out: torch.Tensor,
+        picks: torch.Tensor | None,
     ) -> None:
         """Attend the long rows with keys and values of their own. Mutates: out"""
         for row in rows.long:
@@ -277,6 +309,7 @@ class LatentAttention(Keeper):
                 self.spec.scale,
                 self._keys_and_values,
                 self.config.value_size,
+                None if picks is None else picks[row.tokens],
             )
 
     def _keys_and_values(self, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

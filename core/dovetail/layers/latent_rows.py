@@ -20,6 +20,9 @@ KEYS = 512
 """So many latents become keys and values at a time."""
 MAX_SCORES = 1 << 22
 """Scores held at once, of all heads together."""
+HIDDEN = -1e30
+"""The score of what is not picked: lower than any other, and finite, since there may be nothing
+else among the keys at hand. Whatever was added with such scores then fades to zero."""
 
 Expand = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """Latents [S, L + R] become keys [H, S, D] and values [H, S, V]."""
@@ -48,23 +51,34 @@ class LatentRows:
     prepared: Any
 
 
-def long_rows(context: ForwardContext, name: str, min_tokens: int) -> LatentRows | None:
+def long_rows(
+    context: ForwardContext,
+    name: str,
+    min_tokens: int,
+    max_end: Callable[[int], int] | None = None,
+) -> LatentRows | None:
     """Return how the rows with at least so many tokens lie in the step; None where no row has.
 
-    Found once for all layers of a KV group. Mutates: context.once
+    With `max_end` those alone whose end is at most what it says of their number of tokens. Found
+    once for all layers of a KV group that ask the same. Mutates: context.once
     """
     prepared = context.prepared[name]
     layout = context.backend.layout_of(prepared)
     if layout.max_query_tokens < min_tokens:
         return None
-    key = (LatentRows, id(prepared), min_tokens)
+    key = (LatentRows, id(prepared), min_tokens, max_end is None)
     if key not in context.once:
-        context.once[key] = _apart(context, layout, min_tokens)
-    found: LatentRows = context.once[key]
+        context.once[key] = _apart(context, layout, min_tokens, max_end)
+    found: LatentRows | None = context.once[key]
     return found
 
 
-def _apart(context: ForwardContext, layout: BatchLayout, min_tokens: int) -> LatentRows:
+def _apart(
+    context: ForwardContext,
+    layout: BatchLayout,
+    min_tokens: int,
+    max_end: Callable[[int], int] | None,
+) -> LatentRows | None:
     counts = [end - start for start, end in pairwise(layout.query_start_host)]
     ends = layout.seq_lens_host
     starts = layout.query_start_host
@@ -76,9 +90,12 @@ def _apart(context: ForwardContext, layout: BatchLayout, min_tokens: int) -> Lat
             end=ends[row],
         )
         for row, count in enumerate(counts)
-        if count >= min_tokens
+        if count >= min_tokens and (max_end is None or ends[row] <= max_end(count))
     ]
-    others = [row for row, count in enumerate(counts) if 0 < count < min_tokens]
+    if not long:
+        return None
+    apart = {row.row for row in long}
+    others = [row for row, count in enumerate(counts) if count and row not in apart]
     if not others:
         return LatentRows(layout=layout, long=long, tokens=None, prepared=None)
     tokens, rest = _only(layout, others, counts)
@@ -125,13 +142,21 @@ def read_latents(cache: torch.Tensor, layout: BatchLayout, row: int, end: int) -
 
 
 def attend_expanded(
-    q: torch.Tensor, latents: torch.Tensor, start: int, scale: float, expand: Expand, size: int
+    q: torch.Tensor,
+    latents: torch.Tensor,
+    start: int,
+    scale: float,
+    expand: Expand,
+    size: int,
+    picks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return causal attention of queries from position `start` on with keys and values that are
-    made of latents, some at a time.
+    made of latents, some at a time; of the positions picked for each query alone, if given.
 
-    Shapes: q [T, H, D], latents [start + T, L + R] -> [T, H, size]
+    Shapes: q [T, H, D], latents [start + T, L + R], picks [T, K], -1 where there is none -> [T, H,
+    size]
     """
+    unpicked = None if picks is None else _unpicked(picks, len(latents))
     queries = q.transpose(0, 1) * scale
     heads, count = queries.shape[:2]
     total = q.new_zeros(heads, count, 1, dtype=torch.float32)
@@ -148,6 +173,8 @@ def attend_expanded(
                 own = torch.arange(start + begin, start + part.stop, device=q.device)
                 hidden = torch.arange(first, last, device=q.device) > own.unsqueeze(1)
                 scores.masked_fill_(hidden, -torch.inf)
+            if unpicked is not None:
+                scores.masked_fill_(unpicked[part, first:last], HIDDEN)
             peak = torch.maximum(top[:, part], scores.amax(dim=-1, keepdim=True))
             weights = scores.sub_(peak).exp_()
             old = (top[:, part] - peak).exp_()
@@ -156,3 +183,10 @@ def attend_expanded(
             out[:, part] = out[:, part] * old + made
             top[:, part] = peak
     return (out / total).to(q.dtype).transpose(0, 1)
+
+
+def _unpicked(picks: torch.Tensor, count: int) -> torch.Tensor:
+    """Return which of the first positions are not picked. Shapes: picks [T, K] -> [T, count]"""
+    at = torch.where(picks < 0, count, picks).long()
+    unpicked = torch.ones(len(picks), count + 1, dtype=torch.bool, device=picks.device)
+    return unpicked.scatter_(1, at, value=False)[:, :count]

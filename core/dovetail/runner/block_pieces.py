@@ -107,7 +107,9 @@ class Pieces:
         self._states = state_groups(layout, layers)
         self._sections = [
             [
-                _section(
+                section
+                for i, name in enumerate(group.layers)
+                for section in _sections(
                     known[name],
                     start=i * layout.block_bytes,
                     block_tokens=layout.block_tokens,
@@ -115,7 +117,6 @@ class Pieces:
                     model_heads=model_heads,
                     num_ranks=rank.tensor_size,
                 )
-                for i, name in enumerate(group.layers)
             ]
             for group in layout.groups
         ]
@@ -208,7 +209,7 @@ def _cut(section: Section, view: np.ndarray, unit: int, count: int) -> np.ndarra
     return view[:, unit * cells : (unit + 1) * cells]
 
 
-def _section(
+def _sections(
     layer: CachedLayer,
     *,
     start: int,
@@ -216,15 +217,15 @@ def _section(
     backend: type[AttentionBackend],
     model_heads: int,
     num_ranks: int,
-) -> Section:
+) -> list[Section]:
+    """Return what a layer keeps in a block: one section, of latents with index keys two."""
     if isinstance(layer, StateLayer):
         size = layer.num_bytes({p.dtype: dtype_of(p.dtype).itemsize for p in layer.parts})
         shape = (1, 1, size)
-        return Section(start=start, num_bytes=size, shape=shape, order=(0, 1, 2), is_state=True)
-    size = layer.block_bytes(block_tokens, dtype_of(layer.dtype).itemsize)
+        return [Section(start=start, num_bytes=size, shape=shape, order=(0, 1, 2), is_state=True)]
     if isinstance(layer, LatentLayer):
-        shape = (1, block_tokens, size // block_tokens)
-        return Section(start=start, num_bytes=size, shape=shape, order=(0, 1, 2))
+        return _latent_sections(layer, start, block_tokens)
+    size = layer.block_bytes(block_tokens, dtype_of(layer.dtype).itemsize)
     assert isinstance(layer, KVLayer), "what an encoder wrote is never exchanged"
     if layer.num_kv_heads == 1 < num_ranks and model_heads > num_ranks:
         raise ConfigError(
@@ -241,13 +242,27 @@ def _section(
     known = [sizes[axis] for axis in axes]
     first = (axes.index("head"), axes.index("cell"))
     others = (i for i in range(len(axes) + 1) if i not in first)
-    return Section(
-        start=start,
-        num_bytes=size,
-        shape=(*known, size // math.prod(known)),
-        order=(*first, *others),
-        heads=heads_of(layer.num_kv_heads, num_ranks, model_heads),
-    )
+    return [
+        Section(
+            start=start,
+            num_bytes=size,
+            shape=(*known, size // math.prod(known)),
+            order=(*first, *others),
+            heads=heads_of(layer.num_kv_heads, num_ranks, model_heads),
+        )
+    ]
+
+
+def _latent_sections(layer: LatentLayer, start: int, block_tokens: int) -> list[Section]:
+    """Return the latents of a block and, where a token keeps one, its index keys."""
+    found = []
+    for size in (layer.size, layer.index_size):
+        width = size * dtype_of(layer.dtype).itemsize
+        if width:
+            shape, num_bytes = (1, block_tokens, width), block_tokens * width
+            found.append(Section(start=start, num_bytes=num_bytes, shape=shape, order=(0, 1, 2)))
+            start += num_bytes
+    return found
 
 
 def heads_of(local_heads: int, num_ranks: int, model_heads: int) -> int:

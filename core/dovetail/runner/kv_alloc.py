@@ -25,7 +25,7 @@ from dovetail.interfaces.step import (
     LatentLayer,
     StateLayer,
 )
-from dovetail.layers.context import LayerCache
+from dovetail.layers.context import INDEX_KEYS, LATENTS, LayerCache
 from dovetail.layers.dtypes import dtype_of
 from dovetail_kernels.cpu import library as native
 
@@ -197,11 +197,22 @@ def _view(
         case StateLayer():
             return _state_views(memory, layer)
         case LatentLayer():
-            shape = (layout.block_tokens, layer.size)
-            return memory[:, :used].view(dtype_of(layer.dtype)).unflatten(1, shape)
+            return _latent_views(memory[:, :used], layout.block_tokens, layer)
         case CrossLayer():
             layer = layer.as_tokens
     return _kv_view(memory, layout, layer, backend)
+
+
+def _latent_views(memory: torch.Tensor, block_tokens: int, layer: LatentLayer) -> LayerCache:
+    """Return the latents, with the index keys behind them where there are any. Shapes: memory
+    [N, bytes] -> [N, P, size], or LATENTS [N, P, size] and INDEX_KEYS [N, P, index_size]"""
+    numbers = memory.view(dtype_of(layer.dtype))
+    end = block_tokens * layer.size
+    latents = numbers[:, :end].unflatten(1, (block_tokens, layer.size))
+    if not layer.index_size:
+        return latents
+    keys = numbers[:, end:].unflatten(1, (block_tokens, layer.index_size))
+    return {LATENTS: latents, INDEX_KEYS: keys}
 
 
 def _kv_view(

@@ -17,6 +17,7 @@ from dovetail.interfaces.spec import ModelSpec
 Clause = TypeVar("Clause")
 _GATES = "dovetail_gates"
 SECOND_FILES = {
+    "attention_indexed": "attention_backend",
     "attention_latents": "attention_backend",
     "attention_layouts": "attention_backend",
     "attention_lse": "attention_backend",

@@ -25,7 +25,14 @@ from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.quantization import QuantMethod
 from dovetail.interfaces.spec import ModelSpec, RankSpec
 from dovetail.layers.attention import Attention
-from dovetail.layers.context import ForwardContext, LayerCache, use_context
+from dovetail.layers.context import (
+    INDEX_KEYS,
+    LATENTS,
+    ForwardContext,
+    LayerCache,
+    use_context,
+)
+from dovetail.layers.indexed_attention import IndexedAttention
 from dovetail.layers.kept import Keeper
 from dovetail.layers.latent_attention import LatentAttention
 from dovetail.layers.rounding import FLOAT, ActivationOptions
@@ -94,7 +101,11 @@ class PagedModel:
             return {name: torch.full(shape, UNUSED) for name, shape in parts.items()}
         size = (num_blocks, self.block_tokens)
         if isinstance(layer, LatentAttention):
-            return torch.full((*size, layer.spec.size), UNUSED)
+            latents = torch.full((*size, layer.spec.size), UNUSED)
+            if not isinstance(layer, IndexedAttention) or layer.indexer is None:
+                return latents
+            keys = torch.full((*size, layer.index.head_size), UNUSED)
+            return {LATENTS: latents, INDEX_KEYS: keys}
         assert isinstance(layer, Attention)
         spec = layer.spec
         return torch.full(self.backend.kv_shape(*size, spec.num_kv_heads, spec.head_size), UNUSED)

@@ -5,6 +5,7 @@ Slow and obvious on purpose: what faster backends are compared with.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from dovetail.interfaces.attention import (
     AttentionBackend,
     AttentionSpec,
     BatchLayout,
+    IndexSpec,
     LatentSpec,
 )
 from dovetail.interfaces.plugin import Info, NoOptions
@@ -35,6 +37,7 @@ class ReferenceAttention(AttentionBackend):
             "alibi",
             "chunk",
             "latent",
+            "indexed",
             "shared",
         }
     )
@@ -121,18 +124,66 @@ class ReferenceAttention(AttentionBackend):
         Shapes: q [T, H, L + R], latent [T, L + R], cache [N, P, L + R] -> [T, H, L]
         Mutates: cache
         """
+        return self._attend_latents(spec, q, latent, cache, prepared)
+
+    def pick(
+        self,
+        spec: IndexSpec,
+        q: torch.Tensor,
+        weights: torch.Tensor,
+        keys: torch.Tensor,
+        prepared: Any,
+    ) -> torch.Tensor:
+        """Return the positions of the highest scores, query by query, in float64.
+
+        Shapes: q [T, H, D], weights [T, H], keys [N, P, D] -> [T, K] int32
+        """
+        size, picks = keys.shape[1], torch.full((len(q), spec.num_picked), -1, dtype=torch.int32)
+        for token, slots in _seen(prepared):
+            products = keys[slots // size, slots % size].double() @ q[token].double().T
+            scores = (products.relu() @ weights[token].double()).float().tolist()
+            order = sorted(range(len(scores)), key=lambda at: (-scores[at], at))
+            found = sorted(order[: spec.num_picked])
+            picks[token, : len(found)] = torch.tensor(found, dtype=torch.int32)
+        return picks
+
+    def forward_picked(
+        self,
+        spec: LatentSpec,
+        q: torch.Tensor,
+        latent: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        picks: torch.Tensor,
+    ) -> torch.Tensor:
+        """Write the latents into the cache, then attend to those that are picked.
+
+        Shapes: q [T, H, L + R], latent [T, L + R], cache [N, P, L + R], picks [T, K] -> [T, H, L]
+        Mutates: cache
+        """
+        return self._attend_latents(spec, q, latent, cache, prepared, picks)
+
+    def _attend_latents(
+        self,
+        spec: LatentSpec,
+        q: torch.Tensor,
+        latent: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: BatchLayout,
+        picks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Shapes: q [T, H, L + R], latent [T, L + R], cache [N, P, L + R], picks [T, K] -> [T, H,
+        L]. Mutates: cache"""
         size = cache.shape[1]
         for slot, own in zip(prepared.slots.tolist(), latent, strict=True):
             cache[slot // size, slot % size] = own.to(cache.dtype)
         out = q.new_empty(*q.shape[:2], spec.latent_size)
-        for row in range(prepared.num_rows):
-            slots = _slots(prepared, row, prepared.seq_lens_host[row])
-            first, last = prepared.query_start_host[row], prepared.query_start_host[row + 1]
-            for token in range(first, last):
-                seen = slots[: len(slots) - (last - 1 - token)]
-                latents = cache[seen // size, seen % size].float()
-                weights = (q[token].float() @ latents.T * spec.scale).softmax(dim=-1)
-                out[token] = (weights @ latents[:, : spec.latent_size]).to(q.dtype)
+        for token, seen in _seen(prepared):
+            if picks is not None:
+                seen = seen[picks[token][picks[token] >= 0].long()]
+            latents = cache[seen // size, seen % size].float()
+            weights = (q[token].float() @ latents.T * spec.scale).softmax(dim=-1)
+            out[token] = (weights @ latents[:, : spec.latent_size]).to(q.dtype)
         return out
 
     def layout_of(self, prepared: Any) -> BatchLayout:
@@ -244,3 +295,12 @@ def _attend(
         scores = torch.cat([scores, sinks.float().unsqueeze(-1)], dim=-1)
     weights = scores.softmax(dim=-1)[:, : keys.shape[0]]
     return torch.einsum("hs,shd->hd", weights, values).to(q.dtype), lse
+
+
+def _seen(layout: BatchLayout) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield each token of a step with the slots of what it sees: all up to itself."""
+    for row in range(layout.num_rows):
+        slots = _slots(layout, row, layout.seq_lens_host[row])
+        first, last = layout.query_start_host[row], layout.query_start_host[row + 1]
+        for token in range(first, last):
+            yield token, slots[: len(slots) - (last - 1 - token)]

@@ -3,7 +3,7 @@
 A chunk's place follows from positions alone: each block is cut from its beginning into BT tokens.
 So a row's chunks do not depend on the other rows, and steps that are cut at ends of chunks have the
 same ones. Which program has which chunk every program finds by the sums of the rows' chunks: no
-table, nothing that the host waits for. Knows no recurrence.
+table, nothing that the host waits for.
 """
 
 from __future__ import annotations

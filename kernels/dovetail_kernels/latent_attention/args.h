@@ -14,10 +14,12 @@ struct LatentArgs {
   const int32_t* query_start;  // [R + 1]
   const int32_t* seq_lens;     // [R]
   const int64_t* slots;        // [T]
+  const int32_t* picks;        // [T, num_picked] positions, the only ones that are attended to; or null
   int64_t q_stride, latent_stride, block_stride;
   int64_t table_stride;
   int64_t rows;          // R
   int64_t block_tokens;  // P
+  int64_t num_picked;    // of a query that sees as many, of another all
   int32_t num_heads, latent_size, rope_size;
   int32_t format;  // a LatentFormat
   float scale;

@@ -59,7 +59,8 @@ struct Sizes {
   }
 };
 
-// Some queries of a row: positions first .. first + queries - 1, tokens from `token` on.
+// Some queries of a row: positions first .. first + queries - 1, tokens from `token` on. Where positions are
+// picked, one query, that sees its picks as if they were all positions up to `first`.
 struct Unit {
   int64_t row, token, first, queries;
   int64_t count, pieces;  // partitions, and the tasks that share them
@@ -120,9 +121,14 @@ void gather(const Plan& plan, const Unit& unit, int64_t first, int64_t count, Ro
   const LatentArgs& args = *plan.args;
   const int64_t size = plan.sizes.size, width = plan.sizes.width;
   const int32_t* blocks = args.block_table + unit.row * args.table_stride;
+  const int32_t* picks = args.picks ? args.picks + unit.token * args.num_picked + first : nullptr;
   int64_t block = first / args.block_tokens, offset = first % args.block_tokens;
   Number* to = reinterpret_cast<Number*>(room->latents);
   for (int64_t i = 0; i < count; ++i, to += width) {
+    if (picks) {
+      block = picks[i] / args.block_tokens;
+      offset = picks[i] % args.block_tokens;
+    }
     const auto* from = static_cast<const typename Kind::Entry*>(args.cache) +
                        blocks[block] * args.block_stride + offset * size;
     if (Kind::is_kept_so && width == size) {
@@ -354,6 +360,7 @@ int64_t make_units(Plan* plan, int64_t most) {
       unit.token = start + query;
       unit.first = args.seq_lens[row] - count + query;
       unit.queries = count - query < most ? count - query : most;
+      if (args.picks && unit.first >= args.num_picked) unit.first = args.num_picked - 1;
       unit.count = divide_up(unit.first + unit.queries, kPartition);
       all += unit.count;
     }
@@ -382,7 +389,7 @@ int64_t divide_units(Plan* plan, int64_t all) {
 template <class Kind>
 int attend(const LatentArgs& args) {
   Plan plan{&args, Sizes(args, Kind::kStep), 0, nullptr, nullptr, nullptr, nullptr, 0, 0};
-  const int64_t most = args.num_heads >= kUnitRows ? 1 : kUnitRows / args.num_heads;
+  const int64_t most = args.picks || args.num_heads >= kUnitRows ? 1 : kUnitRows / args.num_heads;
   plan.unit_rows = filled_up(most * args.num_heads);
   int64_t units = 0;
   for (int64_t row = 0; row < args.rows; ++row)

@@ -36,6 +36,7 @@ class _Setup:
     dtype: torch.dtype = torch.float32
     kv_dtype: torch.dtype = torch.float32
     may_round: bool = False
+    picked: int = 0
 
 
 REAL = _Setup(rows=((1, 300),), heads=16, size=512, turned=64, kv_dtype=torch.bfloat16)
@@ -58,7 +59,9 @@ def cases() -> list[Case]:
         _case("narrow", _Setup(rows=ROWS["mixed"], dtype=dtype, kv_dtype=dtype))
         for dtype in (torch.bfloat16, torch.float16)
     ]
-    return [*plain, *sizes, *kinds[1:], *blocks, *real, *narrow, *_rounded_cases()]
+    return [
+        *plain, *sizes, *kinds[1:], *blocks, *real, *narrow, *_rounded_cases(), *_picked_cases()
+    ]  # fmt: skip
 
 
 def _rounded_cases() -> list[Case]:
@@ -74,13 +77,30 @@ def _rounded_cases() -> list[Case]:
     return [_case("rounded", setup) for setup in setups]
 
 
+def _picked_cases() -> list[Case]:
+    """Return cases in which queries attend to some positions alone, or to all that they see."""
+    few = _Setup(rows=ROWS["mixed"], picked=9)
+    setups = [
+        few,
+        replace(few, picked=1, heads=70),
+        replace(few, picked=100, block_tokens=4, gap=40),
+        replace(few, kv_dtype=torch.bfloat16, may_round=True),
+        replace(REAL, rows=((2, 700), (1, 600)), heads=128, picked=290, may_round=True),
+    ]
+    return [_case("picked", setup) for setup in setups]
+
+
 def small_cases() -> list[Case]:
     """Return few and small cases that go once through each kind of row and cache."""
     first = [_case(name, _Setup(rows=ROWS[name])) for name in ("decode", "mixed")]
     odd = _Setup(rows=((1, 20), (4, 9)), heads=3, size=24, turned=6, block_tokens=4, gap=12)
     kinds = [_case("kind", _Setup(rows=((1, 21), (3, 7)), kv_dtype=kv)) for kv in KV_DTYPES[1:]]
     real = replace(REAL, rows=((1, 70),), dtype=torch.bfloat16)
-    return [_case("real", real), *first, _case("odd", odd), *kinds]
+    picked = [
+        _case("picked", _Setup(rows=rows, picked=count, block_tokens=4))
+        for rows, count in ((ROWS["mixed"], 6), (((1, 300), (1, 4)), 290))
+    ]
+    return [_case("real", real), *first, _case("odd", odd), *kinds, *picked]
 
 
 def perf_cases() -> list[Case]:
@@ -90,9 +110,14 @@ def perf_cases() -> list[Case]:
         "decode8": ((1, 4096),) * 8,
         "prefill": ((64, 1024),),
     }
+    decodes = [
+        _case(f"decode_of_{total}", replace(REAL, rows=((1, total),), heads=128, picked=picked))
+        for total in (8192, 32768)
+        for picked in (0, 2048)
+    ]
     kinds = [(16, torch.float32, False)]
     kinds += [(heads, torch.bfloat16, rounds) for heads in (16, 128) for rounds in (False, True)]
-    return [
+    return decodes + [
         _case(
             f"{name}_rounded" if rounds else name,
             replace(REAL, rows=rows, heads=heads, kv_dtype=kv, may_round=rounds),
@@ -103,15 +128,16 @@ def perf_cases() -> list[Case]:
 
 
 def _case(name: str, setup: _Setup) -> Case:
-    pairs = sum(count * (total - (count - 1) / 2) for count, total in setup.rows)
+    most = setup.picked or max(total for _, total in setup.rows)
+    pairs = sum(min(total - i, most) for count, total in setup.rows for i in range(count))
     tokens = sum(count for count, _ in setup.rows)
-    seen = sum(total for count, total in setup.rows if count)
+    seen = sum(min(total, count * most) for count, total in setup.rows if count)
     width = setup.size + setup.turned
     kv = str(setup.kv_dtype).removeprefix("torch.")
     allowed = ROUNDED_TOLERANCE if setup.may_round else tolerance(setup.dtype)
     return Case(
         name=f"{name}_H{setup.heads}_L{setup.size}_R{setup.turned}_P{setup.block_tokens}"
-        f"{'_apart' if setup.gap else ''}_{kv}",
+        f"{'_apart' if setup.gap else ''}{f'_K{setup.picked}' if setup.picked else ''}_{kv}",
         dtype=setup.dtype,
         build=_builder(setup),
         moved_bytes=seen * width * setup.kv_dtype.itemsize
@@ -143,6 +169,18 @@ def _builder(setup: _Setup) -> Callable[[torch.device], Arguments]:
             "scale": width**-0.5,
             "latent_size": setup.size,
             **({"may_round": True} if setup.may_round else {}),
+            **({"picks": _picks(setup).to(device)} if setup.picked else {}),
         }
 
     return build
+
+
+def _picks(setup: _Setup) -> torch.Tensor:
+    """Return random positions for each query, among those that it sees. Shapes: [T, K] int32"""
+    own = [total - count + i for count, total in setup.rows for i in range(count)]
+    picks = torch.full((len(own), setup.picked), -1, dtype=torch.int32)
+    for token, position in enumerate(own):
+        order = permutation(position + 1, torch.device("cpu"), seed=token)
+        found = order[: setup.picked].sort().values
+        picks[token, : len(found)] = found.int()
+    return picks

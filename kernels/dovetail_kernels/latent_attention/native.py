@@ -31,12 +31,14 @@ class LatentArgs(ctypes.Structure):
         ("query_start", _pointer),
         ("seq_lens", _pointer),
         ("slots", _pointer),
+        ("picks", _pointer),
         ("q_stride", _int64),
         ("latent_stride", _int64),
         ("block_stride", _int64),
         ("table_stride", _int64),
         ("rows", _int64),
         ("block_tokens", _int64),
+        ("num_picked", _int64),
         ("num_heads", _int32),
         ("latent_size", _int32),
         ("rope_size", _int32),
@@ -98,14 +100,16 @@ class Step:
         latent_size: int,
         *,
         may_round: bool = False,
+        picks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write the latents, when given, and attend. Tokens and blocks may lie apart, no others.
 
         `may_round`: beside a cache in bfloat16, queries and the softmax's weights may be rounded to
-        it, which is done where this CPU multiplies such pairs.
+        it, which is done where this CPU multiplies such pairs. With `picks` a query at position p
+        attends to the min(p + 1, K) positions that are named for it, and to no others.
 
-        Shapes: q [T, H, L + R], latent [T, L + R] float32, cache [N, P, L + R] -> [T, H, L]
-        Mutates: cache
+        Shapes: q [T, H, L + R], latent [T, L + R] float32, cache [N, P, L + R], picks [T, K] int32
+        -> [T, H, L]. Mutates: cache
         """
         out = torch.empty(*q.shape[:2], latent_size)
         args = self._args
@@ -118,6 +122,10 @@ class Step:
         args.num_heads, args.latent_size = q.shape[1], latent_size
         args.rope_size, args.scale = q.shape[2] - latent_size, scale
         args.may_round = may_round
+        args.picks = None
+        if picks is not None:
+            picks = picks.contiguous()
+            args.picks, args.num_picked = picks.data_ptr(), picks.shape[1]
         if self._kernel(self._reference):
             raise MemoryError(f"no memory to attend {len(q)} tokens")
         return out
@@ -132,10 +140,11 @@ def _attend(
     scale: float,
     latent_size: int,
     may_round: bool = False,
+    picks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the attended latents (see the reference)."""
     step = Step(block_table=block_table, query_start=query_start, seq_lens=seq_lens, slots=None)
-    return step(q, None, cache, scale, latent_size, may_round=may_round)
+    return step(q, None, cache, scale, latent_size, may_round=may_round, picks=picks)
 
 
 def _why_not(arguments: Arguments) -> str | None:

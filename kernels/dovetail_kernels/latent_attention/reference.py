@@ -14,13 +14,14 @@ def reference(
     scale: float,
     latent_size: int,
     may_round: bool = False,
+    picks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the attended latents.
+    """Return the attended latents, with `picks` of these positions of each query alone.
 
     `may_round` lets others round queries and softmax weights to bfloat16 where the cache holds it.
 
     Shapes: q [T, H, L + R], cache [N, P, L + R], block_table [R, B], query_start [R + 1],
-    seq_lens [R] -> [T, H, L]
+    seq_lens [R], picks [T, K] -> [T, H, L]
     """
     out = q.new_zeros(*q.shape[:2], latent_size)
     starts = query_start.tolist()
@@ -32,6 +33,9 @@ def reference(
         scores = torch.einsum("thd,sd->ths", q[part].float(), latents) * scale
         own = torch.arange(length - (part.stop - part.start), length, device=q.device)
         scores = scores.masked_fill(positions > own[:, None, None], -torch.inf)
+        if picks is not None:
+            is_picked = (picks[part].unsqueeze(-1) == positions).any(dim=1)
+            scores = scores.masked_fill(~is_picked.unsqueeze(1), -torch.inf)
         values = torch.einsum("ths,sd->thd", scores.softmax(dim=-1), latents[:, :latent_size])
         out[part] = values.to(q.dtype)
     return out

@@ -44,11 +44,11 @@ def _split_tokens(count, LEAST: tl.constexpr, SPLITS: tl.constexpr, KEYS: tl.con
 
 @triton.jit
 def _walk(
-    q, q_stride, cache, block_stride, table, table_stride, query_start, seq_lens, out, sums,
+    q, q_stride, cache, block_stride, table, table_stride, query_start, seq_lens, out, picks, sums,
     num_rows, num_heads, scale,
     BLOCK_TOKENS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr, TURNED: tl.constexpr,
     TURNED_WIDE: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr,
-    LEAST: tl.constexpr, IS_SPLIT: tl.constexpr, DTYPE: tl.constexpr,
+    LEAST: tl.constexpr, IS_SPLIT: tl.constexpr, DTYPE: tl.constexpr, PICKED: tl.constexpr,
 ):  # fmt: skip
     """With IS_SPLIT of rows of one token, by row and split, into sums [R, SPLITS, H, SIZE + 2];
     else of all others, by token."""
@@ -60,6 +60,8 @@ def _walk(
         return
     token = (begin if IS_SPLIT else first).to(tl.int64)
     seen = tl.load(seq_lens + row) - (end - token.to(tl.int32)) + 1
+    if PICKED:  # a query sees its picks as if they were all positions
+        seen = tl.minimum(seen, PICKED)
     start, stop = seen * 0, seen
     split = tl.program_id(2)
     if IS_SPLIT:
@@ -82,6 +84,8 @@ def _walk(
     for base in range(start, stop, KEYS):
         key = base + step
         is_there = key < stop
+        if PICKED:
+            key = tl.load(picks + token * PICKED + key, mask=is_there, other=0)
         block = tl.load(table + row * table_stride + key // BLOCK_TOKENS, mask=is_there, other=0)
         where = block.to(tl.int64) * block_stride + (key % BLOCK_TOKENS) * (SIZE + TURNED)
         latent = tl.load(
@@ -117,7 +121,7 @@ def _walk(
 def _join(
     sums, query_start, seq_lens, out, num_heads,
     SIZE: tl.constexpr, WIDE: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr,
-    LEAST: tl.constexpr,
+    LEAST: tl.constexpr, PICKED: tl.constexpr,
 ):  # fmt: skip
     """Add up the splits of a head of a row of one token."""
     row, head = tl.program_id(0), tl.program_id(1)
@@ -125,6 +129,8 @@ def _join(
     if end - begin != 1:
         return
     seen = tl.load(seq_lens + row)
+    if PICKED:
+        seen = tl.minimum(seen, PICKED)
     count = tl.cdiv(seen, _split_tokens(seen, LEAST, SPLITS, KEYS))
     at = tl.arange(0, WIDE)
     acc = tl.zeros((WIDE,), dtype=tl.float32)
@@ -151,6 +157,7 @@ def attend(
     latent_size: int,
     *,
     may_round: bool = False,
+    picks: torch.Tensor | None = None,
     has_decodes: bool = True,
     has_prefills: bool = True,
 ) -> torch.Tensor:
@@ -165,6 +172,7 @@ def attend(
         "KEYS": KEYS,
         "SPLITS": SPLITS,
         "LEAST": LEAST_SPLIT,
+        "PICKED": 0 if picks is None else picks.shape[1],
     }
     turned = width - latent_size
     rounds = may_round and cache.dtype is torch.bfloat16
@@ -178,7 +186,7 @@ def attend(
     }
     given = (
         q, q.stride(0), cache, cache.stride(0), block_table, block_table.stride(0), query_start,
-        seq_lens, out,
+        seq_lens, out, out if picks is None else picks,
     )  # fmt: skip
     blocks = triton.cdiv(heads, HEADS)
     if has_prefills:
@@ -204,8 +212,8 @@ def run(
     scale: float,
     latent_size: int,
     may_round: bool = False,
+    picks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the attended latents (see the op)."""
-    return attend(
-        q, cache, block_table, query_start, seq_lens, scale, latent_size, may_round=may_round
-    )
+    rows = (block_table, query_start, seq_lens)
+    return attend(q, cache, *rows, scale, latent_size, may_round=may_round, picks=picks)

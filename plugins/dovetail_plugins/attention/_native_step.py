@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import torch
 
-from dovetail.interfaces.attention import AttentionSpec, BatchLayout, LatentSpec
+from dovetail.interfaces.attention import AttentionSpec, BatchLayout, IndexSpec, LatentSpec
+from dovetail_kernels.index_picks.native import index_picks
 from dovetail_kernels.latent_attention.native import Step as LatentStep
 from dovetail_kernels.paged_attention.native import Step
 
@@ -119,6 +120,44 @@ def forward_latent(
     prepared: NativeStep,
 ) -> torch.Tensor:
     """Do what `AttentionBackend.forward_latent` says. Mutates: cache, prepared"""
+    return _attend_latents(spec, q, latent, cache, prepared, None)
+
+
+def forward_picked(
+    spec: LatentSpec,
+    q: torch.Tensor,
+    latent: torch.Tensor,
+    cache: torch.Tensor,
+    prepared: NativeStep,
+    picks: torch.Tensor,
+) -> torch.Tensor:
+    """Do what `AttentionBackend.forward_picked` says. Mutates: cache, prepared"""
+    return _attend_latents(spec, q, latent, cache, prepared, picks)
+
+
+def pick(
+    spec: IndexSpec,
+    q: torch.Tensor,
+    weights: torch.Tensor,
+    keys: torch.Tensor,
+    prepared: NativeStep,
+) -> torch.Tensor:
+    """Do what `AttentionBackend.pick` says."""
+    layout = prepared.layout
+    rows = (layout.block_table, layout.query_start, layout.seq_lens)
+    q = _whole(q, spec.head_size)
+    return index_picks(q, _side_by_side(weights), keys, *rows, spec.num_picked)
+
+
+def _attend_latents(
+    spec: LatentSpec,
+    q: torch.Tensor,
+    latent: torch.Tensor,
+    cache: torch.Tensor,
+    prepared: NativeStep,
+    picks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Write latents and attend to them, or to the picked ones alone. Mutates: cache, prepared"""
     assert q.dtype is torch.float32, "why_not let another dtype pass"
     if prepared.latents is None:
         layout = prepared.layout
@@ -135,6 +174,7 @@ def forward_latent(
         spec.scale,
         spec.latent_size,
         may_round=prepared.may_round,
+        picks=picks,
     )
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from dovetail.interfaces.attention import AttentionSpec, LatentSpec
+from dovetail.interfaces.attention import AttentionSpec, IndexSpec, LatentSpec
 from dovetail.layers.latent_rows import write_latents
+from dovetail_kernels.index_picks.reference import reference as index_picks
 from dovetail_plugins.attention._torch_paged import GATHER_BYTES, MAX_SCORES, Prepared
 
 
@@ -46,6 +47,43 @@ def forward(
             queries = q[part].flatten(0, 1).unsqueeze(0)
             found = _attend(spec, queries, seen[None, :end], mask)
             out[part] = found.unflatten(1, (-1, spec.num_heads)).squeeze(0)
+    return out
+
+
+def pick(
+    spec: IndexSpec,
+    q: torch.Tensor,
+    weights: torch.Tensor,
+    keys: torch.Tensor,
+    prepared: Prepared,
+) -> torch.Tensor:
+    """Do what `AttentionBackend.pick` says."""
+    layout = prepared.layout
+    rows = (layout.block_table, layout.query_start, layout.seq_lens)
+    return index_picks(q, weights, keys, *rows, spec.num_picked)
+
+
+def forward_picked(
+    spec: LatentSpec,
+    q: torch.Tensor,
+    latent: torch.Tensor,
+    cache: torch.Tensor,
+    prepared: Prepared,
+    picks: torch.Tensor,
+) -> torch.Tensor:
+    """Do what `AttentionBackend.forward_picked` says. Mutates: cache"""
+    layout, size = prepared.layout, cache.shape[1]
+    write_latents(latent, cache, layout.slots)
+    counts = layout.query_start.diff()
+    rows = torch.arange(layout.num_rows, device=q.device).repeat_interleave(counts)
+    out = q.new_empty(*q.shape[:2], spec.latent_size)
+    step = max(1, GATHER_BYTES // (picks.shape[1] * spec.size * cache.element_size()))
+    for start in range(0, len(q), step):
+        part = slice(start, start + step)
+        at = picks[part].clamp(min=0).long()
+        blocks = layout.block_table[rows[part].unsqueeze(1), at // size].long()
+        seen = cache[blocks, at % size].to(q.dtype)
+        out[part] = _attend(spec, q[part], seen, (picks[part] >= 0).unsqueeze(1))
     return out
 
 

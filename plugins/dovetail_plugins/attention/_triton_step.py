@@ -11,9 +11,10 @@ from itertools import pairwise
 import torch
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.attention import AttentionSpec, BatchLayout, LatentSpec
+from dovetail.interfaces.attention import AttentionSpec, BatchLayout, IndexSpec, LatentSpec
 from dovetail.layers.latent_rows import write_latents
 from dovetail_kernels.cache_write.triton import run as write
+from dovetail_kernels.index_picks.triton import index_picks
 from dovetail_kernels.latent_attention.triton import attend as attend_latents
 from dovetail_kernels.paged_attention.rotation import rotated_keys, rotated_queries
 from dovetail_kernels.paged_attention.triton import Extent, Rules, attend
@@ -103,6 +104,51 @@ def forward_latent(
     prepared: TritonStep,
 ) -> torch.Tensor:
     """Do what `AttentionBackend.forward_latent` says. Mutates: stored"""
+    return _attend_latents(spec, q, latent, stored, prepared, None)
+
+
+def forward_picked(
+    spec: LatentSpec,
+    q: torch.Tensor,
+    latent: torch.Tensor,
+    stored: torch.Tensor,
+    prepared: TritonStep,
+    picks: torch.Tensor,
+) -> torch.Tensor:
+    """Do what `AttentionBackend.forward_picked` says. Mutates: stored"""
+    return _attend_latents(spec, q, latent, stored, prepared, picks)
+
+
+def pick(
+    spec: IndexSpec,
+    q: torch.Tensor,
+    weights: torch.Tensor,
+    keys: torch.Tensor,
+    prepared: TritonStep,
+) -> torch.Tensor:
+    """Do what `AttentionBackend.pick` says."""
+    layout = prepared.layout
+    return index_picks(
+        q if q.stride()[1:] == (spec.head_size, 1) else q.contiguous(),
+        weights,
+        keys,
+        layout.block_table,
+        layout.query_start,
+        layout.seq_lens,
+        spec.num_picked,
+        max_tokens=layout.max_seq_tokens,
+    )
+
+
+def _attend_latents(
+    spec: LatentSpec,
+    q: torch.Tensor,
+    latent: torch.Tensor,
+    stored: torch.Tensor,
+    prepared: TritonStep,
+    picks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Write latents and attend to them, or to the picked ones alone. Mutates: stored"""
     layout, extent = prepared.layout, prepared.extent
     write_latents(latent, stored, layout.slots)
     return attend_latents(
@@ -113,6 +159,7 @@ def forward_latent(
         layout.seq_lens,
         spec.scale,
         spec.latent_size,
+        picks=picks,
         has_decodes=extent.has_decodes,
         has_prefills=extent.max_query_tokens > 1,
     )

@@ -15,6 +15,7 @@ from dovetail.interfaces.attention import (
     AttentionBackend,
     AttentionSpec,
     BatchLayout,
+    IndexSpec,
     LatentSpec,
 )
 from dovetail.interfaces.plugin import Info
@@ -45,7 +46,7 @@ class TritonPaged(AttentionBackend):
     capabilities = frozenset(
         {
             *("window", "soft_cap", "sinks", "non_causal", "graphs", "lse", "alibi", "chunk"),
-            *("latent", "cross", "shared"),
+            *("latent", "indexed", "cross", "shared"),
         }
     )
     auto_rank = -1 if INTERPRETS else 10
@@ -160,6 +161,35 @@ class TritonPaged(AttentionBackend):
         Mutates: cache
         """
         return self._step.forward_latent(spec, q, latent, cache, prepared)
+
+    def pick(
+        self,
+        spec: IndexSpec,
+        q: torch.Tensor,
+        weights: torch.Tensor,
+        keys: torch.Tensor,
+        prepared: Any,
+    ) -> torch.Tensor:
+        """Return the positions that an indexer picks for each query.
+
+        Shapes: q [T, H, D], weights [T, H], keys [N, P, D] -> [T, K] int32
+        """
+        return self._step.pick(spec, q, weights, keys, prepared)
+
+    def forward_picked(
+        self,
+        spec: LatentSpec,
+        q: torch.Tensor,
+        latent: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        picks: torch.Tensor,
+    ) -> torch.Tensor:
+        """Write the latents, then attend to those that are picked.
+
+        Shapes: as `forward_latent`, picks [T, K] -> [T, H, L]. Mutates: cache
+        """
+        return self._step.forward_picked(spec, q, latent, cache, prepared, picks)
 
     def layout_of(self, prepared: Any) -> BatchLayout:
         """Return the layout of a prepared step."""

@@ -20,6 +20,13 @@ def latents(config: Mapping[str, Any]) -> CacheFacts:
     )
 
 
+def indexed_latents(config: Mapping[str, Any]) -> CacheFacts:
+    """Return what a row keeps: a latent and an index key in every layer. (A layer that picks what
+    the one before it picked has no key, but its blocks take the same room.)"""
+    kept = latents(config)
+    return msgspec.structs.replace(kept, index_size=int(config["index_head_dim"]))
+
+
 _BOTH: dict[str, Any] = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-06,
@@ -73,14 +80,20 @@ V3_FACTS = ModelFacts(
         "norm_topk_prob": True,
     },
 )
+_INDEX: dict[str, Any] = {"index_topk": 2048, "index_head_dim": 128}
 V32_FACTS = ModelFacts(
-    cache=f"{__name__}:latents",
+    cache=f"{__name__}:indexed_latents",
     length_is_scaled=True,
-    defaults={**V3_FACTS.defaults, "max_position_embeddings": 163840, "index_topk": 2048},
+    defaults={
+        **V3_FACTS.defaults,
+        **_INDEX,
+        "max_position_embeddings": 163840,
+        "index_n_heads": 64,
+    },
 )
 
 GLM_MOE_DSA_FACTS = ModelFacts(
-    cache=f"{__name__}:latents",
+    cache=f"{__name__}:indexed_latents",
     length_is_scaled=True,
     defaults={
         **V3_FACTS.defaults,
@@ -96,7 +109,8 @@ GLM_MOE_DSA_FACTS = ModelFacts(
         "v_head_dim": 256,
         "n_group": 1,
         "topk_group": 1,
-        "index_topk": 2048,
+        **_INDEX,
+        "index_n_heads": 32,
     },
 )
 

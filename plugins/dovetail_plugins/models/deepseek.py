@@ -1,8 +1,8 @@
 """DeepSeek V2, V3 and what has their layout (R1, V3.1, Kimi K2, Moonlight): latent attention, and
 experts that are picked within groups beside shared ones.
 
-V3.2 is served up to `index_topk` tokens: until then its indexer picks every token that came before,
-so what it computes is V3. Its longer contexts would need the indexer.
+V3.2 and GLM-5 attend to the `index_topk` tokens that an indexer picks. Where no row can be longer,
+it would pick all, and what they compute is V3.
 Sources: DeepSeek-AI, DeepSeek-V2, 2024, arXiv 2405.04434; DeepSeek-V3, 2024, arXiv 2412.19437.
 """
 
@@ -26,6 +26,8 @@ from dovetail.layers.decoder import (
     DecoderModel,
     usual_config,
 )
+from dovetail.layers.indexed_attention import IndexedAttention
+from dovetail.layers.indexer import Indexer, IndexerConfig
 from dovetail.layers.latent_attention import (
     LatentAttention,
     LatentConfig,
@@ -173,7 +175,7 @@ class DeepseekV3ForCausalLM(DecoderForCausalLM):
     )
     model_class = DeepseekModel
     layer_class: ClassVar[type[DecoderLayer]] = DeepseekLayer
-    unused: ClassVar[tuple[str, ...]] = ()
+    unused: tuple[str, ...] = ()
     """Parts of names of weights that are not needed."""
 
     def __init__(self, options: Any, context: BuildContext) -> None:
@@ -206,33 +208,92 @@ class DeepseekV2ForCausalLM(DeepseekV3ForCausalLM):
     layer_class = DeepseekV2Layer
 
 
+class IndexedLayer(DeepseekLayer):
+    """A layer whose indexer picks what is attended to, where a row may be longer than all that it
+    picks."""
+
+    is_interleaved: ClassVar[bool] = False
+    """Of the pairs that the indexer turns."""
+
+    def build_attention(
+        self, context: BuildContext, name: str, config: DecoderConfig, layer: int
+    ) -> nn.Module:
+        """Return the layer's attention."""
+        if not uses_indexer(context):
+            return super().build_attention(context, name, config, layer)
+        settings, sizes = context.model.hf_config, latent_config(context)
+        if sizes.query_rank is None:
+            raise ConfigError(
+                "the indexer's queries are made of latents, and the model has none of queries.",
+                where="config.json: q_lora_rank",
+                fix="set it to the published number.",
+            )
+        index = IndexerConfig(
+            num_heads=int(settings["index_n_heads"]),
+            head_size=int(settings["index_head_dim"]),
+            num_picked=int(settings["index_topk"]),
+            query_rank=sizes.query_rank,
+            is_interleaved=self.is_interleaved,
+        )
+        indexer = None
+        if has_indexer(settings, layer):
+            plain = replace(context, quant=Unquantized(ActivationOptions(), context.model))
+            indexer = Indexer(context, plain, f"{name}.indexer", index)
+        elif layer == context.rank.layers(context.model.num_layers).start:
+            raise ConfigError(
+                f"layer {layer} attends to what an earlier layer's indexer picks, and is the first "
+                "one of a rank.",
+                where="--pipeline-parallel-size",
+                fix="let stages begin with layers that have an indexer.",
+            )
+        return IndexedAttention(context, name, sizes, index.spec, indexer)
+
+
+def uses_indexer(context: BuildContext) -> bool:
+    """Return whether rows may be longer than what an indexer picks: up to there it picks all."""
+    served = context.max_tokens or context.model.max_position_tokens
+    return served > int(context.model.hf_config["index_topk"])
+
+
+def has_indexer(config: Mapping[str, Any], layer: int) -> bool:
+    """Return whether a layer picks for itself: listed, or every so many layers, or all."""
+    listed = config.get("indexer_types")
+    if listed is not None:
+        return bool(listed[layer] == "full")
+    pattern = config.get("index_topk_pattern")
+    if pattern is not None:
+        return bool(pattern[layer] in ("F", "full"))
+    every = max(int(config.get("index_topk_freq") or 1), 1)
+    behind = layer - int(config.get("index_skip_topk_offset", 2)) + 1
+    return max(behind, 0) % every == 0
+
+
 class DeepseekV32ForCausalLM(DeepseekV3ForCausalLM):
-    """DeepSeek V3.2 with a head, as far as its indexer picks every token."""
+    """DeepSeek V3.2 with a head. As long as no row can be longer than what its indexer picks there
+    is no indexer: all is attended to."""
 
     info = Info(
-        summary="DeepSeek V3.2 up to index_topk tokens, where its sparse attention is dense",
+        summary="DeepSeek V3.2 (sparse latent attention, mixture of experts)",
         source="https://arxiv.org/abs/2512.02556",
     )
-    unused = (".indexer.",)
+    layer_class = IndexedLayer
 
     def __init__(self, options: Any, context: BuildContext) -> None:
-        most = int(context.model.hf_config["index_topk"])
-        served = context.max_tokens or context.model.max_position_tokens
-        if served > most:
-            raise ConfigError(
-                f"the model attends to {most} tokens that its indexer picks, which is not "
-                f"supported: contexts of {served} tokens would differ.",
-                where="--max-model-len",
-                fix=f"lower it to {most}, where all tokens are picked.",
-            )
+        self.unused = () if uses_indexer(context) else (".indexer.",)
         super().__init__(options, context)
 
 
+class GlmMoeDsaLayer(IndexedLayer):
+    """A layer whose indexer turns neighbours, as its attention does."""
+
+    is_interleaved = True
+
+
 class GlmMoeDsaForCausalLM(DeepseekV32ForCausalLM):
-    """GLM-5 with a head, as far as its indexers pick every token: DeepSeek V3.2's layout, but that
-    layers may share what an indexer picks."""
+    """GLM-5 with a head: V3.2's layout, but that layers may share what an indexer picks."""
 
     info = Info(
-        summary="GLM-5 up to index_topk tokens, where its sparse attention is dense",
+        summary="GLM-5 (sparse latent attention, mixture of experts)",
         source="https://arxiv.org/abs/2602.15763",
     )
+    layer_class = GlmMoeDsaLayer

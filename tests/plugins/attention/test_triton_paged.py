@@ -28,6 +28,8 @@ ROOT = Path(__file__).resolve().parents[3]
 CLAUSES = (
     "test_window_over_steps and 3",
     "test_queries_may_be_fewer",
+    "test_picks_equal_the_definition",
+    "test_picked_latents_alone_are_attended_to",
     "test_blocks_may_lie_apart",
     "test_rows_read_what_others_write",
     "test_blocks_outside_the_window_may_go",

@@ -255,7 +255,13 @@ VARIANTS |= {
         {"multi_query": False, "parallel_attn": False, "bias": True, "alibi": True},
     ),
 }
+_INDEX: dict[str, Any] = {"index_topk": 8, "index_n_heads": 8}
 VARIANTS |= {
+    "deepseek-v32-sparse": ("DeepseekV32ForCausalLM", _INDEX),
+    "glm-dsa-sparse": (
+        "GlmMoeDsaForCausalLM",
+        {**_INDEX, "num_hidden_layers": 3, "indexer_types": ["full", "shared", "full"]},
+    ),
     "kimi-linear-as-released": (
         "KimiLinearForCausalLM",
         {

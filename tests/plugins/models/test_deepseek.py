@@ -1,5 +1,5 @@
 """DeepSeek's models beside what tests of all families say: the native kernels, FP8 blocks as they
-are published, absorbed and expanded attention, V3.2's bound, and what is left out."""
+are published, absorbed and expanded attention, V3.2's indexer, and what is left out."""
 
 from __future__ import annotations
 
@@ -13,15 +13,21 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from dovetail.config.checkpoint.hf import load_model_facts
+from dovetail.config.rules.cache_size import token_bytes
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionBackend
+from dovetail.interfaces.spec import RankSpec
 from dovetail.layers.context import ForwardContext, use_context
+from dovetail.layers.indexed_attention import IndexedAttention
+from dovetail.layers.indexer import Indexer
 from dovetail.layers.latent_attention import LatentAttention, LatentConfig
 from dovetail.layers.linear import Linear
 from dovetail.testing.harness import PagedModel, load_model, load_plugin
 from dovetail.testing.tiny_families import VOCAB_SIZE
 from dovetail.testing.tiny_models import write_tiny_checkpoint
-from dovetail_plugins.models.deepseek import routing_rule
+from dovetail_plugins.models.deepseek import has_indexer, routing_rule
+from support.thread_ranks import divided_both_ways
 
 TOKENS = torch.randint(3, VOCAB_SIZE, (70,), generator=torch.Generator().manual_seed(1)).tolist()
 BLOCK = 128
@@ -147,11 +153,111 @@ def test_corrected_scores_pick_experts_and_do_not_weigh_them(tiny: Path, tmp_pat
     assert (found - logits(tiny)).abs().max() > 0.1
 
 
-def test_v32_is_served_as_far_as_all_tokens_are_picked(tmp_path: Path) -> None:
-    path = write_tiny_checkpoint(tmp_path, "DeepseekV32ForCausalLM", index_topk=64)
-    assert load_model(path, max_tokens=64) is not None
-    with pytest.raises(ConfigError, match="contexts of 65 tokens would differ"):
-        load_model(path, max_tokens=65)
+@pytest.fixture(scope="module")
+def sparse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a V3.2 that attends to 8 tokens. Eight heads of its indexer: with two, a quarter of
+    the scores were zero, equal, and transformers' order of equal ones is not said."""
+    path = tmp_path_factory.mktemp("v32")
+    return write_tiny_checkpoint(path, "DeepseekV32ForCausalLM", index_topk=8, index_n_heads=8)
+
+
+def of_transformers(path: Path) -> torch.Tensor:
+    """Return transformers' logits of TOKENS."""
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    )
+    with torch.inference_mode():
+        found: torch.Tensor = theirs.eval()(torch.tensor([TOKENS])).logits[0]
+    return found
+
+
+@pytest.mark.parametrize("backend", ["native_cpu", "torch_sdpa", None])
+def test_v32_attends_to_what_its_indexer_picks(
+    sparse: Path, tmp_path: Path, backend: str | None
+) -> None:
+    """As transformers does, where 8 of 70 tokens are attended to; all of them give other logits."""
+    wanted = of_transformers(sparse)
+    found = pieces_of(PagedModel.load(sparse, backend=backend))
+    assert (found - wanted).abs().max() < 1e-4
+    every = change(copytree(sparse, tmp_path / "every"), index_topk=128)
+    dense = logits(every)
+    assert (found[:8] - dense[:8]).abs().max() < 1e-4
+    assert (found[8:] - dense[8:]).abs().max() > 0.1
+
+
+def test_long_rows_hide_what_is_not_picked(sparse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values made of all latents compute what picked latents do."""
+    wanted = of_transformers(sparse)
+    for most in (0, 1000):
+        monkeypatch.setattr(IndexedAttention, "_max_expanded", lambda self, count, most=most: most)
+        model = PagedModel.load(sparse, backend="native_cpu")
+        first = model.forward([(0, TOKENS[:12])])[0]
+        rest, whole = model.forward([(0, TOKENS[12:]), (1, TOKENS[:65])])
+        assert (torch.cat([first, rest]) - wanted).abs().max() < 1e-4
+        assert (whole - wanted[:65]).abs().max() < 1e-4
+
+
+def test_v32_needs_no_indexer_as_far_as_all_tokens_are_picked(sparse: Path) -> None:
+    def indexers(max_tokens: int) -> int:
+        model = load_model(sparse, max_tokens=max_tokens)
+        return sum(isinstance(module, Indexer) for module in model.modules())
+
+    assert indexers(8) == 0
+    assert indexers(9) == 2
+
+
+def test_estimates_count_index_keys(sparse: Path, tiny: Path) -> None:
+    """A latent of 16 + 8 numbers, and an index key of 16, as the layers themselves keep."""
+    facts = load_model_facts(sparse, dtype="float32")
+    assert token_bytes(facts, "float32") == (24 + 16) * 4
+    assert token_bytes(load_model_facts(tiny, dtype="float32"), "float32") == 24 * 4
+    layer = next(m for m in load_model(sparse).modules() if isinstance(m, IndexedAttention))
+    (latents, keys) = (layer.spec.size, layer.index.head_size)
+    assert (latents, keys) == (24, 16)
+
+
+def test_picks_do_not_depend_on_the_batch(sparse: Path) -> None:
+    """Bit for bit, decodes of a row alone and beside others."""
+    alone, beside = (PagedModel(load_model(sparse), backend=native()) for _ in range(2))
+    alone.forward([(0, TOKENS[:30])])
+    beside.forward([(0, TOKENS[:30])])
+    beside.forward([(1, TOKENS[5:40]), (2, TOKENS[:3])])
+    for token in TOKENS[30:]:
+        (own,) = alone.forward([(0, [token])])
+        _, found, _ = beside.forward([(1, [token]), (0, [token]), (2, [token])])
+        assert torch.equal(own, found)
+
+
+def test_ranks_and_stages_pick_the_same(sparse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On two ranks that divide the heads, and in two stages."""
+    wanted = of_transformers(sparse)
+    for model in divided_both_ways(sparse, monkeypatch):
+        pieces = [model.forward([(0, TOKENS[a:b])])[0] for a, b in ((0, 30), (30, 31), (31, 70))]
+        assert (torch.cat(pieces) - wanted).abs().max() < 1e-4
+
+
+def test_layers_share_picks_within_a_stage_alone(tmp_path: Path) -> None:
+    fields = {"index_topk": 8, "indexer_types": ["full", "shared"]}
+    path = write_tiny_checkpoint(tmp_path, "GlmMoeDsaForCausalLM", **fields)
+    second = RankSpec(rank=1, world_size=2, stage=1, num_stages=2, stage_layers=(1, 1))
+    with pytest.raises(ConfigError, match="layer 1 attends to what an earlier layer"):
+        load_model(path, rank=second)
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({}, "FFFFFF"),
+        ({"index_topk_freq": 2}, "FFSFSF"),
+        ({"index_topk_pattern": "FSSFSS"}, "FSSFSS"),
+        ({"indexer_types": ["full", "shared"] * 3}, "FSFSFS"),
+    ],
+)
+def test_which_layers_pick(fields: dict[str, Any], wanted: str) -> None:
+    """As transformers' config class works it out."""
+    theirs = transformers.GlmMoeDsaConfig(num_hidden_layers=6, **fields)
+    assert "".join(one[0].upper() for one in theirs.indexer_types) == wanted
+    assert "".join("F" if has_indexer(fields, i) else "S" for i in range(6)) == wanted
 
 
 def test_kimi_k2_is_v3_by_another_name(tiny: Path, tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ def select_attention(
         uses_lse=ranks > 1 or facts_of(model.whole_config).media_see_all,
         uses_position_bias=has_position_bias(facts),
         uses_latent=latent > 0,
+        uses_index=cache is not None and cache.index_size > 0,
         uses_cross=model.encoder is not None,
         uses_shared=cache is not None and cache.has_shared,
         is_causal=model.is_causal,

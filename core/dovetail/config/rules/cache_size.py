@@ -53,7 +53,7 @@ def token_bytes(model: ModelSpec, kv_dtype: str) -> int:
     """Return the bytes that a token takes in each layer that keeps something of it: where heads
     differ, in that with the most."""
     if model.cache is not None and model.cache.latent_size:
-        return model.cache.latent_size * BYTES[kv_dtype]
+        return (model.cache.latent_size + model.cache.index_size) * BYTES[kv_dtype]
     heads = [(model.num_kv_heads, model.head_size)]
     if model.cache is not None and model.cache.second_heads is not None:
         heads.append(model.cache.second_heads)

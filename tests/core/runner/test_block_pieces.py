@@ -1,0 +1,72 @@
+"""Pieces of blocks: latents and index keys find their places in blocks of another size."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from dovetail.engine.kv.kv_groups import plan_layout
+from dovetail.interfaces.kv_connector import Part
+from dovetail.interfaces.sealed_block import HEADER_BYTES
+from dovetail.interfaces.spec import RankSpec
+from dovetail.interfaces.step import KVLayout, LatentLayer
+from dovetail.layers.context import INDEX_KEYS, LATENTS
+from dovetail.runner.block_pieces import Pieces
+from dovetail.runner.kv_alloc import layer_caches
+from dovetail.testing.reference import ReferenceAttention
+
+LAYERS = [
+    LatentLayer(name="first", size=6, dtype="bfloat16", index_size=3),
+    LatentLayer(name="second", size=6, dtype="bfloat16"),
+]
+KEY = bytes([0]) + bytes(range(64))
+"""The name of a block of two units in group 0."""
+
+
+def laid_out(block_tokens: int) -> KVLayout:
+    return plan_layout(LAYERS, block_tokens=block_tokens, num_blocks=3)
+
+
+def pieces(layout: KVLayout) -> Pieces:
+    rank = RankSpec()
+    return Pieces(layout, LAYERS, ReferenceAttention, rank, model_heads=4, unit_tokens=16)
+
+
+def block_of(layout: KVLayout, memory: list[torch.Tensor], block: int) -> np.ndarray:
+    """Return a block's bytes of all tensors in a row."""
+    return np.concatenate([one[block].numpy() for one in memory])
+
+
+def test_a_block_counts_its_index_keys() -> None:
+    assert laid_out(16).block_bytes == 16 * (6 + 3) * 2
+
+
+def test_latents_and_index_keys_travel_between_block_sizes() -> None:
+    """A block of 32 tokens becomes two of 16."""
+    wide, narrow = laid_out(32), laid_out(16)
+    random = torch.Generator().manual_seed(0)
+    memory = [
+        torch.randint(0, 256, (3, wide.block_bytes), generator=random, dtype=torch.uint8)
+        for _ in range(wide.num_tensors)
+    ]
+    given = layer_caches(wide, LAYERS, ReferenceAttention(), memory)
+    payload = block_of(wide, memory, 1)
+    row = np.concatenate([np.zeros(HEADER_BYTES, dtype=np.uint8), payload])
+    sent = list(pieces(wide).sealed(KEY, row))
+    assert len(sent) == 2
+    to = [torch.zeros(3, narrow.block_bytes, dtype=torch.uint8) for _ in range(2)]
+    found = layer_caches(narrow, LAYERS, ReferenceAttention(), to)
+    for block, (name, sealed) in enumerate(sent):
+        out = np.zeros(narrow.num_tensors * narrow.block_bytes, dtype=np.uint8)
+        part = Part(rank=-1, num_ranks=0, block=sealed)
+        assert pieces(narrow).place(name, 0, [part], out)
+        for one, own in zip(to, np.split(out, narrow.num_tensors), strict=True):
+            one[block] = torch.from_numpy(own)
+    first, wanted = found["first"], given["first"]
+    assert isinstance(first, dict) and isinstance(wanted, dict)
+    second, plain = found["second"], given["second"]
+    assert isinstance(second, torch.Tensor) and isinstance(plain, torch.Tensor)
+    pairs = [(first[part], wanted[part]) for part in (LATENTS, INDEX_KEYS)]
+    for had, has in (*pairs, (second, plain)):
+        bits, theirs = had[:2].flatten(0, 1).view(torch.int16), has[1].view(torch.int16)
+        assert torch.equal(bits, theirs)

@@ -1,0 +1,107 @@
+"""Sparse latent attention through the engine: prompts in chunks, prefix hits, preempted requests.
+
+The tiny model attends to 8 tokens, and its prompts are longer. Its indexer has 8 heads: of fewer,
+many scores are zero, and which of equal ones transformers takes is not said.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from dovetail import LLM, SamplingParams
+from dovetail.engine.client.outputs import GenerationResult
+from dovetail.testing.tiny_families import VOCAB_SIZE
+from dovetail.testing.tiny_models import write_tiny_checkpoint
+
+TOLERANCE = 1e-4
+SPARSE: dict[str, Any] = {"index_topk": 8, "index_n_heads": 8}
+FAMILIES = {
+    "DeepseekV32ForCausalLM": SPARSE,
+    "GlmMoeDsaForCausalLM": {
+        **SPARSE,
+        "num_hidden_layers": 3,
+        "indexer_types": ["full", "shared", "full"],
+    },
+}
+ENGINE: dict[str, Any] = {
+    "max_model_len": 96,
+    "block_size": 16,
+    "max_num_batched_tokens": 24,
+    "max_logprobs": -1,
+    "use_tqdm_on_load": False,
+}
+PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=-1)
+_random = torch.Generator().manual_seed(5)
+LENGTHS = (50, 37, 6, 61)
+PROMPTS = [torch.randint(3, VOCAB_SIZE, (n,), generator=_random).tolist() for n in LENGTHS]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp(request.param)
+    return write_tiny_checkpoint(path, request.param, **FAMILIES[request.param])
+
+
+def worst(path: Path, prompts: list[list[int]], results: list[GenerationResult]) -> float:
+    """Return the largest difference of any drawn token's logprobs from transformers'."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    found = 0.0
+    for prompt, result in zip(prompts, results, strict=True):
+        drawn = result.outputs[0]
+        assert drawn.logprobs is not None
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*prompt, *drawn.token_ids]])).logits[0]
+        wanted = logits[len(prompt) - 1 : -1].log_softmax(-1)
+        for own, row in zip(drawn.logprobs, wanted, strict=True):
+            told = torch.empty(VOCAB_SIZE)
+            told[list(own.top_ids)] = torch.tensor(own.top_logprobs)
+            found = max(found, float((told - row).abs().max()))
+    return found
+
+
+def test_chunks_batches_and_prefix_hits(checkpoint: Path) -> None:
+    with LLM(str(checkpoint), num_gpu_blocks_override=64, **ENGINE) as llm:
+        first = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+        again = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+    assert worst(checkpoint, PROMPTS, first) <= TOLERANCE
+    assert worst(checkpoint, PROMPTS, again) <= TOLERANCE
+    assert [r.num_cached_tokens for r in again] == [48, 32, 0, 48]
+
+
+@pytest.mark.parametrize("swap_space", [0, 0.01], ids=["recompute", "swap"])
+def test_preemption(checkpoint: Path, swap_space: float) -> None:
+    flags: dict[str, Any] = {
+        "num_gpu_blocks_override": 11,
+        "swap_space": swap_space,
+        "plugin_options": {"scheduler": {"growth_blocks": 0}},
+    }
+    with LLM(str(checkpoint), **ENGINE, **flags) as llm:
+        core: Any = llm._engine.core
+        preempted, preempt = [], core._scheduler._preempt
+
+        def noted(job: Any) -> None:
+            preempted.append(job)
+            preempt(job)
+
+        core._scheduler._preempt = noted
+        results = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+        assert preempted
+        assert (core.cache.num_swaps > 0) == (swap_space > 0)
+        core.check_idle()
+    assert worst(checkpoint, PROMPTS, results) <= TOLERANCE
+
+
+def test_sleep_keeps_nothing_and_wakes(checkpoint: Path) -> None:
+    with LLM(str(checkpoint), num_gpu_blocks_override=64, enable_sleep_mode=True, **ENGINE) as llm:
+        before = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+        llm.sleep(level=1)
+        llm.wake_up()
+        after = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+    assert [r.outputs[0].token_ids for r in before] == [r.outputs[0].token_ids for r in after]
