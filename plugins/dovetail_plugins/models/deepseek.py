@@ -39,6 +39,7 @@ from dovetail.layers.rotary import Rotary
 from dovetail.layers.rounding import ActivationOptions
 from dovetail.layers.routing import RoutingRule
 from dovetail_plugins.models._moe import CORRECTION_BIAS, SharedMoE
+from dovetail_plugins.quantization.gguf import Gguf
 from dovetail_plugins.quantization.none import Unquantized
 
 SCORINGS = ("softmax", "sigmoid")
@@ -237,8 +238,7 @@ class IndexedLayer(DeepseekLayer):
         )
         indexer = None
         if has_indexer(settings, layer):
-            plain = replace(context, quant=Unquantized(ActivationOptions(), context.model))
-            indexer = Indexer(context, plain, f"{name}.indexer", index)
+            indexer = Indexer(context, _unless_stored(context), f"{name}.indexer", index)
         elif layer == context.rank.layers(context.model.num_layers).start:
             raise ConfigError(
                 f"layer {layer} attends to what an earlier layer's indexer picks, and is the first "
@@ -247,6 +247,14 @@ class IndexedLayer(DeepseekLayer):
                 fix="let stages begin with layers that have an indexer.",
             )
         return IndexedAttention(context, name, sizes, index.spec, indexer)
+
+
+def _unless_stored(context: BuildContext) -> BuildContext:
+    """Return the context of the matrix of an indexer's weights, which no checkpoint but a GGUF file
+    stores quantized."""
+    if isinstance(context.quant, Gguf):
+        return context
+    return replace(context, quant=Unquantized(ActivationOptions(), context.model))
 
 
 def uses_indexer(context: BuildContext) -> bool:
