@@ -113,6 +113,8 @@ class Model(Plugin):
     }
     whole_because: ClassVar[str] = "its plugin builds all layers at once"
     """Why a model without "pipeline_parallel" cannot be divided into stages: a clause."""
+    no_graphs_because: str = ""
+    """Why steps of this model are not captured by a device: a clause ("": they may be)."""
     takes_media: bool = True
     """Whether this rank's layers take the vectors of media; only those ranks encode."""
 

@@ -86,7 +86,7 @@ def why_not_captured(
         return f"attention backend {run.attention.name} cannot be captured"
     if "needs_host_rows" in model.capabilities:
         return "the model looks at rows on the host"
-    return None
+    return model.no_graphs_because or None
 
 
 def graph_manager(

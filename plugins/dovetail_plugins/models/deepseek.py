@@ -287,7 +287,10 @@ class DeepseekV32ForCausalLM(DeepseekV3ForCausalLM):
     layer_class = IndexedLayer
 
     def __init__(self, options: Any, context: BuildContext) -> None:
-        self.unused = () if uses_indexer(context) else (".indexer.",)
+        if uses_indexer(context):
+            self.no_graphs_because = "whether an indexer picks depends on how long rows are"
+        else:
+            self.unused = (".indexer.",)
         super().__init__(options, context)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from shutil import copytree
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.config.rules.cache_size import token_bytes
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionBackend
+from dovetail.interfaces.model import Model
 from dovetail.interfaces.spec import RankSpec
 from dovetail.layers.context import ForwardContext, use_context
 from dovetail.layers.indexed_attention import IndexedAttention
@@ -204,6 +205,13 @@ def test_v32_needs_no_indexer_as_far_as_all_tokens_are_picked(sparse: Path) -> N
 
     assert indexers(8) == 0
     assert indexers(9) == 2
+
+
+def test_steps_are_captured_as_long_as_nothing_is_picked(sparse: Path) -> None:
+    """A graph would go on attending to all tokens, or to those picked, whatever rows come."""
+    models = [load_model(sparse, max_tokens=count) for count in (8, 9)]
+    reasons = [cast(Model, model).no_graphs_because for model in models]
+    assert reasons == ["", "whether an indexer picks depends on how long rows are"]
 
 
 def test_estimates_count_index_keys(sparse: Path, tiny: Path) -> None:
