@@ -16,6 +16,8 @@ from dovetail.testing.fake_adapters import fake_room
 from dovetail.testing.fake_async_engine import FakeTokenizer, fake_spec
 from dovetail.testing.tiny_models import write_tiny_tokenizer
 
+pytest.importorskip("dovetail_plugins")  # the tokenizer of a folder is its
+
 
 def made(**room: Any) -> Vocabularies:
     tokenizer = select("tokenizer", "hf", where="a test", options={})
