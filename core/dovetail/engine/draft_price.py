@@ -6,7 +6,7 @@ more tokens and takes longer.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 
 FEW_ROWS = 4
 """With fewer rows what drafts bring differs from one sentence to the next: there each request
@@ -70,15 +70,14 @@ class DraftPrice:
     """What drafts cost an engine, by the number of rows to a factor of two."""
 
     def __init__(self) -> None:
-        self._steps: dict[int, _Steps] = {}
+        self._steps: defaultdict[int, _Steps] = defaultdict(_Steps)
 
     def note(
         self, num_rows: int, drafts: int, accepted: int, step_s: float, stands_for: int = 1
     ) -> None:
         """Take in a step in which every row decoded: its `drafts`, those made and those verified,
         and how many came true. It stands for so many steps like it. Mutates: self"""
-        key = num_rows.bit_length()
-        steps = self._steps.get(key) or self._steps.setdefault(key, _Steps())
+        steps = self._steps[num_rows.bit_length()]
         num_probes = steps.num_steps // PROBE_EVERY
         steps.num_steps += stands_for
         (steps.drafted if drafts else steps.plain).add(num_rows + accepted, step_s)

@@ -118,46 +118,10 @@ def forward_latent(
     latent: torch.Tensor,
     cache: torch.Tensor,
     prepared: NativeStep,
+    picks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Do what `AttentionBackend.forward_latent` says. Mutates: cache, prepared"""
-    return _attend_latents(spec, q, latent, cache, prepared, None)
-
-
-def forward_picked(
-    spec: LatentSpec,
-    q: torch.Tensor,
-    latent: torch.Tensor,
-    cache: torch.Tensor,
-    prepared: NativeStep,
-    picks: torch.Tensor,
-) -> torch.Tensor:
-    """Do what `AttentionBackend.forward_picked` says. Mutates: cache, prepared"""
-    return _attend_latents(spec, q, latent, cache, prepared, picks)
-
-
-def pick(
-    spec: IndexSpec,
-    q: torch.Tensor,
-    weights: torch.Tensor,
-    keys: torch.Tensor,
-    prepared: NativeStep,
-) -> torch.Tensor:
-    """Do what `AttentionBackend.pick` says."""
-    layout = prepared.layout
-    rows = (layout.block_table, layout.query_start, layout.seq_lens)
-    q = _whole(q, spec.head_size)
-    return index_picks(q, _side_by_side(weights), keys, *rows, spec.num_picked)
-
-
-def _attend_latents(
-    spec: LatentSpec,
-    q: torch.Tensor,
-    latent: torch.Tensor,
-    cache: torch.Tensor,
-    prepared: NativeStep,
-    picks: torch.Tensor | None,
-) -> torch.Tensor:
-    """Write latents and attend to them, or to the picked ones alone. Mutates: cache, prepared"""
+    """Do what `AttentionBackend.forward_latent` says, or `forward_picked` where there are picks.
+    Mutates: cache, prepared"""
     assert q.dtype is torch.float32, "why_not let another dtype pass"
     if prepared.latents is None:
         layout = prepared.layout
@@ -176,6 +140,20 @@ def _attend_latents(
         may_round=prepared.may_round,
         picks=picks,
     )
+
+
+def pick(
+    spec: IndexSpec,
+    q: torch.Tensor,
+    weights: torch.Tensor,
+    keys: torch.Tensor,
+    prepared: NativeStep,
+) -> torch.Tensor:
+    """Do what `AttentionBackend.pick` says."""
+    layout = prepared.layout
+    rows = (layout.block_table, layout.query_start, layout.seq_lens)
+    q = _whole(q, spec.head_size)
+    return index_picks(q, _side_by_side(weights), keys, *rows, spec.num_picked)
 
 
 def _side_by_side(x: torch.Tensor) -> torch.Tensor:

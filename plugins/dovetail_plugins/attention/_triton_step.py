@@ -102,21 +102,24 @@ def forward_latent(
     latent: torch.Tensor,
     stored: torch.Tensor,
     prepared: TritonStep,
+    picks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Do what `AttentionBackend.forward_latent` says. Mutates: stored"""
-    return _attend_latents(spec, q, latent, stored, prepared, None)
-
-
-def forward_picked(
-    spec: LatentSpec,
-    q: torch.Tensor,
-    latent: torch.Tensor,
-    stored: torch.Tensor,
-    prepared: TritonStep,
-    picks: torch.Tensor,
-) -> torch.Tensor:
-    """Do what `AttentionBackend.forward_picked` says. Mutates: stored"""
-    return _attend_latents(spec, q, latent, stored, prepared, picks)
+    """Do what `AttentionBackend.forward_latent` says, or `forward_picked` where there are picks.
+    Mutates: stored"""
+    layout, extent = prepared.layout, prepared.extent
+    write_latents(latent, stored, layout.slots)
+    return attend_latents(
+        q if q.stride()[1:] == (spec.size, 1) else q.contiguous(),
+        stored,
+        layout.block_table,
+        layout.query_start,
+        layout.seq_lens,
+        spec.scale,
+        spec.latent_size,
+        picks=picks,
+        has_decodes=extent.has_decodes,
+        has_prefills=extent.max_query_tokens > 1,
+    )
 
 
 def pick(
@@ -137,31 +140,6 @@ def pick(
         layout.seq_lens,
         spec.num_picked,
         max_tokens=layout.max_seq_tokens,
-    )
-
-
-def _attend_latents(
-    spec: LatentSpec,
-    q: torch.Tensor,
-    latent: torch.Tensor,
-    stored: torch.Tensor,
-    prepared: TritonStep,
-    picks: torch.Tensor | None,
-) -> torch.Tensor:
-    """Write latents and attend to them, or to the picked ones alone. Mutates: stored"""
-    layout, extent = prepared.layout, prepared.extent
-    write_latents(latent, stored, layout.slots)
-    return attend_latents(
-        q if q.stride()[1:] == (spec.size, 1) else q.contiguous(),
-        stored,
-        layout.block_table,
-        layout.query_start,
-        layout.seq_lens,
-        spec.scale,
-        spec.latent_size,
-        picks=picks,
-        has_decodes=extent.has_decodes,
-        has_prefills=extent.max_query_tokens > 1,
     )
 
 

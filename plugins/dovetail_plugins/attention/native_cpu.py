@@ -221,7 +221,7 @@ class NativeCpu(AttentionBackend):
 
         Shapes: as `forward_latent`, picks [T, K] -> [T, H, L]. Mutates: cache
         """
-        return self._native.forward_picked(spec, q, latent, cache, prepared, picks)
+        return self._native.forward_latent(spec, q, latent, cache, prepared, picks)
 
     def layout_of(self, prepared: Any) -> BatchLayout:
         """Return the layout of a prepared step."""

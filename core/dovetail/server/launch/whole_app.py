@@ -1,7 +1,7 @@
 """whole_app(config, ...): the application, its own engine behind it, and no socket.
 
-`dovetail run-batch` calls it in its own process; it does not know who else does. What the
-application is made of is imported while the engine starts.
+`dovetail run-batch` calls it in its own process. What the application is made of is imported while
+the engine starts.
 """
 
 from __future__ import annotations
