@@ -30,7 +30,7 @@ from dovetail.engine.drafting import drafting_of
 from dovetail.engine.elsewhere import Elsewhere
 from dovetail.engine.encodings import Encodings
 from dovetail.engine.faults import as_refusal, refused
-from dovetail.engine.live import Live, StepInFlight, update_of
+from dovetail.engine.live import Live, StepInFlight, crowd_of, update_of
 from dovetail.engine.messages import EngineRequest, RequestUpdate
 from dovetail.engine.request import Request
 from dovetail.engine.sleep_mode import SleepMode
@@ -109,9 +109,7 @@ class EngineCore:
         except BaseException:
             self._executor.shutdown()
             raise
-        limits = spec.schedule
-        most = limits.encoder_rows, limits.kept_encoder_rows
-        self._encodings = Encodings(*most, keeps_whole=limits.keeps_parts_whole)
+        self._encodings = Encodings.within(spec.schedule, lambda: crowd_of(self._live))
         self._depth = spec.schedule.plans_in_flight
         self._pending_steps: deque[StepInFlight] = deque()
         self._live: dict[str, Live] = {}
@@ -227,8 +225,11 @@ class EngineCore:
         if self._elsewhere is not None and live.request.request_id not in self._live:
             self.cache.free(live.request)
 
-    def _admit_arrived(self) -> None:
-        """Queue the requests whose blocks have come, or will not. Mutates: self"""
+    def _admit(self) -> None:
+        """Queue the requests for which all is loaded: constraints and adapters, blocks from
+        elsewhere, or those that will not come. Mutates: self"""
+        if self._admission:
+            self._admission.admit()
         if self._elsewhere is None or not self._elsewhere:
             return
         for request_id, error in self._elsewhere.arrived():
@@ -274,9 +275,7 @@ class EngineCore:
         started_s = time.monotonic()
         if self.adapters is not None and self.adapters.is_loading:
             self.adapters.poll()
-        if self._admission:
-            self._admission.admit()
-        self._admit_arrived()
+        self._admit()
         self._encodings.begin_step()
         plan = self._scheduler.plan()
         if plan.rows:
@@ -292,8 +291,10 @@ class EngineCore:
         plan, result = step.plan, step.result()
         self._is_busy = bool(self._live)
         changed = self._scheduler.update(plan, result)
+        took_s = time.monotonic() - started_s
+        self._encodings.pace.note(plan, took_s)
         if self._drafting is not None:
-            self._drafting.note_time(plan, result, time.monotonic() - started_s)
+            self._drafting.note_time(plan, result, took_s)
             self._drafting.update(changed, sum(self._scheduler.counts()))
         for request in changed:
             self._note(request.request_id)
@@ -419,7 +420,7 @@ class EngineCore:
 
     def _with_encodings(self, plan: StepPlan) -> StepPlan:
         """Return a plan with what has to be encoded for its rows. Mutates: self"""
-        if not self._num_with_parts:
+        if not self._num_with_parts and not self._encodings.has_dropped:
             return plan
         requests = {live.request.row: live.request for live in self._live.values()}
         return self._encodings.take(plan, [requests[row.row] for row in plan.rows])

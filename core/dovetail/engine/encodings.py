@@ -1,32 +1,70 @@
 """Encodings: which contents the ranks have encoded, and how many more they may in a step.
 
-An image's vectors are made in the step that computes the first of its positions, once however many
-requests show it, and kept until their room is needed. Knows keys and numbers of rows; what makes
-vectors of features is the model's.
+An image's vectors are made before the first of its positions is computed, once however many
+requests show it, and kept until their room is needed: in one step, or while answers are drawn in
+several, one content after another. Knows keys and numbers of rows; what makes vectors of features
+is the model's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from dovetail.interfaces.media import VECTORS, Encode, PartPlace
+from dovetail.engine.encoder_pace import EncoderPace
+from dovetail.interfaces.media import VECTORS, Encode, PartPlace, PromptPart
+from dovetail.interfaces.schedule_spec import ScheduleSpec
 from dovetail.interfaces.step import StepPlan
 
 if TYPE_CHECKING:
     from dovetail.engine.request import Request
 
 NO_ROW = -1
+MOST_IN_VAIN = 8
+"""After so many plans without a row, while a pass waited for its next step, it is not divided."""
+
+
+class _Begun:
+    """A pass that several steps compute: of `share` it is told already, of `planned` in the step
+    that is being planned. `askers` are the requests that wait for it."""
+
+    __slots__ = ("askers", "part", "planned", "share")
+
+    def __init__(self, part: PromptPart) -> None:
+        self.part = part
+        self.share = self.planned = 0.0
+        self.askers: set[Request] = set()
+
+    def told(self, share: float) -> Encode:
+        """Return what a plan says of it. Mutates: share"""
+        place, is_new = self.part.place, self.share == 0
+        self.share = share
+        features = self.part.features if is_new else ()
+        return Encode(place.key, place.kind, place.num_rows, features, share)
 
 
 class Encodings:
     """The encodings of one engine. A step encodes contents of at most `step_rows` rows and the
     ranks keep at most `kept_rows`; one content alone may have more. With `keeps_whole` a step
-    computes all positions of a part that are left, or none."""
+    computes all positions of a part that are left, or none. `crowd` tells how many requests are
+    answered and how many wait: beside answers a content's pass is divided over steps, as `pace`
+    says."""
 
-    def __init__(self, step_rows: int, kept_rows: int, *, keeps_whole: bool = False) -> None:
+    def __init__(
+        self,
+        step_rows: int,
+        kept_rows: int,
+        *,
+        keeps_whole: bool = False,
+        crowd: Callable[[], tuple[int, int]] = lambda: (0, 0),
+    ) -> None:
+        self.pace = EncoderPace()
+        self._crowd = crowd
+        self._begun: _Begun | None = None
+        self._weight: float | None = None
+        self._num_in_vain = 0
         self._keeps_whole = keeps_whole
         self._step_rows = step_rows
         self._kept_rows = kept_rows
@@ -37,9 +75,28 @@ class Encodings:
         self.num_encoded = 0
         self.num_reused = 0
 
+    @classmethod
+    def within(cls, limits: ScheduleSpec, crowd: Callable[[], tuple[int, int]]) -> Encodings:
+        """Return the encodings of an engine with these limits."""
+        return cls(
+            limits.encoder_rows,
+            limits.kept_encoder_rows,
+            keeps_whole=limits.keeps_parts_whole,
+            crowd=crowd,
+        )
+
+    @property
+    def has_dropped(self) -> bool:
+        """Return whether the ranks keep what they may forget, of which no plan has told yet."""
+        return bool(self._dropped)
+
     def begin_step(self) -> None:
         """Start to count a step's encodings. Mutates: self"""
         self._reserved.clear()
+        self._num_in_vain += bool(self._weight)
+        self._weight = None
+        if self._begun is not None:
+            self._begun.planned = self._begun.share
 
     def reach(self, request: Request, start: int, num_tokens: int) -> int:
         """Return how many of a request's tokens from `start` on this step can compute: all before
@@ -49,13 +106,14 @@ class Encodings:
             place = part.place
             is_met = place.start < end and place.end > start if place.runs else start < end
             is_cut = self._keeps_whole and place.kind != VECTORS and place.end > end
-            if is_met and (is_cut or not self._reserve(place)):
+            if is_met and (is_cut or not self._reserve(request, part)):
                 return max(0, place.start - start)
         return num_tokens
 
     def take(self, plan: StepPlan, requests: Sequence[Request]) -> StepPlan:
         """Return a plan with the encodings that its rows need and those that may be forgotten.
         `requests` are those of its rows. Mutates: self"""
+        self._num_in_vain, self._weight = 0, None
         encode: dict[str, Encode] = {}
         starting = {row.row for row in plan.new_rows}
         for row, request in zip(plan.rows, requests, strict=True):
@@ -70,10 +128,7 @@ class Encodings:
                     continue
                 users = self._users.setdefault(place.key, set())
                 if place.key not in self._kept:
-                    self._make_room(place.num_rows)
-                    self._kept[place.key] = place.num_rows
-                    encode[place.key] = Encode(place.key, place.kind, place.num_rows, part.features)
-                    self.num_encoded += 1
+                    encode[place.key] = self._whole(part)
                 elif request not in users:
                     self.num_reused += 1
                 if end >= place.end:
@@ -81,6 +136,7 @@ class Encodings:
                 else:
                     users.add(request)
                 self._kept[place.key] = self._kept.pop(place.key)  # the one used last is the last
+        self._go_on(encode)
         if not encode and not self._dropped:
             return plan
         dropped, self._dropped = tuple(self._dropped), []
@@ -92,29 +148,105 @@ class Encodings:
         """Forget what an ended request used. Mutates: self"""
         for part in request.parts:
             self._users.get(part.place.key, set()).discard(request)
+        begun = self._begun
+        if begun is not None:
+            begun.askers.discard(request)
+            if not begun.askers:
+                self._drop_begun(begun)
 
     def forget_all(self) -> None:
         """Count on nothing that the ranks kept. Mutates: self"""
         self._dropped += self._kept
         self._kept.clear()
         self._users.clear()
+        if self._begun is not None:
+            self._drop_begun(self._begun)
 
-    def _reserve(self, place: PartPlace) -> bool:
+    def _reserve(self, request: Request, part: PromptPart) -> bool:
         """Return whether this step may use a content's encoding. Mutates: self"""
+        place, begun = part.place, self._begun
         if place.key in self._kept or place.key in self._reserved:
             return True
+        is_begun = begun is not None and begun.part.place.key == place.key
+        if not is_begun and not self._has_room(place):
+            return False
+        if not part.is_ready and self._requests_per_answer():
+            if begun is None and self._share(place) < 1:
+                begun = self._begun = _Begun(part)
+                is_begun = True
+            if begun is not None:
+                if is_begun:
+                    begun.askers.add(request)
+                if begun.planned == begun.share:  # once a step
+                    begun.planned = min(1.0, begun.share + self._share(begun.part.place))
+                if begun.planned < 1 or not (is_begun or self._share(place) == 1):
+                    return False
+        self._reserved[place.key] = place.num_rows
+        return True
+
+    def _has_room(self, place: PartPlace) -> bool:
+        """Return whether a step can make a content's encoding beside what it makes, and the ranks
+        keep it beside what is used."""
         reserved = sum(self._reserved.values())
         if self._reserved and reserved + place.num_rows > self._step_rows:
             return False
         used = sum(rows for key, rows in self._kept.items() if self._is_used(key)) + reserved
-        if used and used + place.num_rows > self._kept_rows:
-            return False
-        self._reserved[place.key] = place.num_rows
-        return True
+        used += self._begun_rows
+        return not used or used + place.num_rows <= self._kept_rows
+
+    def _requests_per_answer(self) -> float:
+        """Return how many requests wait for each that is answered, 0 where none is or where answers
+        do not come to a step: then passes are not divided."""
+        if self._weight is None:
+            answered, waiting = self._crowd()
+            is_vain = self._num_in_vain >= MOST_IN_VAIN or not answered
+            self._weight = 0.0 if is_vain else max(1, waiting) / answered
+        return self._weight
+
+    def _share(self, place: PartPlace) -> float:
+        """Return how much of a content's pass this step computes."""
+        return self.pace.share(place.kind, place.num_rows, weight=self._requests_per_answer())
+
+    def _go_on(self, encode: dict[str, Encode]) -> None:
+        """Add the piece that was planned of the pass under way. Mutates: encode, self"""
+        begun = self._begun
+        if begun is None or begun.planned == begun.share:
+            return
+        key = begun.part.place.key
+        if begun.planned < 1:
+            encode[key] = begun.told(begun.planned)
+        else:
+            self._users.setdefault(key, set()).update(begun.askers)
+            encode[key] = self._whole(begun.part)
+
+    def _whole(self, part: PromptPart) -> Encode:
+        """Return what a plan says to have a content's encoding made, or the rest of it. Mutates:
+        self"""
+        place, begun = part.place, self._begun
+        if begun is None or begun.part.place.key != place.key:
+            begun = _Begun(part)
+        else:
+            self._begun = None
+        self._make_room(place.num_rows)
+        self._kept[place.key] = place.num_rows
+        self.num_encoded += 1
+        return begun.told(1.0)
+
+    def _drop_begun(self, begun: _Begun) -> None:
+        """End a pass that nobody waits for. Mutates: self"""
+        if begun.share:
+            self._dropped.append(begun.part.place.key)
+        self._begun = None
+
+    @property
+    def _begun_rows(self) -> int:
+        """Return the room that a pass under way will take, beside what this step may use."""
+        place = None if self._begun is None else self._begun.part.place
+        return 0 if place is None or place.key in self._reserved else place.num_rows
 
     def _make_room(self, num_rows: int) -> None:
         """Drop encodings that nobody uses, those not used for longest first. Mutates: self"""
-        missing = sum(self._kept.values()) + num_rows - self._kept_rows
+        missing = sum(self._kept.values()) + self._begun_rows + num_rows - self._kept_rows
         for key in list(self._kept):
             if missing <= 0:
                 return

@@ -44,6 +44,12 @@ class Live:
         self.has_token = False
 
 
+def crowd_of(live: Mapping[str, Live]) -> tuple[int, int]:
+    """Return how many requests are being answered, and how many wait for their first token."""
+    num_answered = sum(one.has_token for one in live.values())
+    return num_answered, len(live) - num_answered
+
+
 class StepInFlight:
     """A step handed over; its result brings its participants' times."""
 

@@ -7,7 +7,7 @@ sees keys and positions, never pixels.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -41,6 +41,11 @@ class Feature(msgspec.Struct, frozen=True, array_like=True, gc=False):
     dtype: str
     shape: tuple[int, ...]
     data: bytes
+
+
+def is_ready(features: Sequence[Feature]) -> bool:
+    """Return whether features are vectors already."""
+    return [one.name for one in features] == [READY]
 
 
 class PartPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -84,14 +89,24 @@ class PromptPart(msgspec.Struct, frozen=True, kw_only=True):
     place: PartPlace
     features: tuple[Feature, ...]
 
+    @property
+    def is_ready(self) -> bool:
+        """Return whether it is vectors already, which no encoder reads."""
+        return is_ready(self.features)
+
 
 class Encode(msgspec.Struct, frozen=True, array_like=True):
-    """Make the vectors of a content: `num_rows` of them, kept under its key."""
+    """Make the vectors of a content: `num_rows` of them, kept under its key.
+
+    A pass of the encoder that several steps compute is told in each of them: the first one brings
+    the features, and `share` is how much of it is to be behind it then, 1 in the last one.
+    """
 
     key: str
     kind: str
     num_rows: int
     features: tuple[Feature, ...]
+    share: float = 1.0
 
 
 def encoder_rows(places: Iterable[PartPlace]) -> int:

@@ -19,6 +19,7 @@ from dovetail.interfaces.spec import ExpertBalanceSpec, ModelSpec, RankSpec
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
 
 class RowView(Protocol):
@@ -144,6 +145,11 @@ class Model(Plugin):
         """Return the vectors of some contents of a kind, of one content each; asked of models with
         the capability "media". Shapes: each [rows of the content, E]"""
         raise NotImplementedError(f"{type(self).__name__} takes no media")
+
+    def encoder_blocks(self) -> Sequence[nn.Module]:
+        """Return the modules, called one after another by a pass of the encoder, before each of
+        which it may pause for a step of the text model; none: a pass is computed at once."""
+        return ()
 
     def prompt_positions(
         self, num_tokens: int, parts: Sequence[PartPlace]

@@ -31,6 +31,7 @@ from dovetail.layers.dense_attention import use_items
 from dovetail.layers.embedding import VocabParallelEmbedding
 from dovetail.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, attention_linears
 from dovetail.layers.logits import LogitsHead
+from dovetail.layers.media import blocks_of
 from dovetail.layers.norm import LayerNorm, RMSNorm
 from dovetail.layers.stages import Stage
 
@@ -238,6 +239,10 @@ class EncoderDecoder(nn.Module, Model):
         with use_items(lens):
             made: torch.Tensor = self.encoder(torch.cat(items), torch.cat(positions))
         return made.split(lens)
+
+    def encoder_blocks(self) -> Sequence[nn.Module]:
+        """Return the encoder's blocks, before which a pass may pause."""
+        return blocks_of(self.encoder)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the decoder's hidden states. Shapes: token_ids, positions [T] -> [T, E]"""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 import torch
+from torch import nn
 
 from dovetail.interfaces.media import PartPlace
 from dovetail.layers.context import step_media
@@ -13,6 +14,15 @@ from dovetail.layers.rotary import Rope, RopeSettings, Rotary
 
 SECTIONS = "mrope_section"
 """The field of config.json with the number of pairs for time, height and width."""
+
+
+def blocks_of(encoder: nn.Module) -> list[nn.Module]:
+    """Return the blocks of an encoder, between which a pass may pause: the members of its lists of
+    modules, without those of lists within them."""
+    found: list[nn.Module] = []
+    for child in encoder.children():
+        found += child if isinstance(child, nn.ModuleList) else blocks_of(child)
+    return found
 
 
 def with_media(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:

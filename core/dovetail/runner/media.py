@@ -1,12 +1,14 @@
 """RunnerMedia: the encodings that a rank keeps, and what a step takes of them.
 
-Made by the model of features when a plan says so, kept under their keys until one says otherwise.
-Knows no files and no formats: features are tensors.
+Made by the model of features when plans say so, in one step or piece by piece in several, and kept
+under their keys until a plan says otherwise. Knows no files and no formats: features are tensors.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import zlib
 from collections.abc import Sequence
 from typing import cast
 
@@ -16,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dovetail.config.checkpoint.model_facts import facts_of
-from dovetail.interfaces.media import KEPT, READY, VECTORS, Encode, PartPlace, tensor_of
+from dovetail.interfaces.media import KEPT, VECTORS, Encode, PartPlace, is_ready, tensor_of
 from dovetail.interfaces.model import Model
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import NewRow, StepPlan
@@ -25,6 +27,8 @@ from dovetail.layers.dtypes import dtype_of
 from dovetail.parallel.groups import ALONE, tensor_group
 from dovetail.runner.alignment import PromptAlignment
 from dovetail.runner.batch import Batch, StepInputs
+from dovetail.runner.device import DeviceCalls
+from dovetail.runner.encoder_pass import EncoderPass, pause_before
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +36,17 @@ logger = logging.getLogger(__name__)
 class RunnerMedia:
     """The media of one rank's rows."""
 
-    def __init__(self, model: Model, run: RunSpec, device: torch.device) -> None:
+    def __init__(
+        self, model: Model, run: RunSpec, device: torch.device, calls: DeviceCalls
+    ) -> None:
         spec = run.model
         self._model = model
+        self._calls = calls
+        self._passes: dict[str, EncoderPass] = {}
+        blocks = model.encoder_blocks() if model.takes_media else ()
+        self._num_blocks = len(blocks)
+        self._blocks_a_row: dict[str, float] = {}
+        pause_before(blocks)
         self._failed = 0.0 if run.rank.is_last_stage else float("nan")
         self._group = tensor_group(run.rank) if run.encoder_mode == "data" else ALONE
         self._size = spec.hidden_size
@@ -72,16 +84,46 @@ class RunnerMedia:
         for key in plan.dropped_encodings:
             self._encodings.pop(key, None)
             self._failures.pop(key, None)
+            if key in self._passes:
+                self._passes.pop(key).drop()
         kinds: dict[str, list[Encode]] = {}
         for content in plan.encode:
-            is_ready = [one.name for one in content.features] == [READY]
-            if is_ready or self._model.takes_media:
-                kinds.setdefault(VECTORS if is_ready else content.kind, []).append(content)
+            if content.share < 1 or content.key in self._passes:
+                if self._model.takes_media:
+                    self._go_on(content)
+            elif is_ready(content.features):
+                kinds.setdefault(VECTORS, []).append(content)
+            elif self._model.takes_media:
+                kinds.setdefault(content.kind, []).append(content)
         for kind, contents in kinds.items():
             if self._group.size > 1 and kind != VECTORS:
                 self._encode_in_shares(kind, contents)
             else:
                 self._encode(kind, contents)
+
+    def _go_on(self, content: Encode) -> None:
+        """Compute the next piece of a pass, and keep what it has made with the last one. Where
+        each rank encodes whole contents, one rank does. Mutates: self"""
+        key, kind, is_last = content.key, content.kind, content.share == 1
+        owner = zlib.crc32(key.encode()) % self._group.size
+        if key not in self._passes:
+            make = lambda: self._made(kind, [content])[0]  # noqa: E731
+            self._passes[key] = EncoderPass(make, self._calls.queue())
+        running = self._passes[key]
+        if owner == self._group.rank:
+            num_blocks = self._blocks_a_row.get(kind, 0) * content.num_rows or self._num_blocks
+            running.advance(None if is_last else math.ceil(content.share * num_blocks))
+        if not is_last:
+            return
+        del self._passes[key]
+        if owner == self._group.rank:
+            self._blocks_a_row[kind] = running.num_begun / content.num_rows
+            try:
+                self._keep([content], [running.made()])
+            except Exception as error:  # what one client has sent ends no other request
+                self._fail(content, error)
+        if self._group.size > 1:
+            self._give(content, owner)
 
     def failures(self, inputs: StepInputs) -> dict[int, str]:
         """Return why rows of a step must end: what they show could not be encoded."""
@@ -145,22 +187,25 @@ class RunnerMedia:
         return told.to(self._device)
 
     def _encode(self, kind: str, contents: Sequence[Encode]) -> None:
-        """Make encodings, each alone where they cannot be made together. One that fails ends its
-        request: by its reason on the last stage, which tells results, else by NaN. Mutates: self"""
+        """Make encodings, each alone where they cannot be made together. Mutates: self"""
         try:
             self._keep(contents, self._made(kind, contents))
         except Exception as error:  # what one client has sent ends no other request
-            logger.warning("media could not be encoded: %s: %s", type(error).__name__, error)
-            if len(contents) > 1:
-                for content in contents:
-                    self._encode(kind, [content])
+            if len(contents) == 1:
+                self._fail(contents[0], error)
                 return
-            (content,) = contents
-            self._failures[content.key] = f"the {kind} could not be encoded: {error}"
-            shape = content.num_rows, self._size
-            self._encodings[content.key] = torch.full(
-                shape, self._failed, dtype=self._dtype, device=self._device
-            )
+            for content in contents:
+                self._encode(kind, [content])
+
+    def _fail(self, content: Encode, error: Exception) -> None:
+        """Have the requests end that show a content which cannot be encoded: by the reason on the
+        last stage, which tells results, else by NaN. Mutates: self"""
+        logger.warning("media could not be encoded: %s: %s", type(error).__name__, error)
+        self._failures[content.key] = f"the {content.kind} could not be encoded: {error}"
+        shape = content.num_rows, self._size
+        self._encodings[content.key] = torch.full(
+            shape, self._failed, dtype=self._dtype, device=self._device
+        )
 
     def _encode_in_shares(self, kind: str, contents: Sequence[Encode]) -> None:
         """Make encodings of which each rank makes some, the largest one first each by the rank with
@@ -174,18 +219,22 @@ class RunnerMedia:
             if owners[content.key] == group.rank:
                 self._encode(kind, [content])
         for content in contents:  # on all ranks in the same order
-            owner = owners[content.key]
-            is_mine = owner == group.rank
-            own = self._encodings[content.key] if is_mine else None
-            facts = torch.zeros(2, dtype=torch.int64, device=self._device)
-            if own is not None:
-                facts[0], facts[1] = own.shape[1], content.key in self._failures
-            width, has_failed = group.joined().broadcast(facts, owner).tolist()
-            if own is None:
-                own = torch.empty(content.num_rows, width, dtype=self._dtype, device=self._device)
-            self._encodings[content.key] = group.joined().broadcast(own.contiguous(), owner)
-            if has_failed and not is_mine:
-                self._failures[content.key] = f"rank {owner} could not encode the {kind}"
+            self._give(content, owners[content.key])
+
+    def _give(self, content: Encode, owner: int) -> None:
+        """Have all ranks keep what one of them has made of a content. Mutates: self"""
+        is_mine = owner == self._group.rank
+        own = self._encodings[content.key] if is_mine else None
+        facts = torch.zeros(2, dtype=torch.int64, device=self._device)
+        if own is not None:
+            facts[0], facts[1] = own.shape[1], content.key in self._failures
+        group = self._group.joined()
+        width, has_failed = group.broadcast(facts, owner).tolist()
+        if own is None:
+            own = torch.empty(content.num_rows, width, dtype=self._dtype, device=self._device)
+        self._encodings[content.key] = group.broadcast(own.contiguous(), owner)
+        if has_failed and not is_mine:
+            self._failures[content.key] = f"rank {owner} could not encode the {content.kind}"
 
     def _made(self, kind: str, contents: Sequence[Encode]) -> Sequence[torch.Tensor]:
         features = [

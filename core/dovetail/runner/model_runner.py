@@ -173,7 +173,7 @@ class ModelRunner(ForwardPasses):
             run, self.device.type, self._forward_own, self._batch.tables, self._inner, states
         )
         self._halves = step_halves(run, self._calls, sees_all=bool(self._step_layers))
-        self._media = RunnerMedia(self._model, run, self.device)
+        self._media = RunnerMedia(self._model, run, self.device, self._calls)
         self._tensors: HostTensors | DeviceTensors = HostTensors(self._batch)
         if self._calls.runs_ahead:
             self._tensors = DeviceTensors(self._batch, self.device, self._calls)

@@ -6,9 +6,10 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import nn
 
 from dovetail.interfaces.media import PartPlace
-from dovetail.layers.media import spatial_positions
+from dovetail.layers.media import blocks_of, spatial_positions
 
 
 class OneByOne:
@@ -16,6 +17,7 @@ class OneByOne:
     directions."""
 
     _is_spatial: bool
+    encoder: nn.Module
 
     @abstractmethod
     def encode_one(self, kind: str, features: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -29,6 +31,10 @@ class OneByOne:
         Shapes: each [rows, E]
         """
         return [self.encode_one(kind, one) for one in features]
+
+    def encoder_blocks(self) -> Sequence[nn.Module]:
+        """Return the blocks before which a pass of the encoder may pause."""
+        return blocks_of(self.encoder)
 
     def prompt_positions(
         self, num_tokens: int, parts: Sequence[PartPlace]

@@ -116,3 +116,100 @@ def test_a_part_that_is_kept_whole_waits_for_a_step_with_room() -> None:
     assert one.reach(4, 5) == 0, "not a piece of it"
     assert one.reach(4, 18) == 16, "the first whole, nothing of the second"
     assert one.reach(24, 6) == 6, "what is left of it, behind cached blocks"
+
+
+class Running(Encodings):
+    """Encodings beside answers, where a step computes so many rows of a pass."""
+
+    def __init__(self, *, rows: float, kept_rows: int = 100) -> None:
+        self.crowd = (1, 1)
+        super().__init__(step_rows=64, kept_rows=kept_rows, crowd=lambda: self.crowd)
+        self.rows = rows
+        self.pace.share = self.share  # type: ignore[method-assign]
+
+    def share(self, kind: str, num_rows: int, *, weight: float = 1.0) -> float:
+        return min(1.0, self.rows * weight / num_rows)
+
+    def step(self, *askers: Request) -> tuple[StepPlan, list[int]]:
+        """Return a step's plan, of what the askers reach beside an answer, and how far that is."""
+        self.begin_step()
+        reached = [asker.reach(0, 40) for asker in askers]
+        rows = [(one.row, 0, n) for one, n in zip(askers, reached, strict=True) if n]
+        asked = [one for one, n in zip(askers, reached, strict=True) if n]
+        return self.take(plan(*rows), asked), reached
+
+
+def pieces(made: StepPlan) -> list[tuple[str, float]]:
+    return [(content.key, content.share) for content in made.encode]
+
+
+def test_a_pass_beside_answers_is_divided_over_steps() -> None:
+    encodings = Running(rows=4)
+    one = request(encodings, ("a", 6, 10))
+    told = [encodings.step(one) for _ in range(4)]
+    assert [pieces(made) for made, _ in told] == [[("a", 0.4)], [("a", 0.8)], [("a", 1.0)], []]
+    assert [reached for _, reached in told] == [[6], [6], [40], [40]], "the text before it at once"
+    assert encodings.num_encoded == 1
+
+
+def test_once_no_answer_runs_the_rest_is_made_at_once() -> None:
+    encodings = Running(rows=2)
+    one, two = request(encodings, ("a", 0, 10)), request(encodings, ("b", 0, 10), row=1)
+    assert pieces(encodings.step(one)[0]) == [("a", 0.2)]
+    encodings.crowd = (0, 2)
+    made, reached = encodings.step(one, two)
+    assert (pieces(made), reached) == ([("a", 1.0), ("b", 1.0)], [40, 40])
+
+
+def test_contents_are_encoded_one_after_another_whoever_asks() -> None:
+    encodings = Running(rows=5)
+    one, two = request(encodings, ("a", 0, 10)), request(encodings, ("b", 0, 10), row=1)
+    assert pieces(encodings.step(one)[0]) == [("a", 0.5)]
+    made, reached = encodings.step(two)  # the first one is preempted
+    assert (pieces(made), reached) == ([("a", 1.0)], [0])
+    assert pieces(encodings.step(two)[0]) == [("b", 0.5)]
+    assert encodings.step(one)[1] == [40], "it is kept"
+
+
+def test_a_pass_ends_with_the_last_request_that_waits_for_it() -> None:
+    encodings = Running(rows=5)
+    one, two = (request(encodings, ("a", 0, 10), row=row) for row in (0, 1))
+    encodings.step(one, two)
+    encodings.release(one)
+    assert not encodings.has_dropped
+    encodings.release(two)
+    made, _ = encodings.step()
+    assert made.dropped_encodings == ("a",)
+    again, _ = encodings.step(request(encodings, ("a", 0, 10)))
+    assert pieces(again) == [("a", 0.5)], "from the start"
+
+
+def test_a_pass_is_not_divided_for_steps_that_never_come() -> None:
+    """Who draws answers may have no row for long: then the image does not wait for them."""
+    encodings = Running(rows=1)
+    one = request(encodings, ("a", 0, 10))
+    reached = []
+    for _ in range(20):
+        encodings.begin_step()
+        reached.append(one.reach(0, 40))
+        if reached[-1]:
+            break
+    assert 1 < len(reached) < 20 and reached[-1] == 40
+    assert pieces(encodings.take(plan((0, 0, 40)), [one])) == [("a", 1.0)]
+
+
+def test_where_many_wait_for_few_answers_passes_are_not_held_up() -> None:
+    encodings = Running(rows=2)
+    one, two = request(encodings, ("a", 0, 10)), request(encodings, ("b", 0, 10), row=1)
+    encodings.crowd = (2, 4)
+    assert pieces(encodings.step(one)[0]) == [("a", 0.4)]
+    encodings.crowd = (2, 20)
+    assert pieces(encodings.step(one, two)[0]) == [("a", 1.0), ("b", 1.0)]
+
+
+def test_a_pass_under_way_takes_its_room() -> None:
+    encodings = Running(rows=5, kept_rows=16)
+    one, two = request(encodings, ("a", 0, 10)), request(encodings, ("b", 0, 10), row=1)
+    encodings.step(one)
+    encodings.crowd = (0, 2)
+    assert encodings.step(two)[1] == [0]

@@ -13,6 +13,7 @@ from torch import nn
 from dovetail.interfaces.media import Encode, feature_of
 from dovetail.interfaces.spec import RankSpec
 from dovetail.interfaces.step import StepPlan
+from dovetail.runner.device import HostDevice
 from dovetail.runner.media import RunnerMedia
 from dovetail.testing.tiny import tiny_run
 
@@ -23,19 +24,25 @@ class Encoder(nn.Module):
     def __init__(self, takes_media: bool) -> None:
         super().__init__()
         self.takes_media = takes_media
+        self.blocks = nn.ModuleList(nn.Identity() for _ in range(4))
+
+    def encoder_blocks(self) -> list[nn.Module]:
+        return list(self.blocks)
 
     def encode(
         self, kind: str, features: Sequence[Mapping[str, torch.Tensor]]
     ) -> list[torch.Tensor]:
         if any(not one["pixels"].eq(1).all() for one in features):
             raise ValueError("it shows something")
+        for block in self.blocks:
+            block(torch.zeros(1))
         return [torch.ones(2, 4) for _ in features]
 
 
 def media_of(stage: int, *, takes_media: bool = True) -> Any:
     rank = RankSpec(world_size=2, rank=stage, num_stages=2, stage=stage, stage_layers=(1, 1))
     run = msgspec.structs.replace(tiny_run(), rank=rank)
-    made: Any = RunnerMedia(Encoder(takes_media), run, torch.device("cpu"))  # type: ignore[arg-type]
+    made: Any = RunnerMedia(Encoder(takes_media), run, torch.device("cpu"), HostDevice())  # type: ignore[arg-type]
     contents = [("good", torch.ones(3)), ("bad", torch.zeros(3))]
     encode = tuple(
         Encode(key, "image", 2, (feature_of("pixels", pixels),)) for key, pixels in contents
@@ -54,3 +61,18 @@ def test_one_that_fails_ends_its_request_alone(stage: int, is_told: bool) -> Non
 
 def test_stages_that_take_none_make_none() -> None:
     assert media_of(1, takes_media=False)._encodings == {}
+
+
+def test_pieces_of_a_pass() -> None:
+    """The last one brings the encoding, or the reason why there is none."""
+    media = media_of(1)
+    kept = media._encodings["good"]
+    for key, value in (("whole", 1.0), ("broken", 0.0)):
+        features = (feature_of("pixels", torch.full((3,), value)),)
+        for share in (0.3, 0.6, 1.0):
+            piece = Encode(key, "image", 2, features if share == 0.3 else (), share)
+            media.follow(StepPlan(step_id=0, rows=(), encode=(piece,)))
+            assert (key in media._encodings) == (share == 1)
+    assert torch.equal(media._encodings["whole"], kept)
+    assert "it shows something" in media._failures["broken"]
+    assert not media._passes
