@@ -1,4 +1,4 @@
-"""dovetail, llama.cpp and transformers on models of latents, states and short convolutions.
+"""dovetail, llama.cpp and transformers on models of experts, latents, states and convolutions.
 
     python -m benchmarks.peers.families --venvs DIR --models DIR [--threads 2] [NAME...]
 
@@ -32,6 +32,23 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
 
 VOCAB, CORPUS_CHARS = 16384, 6_000_000
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    # Qwen3-30B-A3B's proportions at half the width, 6 of 48 layers.
+    "qwen3-moe": (
+        "qwen3_moe",
+        {
+            "hidden_size": 1024,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "intermediate_size": 3072,
+            "moe_intermediate_size": 384,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": True,
+            "tie_word_embeddings": False,
+        },
+    ),
     # V2: its latents under 16 heads, and experts. (llama.cpp takes V2-Lite with 27 layers alone.)
     "deepseek2": (
         "deepseek_v2",
