@@ -3,26 +3,26 @@
 A chunk's place follows from positions alone: each block is cut from its beginning into BT tokens.
 So a row's chunks do not depend on the other rows, and steps that are cut at ends of chunks have the
 same ones. Which program has which chunk every program finds by the sums of the rows' chunks: no
-table, nothing that the host waits for.
+table, nothing that the host waits for. Knows no recurrence; needs Triton.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import triton
 import triton.language as tl
 
 from dovetail_kernels.gpu.states import row_tokens, tokens_of
 
-LEAST_TOKENS = tl.constexpr(32)
-"""Of a row in the step, for it to be walked in chunks."""
 SUB = tl.constexpr(16)
 """Tokens that a chunk may have at least, and a block whose row is walked so."""
 
 
 @triton.jit
-def is_chunked(count, block_tokens):
+def is_chunked(count, block_tokens, LEAST: tl.constexpr):
     """Return whether a row of so many tokens in the step is walked in chunks."""
-    return (count >= LEAST_TOKENS) & (block_tokens >= SUB)
+    return (count >= LEAST) & (block_tokens >= SUB)
 
 
 @triton.jit
@@ -43,11 +43,11 @@ def span_of(number, start, count, block_tokens, BT: tl.constexpr):
 
 
 @triton.jit
-def chunk_at(
-    query_start, seq_lens, row_block_tokens, rows, index, BLOCK_TOKENS: tl.constexpr,
+def _chunks_of_rows(
+    query_start, seq_lens, row_block_tokens, rows, LEAST: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     BT: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """Return the first token of the step's chunk `index` and how many it has: 0 beyond the last."""
+    """Return how many chunks each row has in the step. Shapes: [BR]"""
     row = tl.arange(0, BR)
     known = row < rows
     first = tl.load(query_start + row, mask=known, other=0)
@@ -58,8 +58,32 @@ def chunk_at(
     else:
         size = tl.load(row_block_tokens + row, mask=known, other=1)
     last = number_of(start + count - 1, size, BT)
-    has_chunks = known & is_chunked(count, size)
-    chunks = tl.where(has_chunks, last - number_of(start, size, BT) + 1, 0)
+    has_chunks = known & is_chunked(count, size, LEAST)
+    return tl.where(has_chunks, last - number_of(start, size, BT) + 1, 0)
+
+
+@triton.jit
+def chunks_before(
+    query_start, seq_lens, row_block_tokens, rows, row, LEAST: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, BT: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """Return how many chunks of the step are those of rows before a row."""
+    chunks = _chunks_of_rows(
+        query_start, seq_lens, row_block_tokens, rows, LEAST, BLOCK_TOKENS, BT, BR
+    )
+    return tl.sum(tl.where(tl.arange(0, BR) < row, chunks, 0), axis=0)
+
+
+@triton.jit
+def chunk_at(
+    query_start, seq_lens, row_block_tokens, rows, index, LEAST: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, BT: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """Return the first token of the step's chunk `index` and how many it has: 0 beyond the last."""
+    row = tl.arange(0, BR)
+    chunks = _chunks_of_rows(
+        query_start, seq_lens, row_block_tokens, rows, LEAST, BLOCK_TOKENS, BT, BR
+    )
     ends = tl.cumsum(chunks, axis=0)
     own = tl.minimum(tl.sum((ends <= index).to(tl.int32), axis=0), rows - 1)
     before = tl.sum(tl.where(row == own, ends - chunks, 0), axis=0)
@@ -72,14 +96,52 @@ def chunk_at(
 
 
 def most_chunks(
-    tokens: int, rows: int, block_tokens: int, chunk_tokens: int, *, has_own_sizes: bool
+    tokens: int,
+    rows: int,
+    block_tokens: int,
+    chunk_tokens: int,
+    *,
+    least_tokens: int,
+    has_own_sizes: bool,
 ) -> int:
-    """Return how many chunks a step has at most.
+    """Return how many chunks a step has at most, whose rows of `least_tokens` and more have some.
 
     A row of n tokens has no more than n c / P + 3, with c chunks to a block of P: those at its ends
     may be cut, and what is whole may begin with the short chunk of a block. c / P is below 1 / 8.
     """
-    own = 3 * min(rows, tokens // LEAST_TOKENS.value)
+    own = 3 * min(rows, tokens // least_tokens)
     if has_own_sizes:
         return triton.cdiv(tokens, SUB.value // 2) + own
     return triton.cdiv(tokens * triton.cdiv(block_tokens, chunk_tokens), block_tokens) + own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """How the long rows of a step are cut: the most chunks that it has, and what kernels are told
+    when they are compiled."""
+
+    most: int
+    constants: dict[str, int]
+
+    @classmethod
+    def of(
+        cls,
+        tokens: int,
+        rows: int,
+        block_tokens: int,
+        *,
+        chunk_tokens: int,
+        least_tokens: int,
+        has_own_sizes: bool,
+    ) -> Cut | None:
+        """Return how a step is cut into chunks of at most `chunk_tokens`; None when no row of it
+        is: it has fewer than `least_tokens`, or no more tokens than rows, or short blocks."""
+        if tokens < max(least_tokens, rows + 1) or block_tokens < SUB.value:
+            return None
+        some = min(chunk_tokens, triton.next_power_of_2(block_tokens))
+        most = most_chunks(
+            tokens, rows, block_tokens, some, least_tokens=least_tokens,
+            has_own_sizes=has_own_sizes,
+        )  # fmt: skip
+        told = {"BT": some, "BR": triton.next_power_of_2(rows), "LEAST": least_tokens}
+        return cls(most=most, constants=told | {"BLOCK_TOKENS": block_tokens})
