@@ -79,9 +79,10 @@ def small_cases() -> list[Case]:
 
 
 def perf_cases() -> list[Case]:
-    """Return the cases that are timed: decode of 8 rows, and a prefill."""
+    """Return the cases that are timed: decode of 8 rows, and a prefill, in blocks as large as an
+    engine's."""
     return [
-        _case(Shape(rows=rows, channels=2048, state=kind, apart=False))
+        _case(Shape(rows=rows, channels=2048, state=kind, block_tokens=512, apart=False))
         for rows in (((100, 1),) * 8, ((0, 2048),))
         for kind in (torch.float32, torch.bfloat16)
     ]
