@@ -117,8 +117,8 @@ def most_chunks(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """How the long rows of a step are cut: the most chunks that it has, and what kernels are told
-    when they are compiled."""
+    """How the long rows of a step are cut: the most chunks that it has, and the constants with
+    which kernels are compiled."""
 
     most: int
     constants: dict[str, int]
@@ -143,5 +143,10 @@ class Cut:
             tokens, rows, block_tokens, some, least_tokens=least_tokens,
             has_own_sizes=has_own_sizes,
         )  # fmt: skip
-        told = {"BT": some, "BR": triton.next_power_of_2(rows), "LEAST": least_tokens}
-        return cls(most=most, constants=told | {"BLOCK_TOKENS": block_tokens})
+        constants = {
+            "BT": some,
+            "BR": triton.next_power_of_2(rows),
+            "LEAST": least_tokens,
+            "BLOCK_TOKENS": block_tokens,
+        }
+        return cls(most=most, constants=constants)
