@@ -98,6 +98,35 @@ def test_prompts_of_the_delta_rule(capability: int, by_channel: bool) -> None:
     assert next(one.products for one in device.found if one.name == "walk")
 
 
+def test_prompts_of_selective_scans() -> None:
+    """Of Falcon Mamba's layers, beside many rows: all numbers in registers."""
+    from dovetail_kernels.selective_scan import triton as scans
+
+    channels, size = 8192, 16
+    rows = [(0, 70), *[(9, 1)] * 255]
+    step, blocks = step_arguments(rows, 512, torch.device("cpu"))
+    x, dt, z = torch.zeros(3, 325, channels, dtype=torch.bfloat16)
+    b, c = torch.zeros(2, 325, size, dtype=torch.bfloat16)
+    a, state = torch.zeros(channels, size), torch.zeros(blocks, channels, size)
+    with absent_gpu(HOPPER) as device:
+        scans.run(x, dt, a, b, c, torch.zeros(channels), None, z, state, **step)
+    assert {one.name for one in device.found} == {"token_by_token", "sum_chunks", "walk", "scan"}
+    assert all(one.stack_bytes <= MAX_STACK_BYTES for one in device.found)
+
+
+def test_prompts_of_decaying_averages() -> None:
+    """Of RWKV-4's layers, beside many rows: all numbers in registers."""
+    from dovetail_kernels.wkv import triton as averages
+
+    rows = [(0, 70), *[(9, 1)] * 255]
+    step, blocks = step_arguments(rows, 512, torch.device("cpu"))
+    tokens, (decay, first) = torch.zeros(3, 325, 2048, dtype=torch.bfloat16), torch.zeros(2, 2048)
+    with absent_gpu(HOPPER) as device:
+        averages.run(*tokens, decay, first, torch.zeros(blocks, 3, 2048), **step)
+    assert {one.name for one in device.found} == {"token_by_token", "sum_chunks", "walk", "average"}
+    assert all(one.stack_bytes <= MAX_STACK_BYTES for one in device.found)
+
+
 def test_slopes() -> None:
     from dovetail_kernels.paged_attention import triton as attention
 

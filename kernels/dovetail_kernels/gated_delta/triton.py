@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 
 from dovetail_kernels.gated_delta.reference import EPS
-from dovetail_kernels.gated_delta.triton_chunks import Chunks, log_of, run_chunks
-from dovetail_kernels.gated_delta.triton_cuts import is_chunked
+from dovetail_kernels.gated_delta.triton_chunks import LEAST_TOKENS, Chunks, log_of, run_chunks
+from dovetail_kernels.gpu.cuts import is_chunked
 from dovetail_kernels.gpu.rounding import nearest_bfloat16
 from dovetail_kernels.gpu.states import block_of, is_kept, row_tokens, tokens_of
 
@@ -50,7 +50,7 @@ def token_by_token(
     place = (head * keys + key)[:, None] * values + value[None, :]
     first, count, start = row_tokens(query_start, seq_lens, row)
     block_tokens = tokens_of(row_block_tokens, row, BLOCK_TOKENS)
-    if LEAVES_LONG and is_chunked(count, block_tokens):
+    if LEAVES_LONG and is_chunked(count, block_tokens, LEAST_TOKENS):
         return
     source = block_of(block_table, table_stride, row, start - 1, block_tokens)
     has_past = (start > 0) & (count > 0)

@@ -40,20 +40,14 @@ import triton
 import triton.language as tl
 
 from dovetail_kernels.gated_delta.reference import EPS
-from dovetail_kernels.gated_delta.triton_cuts import (
-    LEAST_TOKENS,
-    SUB,
-    chunk_at,
-    is_chunked,
-    most_chunks,
-    number_of,
-    span_of,
-)
 from dovetail_kernels.gpu import interprets
+from dovetail_kernels.gpu.cuts import SUB, chunk_at, is_chunked, most_chunks, number_of, span_of
 from dovetail_kernels.gpu.rounding import nearest_bfloat16
 from dovetail_kernels.gpu.softplus import softplus
 from dovetail_kernels.gpu.states import block_of, is_kept, row_tokens, tokens_of
 
+LEAST_TOKENS = tl.constexpr(32)
+"""Of a row in the step, for it to be walked in chunks."""
 MOST_TOKENS, WIDE = 64, 128
 """Tokens of a chunk; numbers of a key beyond which registers hold the least of them."""
 KINDS = {
@@ -126,8 +120,9 @@ def prepare(
     [T, H, BT], sums, of_k, of_q [T, H]"""
     head = tl.program_id(1)
     first, count = chunk_at(
-        query_start, seq_lens, row_block_tokens, rows, tl.program_id(0), BLOCK_TOKENS, BT, BR
-    )
+        query_start, seq_lens, row_block_tokens, rows, tl.program_id(0), LEAST_TOKENS,
+        BLOCK_TOKENS, BT, BR,
+    )  # fmt: skip
     if count == 0:
         return
     token, key = tl.arange(0, BT), tl.arange(0, BD)
@@ -172,8 +167,9 @@ def sum_channels(
     """The sums of the logarithms of some channels' decays within a chunk. Shapes: [T, H, D]"""
     head = tl.program_id(1)
     first, count = chunk_at(
-        query_start, seq_lens, row_block_tokens, rows, tl.program_id(0), BLOCK_TOKENS, BT, BR
-    )
+        query_start, seq_lens, row_block_tokens, rows, tl.program_id(0), LEAST_TOKENS,
+        BLOCK_TOKENS, BT, BR,
+    )  # fmt: skip
     if count == 0:
         return
     token, key = tl.arange(0, BT), tl.program_id(2) * BD + tl.arange(0, BD)
@@ -200,8 +196,9 @@ def prepare_channels(
     the weights. Shapes: known (A), weights [T, H, BT], sums [T, H, D], of_k, of_q [T, H]"""
     head, begin = tl.program_id(1), tl.program_id(2) * SUB
     first, count = chunk_at(
-        query_start, seq_lens, row_block_tokens, rows, tl.program_id(0), BLOCK_TOKENS, BT, BR
-    )
+        query_start, seq_lens, row_block_tokens, rows, tl.program_id(0), LEAST_TOKENS,
+        BLOCK_TOKENS, BT, BR,
+    )  # fmt: skip
     if count <= begin:
         return
     token, key, line = tl.arange(0, BT), tl.arange(0, BD), begin + tl.arange(0, SUB)
@@ -257,8 +254,9 @@ def invert(
     """(I + A)^-1 beta of a chunk. Shapes: known (A), inverses [T, H, BT]"""
     head = tl.program_id(1)
     first, count = chunk_at(
-        query_start, seq_lens, row_block_tokens, rows, tl.program_id(0), BLOCK_TOKENS, BT, BR
-    )
+        query_start, seq_lens, row_block_tokens, rows, tl.program_id(0), LEAST_TOKENS,
+        BLOCK_TOKENS, BT, BR,
+    )  # fmt: skip
     if count == 0:
         return
     token = tl.arange(0, BT)
@@ -290,7 +288,7 @@ def walk(
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     first, count, start = row_tokens(query_start, seq_lens, row)
     block_tokens = tokens_of(row_block_tokens, row, BLOCK_TOKENS)
-    if not is_chunked(count, block_tokens):
+    if not is_chunked(count, block_tokens, LEAST_TOKENS):
         return
     key, value = tl.arange(0, BD), tl.program_id(2) * BV + tl.arange(0, BV)
     token = tl.arange(0, BT)
@@ -419,8 +417,10 @@ def run_chunks(
     pairs = tokens, heads, chunks.tokens
     inverses, weights = empty(2, *pairs, dtype=chunks.dtype)
     known, (of_k, of_q) = empty(*pairs), empty(2, tokens, heads)
-    own_sizes = row_block_tokens is not None
-    most = most_chunks(tokens, rows, block_tokens, chunks.tokens, has_own_sizes=own_sizes)
+    most = most_chunks(
+        tokens, rows, block_tokens, chunks.tokens, least_tokens=LEAST_TOKENS.value,
+        has_own_sizes=row_block_tokens is not None,
+    )  # fmt: skip
     steps = query_start, seq_lens, row_block_tokens, rows
     cut = {
         "BLOCK_TOKENS": block_tokens,

@@ -1,11 +1,17 @@
-"""selective_scan in Triton: one program some channels of one row, its tokens one after the other.
+"""selective_scan in Triton: rows of few tokens token by token, long ones in chunks.
 
-The state stays in registers from a row's first token of the step to its last. A decode is a loop of
-one token. The order of arithmetic is that of a single token, so a row's results do not depend on
-how it is cut into steps.
+Rows of few tokens: one program some channels of one row, its tokens one after the other. The state
+stays in registers from a row's first token of the step to its last; a decode is a loop of one
+token. The order of arithmetic is that of a single token. Rows of 64 tokens and more:
+triton_chunks.py; which of the two a row goes by is its own tokens' and block size's matter (where a
+step has more tokens than rows), so neighbours change none of its bits.
 
-Floor: states are read and written once, x, dt, z and the result pass once, at the device's
-bandwidth. A long prompt alone is below it: its tokens wait for each other.
+Steps that end where chunks do (every 32 tokens of a block) change no bit of a row, others what
+float32 rounds. A state of 16 bits is rounded after every token, so its rows go token by token
+however long they are, and no cut changes a bit.
+
+Floor of few tokens: states are read and written once, x, dt, z and the result pass once, at the
+device's bandwidth.
 """
 
 from __future__ import annotations
@@ -14,23 +20,31 @@ import torch
 import triton
 import triton.language as tl
 
+from dovetail_kernels.gpu.cuts import Cut, is_chunked
 from dovetail_kernels.gpu.rounding import nearest_bfloat16
+from dovetail_kernels.gpu.softplus import softplus
 from dovetail_kernels.gpu.states import block_of, is_kept, row_tokens, tokens_of
+from dovetail_kernels.selective_scan.triton_chunks import (
+    CHUNK_TOKENS,
+    LEAST_TOKENS,
+    LOG2_E,
+    run_chunks,
+)
 
 NUMBERS = 512
 """Numbers of state that one program has."""
-NO_LIMIT = 20.0
-"""Beyond this softplus is the identity in float32."""
 
 
 @triton.jit
-def _kernel(
+def token_by_token(
     x, dt, b, c, z, a, d, dt_bias, state, out, query_start, seq_lens, block_table,
     row_block_tokens, x_stride, dt_stride, b_stride, c_stride, z_stride, state_stride,
     table_stride, channels, size,
-    HAS_GATE: tl.constexpr, HAS_BIAS: tl.constexpr, ROUNDS: tl.constexpr, LIMIT: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr,
+    HAS_GATE: tl.constexpr, HAS_BIAS: tl.constexpr, ROUNDS: tl.constexpr,
+    LEAVES_LONG: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
+    """The state goes from token to token. LEAVES_LONG: rows that go by chunks are left alone.
+    Shapes: h [BD, BS]"""
     row = tl.program_id(0).to(tl.int64)
     channel, number = tl.program_id(1) * BD + tl.arange(0, BD), tl.arange(0, BS)
     inside, known = channel < channels, number < size
@@ -38,11 +52,13 @@ def _kernel(
     place = channel[:, None] * size + number[None, :]
     first, count, start = row_tokens(query_start, seq_lens, row)
     block_tokens = tokens_of(row_block_tokens, row, BLOCK_TOKENS)
+    if LEAVES_LONG and is_chunked(count, block_tokens, LEAST_TOKENS):
+        return
     source = block_of(block_table, table_stride, row, start - 1, block_tokens)
     has_past = (start > 0) & (count > 0)
     h = tl.load(state + source * state_stride + place, mask=both & has_past, other=0.0)
     h = h.to(tl.float32)
-    rates = tl.load(a + place, mask=both, other=0.0)
+    rates = tl.load(a + place, mask=both, other=0.0) * LOG2_E
     skip = tl.load(d + channel, mask=inside, other=0.0)
     bias = tl.zeros((BD,), dtype=tl.float32)
     if HAS_BIAS:
@@ -53,13 +69,8 @@ def _kernel(
         values = tl.load(x + t * x_stride + channel, mask=inside, other=0.0).to(tl.float32)
         driving = tl.load(b + t * b_stride + number, mask=known, other=0.0).to(tl.float32)
         reading = tl.load(c + t * c_stride + number, mask=known, other=0.0).to(tl.float32)
-        small = tl.exp(tl.minimum(raw, LIMIT))
-        one_more = 1.0 + small  # ln(1 + small), exact where 1 + small is rounded: Kahan's way
-        logarithm = tl.where(
-            one_more == 1.0, small, tl.log(one_more) * (small / tl.maximum(one_more - 1.0, 1e-30))
-        )
-        delta = tl.where(raw > LIMIT, raw, logarithm)
-        h = tl.exp(delta[:, None] * rates) * h + (delta * values)[:, None] * driving[None, :]
+        delta = softplus(raw)
+        h = tl.exp2(delta[:, None] * rates) * h + (delta * values)[:, None] * driving[None, :]
         made = tl.sum(h * reading[None, :], axis=1) + skip * values
         if HAS_GATE:
             gate = tl.load(z + t * z_stride + channel, mask=inside, other=0.0).to(tl.float32)
@@ -99,11 +110,22 @@ def run(
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     numbers = triton.next_power_of_2(size)
     some = min(max(1, NUMBERS // numbers), triton.next_power_of_2(channels))
-    _kernel[(len(seq_lens), triton.cdiv(channels, some))](
+    cut = None
+    if state.dtype == torch.float32:
+        cut = Cut.of(
+            len(x), len(seq_lens), block_tokens, chunk_tokens=CHUNK_TOKENS,
+            least_tokens=LEAST_TOKENS.value, has_own_sizes=row_block_tokens is not None,
+        )  # fmt: skip
+    token_by_token[(len(seq_lens), triton.cdiv(channels, some))](
         x, dt, b, c, z, a, d, dt_bias, state, out, query_start, seq_lens, block_table,
         row_block_tokens, x.stride(0), dt.stride(0), b.stride(0), c.stride(0),
         0 if z is None else z.stride(0), state.stride(0), block_table.stride(0), channels, size,
         HAS_GATE=z is not None, HAS_BIAS=dt_bias is not None, ROUNDS=state.dtype == torch.bfloat16,
-        LIMIT=NO_LIMIT, BLOCK_TOKENS=block_tokens, BD=some, BS=numbers, num_warps=1,
+        LEAVES_LONG=cut is not None, BLOCK_TOKENS=block_tokens, BD=some, BS=numbers, num_warps=1,
     )  # fmt: skip
+    if cut is not None:
+        run_chunks(
+            cut, out, x, dt, a, b, c, d, dt_bias, z, state, query_start, seq_lens, block_table,
+            row_block_tokens,
+        )  # fmt: skip
     return out

@@ -8,7 +8,8 @@ token's own is raised by, and before the first token a = b = 0:
 
 The state holds a / e^p, b / e^p and p, which is the largest logarithm of a weight so far, as sums
 of e^k leave float32. Computed in float32. A state of 16 bits is rounded after every token, so that
-results are the same however a row is cut into steps.
+results are the same however a row is cut into steps. (In Triton long rows of float32 states go in
+chunks: only cuts at ends of chunks leave them the same to the bit.)
 
 Shapes: k, v, r [T, C], decay (w) and first (u) [C] float32, state [N, 3, C]; the rows of the step
 as in dovetail_kernels.states -> [T, C] in k's dtype. Mutates: state

@@ -17,6 +17,8 @@ from dovetail_kernels.states import pieces, step_arguments
 
 MIXED = ((0, 1), (0, 37), (5, 1), (15, 2), (16, 1), (31, 18), (40, 0), (3, 29), (47, 1))
 """Rows: tokens before the step, tokens in it. Blocks have 16."""
+LONG = ((5, 1), (20, 70), (0, 64), (0, 0), (3, 31))
+"""Rows of several chunks among short ones."""
 _KINDS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -55,6 +57,8 @@ def cases() -> list[Case]:
         replace(base, rows=((0, 5), (3, 1), (2, 40), (15, 4)), row_sizes=(1, 16, 16, 1)),
         *(replace(base, state=kind) for kind in _KINDS[1:]),
         *_halves(base),
+        replace(base, rows=((0, 700), (60, 300)), block_tokens=64),
+        *_long(base),
     ]
     return [_case(shape) for shape in shapes]
 
@@ -69,14 +73,16 @@ def small_cases() -> list[Case]:
         replace(base, rows=((4, 1), (0, 1), (15, 1)), channels=300),
         replace(base, rows=((0, 5), (3, 1), (2, 20), (15, 4)), row_sizes=(1, 16, 16, 1)),
         *_halves(base),
+        *_long(base),
     ]
     return [_case(shape) for shape in shapes]
 
 
 def perf_cases() -> list[Case]:
-    """Return the cases that are timed: decode of 8 rows, and a prefill."""
+    """Return the cases that are timed: decode of 8 rows, and a prefill, in blocks as large as an
+    engine's."""
     return [
-        _case(Shape(rows=rows, channels=2048, apart=False))
+        _case(Shape(rows=rows, channels=2048, block_tokens=512, apart=False))
         for rows in (((100, 1),) * 8, ((0, 2048),))
     ]
 
@@ -84,6 +90,19 @@ def perf_cases() -> list[Case]:
 def _halves(base: Shape) -> list[Shape]:
     """Return shapes of 16-bit activations, which the CPU's kernel leaves to the GPU's."""
     return [replace(base, dtype=kind) for kind in _KINDS[1:]]
+
+
+def _long(base: Shape) -> list[Shape]:
+    """Return rows of several chunks: some end with blocks, some are cut by the step, and blocks
+    of a row's own may be too short for any."""
+    long = replace(base, rows=LONG, channels=20, block_tokens=48)
+    own = ((0, 64), (30, 66), (0, 2))
+    return [
+        long,
+        replace(long, rows=own, row_sizes=(1, 20, 48), keys=60.0),
+        replace(long, state=torch.bfloat16),
+        replace(long, rows=((33, 95),), block_tokens=512, channels=40, dtype=torch.float16),
+    ]
 
 
 def _case(shape: Shape) -> Case:
