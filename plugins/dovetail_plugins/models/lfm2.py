@@ -28,6 +28,7 @@ from dovetail.layers.decoder import (
     GatedMLP,
     usual_config,
 )
+from dovetail.layers.hybrid import HybridModel
 from dovetail.layers.linear import MergedColumnParallelLinear, RowParallelLinear, even_part
 from dovetail.layers.product import Product
 from dovetail.layers.recurrent import ShortConv
@@ -35,7 +36,6 @@ from dovetail.layers.rotary import Rope
 from dovetail.layers.state import State
 from dovetail.parallel.groups import tensor_group
 from dovetail_plugins.model_types.lfm2 import CONV, inner_size, layer_types
-from dovetail_plugins.models._hybrid import HybridModel
 
 
 class Lfm2ShortConv(nn.Module):
