@@ -76,6 +76,7 @@ REMOTE |= {"minimax_m1", "minimax_text_01"}
 WHOLE = {"qwen2_vl", "qwen2_5_vl"}
 """Types whose old checkpoints keep the text part's settings beside the encoder's."""
 WORKED_OUT = {
+    "axk2": {"first_k_dense_replace"},
     "bailing_hybrid": {"n_routed_experts"},
     "phi4_multimodal": {"eos_token_id"},
     "qwen2_vl_text": {"sliding_window", "tie_word_embeddings"},

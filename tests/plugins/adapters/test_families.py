@@ -142,7 +142,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "LongcatFlashForCausalLM": ("kv_b_proj", "classifier"),
     "BailingHybridForCausalLM": ("kv_b_proj",),
     **dict.fromkeys(
-        ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"),
+        ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "AXK2ForCausalLM"),
         ("kv_b_proj", "wq_b", "wk", "weights_proj"),
     ),
     # A few numbers of each token, multiplied one by one.

@@ -40,6 +40,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "the delta rule by channel, and latents": ("KimiLinearForCausalLM", {}),
     "two latents a block, experts that do not compute": ("LongcatFlashForCausalLM", {}),
     "bounded decays, latents with gates": ("BailingHybridForCausalLM", {}),
+    "heads and norms with gates": ("AXK2ForCausalLM", {}),
     "one matrix of all inputs": (
         "LaraMiniForCausalLM",
         {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
