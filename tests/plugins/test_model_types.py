@@ -85,6 +85,9 @@ WORKED_OUT = {
     "qwen3_vl_moe_text": {"head_dim", "norm_topk_prob"},
     "recurrent_gemma": {"max_position_embeddings"},
     "t5": {"decoder_start_token_id"},
+    "zamba": {
+        *("attention_head_dim", "num_mem_blocks", "use_mem_rope", "use_shared_attention_adapter"),
+    },
     "zamba2": {"attention_head_dim"},
 }
 """Settings that no field of transformers' class has a default for: its code decides."""

@@ -175,6 +175,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "chunk_size": 8,
         },
     ),
+    "ZambaForCausalLM": (
+        "zamba",
+        {
+            "num_hidden_layers": 4,
+            "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+            "num_key_value_heads": 4,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 3,
+        },
+    ),
     "Zamba2ForCausalLM": (
         "zamba2",
         {

@@ -83,11 +83,12 @@ def test_ranks_and_stages_compute_as_one(
     assert torch.equal(pieces(staged), alone)
 
 
+@pytest.mark.parametrize("family", ["ZambaForCausalLM", "Zamba2ForCausalLM"])
 def test_blocks_that_layers_share_are_on_every_stage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As far as its layers call them, each with the adapters and caches of its own calls."""
-    path = write_tiny_checkpoint(tmp_path, "Zamba2ForCausalLM")
+    path = write_tiny_checkpoint(tmp_path, family)
     alone = pieces(PagedModel(load_model(path)))
     divided = pieces(DividedModel(path, 2, monkeypatch))
     assert (divided - alone).abs().max() <= TOLERANCE
