@@ -199,6 +199,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "adapter_rank": 4,
         },
     ),
+    "ZayaForCausalLM": (
+        "zaya",
+        {
+            "head_dim": 8,
+            "num_experts": 4,
+            "moe_intermediate_size": 16,
+            "router_hidden_size": 12,
+            "sliding_window": 6,
+            "layer_types": ["hybrid", "hybrid_sliding", "hybrid"],
+            "num_hidden_layers": 3,
+        },
+    ),
     "RwkvForCausalLM": (
         "rwkv",
         {"attention_hidden_size": 32, "rescale_every": 0},

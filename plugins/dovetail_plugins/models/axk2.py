@@ -23,9 +23,8 @@ from dovetail.interfaces.plugin import Info
 from dovetail.layers.decoder import DecoderConfig
 from dovetail.layers.indexed_attention import IndexedAttention
 from dovetail.layers.latent_attention import LatentAttention
-from dovetail.layers.linear import ColumnParallelLinear, MergedActivatedLinear, ReplicatedLinear
+from dovetail.layers.linear import ColumnParallelLinear, ReplicatedActivatedLinear, ReplicatedLinear
 from dovetail.layers.output_gate import OutputGate
-from dovetail.layers.placement import Part
 from dovetail.layers.repeated import of_tensors
 from dovetail.layers.rotary import Rope
 from dovetail_plugins.models.deepseek import DeepseekV32ForCausalLM, IndexedLayer, is_sparse
@@ -45,8 +44,7 @@ class NormGate(nn.Module):
         super().__init__()
         hidden = context.model.hidden_size
         rank = int(context.model.hf_config["gated_norm_rank"])
-        part = Part(name="", full=rank, local=rank, start=0)
-        self.fc1 = MergedActivatedLinear(context, f"{name}.W_down", hidden, (part,), act="silu")
+        self.fc1 = ReplicatedActivatedLinear(context, f"{name}.W_down", hidden, rank, act="silu")
         self.fc2 = ReplicatedLinear(context, f"{name}.W_up", rank, hidden)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -40,6 +40,7 @@ from dovetail_plugins.models.zamba2 import (
     SharedBlock,
     Zamba2ForCausalLM,
     Zamba2Layer,
+    side_by_side,
 )
 
 XZ = "xz"
@@ -120,12 +121,8 @@ class HeadMixer(DividedVectors):
             dt, b, c = made[:, head].split(widths, dim=-1)
             state = parts[f"scan{head}"]
             outputs.append(scan(state, rows, x=x[:, own], dt=dt, b=b, c=c, z=z[:, own]))
-        (y,) = of_tensors(_side_by_side, *outputs)
+        (y,) = of_tensors(side_by_side, *outputs)
         return self.out_proj(y, residual)
-
-
-def _side_by_side(*heads: torch.Tensor) -> tuple[torch.Tensor]:
-    return (torch.cat(heads, dim=-1),)
 
 
 class CalledMLP(GatedMLP):

@@ -131,7 +131,8 @@ class SharedAttention(nn.Module):
         qkv = self.qkv_proj(x)
         if self.has_adapters:
             own = (f"linear_{letter}_adapter_list.{call}" for letter in "qkv")
-            qkv = qkv + torch.cat([self.get_submodule(name)(x) for name in own], dim=-1)
+            (added,) = of_tensors(side_by_side, *(self.get_submodule(name)(x) for name in own))
+            (qkv,) = of_tensors(_sum, qkv, added)
         q, k, v = self.rotate(qkv, rope)
         out: torch.Tensor = self.o_proj(self.attn.of(call)(q, k, v))
         return out
@@ -164,9 +165,14 @@ class SharedMLP(nn.Module):
 
     def forward(self, x: torch.Tensor, call: int) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]"""
-        gate_up = self.gate_up_proj(x) + self.gate_up_proj_adapter_list.of(call)(x)
-        out: torch.Tensor = self.down_proj(self.gate.joined(gate_up))
+        added = self.gate_up_proj_adapter_list.of(call)(x)
+        (gate_up,) = of_tensors(_sum, self.gate_up_proj(x), added)
+        (gated,) = of_tensors(self._gated, gate_up)
+        out: torch.Tensor = self.down_proj(gated)
         return out
+
+    def _gated(self, gate_up: torch.Tensor) -> tuple[torch.Tensor]:
+        return (self.gate.joined(gate_up),)
 
 
 class SharedBlock(nn.Module):
@@ -198,7 +204,8 @@ class SharedBlock(nn.Module):
         self, x: torch.Tensor, embedded: torch.Tensor, rope: Rope | None, call: int
     ) -> torch.Tensor:
         """Shapes: x, embedded [T, E] -> [T, E]"""
-        wide = self.input_layernorm(torch.cat([x, embedded], dim=-1))
+        (wide,) = of_tensors(side_by_side, x, embedded)
+        wide = self.input_layernorm(wide)
         inner = self.pre_ff_layernorm(self.self_attn(wide, rope, call))
         out: torch.Tensor = self.feed_forward(inner, call)
         return out
@@ -251,7 +258,8 @@ class Zamba2Layer(DecoderLayer):
         if self.call is not None:
             assert embedded is not None
             block = blocks[self.number]
-            inner = x + self.linear(block(x, embedded, ropes.get(HYBRID), self.call))
+            made = self.linear(block(x, embedded, ropes.get(HYBRID), self.call))
+            (inner,) = of_tensors(_sum, x, made)
         out: torch.Tensor = self.mamba(self.input_layernorm(inner), x)
         return out
 
@@ -301,7 +309,7 @@ class Zamba2Model(DecoderModel):
             x = layer(x, ropes, embedded, self._blocks)
         if self.stage.is_last:
             return self.norm(x)
-        return of_tensors(_side_by_side, x, embedded)[0]
+        return of_tensors(side_by_side, x, embedded)[0]
 
     def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
         """Return the table of the blocks, where they are rotated."""
@@ -313,8 +321,13 @@ def _halves(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(half.contiguous() for half in x.chunk(2, dim=-1))
 
 
-def _side_by_side(x: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor]:
-    return (torch.cat([x, embedded], dim=-1),)
+def _sum(one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor]:
+    return (one + other,)
+
+
+def side_by_side(*parts: torch.Tensor) -> tuple[torch.Tensor]:
+    """Return the parts side by side. Shapes: [T, A], .. -> [T, A + ..]"""
+    return (torch.cat(parts, dim=-1),)
 
 
 class Zamba2ForCausalLM(DecoderForCausalLM):

@@ -83,6 +83,13 @@ def test_ranks_and_stages_compute_as_one(
     assert torch.equal(pieces(staged), alone)
 
 
+def test_what_routers_remember_goes_from_stage_to_stage(tmp_path: Path) -> None:
+    path = write_tiny_checkpoint(tmp_path, "ZayaForCausalLM")
+    alone = pieces(PagedModel(load_model(path)))
+    staged = StagedModel(lambda rank: load_model(path, rank=rank), (1, 2))
+    assert torch.equal(pieces(staged), alone)
+
+
 @pytest.mark.parametrize("family", ["ZambaForCausalLM", "Zamba2ForCausalLM"])
 def test_blocks_that_layers_share_are_on_every_stage(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
