@@ -178,14 +178,15 @@ class ZayaAttention(nn.Module):
         self.o_proj = RowParallelLinear(
             context, f"{name}.o_proj", model.num_heads * size, model.hidden_size
         )
-        counts = {"num_heads": model.num_heads, "num_kv_heads": model.num_kv_heads}
-        self.rotate = HeadRotary(context, head_size=size, **counts)
+        heads, kv_heads = model.num_heads, model.num_kv_heads
+        self.rotate = HeadRotary(context, num_heads=heads, num_kv_heads=kv_heads, head_size=size)
         is_sliding = config.layer_types[layer] == SLIDING
         spec = AttentionSpec(
+            num_heads=heads,
+            num_kv_heads=kv_heads,
             head_size=size,
             scale=size**-0.5,
             window_tokens=config.window_tokens if is_sliding else None,
-            **counts,
         )
         self.attn = Attention(name, spec)
 
@@ -201,17 +202,15 @@ class RouterMLP(nn.Module):
     def __init__(self, context: BuildContext, name: str, size: int, count: int, eps: float) -> None:
         super().__init__()
         self.norm = RMSNorm(context, size, eps=eps)
-        for leaf in ("fc1", "fc2"):
-            made = ReplicatedActivatedLinear(
-                context, f"{name}.{leaf}", size, size, act="gelu", bias=True
-            )
-            self.add_module(leaf, made)
+        self.fc1, self.fc2 = (
+            ReplicatedActivatedLinear(context, f"{name}.{leaf}", size, size, act="gelu", bias=True)
+            for leaf in ("fc1", "fc2")
+        )
         self.out_proj = ReplicatedLinear(context, f"{name}.out_proj", size, count)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Shapes: x [T, R] -> [T, X + 1]"""
-        out: torch.Tensor = self.out_proj(self.fc2(self.fc1(self.norm(x))))
-        return out
+        return self.out_proj(self.fc2(self.fc1(self.norm(x))))
 
 
 class Router(nn.Module):
