@@ -211,6 +211,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_hidden_layers": 3,
         },
     ),
+    "xLSTMForCausalLM": ("xlstm", {"hidden_size": 128, "num_heads": 4}),
     "RwkvForCausalLM": (
         "rwkv",
         {"attention_hidden_size": 32, "rescale_every": 0},

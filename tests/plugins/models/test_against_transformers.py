@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from dovetail import registry
 from dovetail.errors import ConfigError
@@ -471,6 +472,36 @@ def test_mimo_is_qwen2_beside_its_drafter(tmp_path: Path, monkeypatch: pytest.Mo
     changed = config | {"architectures": ["MiMoForCausalLM"], "model_type": "mimo"}
     (path / "config.json").write_text(json.dumps(changed))
     check_divided(path, as_qwen2, monkeypatch)
+
+
+JOINED = {
+    "mlstm_layer.qkv_opreact.weight": ("q.weight", "k.weight", "v.weight", "ogate_preact.weight"),
+    "mlstm_layer.ifgate_preact.weight": ("igate_preact.weight", "fgate_preact.weight"),
+    "mlstm_layer.ifgate_preact.bias": ("igate_preact.bias", "fgate_preact.bias"),
+    "ffn.proj_up_gate_z.weight": ("proj_up_gate.weight", "proj_up.weight"),
+}
+"""What xLSTM's checkpoints hold that are not stored apart."""
+
+
+def test_xlstm_of_open_gates_and_joined_matrices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of random weights transformers' input gates are as good as shut. It makes no model of joined
+    matrices."""
+    apart = write_tiny_checkpoint(tmp_path / "apart", "xLSTMForCausalLM")
+    weights = load_file(apart / "model.safetensors")
+    for name in weights:
+        if name.endswith("igate_preact.bias"):
+            weights[name] += 12.0
+    save_file(weights, apart / "model.safetensors", {"format": "pt"})
+    path = copytree(apart, tmp_path / "joined")
+    for block in ("backbone.blocks.0.", "backbone.blocks.1."):
+        for name, parts in JOINED.items():
+            folder = block + name.partition(".")[0]
+            weights[block + name] = torch.cat([weights.pop(f"{folder}.{part}") for part in parts])
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    check_divided(apart, apart, monkeypatch)
+    check_divided(path, apart, monkeypatch)
 
 
 INTERNLM3 = {"qkv_bias": True, "bias": True}

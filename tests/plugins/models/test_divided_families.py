@@ -59,6 +59,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "convolutions, and corrected experts": ("Lfm2MoeForCausalLM", {}),
     "gates block by block": ("RecurrentGemmaForCausalLM", {}),
+    "memories of matrices": ("xLSTMForCausalLM", {}),
     "averages by channel": ("RwkvForCausalLM", {"rescale_every": 1}),
 }
 PROMPT = torch.randint(3, VOCAB_SIZE, (15,), generator=torch.Generator().manual_seed(15)).tolist()
