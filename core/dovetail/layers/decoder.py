@@ -14,7 +14,8 @@ A model of it computes, for the T tokens of a step (H query heads, K kv heads, D
 
 A family derives from `DecoderForCausalLM`, says in a `DecoderConfig` how it differs, and replaces a
 class where it computes something else: `DecoderLayer.build_mlp` for another feed-forward part, a
-`DecoderLayer` for norms elsewhere (layers/post_norm.py), a `DecoderModel` for other positions.
+`DecoderLayer` for norms elsewhere (layers/post_norm.py) or for layers that mix by a state
+(layers/hybrid.py), a `DecoderModel` for other positions.
 Parameter names are those of the checkpoints; `weight_map` says where they differ. How to:
 docs/tutorials/add_a_model_family.md.
 """
