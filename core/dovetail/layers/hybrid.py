@@ -1,5 +1,6 @@
 """Decoder layers of which some attend and the others mix the tokens of a row by way of a state:
-the gated delta rule, Mamba. A family says what its mixers are and how checkpoints call them."""
+the gated delta rule, Mamba, short convolutions. A family says what its mixers are and how
+checkpoints call them."""
 
 from __future__ import annotations
 
@@ -22,15 +23,17 @@ class HybridLayer(DecoderLayer):
     so does the feed-forward part behind it; a layer that attends is whatever else the family's
     layer derives from."""
 
+    mixer_type: ClassVar[str] = LINEAR
+    """The type of layers with a mixer."""
     mixer_name: ClassVar[str] = "linear_attn"
     """The mixer in the checkpoint."""
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
-        if config.layer_types[layer] != LINEAR:
+        if config.layer_types[layer] != self.mixer_type:
             super().__init__(context, name, config, layer)
             return
         nn.Module.__init__(self)
-        self.layer_type = LINEAR
+        self.layer_type = self.mixer_type
         mixer = self.build_mixer(context, f"{name}.{self.mixer_name}")
         self.add_module(self.mixer_name, mixer)
         self.mlp = self.build_mlp(context, f"{name}.{self.mlp_name}", config, layer)
@@ -42,7 +45,7 @@ class HybridLayer(DecoderLayer):
 
     def forward(self, x: torch.Tensor, ropes: Mapping[str, Rope]) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]"""
-        if self.layer_type != LINEAR:
+        if self.layer_type != self.mixer_type:
             return super().forward(x, ropes)
         x = getattr(self, self.mixer_name)(self.input_layernorm(x), x)
         out: torch.Tensor = self.mlp(self.post_attention_layernorm(x), x)
