@@ -43,11 +43,17 @@ class HybridLayer(DecoderLayer):
         """Return the layer's mixer: a module of (x, residual), both [T, E]."""
         raise NotImplementedError
 
+    @property
+    def mixer(self) -> nn.Module:
+        """The layer's mixer, under whichever name."""
+        found: nn.Module = getattr(self, self.mixer_name)
+        return found
+
     def forward(self, x: torch.Tensor, ropes: Mapping[str, Rope]) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]"""
         if self.layer_type != self.mixer_type:
             return super().forward(x, ropes)
-        x = getattr(self, self.mixer_name)(self.input_layernorm(x), x)
+        x = self.mixer(self.input_layernorm(x), x)
         out: torch.Tensor = self.mlp(self.post_attention_layernorm(x), x)
         return out
 

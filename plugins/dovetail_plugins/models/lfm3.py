@@ -90,7 +90,7 @@ class Lfm3Layer(Lfm2Layer):
             return super().forward(x, ropes)
         inner = self.input_layernorm(x)
         is_mixer = self.layer_type == self.mixer_type
-        mixed = self.conv(inner) if is_mixer else self.self_attn(inner, ropes[self.rope])
+        mixed = self.mixer(inner) if is_mixer else self.self_attn(inner, ropes[self.rope])
         x = self.post_operator_norm(mixed, residual=x)
         fed = self.mlp(self.post_attention_layernorm(x))
         out: torch.Tensor = self.post_ffn_norm(fed, residual=x)
