@@ -102,6 +102,7 @@ def test_steps_are_recorded_unless_forbidden() -> None:
         ("AXK2ForCausalLM", {}),  # norms and heads with gates
         ("ZambaForCausalLM", {}),  # a scan for each head, a block that layers share
         ("ZayaForCausalLM", {"head_dim": 16}),  # heads convolved, sums scaled by channel
+        ("DoryForCausalLM", {}),  # states of length one, layers passed twice
         ("xLSTMForCausalLM", {}),  # memories of matrices
         ("Zamba2ForCausalLM", {}),  # the same with adapters of each call
     ],

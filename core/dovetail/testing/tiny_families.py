@@ -262,6 +262,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention"],
         },
     ),
+    "DoryForCausalLM": (
+        "dory",
+        {
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "n_input_layers": 1,
+            "n_output_layers": 1,
+            "sliding_window": 6,
+            "initializer_range": 0.5,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+    ),
     "NemotronForCausalLM": ("nemotron", {}),
     "PersimmonForCausalLM": ("persimmon", {}),
     "Jais2ForCausalLM": ("jais2", {}),

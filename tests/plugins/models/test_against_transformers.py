@@ -474,6 +474,33 @@ def test_mimo_is_qwen2_beside_its_drafter(tmp_path: Path, monkeypatch: pytest.Mo
     check_divided(path, as_qwen2, monkeypatch)
 
 
+def as_released(name: str) -> str:
+    """Return what a released checkpoint of Dory calls a tensor that transformers saves."""
+    for i in range(4):
+        for own, block, named in (
+            ("self_attn", 2 * i, "mixer"),
+            ("mlp", 2 * i + 1, "mixer"),
+            ("lambda_1", 2 * i, "attn_alpha"),
+            ("lambda_2", 2 * i + 1, "mlp_alpha"),
+        ):
+            start = f"backbone.layers.{i}.{own}"
+            if name.startswith(start):
+                return f"backbone.layers.{block}.{named}{name.removeprefix(start)}"
+    return name
+
+
+def test_dory_by_its_released_names(folder: Any, tmp_path: Path) -> None:
+    """transformers saves a layer of attention and one of an MLP as one."""
+    saved, tokens = folder("DoryForCausalLM"), prompt(21, 21)
+    path = copytree(saved, tmp_path / "released")
+    weights = load_file(path / "model.safetensors")
+    released = {as_released(name): weight for name, weight in weights.items()}
+    assert "backbone.layers.7.mixer.suv_up" in released
+    save_file(released, path / "model.safetensors", {"format": "pt"})
+    (found,) = PagedModel.load(path, backend="torch_sdpa").forward([(0, tokens)])
+    assert_same(found, reference(saved, tuple(tokens)))
+
+
 JOINED = {
     "mlstm_layer.qkv_opreact.weight": ("q.weight", "k.weight", "v.weight", "ogate_preact.weight"),
     "mlstm_layer.ifgate_preact.weight": ("igate_preact.weight", "fgate_preact.weight"),
