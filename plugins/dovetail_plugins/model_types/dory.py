@@ -21,9 +21,9 @@ def layer_types(config: Config) -> tuple[str, ...]:
     kinds = tuple(config.get("layer_types") or ())
     if MLP not in kinds or len(kinds) != int(config["num_hidden_layers"]):
         raise ConfigError(
-            "each layer of attention and each MLP is a layer of its own.",
+            "it does not list every layer: attention and MLPs in turns.",
             where="config.json: layer_types",
-            fix='list all num_hidden_layers, as released: every other one is "mlp".',
+            fix='list num_hidden_layers of them, as released checkpoints do: every other one is "mlp".',
         )
     return kinds
 
