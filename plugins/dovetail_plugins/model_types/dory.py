@@ -23,7 +23,7 @@ def layer_types(config: Config) -> tuple[str, ...]:
         raise ConfigError(
             "it does not list every layer: attention and MLPs in turns.",
             where="config.json: layer_types",
-            fix='list num_hidden_layers of them, as released checkpoints do: every other one is "mlp".',
+            fix='list num_hidden_layers of them, as released: every other one is "mlp".',
         )
     return kinds
 
