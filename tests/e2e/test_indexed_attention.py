@@ -21,7 +21,7 @@ from dovetail.testing.tiny_models import write_tiny_checkpoint
 TOLERANCE = 1e-4
 SPARSE: dict[str, Any] = {"index_topk": 8, "index_n_heads": 8}
 FAMILIES = {
-    "DeepseekV32ForCausalLM": SPARSE,
+    **dict.fromkeys(("DeepseekV32ForCausalLM", "AXK2ForCausalLM"), SPARSE),
     "GlmMoeDsaForCausalLM": {
         **SPARSE,
         "num_hidden_layers": 3,

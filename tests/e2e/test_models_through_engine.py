@@ -33,12 +33,13 @@ WINDOWED = {
 FEW_BLOCKS = {
     **WINDOWED,
     **dict.fromkeys(("MambaForCausalLM", "FalconMambaForCausalLM", "Mamba2ForCausalLM"), 10),
-    "RwkvForCausalLM": 10,
+    **dict.fromkeys(("RwkvForCausalLM", "xLSTMForCausalLM"), 10),
     **dict.fromkeys(("BambaForCausalLM", "GraniteMoeHybridForCausalLM", "JambaForCausalLM"), 12),
     **dict.fromkeys(("FalconH1ForCausalLM", "NemotronHForCausalLM"), 14),
+    "ZayaForCausalLM": 60,
 }
-"""KV blocks few enough to preempt, where some layers keep only a window or a state; elsewhere 28
-are."""
+"""KV blocks few enough to preempt, where some layers keep only a window or a state, or a state
+beside keys and values; elsewhere 28 are."""
 EVERYTHING = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=-1)
 
 

@@ -99,6 +99,12 @@ def test_steps_are_recorded_unless_forbidden() -> None:
         ("FalconH1ForCausalLM", {}),  # a mixer beside attention, and multipliers
         ("DeepseekV3ForCausalLM", {}),  # latents, and experts picked within groups
         ("MiniMaxForCausalLM", {}),  # branches and inputs weighed
+        ("AXK2ForCausalLM", {}),  # norms and heads with gates
+        ("ZambaForCausalLM", {}),  # a scan for each head, a block that layers share
+        ("ZayaForCausalLM", {"head_dim": 16}),  # heads convolved, sums scaled by channel
+        ("DoryForCausalLM", {}),  # states of length one, layers passed twice
+        ("xLSTMForCausalLM", {}),  # memories of matrices
+        ("Zamba2ForCausalLM", {}),  # the same with adapters of each call
     ],
 )
 def test_steps_of_families_are_recorded(

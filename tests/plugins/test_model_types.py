@@ -76,6 +76,7 @@ REMOTE |= {"minimax_m1", "minimax_text_01"}
 WHOLE = {"qwen2_vl", "qwen2_5_vl"}
 """Types whose old checkpoints keep the text part's settings beside the encoder's."""
 WORKED_OUT = {
+    "axk2": {"first_k_dense_replace"},
     "bailing_hybrid": {"n_routed_experts"},
     "phi4_multimodal": {"eos_token_id"},
     "qwen2_vl_text": {"sliding_window", "tie_word_embeddings"},
@@ -84,6 +85,9 @@ WORKED_OUT = {
     "qwen3_vl_moe_text": {"head_dim", "norm_topk_prob"},
     "recurrent_gemma": {"max_position_embeddings"},
     "t5": {"decoder_start_token_id"},
+    "zamba": {
+        *("attention_head_dim", "num_mem_blocks", "use_mem_rope", "use_shared_attention_adapter"),
+    },
     "zamba2": {"attention_head_dim"},
 }
 """Settings that no field of transformers' class has a default for: its code decides."""

@@ -14,7 +14,8 @@ A model of it computes, for the T tokens of a step (H query heads, K kv heads, D
 
 A family derives from `DecoderForCausalLM`, says in a `DecoderConfig` how it differs, and replaces a
 class where it computes something else: `DecoderLayer.build_mlp` for another feed-forward part, a
-`DecoderLayer` for norms elsewhere (layers/post_norm.py), a `DecoderModel` for other positions.
+`DecoderLayer` for norms elsewhere (layers/post_norm.py) or for layers that mix by a state
+(layers/hybrid.py), a `DecoderModel` for other positions.
 Parameter names are those of the checkpoints; `weight_map` says where they differ. How to:
 docs/tutorials/add_a_model_family.md.
 """
@@ -271,13 +272,16 @@ class PlainMLP(nn.Module):
 class DecoderLayer(nn.Module):
     """One layer: attention and MLP, each behind a norm, each added to its input."""
 
+    mlp_name: ClassVar[str] = "mlp"
+    """The feed-forward part in the checkpoint."""
+
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
         super().__init__()
         self.layer_type = config.layer_types[layer]
         self.rope = UNROTATED if layer in config.unrotated else self.layer_type
         self.parallel_norms = config.parallel_norms
         self.self_attn = self.build_attention(context, f"{name}.self_attn", config, layer)
-        self.mlp = self.build_mlp(context, f"{name}.mlp", config, layer)
+        self.mlp = self.build_mlp(context, f"{name}.{self.mlp_name}", config, layer)
         self.build_norms(context, config)
 
     def build_norms(self, context: BuildContext, config: DecoderConfig) -> None:
@@ -339,12 +343,15 @@ class DecoderModel(nn.Module):
         self.layers = stage.layers(lambda i: layer_class(context, f"{name}.layers.{i}", config, i))
         self.norm = stage.last(lambda: config.build_norm(context))
         self.config = config
-        self.rotaries = self.build_rotaries(context, set(config.layer_types))
+        kinds = enumerate(config.layer_types)
+        rotated = {kind for layer, kind in kinds if layer not in config.unrotated}
+        self.rotaries = self.build_rotaries(context, rotated)
         if config.unrotated and config.qk_norm:
             self.rotaries[UNROTATED] = Unrotated(context.device)
 
     def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
-        """Return a rotary table per layer type; here one for all. A type without is not rotated."""
+        """Return a rotary table per layer type; here one for all. A type without is not rotated.
+        `layer_types` are those of which some layers have positions."""
         if self.config.alibi_slopes:
             return nn.ModuleDict()
         theta, share = self.config.rope_theta, self.config.rotary_share

@@ -49,13 +49,15 @@ class IndexedAttention(LatentAttention):
         size = 0 if self.indexer is None else self.index.head_size
         return LatentLayer(name=self.name, size=self.spec.size, dtype=run.kv_dtype, index_size=size)
 
-    def attended(self, x: torch.Tensor, rope: Rope) -> torch.Tensor:
-        """Return what this rank's heads attend to. Shapes: x [T, E] -> [T, H V]"""
-        query_latent = self.query_latent(x)
-        index = () if self.indexer is None else self.indexer(x, query_latent, rope)
-        q, latent = self._turned(self.q_b_proj(query_latent), self.kv_a_proj_with_mqa(x), rope)
-        width = self.spec.num_heads * self.config.value_size
-        return self._opaque(q, latent, *index, size=width)
+    def picking(
+        self, x: torch.Tensor, query_latent: torch.Tensor | None, rope: Rope
+    ) -> tuple[torch.Tensor, ...]:
+        """Return what the indexer makes of the tokens (see Indexer); nothing, where it is another
+        layer's."""
+        if self.indexer is None:
+            return ()
+        made: tuple[torch.Tensor, ...] = self.indexer(x, query_latent, rope)
+        return made
 
     def _attend(
         self,

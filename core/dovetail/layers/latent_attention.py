@@ -148,16 +148,7 @@ class LatentAttention(Keeper):
             rope_size=config.rope_size,
             scale=config.scale,
         )
-        width = heads * self.head_size
-        if config.query_rank is None:
-            self.q_proj = ColumnParallelLinear(context, f"{name}.q_proj", hidden, width)
-        else:
-            rank = config.query_rank
-            self.q_a_proj = ReplicatedLinear(
-                context, f"{name}.q_a_proj", hidden, rank, bias=has_bias
-            )
-            self.q_a_layernorm = RMSNorm(context, rank, eps=config.norm_eps)
-            self.q_b_proj = ColumnParallelLinear(context, f"{name}.q_b_proj", rank, width)
+        self.build_queries(context, name)
         self.kv_a_proj_with_mqa = ReplicatedLinear(
             context, f"{name}.kv_a_proj_with_mqa", hidden, self.spec.size, bias=has_bias
         )
@@ -168,6 +159,24 @@ class LatentAttention(Keeper):
         )
         self._turns = self._turns_of(context)
         self._opaque = Opaque(self._attend)
+
+    def build_queries(self, context: BuildContext, name: str) -> None:
+        """Make the matrices of queries. Mutates: self"""
+        config, model = self.config, context.model
+        width = model.num_heads * self.head_size
+        if config.query_rank is None:
+            self.q_proj = ColumnParallelLinear(context, f"{name}.q_proj", model.hidden_size, width)
+            return
+        self.build_query_latents(context, name, config.query_rank)
+        self.q_b_proj = ColumnParallelLinear(context, f"{name}.q_b_proj", config.query_rank, width)
+
+    def build_query_latents(self, context: BuildContext, name: str, rank: int) -> None:
+        """Make the matrix of the queries' own latents, and their norm. Mutates: self"""
+        config, hidden = self.config, context.model.hidden_size
+        self.q_a_proj = ReplicatedLinear(
+            context, f"{name}.q_a_proj", hidden, rank, bias=config.has_bias
+        )
+        self.q_a_layernorm = RMSNorm(context, rank, eps=config.norm_eps)
 
     def _turns_of(self, context: BuildContext) -> tuple[QkRotary, QkRotary, QkRotary] | None:
         """Return the kernels that turn queries, norm latents and turn them; None where torch does.
@@ -194,19 +203,32 @@ class LatentAttention(Keeper):
 
     def attended(self, x: torch.Tensor, rope: Rope) -> torch.Tensor:
         """Return what this rank's heads attend to. Shapes: x [T, E] -> [T, H V]"""
-        q, latent = self._turned(self._queries(x), self.kv_a_proj_with_mqa(x), rope)
-        return self._opaque(q, latent, size=self.spec.num_heads * self.config.value_size)
-
-    def _queries(self, x: torch.Tensor) -> torch.Tensor:
-        """Shapes: x [T, E] -> [T, H (N + R)]"""
         if self.config.query_rank is None:
-            return self.q_proj(x)
-        return self.q_b_proj(self.query_latent(x))
+            return self.attend(x, rope, self.q_proj(x))
+        query_latent = self.q_a_layernorm(self.q_a_proj(x))
+        return self.attend(x, rope, self.q_b_proj(query_latent), query_latent)
 
-    def query_latent(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the queries' own latents, normed. Shapes: x [T, E] -> [T, query_rank]"""
-        latents: torch.Tensor = self.q_a_layernorm(self.q_a_proj(x))
-        return latents
+    def attend(
+        self,
+        x: torch.Tensor,
+        rope: Rope,
+        q: torch.Tensor,
+        query_latent: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return what queries attend to, those made of normed latents of their own with these.
+
+        Shapes: x [T, E], q [T, H (N + R)], query_latent [T, query_rank] -> [T, H V]. Mutates: q
+        """
+        picking = self.picking(x, query_latent, rope)
+        q, latent = self._turned(q, self.kv_a_proj_with_mqa(x), rope)
+        size = self.spec.num_heads * self.config.value_size
+        return self._opaque(q, latent, *picking, size=size)
+
+    def picking(
+        self, x: torch.Tensor, query_latent: torch.Tensor | None, rope: Rope
+    ) -> tuple[torch.Tensor, ...]:
+        """Return what decides which of the latents are attended to; here all are."""
+        return ()
 
     def _turned(
         self, q: torch.Tensor, latent: torch.Tensor, rope: Rope

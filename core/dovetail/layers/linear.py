@@ -207,6 +207,23 @@ class ActivatedLinear(MergedActivatedLinear):
         super().__init__(context, name, in_size, (part,), act=act, bias=bias)
 
 
+class ReplicatedActivatedLinear(MergedActivatedLinear):
+    """The whole matrix on every rank, ending in an activation."""
+
+    def __init__(
+        self,
+        context: BuildContext,
+        name: str,
+        in_size: int,
+        out_size: int,
+        *,
+        act: str,
+        bias: bool = False,
+    ) -> None:
+        part = Part(name="", full=out_size, local=out_size, start=0)
+        super().__init__(context, name, in_size, (part,), act=act, bias=bias)
+
+
 class MergedColumnParallelLinear(Linear):
     """Several column-parallel matrices in one, e.g. gate and up. `parts` maps name to size."""
 

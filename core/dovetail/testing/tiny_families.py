@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-VOCAB_SIZE = 320
+from dovetail.testing.tiny_sizes import COMMON, EXPERTS, LATENT, VOCAB_SIZE
+from dovetail.testing.tiny_states import FAMILIES as WITH_STATES
 
-COMMON: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 2,
-}
-_EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+__all__ = ["COMMON", "FAMILIES", "OF_OWN_NAMES", "VOCAB_SIZE"]
+
 _GROUPED: dict[str, Any] = {
     "n_routed_experts": 8,
     "n_shared_experts": 1,
@@ -36,32 +26,8 @@ _GRANITE: dict[str, Any] = {
     "embedding_multiplier": 3.0,
     "attention_multiplier": 0.4,
 }
-_DELTA: dict[str, Any] = {
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 12,
-}
-
-_LATENT: dict[str, Any] = {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 24,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 10,
-    "n_routed_experts": 8,
-    "n_shared_experts": 2,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 16,
-    "first_k_dense_replace": 1,
-    "n_group": 4,
-    "topk_group": 2,
-    "routed_scaling_factor": 1.5,
-}
-_LATENT_TWICE = {**_LATENT, "head_dim": 8, "num_hidden_layers": 4, "zero_expert_num": 3}
+_LATENT_TWICE = {**LATENT, "head_dim": 8, "num_hidden_layers": 4, "zero_expert_num": 3}
 _ALIKE = {"num_key_value_heads": 4}
-_NOT_KIMI = ("n_routed_experts", "q_lora_rank")
 _SHARED: dict[str, Any] = {
     "num_hidden_layers": 4,
     "head_dim": 16,
@@ -72,37 +38,42 @@ _SHARED: dict[str, Any] = {
     "vocab_size_per_layer_input": VOCAB_SIZE,
     "final_logit_softcapping": 3.0,
 }
-_MAMBA2: dict[str, Any] = {
-    "mamba_n_heads": 8,
-    "mamba_n_groups": 2,
-    "mamba_d_state": 8,
-    "mamba_chunk_size": 8,
-}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    **WITH_STATES,
     "LlamaForCausalLM": ("llama", {}),
     "MistralForCausalLM": ("mistral", {"sliding_window": 6, "head_dim": 8}),
     "Qwen2ForCausalLM": ("qwen2", {"use_sliding_window": False, "tie_word_embeddings": True}),
     "Qwen3ForCausalLM": ("qwen3", {"head_dim": 16}),
     "Qwen2MoeForCausalLM": (
         "qwen2_moe",
-        {**_EXPERTS, "shared_expert_intermediate_size": 24, "mlp_only_layers": [0]},
+        {**EXPERTS, "shared_expert_intermediate_size": 24, "mlp_only_layers": [0]},
     ),
-    "Qwen3MoeForCausalLM": ("qwen3_moe", {**_EXPERTS, "head_dim": 8, "norm_topk_prob": True}),
-    "DeepseekV2ForCausalLM": ("deepseek_v2", {**_LATENT, "topk_method": "group_limited_greedy"}),
-    "DeepseekV3ForCausalLM": ("deepseek_v3", _LATENT),
+    "Qwen3MoeForCausalLM": ("qwen3_moe", {**EXPERTS, "head_dim": 8, "norm_topk_prob": True}),
+    "DeepseekV2ForCausalLM": ("deepseek_v2", {**LATENT, "topk_method": "group_limited_greedy"}),
+    "DeepseekV3ForCausalLM": ("deepseek_v3", LATENT),
     "DeepseekV32ForCausalLM": (
         "deepseek_v32",
-        {**_LATENT, "index_topk": 128, "index_head_dim": 16, "index_n_heads": 2},
+        {**LATENT, "index_topk": 128, "index_head_dim": 16, "index_n_heads": 2},
     ),
     "GlmMoeDsaForCausalLM": (
         "glm_moe_dsa",
         {
-            **_LATENT,
+            **LATENT,
             "index_topk": 128,
             "index_head_dim": 16,
             "index_n_heads": 2,
             "indexer_types": ["full", "shared"],
+        },
+    ),
+    "AXK2ForCausalLM": (
+        "axk2",
+        {
+            **LATENT,
+            "index_topk": 128,
+            "index_head_dim": 16,
+            "index_n_heads": 2,
+            "gated_norm_rank": 4,
         },
     ),
     "LongcatFlashForCausalLM": ("longcat_flash", _LATENT_TWICE),
@@ -234,85 +205,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "multi_query": True,
         },
     ),
-    "MambaForCausalLM": ("mamba", {"state_size": 4, "time_step_rank": 2}),
-    "FalconMambaForCausalLM": ("falcon_mamba", {"state_size": 4, "time_step_rank": 2}),
-    "Mamba2ForCausalLM": (
-        "mamba2",
-        {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2, "chunk_size": 8},
-    ),
-    "Lfm2ForCausalLM": (
-        "lfm2",
-        {"layer_types": ["conv", "full_attention"], "block_multiple_of": 16},
-    ),
-    "Lfm3ForCausalLM": (
-        "lfm3",
-        {
-            "num_hidden_layers": 3,
-            "head_dim": 8,
-            "sliding_window": 6,
-            "layer_types": ["conv", "sliding_attention", "full_attention"],
-        },
-    ),
-    "Lfm2MoeForCausalLM": (
-        "lfm2_moe",
-        {**_EXPERTS, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
-    ),
-    "BambaForCausalLM": ("bamba", {**_MAMBA2, "attn_layer_indices": [1]}),
-    "GraniteMoeHybridForCausalLM": (
-        "granitemoehybrid",
-        {
-            **_MAMBA2,
-            "layer_types": ["linear_attention", "full_attention"],
-            "num_local_experts": 4,
-            "shared_intermediate_size": 24,
-            "embedding_multiplier": 3.0,
-            "attention_multiplier": 0.2,
-            "residual_multiplier": 0.5,
-            "logits_scaling": 2.0,
-        },
-    ),
-    "JambaForCausalLM": (
-        "jamba",
-        {
-            "num_experts": 4,
-            "attn_layer_period": 2,
-            "attn_layer_offset": 1,
-            "mamba_d_state": 4,
-            "mamba_dt_rank": 2,
-        },
-    ),
-    "Qwen3NextForCausalLM": (
-        "qwen3_next",
-        {
-            **_EXPERTS,
-            **_DELTA,
-            "head_dim": 16,
-            "shared_expert_intermediate_size": 24,
-            "layer_types": ["linear_attention", "full_attention"],
-        },
-    ),
-    "KimiLinearForCausalLM": (
-        "kimi_linear",
-        {
-            **{name: size for name, size in _LATENT.items() if name not in _NOT_KIMI},
-            "num_local_experts": 8,
-            "linear_num_heads": 4,
-            "linear_head_dim": 8,
-            "layer_types": ["linear_attention", "full_attention"],
-        },
-    ),
-    "LaraMiniForCausalLM": (
-        "lara_mini",
-        {
-            **_EXPERTS,
-            **_DELTA,
-            "num_hidden_layers": 3,
-            "head_dim": 8,
-            "sliding_window": 6,
-            "shared_expert_intermediate_size": 24,
-            "layer_types": ["linear_attention", "sliding_attention", "full_attention"],
-        },
-    ),
     "HyperCLOVAXForCausalLM": (
         "hyperclovax",
         {
@@ -325,102 +217,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "XGLMForCausalLM": (
         "xglm",
         {"d_model": 32, "attention_heads": 4, "num_layers": 2, "ffn_dim": 48} | _ALIKE,
-    ),
-    "BailingHybridForCausalLM": (
-        "bailing_hybrid",
-        {
-            **{name: size for name, size in _LATENT.items() if name not in _NOT_KIMI},
-            "num_local_experts": 8,
-            "head_dim": 8,
-            "num_mtp_layers": 0,
-            "layer_types": ["linear_attention", "full_attention"],
-        },
-    ),
-    "OlmoHybridForCausalLM": (
-        "olmo_hybrid",
-        {**_DELTA, "layer_types": ["linear_attention", "full_attention"]},
-    ),
-    "Qwen3_5ForCausalLM": (
-        "qwen3_5_text",
-        {**_DELTA, "head_dim": 16, "layer_types": ["linear_attention", "full_attention"]},
-    ),
-    "Qwen3_5MoeForCausalLM": (
-        "qwen3_5_moe_text",
-        {
-            **_EXPERTS,
-            **_DELTA,
-            "head_dim": 16,
-            "shared_expert_intermediate_size": 24,
-            "layer_types": ["linear_attention", "full_attention"],
-        },
-    ),
-    "MiniMaxForCausalLM": (
-        "minimax",
-        {
-            "num_local_experts": 4,
-            "layer_types": ["linear_attention", "full_attention"],
-            "linear_attn_alpha_factor": 1.5,
-            "full_attn_beta_factor": 0.75,
-            "mlp_alpha_factor": 0.5,
-            "block_size": 8,
-        },
-    ),
-    "FalconH1ForCausalLM": (
-        "falcon_h1",
-        {
-            "mamba_d_ssm": 64,
-            "mamba_n_heads": 8,
-            "mamba_n_groups": 2,
-            "mamba_d_state": 8,
-            "mamba_chunk_size": 8,
-            "lm_head_multiplier": 0.7,
-            "embedding_multiplier": 2.0,
-            "mlp_multipliers": [0.8, 1.3],
-            "key_multiplier": 0.6,
-            "attention_out_multiplier": 0.9,
-            "attention_in_multiplier": 1.1,
-            "ssm_multipliers": [0.8, 1.2, 0.7, 0.9, 1.1],
-            "ssm_in_multiplier": 1.25,
-            "ssm_out_multiplier": 0.5,
-        },
-    ),
-    "NemotronHForCausalLM": (
-        "nemotron_h",
-        {
-            "head_dim": 8,
-            "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"],
-            **dict.fromkeys(("moe_intermediate_size", "moe_latent_size"), 16),
-            "n_routed_experts": 4,
-            "moe_shared_expert_intermediate_size": 24,
-            "routed_scaling_factor": 1.5,
-            "mamba_num_heads": 8,
-            "mamba_head_dim": 8,
-            "ssm_state_size": 8,
-            "n_groups": 2,
-            "chunk_size": 8,
-        },
-    ),
-    "Zamba2ForCausalLM": (
-        "zamba2",
-        {
-            "num_hidden_layers": 4,
-            "layers_block_type": ["linear_attention", "hybrid", "hybrid", "hybrid"],
-            "num_key_value_heads": 4,
-            "mamba_d_state": 8,
-            "n_mamba_heads": 8,
-            "chunk_size": 8,
-            "num_mem_blocks": 2,
-            **dict.fromkeys(("use_mem_rope", "use_shared_attention_adapter"), True),
-            "adapter_rank": 4,
-        },
-    ),
-    "RwkvForCausalLM": (
-        "rwkv",
-        {"attention_hidden_size": 32, "rescale_every": 0},
-    ),
-    "RecurrentGemmaForCausalLM": (
-        "recurrent_gemma",
-        {"block_types": ["recurrent", "attention"], "attention_window_size": 6},
     ),
     "BloomForCausalLM": ("bloom", {"hidden_size": 64, "n_head": 4, "n_layer": 2}),
     "MptForCausalLM": ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128}),
@@ -464,6 +260,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "logit_scale": 0.5,
             "sliding_window": 6,
             "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "DoryForCausalLM": (
+        "dory",
+        {
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "n_input_layers": 1,
+            "n_output_layers": 1,
+            "sliding_window": 6,
+            "initializer_range": 0.5,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
         },
     ),
     "NemotronForCausalLM": ("nemotron", {}),

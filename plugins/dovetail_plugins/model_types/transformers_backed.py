@@ -18,7 +18,6 @@ _OF_POSITIONS: dict[Positions, tuple[str, ...]] = {
         *("prophetnet", "rembert", "roberta-prelayernorm", "roc_bert"),
         *("xlm-roberta-xl", "xmod"),
     ),
-    "none": ("xlstm", "zamba"),
     "relative": ("cpmant", "xlnet"),
     "sinusoidal": ("ctrl",),
 }

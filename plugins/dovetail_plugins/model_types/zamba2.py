@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dovetail.interfaces.cache_facts import CacheFacts
@@ -20,7 +21,11 @@ _USUAL = (MIXER, *(*(MIXER,) * 5, HYBRID) * 7, *(MIXER,) * 4, HYBRID, *(MIXER,) 
 
 def layer_types(config: Config) -> tuple[str, ...]:
     """Return each layer's kind."""
-    kinds = config.get("layers_block_type") or (*_USUAL, MIXER, MIXER)
+    return named_kinds(config.get("layers_block_type") or (*_USUAL, MIXER, MIXER))
+
+
+def named_kinds(kinds: Iterable[str]) -> tuple[str, ...]:
+    """Return kinds of layers by the names of today."""
     return tuple(_OLDER.get(kind, kind) for kind in kinds)
 
 

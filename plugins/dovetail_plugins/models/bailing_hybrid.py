@@ -15,13 +15,14 @@ from torch import nn
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.decoder import FULL, DecoderConfig, usual_config
+from dovetail.layers.decoder import DecoderConfig, usual_config
 from dovetail.layers.delta import WideDeltaMixer
+from dovetail.layers.hybrid import LINEAR, HybridModel
 from dovetail.layers.latent_attention import LatentAttention, LatentConfig
 from dovetail.layers.linear import ColumnParallelLinear
 from dovetail.layers.output_gate import open_heads
 from dovetail.layers.rotary import Rope
-from dovetail_plugins.model_types.bailing_hybrid import LINEAR, delta_sizes, layer_types
+from dovetail_plugins.model_types.bailing_hybrid import delta_sizes, layer_types
 from dovetail_plugins.models.deepseek import DeepseekModel, DeepseekV3ForCausalLM, latent_config
 from dovetail_plugins.models.kimi_linear import FORGETS, KimiLinearLayer
 
@@ -58,21 +59,19 @@ class GatedLatentAttention(LatentAttention):
 class BailingHybridLayer(KimiLinearLayer):
     """One layer: the delta rule or latent attention, and experts in all but the first layers."""
 
+    def build_mixer(self, context: BuildContext, name: str) -> nn.Module:
+        """Return the delta rule."""
+        return WideDeltaMixer(context, name, delta_sizes(context.model.hf_config))
+
     def build_attention(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int
     ) -> nn.Module:
-        """Return what mixes the tokens of a row."""
-        if config.layer_types[layer] == LINEAR:
-            return WideDeltaMixer(context, name, delta_sizes(context.model.hf_config))
+        """Return the layer's attention."""
         return GatedLatentAttention(context, name, latent_config(context))
 
 
-class BailingHybridModel(DeepseekModel):
+class BailingHybridModel(HybridModel, DeepseekModel):
     """The layers; only those that attend are rotated."""
-
-    def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
-        """Return the table of the layers that attend."""
-        return super().build_rotaries(context, layer_types & {FULL})
 
 
 class BailingHybridForCausalLM(DeepseekV3ForCausalLM):

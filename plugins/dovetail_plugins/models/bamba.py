@@ -9,8 +9,9 @@ from dovetail.interfaces.model import WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, usual_config
+from dovetail.layers.hybrid import HybridModel
 from dovetail_plugins.model_types.bamba import layer_types
-from dovetail_plugins.models._hybrid import HybridLayer, HybridModel, jamba_names
+from dovetail_plugins.models._hybrid import MambaLayer, jamba_names
 
 
 class BambaForCausalLM(DecoderForCausalLM):
@@ -18,7 +19,7 @@ class BambaForCausalLM(DecoderForCausalLM):
 
     info = Info(summary="Bamba: Mamba 2 and attention", source="https://huggingface.co/blog/bamba")
     model_class = HybridModel
-    layer_class = HybridLayer
+    layer_class = MambaLayer
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:

@@ -123,12 +123,13 @@ class DeepseekLayer(DecoderLayer):
     """A layer of latent attention, with experts in all layers but the first ones."""
 
     scoring: ClassVar[str] = "sigmoid"
+    attention_class: ClassVar[type[LatentAttention]] = LatentAttention
 
     def build_attention(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int
     ) -> nn.Module:
         """Return the layer's attention."""
-        return LatentAttention(context, name, latent_config(context))
+        return self.attention_class(context, name, latent_config(context))
 
     def build_mlp(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int
@@ -215,6 +216,7 @@ class IndexedLayer(DeepseekLayer):
 
     is_interleaved: ClassVar[bool] = False
     """Of the pairs that the indexer turns."""
+    indexed_class: ClassVar[type[IndexedAttention]] = IndexedAttention
 
     def build_attention(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int
@@ -246,7 +248,7 @@ class IndexedLayer(DeepseekLayer):
                 where="--pipeline-parallel-size",
                 fix="let stages begin with layers that have an indexer.",
             )
-        return IndexedAttention(context, name, sizes, index.spec, indexer)
+        return self.indexed_class(context, name, sizes, index.spec, indexer)
 
 
 def _unless_stored(context: BuildContext) -> BuildContext:

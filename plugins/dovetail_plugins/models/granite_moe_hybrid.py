@@ -16,9 +16,10 @@ from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import DecoderConfig, GatedMLP
+from dovetail.layers.hybrid import HybridModel
 from dovetail.layers.moe import MoE
 from dovetail_plugins.model_types.granite_moe_hybrid import layer_types
-from dovetail_plugins.models._hybrid import HybridLayer, HybridModel
+from dovetail_plugins.models._hybrid import MambaLayer
 from dovetail_plugins.models._moe import num_experts, softmax_rule
 from dovetail_plugins.models.granite import GraniteForCausalLM
 
@@ -56,7 +57,7 @@ class GraniteFeedForward(nn.Module):
         return out
 
 
-class GraniteHybridLayer(HybridLayer):
+class GraniteHybridLayer(MambaLayer):
     """One layer of Granite 4."""
 
     mlp_name = SHARED

@@ -13,11 +13,12 @@ from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, usual_config
+from dovetail.layers.hybrid import UnrotatedModel
 from dovetail.layers.mamba import MambaMixer
 from dovetail.layers.moe import MoE
 from dovetail.layers.norm import RMSNorm
 from dovetail_plugins.model_types.jamba import has_experts, layer_types, mixer_sizes
-from dovetail_plugins.models._hybrid import HybridLayer, UnrotatedModel, jamba_names
+from dovetail_plugins.models._hybrid import MambaLayer, jamba_names
 from dovetail_plugins.models._moe import num_experts, softmax_rule
 
 
@@ -38,7 +39,7 @@ class JambaMixer(MambaMixer):
         return self.dt_layernorm(dt), self.b_layernorm(b), self.c_layernorm(c)
 
 
-class JambaLayer(HybridLayer):
+class JambaLayer(MambaLayer):
     """One layer of Jamba."""
 
     def build_mixer(self, context: BuildContext, name: str) -> nn.Module:

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from dovetail.interfaces.model import BuildContext, WeightMap
@@ -26,9 +25,10 @@ from dovetail.layers.decoder import (
     usual_config,
 )
 from dovetail.layers.delta import ChannelDeltaMixer
+from dovetail.layers.hybrid import LINEAR, HybridLayer
 from dovetail.layers.latent_attention import LatentAttention, LatentConfig
-from dovetail.layers.rotary import Rope, Unrotated
-from dovetail_plugins.model_types.kimi_linear import LINEAR, delta_sizes, layer_types
+from dovetail.layers.rotary import Unrotated
+from dovetail_plugins.model_types.kimi_linear import delta_sizes, layer_types
 from dovetail_plugins.models._moe import CORRECTION_BIAS, lettered
 from dovetail_plugins.models.deepseek import DeepseekLayer
 
@@ -62,25 +62,20 @@ def latent_config(config: Mapping[str, Any]) -> LatentConfig:
     )
 
 
-class KimiLinearLayer(DeepseekLayer):
+class KimiLinearLayer(HybridLayer, DeepseekLayer):
     """One layer: the delta rule or latent attention, and experts in all but the first layers."""
+
+    mixer_name = "self_attn"
+
+    def build_mixer(self, context: BuildContext, name: str) -> nn.Module:
+        """Return the delta rule."""
+        return ChannelDeltaMixer(context, name, delta_sizes(context.model.hf_config))
 
     def build_attention(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int
     ) -> nn.Module:
-        """Return what mixes the tokens of a row."""
-        settings = context.model.hf_config
-        if config.layer_types[layer] == LINEAR:
-            return ChannelDeltaMixer(context, name, delta_sizes(settings))
-        return LatentAttention(context, name, latent_config(settings))
-
-    def forward(self, x: torch.Tensor, ropes: Mapping[str, Rope]) -> torch.Tensor:
-        """Shapes: x [T, E] -> [T, E]"""
-        if self.layer_type != LINEAR:
-            return super().forward(x, ropes)
-        x = self.self_attn(self.input_layernorm(x), x)
-        out: torch.Tensor = self.mlp(self.post_attention_layernorm(x), x)
-        return out
+        """Return the layer's attention."""
+        return LatentAttention(context, name, latent_config(context.model.hf_config))
 
 
 class KimiLinearModel(DecoderModel):

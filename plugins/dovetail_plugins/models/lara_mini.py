@@ -7,28 +7,18 @@ Source: Translated, Lara 4 Mini, 2026, as transformers has it; Yang et al., Gate
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-import torch
 from torch import nn
 
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.decoder import (
-    FULL,
-    SLIDING,
-    DecoderConfig,
-    DecoderForCausalLM,
-    DecoderLayer,
-    DecoderModel,
-    usual_config,
-)
+from dovetail.layers.decoder import FULL, DecoderConfig, DecoderForCausalLM, usual_config
 from dovetail.layers.delta import QKV, JoinedDeltaMixer
-from dovetail.layers.rotary import Rope
+from dovetail.layers.hybrid import HybridLayer, HybridModel
 from dovetail_plugins.model_types.lara_mini import layer_types
-from dovetail_plugins.model_types.qwen3_next import LINEAR, delta_sizes
+from dovetail_plugins.model_types.qwen3_next import delta_sizes
 from dovetail_plugins.models._moe import SharedMoE, num_experts, softmax_rule
 
 APART = {
@@ -38,19 +28,12 @@ APART = {
 RENAMES = ((".out_norm.", ".norm."), (".mlp.shared_expert.", ".mlp.shared_experts."))
 
 
-class LaraMiniLayer(DecoderLayer):
+class LaraMiniLayer(HybridLayer):
     """One layer: the delta rule or attention, and experts."""
 
-    def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
-        if config.layer_types[layer] != LINEAR:
-            super().__init__(context, name, config, layer)
-            return
-        nn.Module.__init__(self)
-        self.layer_type = LINEAR
-        sizes = delta_sizes(context.model.hf_config)
-        self.linear_attn = JoinedDeltaMixer(context, f"{name}.linear_attn", sizes)
-        self.mlp = self.build_mlp(context, f"{name}.mlp", config, layer)
-        self.build_norms(context, config)
+    def build_mixer(self, context: BuildContext, name: str) -> nn.Module:
+        """Return the delta rule."""
+        return JoinedDeltaMixer(context, name, delta_sizes(context.model.hf_config))
 
     def build_mlp(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int
@@ -69,22 +52,6 @@ class LaraMiniLayer(DecoderLayer):
             routes_in_float32=True,
         )
 
-    def forward(self, x: torch.Tensor, ropes: Mapping[str, Rope]) -> torch.Tensor:
-        """Shapes: x [T, E] -> [T, E]"""
-        if self.layer_type != LINEAR:
-            return super().forward(x, ropes)
-        x = self.linear_attn(self.input_layernorm(x), x)
-        out: torch.Tensor = self.mlp(self.post_attention_layernorm(x), x)
-        return out
-
-
-class LaraMiniModel(DecoderModel):
-    """The layers; only those with windows are rotated."""
-
-    def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
-        """Return the table of the layers with windows."""
-        return super().build_rotaries(context, layer_types & {SLIDING})
-
 
 class LaraMiniForCausalLM(DecoderForCausalLM):
     """Lara Mini with its tied head."""
@@ -93,7 +60,7 @@ class LaraMiniForCausalLM(DecoderForCausalLM):
         summary="Lara Mini: gated delta rule, windows and experts",
         source="https://huggingface.co/translated/Lara-4-Mini-Base",
     )
-    model_class = LaraMiniModel
+    model_class = HybridModel
     layer_class = LaraMiniLayer
 
     @classmethod

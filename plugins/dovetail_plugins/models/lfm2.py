@@ -10,7 +10,6 @@ Source: Liquid AI, LFM2 Technical Report, 2025 (arXiv 2511.23404).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -28,14 +27,13 @@ from dovetail.layers.decoder import (
     GatedMLP,
     usual_config,
 )
+from dovetail.layers.hybrid import HybridLayer, HybridModel
 from dovetail.layers.linear import MergedColumnParallelLinear, RowParallelLinear, even_part
 from dovetail.layers.product import Product
 from dovetail.layers.recurrent import ShortConv
-from dovetail.layers.rotary import Rope
 from dovetail.layers.state import State
 from dovetail.parallel.groups import tensor_group
 from dovetail_plugins.model_types.lfm2 import CONV, inner_size, layer_types
-from dovetail_plugins.models._hybrid import HybridModel
 
 
 class Lfm2ShortConv(nn.Module):
@@ -62,20 +60,16 @@ class Lfm2ShortConv(nn.Module):
         return self.out_proj(self.gate(inner, after), residual)
 
 
-class Lfm2Layer(DecoderLayer):
+class Lfm2Layer(HybridLayer):
     """One layer: a convolution or attention, and an MLP."""
 
-    def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
-        nn.Module.__init__(self)
-        size = context.model.hidden_size
-        self.layer_type = config.layer_types[layer]
-        if self.layer_type == CONV:
-            self.conv = Lfm2ShortConv(context, f"{name}.conv")
-        else:
-            self.self_attn = self.build_attention(context, f"{name}.self_attn", config, layer)
-        self.operator_norm = config.norm(context, size, eps=config.norm_eps)
-        self.ffn_norm = config.norm(context, size, eps=config.norm_eps)
-        self.feed_forward = self.build_mlp(context, f"{name}.feed_forward", config, layer)
+    mixer_type = CONV
+    mixer_name = "conv"
+    mlp_name = "feed_forward"
+
+    def build_mixer(self, context: BuildContext, name: str) -> nn.Module:
+        """Return the layer's convolution."""
+        return Lfm2ShortConv(context, name)
 
     def build_mlp(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int
@@ -83,16 +77,6 @@ class Lfm2Layer(DecoderLayer):
         """Return the layer's MLP."""
         inner = inner_size(context.model.hf_config)
         return GatedMLP(context, name, inner=inner, act=config.hidden_act)
-
-    def forward(self, x: torch.Tensor, ropes: Mapping[str, Rope]) -> torch.Tensor:
-        """Shapes: x [T, E] -> [T, E]"""
-        inner = self.operator_norm(x)
-        if self.layer_type == CONV:
-            x = self.conv(inner, x)
-        else:
-            x = self.self_attn(inner, ropes[self.layer_type], x)
-        out: torch.Tensor = self.feed_forward(self.ffn_norm(x), x)
-        return out
 
 
 class Lfm2ForCausalLM(DecoderForCausalLM):
@@ -126,6 +110,9 @@ class Lfm2ForCausalLM(DecoderForCausalLM):
                 ("q_layernorm", "q_norm"),
                 ("k_layernorm", "k_norm"),
                 ("feed_forward.w2", "feed_forward.down_proj"),
+                (".feed_forward.", ".mlp."),
+                (".operator_norm.", ".input_layernorm."),
+                (".ffn_norm.", ".post_attention_layernorm."),
             ),
             fused={**FUSED, "w1": ("gate_up_proj", "gate"), "w3": ("gate_up_proj", "up")},
             ignored=usual.ignored,

@@ -88,13 +88,12 @@ class Lfm3Layer(Lfm2Layer):
         """Shapes: x [T, E] -> [T, E]"""
         if not self.is_sandwich:
             return super().forward(x, ropes)
-        inner = self.operator_norm(x)
-        if self.layer_type == CONV:
-            mixed = self.conv(inner)
-        else:
-            mixed = self.self_attn(inner, ropes[self.layer_type])
+        inner = self.input_layernorm(x)
+        is_mixer = self.layer_type == self.mixer_type
+        mixed = self.mixer(inner) if is_mixer else self.self_attn(inner, ropes[self.rope])
         x = self.post_operator_norm(mixed, residual=x)
-        out: torch.Tensor = self.post_ffn_norm(self.feed_forward(self.ffn_norm(x)), residual=x)
+        fed = self.mlp(self.post_attention_layernorm(x))
+        out: torch.Tensor = self.post_ffn_norm(fed, residual=x)
         return out
 
 

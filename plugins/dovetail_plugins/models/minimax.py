@@ -23,7 +23,8 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.decoder import FULL, SLIDING, DecoderConfig, DecoderModel, usual_config
+from dovetail.layers.decoder import FULL, SLIDING, DecoderConfig, usual_config
+from dovetail.layers.hybrid import HybridModel
 from dovetail.layers.lightning import (
     BY_HEAD,
     LightningAttention,
@@ -95,14 +96,6 @@ class _Weights(nn.Module):
         return out
 
 
-class MiniMaxModel(DecoderModel):
-    """The layers; only those with softmax attention are rotated."""
-
-    def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
-        """Return the table of the layers with softmax attention."""
-        return super().build_rotaries(context, layer_types - {LINEAR})
-
-
 def _refuse_others(config: Mapping[str, Any]) -> None:
     """Refuse layers that no published checkpoint has. Raises: ConfigError"""
     for field, wanted in (("postnorm", True), ("shared_intermediate_size", 0)):
@@ -121,7 +114,7 @@ class MiniMaxForCausalLM(MixtralForCausalLM):
         summary="MiniMax-Text-01 and MiniMax-M1 (lightning attention)",
         source="https://arxiv.org/abs/2501.08313",
     )
-    model_class = MiniMaxModel
+    model_class = HybridModel
     layer_class = MiniMaxLayer
 
     @classmethod

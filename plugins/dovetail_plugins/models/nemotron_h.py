@@ -23,6 +23,7 @@ from dovetail.layers.decoder import (
     PlainMLP,
     usual_config,
 )
+from dovetail.layers.hybrid import UnrotatedModel
 from dovetail.layers.linear import ReplicatedLinear
 from dovetail.layers.mamba2 import Mamba2Mixer
 from dovetail.layers.moe import MoE
@@ -36,7 +37,6 @@ from dovetail_plugins.model_types.nemotron_h import (
     layer_types,
     mixer_sizes,
 )
-from dovetail_plugins.models._hybrid import UnrotatedModel
 from dovetail_plugins.models._moe import CORRECTION_BIAS, num_experts, sigmoid_rule
 
 

@@ -8,10 +8,8 @@ Grazzi et al., Unlocking State-Tracking in Linear RNNs Through Negative Eigenval
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-import torch
 from torch import nn
 
 from dovetail.interfaces.model import BuildContext, WeightMap
@@ -20,10 +18,9 @@ from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import FULL, DecoderConfig, DecoderForCausalLM, usual_config
 from dovetail.layers.delta import DeltaMixer
 from dovetail.layers.head_norm import WholeRMSNorm
+from dovetail.layers.hybrid import HybridLayer, HybridModel
 from dovetail.layers.post_norm import PostNormLayer
-from dovetail.layers.rotary import Rope
-from dovetail_plugins.model_types.olmo_hybrid import LINEAR, delta_sizes, layer_types
-from dovetail_plugins.models._hybrid import HybridModel
+from dovetail_plugins.model_types.olmo_hybrid import delta_sizes, layer_types
 
 DELTA = ".linear_attn."
 APART = {
@@ -45,28 +42,12 @@ RENAMES = (
 )
 
 
-class OlmoHybridLayer(PostNormLayer):
+class OlmoHybridLayer(HybridLayer, PostNormLayer):
     """One layer: the delta rule between norms before, or attention between norms behind."""
 
-    def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
-        if config.layer_types[layer] != LINEAR:
-            super().__init__(context, name, config, layer)
-            return
-        nn.Module.__init__(self)
-        self.layer_type = LINEAR
-        sizes = delta_sizes(context.model.hf_config)
-        self.linear_attn = DeltaMixer(context, f"{name}.linear_attn", sizes)
-        self.mlp = self.build_mlp(context, f"{name}.mlp", config, layer)
-        self.input_layernorm = config.build_norm(context)
-        self.post_attention_layernorm = config.build_norm(context)
-
-    def forward(self, x: torch.Tensor, ropes: Mapping[str, Rope]) -> torch.Tensor:
-        """Shapes: x [T, E] -> [T, E]"""
-        if self.layer_type != LINEAR:
-            return super().forward(x, ropes)
-        x = self.linear_attn(self.input_layernorm(x), x)
-        out: torch.Tensor = self.mlp(self.post_attention_layernorm(x), x)
-        return out
+    def build_mixer(self, context: BuildContext, name: str) -> nn.Module:
+        """Return the delta rule."""
+        return DeltaMixer(context, name, delta_sizes(context.model.hf_config))
 
 
 def has_positions(model: ModelSpec) -> bool:

@@ -7,10 +7,8 @@ Source: Qwen team, Qwen3-Next-80B-A3B, 2025; Yang et al., Gated Delta Networks, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-import torch
 from torch import nn
 
 from dovetail.interfaces.model import BuildContext, WeightMap
@@ -19,10 +17,9 @@ from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, usual_config
 from dovetail.layers.delta import BA, QKV, QKVZ, DeltaMixer
 from dovetail.layers.gated_attention import WITH_GATE, GatedAttention
+from dovetail.layers.hybrid import HybridLayer, HybridModel
 from dovetail.layers.norm import GemmaRMSNorm
-from dovetail.layers.rotary import Rope
-from dovetail_plugins.model_types.qwen3_next import LINEAR, delta_sizes, layer_types
-from dovetail_plugins.models._hybrid import HybridModel
+from dovetail_plugins.model_types.qwen3_next import delta_sizes, layer_types
 from dovetail_plugins.models.qwen2_moe import Qwen2MoeLayer
 
 APART = {
@@ -34,29 +31,18 @@ APART = {
 """Names of inputs of the delta layers that have matrices of their own."""
 
 
-class Qwen3NextLayer(Qwen2MoeLayer):
+class Qwen3NextLayer(HybridLayer, Qwen2MoeLayer):
     """One layer: the delta rule or gated attention, and experts or an MLP."""
 
-    def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
-        nn.Module.__init__(self)
-        self.layer_type = config.layer_types[layer]
-        if self.layer_type == LINEAR:
-            sizes = delta_sizes(context.model.hf_config)
-            self.linear_attn = DeltaMixer(context, f"{name}.linear_attn", sizes)
-        else:
-            self.self_attn = GatedAttention(context, f"{name}.self_attn", config, layer)
-        self.mlp = self.build_mlp(context, f"{name}.mlp", config, layer)
-        self.build_norms(context, config)
+    def build_mixer(self, context: BuildContext, name: str) -> nn.Module:
+        """Return the delta rule."""
+        return DeltaMixer(context, name, delta_sizes(context.model.hf_config))
 
-    def forward(self, x: torch.Tensor, ropes: Mapping[str, Rope]) -> torch.Tensor:
-        """Shapes: x [T, E] -> [T, E]"""
-        inner = self.input_layernorm(x)
-        if self.layer_type == LINEAR:
-            x = self.linear_attn(inner, x)
-        else:
-            x = self.self_attn(inner, ropes[self.layer_type], x)
-        out: torch.Tensor = self.mlp(self.post_attention_layernorm(x), x)
-        return out
+    def build_attention(
+        self, context: BuildContext, name: str, config: DecoderConfig, layer: int
+    ) -> nn.Module:
+        """Return the layer's attention."""
+        return GatedAttention(context, name, config, layer)
 
 
 class Qwen3NextForCausalLM(DecoderForCausalLM):

@@ -30,9 +30,9 @@ from dovetail.layers.decoder import (
     DecoderConfig,
     DecoderForCausalLM,
     DecoderLayer,
-    DecoderModel,
     GatedMLP,
 )
+from dovetail.layers.hybrid import HybridModel
 from dovetail.layers.linear import (
     ActivatedLinear,
     ColumnParallelLinear,
@@ -175,12 +175,8 @@ class RecurrentGemmaLayer(DecoderLayer):
         return out
 
 
-class RecurrentGemmaModel(DecoderModel):
+class RecurrentGemmaModel(HybridModel):
     """Embedding, layers and the last norm; layers know which tokens are the first."""
-
-    def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
-        """Return the table of the layers that attend."""
-        return super().build_rotaries(context, layer_types & {SLIDING})
 
     def layer_arguments(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return which tokens are their rows' first. Shapes: x [T, E], positions [T] -> [T]"""

@@ -30,6 +30,7 @@ from dovetail.layers.decoder import (
     usual_config,
 )
 from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.hybrid import UnrotatedModel
 from dovetail.layers.linear import (
     ActivatedLinear,
     ColumnParallelLinear,
@@ -48,7 +49,6 @@ from dovetail_kernels.op import Arguments
 from dovetail_kernels.short_conv.native import ShortConv
 from dovetail_kernels.wkv.native import Wkv
 from dovetail_plugins.model_types.rwkv import channels, inner_size
-from dovetail_plugins.models._hybrid import UnrotatedModel
 
 ATTENTION, FEED_FORWARD, AVERAGE = "attention", "feed_forward", "average"
 """The parts of the state: the last input of each part of a layer, and the averages."""

@@ -131,7 +131,8 @@ class SharedAttention(nn.Module):
         qkv = self.qkv_proj(x)
         if self.has_adapters:
             own = (f"linear_{letter}_adapter_list.{call}" for letter in "qkv")
-            qkv = qkv + torch.cat([self.get_submodule(name)(x) for name in own], dim=-1)
+            (added,) = of_tensors(side_by_side, *(self.get_submodule(name)(x) for name in own))
+            (qkv,) = of_tensors(_sum, qkv, added)
         q, k, v = self.rotate(qkv, rope)
         out: torch.Tensor = self.o_proj(self.attn.of(call)(q, k, v))
         return out
@@ -164,9 +165,14 @@ class SharedMLP(nn.Module):
 
     def forward(self, x: torch.Tensor, call: int) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]"""
-        gate_up = self.gate_up_proj(x) + self.gate_up_proj_adapter_list.of(call)(x)
-        out: torch.Tensor = self.down_proj(self.gate.joined(gate_up))
+        added = self.gate_up_proj_adapter_list.of(call)(x)
+        (gate_up,) = of_tensors(_sum, self.gate_up_proj(x), added)
+        (gated,) = of_tensors(self._gated, gate_up)
+        out: torch.Tensor = self.down_proj(gated)
         return out
+
+    def _gated(self, gate_up: torch.Tensor) -> tuple[torch.Tensor]:
+        return (self.gate.joined(gate_up),)
 
 
 class SharedBlock(nn.Module):
@@ -186,13 +192,20 @@ class SharedBlock(nn.Module):
         self.input_layernorm = config.norm(context, 2 * size, eps=config.norm_eps)
         self.self_attn = SharedAttention(context, f"{name}.self_attn", calls)
         self.pre_ff_layernorm = config.norm(context, size, eps=config.norm_eps)
-        self.feed_forward = SharedMLP(context, f"{name}.feed_forward", config.hidden_act, calls)
+        self.feed_forward = self.build_mlp(context, f"{name}.feed_forward", config, calls)
+
+    def build_mlp(
+        self, context: BuildContext, name: str, config: DecoderConfig, calls: LayersByCall
+    ) -> nn.Module:
+        """Return the block's MLP: a module of (x, call), x [T, E]."""
+        return SharedMLP(context, name, config.hidden_act, calls)
 
     def forward(
         self, x: torch.Tensor, embedded: torch.Tensor, rope: Rope | None, call: int
     ) -> torch.Tensor:
         """Shapes: x, embedded [T, E] -> [T, E]"""
-        wide = self.input_layernorm(torch.cat([x, embedded], dim=-1))
+        (wide,) = of_tensors(side_by_side, x, embedded)
+        wide = self.input_layernorm(wide)
         inner = self.pre_ff_layernorm(self.self_attn(wide, rope, call))
         out: torch.Tensor = self.feed_forward(inner, call)
         return out
@@ -202,11 +215,15 @@ class Zamba2Layer(DecoderLayer):
     """A mixer; in a layer that calls a block, behind what the block makes. On each stage the
     first layers that do hold the blocks."""
 
+    block_class: ClassVar[type[SharedBlock]] = SharedBlock
+    block_name: ClassVar[str] = BLOCK
+    """The block in the checkpoint."""
+
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
         nn.Module.__init__(self)
         settings = context.model.hf_config
         self.input_layernorm = config.build_norm(context)
-        self.mamba = Mamba2Mixer(context, f"{name}.mamba", mixer_sizes(settings))
+        self.mamba = self.build_mixer(context, f"{name}.mamba")
         callers = callers_of(config.layer_types)
         self.call = callers.index(layer) if layer in callers else None
         if self.call is None:
@@ -220,9 +237,13 @@ class Zamba2Layer(DecoderLayer):
             calls = range(self.number, len(callers), num_blocks)
             layers = {call: callers[call] for call in calls}
             names = {c: f"{trunk}.{i}" if i in here else None for c, i in layers.items()}
-            self.shared_transformer = SharedBlock(
-                context, f"{name}.{BLOCK}", config, names, self.number
+            self.shared_transformer = self.block_class(
+                context, f"{name}.{self.block_name}", config, names, self.number
             )
+
+    def build_mixer(self, context: BuildContext, name: str) -> nn.Module:
+        """Return the layer's mixer: a module of (x, residual), both [T, E]."""
+        return Mamba2Mixer(context, name, mixer_sizes(context.model.hf_config))
 
     def forward(
         self,
@@ -237,7 +258,8 @@ class Zamba2Layer(DecoderLayer):
         if self.call is not None:
             assert embedded is not None
             block = blocks[self.number]
-            inner = x + self.linear(block(x, embedded, ropes.get(HYBRID), self.call))
+            made = self.linear(block(x, embedded, ropes.get(HYBRID), self.call))
+            (inner,) = of_tensors(_sum, x, made)
         out: torch.Tensor = self.mamba(self.input_layernorm(inner), x)
         return out
 
@@ -287,7 +309,7 @@ class Zamba2Model(DecoderModel):
             x = layer(x, ropes, embedded, self._blocks)
         if self.stage.is_last:
             return self.norm(x)
-        return of_tensors(_side_by_side, x, embedded)[0]
+        return of_tensors(side_by_side, x, embedded)[0]
 
     def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
         """Return the table of the blocks, where they are rotated."""
@@ -299,8 +321,13 @@ def _halves(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(half.contiguous() for half in x.chunk(2, dim=-1))
 
 
-def _side_by_side(x: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor]:
-    return (torch.cat([x, embedded], dim=-1),)
+def _sum(one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor]:
+    return (one + other,)
+
+
+def side_by_side(*parts: torch.Tensor) -> tuple[torch.Tensor]:
+    """Return the parts side by side. Shapes: [T, A], .. -> [T, A + ..]"""
+    return (torch.cat(parts, dim=-1),)
 
 
 class Zamba2ForCausalLM(DecoderForCausalLM):
@@ -311,17 +338,18 @@ class Zamba2ForCausalLM(DecoderForCausalLM):
     )
     capabilities: ClassVar[frozenset[str]] = frozenset({"tensor_parallel", "pipeline_parallel"})
     model_class = Zamba2Model
-    layer_class = Zamba2Layer
+    layer_class: ClassVar[type[Zamba2Layer]] = Zamba2Layer
 
     def __init__(self, options: Any, context: BuildContext) -> None:
         settings = context.model.hf_config
-        callers, count = callers_of(layer_types(settings)), int(settings["num_mem_blocks"])
+        callers = callers_of(self.decoder_config(context.model).layer_types)
+        count = int(settings["num_mem_blocks"])
         here = context.rank.layers(context.model.num_layers)
-        self._repeated = tuple(_name_of_block(i) for i in callers[count:])
+        own = self.layer_class.block_name
+        self._repeated = tuple(_name_of_block(i, own) for i in callers[count:])
         self._moved = tuple(
-            (_name_of_block(callers[number]), _name_of_block(layer))
+            (_name_of_block(callers[number], own), _name_of_block(layer, BLOCK))
             for number, layer in holders(callers, count, here).items()
-            if layer != callers[number]
         )
         super().__init__(options, context)
 
@@ -353,6 +381,6 @@ class Zamba2ForCausalLM(DecoderForCausalLM):
         )
 
 
-def _name_of_block(layer: int) -> str:
+def _name_of_block(layer: int, block: str) -> str:
     """Return the part of names that those of a layer's block have."""
-    return f".layers.{layer}.{BLOCK}."
+    return f".layers.{layer}.{block}."

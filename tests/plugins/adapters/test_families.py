@@ -134,6 +134,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("FalconH1ForCausalLM", "NemotronHForCausalLM"), _MAMBA),
     # A block that several layers call has one adapter, in PEFT one for each call.
     "Zamba2ForCausalLM": (*_MAMBA, r"shared_transformer\..*"),
+    "ZambaForCausalLM": (*_MAMBA, r"shared_transf\..*"),
     # Absorbed into queries: not one product that an adapter could be added to. (Sparse attention's
     # indexer is not run at the lengths that are served.)
     "DeepseekV2ForCausalLM": ("kv_b_proj",),
@@ -142,7 +143,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "LongcatFlashForCausalLM": ("kv_b_proj", "classifier"),
     "BailingHybridForCausalLM": ("kv_b_proj",),
     **dict.fromkeys(
-        ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"),
+        ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "AXK2ForCausalLM"),
         ("kv_b_proj", "wq_b", "wk", "weights_proj"),
     ),
     # A few numbers of each token, multiplied one by one.

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from dovetail import registry
 from dovetail.errors import ConfigError
@@ -258,6 +259,7 @@ VARIANTS |= {
 _INDEX: dict[str, Any] = {"index_topk": 8, "index_n_heads": 8}
 VARIANTS |= {
     "deepseek-v32-sparse": ("DeepseekV32ForCausalLM", _INDEX),
+    "axk2-sparse": ("AXK2ForCausalLM", {**_INDEX, "n_group": None, "topk_group": None}),
     "glm-dsa-sparse": (
         "GlmMoeDsaForCausalLM",
         {**_INDEX, "num_hidden_layers": 3, "indexer_types": ["full", "shared", "full"]},
@@ -470,6 +472,63 @@ def test_mimo_is_qwen2_beside_its_drafter(tmp_path: Path, monkeypatch: pytest.Mo
     changed = config | {"architectures": ["MiMoForCausalLM"], "model_type": "mimo"}
     (path / "config.json").write_text(json.dumps(changed))
     check_divided(path, as_qwen2, monkeypatch)
+
+
+def as_released(name: str) -> str:
+    """Return what a released checkpoint of Dory calls a tensor that transformers saves."""
+    for i in range(4):
+        for own, block, named in (
+            ("self_attn", 2 * i, "mixer"),
+            ("mlp", 2 * i + 1, "mixer"),
+            ("lambda_1", 2 * i, "attn_alpha"),
+            ("lambda_2", 2 * i + 1, "mlp_alpha"),
+        ):
+            start = f"backbone.layers.{i}.{own}"
+            if name.startswith(start):
+                return f"backbone.layers.{block}.{named}{name.removeprefix(start)}"
+    return name
+
+
+def test_dory_by_its_released_names(folder: Any, tmp_path: Path) -> None:
+    """transformers saves a layer of attention and one of an MLP as one."""
+    saved, tokens = folder("DoryForCausalLM"), prompt(21, 21)
+    path = copytree(saved, tmp_path / "released")
+    weights = load_file(path / "model.safetensors")
+    released = {as_released(name): weight for name, weight in weights.items()}
+    assert "backbone.layers.7.mixer.suv_up" in released
+    save_file(released, path / "model.safetensors", {"format": "pt"})
+    (found,) = PagedModel.load(path, backend="torch_sdpa").forward([(0, tokens)])
+    assert_same(found, reference(saved, tuple(tokens)))
+
+
+JOINED = {
+    "mlstm_layer.qkv_opreact.weight": ("q.weight", "k.weight", "v.weight", "ogate_preact.weight"),
+    "mlstm_layer.ifgate_preact.weight": ("igate_preact.weight", "fgate_preact.weight"),
+    "mlstm_layer.ifgate_preact.bias": ("igate_preact.bias", "fgate_preact.bias"),
+    "ffn.proj_up_gate_z.weight": ("proj_up_gate.weight", "proj_up.weight"),
+}
+"""What xLSTM's checkpoints hold that are not stored apart."""
+
+
+def test_xlstm_of_open_gates_and_joined_matrices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of random weights transformers' input gates are as good as shut. It makes no model of joined
+    matrices."""
+    apart = write_tiny_checkpoint(tmp_path / "apart", "xLSTMForCausalLM")
+    weights = load_file(apart / "model.safetensors")
+    for name in weights:
+        if name.endswith("igate_preact.bias"):
+            weights[name] += 12.0
+    save_file(weights, apart / "model.safetensors", {"format": "pt"})
+    path = copytree(apart, tmp_path / "joined")
+    for block in ("backbone.blocks.0.", "backbone.blocks.1."):
+        for name, parts in JOINED.items():
+            folder = block + name.partition(".")[0]
+            weights[block + name] = torch.cat([weights.pop(f"{folder}.{part}") for part in parts])
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    check_divided(apart, apart, monkeypatch)
+    check_divided(path, apart, monkeypatch)
 
 
 INTERNLM3 = {"qkv_bias": True, "bias": True}

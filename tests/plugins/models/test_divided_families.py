@@ -40,6 +40,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "the delta rule by channel, and latents": ("KimiLinearForCausalLM", {}),
     "two latents a block, experts that do not compute": ("LongcatFlashForCausalLM", {}),
     "bounded decays, latents with gates": ("BailingHybridForCausalLM", {}),
+    "heads and norms with gates": ("AXK2ForCausalLM", {}),
     "one matrix of all inputs": (
         "LaraMiniForCausalLM",
         {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
@@ -58,6 +59,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "convolutions, and corrected experts": ("Lfm2MoeForCausalLM", {}),
     "gates block by block": ("RecurrentGemmaForCausalLM", {}),
+    "memories of matrices": ("xLSTMForCausalLM", {}),
     "averages by channel": ("RwkvForCausalLM", {"rescale_every": 1}),
 }
 PROMPT = torch.randint(3, VOCAB_SIZE, (15,), generator=torch.Generator().manual_seed(15)).tolist()
@@ -82,11 +84,19 @@ def test_ranks_and_stages_compute_as_one(
     assert torch.equal(pieces(staged), alone)
 
 
+def test_what_routers_remember_goes_from_stage_to_stage(tmp_path: Path) -> None:
+    path = write_tiny_checkpoint(tmp_path, "ZayaForCausalLM")
+    alone = pieces(PagedModel(load_model(path)))
+    staged = StagedModel(lambda rank: load_model(path, rank=rank), (1, 2))
+    assert torch.equal(pieces(staged), alone)
+
+
+@pytest.mark.parametrize("family", ["ZambaForCausalLM", "Zamba2ForCausalLM"])
 def test_blocks_that_layers_share_are_on_every_stage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As far as its layers call them, each with the adapters and caches of its own calls."""
-    path = write_tiny_checkpoint(tmp_path, "Zamba2ForCausalLM")
+    path = write_tiny_checkpoint(tmp_path, family)
     alone = pieces(PagedModel(load_model(path)))
     divided = pieces(DividedModel(path, 2, monkeypatch))
     assert (divided - alone).abs().max() <= TOLERANCE
