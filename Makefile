@@ -11,6 +11,8 @@ export PYTHONDONTWRITEBYTECODE :=
 # Tests run on one thread a process. Three processes keep the two cores of a small machine busy: a test
 # often waits, for a limit to pass or for a process to end.
 WORKERS ?= 3
+# Those of core run beside lint, which takes one processor.
+BESIDE_LINT ?= 2
 # A file's tests share servers and engines; conftest.py puts the longest files first.
 DIST := --dist loadfile --no-loadscope-reorder
 # What computes numbers on a CPU, by ways that differ between instruction sets, but for what is marked
@@ -34,7 +36,7 @@ GPU_TESTS := $(addprefix tests/e2e/, test_gpu.py test_gpu_families.py test_gpu_f
 # Processes that share the GPU; needs pytest-xdist. 0: one after the other.
 GPU_WORKERS ?= 0
 
-.PHONY: serve test test-quick test-kv test-isa test-gpu test-machines test-real sweep lint docs docs-site bench clean
+.PHONY: serve kernels test test-core test-quick test-kv test-isa test-gpu test-machines test-real sweep lint docs docs-site bench clean
 
 serve: $(VENV)/.serve
 	@echo 'When it is ready, ask it something:'
@@ -42,14 +44,22 @@ serve: $(VENV)/.serve
 	@echo "    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"What is the capital of France?\"}]}'"
 	$(BIN)/dovetail serve --port $(PORT)
 
-test: $(VENV)/.test $(VENV)/.browser lint
-	PYTHONPATH=core:kernels OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/core -q --without-plugins -n $(WORKERS) --note-passed $(VENV)/passed \
-	|| { echo 'What failed beside other tests runs once more, alone:'; \
-	PYTHONPATH=core:kernels OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/core -q --without-plugins --last-failed --last-failed-no-failures none; }
+test:
+	@$(MAKE) --no-print-directory -j3 $(VENV)/.test $(VENV)/.browser kernels
+	@$(MAKE) --no-print-directory lint >$(VENV)/lint.log 2>&1 & lint=$$!; \
+	failed=0; $(MAKE) --no-print-directory test-core WORKERS=$(BESIDE_LINT) || failed=1; \
+	wait $$lint || failed=1; cat $(VENV)/lint.log; exit $$failed
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests -n $(WORKERS) $(DIST) --durations 25 --skip-noted $(VENV)/passed \
 	|| { echo 'What failed beside other tests runs once more, alone:'; \
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests --last-failed --last-failed-no-failures none; }
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTEST_ADDOPTS='-n $(WORKERS) $(DIST)' $(BIN)/dovetail plugins check
+
+# Core on its own: the plugins are as good as absent. What passes so is noted, and `make test` runs it
+# no second time.
+test-core: $(VENV)/.test
+	PYTHONPATH=core:kernels OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/core -q --without-plugins -n $(WORKERS) --note-passed $(VENV)/passed \
+	|| { echo 'What failed beside other tests runs once more, alone:'; \
+	PYTHONPATH=core:kernels OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/core -q --without-plugins --last-failed --last-failed-no-failures none; }
 
 # What one runs while working: core, the promises about the source, one whole server; under three
 # minutes on two cores. Without lint (`make lint`).
@@ -140,9 +150,14 @@ $(VENV)/.serve: $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet -e .
 	@touch $@
 
+# What is never imported is not compiled to bytecode.
 $(VENV)/.test: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet -e '.[test,lint]'
+	$(BIN)/python -m pip install --quiet --no-compile -e '.[test,lint]'
 	@touch $@ $(VENV)/.serve $(VENV)/.docs
+
+# The native kernels, which the installation above would compile when all else has been downloaded.
+kernels:
+	@$(PYTHON) kernels/dovetail_kernels/cpu/recipe.py
 
 # Without dovetail itself, which the site does not need.
 $(VENV)/.docs: $(BIN)/python pyproject.toml
