@@ -124,3 +124,21 @@ def registry_is_left_as_found() -> Iterator[None]:
 
     with registry.with_entries({}):
         yield
+
+
+@pytest.fixture(scope="module")
+def warm_ranks() -> Iterator[None]:
+    """Fork ranks and engines from a process that has imported what they do."""
+    from support.warm_children import warm_children
+
+    with warm_children():
+        yield
+
+
+@pytest.fixture(scope="module")
+def warm_media_ranks() -> Iterator[None]:
+    """The same for models that see or hear."""
+    from support.warm_children import MEDIA, warm_children
+
+    with warm_children(MEDIA):
+        yield
