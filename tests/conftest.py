@@ -15,10 +15,16 @@ import pytest
 from dovetail.testing.plugin import (
     pytest_collection,
     pytest_collection_finish,
+    pytest_runtest_teardown,
     pytest_sessionfinish,
 )
 
-__all__ = ["pytest_collection", "pytest_collection_finish", "pytest_sessionfinish"]  # hooks
+__all__ = [  # hooks
+    "pytest_collection",
+    "pytest_collection_finish",
+    "pytest_runtest_teardown",
+    "pytest_sessionfinish",
+]
 
 # Tiny models on many threads wait for each other; read when torch is first imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

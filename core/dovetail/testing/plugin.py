@@ -8,7 +8,9 @@ package is often installed beside unrelated test suites.
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+import sys
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from dovetail.interfaces.plugin import Value
 from dovetail.registry import KINDS, Entry
 from dovetail.testing.contract import SECOND_FILES, clause_name, gates_of
 
+FEW_MODULES = 20
 OPTION = "--dovetail-plugin"
 CLAUSE_OPTION = "--dovetail-clause"
 
@@ -82,14 +85,54 @@ def pytest_collection() -> None:
 def pytest_collection_finish() -> None:
     """Keep what was collected out of later collections of garbage, for the same reason: every
     engine that opens or closes in this process would walk all of it."""
-    gc.collect()
-    gc.freeze()
+    _freeze()
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, None, None]:
+    """Keep modules out of collections that a test has imported, those of transformers' models say,
+    unless it leaves something behind that will go: what other tests of its file share."""
+    yield
+    path = item.path
+    if nextitem is None or nextitem.path != path:
+        _sharing.discard(path)
+    elif _shares(item):
+        _sharing.add(path)
+    if path not in _sharing and len(sys.modules) > _known.num_modules + FEW_MODULES:
+        _freeze()
 
 
 def pytest_sessionfinish() -> None:
     """Let collections see everything again: some plugins' last words ask what refers to what."""
     gc.unfreeze()
+
+
+@dataclass
+class _Known:
+    """How many modules there were when what was there was last kept out of collections."""
+
+    num_modules: int = 0
+
+
+_known = _Known()
+_sharing: set[Path] = set()
+"""Files of which some test has left behind what others share."""
+
+
+def _shares(item: pytest.Item) -> bool:
+    """Return whether fixtures of a test live longer than it does, and end before the session."""
+    fixtures = getattr(item, "_fixtureinfo", None)
+    definitions = [] if fixtures is None else fixtures.name2fixturedefs.values()
+    return any(one.scope not in ("function", "session") for some in definitions for one in some)
+
+
+def _freeze() -> None:
+    gc.collect()
+    gc.freeze()
+    _known.num_modules = len(sys.modules)
 
 
 def _is_chosen(item: pytest.Item, clauses: frozenset[str]) -> bool:
