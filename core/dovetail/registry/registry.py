@@ -336,7 +336,7 @@ class Registry:
 
     def _entries_of(self, group: str) -> list[Entry]:
         found = {entry.id: entry for entry in self._all() if entry.kind == group}
-        shown = [entry for entry in found.values() if not self._is_blocked(entry)]
+        shown = [e for e in found.values() if not (self._blocked and self._is_blocked(e))]
         return sorted(shown, key=lambda entry: (names.natural(entry.name), entry.distribution))
 
     def _all(self) -> Iterator[Entry]:
