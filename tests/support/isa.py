@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         parser.error(f"which sets this machine has is not known: {error}")
     if not sets:
-        print("this machine has no such instruction set below its best: nothing to hold", flush=True)
+        print("this machine has no such set below its best: nothing to hold", flush=True)
     for isa in sets:
         print(f"limited to {isa}:", flush=True)
         status = subprocess.run(asked.command, env=os.environ | held(isa), check=False).returncode

@@ -15,6 +15,7 @@ import ctypes
 import fcntl
 import gc
 import importlib
+import inspect
 import json
 import os
 import socket
@@ -25,6 +26,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -38,6 +40,8 @@ WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
 """What engines set for their children, once they are there."""
 UNTOLD = ("PYTEST_CURRENT_TEST", *WAITING)
 """Variables that differ from test to test and mean nothing to a child, or are set for all."""
+PARAMETERS = tuple(inspect.signature(subprocess.Popen._execute_child).parameters)[1:]  # type: ignore[attr-defined]
+"""What a Popen starts a child with; its beginning and its end are the same for a fork."""
 LENGTH = struct.Struct(">I")
 DONE = b"."
 """The process between has ended."""
@@ -95,31 +99,33 @@ def warm_children(modules: tuple[str, ...] = TEXT) -> Iterator[None]:
     """Fork ranks and engines while the with block runs; `modules` are imported once, when the first
     starts. One that shall have other variables than that had is started as usual."""
     assert threading.current_thread() is threading.main_thread(), "children end with this thread"
-    class Popen(subprocess.Popen[bytes]):
-        def _execute_child(self, args: Any, *rest: Any) -> None:
-            source = forks_of(modules) if args[-1] in (RANK, ENGINE) else None
-            if source is not None and source.environment == _told(rest[5]):
-                self._fork(source, args[-1], rest)
-            else:
-                super()._execute_child(args, *rest)  # type: ignore[misc]
 
-        def _fork(self, source: Forks, module: str, rest: Sequence[Any]) -> None:
-            pass_fds, cwd, environment, group = rest[3], rest[4], rest[5], rest[-1]
-            reading, _, _, writing, _, errors = rest[9:15]
-            assert cwd is None
-            own = [one if one >= 0 else usual for usual, one in enumerate((reading, writing, errors))]
+    class Popen(subprocess.Popen[bytes]):
+        def _execute_child(self, *values: Any) -> None:
+            asked = dict(zip(PARAMETERS, values, strict=True))
+            module = asked["args"][-1]
+            source = forks_of(modules) if module in (RANK, ENGINE) else None
+            if source is not None and source.environment == _told(asked["env"]):
+                self._fork(source, module, asked)
+            else:
+                super()._execute_child(*values)  # type: ignore[misc]
+
+        def _fork(self, source: Forks, module: str, asked: dict[str, Any]) -> None:
+            assert asked["cwd"] is None
+            ends = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+            usual = [end if end >= 0 else number for number, end in enumerate(ends)]
             order = {
                 "module": module,
-                "environment": dict(environment),
-                "numbers": [0, 1, 2, *pass_fds],
-                "folder": os.getcwd(),
-                "group": group,
+                "environment": dict(asked["env"]),
+                "numbers": [0, 1, 2, *asked["pass_fds"]],
+                "folder": str(Path.cwd()),
+                "group": asked["process_group"],
                 "parent": os.getpid(),
             }
-            self.pid = source.start(order, [*own, *pass_fds])
+            self.pid = source.start(order, [*usual, *asked["pass_fds"]])
             self._child_created = True
-            for descriptor in {reading, writing, errors} - {-1, *range(3)}:
-                os.close(descriptor)
+            for end in {*ends} - {-1, 0, 1, 2}:
+                os.close(end)
 
     stand_in = ModuleType(subprocess.__name__)
     vars(stand_in).update(vars(subprocess) | {"Popen": Popen})

@@ -174,7 +174,7 @@ def perf_cases() -> list[Case]:
 
 def _halves(ended: Sequence[str]) -> list[Case]:
     """Return cases of 16-bit activations, which the CPU's kernels leave to the GPU's: each way that
-    weights meet them. Of many rows those in the formats `ended` have fused ends: a program a row."""
+    weights meet them. Many rows have fused ends, a program a row, in the formats `ended`."""
     ends: dict[str, Any] = {"bias": True, "residual": True, "activation": "silu"}
     return [
         replace(

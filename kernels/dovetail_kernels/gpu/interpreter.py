@@ -80,8 +80,8 @@ def overflow_unseen() -> None:
 
 
 def remember_types() -> None:
-    """Make this process's interpreter look numpy's type of one of Triton's up once: it makes a table
-    of all of them for every load, constant and cast."""
+    """Make this process's interpreter look up once which of numpy's types one of Triton's is: it
+    makes a table of all of them for every load, constant and cast."""
     from triton.runtime import interpreter
 
     looked_up = interpreter._get_np_dtype
