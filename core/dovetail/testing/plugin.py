@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from dovetail.interfaces.plugin import Value
 from dovetail.registry import KINDS, Entry
 from dovetail.testing.contract import SECOND_FILES, clause_name, gates_of
 
-FEW_MODULES = 20
+FEW_MODULES, MANY_MODULES = 20, 200
 OPTION = "--dovetail-plugin"
 CLAUSE_OPTION = "--dovetail-clause"
 
@@ -93,16 +92,18 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_teardown(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, None, None]:
-    """Keep modules out of collections that a test has imported, those of transformers' models say,
-    unless it leaves something behind that will go: what other tests of its file share."""
+    """Keep modules out of collections that a test has imported, those of transformers' models say.
+    What tests of a file share is seen again when the file has ended."""
     yield
-    path = item.path
-    if nextitem is None or nextitem.path != path:
-        _sharing.discard(path)
-    elif _shares(item):
-        _sharing.add(path)
-    if path not in _sharing and len(sys.modules) > _known.num_modules + FEW_MODULES:
+    num_new = len(sys.modules) - _Kept.num_modules
+    is_last = nextitem is None or nextitem.path != item.path
+    _Kept.is_shared = not is_last and (_Kept.is_shared or _shares(item))
+    is_over = is_last and _Kept.holds_shared
+    if is_over:
+        gc.unfreeze()
+    if is_over or num_new > (MANY_MODULES if _Kept.is_shared else FEW_MODULES):
         _freeze()
+        _Kept.holds_shared = _Kept.is_shared
 
 
 def pytest_sessionfinish() -> None:
@@ -110,16 +111,13 @@ def pytest_sessionfinish() -> None:
     gc.unfreeze()
 
 
-@dataclass
-class _Known:
-    """How many modules there were when what was there was last kept out of collections."""
+class _Kept:
+    """What is kept out of collections: how many modules there were, and whether beside them lies
+    what tests of this file share."""
 
-    num_modules: int = 0
-
-
-_known = _Known()
-_sharing: set[Path] = set()
-"""Files of which some test has left behind what others share."""
+    num_modules = 0
+    is_shared = False
+    holds_shared = False
 
 
 def _shares(item: pytest.Item) -> bool:
@@ -132,7 +130,7 @@ def _shares(item: pytest.Item) -> bool:
 def _freeze() -> None:
     gc.collect()
     gc.freeze()
-    _known.num_modules = len(sys.modules)
+    _Kept.num_modules = len(sys.modules)
 
 
 def _is_chosen(item: pytest.Item, clauses: frozenset[str]) -> bool:
