@@ -11,20 +11,25 @@ export PYTHONDONTWRITEBYTECODE :=
 # Tests run on one thread a process. Three processes keep the two cores of a small machine busy: a test
 # often waits, for a limit to pass or for a process to end.
 WORKERS ?= 3
+# Those of core run beside lint, which takes a processor.
+BESIDE_LINT = $(shell expr $(WORKERS) - 1 \| 1)
 # A file's tests share servers and engines; conftest.py puts the longest files first.
 DIST := --dist loadfile --no-loadscope-reorder
 # What computes numbers on a CPU, by ways that differ between instruction sets, but for what is marked
-# any_isa, and for files that go through all sets by themselves (test_small_ops_native and its like).
-ISA_TESTS := $(addprefix tests/, kernels/test_gemm_native.py kernels/test_gemm_rounded.py \
+# any_isa, and for files that go through all sets by themselves (test_small_ops_native and its like):
+# kernels, layers and sampling, and whole models and engines.
+ISA_KERNELS := $(addprefix tests/, kernels/test_gemm_native.py kernels/test_gemm_rounded.py \
   kernels/test_gemm_gpu.py::test_a_row_alone_is_the_row_in_a_batch kernels/test_interpreter.py \
   kernels/test_paged_attention.py kernels/test_program.py core/layers core/sampling/test_draw.py \
   core/sampling/test_kernels.py core/sampling/test_logprobs.py core/sampling/test_penalties.py \
-  core/sampling/test_sampler.py plugins/quantization plugins/gguf/test_types.py \
-  plugins/gguf/test_models.py plugins/gguf/test_through_the_engine.py plugins/models/test_against_transformers.py \
-  plugins/attention/test_native_cpu.py plugins/attention/test_triton_paged.py::test_scenes[bits] \
+  core/sampling/test_sampler.py plugins/gguf/test_types.py plugins/attention/test_native_cpu.py \
+  plugins/attention/test_triton_paged.py::test_scenes[bits] plugins/test_torch_sdpa.py)
+ISA_ENGINE := tests/e2e/test_native_equals_torch.py::test_greedy_answers_are_those_of_torch[LlamaForCausalLM]
+ISA_ENGINES := $(addprefix tests/, plugins/quantization plugins/gguf/test_models.py \
+  plugins/gguf/test_through_the_engine.py plugins/models/test_against_transformers.py \
   plugins/load_formats/test_tensorizer.py $(addprefix core/inspect/test_memory_estimates.py::test_, while_loading \
-  what_is_asked_of_activations outputs_that_fill_no_panel) plugins/test_torch_sdpa.py \
-  plugins/test_concurrent_equals_alone.py e2e/test_native_equals_torch.py e2e/test_recorded_steps.py)
+  what_is_asked_of_activations outputs_that_fill_no_panel) plugins/test_concurrent_equals_alone.py \
+  e2e/test_native_equals_torch.py e2e/test_recorded_steps.py)
 
 # Whole servers and engines that `make test-quick` tries beside core.
 QUICK_TESTS := tests/e2e/test_server_life.py::test_streamed_and_whole_answers_are_the_same
@@ -34,7 +39,7 @@ GPU_TESTS := $(addprefix tests/e2e/, test_gpu.py test_gpu_families.py test_gpu_f
 # Processes that share the GPU; needs pytest-xdist. 0: one after the other.
 GPU_WORKERS ?= 0
 
-.PHONY: serve test test-quick test-kv test-isa test-gpu test-machines test-real sweep lint docs docs-site bench clean
+.PHONY: serve kernels test test-core test-quick test-kv test-isa test-gpu test-machines test-real sweep lint docs docs-site bench clean
 
 serve: $(VENV)/.serve
 	@echo 'When it is ready, ask it something:'
@@ -42,14 +47,22 @@ serve: $(VENV)/.serve
 	@echo "    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"What is the capital of France?\"}]}'"
 	$(BIN)/dovetail serve --port $(PORT)
 
-test: $(VENV)/.test $(VENV)/.browser lint
-	PYTHONPATH=core:kernels OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/core -q --without-plugins -n $(WORKERS) --note-passed $(VENV)/passed \
-	|| { echo 'What failed beside other tests runs once more, alone:'; \
-	PYTHONPATH=core:kernels OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/core -q --without-plugins --last-failed --last-failed-no-failures none; }
+test:
+	@$(MAKE) --no-print-directory -j3 $(VENV)/.test $(VENV)/.browser kernels
+	@$(MAKE) --no-print-directory lint >$(VENV)/lint.log 2>&1 & lint=$$!; \
+	failed=0; $(MAKE) --no-print-directory test-core WORKERS=$(BESIDE_LINT) || failed=1; \
+	wait $$lint || failed=1; cat $(VENV)/lint.log; exit $$failed
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests -n $(WORKERS) $(DIST) --durations 25 --skip-noted $(VENV)/passed \
 	|| { echo 'What failed beside other tests runs once more, alone:'; \
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests --last-failed --last-failed-no-failures none; }
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTEST_ADDOPTS='-n $(WORKERS) $(DIST)' $(BIN)/dovetail plugins check
+
+# Core on its own: the plugins are as good as absent. What passes so is noted, and `make test` runs it
+# no second time.
+test-core: $(VENV)/.test
+	PYTHONPATH=core:kernels OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/core -q --without-plugins -n $(WORKERS) --note-passed $(VENV)/passed \
+	|| { echo 'What failed beside other tests runs once more, alone:'; \
+	PYTHONPATH=core:kernels OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/core -q --without-plugins --last-failed --last-failed-no-failures none; }
 
 # What one runs while working: core, the promises about the source, one whole server; under three
 # minutes on two cores. Without lint (`make lint`).
@@ -63,11 +76,16 @@ test-kv: $(VENV)/.test
 	KV_TESTS=full OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/e2e/test_kv_*.py \
 	  -q -p no:cacheprovider -n $(WORKERS) $(DIST) --durations 10
 
-# The tests of numbers once more for each instruction set below this machine's best (AVX2, any
-# x86-64): dovetail's kernels, torch and numpy are held to it (tests/support/isa.py says how).
+# The tests of numbers once more on the instruction set below this machine's best (AVX2), and those of
+# kernels, layers and one whole engine on the sets below that (any x86-64): dovetail's kernels, torch
+# and numpy are held to them (tests/support/isa.py says how). ISA=full: all of them on each.
+ISA ?=
 test-isa: $(VENV)/.test
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python tests/support/isa.py lower \
-	  $(BIN)/python -m pytest $(ISA_TESTS) -q -m 'not any_isa and not machines and not real' -p no:cacheprovider -n $(WORKERS) $(DIST) --durations 10
+	$(call on_isa,$(if $(ISA),lower,next),$(ISA_KERNELS) $(ISA_ENGINES))
+	$(if $(ISA),,$(call on_isa,below,$(ISA_KERNELS) $(ISA_ENGINE)))
+
+on_isa = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python tests/support/isa.py $(1) \
+	  $(BIN)/python -m pytest $(2) -q -m 'not any_isa and not machines and not real' -p no:cacheprovider -n $(WORKERS) $(DIST) --durations 10
 
 # On a machine with an NVIDIA GPU and its own torch (PYTHON=...): all cases of all kernels, then the
 # tests that need the device, on GPU_WORKERS processes.
@@ -140,9 +158,14 @@ $(VENV)/.serve: $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet -e .
 	@touch $@
 
+# What is never imported is not compiled to bytecode.
 $(VENV)/.test: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet -e '.[test,lint]'
+	$(BIN)/python -m pip install --quiet --no-compile -e '.[test,lint]'
 	@touch $@ $(VENV)/.serve $(VENV)/.docs
+
+# The native kernels, which the installation above would compile when all else has been downloaded.
+kernels:
+	@$(PYTHON) kernels/dovetail_kernels/cpu/recipe.py
 
 # Without dovetail itself, which the site does not need.
 $(VENV)/.docs: $(BIN)/python pyproject.toml

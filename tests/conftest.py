@@ -15,10 +15,16 @@ import pytest
 from dovetail.testing.plugin import (
     pytest_collection,
     pytest_collection_finish,
+    pytest_runtest_teardown,
     pytest_sessionfinish,
 )
 
-__all__ = ["pytest_collection", "pytest_collection_finish", "pytest_sessionfinish"]  # hooks
+__all__ = [  # hooks
+    "pytest_collection",
+    "pytest_collection_finish",
+    "pytest_runtest_teardown",
+    "pytest_sessionfinish",
+]
 
 # Tiny models on many threads wait for each other; read when torch is first imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -123,4 +129,22 @@ def registry_is_left_as_found() -> Iterator[None]:
     from dovetail import registry
 
     with registry.with_entries({}):
+        yield
+
+
+@pytest.fixture(scope="module")
+def warm_ranks() -> Iterator[None]:
+    """Fork ranks and engines from a process that has imported what they do."""
+    from support.warm_children import warm_children
+
+    with warm_children():
+        yield
+
+
+@pytest.fixture(scope="module")
+def warm_media_ranks() -> Iterator[None]:
+    """The same for models that see or hear."""
+    from support.warm_children import MEDIA, warm_children
+
+    with warm_children(MEDIA):
         yield

@@ -30,7 +30,7 @@ from support.kv_engines import (
 from support.tiny_encoder_decoders import write_encoder_decoder
 
 paths = pytest.fixture(scope="module")(kv_engines.checkpoints)
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_ranks")]
 
 FAMILIES = (
     "LlamaForCausalLM",

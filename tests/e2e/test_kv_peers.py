@@ -27,7 +27,7 @@ from support.kv_engines import (
 )
 
 paths = pytest.fixture(scope="module")(kv_engines.checkpoints)
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_ranks")]
 
 LONG = [3 + (7 * i + i // 9) % 60 for i in range(110)]
 PROMPTS = [LONG, LONG[:90], [*LONG[:66], 5, 6, 7], [9, 8, 7, *LONG[:80]]]

@@ -28,7 +28,7 @@ from support.tiny_decoders import (
     write_modules,
 )
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_ranks")]
 
 ENGINE: dict[str, Any] = {
     "max_model_len": 64,

@@ -23,7 +23,7 @@ from dovetail.interfaces.stats import StepStats
 from dovetail.testing.tiny_models import write_tiny_checkpoint
 from support.server_process import ServerProcess
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_ranks")]
 
 TOLERANCE = 2e-4
 ENGINE: dict[str, Any] = {

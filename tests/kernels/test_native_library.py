@@ -120,7 +120,7 @@ def cross_command() -> list[str] | None:
     return None
 
 
-TEMPLATES = ("gemm.", "paged_attention.")
+TEMPLATES = ("gated_delta.", "gemm.", "low_rank.", "paged_attention.", "short_conv.", "ssd.")
 """Files of so many templates that Clang's back end takes seconds. They have no Arm assembly, which
 nothing before the back end reads."""
 FRONT_END = ["-Xclang", "-disable-llvm-passes", "-emit-llvm"]

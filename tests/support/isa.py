@@ -2,6 +2,8 @@
 
     python tests/support/isa.py avx2 COMMAND...    # or base
     python tests/support/isa.py lower COMMAND...   # for each such set below this machine's best
+    python tests/support/isa.py next COMMAND...    # for the highest of those
+    python tests/support/isa.py below COMMAND...   # for the others of those
 
 Held are dovetail's kernels, torch with oneDNN and MKL, numpy with OpenBLAS, and the C library's
 functions. A set that has no variables here (AVX-512's, Arm's) cannot be asked for.
@@ -40,7 +42,9 @@ HELD = {
 NUMPY_VARIABLE = "NPY_DISABLE_CPU_FEATURES"
 NUMPY_KEEPS = ("AVX2", "FMA3", "F16C", "X86_V3")
 """Groups of functions that numpy may choose on a machine with AVX2; names of all its versions."""
-LOWER = "lower"
+LOWER, NEXT, BELOW = "lower", "next", "below"
+PARTS = {LOWER: slice(None), NEXT: slice(-1, None), BELOW: slice(0, -1)}
+"""Word -> which of the sets below this machine's best, the lowest first."""
 
 
 def held(isa: str) -> dict[str, str]:
@@ -70,17 +74,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command held to each set in turn; return the first exit status that is not 0."""
     parser = argparse.ArgumentParser(prog="python tests/support/isa.py", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("isa", choices=[*HELD, LOWER])
+    parser.add_argument("isa", choices=[*HELD, *PARTS])
     parser.add_argument("command", nargs=argparse.REMAINDER)
     asked = parser.parse_args(arguments)
     if not asked.command:
         parser.error("give the command to run")
     try:
-        sets = lower_sets() if asked.isa == LOWER else [asked.isa]
+        sets = lower_sets()[PARTS[asked.isa]] if asked.isa in PARTS else [asked.isa]
     except OSError as error:
         parser.error(f"which sets this machine has is not known: {error}")
     if not sets:
-        print("this machine's instruction set is the lowest there is: nothing to hold", flush=True)
+        print("this machine has no such set below its best: nothing to hold", flush=True)
     for isa in sets:
         print(f"limited to {isa}:", flush=True)
         status = subprocess.run(asked.command, env=os.environ | held(isa), check=False).returncode

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from dovetail.errors import ConfigError
 from dovetail.registry.entry import BUILT_IN, Entry, Origin
@@ -62,6 +62,23 @@ def scan() -> tuple[Entry, ...]:
         for entry in source.entries()
         if allowed is None or _is_allowed(entry, allowed)
     )
+
+
+class _Kinds:
+    """The entries of the last `scan`, and each kind's of them."""
+
+    scanned: tuple[Entry, ...] | None = None
+    found: ClassVar[dict[str, tuple[Entry, ...]]] = {}
+
+
+def scan_kind(kind: str) -> tuple[Entry, ...]:
+    """Return those of `scan` that are of one kind: a start asks for them a hundred times."""
+    entries = scan()
+    if _Kinds.scanned is not entries:
+        kinds = dict.fromkeys(entry.kind for entry in entries)
+        _Kinds.found = {one: tuple(e for e in entries if e.kind == one) for one in kinds}
+        _Kinds.scanned = entries
+    return _Kinds.found.get(kind, ())
 
 
 def forget() -> None:

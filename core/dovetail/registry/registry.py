@@ -335,8 +335,10 @@ class Registry:
         }
 
     def _entries_of(self, group: str) -> list[Entry]:
-        found = {entry.id: entry for entry in self._all() if entry.kind == group}
-        shown = [entry for entry in found.values() if not self._is_blocked(entry)]
+        discovered = discovery.scan_kind(group) if self._shows_discovered else ()
+        added = (entry for entry in self._added if entry.kind == group)
+        found = {entry.id: entry for entry in (*discovered, *added)}
+        shown = [e for e in found.values() if not (self._blocked and self._is_blocked(e))]
         return sorted(shown, key=lambda entry: (names.natural(entry.name), entry.distribution))
 
     def _all(self) -> Iterator[Entry]:

@@ -8,7 +8,8 @@ package is often installed beside unrelated test suites.
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+import sys
+from collections.abc import Generator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from dovetail.interfaces.plugin import Value
 from dovetail.registry import KINDS, Entry
 from dovetail.testing.contract import SECOND_FILES, clause_name, gates_of
 
+FEW_MODULES, MANY_MODULES = 20, 200
 OPTION = "--dovetail-plugin"
 CLAUSE_OPTION = "--dovetail-clause"
 
@@ -82,14 +84,53 @@ def pytest_collection() -> None:
 def pytest_collection_finish() -> None:
     """Keep what was collected out of later collections of garbage, for the same reason: every
     engine that opens or closes in this process would walk all of it."""
-    gc.collect()
-    gc.freeze()
+    _freeze()
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, None, None]:
+    """Keep modules out of collections that a test has imported, those of transformers' models say.
+    What tests of a file share is seen again when the file has ended."""
+    yield
+    num_new = len(sys.modules) - _Kept.num_modules
+    is_last = nextitem is None or nextitem.path != item.path
+    _Kept.is_shared = not is_last and (_Kept.is_shared or _shares(item))
+    is_over = is_last and _Kept.holds_shared
+    if is_over:
+        gc.unfreeze()
+    if is_over or num_new > (MANY_MODULES if _Kept.is_shared else FEW_MODULES):
+        _freeze()
+        _Kept.holds_shared = _Kept.is_shared
 
 
 def pytest_sessionfinish() -> None:
     """Let collections see everything again: some plugins' last words ask what refers to what."""
     gc.unfreeze()
+
+
+class _Kept:
+    """What is kept out of collections: how many modules there were, and whether beside them lies
+    what tests of this file share."""
+
+    num_modules = 0
+    is_shared = False
+    holds_shared = False
+
+
+def _shares(item: pytest.Item) -> bool:
+    """Return whether fixtures of a test live longer than it does, and end before the session."""
+    fixtures = getattr(item, "_fixtureinfo", None)
+    definitions = [] if fixtures is None else fixtures.name2fixturedefs.values()
+    return any(one.scope not in ("function", "session") for some in definitions for one in some)
+
+
+def _freeze() -> None:
+    gc.collect()
+    gc.freeze()
+    _Kept.num_modules = len(sys.modules)
 
 
 def _is_chosen(item: pytest.Item, clauses: frozenset[str]) -> bool:

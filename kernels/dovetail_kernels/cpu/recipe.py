@@ -282,3 +282,7 @@ def _text(path: Path) -> str:
 
 def _digest(parts: Iterable[str]) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+if __name__ == "__main__":  # as an editable install does, which then finds it made
+    build(HERE / "_lib", sets=usable_sets(), tell=print)

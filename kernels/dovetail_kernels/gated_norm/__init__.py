@@ -8,7 +8,7 @@ Shapes: x, gate [T, D], weight [D] or [group_size] -> [T, D] in x's dtype
 Source: Dao, Gu, "Transformers are SSMs", 2024; Yang et al., "Gated delta networks", 2024
 """
 
-from dovetail_kernels.gated_norm.cases import cases, perf_cases
+from dovetail_kernels.gated_norm.cases import cases, perf_cases, small_cases
 from dovetail_kernels.gated_norm.native import NATIVE
 from dovetail_kernels.gated_norm.reference import reference
 from dovetail_kernels.gpu import triton_implementation
@@ -20,5 +20,6 @@ OP = Op(
     reference=reference,
     cases=cases,
     perf_cases=perf_cases,
+    small_cases=small_cases,
     implementations=[NATIVE, triton_implementation("gated_norm")],
 )

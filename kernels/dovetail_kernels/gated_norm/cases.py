@@ -12,14 +12,23 @@ from dovetail_kernels.random import normal, tolerance
 
 def cases() -> list[Case]:
     """Return decode, prefill and odd sizes in three dtypes, with both orders and both weights."""
+    return _cases(70)
+
+
+def small_cases() -> list[Case]:
+    """Return the same with few rows, each of which is interpreted for itself."""
+    return _cases(3)
+
+
+def _cases(many: int) -> list[Case]:
     whole = [
         _case(tokens, size, size // groups, gate_first=True, dtype=dtype)
-        for tokens, size, groups in ((1, 1024, 1), (7, 96, 4), (70, 333, 1))
+        for tokens, size, groups in ((1, 1024, 1), (7, 96, 4), (many, 333, 1))
         for dtype in (torch.float32, torch.bfloat16, torch.float16)
     ]
     heads = [
         _case(tokens, size * heads, size, gate_first=first, is_shared=is_shared, apart=13)
-        for tokens, size, heads in ((1, 128, 8), (9, 17, 3), (70, 64, 2))
+        for tokens, size, heads in ((1, 128, 8), (9, 17, 3), (many, 64, 2))
         for first in (False, True)
         for is_shared in (False, True)
     ]

@@ -94,3 +94,5 @@ if interprets() and missing_reason() is None:
     _interpreter = import_module("dovetail_kernels.gpu.interpreter")
     _interpreter.sum_in_order()
     _interpreter.patch_once_a_launch()
+    _interpreter.overflow_unseen()
+    _interpreter.remember_types()

@@ -8,7 +8,7 @@ Source: Ba, Kiros, Hinton, "Layer normalization", 2016
 """
 
 from dovetail_kernels.gpu import triton_implementation
-from dovetail_kernels.layer_norm.cases import cases, perf_cases
+from dovetail_kernels.layer_norm.cases import cases, perf_cases, small_cases
 from dovetail_kernels.layer_norm.native import NATIVE
 from dovetail_kernels.layer_norm.reference import reference
 from dovetail_kernels.op import Op
@@ -19,5 +19,6 @@ OP = Op(
     reference=reference,
     cases=cases,
     perf_cases=perf_cases,
+    small_cases=small_cases,
     implementations=[NATIVE, triton_implementation("layer_norm")],
 )

@@ -12,7 +12,7 @@ Source: Su et al., "RoFormer", 2021; Henry et al., "Query-key normalization", 20
 
 from dovetail_kernels.gpu import triton_implementation
 from dovetail_kernels.op import Op
-from dovetail_kernels.qk_rotary.cases import cases, perf_cases
+from dovetail_kernels.qk_rotary.cases import cases, perf_cases, small_cases
 from dovetail_kernels.qk_rotary.native import NATIVE
 from dovetail_kernels.qk_rotary.reference import reference
 
@@ -22,5 +22,6 @@ OP = Op(
     reference=reference,
     cases=cases,
     perf_cases=perf_cases,
+    small_cases=small_cases,
     implementations=[NATIVE, triton_implementation("qk_rotary")],
 )

@@ -38,9 +38,18 @@ PERF_TOKENS = (1, 8, 256)
 
 def cases() -> list[Case]:
     """Return whole and partial turns, with and without norms, halves and interleaved."""
+    return _cases(70)
+
+
+def small_cases() -> list[Case]:
+    """Return the same with few tokens, each of which is interpreted for itself."""
+    return _cases(3)
+
+
+def _cases(many: int) -> list[Case]:
     usual = [
         _case(tokens, USUAL, dtype, has_norm, False)
-        for tokens in (1, 70)
+        for tokens in (1, many)
         for has_norm in (False, True)
         for dtype in (torch.float32, torch.bfloat16)
     ]

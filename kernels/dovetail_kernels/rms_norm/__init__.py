@@ -9,7 +9,7 @@ Source: Zhang, Sennrich, "Root mean square layer normalization", 2019
 
 from dovetail_kernels.gpu import triton_implementation
 from dovetail_kernels.op import Op
-from dovetail_kernels.rms_norm.cases import cases, perf_cases
+from dovetail_kernels.rms_norm.cases import cases, perf_cases, small_cases
 from dovetail_kernels.rms_norm.native import NATIVE
 from dovetail_kernels.rms_norm.reference import reference
 
@@ -19,5 +19,6 @@ OP = Op(
     reference=reference,
     cases=cases,
     perf_cases=perf_cases,
+    small_cases=small_cases,
     implementations=[NATIVE, triton_implementation("rms_norm")],
 )

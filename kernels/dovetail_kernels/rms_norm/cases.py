@@ -24,16 +24,25 @@ PERF_TOKENS = (1, 8, 256)
 
 def cases() -> list[Case]:
     """Return decode, prefill and odd sizes in three dtypes, and every fused end."""
+    return _cases(256, 70)
+
+
+def small_cases() -> list[Case]:
+    """Return the same with few rows, each of which is interpreted for itself."""
+    return _cases(3, 2)
+
+
+def _cases(prefill: int, many: int) -> list[Case]:
     plain = [
         _case(tokens, size, dtype, "plain")
-        for tokens, size in ((1, 1024), (7, 100), (256, 1024))
+        for tokens, size in ((1, 1024), (7, 100), (prefill, 1024))
         for dtype in (torch.float32, torch.bfloat16, torch.float16)
     ]
     odd = [_case(3, size, torch.float32, "plain") for size in (1, 3, 17, 63, 77, 1023)]
     ends = [
         _case(tokens, size, torch.float32, end)
         for end in ENDS
-        for tokens, size in ((1, 1024), (70, 333))
+        for tokens, size in ((1, 1024), (many, 333))
     ]
     return plain + odd + ends
 

@@ -317,9 +317,14 @@ def _row_lse(q: Any, step: dict[str, Any], row: int, length: int) -> Any:
 
 
 def model(path: str) -> None:
-    """Print tokens and logprobs of the model, attended by Triton and by torch."""
+    """Print tokens and logprobs of the model, attended by Triton and by torch. All else is computed
+    by torch: tests of ops and of layers interpret what of it has kernels."""
     from dovetail import LLM, SamplingParams
+    from dovetail_kernels import all_ops
+    from dovetail_kernels.gpu import TRITON
 
+    for op in all_ops():
+        op.implementations = [one for one in op.implementations if one.name != TRITON]
     asked = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=1)
     found = []
     for backend in ("TRITON_ATTN", "torch_sdpa"):
