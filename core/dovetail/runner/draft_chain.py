@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, takewhile
 
 import numpy as np
 import torch
@@ -255,11 +256,13 @@ class DraftChain:
     def likely(self, wants: np.ndarray) -> np.ndarray:
         """Return how many of the last run's drafts are likely enough to be verified, at least one
         of each row. Shapes: [R] -> [R]"""
-        told = [one[: len(wants)] for one in self._logprobs[: int(wants.max())]]
-        least = LEAST_CHANCE if len(wants) <= FEW_ROWS else LEAST_AMONG_MANY
-        is_likely = np.cumsum(told, axis=0) >= math.log(least)
-        counts: np.ndarray = np.clip(is_likely.sum(axis=0), 1, wants)
-        return counts
+        least = math.log(LEAST_CHANCE if len(wants) <= FEW_ROWS else LEAST_AMONG_MANY)
+        told = [one[: len(wants)].tolist() for one in self._logprobs[: int(wants.max())]]
+        counts = []
+        for row, most in enumerate(wants.tolist()):
+            sums = accumulate(told[depth][row] for depth in range(most))
+            counts.append(max(1, sum(1 for _ in takewhile(least.__le__, sums))))
+        return np.array(counts, dtype=np.int64)
 
     def _size(self, rows: int, tokens: int, drafts: int) -> Size:
         """Return the size that a step is padded to, so that few have to be recorded: where several
