@@ -25,8 +25,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 NUM_PLACES = 4
-NUM_PASSES = 6  # of EAGLE, one for each token of a draft
-PASS_WEIGHT = 0.9  # what a pass counts, of what the one before does
+NUM_PASSES = 4  # of EAGLE, one for each token of a draft; further tokens come as well
 
 
 Pair = tuple[torch.Tensor, torch.Tensor]  # keys and values
@@ -93,7 +92,9 @@ class Texts:
         found = functional.log_softmax(head(guesses[:, : there.shape[1]][there]), dim=-1)
         return -(self.chances[places[:, ahead:][there]] * found).sum(-1).mean()
 
-    def loss_at(self, guesses: torch.Tensor, is_meant: torch.Tensor, head: nn.Module) -> torch.Tensor:
+    def loss_at(
+        self, guesses: torch.Tensor, is_meant: torch.Tensor, head: nn.Module
+    ) -> torch.Tensor:
         """The same one token ahead, of guesses at the answers' places alone, those that are meant.
 
         Shapes: guesses [N, E], is_meant [N], never the last one
@@ -287,7 +288,9 @@ class Eagle(Drafter):
 
     def rotated(self, proj: nn.Linear, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """Return queries or keys. Shapes: x [..., E], places [...] -> [..., H, D]"""
-        cos, sin = (one[0].view(*places.shape, 1, -1) for one in self.rotary(x, places.reshape(1, -1)))
+        cos, sin = (
+            one[0].view(*places.shape, 1, -1) for one in self.rotary(x, places.reshape(1, -1))
+        )
         found = self.heads(proj, x)
         return found * cos + rotate_half(found) * sin
 
@@ -318,11 +321,10 @@ class Eagle(Drafter):
 
     def loss(self, texts: Texts) -> torch.Tensor:
         """Guess from every place of an answer on, along the text."""
-        window, weights = Window.of(texts.answers), [PASS_WEIGHT**i for i in range(NUM_PASSES)]
-        total = torch.zeros(())
+        window, total = Window.of(texts.answers), torch.zeros(())
         for depth, states in enumerate(self.guesses(texts, window)):
-            total = total + weights[depth] * texts.loss_at(states, window.guessed(depth), self.head)
-        return total / sum(weights)
+            total = total + texts.loss_at(states, window.guessed(depth), self.head)
+        return total / NUM_PASSES
 
     def save(self, folder: Path) -> None:
         """Write SafeAILab's layout."""

@@ -1,6 +1,6 @@
 """Train drafters for the demo model: what it would say, learned from its own hidden states.
 
-`nice python train_drafts.py` trains those that ship with dovetail, in about seven minutes on one
+`nice python train_drafts.py` trains those that ship with dovetail, in about nine minutes on one
 CPU core. The texts are those that the demo model learned from; what is to be guessed is what the
 model itself makes of them. This module does not know how a drafter looks; `drafts.py` does.
 """

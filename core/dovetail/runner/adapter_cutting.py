@@ -37,14 +37,15 @@ class Room:
     def __init__(self, dtype: torch.dtype, size: int) -> None:
         self._dtype = dtype
         self._least = size
-        self._piece, self._taken = torch.empty(0, dtype=dtype), 0
+        self._piece, self._held, self._taken = torch.empty(0, dtype=dtype), 0, 0
 
     def take(self, shape: tuple[int, ...], *, is_filled: bool) -> torch.Tensor:
         """Return a tensor in it, of zeros unless all of it `is_filled` later. Mutates: self"""
         size = math.prod(shape)
         self._taken += -self._taken % (LINE_BYTES // self._dtype.itemsize)
-        if self._taken + size > len(self._piece):
-            self._piece, self._taken = torch.empty(max(size, self._least), dtype=self._dtype), 0
+        if self._taken + size > self._held:
+            self._held, self._taken = max(size, self._least), 0
+            self._piece = torch.empty(self._held, dtype=self._dtype)
         taken = self._piece.as_strided(shape, strides_of(shape), self._taken)
         self._taken += size
         return taken if is_filled else taken.zero_()
@@ -243,10 +244,10 @@ class Cutting:
         ranks = [0 if c.down is None else c.down.shape[0] for c, _ in changes]
         if not any(ranks):
             return None, None
-        spec = self._layer.spec
-        room, is_filled = self._copies.room, min(ranks) == max(ranks)
-        down = room.take((len(changes), max(ranks), spec.in_size), is_filled=is_filled)
-        up = room.take((max(ranks), spec.out_size), is_filled=is_filled)
+        spec, most = self._layer.spec, max(ranks)
+        room, is_filled, out_size = self._copies.room, min(ranks) == most, spec.out_size
+        down = room.take((len(changes), most, spec.in_size), is_filled=is_filled)
+        up = room.take((most, out_size), is_filled=is_filled)
         column = 0
         for number, (change, offset) in enumerate(changes):
             size = spec.out_sizes[number]
@@ -258,7 +259,7 @@ class Cutting:
                 target = down[number] if is_filled else down[number, :rank]
                 self._copies.add(self._where, own, target, change.scale)
                 own = self._rows(change.up, number, offset)
-                turned = up.as_strided((size, rank), (1, spec.out_size), first)
+                turned = up.as_strided((size, rank), (1, out_size), first)
                 self._copies.add(self._where, own, turned, 1.0)
             column += size
         return down, up

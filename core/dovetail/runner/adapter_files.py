@@ -11,7 +11,7 @@ from dovetail.interfaces.adapter import AdapterContent
 from dovetail_kernels.scaled_copy.native import ScaledCopies
 
 PIECE_BYTES = 1 << 18
-"""A piece, but for a matrix that is larger: it fits a core's second cache, beside what it becomes."""
+"""A piece, but for a matrix that is larger: it fits a core's own cache, beside what it becomes."""
 
 
 class FileCopies:
@@ -41,7 +41,11 @@ class FileCopies:
         """Return copies out of a file, None where some are of other memory. Mutates: copies, whose
         order changes"""
         sources, start = copies.places[:, 0], content.memory.data_ptr()
-        if not len(sources) or sources.min() < start or sources.max() >= start + len(content.memory):
+        if (
+            not len(sources)
+            or sources.min() < start
+            or sources.max() >= start + len(content.memory)
+        ):
             return None
         return cls(copies, content)
 

@@ -282,10 +282,13 @@ class DraftChain:
         """Write the model's states of the known tokens at their places. Mutates: self"""
         if self._states is None:
             self._states = states.new_zeros(MAX_LINES, states.shape[1])
-        if len(picked) > 1:
+        end = num_rows + len(picked) - rows
+        if rows == 1:
+            self._states[0], self._states[1:end] = states[-1], states[:-1]
+            return
+        if len(picked) > rows:
             states = states[torch.from_numpy(picked)]
-        self._states[:rows] = states[:rows]
-        self._states[num_rows : num_rows + len(picked) - rows] = states[rows:]
+        self._states[:rows], self._states[num_rows:end] = states[:rows], states[rows:]
 
     def prove(self, size: Size, found: np.ndarray, drafts: np.ndarray, wants: np.ndarray) -> None:
         """Compare drafts with those of the drafter itself. Shapes: [R, D] twice, [R]
