@@ -83,34 +83,33 @@ class AdapterPlans:
 
 def _plan_of(copies: Copies, told: FileCopies, linears: Mapping[str, SlotWeights]) -> Plan:
     """Return the plan of copies that have been carried out as they were `told`. Mutates: told"""
-    layers, moved, size = {}, {}, 0
+    first = copies.targets[0]
+    layers, moved, size, kept = {}, {}, 0, 0
     for path, slot in linears.items():
         assert slot.down is not None and slot.up is not None, "a change without matrices"
         own = []
         for tensor in (slot.down, slot.up):
-            size += -size % (LINE_BYTES // tensor.itemsize)
-            moved[tensor.data_ptr()] = (tensor.nbytes, size * tensor.itemsize)
-            own.append((tuple(tensor.shape), size))
-            size += tensor.numel()
+            size += -size % (LINE_BYTES // first.itemsize)
+            moved[tensor.data_ptr()] = size * first.itemsize
+            own.append((tensor.shape, size))
+            count = tensor.numel()
+            size, kept = size + count, kept + count
         layers[path] = (own[0], own[1])
     _move(told.copies.places, moved)
-    first = copies.targets[0]
-    numbers = sum(target.numel() for target in copies.targets)
-    kept = sum(num_bytes for num_bytes, _ in moved.values()) // first.itemsize
     return Plan(
         copies=told,
         dtype=first.dtype,
         size=size,
-        has_gaps=numbers < kept,
+        has_gaps=told.copies.num_numbers < kept,
         layers=layers,
     )
 
 
-def _move(places: np.ndarray, moved: Mapping[int, tuple[int, int]]) -> None:
-    """Have targets count bytes from the start of one tensor. `moved` are the bytes and the new
-    place of each tensor by its address. Shapes: places [C, FIELDS]. Mutates: places"""
+def _move(places: np.ndarray, moved: Mapping[int, int]) -> None:
+    """Have targets count bytes from the start of one tensor. `moved` are the new places of tensors
+    by their addresses. Shapes: places [C, FIELDS]. Mutates: places"""
     starts = np.array(sorted(moved))
-    shifts = np.array([moved[address][1] - address for address in starts.tolist()])
+    shifts = np.array([moved[address] for address in starts.tolist()]) - starts
     places[:, 1] += shifts[np.searchsorted(starts, places[:, 1], side="right") - 1]
 
 

@@ -58,6 +58,11 @@ class ScaledCopies:
         self.places = self.places[order]
         return order
 
+    @property
+    def num_numbers(self) -> int:
+        """Return how many numbers are copied."""
+        return int((self.places[:, 2] * self.places[:, 3]).sum())
+
     def source_ends(self) -> np.ndarray:
         """Return the addresses behind the sources' last numbers. Shapes: -> [C] int64"""
         lasts = ((self.places[:, 2:4] - 1) * self.places[:, 4:6]).sum(axis=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -68,8 +67,8 @@ class WholeFile:
         size = check_is_content(path)
         self.path, self.is_read = path, False
         self.memory = torch.empty(size, dtype=torch.uint8)
-        self._file = os.open(path, os.O_RDONLY)
-        weakref.finalize(self, os.close, self._file)
+        self._file = path.open("rb", buffering=0)
+        weakref.finalize(self, self._file.close)
         first = bytearray(min(size, LENGTH_BYTES))
         self.read_piece(0, memoryview(first))
         header = bytearray(header_bytes(path, bytes(first), size))
@@ -87,9 +86,8 @@ class WholeFile:
         Mutates: piece"""
         done = 0
         try:
-            while done < len(piece) and (
-                count := os.preadv(self._file, [piece[done:]], start + done)
-            ):
+            self._file.seek(start)
+            while done < len(piece) and (count := self._file.readinto(piece[done:])):
                 done += count
         except OSError as error:
             raise malformed(self.path, f"it cannot be read: {error}") from error
