@@ -251,7 +251,7 @@ class DraftChain:
             return None
         recorded.program.run()
         drawn = [one.tokens[: len(rows)] for one in self._samplers[: int(wants.max())]]
-        return np.stack(drawn, axis=1), size, recorded.is_proven
+        return np.array(drawn).T, size, recorded.is_proven
 
     def likely(self, wants: np.ndarray) -> np.ndarray:
         """Return how many of the last run's drafts are likely enough to be verified, at least one
