@@ -5,9 +5,11 @@ drafter's guesses are from what the demo model would say. Each `save` writes the
 checkpoints of the method are published. This module does not know where the texts come from.
 """
 
+from __future__ import annotations
+
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +18,54 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 from transformers import LlamaConfig, Qwen3Config, Qwen3ForCausalLM
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import (
+    LlamaDecoderLayer,
+    LlamaRotaryEmbedding,
+    rotate_half,
+)
 
 NUM_PLACES = 4
-OWN_STATES = 0.5  # the share of states of the second pass that are EAGLE's own guesses
-STATE_WEIGHT = 1.0
+NUM_PASSES = 4  # of EAGLE, one for each token of a draft; further tokens come as well
+
+
+Pair = tuple[torch.Tensor, torch.Tensor]  # keys and values
+
+
+@dataclass(frozen=True)
+class Window:
+    """The places of a batch's answers, one after the other, one run of places a row.
+
+    `lines` are their numbers row by row, with others behind a row's last where it has not `there`.
+    Shapes: places, columns, counts [N] (counts: of the row's), lines, there [B, L]
+    """
+
+    places: torch.Tensor
+    columns: torch.Tensor
+    counts: torch.Tensor
+    lines: torch.Tensor
+    there: torch.Tensor
+
+    @classmethod
+    def of(cls, answers: torch.Tensor) -> Window:
+        """Shapes: answers [B, T]"""
+        counts, places = answers.sum(1), answers.nonzero()[:, 1]
+        there = torch.arange(int(counts.max())) < counts[:, None]
+        lines = torch.zeros(there.shape, dtype=torch.int64)
+        lines[there] = torch.arange(len(places))
+        columns, each = there.nonzero()[:, 1], counts.repeat_interleave(counts)
+        return cls(places=places, columns=columns, counts=each, lines=lines, there=there)
+
+    def guessed(self, depth: int) -> torch.Tensor:
+        """Return which places pass `depth` guesses the next token of an answer at. Shapes: [N]"""
+        return (self.columns >= depth) & (self.columns + 1 < self.counts)
+
+    def by_row(self, values: torch.Tensor) -> torch.Tensor:
+        """Shapes: values [N, H, X] -> [B, H, L, X]"""
+        return values[self.lines].transpose(1, 2)
+
+    def by_place(self, values: torch.Tensor) -> torch.Tensor:
+        """Shapes: values [B, H, L, X] -> [N, H, X]"""
+        return values.transpose(1, 2)[self.there]
 
 
 @dataclass(frozen=True)
@@ -47,10 +92,44 @@ class Texts:
         found = functional.log_softmax(head(guesses[:, : there.shape[1]][there]), dim=-1)
         return -(self.chances[places[:, ahead:][there]] * found).sum(-1).mean()
 
+    def loss_at(
+        self, guesses: torch.Tensor, is_meant: torch.Tensor, head: nn.Module
+    ) -> torch.Tensor:
+        """The same one token ahead, of guesses at the answers' places alone, those that are meant.
+
+        Shapes: guesses [N, E], is_meant [N], never the last one
+        """
+        found = functional.log_softmax(head(guesses[is_meant]), dim=-1)
+        return -(self.chances[1:][is_meant[:-1]] * found).sum() / max(1, len(found))
+
 
 def after(values: torch.Tensor, count: int = 1) -> torch.Tensor:
     """Shift along the text: place i gets what place i + count has. Shapes: [B, T] -> [B, T]"""
     return torch.cat([values[:, count:], values[:, :1].expand(-1, count)], dim=1)
+
+
+def attended(
+    queries: torch.Tensor, known: Pair, kept: Sequence[Pair], window: Window
+) -> torch.Tensor:
+    """Attend as the last of several passes does: to what is known up to so many places before as
+    there were passes, and to what each of the passes `kept` of one place since.
+
+    Shapes: queries, kept [N, H, D], known [B, H, T, D] -> [N, H, D]
+    """
+    keys, values = known
+    count, depth = keys.shape[2], len(kept)
+    is_later = torch.arange(count) > (window.places - depth)[:, None, None]
+    before = window.by_place(window.by_row(queries) @ keys.transpose(2, 3))
+    scores = [before.masked_fill(is_later, -torch.inf)]
+    scores += [
+        (queries * own.roll(depth - nth, 0)).sum(-1, keepdim=True)
+        for nth, (own, _) in enumerate(kept, 1)
+    ]
+    shares = (torch.cat(scores, dim=-1) * queries.shape[-1] ** -0.5).softmax(-1)
+    found = window.by_place(window.by_row(shares[..., :count]) @ values)
+    for nth, (_, own) in enumerate(kept, 1):
+        found = found + shares[..., count + nth - 1, None] * own.roll(depth - nth, 0)
+    return found
 
 
 def write(folder: Path, config: Mapping[str, object], tensors: Mapping[str, torch.Tensor]) -> None:
@@ -170,7 +249,13 @@ class MlpSpeculator(Drafter):
 
 
 class Eagle(Drafter):
-    """A Llama layer that continues the hidden states; embedding and head are the model's own."""
+    """A Llama layer that continues the hidden states, with a head that begins as the model's own;
+    the embedding is the model's.
+
+    It learns as it is used: after a pass over the model's states, one after the other over the
+    states that the pass before made, each seeing what the passes before it kept of the places
+    between (the training-time test of Li et al., "EAGLE-3", 2025). Passes are over answers alone.
+    """
 
     def __init__(self, target: Qwen3ForCausalLM) -> None:
         super().__init__(target)
@@ -188,42 +273,65 @@ class Eagle(Drafter):
             rms_norm_eps=of.rms_norm_eps,
             rope_parameters=of.rope_parameters,
         )
-        self.config._attn_implementation = "sdpa"
         size = of.hidden_size
         self.fc = nn.Linear(2 * size, size, bias=False)
+        self.fc.weight.data[:, size:] = torch.eye(size)
         self.layer = LlamaDecoderLayer(self.config, 0)
         self.layer.input_layernorm = nn.Identity()
         self.rotary = LlamaRotaryEmbedding(self.config)
         self.head = nn.Linear(size, of.vocab_size, bias=False)
-        self.head.weight = nn.Parameter(self.table, requires_grad=False)
+        self.head.weight.data.copy_(self.table)
 
-    def forward(self, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """Shapes: tokens [B, T], states [B, T, E] -> [B, T, E]"""
-        x = self.fc(torch.cat([functional.embedding(tokens, self.table), states], dim=-1))
-        places = torch.arange(tokens.shape[1])[None]
-        found = self.layer(x, position_embeddings=self.rotary(x, places), attention_mask=None)
-        return found if isinstance(found, torch.Tensor) else found[0]
+    def joined(self, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Return what the layer reads. Shapes: tokens [...], states [..., E] -> [..., E]"""
+        return self.fc(torch.cat([functional.embedding(tokens, self.table), states], dim=-1))
+
+    def rotated(self, proj: nn.Linear, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Return queries or keys. Shapes: x [..., E], places [...] -> [..., H, D]"""
+        cos, sin = (
+            one[0].view(*places.shape, 1, -1) for one in self.rotary(x, places.reshape(1, -1))
+        )
+        found = self.heads(proj, x)
+        return found * cos + rotate_half(found) * sin
+
+    def heads(self, proj: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        """Return what a projection makes, for each query head. Shapes: x [..., E] -> [..., H, D]"""
+        found = proj(x).unflatten(-1, (-1, self.config.head_dim))
+        return found.repeat_interleave(self.config.num_attention_heads // found.shape[-2], dim=-2)
+
+    def guesses(self, texts: Texts, window: Window) -> Iterator[torch.Tensor]:
+        """Give the states of one pass after the other, NUM_PASSES of them. Shapes: [N, E]"""
+        attn, tokens = self.layer.self_attn, after(texts.tokens)
+        x = self.joined(tokens, texts.states)
+        every = torch.arange(tokens.shape[1]).expand_as(tokens)
+        known = self.rotated(attn.k_proj, x, every), self.heads(attn.v_proj, x)
+        known = known[0].transpose(1, 2), known[1].transpose(1, 2)
+        tokens, x = tokens[texts.answers], x[texts.answers]
+        kept: list[Pair] = []
+        states = x
+        for depth in range(NUM_PASSES):
+            if depth:
+                x = self.joined(tokens, states.roll(1, 0))
+                keys = self.rotated(attn.k_proj, x, window.places)
+                kept.append((keys, self.heads(attn.v_proj, x)))
+            queries = self.rotated(attn.q_proj, x, window.places)
+            states = x + attn.o_proj(attended(queries, known, kept, window).flatten(1))
+            states = states + self.layer.mlp(self.layer.post_attention_layernorm(states))
+            yield states
 
     def loss(self, texts: Texts) -> torch.Tensor:
-        """One pass over the model's states, then one where some are what the first guessed."""
-        tokens = after(texts.tokens)
-        first = self(tokens, texts.states)
-        guessed = torch.cat([texts.states[:, :1], first[:, :-1]], dim=1)
-        is_own = torch.rand(tokens.shape)[..., None] < OWN_STATES
-        second = self(tokens, torch.where(is_own, guessed, texts.states))
-        there = texts.answers[:, 1:]
-        wanted = texts.states[:, 1:][there]
-        total = torch.zeros(())
-        for found in (first, second):
-            near = functional.smooth_l1_loss(found[:, :-1][there], wanted)
-            total = total + texts.loss(found, 1, self.head) + STATE_WEIGHT * near
-        return total / 2
+        """Guess from every place of an answer on, along the text."""
+        window, total = Window.of(texts.answers), torch.zeros(())
+        for depth, states in enumerate(self.guesses(texts, window)):
+            total = total + texts.loss_at(states, window.guessed(depth), self.head)
+        return total / NUM_PASSES
 
     def save(self, folder: Path) -> None:
         """Write SafeAILab's layout."""
         tensors = {f"layers.0.{name}": tensor for name, tensor in self.layer.named_parameters()}
-        config = self.config.to_diff_dict()
-        write(folder, {**config, "bias": False}, {"fc.weight": self.fc.weight, **tensors})
+        tensors |= {"fc.weight": self.fc.weight, "lm_head.weight": self.head.weight}
+        config = {**self.config.to_diff_dict(), "bias": False, "has_own_head": True}
+        write(folder, config, tensors)
 
 
 class DraftModel(Drafter):

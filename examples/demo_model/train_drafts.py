@@ -1,6 +1,6 @@
 """Train drafters for the demo model: what it would say, learned from its own hidden states.
 
-`nice python train_drafts.py` trains those that ship with dovetail, in about seven minutes on one
+`nice python train_drafts.py` trains those that ship with dovetail, in about nine minutes on one
 CPU core. The texts are those that the demo model learned from; what is to be guessed is what the
 model itself makes of them. This module does not know how a drafter looks; `drafts.py` does.
 """
@@ -80,11 +80,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    torch.manual_seed(SEED)
     tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
     target = Qwen3ForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
     target.requires_grad_(False)
-    drafters = {name: DRAFTERS[name](target) for name in options.method}
+    drafters: dict[str, Drafter] = {}
+    for name in options.method:
+        torch.manual_seed(SEED)  # so that each comes out the same whichever are trained beside it
+        drafters[name] = DRAFTERS[name](target)
     train(drafters, target, tokenizer, options.steps)
     for name, drafter in drafters.items():
         drafter.save(options.out / name)

@@ -31,6 +31,7 @@ LENGTH = 4
 MADE: dict[str, Callable[[Path], Head]] = {
     "eagle": draft_heads.eagle,
     "eagle-nested": partial(draft_heads.eagle, nested=True),
+    "eagle-own-head": partial(draft_heads.eagle, has_own_head=True),
     "eagle3": draft_heads.eagle3,
     "eagle3-whole": partial(draft_heads.eagle3, whole=True),
     "medusa": draft_heads.medusa,

@@ -162,8 +162,9 @@ def continued(
     return drafts
 
 
-def eagle(folder: Path, *, nested: bool = False) -> Head:
-    """Return a head of EAGLE 1; `nested`: with the settings that converters write."""
+def eagle(folder: Path, *, nested: bool = False, has_own_head: bool = False) -> Head:
+    """Return a head of EAGLE 1; `nested`: with the settings that converters write; `has_own_head`:
+    what makes logits is its own."""
     g = torch.Generator().manual_seed(1)
     w = {"fc.weight": drawn(g, SIZE, 2 * SIZE), **layer_weights(g, "layers.0")}
     w["embed_tokens.weight"] = torch.zeros(VOCAB, SIZE)
@@ -173,6 +174,9 @@ def eagle(folder: Path, *, nested: bool = False) -> Head:
     if not nested:
         w["fc.bias"] = drawn(g, SIZE)
         config = {**config, "bias": True}
+    if has_own_head:
+        config = {**config, "has_own_head": True}
+        w["lm_head.weight"] = drawn(g, VOCAB, SIZE)
 
     def run(vectors: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         x = torch.cat([vectors, states], -1) @ w["fc.weight"].T + w.get("fc.bias", torch.zeros(1))
@@ -180,7 +184,8 @@ def eagle(folder: Path, *, nested: bool = False) -> Head:
 
     def guess(target: Target, token_ids: list[int], count: int) -> list[int]:
         states = target.states(token_ids)[-1][:-1]
-        return continued(target, token_ids, count, states, run, target.logits)
+        logits = (lambda x: x @ w["lm_head.weight"].T) if has_own_head else target.logits
+        return continued(target, token_ids, count, states, run, logits)
 
     return Head(method="eagle:Eagle", folder=write(folder, config, w), guess=guess)
 

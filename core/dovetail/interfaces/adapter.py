@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.spec import ModelSpec
@@ -68,6 +68,24 @@ class ModuleChange:
         )
 
 
+class AdapterContent(Protocol):
+    """The bytes of an adapter's file. They have their places in `memory` from the start, so that
+    tensors can be views of them, and are there once they are read. Shapes: memory [bytes] uint8"""
+
+    @property
+    def memory(self) -> torch.Tensor: ...
+    @property
+    def is_read(self) -> bool: ...
+
+    def read(self) -> None:
+        """Read all bytes into memory, unless that has been done. Raises: ConfigError. Mutates: the
+        memory"""
+
+    def read_piece(self, start: int, piece: memoryview) -> None:
+        """Read bytes from place `start` on into memory of somebody else's. Raises: ConfigError.
+        Mutates: piece"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterWeights:
     """An adapter as it was read. `changes` are by the module's dotted path in the checkpoint's
@@ -77,9 +95,10 @@ class AdapterWeights:
     where a file `added_file` of its own holds them.
 
     All tensors of adapters with one `layout` (None: not told) lie in the same places of their
-    `content`, and mean the same: when one has been read, the others differ in numbers alone.
+    `content`, and mean the same: when one has been read, the others differ in numbers alone. While
+    the content is not read, its tensors have shapes and places, and no numbers yet.
 
-    Shapes: prompt [n, E], added_inputs, added_outputs [m, E], content [bytes] uint8
+    Shapes: prompt [n, E], added_inputs, added_outputs [m, E]
     """
 
     changes: Mapping[str, ModuleChange]
@@ -89,7 +108,7 @@ class AdapterWeights:
     added_outputs: torch.Tensor | None = None
     added_file: str = ""
     layout: Hashable = None
-    content: torch.Tensor | None = None
+    content: AdapterContent | None = None
 
 
 class AdapterMethod(Plugin):

@@ -14,12 +14,13 @@ from typing import Protocol
 import torch
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.adapter import ModuleChange
+from dovetail.interfaces.adapter import AdapterContent, ModuleChange
 from dovetail.interfaces.quantization import LinearSpec
 from dovetail.layers.adapters import SlotWeights
 from dovetail.layers.joints import Joint, outputs_in
 from dovetail.layers.placement import Part
 from dovetail.parallel.groups import Group
+from dovetail.runner.adapter_files import FileCopies
 from dovetail_kernels.op import REFERENCE
 from dovetail_kernels.scaled_copy import NATIVE, OP
 from dovetail_kernels.scaled_copy.native import ScaledCopies
@@ -36,18 +37,26 @@ class Room:
     def __init__(self, dtype: torch.dtype, size: int) -> None:
         self._dtype = dtype
         self._least = size
-        self._piece, self._taken = torch.empty(0, dtype=dtype), 0
+        self._piece, self._held, self._taken = torch.empty(0, dtype=dtype), 0, 0
 
     def take(self, shape: tuple[int, ...], *, is_filled: bool) -> torch.Tensor:
         """Return a tensor in it, of zeros unless all of it `is_filled` later. Mutates: self"""
         size = math.prod(shape)
         self._taken += -self._taken % (LINE_BYTES // self._dtype.itemsize)
-        if self._taken + size > len(self._piece):
-            self._piece, self._taken = torch.empty(max(size, self._least), dtype=self._dtype), 0
-        strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-        taken = self._piece.as_strided(shape, strides, self._taken)
+        if self._taken + size > self._held:
+            self._held, self._taken = max(size, self._least), 0
+            self._piece = torch.empty(self._held, dtype=self._dtype)
+        taken = self._piece.as_strided(shape, strides_of(shape), self._taken)
         self._taken += size
         return taken if is_filled else taken.zero_()
+
+
+def strides_of(shape: Sequence[int]) -> list[int]:
+    """Return the strides of a tensor whose numbers lie one behind the other."""
+    strides = [1] * len(shape)
+    for axis in range(len(shape) - 1, 0, -1):
+        strides[axis - 1] = strides[axis] * shape[axis]
+    return strides
 
 
 def room_of(changes: Iterable[ModuleChange], dtype: torch.dtype) -> Room:
@@ -59,16 +68,18 @@ def room_of(changes: Iterable[ModuleChange], dtype: torch.dtype) -> Room:
 
 class Copies:
     """Matrices to be scaled and copied in one go, which also sees that they are finite. `room` is
-    where they go, of one type."""
+    where they go, of one type; `content` the file that they are views of, if it has not been read:
+    what looks at numbers says so before."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: Room, content: AdapterContent | None = None) -> None:
         self.room = room
+        self._content = content
         self.sources: list[torch.Tensor] = []
         self.targets: list[torch.Tensor] = []
         self.scales: list[float] = []
         self._where: list[str] = []
-        self.prepared: ScaledCopies | None = None
-        """The native library's copies, once it has carried them out."""
+        self.prepared: FileCopies | None = None
+        """The native library's copies out of the content, once it has carried them out."""
 
     def add(self, where: str, source: torch.Tensor, target: torch.Tensor, scale: float) -> None:
         """Note a copy. Shapes: source, target [A, B]. Mutates: self"""
@@ -77,15 +88,27 @@ class Copies:
         self.scales.append(scale)
         self._where.append(where)
 
+    def look_at_numbers(self) -> None:
+        """Have the numbers of all tensors there. Raises: ConfigError. Mutates: the content"""
+        if self._content is not None:
+            self._content.read()
+
     def carry_out(self) -> str | None:
         """Copy all; return where the first is from whose numbers are not finite in the type that
-        they are kept in. Mutates: the targets"""
+        they are kept in. Raises: ConfigError. Mutates: the targets, the content"""
         given = {"sources": self.sources, "targets": self.targets}
         dtype = self.targets[0].dtype if self.targets else torch.float32
         if OP.runs(NATIVE.name, "cpu", dtype) and OP.why_not(NATIVE.name, given) is None:
-            self.prepared = ScaledCopies(self.sources, self.targets, self.scales)
-            broken = self.prepared()
+            told = ScaledCopies(self.sources, self.targets, self.scales)
+            if self._content is not None:
+                self.prepared = FileCopies.of(told, self._content)
+            if self.prepared is not None and self._content is not None:
+                broken = self.prepared.carry_out(self._content)
+            else:
+                self.look_at_numbers()
+                broken = told()
         else:
+            self.look_at_numbers()
             broken = int(OP.pick("cpu", dtype, name=REFERENCE)(**given, scales=self.scales))
         return None if broken < 0 else self._where[broken]
 
@@ -147,6 +170,8 @@ class Cutting:
 
     def _apart(self, parts: Mapping[str | None, ModuleChange]) -> Mapping[str | None, ModuleChange]:
         """Return the parts with those of joints apart. Raises: ConfigError"""
+        if not self._layer.joints:
+            return parts
         found: dict[str | None, ModuleChange] = {}
         for name, change in parts.items():
             joint = None if name is None else self._layer.joints.get(name)
@@ -165,6 +190,7 @@ class Cutting:
         for tensor in given.values():
             if tensor.shape[0] != full:
                 raise self._misfit(f"{tensor.shape[0]} outputs", full)
+        self._copies.look_at_numbers()
         return {
             part: replace(change, **{name: tensor[rows] for name, tensor in given.items()})
             for part, rows in outputs.items()
@@ -185,12 +211,13 @@ class Cutting:
         full = sum(p.full for p in self._layer.parts) if offset or number == 0 else part.full
         if tensor.shape[0] not in (part.full, full):
             raise self._misfit(f"{tensor.shape[0]} outputs", part.full)
-        start = offset + part.start
-        is_whole = start == 0 and part.held == tensor.shape[0]
-        held = tensor if is_whole else tensor.narrow(0, start, part.held)
-        if part.held == part.local:
+        start, count = offset + part.start, part.held
+        is_whole = start == 0 and count == tensor.shape[0]
+        held = tensor if is_whole else tensor.narrow(0, start, count)
+        if count == part.local:
             return held
-        padding = held.new_zeros(part.local - part.held, *held.shape[1:])
+        self._copies.look_at_numbers()
+        padding = held.new_zeros(part.local - count, *held.shape[1:])
         return torch.cat([held, padding])
 
     def _cut_inputs(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
@@ -217,10 +244,10 @@ class Cutting:
         ranks = [0 if c.down is None else c.down.shape[0] for c, _ in changes]
         if not any(ranks):
             return None, None
-        spec = self._layer.spec
-        room, is_filled = self._copies.room, min(ranks) == max(ranks)
-        down = room.take((len(changes), max(ranks), spec.in_size), is_filled=is_filled)
-        up = room.take((max(ranks), spec.out_size), is_filled=is_filled)
+        spec, most = self._layer.spec, max(ranks)
+        room, is_filled, out_size = self._copies.room, min(ranks) == most, spec.out_size
+        down = room.take((len(changes), most, spec.in_size), is_filled=is_filled)
+        up = room.take((most, out_size), is_filled=is_filled)
         column = 0
         for number, (change, offset) in enumerate(changes):
             size = spec.out_sizes[number]
@@ -228,10 +255,11 @@ class Cutting:
                 own = self._cut_inputs(change.down, 1)
                 if inputs is not None:
                     own = own.float() * inputs[number]
-                rank = ranks[number]
-                self._copies.add(self._where, own, down[number, :rank], change.scale)
+                rank, first = ranks[number], up.storage_offset() + column
+                target = down[number] if is_filled else down[number, :rank]
+                self._copies.add(self._where, own, target, change.scale)
                 own = self._rows(change.up, number, offset)
-                turned = up[:rank, column : column + size].t()
+                turned = up.as_strided((size, rank), (1, out_size), first)
                 self._copies.add(self._where, own, turned, 1.0)
             column += size
         return down, up

@@ -2,8 +2,8 @@
 
 Adapters that were trained in the same way have files of the same layout and differ in numbers
 alone. Where the numbers of such a file go is noted once (Plan); after that its bytes are read and
-copied to their places by one call, which also sees that they are finite. Knows no format of files:
-the adapter's method says which layouts are equal.
+copied to their places piece by piece, which also sees that they are finite. Knows no format of
+files: the adapter's method says which layouts are equal.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dovetail.interfaces.adapter import AdapterWeights
+from dovetail.interfaces.adapter import AdapterContent, AdapterWeights
 from dovetail.layers.adapters import SlotWeights
-from dovetail.runner.adapter_cutting import LINE_BYTES, Copies
-from dovetail_kernels.scaled_copy.native import ScaledCopies
+from dovetail.runner.adapter_cutting import LINE_BYTES, Copies, strides_of
+from dovetail.runner.adapter_files import FileCopies
 
 MAX_PLANS = 16
 """The plan not used for longest is forgotten beyond so many."""
@@ -31,23 +31,20 @@ class Plan:
     """Where the numbers of a layout go: by the path of a layer, the shapes and first places of
     `down` and `up` in one tensor of `size` numbers. Parts of it are not filled if it `has_gaps`."""
 
-    copies: ScaledCopies
-    content_address: int
-    content_bytes: int
+    copies: FileCopies
     dtype: torch.dtype
     size: int
     has_gaps: bool
     layers: Mapping[str, tuple[tuple[Shape, int], tuple[Shape, int]]]
 
-    def filled(self, content: torch.Tensor) -> dict[str, SlotWeights] | None:
+    def filled(self, content: AdapterContent) -> dict[str, SlotWeights] | None:
         """Return what layers keep of an adapter; None where a number is not finite, or there are
-        not as many as there were. Shapes: content [bytes] uint8"""
-        if len(content) != self.content_bytes:
+        not as many as there were. Raises: ConfigError where the file was cut"""
+        if len(content.memory) != self.copies.content_bytes:
             return None
         make = torch.zeros if self.has_gaps else torch.empty
         kept = make(self.size, dtype=self.dtype)
-        shift = content.data_ptr() - self.content_address
-        if self.copies(shift, kept.data_ptr()) >= 0:
+        if self.copies.carry_out(content, kept.data_ptr()) >= 0:
             return None
         return {
             path: SlotWeights(down=_placed(kept, *down), up=_placed(kept, *up))
@@ -77,63 +74,44 @@ class AdapterPlans:
     ) -> None:
         """Keep where the numbers of an adapter went that is nothing but low-rank sums of linear
         layers. Mutates: self"""
-        content = weights.content
-        if weights.layout is None or content is None or copies.prepared is None:
+        if weights.layout is None or copies.prepared is None:
             return
-        plan = _plan_of(content, copies, copies.prepared, linears)
-        if plan is not None:
-            self._plans[weights.layout] = plan
-            while len(self._plans) > MAX_PLANS:
-                self._plans.popitem(last=False)
+        self._plans[weights.layout] = _plan_of(copies, copies.prepared, linears)
+        while len(self._plans) > MAX_PLANS:
+            self._plans.popitem(last=False)
 
 
-def _plan_of(
-    content: torch.Tensor,
-    copies: Copies,
-    told: ScaledCopies,
-    linears: Mapping[str, SlotWeights],
-) -> Plan | None:
-    """Return the plan of copies out of `content`, which were `told` the native library; None where
-    some are of other memory. Mutates: told"""
-    start = content.data_ptr()
-    sources = told.places[:, 0]
-    if not len(sources) or sources.min() < start or sources.max() >= start + len(content):
-        return None
-    layers, moved, size = {}, {}, 0
+def _plan_of(copies: Copies, told: FileCopies, linears: Mapping[str, SlotWeights]) -> Plan:
+    """Return the plan of copies that have been carried out as they were `told`. Mutates: told"""
+    first = copies.targets[0]
+    layers, moved, size, kept = {}, {}, 0, 0
     for path, slot in linears.items():
         assert slot.down is not None and slot.up is not None, "a change without matrices"
         own = []
         for tensor in (slot.down, slot.up):
-            size += -size % (LINE_BYTES // tensor.itemsize)
-            moved[tensor.data_ptr()] = (tensor.nbytes, size * tensor.itemsize)
-            own.append((tuple(tensor.shape), size))
-            size += tensor.numel()
+            size += -size % (LINE_BYTES // first.itemsize)
+            moved[tensor.data_ptr()] = size * first.itemsize
+            own.append((tensor.shape, size))
+            count = tensor.numel()
+            size, kept = size + count, kept + count
         layers[path] = (own[0], own[1])
-    _move(told, moved)
-    first = copies.targets[0]
-    numbers = sum(target.numel() for target in copies.targets)
-    kept = sum(num_bytes for num_bytes, _ in moved.values()) // first.itemsize
+    _move(told.copies.places, moved)
     return Plan(
         copies=told,
-        content_address=start,
-        content_bytes=len(content),
         dtype=first.dtype,
         size=size,
-        has_gaps=numbers < kept,
+        has_gaps=told.copies.num_numbers < kept,
         layers=layers,
     )
 
 
-def _move(told: ScaledCopies, moved: Mapping[int, tuple[int, int]]) -> None:
-    """Have targets count bytes from the start of one tensor. `moved` are the bytes and the new
-    place of each tensor by its address. Mutates: told"""
+def _move(places: np.ndarray, moved: Mapping[int, int]) -> None:
+    """Have targets count bytes from the start of one tensor. `moved` are the new places of tensors
+    by their addresses. Shapes: places [C, FIELDS]. Mutates: places"""
     starts = np.array(sorted(moved))
-    found = starts[np.searchsorted(starts, told.places[:, 1], side="right") - 1]
-    told.places[:, 1] += [moved[address][1] - address for address in found.tolist()]
+    shifts = np.array([moved[address] for address in starts.tolist()]) - starts
+    places[:, 1] += shifts[np.searchsorted(starts, places[:, 1], side="right") - 1]
 
 
 def _placed(kept: torch.Tensor, shape: Shape, place: int) -> torch.Tensor:
-    strides = [1] * len(shape)
-    for axis in range(len(strides) - 1, 0, -1):
-        strides[axis - 1] = strides[axis] * shape[axis]
-    return kept.as_strided(shape, strides, place)
+    return kept.as_strided(shape, strides_of(shape), place)

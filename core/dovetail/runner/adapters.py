@@ -234,7 +234,8 @@ class RunnerAdapters:
         linears: dict[str, dict[str | None, ModuleChange]] = {}
         experts: dict[tuple[str, Key], dict[str | None, ModuleChange]] = {}
         found, tables = _plain({}), dict[str, Given]()
-        copies, apart = Copies(room_of(weights.changes.values(), self._dtype)), []
+        room, apart = room_of(weights.changes.values(), self._dtype), []
+        copies = Copies(room, weights.content)
         for module, change in weights.changes.items():
             path, layer, target = self._layer(source, module)
             if isinstance(layer, Elsewhere):
@@ -249,6 +250,8 @@ class RunnerAdapters:
                 experts.setdefault((path, key), {})[target.part] = change
             elif isinstance(layer, VocabParallelEmbedding | LogitsHead):
                 tables[path] = Given(where=f"{source.path}: {module}", change=change)
+        if apart:
+            copies.look_at_numbers()
         found.tables, found.num_added = self._of_tables.changes(weights, tables)
         if weights.prompt is not None:
             self._verify_prompt(source, weights.prompt)
@@ -268,7 +271,10 @@ class RunnerAdapters:
             cut = self._of_expert(where, path, key, parts, copies)
             found.experts.setdefault(path, {})[key] = cut
             found.is_plain = False
-        _verify_finite(source, weights, apart, copies.carry_out())
+        broken = copies.carry_out()
+        if broken is not None:
+            copies.look_at_numbers()
+        _verify_finite(source, weights, apart, broken)
         if found.is_plain and not found.tables:
             self._plans.note(weights, copies, found.linears)
         return found
@@ -331,6 +337,10 @@ class RunnerAdapters:
     def _searched(self, source: AdapterSource, module: str) -> tuple[str, nn.Module, Target]:
         """Return the layer that a module of the checkpoint is here. Raises: ConfigError"""
         target = map_name(self._weight_map, f"{module}.weight")
+        if target is not None and not target.is_tied:
+            path = target.path.rpartition(".")[0]
+            if path in self._linears:
+                return path, self._linears[path], target
         words = [] if target is None else target.path.split(".")[:-1]
         layer: nn.Module | None = self._module
         for word in words:

@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, takewhile
 
 import numpy as np
 import torch
@@ -250,16 +251,18 @@ class DraftChain:
             return None
         recorded.program.run()
         drawn = [one.tokens[: len(rows)] for one in self._samplers[: int(wants.max())]]
-        return np.stack(drawn, axis=1), size, recorded.is_proven
+        return np.array(drawn).T, size, recorded.is_proven
 
     def likely(self, wants: np.ndarray) -> np.ndarray:
         """Return how many of the last run's drafts are likely enough to be verified, at least one
         of each row. Shapes: [R] -> [R]"""
-        told = [one[: len(wants)] for one in self._logprobs[: int(wants.max())]]
-        least = LEAST_CHANCE if len(wants) <= FEW_ROWS else LEAST_AMONG_MANY
-        is_likely = np.cumsum(told, axis=0) >= math.log(least)
-        counts: np.ndarray = np.clip(is_likely.sum(axis=0), 1, wants)
-        return counts
+        least = math.log(LEAST_CHANCE if len(wants) <= FEW_ROWS else LEAST_AMONG_MANY)
+        told = [one[: len(wants)].tolist() for one in self._logprobs[: int(wants.max())]]
+        counts = []
+        for row, most in enumerate(wants.tolist()):
+            sums = accumulate(told[depth][row] for depth in range(most))
+            counts.append(max(1, sum(1 for _ in takewhile(least.__le__, sums))))
+        return np.array(counts, dtype=np.int64)
 
     def _size(self, rows: int, tokens: int, drafts: int) -> Size:
         """Return the size that a step is padded to, so that few have to be recorded: where several
@@ -279,10 +282,13 @@ class DraftChain:
         """Write the model's states of the known tokens at their places. Mutates: self"""
         if self._states is None:
             self._states = states.new_zeros(MAX_LINES, states.shape[1])
-        if len(picked) > 1:
+        end = num_rows + len(picked) - rows
+        if rows == 1:
+            self._states[0], self._states[1:end] = states[-1], states[:-1]
+            return
+        if len(picked) > rows:
             states = states[torch.from_numpy(picked)]
-        self._states[:rows] = states[:rows]
-        self._states[num_rows : num_rows + len(picked) - rows] = states[rows:]
+        self._states[:rows], self._states[num_rows:end] = states[:rows], states[rows:]
 
     def prove(self, size: Size, found: np.ndarray, drafts: np.ndarray, wants: np.ndarray) -> None:
         """Compare drafts with those of the drafter itself. Shapes: [R, D] twice, [R]

@@ -336,19 +336,19 @@ class DraftRunner:
         if not self.layers:
             row_state.computed[rows] = limits - 1
             return np.flatnonzero(wants), limits
-        is_within = limits + self._spec.max_tokens <= self._spec.max_model_tokens
-        lag = limits - row_state.computed[rows]
-        is_due = (lag > 0) & is_within & ((wants > 0) | (self._continues & (lag >= LAG_STATES)))
-        if self._continues:
-            valid = np.minimum(inputs.seq_lens, self._batch.lengths[rows] - 1)
-            is_due &= limits == valid  # the others have tokens that the host does not know yet
-            if self._skips:
-                is_within &= (wants > 0) | ~inputs.samples
-                is_due &= is_within
-            if not is_due.all():
-                for i in np.flatnonzero(is_within & ~is_due).tolist():
-                    self._wait(inputs, hidden, i, int(valid[i]))
-        return np.flatnonzero(is_due), limits
+        most, skips = self._spec.max_model_tokens - self._spec.max_tokens, self._skips
+        lags, ends = limits - row_state.computed[rows], self._batch.lengths[rows] - 1
+        valid, due = np.minimum(inputs.seq_lens, ends), []
+        lines = zip(limits, lags, valid, wants > 0, inputs.samples, strict=True)
+        for i, (limit, lag, end, is_wanting, draws) in enumerate(lines):
+            if limit > most or (skips and draws and not is_wanting):
+                continue
+            is_late = is_wanting or (self._continues and lag >= LAG_STATES)
+            if lag > 0 and is_late and (limit == end or not self._continues):
+                due.append(i)
+            elif self._continues:  # others have tokens that the host does not know yet
+                self._wait(inputs, hidden, i, int(end))
+        return np.array(due, dtype=np.int64), limits
 
     def _guess_by_depth(
         self, rows: np.ndarray, starts: np.ndarray, wants: np.ndarray, states: torch.Tensor

@@ -17,6 +17,10 @@ CODES = {
     dtype: FORMATS.index(str(dtype).removeprefix("torch."))
     for dtype in (torch.float32, torch.bfloat16, torch.float16)
 }
+ITEM_BYTES = np.zeros(max(CODES.values()) + 1, dtype=np.int64)
+"""The bytes of a number, by the code of its type."""
+for _dtype, _code in CODES.items():
+    ITEM_BYTES[_code] = _dtype.itemsize
 FIELDS = 11
 """Numbers of 8 bytes that one copy takes (args.h); the last one is the scale."""
 
@@ -47,10 +51,31 @@ class ScaledCopies:
         self.places[:, -1] = np.array(scales, dtype=np.float64).view(np.int64)
         self._kernel = native.kernel("scaled_copy", ScaledCopyArgs)
 
-    def __call__(self, source_shift: int = 0, target_shift: int = 0) -> int:
+    def sort(self) -> np.ndarray:
+        """Put the copies into the order in which their sources lie; return the numbers that they
+        had. Shapes: -> [C] int64. Mutates: self"""
+        order: np.ndarray = np.argsort(self.places[:, 0], kind="stable")
+        self.places = self.places[order]
+        return order
+
+    @property
+    def num_numbers(self) -> int:
+        """Return how many numbers are copied."""
+        return int((self.places[:, 2] * self.places[:, 3]).sum())
+
+    def source_ends(self) -> np.ndarray:
+        """Return the addresses behind the sources' last numbers. Shapes: -> [C] int64"""
+        lasts = ((self.places[:, 2:4] - 1) * self.places[:, 4:6]).sum(axis=1)
+        ends: np.ndarray = self.places[:, 0] + (lasts + 1) * ITEM_BYTES[self.places[:, 8]]
+        return ends
+
+    def __call__(
+        self, source_shift: int = 0, target_shift: int = 0, chosen: slice = slice(None)
+    ) -> int:
         """Copy, from and to addresses that are so many bytes further; return the number of the
-        first matrix that is not finite, -1 for none. Mutates: the memory of the targets"""
-        places = self.places
+        first matrix that is not finite, of those that are `chosen`, -1 for none. Mutates: the
+        memory of the targets"""
+        places = self.places[chosen]
         if source_shift or target_shift:
             places = places.copy()
             places[:, 0] += source_shift

@@ -15,7 +15,7 @@ import torch
 from dovetail.config.checkpoint.adapter_config import CONFIG, WEIGHTS
 from dovetail.errors import ConfigError
 from dovetail.interfaces.adapter import ModuleChange
-from dovetail_plugins.load_formats._safetensors_file import WholeFile, read_whole
+from dovetail_plugins.load_formats._safetensors_file import WholeFile
 
 PREFIX = "base_model.model."
 ADDED_TOKENS = ("new_embeddings.safetensors", "new_embeddings.bin")
@@ -52,12 +52,15 @@ class Found(Mapping[str, ModuleChange]):
 
 def tensors_of(folder: Path) -> Tensors:
     """Return a folder's tensors by name, without the prefix. Raises: ConfigError naming the file"""
-    return named(read_file(folder))
+    file = read_file(folder)
+    if isinstance(file, WholeFile):
+        file.read()
+    return named(file)
 
 
 def read_file(folder: Path) -> WholeFile | Tensors:
-    """Return the file of a folder's weights in memory of its own: as it is, or the tensors of a
-    .bin. Raises: ConfigError naming the file"""
+    """Return the file of a folder's weights, which is not read yet, or the tensors of a .bin.
+    Raises: ConfigError naming the file"""
     path = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
     if path is None:
         raise ConfigError(
@@ -86,18 +89,19 @@ def read_added(folder: Path) -> tuple[Path, Tensors] | None:
 
 
 def _read(path: Path) -> WholeFile | Tensors:
-    """Return a file's tensors in memory of their own. Raises: ConfigError naming the file"""
+    """Return a file, or the tensors of a .bin. Raises: ConfigError naming the file"""
     if path.suffix != ".safetensors":
         return _unpickled(path)
     try:
-        return read_whole(path)
+        return WholeFile(path)
     except (OSError, RuntimeError) as error:
         raise ConfigError(f"the file cannot be read: {error}.", where=str(path)) from error
 
 
 def named(file: WholeFile | Tensors) -> Tensors:
-    """Return a file's tensors by name, without the prefix. Raises: ConfigError naming the file"""
-    tensors = file.tensors() if isinstance(file, WholeFile) else file.items()
+    """Return a file's tensors by name, without the prefix; their numbers are there once it is read.
+    Raises: ConfigError naming the file"""
+    tensors = file.views() if isinstance(file, WholeFile) else file.items()
     return {name.removeprefix(PREFIX): tensor for name, tensor in tensors}
 
 

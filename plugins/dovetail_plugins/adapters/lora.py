@@ -39,6 +39,7 @@ from dovetail_plugins.adapters._peft import (
 from dovetail_plugins.load_formats._safetensors_file import WholeFile
 
 DOWN, UP = "lora_A", "lora_B"
+PAIR = {DOWN, UP}
 DOWN_TABLE, UP_TABLE = "lora_embedding_A", "lora_embedding_B"
 MAGNITUDE, SAVED, BASE = "lora_magnitude_vector", "modules_to_save", "base_layer"
 ORIGINAL = ".original_module."
@@ -74,6 +75,8 @@ class LoraAdapter(AdapterMethod):
         file = read_file(folder)
         factor, added = self._rope_factor(folder, config), read_added(folder)
         if added is not None:
+            if isinstance(file, WholeFile):
+                file.read()
             return AdapterWeights(
                 changes=self._changes(folder, config, file),
                 rope_factor=factor,
@@ -83,16 +86,14 @@ class LoraAdapter(AdapterMethod):
             )
         if not isinstance(file, WholeFile):
             return AdapterWeights(changes=self._changes(folder, config, file), rope_factor=factor)
-        layout = json.dumps(config, sort_keys=True), file.header, len(file.content)
+        layout = json.dumps(config, sort_keys=True), file.header, len(file.memory)
         changes = Found(partial(self._changes, folder, config, file))
         if layout not in self._layouts:
             changes.find()
             self._layouts[layout] = None
             if len(self._layouts) > MAX_LAYOUTS:
                 self._layouts.popitem(last=False)
-        return AdapterWeights(
-            changes=changes, rope_factor=factor, layout=layout, content=file.content
-        )
+        return AdapterWeights(changes=changes, rope_factor=factor, layout=layout, content=file)
 
     def _rope_factor(self, folder: Path, config: Mapping[str, Any]) -> float | None:
         """Return the linear rope scaling that an adapter was trained with, None for the model's
@@ -116,9 +117,10 @@ class LoraAdapter(AdapterMethod):
     def _changes(
         self, folder: Path, config: Mapping[str, Any], file: WholeFile | Tensors
     ) -> dict[str, ModuleChange]:
-        """Return what the tensors of a file mean, by module. Raises: ConfigError"""
+        """Return what the tensors of a file mean, by module. The file is read if there is more to
+        them than pairs of matrices. Raises: ConfigError"""
         modules: dict[str, Tensors] = defaultdict(dict)
-        names = _target_parameters(folder, config)
+        names, terms = _target_parameters(folder, config), _Terms(folder, config)
         for name, tensor in named(file).items():
             if ORIGINAL in name:
                 continue
@@ -127,18 +129,19 @@ class LoraAdapter(AdapterMethod):
             if own:
                 module = f"{module}.{own[-1 - min(name.count(BASE), len(own) - 1)]}"
             modules[module][part] = tensor
+        has_others = any(parts.keys() - PAIR for parts in modules.values())
+        if has_others and isinstance(file, WholeFile):
+            file.read()
         changes: dict[str, ModuleChange] = {}
         for module, parts in modules.items():
             experts, _, leaf = module.rpartition(".")
             if names and leaf in _parameters_of(experts, names):
-                changes |= self._of_experts(folder, config, module, parts)
+                changes |= self._of_experts(terms, module, parts)
             else:
-                changes[module] = self._change(folder, config, module, parts)
+                changes[module] = _change(terms, module, parts)
         return changes
 
-    def _of_experts(
-        self, folder: Path, config: Mapping[str, Any], module: str, parts: Tensors
-    ) -> dict[str, ModuleChange]:
+    def _of_experts(self, terms: _Terms, module: str, parts: Tensors) -> dict[str, ModuleChange]:
         """Return what the tensors of a parameter [X, O, I] mean, expert by expert: A is [X r, I],
         B is [O, r X]. The first matrix of transformers' LongCat Flash has rows of experts that do
         not compute too, which nothing reads. Raises: ConfigError"""
@@ -146,16 +149,17 @@ class LoraAdapter(AdapterMethod):
         num_experts = next((int(facts[key]) for key in NUM_EXPERTS if facts.get(key)), 0)
         is_down = module.endswith("down_proj")
         count = num_experts + (0 if is_down else int(facts.get("zero_expert_num") or 0))
-        joined = self._change(folder, config, module, parts)
+        joined = _change(terms, module, parts)
         down, up = joined.down, joined.up
         is_pair = joined.shift is None and count > 0
         if down is None or up is None or not is_pair or down.shape[0] % count:
             raise ConfigError(
-                f"it is not a low-rank change of {count} experts.", where=f"{folder}: {module}"
+                f"it is not a low-rank change of {count} experts.",
+                where=f"{terms.folder}: {module}",
             )
         rank = down.shape[0] // count
         experts, _, leaf = module.rpartition(".")
-        scale = self._scale(folder, config, module, rank)
+        scale = terms.scale(module, rank)
         downs, ups = down.view(count, rank, -1), up.view(up.shape[0], rank, count)
         return {
             f"{experts}.{number}.{leaf}": ModuleChange(
@@ -170,57 +174,68 @@ class LoraAdapter(AdapterMethod):
             if config.get(key):
                 raise ConfigError(f"{what} is not supported.", where=f"{folder / CONFIG}: {key}")
 
-    def _change(
-        self, folder: Path, config: Mapping[str, Any], module: str, parts: Tensors
-    ) -> ModuleChange:
-        """Return what the tensors of one module mean. Raises: ConfigError"""
-        where = f"{folder}: {module}"
-        change = ModuleChange(
-            weight=parts.pop("weight", None),
-            bias=parts.pop("bias", None),
-            is_tied=setting(folder, config, TIES, bool, False),
-        )
-        down, up = parts.pop(DOWN, None), parts.pop(UP, None)
-        if DOWN_TABLE in parts:  # a token table: what is looked up is a column of A
-            down, up = parts.pop(DOWN_TABLE), parts.pop(UP_TABLE, None)
-        magnitude, shift = parts.pop(MAGNITUDE, None), parts.pop(f"{UP}.bias", None)
-        if ROWS in parts:
-            change = _with_rows(folder, config, module, change, parts.pop(ROWS))
-        if parts or (down is None) != (up is None):
-            rest = ", ".join(parts) or (UP if up is None else DOWN)
-            raise ConfigError(f"{rest} is without its pair, or not known.", where=where)
-        if down is None or up is None:
-            return change
-        rank = down.shape[0]
-        if down.dim() != 2 or up.dim() != 2 or up.shape[1] != rank:
-            raise ConfigError(
-                f"A {list(down.shape)} and B {list(up.shape)} do not fit each other.", where=where
-            )
-        scale = self._scale(folder, config, module, rank)
-        if shift is not None:
-            shift = shift * scale
-        return replace(
-            change,
-            down=down,
-            up=up,
-            scale=scale,
-            magnitude=None if magnitude is None else magnitude.flatten(),
-            shift=shift,
-        )
 
-    def _scale(self, folder: Path, config: Mapping[str, Any], module: str, rank: int) -> float:
-        """Return what the product of a module is multiplied by."""
-        alphas = setting(folder, config, "alpha_pattern", dict, {})
-        alpha = setting(folder, config, "lora_alpha", float, 8)
-        for pattern, own in alphas.items():
-            if _matches(folder, pattern, module):
+class _Terms:
+    """What adapter_config.json says of all modules."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        """Raises: ConfigError naming the key"""
+        self.folder, self.config = folder, config
+        self.is_tied: bool = setting(folder, config, TIES, bool, False)
+        self._alpha: float = setting(folder, config, "lora_alpha", float, 8)
+        self._alphas: dict[str, Any] = setting(folder, config, "alpha_pattern", dict, {})
+        self._is_root: bool = setting(folder, config, "use_rslora", bool, False)
+
+    def scale(self, module: str, rank: int) -> float:
+        """Return what the product of a module is multiplied by. Raises: ConfigError"""
+        alpha = self._alpha
+        for pattern, own in self._alphas.items():
+            if _matches(self.folder, pattern, module):
                 if isinstance(own, bool) or not isinstance(own, int | float):
-                    where = f"{folder / CONFIG}: alpha_pattern: {pattern}"
+                    where = f"{self.folder / CONFIG}: alpha_pattern: {pattern}"
                     raise ConfigError(f"{own!r} is not a number.", where=where)
                 alpha = own
                 break
-        is_root = setting(folder, config, "use_rslora", bool, False)
-        return float(alpha) / (math.sqrt(rank) if is_root else rank)
+        return float(alpha) / (math.sqrt(rank) if self._is_root else rank)
+
+
+def _change(terms: _Terms, module: str, parts: Tensors) -> ModuleChange:
+    """Return what the tensors of one module mean. Raises: ConfigError. Mutates: parts"""
+    if parts.keys() == PAIR:
+        return ModuleChange(is_tied=terms.is_tied, **_pair(terms, module, parts[DOWN], parts[UP]))
+    change = ModuleChange(
+        weight=parts.pop("weight", None), bias=parts.pop("bias", None), is_tied=terms.is_tied
+    )
+    down, up = parts.pop(DOWN, None), parts.pop(UP, None)
+    if DOWN_TABLE in parts:  # a token table: what is looked up is a column of A
+        down, up = parts.pop(DOWN_TABLE), parts.pop(UP_TABLE, None)
+    magnitude, shift = parts.pop(MAGNITUDE, None), parts.pop(f"{UP}.bias", None)
+    if ROWS in parts:
+        change = _with_rows(terms.folder, terms.config, module, change, parts.pop(ROWS))
+    if parts or (down is None) != (up is None):
+        rest = ", ".join(parts) or (UP if up is None else DOWN)
+        raise ConfigError(
+            f"{rest} is without its pair, or not known.", where=f"{terms.folder}: {module}"
+        )
+    if down is None or up is None:
+        return change
+    pair = _pair(terms, module, down, up)
+    return replace(
+        change,
+        magnitude=None if magnitude is None else magnitude.flatten(),
+        shift=None if shift is None else shift * pair["scale"],
+        **pair,
+    )
+
+
+def _pair(terms: _Terms, module: str, down: torch.Tensor, up: torch.Tensor) -> dict[str, Any]:
+    """Return two matrices as fields of a change. Raises: ConfigError"""
+    if down.dim() != 2 or up.dim() != 2 or up.shape[1] != down.shape[0]:
+        raise ConfigError(
+            f"A {list(down.shape)} and B {list(up.shape)} do not fit each other.",
+            where=f"{terms.folder}: {module}",
+        )
+    return {"down": down, "up": up, "scale": terms.scale(module, down.shape[0])}
 
 
 _NOT_DONE = {
@@ -274,6 +289,9 @@ def _parameters_of(module: str, names: Sequence[str]) -> tuple[str, ...]:
 
 def _split(name: str) -> tuple[str, str]:
     """Return a tensor's module and what it is of it."""
+    module, _, part = name.removesuffix(".weight").rpartition(".")
+    if part in PAIR and BASE not in module and SAVED not in module and "token_" not in module:
+        return module, part  # as nearly all are named
     name = name.replace(f".{BASE}.", ".").replace(f".{SAVED}.", ".")
     if not name.endswith(f".{ROWS}"):
         name = name.replace(".token_adapter.", ".")

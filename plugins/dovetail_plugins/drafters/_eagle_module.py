@@ -24,8 +24,10 @@ from dovetail.layers.linear import QKVParallelLinear, ReplicatedLinear
 from dovetail.layers.logits import LogitsHead
 from dovetail.layers.rotary import Rope, Rotary, rope_settings
 
-NOT_READ = ("embed_tokens.", "lm_head.", "rotary_emb.inv_freq")
+NOT_READ, HEAD = ("embed_tokens.", "rotary_emb.inv_freq"), "lm_head."
 """What checkpoints may have, and the model beside them has too."""
+OWN_HEAD = "has_own_head"
+"""The key of an EAGLE checkpoint's config.json that says that its head is not the model's."""
 _WIDE = tuple(f"{name}_proj.weight" for name in "qkv")
 
 
@@ -80,7 +82,8 @@ def family_of(context: DraftContext) -> tuple[type[DecoderForCausalLM], DecoderC
 
 
 class EagleModule(nn.Module):
-    """fc over [vector; state], then decoder layers, the first without its input norm."""
+    """fc over [vector; state], then decoder layers, the first without its input norm. `lm_head` is
+    the checkpoint's own, None where the model's is meant."""
 
     def __init__(self, context: DraftContext) -> None:
         super().__init__()
@@ -95,10 +98,14 @@ class EagleModule(nn.Module):
         layers[0].input_layernorm = nn.Identity()  # type: ignore[assignment]
         self.layers: list[DecoderLayer] = nn.ModuleList(layers)  # type: ignore[assignment]
         self.rotary = Rotary(rope_settings(build), build.device)
+        self.lm_head: LogitsHead | None = None
+        if build.model.hf_config.get(OWN_HEAD):
+            self.lm_head = LogitsHead(build, "lm_head", build.model.vocab_size, size)
 
     def weight_map(self) -> WeightMap:
         """Return the names: the checkpoint's own, with q, k, v and gate, up fused."""
-        return WeightMap(prefixes=(("model.", ""),), fused=FUSED, ignored=NOT_READ)
+        ignored = NOT_READ if self.lm_head is not None else (*NOT_READ, HEAD)
+        return WeightMap(prefixes=(("model.", ""),), fused=FUSED, ignored=ignored)
 
     def forward(
         self, vectors: torch.Tensor, positions: torch.Tensor, states: torch.Tensor

@@ -1,7 +1,7 @@
 """Eagle: one decoder layer that continues the model's hidden states.
 
 The layer reads a token's vector and the hidden state before it; its output stands for the hidden
-state after it, and the model's own head makes logits of it.
+state after it, and the model's own head makes logits of it, or one that was trained beside it.
 Format: the checkpoints of SafeAILab/EAGLE, versions 1 and 2 (fc.weight, layers.0...).
 Source: Li et al., "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty", 2024.
 """
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 class Eagle(WorkerDrafter):
-    """Embedding and head are the model's own, whatever the checkpoint has."""
+    """The embedding is the model's own, whatever the checkpoint has, and the head too, unless the
+    checkpoint's config.json says that it has its own (`has_own_head`)."""
 
     info = Info(
         summary="drafts with a layer that continues the model's hidden states (EAGLE 1 and 2)",
@@ -63,5 +64,6 @@ class Eagle(WorkerDrafter):
         return self._module(self._target.embed(token_ids), positions, states)
 
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
-        """Return the model's logits. Shapes: [S, E] -> [S, V]"""
-        return self._target.logits(states)
+        """Return logits by the model's head, or its own. Shapes: [S, E] -> [S, V]"""
+        own = self._module.lm_head
+        return self._target.logits(states) if own is None else own(states)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,32 +58,57 @@ def _extent(entry: Entry) -> Extent:
     return Extent(name=entry.name, dtype=dtype, shape=entry.shape, start=entry.start, end=entry.end)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WholeFile:
-    """All bytes of one small file, and its header's JSON. Shapes: content [bytes] uint8"""
+    """One small file (interfaces.adapter.AdapterContent), and its header's JSON. It is open from
+    now on, so that nothing happens when another takes its place; when it is cut, that is said."""
 
-    path: Path
-    content: torch.Tensor
-    header: bytes
+    def __init__(self, path: Path) -> None:
+        """Read the header. Raises: ConfigError when there is none"""
+        size = check_is_content(path)
+        self.path, self.is_read = path, False
+        self.memory = torch.empty(size, dtype=torch.uint8)
+        self._file = path.open("rb", buffering=0)
+        weakref.finalize(self, self._file.close)
+        first = bytearray(min(size, LENGTH_BYTES))
+        self.read_piece(0, memoryview(first))
+        header = bytearray(header_bytes(path, bytes(first), size))
+        self.read_piece(LENGTH_BYTES, memoryview(header))
+        self.header = bytes(header)
+
+    def read(self) -> None:
+        """Read all bytes into memory. Raises: ConfigError when it was cut. Mutates: self"""
+        if not self.is_read:
+            self.read_piece(0, self.memory.numpy().data)
+            self.is_read = True
+
+    def read_piece(self, start: int, piece: memoryview) -> None:
+        """Fill memory with bytes from `start` on. Raises: ConfigError when there are not as many.
+        Mutates: piece"""
+        done = 0
+        try:
+            self._file.seek(start)
+            while done < len(piece) and (count := self._file.readinto(piece[done:])):
+                done += count
+        except OSError as error:
+            raise malformed(self.path, f"it cannot be read: {error}") from error
+        if done < len(piece):
+            raise malformed(self.path, "it was cut while it was read")
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tensors, which are views of the content where they are aligned. Raises:
-        ConfigError when header and content cannot belong together"""
-        extents = [_extent(e) for e in entries_of(self.path, self.header, len(self.content))]
-        words = {kind: _as(self.content, kind) for kind in {e.dtype for e in extents}}
-        for extent in extents:
-            yield extent.name, _view(self.content, words[extent.dtype], extent, 0)
+        """Yield the tensors, as `views`, with their numbers. Raises: ConfigError"""
+        self.read()
+        yield from self.views()
 
-
-def read_whole(path: Path) -> WholeFile:
-    """Return a file in memory of its own, so that nothing happens when it is replaced or cut
-    later. Raises: ConfigError when it has no header"""
-    content = torch.empty(check_is_content(path), dtype=torch.uint8)
-    _read_into(path, 0, content)
-    raw = content.numpy()
-    length = header_bytes(path, raw[:LENGTH_BYTES].tobytes(), len(content))
-    header = raw[LENGTH_BYTES : LENGTH_BYTES + length].tobytes()
-    return WholeFile(path=path, content=content, header=header)
+    def views(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the tensors, which are views of the memory where they are aligned: their numbers
+        are there once it is read, which it is where some are not. Raises: ConfigError when header
+        and content cannot belong together"""
+        entries = entries_of(self.path, self.header, len(self.memory))
+        words = {kind: _as(self.memory, DTYPES[kind]) for kind in {e.dtype for e in entries}}
+        if any(e.start == e.end or e.start % words[e.dtype].itemsize for e in entries):
+            self.read()
+        for entry in entries:
+            yield entry.name, _view(self.memory, words[entry.dtype], entry, 0)
 
 
 def without(header: Header, is_skipped: Callable[[str], bool]) -> Header:
@@ -136,14 +162,16 @@ def _as(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return content[: len(content) // dtype.itemsize * dtype.itemsize].view(dtype)
 
 
-def _view(content: torch.Tensor, words: torch.Tensor, extent: Extent, first: int) -> torch.Tensor:
+def _view(
+    content: torch.Tensor, words: torch.Tensor, extent: Extent | Entry, first: int
+) -> torch.Tensor:
     """Return the tensor in the file's bytes from `first` on, which are `words` in its type; copied
     only where it is not aligned."""
     start = extent.start - first
-    place, odd = divmod(start, extent.dtype.itemsize)
+    place, odd = divmod(start, words.itemsize)
     if odd or extent.start == extent.end:
         raw = content[start : extent.end - first].clone()
-        return raw.view(extent.dtype).view(extent.shape)
+        return raw.view(words.dtype).view(extent.shape)
     strides = [1] * len(extent.shape)
     for axis in range(len(strides) - 1, 0, -1):
         strides[axis - 1] = strides[axis] * extent.shape[axis]

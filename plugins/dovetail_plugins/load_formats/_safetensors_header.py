@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.headers import TensorHeader
@@ -21,6 +21,7 @@ MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 
 LENGTH_BYTES = 8
+_WHOLE = frozenset({int})
 METADATA = "__metadata__"
 """The header's entry that is no tensor."""
 
@@ -45,8 +46,7 @@ TYPES = {
 """The format's word for a type -> torch's name of it, and the bytes of a number."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(NamedTuple):
     """One tensor; `dtype` is torch's name, `start` and `end` count bytes from the file's start."""
 
     name: str
@@ -142,7 +142,9 @@ def _entry(path: Path, name: str, told: Any, data_start: int) -> Entry:
 
 
 def _are_counts(value: Any) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
+    return (
+        type(value) is list and _WHOLE.issuperset(map(type, value)) and min(value, default=0) >= 0
+    )
 
 
 def _check_cover(path: Path, entries: tuple[Entry, ...], start: int, size_bytes: int) -> None:
@@ -153,7 +155,7 @@ def _check_cover(path: Path, entries: tuple[Entry, ...], start: int, size_bytes:
     if end < size_bytes:
         raise malformed(path, f"{size_bytes - end} bytes follow the last tensor")
     place = start
-    for entry in sorted(entries, key=lambda e: (e.start, e.end)):
+    for entry in sorted(entries, key=attrgetter("start", "end")):
         if entry.start != place:
             raise malformed(path, f'tensor "{entry.name}" overlaps another or leaves a gap')
         place = entry.end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,12 @@ from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.errors import RequestError
 from dovetail.interfaces.adapter_spec import AdapterSource, AdapterSpec
 from dovetail.interfaces.selection import Selection
+from dovetail.runner import adapter_files
 from dovetail.runner.adapters import RunnerAdapters
 from dovetail.testing.harness import PagedModel
 from dovetail.testing.tiny_models import write_tiny_checkpoint
-from support.written_lora import CONFIG, FILE, write_lora
+from dovetail_plugins.load_formats._safetensors_file import WholeFile
+from support.written_lora import CONFIG, FILE, MODULE, write_lora
 
 LORA = Selection(kind="adapter", name="lora", target="dovetail_plugins.adapters.lora:LoraAdapter")
 
@@ -81,6 +84,46 @@ def test_a_plan_copies_the_same(
     assert found.keys() == wanted.keys() == other.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
     assert not any(torch.equal(found[name], other[name]) for name in wanted)
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 700, 1 << 20])
+def test_a_file_is_copied_from_piece_by_piece(
+    base: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+) -> None:
+    """The numbers are those of the file as safetensors reads it, and it is never read whole."""
+    monkeypatch.setattr(adapter_files, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(WholeFile, "read", lambda file: pytest.fail("the file was read whole"))
+    adapters = reader(base, "float32")
+    for name, seed in (("first", 0), ("planned", 1)):
+        folder = write_lora(tmp_path / name, seed=seed)
+        wanted = load_file(folder / FILE)
+        found = read(adapters, folder)
+        for layer in range(2):
+            module = MODULE.format(layer=layer, name="q_proj")
+            down, up = (wanted[f"{module}.lora_{leaf}.weight"] for leaf in "AB")
+            path = next(p for p in found if f".{layer}." in p).rpartition(".")[0]
+            assert torch.equal(found[f"{path}.down"][0], down * 2)  # alpha 8 of rank 4
+            assert torch.equal(found[f"{path}.up"][:, :32], up.t())
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_file_that_is_cut_while_it_is_read_is_named(
+    base: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    adapters = reader(base)
+    if is_known:
+        read(adapters, write_lora(tmp_path / "good"))
+    folder = write_lora(tmp_path / "cut", seed=1)
+    carry_out = adapter_files.FileCopies.carry_out
+
+    def cut(*given: Any) -> int:
+        os.truncate(folder / FILE, 1500)
+        return carry_out(*given)
+
+    monkeypatch.setattr(adapter_files.FileCopies, "carry_out", cut)
+    with pytest.raises(RequestError, match="cut while it was read") as raised:
+        read(adapters, folder)
+    assert str(folder / FILE) in str(raised.value)
 
 
 def test_another_scale_is_another_layout(base: tuple[Path, Any], tmp_path: Path) -> None:

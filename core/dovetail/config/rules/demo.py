@@ -33,7 +33,7 @@ as a drawn token (docs/benchmarks.md)."""
 DRAFTS_QUANTIZATION = {"cpu": "int8"}
 """How the bundled drafters' weights are kept unless the flag says so, by the type of device: in 8
 bits they fit a core's own cache, and a draft takes half as long (docs/benchmarks.md)."""
-DRAFT_TOKENS = {"draft_model": 8}
+DRAFT_TOKENS = {"draft_model": 8, "eagle": 6}
 """How long drafts may be unless the flag says so, where they often come true to the end."""
 
 

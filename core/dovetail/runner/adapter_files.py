@@ -1,0 +1,66 @@
+"""FileCopies: matrices copied out of a file whose bytes are read a piece at a time.
+
+What is read of a piece is copied from a core's own cache, and no memory is taken for the file.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dovetail.interfaces.adapter import AdapterContent
+from dovetail_kernels.scaled_copy.native import ScaledCopies
+
+PIECE_BYTES = 1 << 18
+"""A piece, but for a matrix that is larger: it fits a core's own cache, beside what it becomes."""
+
+
+class FileCopies:
+    """Copies whose sources lie within a file's bytes, in the order in which the file has them.
+    They can be carried out again with another file of as many bytes. `copies` are what they are
+    told; `content_bytes` is how long the file is."""
+
+    def __init__(self, copies: ScaledCopies, content: AdapterContent) -> None:
+        self.copies = copies
+        self.content_bytes = len(content.memory)
+        self._numbers = copies.sort()
+        self._address = content.memory.data_ptr()
+        starts = copies.places[:, 0] - self._address
+        ends = np.maximum.accumulate(copies.source_ends() - self._address)
+        self._pieces: list[tuple[slice, int, int]] = []
+        first = 0
+        while first < len(starts):
+            last = int(np.searchsorted(ends, starts[first] + PIECE_BYTES, side="right"))
+            last = max(last, first + 1)
+            self._pieces.append((slice(first, last), int(starts[first]), int(ends[last - 1])))
+            first = last
+        sizes = (end - start for _, start, end in self._pieces)
+        self._longest = max(sizes, default=0)
+
+    @classmethod
+    def of(cls, copies: ScaledCopies, content: AdapterContent) -> FileCopies | None:
+        """Return copies out of a file, None where some are of other memory. Mutates: copies, whose
+        order changes"""
+        sources, start = copies.places[:, 0], content.memory.data_ptr()
+        if (
+            not len(sources)
+            or sources.min() < start
+            or sources.max() >= start + len(content.memory)
+        ):
+            return None
+        return cls(copies, content)
+
+    def carry_out(self, content: AdapterContent, target_shift: int = 0) -> int:
+        """Copy, to addresses that are so many bytes further; return the number of a matrix that is
+        not finite, -1 for none. Raises: ConfigError where the file was cut. Mutates: the memory of
+        the targets"""
+        if content.is_read:
+            found = self.copies(content.memory.data_ptr() - self._address, target_shift)
+            return found if found < 0 else int(self._numbers[found])
+        piece = np.empty(self._longest, dtype=np.uint8)
+        place = piece.ctypes.data - self._address
+        for chosen, start, end in self._pieces:
+            content.read_piece(start, piece[: end - start].data)
+            found = self.copies(place - start, target_shift, chosen)
+            if found >= 0:
+                return int(self._numbers[chosen.start + found])
+        return -1
