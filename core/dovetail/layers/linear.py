@@ -203,25 +203,19 @@ class ActivatedLinear(MergedActivatedLinear):
         act: str,
         bias: bool = False,
     ) -> None:
-        part = even_part("", out_size, tensor_group(context.rank), name)
+        part = self._outputs(context, name, out_size)
         super().__init__(context, name, in_size, (part,), act=act, bias=bias)
 
+    def _outputs(self, context: BuildContext, name: str, size: int) -> Part:
+        """Return which of the outputs this rank has."""
+        return even_part("", size, tensor_group(context.rank), name)
 
-class ReplicatedActivatedLinear(MergedActivatedLinear):
+
+class ReplicatedActivatedLinear(ActivatedLinear):
     """The whole matrix on every rank, ending in an activation."""
 
-    def __init__(
-        self,
-        context: BuildContext,
-        name: str,
-        in_size: int,
-        out_size: int,
-        *,
-        act: str,
-        bias: bool = False,
-    ) -> None:
-        part = Part(name="", full=out_size, local=out_size, start=0)
-        super().__init__(context, name, in_size, (part,), act=act, bias=bias)
+    def _outputs(self, context: BuildContext, name: str, size: int) -> Part:
+        return Part(name="", full=size, local=size, start=0)
 
 
 class MergedColumnParallelLinear(Linear):
