@@ -62,7 +62,6 @@ SERVED = {
     "gemma3": NATIVE,  # the text part, without a processor, of a model that takes images
 }
 NOT_SERVED = {
-    "zaya": "layers of the kind hybrid",
     "prophetnet": "counts positions itself",
     "doge": "computes with attention masks itself",
 }

@@ -325,7 +325,6 @@ USUAL_NORMS = ("input_layernorm", "post_attention_layernorm")
 NORMS = {
     "Gemma3ForCausalLM": ("input_layernorm", "pre_feedforward_layernorm"),
     "Mamba2ForCausalLM": ("norm",),
-    "Lfm2ForCausalLM": ("operator_norm", "ffn_norm"),
 }
 """The norms before products."""
 
