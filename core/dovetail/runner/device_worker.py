@@ -169,7 +169,7 @@ class DeviceWorker(Worker):
         if self._sleep is not None:
             self._sleep.close()
         if self._runner is not None:
-            self._runner.transfers.close()
+            self._runner.close()
         self._runner = None
         self._sleep = None
         gc.collect()

@@ -125,6 +125,11 @@ class RunnerMedia:
         if self._group.size > 1:
             self._give(content, owner)
 
+    def close(self) -> None:
+        """End passes that are not over. May be called twice. Mutates: self"""
+        while self._passes:
+            self._passes.popitem()[1].drop()
+
     def failures(self, inputs: StepInputs) -> dict[int, str]:
         """Return why rows of a step must end: what they show could not be encoded."""
         found = {}

@@ -10,7 +10,7 @@ result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import cast
@@ -98,6 +98,7 @@ class ModelRunner(ForwardPasses):
         self._drafts = DraftRunner(run, device) if run.drafts and self._draws else None
         self._draft_probabilities: DraftProbabilities | None = None
         self.transfers = BlockTransfers(run)
+        self._ends: list[Callable[[], None]] = [self.transfers.close]
 
     def load(self) -> None:
         """Build the model and fill its weights. Raises: ConfigError. Mutates: self
@@ -133,6 +134,11 @@ class ModelRunner(ForwardPasses):
         if self.run.pooling is not None and self._stage.is_last:
             using = self._using_adapter
             self._pooling = PromptPooling(self.run.pooling, loaded.model, self.device, using)
+
+    def close(self) -> None:
+        """End what goes on beside steps. May be called twice."""
+        for end in self._ends:
+            end()
 
     @property
     def model(self) -> Model:
@@ -174,6 +180,7 @@ class ModelRunner(ForwardPasses):
         )
         self._halves = step_halves(run, self._calls, sees_all=bool(self._step_layers))
         self._media = RunnerMedia(self._model, run, self.device, self._calls)
+        self._ends.append(self._media.close)
         self._tensors: HostTensors | DeviceTensors = HostTensors(self._batch)
         if self._calls.runs_ahead:
             self._tensors = DeviceTensors(self._batch, self.device, self._calls)

@@ -139,3 +139,9 @@ def test_a_pass_that_nobody_waits_for_ends(tmp_path: Path) -> None:
         again = watched.begin(asked(folder, 2), SHORT)
         watched.run()
         assert watched.result(again) == late
+        watched.begin(TEXTS[0], LONG)
+        watched.run(5)
+        watched.begin(asked(folder, 3), SHORT)
+        watched.run(1)
+        (running,) = passes.values()
+    assert not running._thread.is_alive(), "it ends with the engine"
