@@ -96,7 +96,7 @@ class AdapterWeights:
 
     All tensors of adapters with one `layout` (None: not told) lie in the same places of their
     `content`, and mean the same: when one has been read, the others differ in numbers alone. While
-    the content is not read, its tensors have shapes and places, and no numbers yet.
+    the content is not read (`AdapterMethod.open`), its tensors have places and no numbers yet.
 
     Shapes: prompt [n, E], added_inputs, added_outputs [m, E]
     """
@@ -132,6 +132,11 @@ class AdapterMethod(Plugin):
 
         Raises: ConfigError that names the file and the key at fault.
         """
+
+    def open(self, folder: Path, config: Mapping[str, Any]) -> AdapterWeights:
+        """Return what `read` does, of which the content's bytes need not be read yet: its tensors
+        have no numbers then. The default: what `read` returns. Raises: ConfigError"""
+        return self.read(folder, config)
 
     def num_prompt_tokens(self, config: Mapping[str, Any]) -> int:
         """Return how many vectors the adapter puts before a prompt. The default: none."""

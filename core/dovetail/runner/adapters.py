@@ -221,7 +221,7 @@ class RunnerAdapters:
         wanted = config.get("peft_type")
         for method in self._methods:
             if wanted in method.peft_types:
-                return method.read(folder, config)
+                return method.open(folder, config)
         known = [name for method in self._methods for name in method.peft_types]
         raise ConfigError(
             f"adapters of the type {wanted!r} are not supported.",

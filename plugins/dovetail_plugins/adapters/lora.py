@@ -69,8 +69,22 @@ class LoraAdapter(AdapterMethod):
         self._layouts: OrderedDict[Hashable, None] = OrderedDict()
         """Those whose changes were found without a fault."""
 
+    def __init_subclass__(cls, **settings: Any) -> None:
+        """Have a class that reads otherwise asked for what it reads."""
+        super().__init_subclass__(**settings)
+        if "read" in vars(cls) and "open" not in vars(cls):
+            cls.open = AdapterMethod.open  # type: ignore[method-assign]
+
     def read(self, folder: Path, config: Mapping[str, Any]) -> AdapterWeights:
         """Return the adapter in a folder. Raises: ConfigError naming the file and the key"""
+        found = LoraAdapter.open(self, folder, config)
+        if found.content is not None:
+            found.content.read()
+        return found
+
+    def open(self, folder: Path, config: Mapping[str, Any]) -> AdapterWeights:
+        """Return the adapter in a folder, whose file is read when its numbers are needed. Raises:
+        ConfigError naming the file and the key"""
         self._verify(folder, config)
         file = read_file(folder)
         factor, added = self._rope_factor(folder, config), read_added(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +15,14 @@ from safetensors.torch import load_file, save_file
 
 from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.errors import RequestError
+from dovetail.interfaces.adapter import AdapterWeights
 from dovetail.interfaces.adapter_spec import AdapterSource, AdapterSpec
 from dovetail.interfaces.selection import Selection
 from dovetail.runner import adapter_files
 from dovetail.runner.adapters import RunnerAdapters
 from dovetail.testing.harness import PagedModel
 from dovetail.testing.tiny_models import write_tiny_checkpoint
+from dovetail_plugins.adapters.lora import LoraAdapter
 from dovetail_plugins.load_formats._safetensors_file import WholeFile
 from support.written_lora import CONFIG, FILE, MODULE, write_lora
 
@@ -48,6 +51,36 @@ def read(adapters: RunnerAdapters, folder: Path) -> dict[str, torch.Tensor]:
         assert slot.down is not None and slot.up is not None
         found |= {f"{path}.down": slot.down, f"{path}.up": slot.up}
     return found
+
+
+class DoubledAdapter(LoraAdapter):
+    """Reads changes twice as large: as others derive from LoRA's own."""
+
+    def read(self, folder: Path, config: Any) -> AdapterWeights:
+        """Return the changes in memory of their own."""
+        found = super().read(folder, config)
+        changes = {
+            name: replace(one, up=None if one.up is None else 2 * one.up)
+            for name, one in found.changes.items()
+        }
+        return AdapterWeights(changes=changes)
+
+
+def test_a_method_that_derives_and_reads_otherwise_is_asked(
+    base: tuple[Path, Any], tmp_path: Path
+) -> None:
+    """A file whose numbers are read late has none yet for whom computes with them."""
+    folder = write_lora(tmp_path / "lora")
+    facts = load_model_facts(base[0], dtype="float32")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    usual, doubled = LoraAdapter(None, facts), DoubledAdapter(None, facts)
+    assert not usual.open(folder, config).content.is_read  # type: ignore[union-attr]
+    wanted, found = usual.read(folder, config), doubled.open(folder, config)
+    assert wanted.content.is_read and found.changes.keys() == wanted.changes.keys()  # type: ignore[union-attr]
+    for name, change in found.changes.items():
+        up = wanted.changes[name].up
+        assert up is not None and change.up is not None and up.any()
+        assert torch.equal(change.up, 2 * up)
 
 
 def two_ranks(folder: Path) -> Path:
