@@ -5,22 +5,18 @@ Whether kernels are interpreted is decided when Triton is imported, so this file
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from dovetail_kernels.gated_delta.reference import reference
-from dovetail_kernels.gpu import VARIABLE, interprets
+from dovetail_kernels.gpu import interprets
 from dovetail_kernels.op import Arguments
 from dovetail_kernels.states import step_arguments
+from support.interpreted_script import AS_WANTED, verify_interpreted
 
 pytest.importorskip("triton")
-KERNELS = Path(__file__).parents[2] / "kernels"
 CPU = torch.device("cpu")
 HEADS, KEYS, VALUES, CHUNK = 1, 16, 20, 64
 TOKENS = 232
@@ -124,12 +120,7 @@ def check_hard_numbers() -> None:
 
 
 def test_they_are_a_rows_own_and_exact() -> None:
-    env = os.environ | {"PYTHONPATH": str(KERNELS), "OMP_NUM_THREADS": "1", VARIABLE: "1"}
-    done = subprocess.run(
-        [sys.executable, __file__], env=env, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines()[-1] == "as wanted"
+    verify_interpreted(__file__, limit_s=300)
 
 
 def main() -> None:
@@ -137,7 +128,7 @@ def main() -> None:
     check_cuts()
     check_neighbours()
     check_hard_numbers()
-    print("as wanted")
+    print(AS_WANTED)
 
 
 if __name__ == "__main__":

@@ -5,22 +5,18 @@ Whether kernels are interpreted is decided when Triton is imported, so this file
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from dovetail_kernels.gpu import VARIABLE, interprets
+from dovetail_kernels.gpu import interprets
 from dovetail_kernels.gpu.interpreter import matmul
+from support.interpreted_script import AS_WANTED, verify_interpreted
 
 triton = pytest.importorskip("triton")
 tl: Any = pytest.importorskip("triton.language")
-KERNELS = Path(__file__).parents[2] / "kernels"
 INPUTS = 128
 
 
@@ -63,12 +59,7 @@ def test_matmul_takes_narrow_numbers_and_leading_axes() -> None:
 
 
 def test_interpreted_dots_are_made_so() -> None:
-    env = os.environ | {"PYTHONPATH": str(KERNELS), "OMP_NUM_THREADS": "1", VARIABLE: "1"}
-    done = subprocess.run(
-        [sys.executable, __file__], env=env, capture_output=True, text=True, timeout=200
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines()[-1] == "as wanted"
+    verify_interpreted(__file__, limit_s=200)
 
 
 def main() -> None:
@@ -80,7 +71,7 @@ def main() -> None:
         out = torch.empty(rows, 32)
         dot[(1,)](a, b, out, rows, INPUTS, 32)
         assert torch.equal(out, wanted[:rows]), rows
-    print("as wanted")
+    print(AS_WANTED)
 
 
 if __name__ == "__main__":

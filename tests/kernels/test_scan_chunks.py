@@ -5,23 +5,19 @@ Whether kernels are interpreted is decided when Triton is imported, so this file
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 import torch
 
-from dovetail_kernels.gpu import VARIABLE, interprets
+from dovetail_kernels.gpu import interprets
 from dovetail_kernels.op import Arguments
 from dovetail_kernels.states import step_arguments
+from support.interpreted_script import AS_WANTED, verify_interpreted
 
 pytest.importorskip("triton")
-KERNELS = Path(__file__).parents[2] / "kernels"
 CPU = torch.device("cpu")
 CHANNELS, TOKENS, BLOCK = 5, 146, 48
 """Blocks of 48 tokens have chunks of 32 and 16."""
@@ -142,12 +138,7 @@ def hard() -> list[Layer]:
 
 
 def test_they_are_a_rows_own_and_exact() -> None:
-    env = os.environ | {"PYTHONPATH": str(KERNELS), "OMP_NUM_THREADS": "1", VARIABLE: "1"}
-    done = subprocess.run(
-        [sys.executable, __file__], env=env, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines()[-1] == "as wanted"
+    verify_interpreted(__file__, limit_s=300)
 
 
 def main() -> None:
@@ -157,7 +148,7 @@ def main() -> None:
         check_neighbours(layer)
     for layer in hard():
         check_against_reference(layer)
-    print("as wanted")
+    print(AS_WANTED)
 
 
 if __name__ == "__main__":

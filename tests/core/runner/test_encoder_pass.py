@@ -30,7 +30,7 @@ class Tower(nn.Module):
             x = block(x)
             self.num_done += 1
             if self.num_done == 3 and x.isnan().any():
-                raise ValueError("it is no picture")
+                raise ValueError("it is not a picture")
         return x
 
 
@@ -62,7 +62,7 @@ def test_what_it_raises_is_told_at_its_end(tower: Tower) -> None:
     running = EncoderPass(lambda: tower(torch.full((1, 4), torch.nan)), nullcontext)
     for until in (2, 4, None):
         running.advance(until)
-    with pytest.raises(ValueError, match="no picture"):
+    with pytest.raises(ValueError, match="it is not a picture"):
         running.made()
 
 
