@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +21,7 @@ from dovetail.interfaces.stats import StepStats
 from dovetail.interfaces.step import StepResult
 from dovetail.runner.model_runner import ModelRunner
 from dovetail.testing.tiny import tiny_layout, tiny_run
+from dovetail_kernels.cpu.library import missing_reason, usable_cores
 from dovetail_plugins.workers import cpu
 from dovetail_plugins.workers.cpu import CpuWorker
 from dovetail_plugins.workers.cuda import CudaWorker
@@ -151,3 +155,43 @@ class AheadOnCpu(CudaOnCpu):
     @classmethod
     def why_not(cls, query: Any) -> list[str]:
         return CpuWorker.why_not(query)
+
+
+WAITING = """
+import os, sys, time
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+import torch
+from dovetail.interfaces.plugin import NoOptions
+from dovetail.testing.tiny import tiny_run
+from dovetail_plugins.workers.cpu import CpuWorker
+
+numbers = torch.ones(1 << 18)
+
+def processor_time():
+    began_s = time.process_time()
+    for _ in range(30):
+        numbers.add_(1)
+        time.sleep(0.02)
+    return time.process_time() - began_s
+
+torch.set_num_threads(2)
+processor_time()
+alone = processor_time()
+worker = CpuWorker(NoOptions(), tiny_run())
+print(alone, processor_time())
+worker.shutdown()
+worker.shutdown()
+"""
+
+
+@pytest.mark.skipif(len(usable_cores()) < 2, reason="one core: no thread waits for another")
+@pytest.mark.skipif(missing_reason() is not None, reason="no native kernels, whose cores it takes")
+@pytest.mark.parametrize("told", ["", "ACTIVE"])
+def test_idle_threads_of_a_torch_that_was_there_before_sleep(told: str) -> None:
+    """They wait awake for milliseconds otherwise, and do where a user has said so."""
+    rest = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))}
+    env = rest | ({"OMP_WAIT_POLICY": told} if told else {})
+    run = subprocess.run([sys.executable, "-c", WAITING], env=env, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    alone, beside = map(float, run.stdout.split())
+    assert (beside < alone / 3) == (not told), run.stdout

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.interfaces.plugin import Info
 from dovetail.runner.device_worker import DeviceWorker
 from dovetail_kernels.cpu import library as native
+from dovetail_plugins.workers._second_team import SecondTeam
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +34,8 @@ CGROUP_FILES = (
 )
 """Limit, use and make-up of a control group's memory, in its two versions."""
 CACHE_WORDS = ("active_file", "inactive_file")
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+"""What says how long OpenMP's idle threads wait awake, read once when torch is loaded."""
 
 
 class CpuWorker(DeviceWorker):
@@ -39,16 +43,20 @@ class CpuWorker(DeviceWorker):
 
     info = Info(summary="the CPU and its main memory", devices=("cpu",))
 
+    _second_team: SecondTeam | None = None
+
     @classmethod
     def why_not(cls, query: Any) -> list[str]:
         """Return why a device type cannot be served."""
         return [] if query in (None, "cpu") else [f"runs on cpu, not on {query}"]
 
     def _open_device(self) -> torch.device:
-        # Before torch, whose OpenMP reads this once: with native kernels its threads only ever
-        # wait, and waiting awake they would take the cores that the kernels run on.
-        if native.library() is not None:
-            os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        # With native kernels torch's threads mostly wait, and waiting awake they would take the
+        # cores that the kernels run on.
+        is_told = any(name in os.environ for name in WAITING)
+        self._waits_awake = "torch" in sys.modules and not is_told
+        if native.library() is not None and "torch" not in sys.modules and not is_told:
+            os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
         import torch
 
         return torch.device("cpu")
@@ -67,6 +75,14 @@ class CpuWorker(DeviceWorker):
         cores = _pinned_cores(place, count) if run.pins_threads else None
         made = library.set_threads(count, spin_us=run.thread_spin_us, cores=cores)
         log.info("native kernels: %s, %d threads", library.isa, made)
+        if self._waits_awake and made > 1:
+            self._second_team = SecondTeam()
+
+    def shutdown(self) -> None:
+        """Release the model, the cache and threads. May be called twice."""
+        super().shutdown()
+        if self._second_team is not None:
+            self._second_team.close()
 
     def free_bytes(self) -> int:
         """Return this rank's share of the memory the system (or this container) can still give,
