@@ -8,7 +8,7 @@ from typing import Any
 from dovetail.engine.client.encoder_prompt import DECODER, ENCODER, EncoderPrompt
 from dovetail.engine.client.input import Prompt
 from dovetail.errors import RequestError
-from dovetail.multimodal.given import given_media
+from dovetail.multimodal.given import Keys, given_media
 from dovetail.multimodal.prompt import MediaPrompt, PlacedPrompt, VectorPrompt
 from dovetail.multimodal.vectors import FIELD as VECTORS
 
@@ -19,18 +19,19 @@ MEDIA, NAMES, OPTIONS = "multi_modal_data", "multi_modal_uuids", "mm_processor_k
 def listed(prompts: Prompts) -> list[Prompt]:
     """Return a list of prompts; a single one becomes a list of one. Raises: RequestError"""
     if isinstance(prompts, (str, Mapping, MediaPrompt, VectorPrompt, PlacedPrompt, EncoderPrompt)):
-        return [_plain(prompts)]
+        return [_plain(prompts, {})]
     if len(prompts) > 0 and isinstance(prompts[0], int):
         return [prompts]  # type: ignore[list-item]
-    return [_plain(prompt) for prompt in prompts]  # type: ignore[arg-type]
+    keys: Keys = {}
+    return [_plain(prompt, keys) for prompt in prompts]  # type: ignore[arg-type]
 
 
-def _plain(prompt: Prompt | Mapping[str, Any]) -> Prompt:
+def _plain(prompt: Prompt | Mapping[str, Any], keys: Keys) -> Prompt:
     """Return a prompt taken out of a mapping. Raises: RequestError"""
     if not isinstance(prompt, Mapping):
         return prompt
     if set(prompt) <= {ENCODER, DECODER} and ENCODER in prompt:
-        return _paired(prompt)
+        return _paired(prompt, keys)
     if set(prompt) == {VECTORS}:
         return VectorPrompt(vectors=prompt[VECTORS])
     texts = [key for key in ("prompt", "prompt_token_ids") if key in prompt]
@@ -47,16 +48,16 @@ def _plain(prompt: Prompt | Mapping[str, Any]) -> Prompt:
         return plain  # type: ignore[no-any-return]
     return MediaPrompt(
         text=plain if isinstance(plain, str) else tuple(plain),
-        media=given_media(prompt[MEDIA], prompt.get(NAMES) or {}),
+        media=given_media(prompt[MEDIA], prompt.get(NAMES) or {}, keys),
         options=dict(prompt.get(OPTIONS) or {}),
     )
 
 
-def _paired(prompt: Mapping[str, Any]) -> EncoderPrompt:
+def _paired(prompt: Mapping[str, Any], keys: Keys) -> EncoderPrompt:
     """Return what an encoder reads and what the decoder begins with. Raises: RequestError"""
     found = []
     for name in (ENCODER, DECODER):
-        one = _plain(prompt[name]) if prompt.get(name) is not None else None
+        one = _plain(prompt[name], keys) if prompt.get(name) is not None else None
         if isinstance(one, (MediaPrompt, VectorPrompt, PlacedPrompt, EncoderPrompt)):
             raise RequestError("text or token ids alone stand here.", where=name)
         found.append(one)

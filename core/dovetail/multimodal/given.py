@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from functools import partial
 from typing import Any
 
@@ -24,11 +24,16 @@ from dovetail.multimodal.extra import package
 from dovetail.multimodal.prompt import Medium, content_key
 from dovetail.multimodal.reader import KINDS
 
+Keys = MutableMapping[tuple[str, int], tuple[Any, str]]
+"""Objects and the keys of their contents, by kind and identity."""
 
-def given_media(data: Mapping[str, Any], names: Mapping[str, Any]) -> tuple[Medium, ...]:
+
+def given_media(
+    data: Mapping[str, Any], names: Mapping[str, Any], keys: Keys
+) -> tuple[Medium, ...]:
     """Return media of `{"image": one or a list, ...}`; `names` name contents in the same layout.
 
-    Raises: RequestError
+    Mutates: keys, so that an object that many prompts show is read once. Raises: RequestError
     """
     media = []
     for kind, given in data.items():
@@ -45,7 +50,13 @@ def given_media(data: Mapping[str, Any], names: Mapping[str, Any]) -> tuple[Medi
             item = _with_facts(kind, given_item)
             if name is None and item is None:
                 raise RequestError("neither content nor a name.", where=f"multi_modal_data.{kind}")
-            key = content_key(kind, str(name)) if name is not None else _key(kind, item)
+            if name is not None:
+                key = content_key(kind, str(name))
+            else:
+                place = kind, id(given_item)
+                if place not in keys:  # the object is kept: another could get its identity
+                    keys[place] = given_item, _key(kind, item)
+                key = keys[place][1]
             content = partial(_unknown, kind, name) if item is None else partial(_same, item)
             media.append(Medium(kind=kind, key=key, content=content))
     return tuple(media)
@@ -104,18 +115,19 @@ def _key(kind: str, item: Any) -> str:
     """Return the key of an object's content. Raises: RequestError"""
     if isinstance(item, Video):
         facts = f"{item.frame_indices} {item.num_frames} {item.fps}"
-        return content_key(kind, _bytes(kind, item.frames), facts)
+        return content_key(kind, *_bytes(kind, item.frames), facts)
     if isinstance(item, Sound):
-        return content_key(kind, _bytes(kind, item.samples), str(item.rate_hz))
+        return content_key(kind, *_bytes(kind, item.samples), str(item.rate_hz))
     if isinstance(item, Embeddings):
         parts = [feature_of(name, one) for name, one in sorted(item.tensors.items())]
         return content_key(kind, *(part for one in parts for part in (one.name, one.data)))
     if isinstance(item, tuple) and len(item) == 2:  # samples and their rate
-        return content_key(kind, _bytes(kind, item[0]), str(item[1]))
-    return content_key(kind, _bytes(kind, item))
+        return content_key(kind, *_bytes(kind, item[0]), str(item[1]))
+    return content_key(kind, *_bytes(kind, item))
 
 
-def _bytes(kind: str, item: Any) -> bytes:
+def _bytes(kind: str, item: Any) -> tuple[str, memoryview]:
+    """Return the layout of an object's numbers, and their bytes. Raises: RequestError"""
     mode = getattr(item, "mode", "")
     try:
         numbers = np.asarray(item)
@@ -127,7 +139,8 @@ def _bytes(kind: str, item: Any) -> bytes:
             where=kind,
             fix="give a picture of PIL, or an array of numbers.",
         )
-    return f"{mode}{numbers.shape}{numbers.dtype}".encode() + numbers.tobytes()
+    layout = f"{mode}{numbers.shape}{numbers.dtype}"
+    return layout, numbers.reshape(-1).view(np.uint8).data
 
 
 def _same(item: Any) -> Any:

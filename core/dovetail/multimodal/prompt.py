@@ -67,12 +67,13 @@ class PlacedPrompt:
     parts: tuple[PromptPart, ...] = ()
 
 
-def content_key(kind: str, *parts: bytes | str) -> str:
-    """Return the key of a content, of all that its features depend on."""
+def content_key(kind: str, *parts: bytes | memoryview | str) -> str:
+    """Return the key of a content, of all that its features depend on. A memoryview is of bytes."""
     digest = hashlib.sha256(kind.encode())
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
-        digest.update(len(data).to_bytes(8, "little") + data)
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
     return digest.hexdigest()
 
 
