@@ -1,4 +1,4 @@
-"""Images in prompts: dovetail beside transformers, in one process and in turns.
+"""Images in prompts: dovetail and transformers in turns, each in its own process.
 
     python -m benchmarks.media FOLDER --size base --threads 2 --rounds 3
 
@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -87,22 +88,11 @@ def picture(seed: int) -> Any:
     return Image.fromarray(rng.integers(0, 255, (480, 640, 3), dtype=np.uint8))
 
 
-class Bench:
-    """Both engines over one checkpoint, and pictures that are each shown once. `clock` tells
-    seconds."""
+class Timer:
+    """Seconds that calls take, by a clock or of all threads' processor time."""
 
-    def __init__(self, folder: Path, dtype: str, clock: Callable[[], float]) -> None:
-        import torch
-        import transformers as hf
-
-        from dovetail import LLM, SamplingParams
-
-        self._torch, self._params, self._clock = torch, SamplingParams, clock
-        self.processor = hf.AutoProcessor.from_pretrained(folder)
-        auto = hf.AutoModelForImageTextToText
-        self.theirs: Any = auto.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
-        self.ours = LLM(model=str(folder), dtype=dtype, max_model_len=1024, use_tqdm_on_load=False)
-        self._seed = 0
+    def __init__(self, counts_processor_time: bool) -> None:
+        self._clock = time.process_time if counts_processor_time else time.perf_counter
 
     def timed(self, call: Callable[[], Any]) -> float:
         """Return the seconds that a call takes."""
@@ -110,10 +100,51 @@ class Bench:
         call()
         return self._clock() - began_s
 
+
+class Peer:
+    """A process of transformers' (media_peer.py), whose threads and their waiting are its own."""
+
+    def __init__(self, folder: Path, dtype: str, counts_processor_time: bool) -> None:
+        told = [str(folder), dtype, *(["--processor-time"] if counts_processor_time else [])]
+        command = [sys.executable, "-m", "benchmarks.media_peer", *told]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def seconds(self, method: str, seed: int) -> float:
+        """Return the seconds of a method of media_peer.Theirs; its idle threads sleep by then."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{method} {seed}\n")
+        self._process.stdin.flush()
+        took_s = float(self._process.stdout.readline())
+        time.sleep(0.1)
+        return took_s
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+
+class Bench(Timer):
+    """dovetail over a checkpoint, and pictures that are each shown once."""
+
+    def __init__(self, folder: Path, dtype: str, counts_processor_time: bool) -> None:
+        import torch
+        import transformers as hf
+
+        from dovetail import LLM, SamplingParams
+
+        super().__init__(counts_processor_time)
+        self._torch, self._params = torch, SamplingParams
+        self._dtype = getattr(torch, dtype)
+        self._processor = hf.AutoProcessor.from_pretrained(folder)
+        self.ours = LLM(model=str(folder), dtype=dtype, max_model_len=1024, use_tqdm_on_load=False)
+        self.seed = 0
+
     def fresh(self) -> Any:
         """Return a picture that was not shown yet."""
-        self._seed += 1
-        return picture(self._seed)
+        self.seed += 1
+        return picture(self.seed)
 
     def prompt(self, image: Any, text: str = "what is it?") -> dict[str, Any]:
         """Return a prompt with a picture."""
@@ -124,47 +155,37 @@ class Bench:
         params = self._params(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
         return self.ours.generate(prompts, params, use_tqdm=False)
 
-    def their_first(self, image: Any) -> None:
-        """Draw transformers' first token."""
-        given = self.processor(text=[f"{PLACE} what is it?"], images=[image], return_tensors="pt")
-        given["pixel_values"] = given["pixel_values"].to(self.theirs.dtype)
-        self.theirs.generate(**given, max_new_tokens=1, do_sample=False)
-
-    def encoders(self) -> tuple[Callable[[], Any], Callable[[], Any]]:
-        """Return one pass of each encoder: dovetail's, transformers'."""
-        pixels = self.processor.image_processor([self.fresh()], return_tensors="pt")["pixel_values"]
-        pixels = pixels.to(self.theirs.dtype)
+    def encoder(self) -> Callable[[], Any]:
+        """Return a pass of the encoder."""
+        pixels = self._processor.image_processor([self.fresh()], return_tensors="pt")
+        given = pixels["pixel_values"].to(self._dtype)
         model = self.ours._engine.core._executor.worker.runner._model
-        torch = self._torch
 
-        def own() -> None:
-            with torch.inference_mode():
-                model.encode("image", [{"pixel_values": pixels}])
+        def run() -> None:
+            with self._torch.inference_mode():
+                model.encode("image", [{"pixel_values": given}])
 
-        def other() -> None:
-            with torch.inference_mode():
-                self.theirs.model.get_image_features(pixel_values=pixels, return_dict=True)
-
-        return own, other
+        return run
 
     def shared(self) -> float:
         """Return the seconds of requests that share a new picture."""
         image = self.fresh()
-        mark = self._seed
+        mark = self.seed
         prompts = [self.prompt(image, f"question {mark} {i}?") for i in range(SHARING)]
         return self.timed(lambda: self.generate(prompts))
 
     def plain(self, num_tokens: int) -> float:
         """Return the seconds of as many requests, whose texts have a beginning in common."""
-        base = [(7 * i + self._seed) % 200 + 10 for i in range(num_tokens - 8)]
+        base = [(7 * i + self.seed) % 200 + 10 for i in range(num_tokens - 8)]
         ends = [[(i * 31 + j) % 200 + 10 for j in range(8)] for i in range(SHARING)]
         prompts = [{"prompt_token_ids": base + end} for end in ends]
         return self.timed(lambda: self.generate(prompts))
 
     def steps_with_image(self) -> list[float]:
-        """Return the seconds of each step while answers are drawn and a picture comes."""
+        """Return the seconds of each step while answers are drawn, longer than all pieces of a
+        pass take, and a picture comes."""
         engine = self.ours._engine
-        params = self._params(temperature=0.0, max_tokens=40, ignore_eos=True)
+        params = self._params(temperature=0.0, max_tokens=120, ignore_eos=True)
         for i in range(4):
             engine.submit(engine.prepare([20 + i] * 30, params))
         from dovetail.llm_prompts import listed
@@ -202,33 +223,34 @@ def main() -> None:
     torch.set_num_threads(asked.threads)
     if not (asked.folder / "config.json").is_file():
         write_model(asked.folder, asked.size, asked.dtype)
-    clock = time.process_time if asked.processor_time else time.perf_counter
-    bench = Bench(asked.folder, asked.dtype, clock)
-    rows = measure(bench, asked.rounds)
+    told = (asked.folder, asked.dtype, asked.processor_time)
+    peer, bench = Peer(*told), Bench(*told)
+    rows = measure(bench, peer, asked.rounds)
     unit = "seconds of processor time" if asked.processor_time else "seconds"
     print(f"{asked.size}, {asked.dtype}, {asked.threads} threads, {asked.rounds} rounds; {unit}")
     print("\n".join(rows))
     bench.ours.close()
+    peer.close()
     sys.stdout.flush()
 
 
-def measure(bench: Bench, rounds: int) -> list[str]:
+def measure(bench: Bench, peer: Peer, rounds: int) -> list[str]:
     """Return the lines of the report; contenders take turns."""
-    own, other = bench.encoders()
+    encoder = bench.encoder()
     found: dict[str, list[float]] = {}
 
     def note(name: str, value: float) -> None:
         found.setdefault(name, []).append(value)
 
     (first,) = bench.generate([bench.prompt(bench.fresh())])
-    bench.their_first(bench.fresh())
+    peer.seconds("first", 0)
     num_tokens = len(first.prompt_token_ids)
     for _ in range(rounds):
-        note("encoder", bench.timed(own))
-        note("transformers' encoder", bench.timed(other))
+        note("encoder", bench.timed(encoder))
+        note("transformers' encoder", peer.seconds("encoder", bench.seed))
         image = bench.fresh()
         note("first token", bench.timed(lambda i=image: bench.generate([bench.prompt(i)])))
-        note("transformers' first token", bench.timed(lambda i=image: bench.their_first(i)))
+        note("transformers' first token", peer.seconds("first", bench.seed))
         note("16 with one image", bench.shared())
         note("16 without", bench.plain(num_tokens))
         steps = sorted(bench.steps_with_image())
