@@ -12,6 +12,7 @@ import torch
 
 from dovetail_kernels.cpu.blocks import BLOCKS
 from dovetail_kernels.cpu.library import Library, library, missing_reason
+from dovetail_kernels.cpu.row_stride import row_stride
 from dovetail_kernels.gemm.native_vectors import (
     VectorArgs,
     halved_codes,
@@ -219,7 +220,7 @@ class Packed:
         Shapes: x [M, K], out and residual [M, N or more], bias one row or M contiguous ones
         """
         rows, args, start = x.shape[0], self._args, 4 * column
-        args.x, args.x_stride, args.rows = x.data_ptr(), x.stride(0), rows
+        args.x, args.x_stride, args.rows = x.data_ptr(), row_stride(x), rows
         args.out, args.out_stride = out.data_ptr() + start, out.shape[1]
         args.bias = None if bias is None else bias.data_ptr() + start
         args.bias_stride = 0 if bias is None or bias.dim() == 1 else bias.shape[1]
@@ -233,7 +234,7 @@ class Packed:
         panels, columns = self._panels
         args = GemmArgs.from_buffer_copy(self._args)
         out = torch.empty((x.shape[0], panels * columns))
-        args.x, args.x_stride, args.rows = x.data_ptr(), x.stride(0), x.shape[0]
+        args.x, args.x_stride, args.rows = x.data_ptr(), row_stride(x), x.shape[0]
         args.out, args.out_stride = out.data_ptr(), out.shape[1]
         args.bias = args.residual = None
         args.activation, args.is_gated, args.out_size = CODES["none"], 0, out.shape[1]
@@ -351,13 +352,13 @@ def multiply_groups(
     first = weights[0]
     out = torch.empty((x.shape[0], first.out_size))
     items = (GemmArgs * len(weights))()
-    row = used = 0
+    row, used, stride = 0, 0, row_stride(x)
     for weight, count in zip(weights, counts, strict=True):
         if not count:
             continue
         item = items[used]
         ctypes.memmove(ctypes.byref(item), weight.reference, ctypes.sizeof(GemmArgs))
-        item.x, item.x_stride, item.rows = x.data_ptr() + 4 * row * x.stride(0), x.stride(0), count
+        item.x, item.x_stride, item.rows = x.data_ptr() + 4 * row * stride, stride, count
         item.out, item.out_stride = out.data_ptr() + 4 * row * first.out_size, first.out_size
         item.bias = item.residual = None
         item.activation = CODES[activation]

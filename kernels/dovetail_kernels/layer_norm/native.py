@@ -10,6 +10,7 @@ import ctypes
 import torch
 
 from dovetail_kernels.cpu.library import Library, library, missing_reason
+from dovetail_kernels.cpu.row_stride import row_stride
 from dovetail_kernels.op import Arguments, Implementation
 
 _pointer, _int64, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -61,14 +62,14 @@ class LayerNorm:
         """
         out = torch.empty(x.shape, dtype=x.dtype)  # rows that lie apart come out side by side
         args = self._args
-        args.x, args.x_stride, args.rows = x.data_ptr(), x.stride(0), x.shape[0]
+        args.x, args.x_stride, args.rows = x.data_ptr(), row_stride(x), x.shape[0]
         args.out = out.data_ptr()
         args.weight = None if weight is None else weight.data_ptr()
         args.bias = None if bias is None else bias.data_ptr()
         if delta is None:
             args.delta = None
         else:
-            args.delta, args.delta_stride = delta.data_ptr(), delta.stride(0)
+            args.delta, args.delta_stride = delta.data_ptr(), row_stride(delta)
         self._kernel(self._reference)
         return out
 

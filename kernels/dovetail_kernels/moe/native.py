@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from dovetail_kernels.cpu.library import Library, library, missing_reason
+from dovetail_kernels.cpu.row_stride import row_stride
 from dovetail_kernels.gemm.native import CODES, GemmArgs, Packed
 from dovetail_kernels.op import Arguments, Implementation
 
@@ -136,7 +137,7 @@ class Moe:
         """
         out = torch.empty((x.shape[0], self._args.size))
         args = self._args
-        args.x, args.x_stride, args.out = x.data_ptr(), x.stride(0), out.data_ptr()
+        args.x, args.x_stride, args.out = x.data_ptr(), row_stride(x), out.data_ptr()
         args.residual, args.shared = _address(residual), _address(shared)
         args.shared_scores = _address(shared_scores)
         args.weights, args.experts = weights.data_ptr(), experts.data_ptr()

@@ -31,6 +31,13 @@ EXPERT_MATRICES = ("gate_up_proj", "down_proj")
 """The parameters of a module that holds all experts of a block."""
 
 
+def rows_of(x: torch.Tensor) -> torch.Tensor:
+    """Return what transformers' code hands over as rows whose numbers lie side by side, as kernels
+    read them. Shapes: x [..., I] -> [T, I]"""
+    rows = x.flatten(0, -2)
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
+
+
 class SwappedLinear(ReplicatedLinear):
     """A linear layer that takes transformers' [1, T, I] as well, and has its sizes by the names
     that transformers' code asks for."""
@@ -47,7 +54,7 @@ class SwappedLinear(ReplicatedLinear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Shapes: x [..., I] -> [..., O]"""
-        return super().forward(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+        return super().forward(rows_of(x)).unflatten(0, x.shape[:-1])
 
 
 class SwappedExperts(Experts):
@@ -57,7 +64,7 @@ class SwappedExperts(Experts):
         self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         """Shapes: x [T, E], experts and weights [T, A] -> [T, E]"""
-        return super().forward(x, weights, experts)
+        return super().forward(rows_of(x), weights, experts)
 
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
         """Return where "N.gate_proj.weight" and its like go."""

@@ -1,15 +1,15 @@
 """The blocks of transformers' encoders of images and sound, built of dovetail's layers.
 
-A block keeps transformers' own way through it; its matrices become dovetail's, so that
-quantization, native kernels and ranks apply: activations end the product before them, and where an
-encoder is divided each rank has some heads and a part of the feed-forward layer.
+A block keeps transformers' own way through it; its matrices, norms and patches become dovetail's,
+so that quantization, native kernels and ranks apply: activations and gates end the product before
+them, and where an encoder is divided each rank has some heads and a part of the feed-forward layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -17,15 +17,18 @@ from transformers import activations
 
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.spec import RankSpec
-from dovetail.layers.linear import (
-    ActivatedLinear,
-    ColumnParallelLinear,
-    Linear,
-    MergedColumnParallelLinear,
-    RowParallelLinear,
-)
+from dovetail.layers.linear import Linear
+from dovetail.layers.patches import Patches, is_of_patches
 from dovetail.parallel.groups import tensor_group
 from dovetail_plugins.models._hf_swap import store_buffers, swap_layers
+from dovetail_plugins.models._tower_layers import (
+    TowerActivated,
+    TowerColumns,
+    TowerGatedMLP,
+    TowerQKV,
+    TowerRows,
+    tower_norm,
+)
 
 ACTIVATIONS: dict[type[nn.Module], str] = {
     activations.QuickGELUActivation: "quick_gelu",
@@ -40,30 +43,6 @@ QKV = ("q_proj", "k_proj", "v_proj")
 OUT_NAMES = ("out_proj", "o_proj", "projection_layer", "proj")
 
 
-class _AnyShape(Linear):
-    """A layer that takes transformers' [1, T, I] as well."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Shapes: x [..., I] -> [..., O]"""
-        return super().forward(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
-
-
-class TowerColumns(_AnyShape, ColumnParallelLinear):
-    """Outputs divided over ranks."""
-
-
-class TowerRows(_AnyShape, RowParallelLinear):  # type: ignore[misc]  # takes no residual
-    """Inputs divided over ranks."""
-
-
-class TowerActivated(_AnyShape, ActivatedLinear):
-    """Outputs divided over ranks, which end in an activation."""
-
-
-class TowerQKV(_AnyShape, MergedColumnParallelLinear):
-    """Queries, keys and values in one, divided by heads."""
-
-
 def exchange(
     context: BuildContext,
     encoder: nn.Module,
@@ -75,6 +54,7 @@ def exchange(
     path in the checkpoint. Mutates: encoder"""
     swap_blocks(context, encoder, prefix, kept)
     swap_layers(context, encoder, prefix, kept)
+    swap_rest(context, encoder, prefix, kept)
     skip_unseen(encoder, config)
     store_buffers(encoder)
     for layer in encoder.modules():
@@ -95,7 +75,25 @@ def swap_blocks(
         if any(child in kept for child in module.children()):
             continue
         _swap_attention(context, module, name)
-        _swap_mlp(context, module, name)
+        gated = _gated_mlp(context, module, name)
+        if gated is None:
+            _swap_mlp(context, module, name)
+        else:
+            trunk.set_submodule(path, gated)
+
+
+def swap_rest(
+    context: BuildContext, trunk: nn.Module, prefix: str, kept: Container[nn.Module] = ()
+) -> None:
+    """Swap norms, and convolutions of patches, but for those that are `kept`. Mutates: trunk"""
+    for path, module in list(trunk.named_modules()):
+        if module in kept:
+            continue
+        norm = tower_norm(context, module)
+        if norm is not None:
+            trunk.set_submodule(path, norm)
+        elif is_of_patches(module):
+            trunk.set_submodule(path, Patches(context, f"{prefix}{path}", module))
 
 
 def skip_unseen(encoder: nn.Module, config: Any) -> None:
@@ -116,6 +114,24 @@ def skip_unseen(encoder: nn.Module, config: Any) -> None:
 
 def _as_it_came(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return hidden
+
+
+def _gated_mlp(context: BuildContext, module: nn.Module, name: str) -> TowerGatedMLP | None:
+    """Return a gated feed-forward block as one of ours, None where it is another block, or its
+    activation or biases differ from those that ours has."""
+    ours = ("gate_proj", "up_proj", "down_proj")
+    act = next((a for a in ACT_NAMES if a in module._modules), None)
+    if act is None or set(module._modules) != {*ours, act}:
+        return None
+    if not all(_is_linear(module, one) for one in ours):
+        return None
+    gate, up, down = (cast(nn.Linear, module.get_submodule(one)) for one in ours)
+    known = ACTIVATIONS.get(type(module.get_submodule(act)))
+    is_alike = (gate.bias is None) == (up.bias is None)
+    if known is None or not is_alike or gate.out_features != up.out_features:
+        return None
+    where = _where(context, gate.out_features)
+    return TowerGatedMLP(where, name, gate, down, act=known)
 
 
 def _swap_mlp(context: BuildContext, module: nn.Module, name: str) -> None:
