@@ -2,8 +2,7 @@
 
     python -m benchmarks.media FOLDER --size base --threads 2 --rounds 3
 
-Writes a LLaVA of random weights into FOLDER unless it is there (`--size base`: CLIP B/16 before six
-layers of 768; `large`: CLIP L/14 at 336 pixels before eight of 1024), and measures:
+Writes a model of random weights into FOLDER unless it is there (media_models.py), and measures:
 
 - `first token`: a new image and a short text to the first token, features included, against
   transformers' processor and model. Each image is shown once; the two take turns.
@@ -20,6 +19,7 @@ busy.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
@@ -29,54 +29,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SIZES: dict[str, tuple[dict[str, int], dict[str, int]]] = {
-    "base": (
-        {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
-         "num_attention_heads": 12, "image_size": 224, "patch_size": 16},
-        {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 6,
-         "num_attention_heads": 12, "num_key_value_heads": 4},
-    ),
-    "large": (
-        {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
-         "num_attention_heads": 16, "image_size": 336, "patch_size": 14},
-        {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8,
-         "num_attention_heads": 16, "num_key_value_heads": 8},
-    ),
-}  # fmt: skip
-PLACE = "<image>"
+from benchmarks.media_models import SIZES, place_of, write_model
+
 SHARING = 16
-
-
-def write_model(folder: Path, size: str, dtype: str) -> None:
-    """Write a LLaVA of random weights with its processor."""
-    import torch
-    import transformers as hf
-
-    from dovetail.testing.tiny_models import write_tiny_tokenizer
-
-    vision, text = SIZES[size]
-    write_tiny_tokenizer(folder)
-    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_special_tokens({"additional_special_tokens": [PLACE]})
-    pixels = vision["image_size"]
-    config = hf.LlavaConfig(
-        vision_config=hf.CLIPVisionConfig(**vision, projection_dim=vision["hidden_size"]),
-        text_config=hf.LlamaConfig(**text, vocab_size=32000, max_position_embeddings=2048),
-        image_token_id=tokenizer.convert_tokens_to_ids(PLACE),
-    )
-    torch.manual_seed(0)
-    hf.LlavaForConditionalGeneration(config).to(getattr(torch, dtype)).save_pretrained(folder)
-    pictures = hf.CLIPImageProcessorPil(
-        size={"shortest_edge": pixels}, crop_size={"height": pixels, "width": pixels}
-    )
-    hf.LlavaProcessor(
-        image_processor=pictures,
-        tokenizer=tokenizer,
-        patch_size=vision["patch_size"],
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        image_token=PLACE,
-    ).save_pretrained(folder)
 
 
 def picture(seed: int) -> Any:
@@ -86,6 +41,20 @@ def picture(seed: int) -> Any:
 
     rng = np.random.default_rng(seed)
     return Image.fromarray(rng.integers(0, 255, (480, 640, 3), dtype=np.uint8))
+
+
+def processor_of(folder: Path) -> Any:
+    """Return the processor of a model."""
+    from dovetail.multimodal.processors import load_processor
+
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return load_processor(folder, config["model_type"])
+
+
+def features(processor: Any, image: Any, dtype: Any) -> dict[str, Any]:
+    """Return what an encoder takes of a picture."""
+    made = processor.image_processor([image], return_tensors="pt")
+    return {name: one.to(dtype) if one.is_floating_point() else one for name, one in made.items()}
 
 
 class Timer:
@@ -130,14 +99,13 @@ class Bench(Timer):
 
     def __init__(self, folder: Path, dtype: str, counts_processor_time: bool) -> None:
         import torch
-        import transformers as hf
 
         from dovetail import LLM, SamplingParams
 
         super().__init__(counts_processor_time)
         self._torch, self._params = torch, SamplingParams
         self._dtype = getattr(torch, dtype)
-        self._processor = hf.AutoProcessor.from_pretrained(folder)
+        self._processor, self._place = processor_of(folder), place_of(folder)
         self.ours = LLM(model=str(folder), dtype=dtype, max_model_len=1024, use_tqdm_on_load=False)
         self.seed = 0
 
@@ -148,7 +116,7 @@ class Bench(Timer):
 
     def prompt(self, image: Any, text: str = "what is it?") -> dict[str, Any]:
         """Return a prompt with a picture."""
-        return {"prompt": f"{PLACE} {text}", "multi_modal_data": {"image": image}}
+        return {"prompt": f"{self._place} {text}", "multi_modal_data": {"image": image}}
 
     def generate(self, prompts: list[Any], max_tokens: int = 1) -> Any:
         """Return dovetail's answers."""
@@ -157,13 +125,12 @@ class Bench(Timer):
 
     def encoder(self) -> Callable[[], Any]:
         """Return a pass of the encoder."""
-        pixels = self._processor.image_processor([self.fresh()], return_tensors="pt")
-        given = pixels["pixel_values"].to(self._dtype)
+        given = features(self._processor, self.fresh(), self._dtype)
         model = self.ours._engine.core._executor.worker.runner._model
 
         def run() -> None:
             with self._torch.inference_mode():
-                model.encode("image", [{"pixel_values": given}])
+                model.encode("image", [given])
 
         return run
 
@@ -210,7 +177,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--size", choices=sorted(SIZES), default="base")
+    parser.add_argument("--size", choices=SIZES, default="base")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rounds", type=int, default=3)

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.media import PLACE, Timer, picture
+from benchmarks.media import Timer, features, picture, processor_of
+from benchmarks.media_models import place_of
 
 
 class Theirs(Timer):
@@ -24,7 +25,7 @@ class Theirs(Timer):
 
         super().__init__(counts_processor_time)
         self._torch = torch
-        self._processor = hf.AutoProcessor.from_pretrained(folder)
+        self._processor, self._place = processor_of(folder), place_of(folder)
         auto = hf.AutoModelForImageTextToText
         self._model: Any = auto.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
 
@@ -34,17 +35,17 @@ class Theirs(Timer):
         return self.timed(lambda: self._first(image))
 
     def _first(self, image: Any) -> None:
-        given = self._processor(text=[f"{PLACE} what is it?"], images=[image], return_tensors="pt")
+        text = f"{self._place} what is it?"
+        given = self._processor(text=[text], images=[image], return_tensors="pt")
         given["pixel_values"] = given["pixel_values"].to(self._model.dtype)
         self._model.generate(**given, max_new_tokens=1, do_sample=False)
 
     def encoder(self, seed: int) -> float:
         """Return the seconds of a pass of the encoder."""
-        pixels = self._processor.image_processor([picture(seed)], return_tensors="pt")
-        given = pixels["pixel_values"].to(self._model.dtype)
-        features = self._model.model.get_image_features
+        given = features(self._processor, picture(seed), self._model.dtype)
+        encode = self._model.model.get_image_features
         with self._torch.inference_mode():
-            return self.timed(lambda: features(pixel_values=given, return_dict=True))
+            return self.timed(lambda: encode(**given, return_dict=True))
 
 
 def main() -> None:
