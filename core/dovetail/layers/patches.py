@@ -82,7 +82,7 @@ class Patches(WeightHolder):
     def finish(self) -> None:
         """Pack the weight, in whose place is what has its type and device. Mutates: self"""
         self.method.finish(self)
-        if not hasattr(self, "weight"):
+        if "weight" not in self._parameters:
             dtype, device = dtype_of(self.spec.dtype), self.spec.device
             self.weight = torch.empty(0, dtype=dtype, device=device)
 
