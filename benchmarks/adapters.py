@@ -4,43 +4,41 @@ A model of Qwen2-0.5B's shape (0.47 billion parameters, random) decodes the same
 for adapters, with room and none in use, all rows with one adapter, and each row with its own; the
 engines take turns. Where an engine's memory happens to lie moves its times by some percent, so
 there are two without room, made before and after the other, and ratios are to their mean. Adapters
-change every linear layer. Loading is from the call until a request may ask for it, against reading
-the files alone and keeping what was read, as what is loaded is kept; the first of a layout apart
-from those like it. The floor is bytes: what adapters in use add to what a step reads.
+change every linear layer. The floor is bytes: what adapters in use add to what a step reads. What
+loading takes is measured first (adapter_loading).
 
     PYTHONPATH=core:plugins:kernels python -m benchmarks.adapters [--rows 8] [--rank 16] [--cpu]
 
-`--cpu` is for a busy machine: processor time, of one thread unless more are asked for.
+`--cpu` is for a busy machine: processor time, of one thread unless more are asked for; one thread
+stays on one core.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
-import torch
-from safetensors.torch import load_file, save_file
-
+from benchmarks.adapter_loading import (
+    HIDDEN,
+    INNER,
+    LAYERS,
+    SIZES,
+    Clock,
+    load,
+    measured,
+    report,
+    write_adapter,
+)
 from dovetail import LLM, SamplingParams
 from dovetail.engine.client.sync_engine import SyncEngine
-from dovetail.interfaces.adapter_spec import AdapterSource
 
-HIDDEN, INNER, LAYERS, KV_SIZE, VOCAB = 896, 4864, 24, 128, 151936
-SIZES = {
-    "self_attn.q_proj": (HIDDEN, HIDDEN),
-    "self_attn.k_proj": (HIDDEN, KV_SIZE),
-    "self_attn.v_proj": (HIDDEN, KV_SIZE),
-    "self_attn.o_proj": (HIDDEN, HIDDEN),
-    "mlp.gate_proj": (HIDDEN, INNER),
-    "mlp.up_proj": (HIDDEN, INNER),
-    "mlp.down_proj": (INNER, HIDDEN),
-}
+VOCAB = 151936
 CONFIG = {
     "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",
@@ -57,29 +55,8 @@ CONFIG = {
     "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",
 }
-Clock = Callable[[], float]
-OFTEN_S, RARELY_S = 0.0002, 0.005
-"""Between two looks at whether an adapter is there; looking takes processor time."""
 SKIPPED_STEPS = 4
 PLAIN, AGAIN = "no room for adapters", "no room, made later"
-
-
-def write_adapter(folder: Path, rank: int, seed: int) -> Path:
-    """Write a random adapter of every linear layer, as PEFT saves it; return its folder."""
-    folder.mkdir()
-    chance = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for layer in range(LAYERS):
-        for module, (inputs, outputs) in SIZES.items():
-            name = f"base_model.model.model.layers.{layer}.{module}"
-            down = torch.randn(rank, inputs, generator=chance) / inputs**0.5
-            up = torch.randn(outputs, rank, generator=chance) * 0.01
-            tensors[f"{name}.lora_A.weight"] = down.bfloat16()
-            tensors[f"{name}.lora_B.weight"] = up.bfloat16()
-    save_file(tensors, folder / "adapter_model.safetensors")
-    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
-    (folder / "adapter_config.json").write_text(json.dumps(settings))
-    return folder
 
 
 def engine_of(model: Path, threads: int, **settings: object) -> SyncEngine:
@@ -118,19 +95,6 @@ def step_times(
     return times[SKIPPED_STEPS:-1]
 
 
-def load(engine: SyncEngine, name: str, folder: Path, clock: Clock) -> float:
-    """Return how long an adapter takes until a request may ask for it."""
-    adapters = engine.core.adapters
-    assert adapters is not None
-    start_s = clock()
-    done = adapters.load(AdapterSource(name=name, path=str(folder)))
-    while not done.done():
-        time.sleep(RARELY_S if clock is time.process_time else OFTEN_S)
-        adapters.poll()
-    done.result()
-    return clock() - start_s
-
-
 def main() -> None:
     """Print the times and their ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -138,6 +102,8 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--threads", type=int, help="2, or 1 with --cpu")
     parser.add_argument("--cpu", action="store_true", help="processor time, on a busy machine")
+    parser.add_argument("--layouts", type=int, default=5, help="new ones of each sort of adapter")
+    parser.add_argument("--only-loading", action="store_true")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=7)
     chosen = parser.parse_args()
@@ -151,6 +117,8 @@ def run(chosen: argparse.Namespace, scratch: Path) -> None:
     (scratch / "model").mkdir()
     (scratch / "model" / "config.json").write_text(json.dumps(CONFIG))
     clock = time.process_time if chosen.cpu else time.perf_counter
+    if chosen.cpu and chosen.threads == 1:
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     rows, names = chosen.rows, [f"a{i}" for i in range(chosen.rows)]
     plain = engine_of(scratch / "model", chosen.threads)
     room = engine_of(
@@ -161,14 +129,11 @@ def run(chosen: argparse.Namespace, scratch: Path) -> None:
         max_lora_rank=chosen.rank,
     )
     again = engine_of(scratch / "model", chosen.threads)
-    folders = [write_adapter(scratch / name, chosen.rank, i) for i, name in enumerate(names)]
-    file = folders[0] / "adapter_model.safetensors"
-    load_file(file)
-    loads = [load(room, name, folder, clock) for name, folder in zip(names, folders, strict=True)]
-    kept: list[torch.Tensor] = []
-    reads = [timed(partial(copy, path, kept), clock) for path in folders]
-    kept.clear()
-    report_loading(file.stat().st_size, loads, reads)
+    report(measured(room, scratch, chosen.rank, chosen.layouts, clock))
+    if chosen.only_loading:
+        return
+    for seed, name in enumerate(names):
+        load(room, name, write_adapter(scratch / name, chosen.rank, seed), clock)
     ways: dict[str, Callable[[], list[float]]] = {
         PLAIN: lambda: step_times(plain, [""] * rows, chosen.steps, clock),
         AGAIN: lambda: step_times(again, [""] * rows, chosen.steps, clock),
@@ -195,14 +160,6 @@ def run(chosen: argparse.Namespace, scratch: Path) -> None:
     report_floor(chosen.rank, rows)
 
 
-def report_loading(num_bytes: int, loads: Sequence[float], reads: Sequence[float]) -> None:
-    """Print what loading takes: the first adapter, whose layout is new, and those like it."""
-    read_s = statistics.median(reads)
-    print(f"reading a file of {num_bytes / 2**20:.0f} MiB: {read_s * 1e3:.1f} ms")
-    for what, load_s in (("the first", loads[0]), ("others", statistics.median(loads[1:]))):
-        print(f"loading {what}: {load_s * 1e3:.1f} ms, {load_s / read_s:.2f} of reading")
-
-
 def report_floor(rank: int, rows: int) -> None:
     """Print what adapters add to the bytes that a step reads, in bfloat16."""
     own = sum(inputs * outputs for inputs, outputs in SIZES.values()) * LAYERS
@@ -212,18 +169,6 @@ def report_floor(rank: int, rows: int) -> None:
         f"bytes read: one adapter {1 + of_one / own:.3f}, {rows} adapters "
         f"{1 + rows * of_one / own:.3f} of the model's alone"
     )
-
-
-def copy(folder: Path, kept: list[torch.Tensor]) -> None:
-    """Read an adapter's file into memory of its own. Mutates: kept"""
-    kept += [one.clone() for one in load_file(folder / "adapter_model.safetensors").values()]
-
-
-def timed(call: Callable[[], None], clock: Clock) -> float:
-    """Return the seconds that a call takes."""
-    start_s = clock()
-    call()
-    return clock() - start_s
 
 
 if __name__ == "__main__":

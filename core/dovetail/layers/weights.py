@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -228,6 +228,32 @@ def map_name(weight_map: WeightMap, name: str) -> Target | None:
     tied = weight_map.tied.get(name)
     path, part = _unfuse(weight_map.fused, tied or name)
     return Target(path=path, part=part, is_tied=tied is not None)
+
+
+def names_of(weight_map: WeightMap, path: str) -> Iterator[tuple[str, Target]]:
+    """Yield checkpoint names that point to a parameter or to parts of it, as undoing the map's
+    steps finds them: there may be others."""
+    for name in _undone(weight_map, path):
+        target = map_name(weight_map, name)
+        if target is not None and target.path == path:
+            yield name, target
+
+
+def _undone(weight_map: WeightMap, path: str) -> set[str]:
+    """Return names that may point to a parameter."""
+    words = path.split(".")
+    names = {path}
+    for i, word in enumerate(words):
+        leaves = [name for name, (leaf, _) in weight_map.fused.items() if leaf == word]
+        names |= {".".join([*words[:i], leaf, *words[i + 1 :]]) for leaf in leaves}
+    for start, part_map in weight_map.parts.items():
+        if path.startswith(start):
+            names |= {start + name for name in _undone(part_map, path.removeprefix(start))}
+    for old, new in reversed(weight_map.renames):
+        names |= {name.replace(new, old) for name in names if new}
+    for old, new in weight_map.prefixes:
+        names |= {old + name.removeprefix(new) for name in names if name.startswith(new)}
+    return names
 
 
 def _unfuse(fused: Mapping[str, tuple[str, str]], name: str) -> tuple[str, str | None]:

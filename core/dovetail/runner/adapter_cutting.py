@@ -1,116 +1,33 @@
 """Cutting: what an adapter changes of one matrix, put side by side and cut for a rank.
 
-Low-rank matrices, which are most of an adapter, are only noted (Copies) and copied together.
+Low-rank matrices, which are most of an adapter, are only noted (Copies) and copied together. What
+must be known of a layer for it (Division) is the same for all adapters.
 Shape letters: P parts fused along the output, R rank, I input, O output features of this rank.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Protocol
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import NamedTuple, Protocol
 
 import torch
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.adapter import AdapterContent, ModuleChange
+from dovetail.interfaces.adapter import ModuleChange
 from dovetail.interfaces.quantization import LinearSpec
 from dovetail.layers.adapters import SlotWeights
 from dovetail.layers.joints import Joint, outputs_in
 from dovetail.layers.placement import Part
 from dovetail.parallel.groups import Group
-from dovetail.runner.adapter_files import FileCopies
-from dovetail_kernels.op import REFERENCE
-from dovetail_kernels.scaled_copy import NATIVE, OP
-from dovetail_kernels.scaled_copy.native import ScaledCopies
+from dovetail.runner.adapter_copies import Copies, Place
 
-LINE_BYTES = 64
-"""Matrices start on a line of the cache."""
 OF_OUTPUTS = ("up", "magnitude", "output_scale", "shift", "weight", "bias")
 """The tensors of a change whose first axis are the layer's outputs."""
 
 
-class Room:
-    """Memory for the matrices of one adapter: one piece, where `size` numbers are enough."""
-
-    def __init__(self, dtype: torch.dtype, size: int) -> None:
-        self._dtype = dtype
-        self._least = size
-        self._piece, self._held, self._taken = torch.empty(0, dtype=dtype), 0, 0
-
-    def take(self, shape: tuple[int, ...], *, is_filled: bool) -> torch.Tensor:
-        """Return a tensor in it, of zeros unless all of it `is_filled` later. Mutates: self"""
-        size = math.prod(shape)
-        self._taken += -self._taken % (LINE_BYTES // self._dtype.itemsize)
-        if self._taken + size > self._held:
-            self._held, self._taken = max(size, self._least), 0
-            self._piece = torch.empty(self._held, dtype=self._dtype)
-        taken = self._piece.as_strided(shape, strides_of(shape), self._taken)
-        self._taken += size
-        return taken if is_filled else taken.zero_()
-
-
-def strides_of(shape: Sequence[int]) -> list[int]:
-    """Return the strides of a tensor whose numbers lie one behind the other."""
-    strides = [1] * len(shape)
-    for axis in range(len(shape) - 1, 0, -1):
-        strides[axis - 1] = strides[axis] * shape[axis]
-    return strides
-
-
-def room_of(changes: Iterable[ModuleChange], dtype: torch.dtype) -> Room:
-    """Return room for the low-rank matrices of some changes, if none is padded."""
-    pairs = [(c.down, c.up) for c in changes if c.down is not None and c.up is not None]
-    lines = 2 * len(pairs) * LINE_BYTES // dtype.itemsize
-    return Room(dtype, lines + sum(down.numel() + up.numel() for down, up in pairs))
-
-
-class Copies:
-    """Matrices to be scaled and copied in one go, which also sees that they are finite. `room` is
-    where they go, of one type; `content` the file that they are views of, if it has not been read:
-    what looks at numbers says so before."""
-
-    def __init__(self, room: Room, content: AdapterContent | None = None) -> None:
-        self.room = room
-        self._content = content
-        self.sources: list[torch.Tensor] = []
-        self.targets: list[torch.Tensor] = []
-        self.scales: list[float] = []
-        self._where: list[str] = []
-        self.prepared: FileCopies | None = None
-        """The native library's copies out of the content, once it has carried them out."""
-
-    def add(self, where: str, source: torch.Tensor, target: torch.Tensor, scale: float) -> None:
-        """Note a copy. Shapes: source, target [A, B]. Mutates: self"""
-        self.sources.append(source)
-        self.targets.append(target)
-        self.scales.append(scale)
-        self._where.append(where)
-
-    def look_at_numbers(self) -> None:
-        """Have the numbers of all tensors there. Raises: ConfigError. Mutates: the content"""
-        if self._content is not None:
-            self._content.read()
-
-    def carry_out(self) -> str | None:
-        """Copy all; return where the first is from whose numbers are not finite in the type that
-        they are kept in. Raises: ConfigError. Mutates: the targets, the content"""
-        given = {"sources": self.sources, "targets": self.targets}
-        dtype = self.targets[0].dtype if self.targets else torch.float32
-        if OP.runs(NATIVE.name, "cpu", dtype) and OP.why_not(NATIVE.name, given) is None:
-            told = ScaledCopies(self.sources, self.targets, self.scales)
-            if self._content is not None:
-                self.prepared = FileCopies.of(told, self._content)
-            if self.prepared is not None and self._content is not None:
-                broken = self.prepared.carry_out(self._content)
-            else:
-                self.look_at_numbers()
-                broken = told()
-        else:
-            self.look_at_numbers()
-            broken = int(OP.pick("cpu", dtype, name=REFERENCE)(**given, scales=self.scales))
-        return None if broken < 0 else self._where[broken]
+NOTHING = ModuleChange()
 
 
 class Divided(Protocol):
@@ -130,36 +47,102 @@ class Divided(Protocol):
     def joints(self) -> Mapping[str, Joint]: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """How a matrix is divided, as cutting asks for it: `held` are this rank's outputs of each part,
+    without padding, `before` the outputs before each part of the whole matrix, and `columns` those
+    of this rank's. Of `full_in_size` inputs this rank has
+    `in_size`, from `first_input` on."""
+
+    parts: tuple[Part, ...]
+    held: tuple[int, ...]
+    names: frozenset[str | None]
+    joints: Mapping[str, Joint]
+    before: tuple[int, ...]
+    full: int
+    columns: tuple[int, ...]
+    out_sizes: tuple[int, ...]
+    out_size: int
+    full_in_size: int
+    in_size: int
+    first_input: int
+
+    @classmethod
+    def of(cls, layer: Divided) -> Division:
+        """Return how a layer is divided."""
+        spec, parts = layer.spec, layer.parts
+        *before, full = accumulate((part.full for part in parts), initial=0)
+        *columns, out_size = accumulate(spec.out_sizes, initial=0)
+        return cls(
+            parts=parts,
+            held=tuple(part.held for part in parts),
+            names=frozenset({None, *(part.name for part in parts)}),
+            joints=layer.joints,
+            before=tuple(before),
+            full=full,
+            columns=tuple(columns),
+            out_sizes=spec.out_sizes,
+            out_size=out_size,
+            full_in_size=layer.full_in_size,
+            in_size=spec.in_size,
+            first_input=layer.group.rank * spec.in_size if layer.is_input_split else 0,
+        )
+
+
+class CutChange(NamedTuple):
+    """What a layer keeps of a change: where its low-rank matrices lie in the adapter's memory, and
+    the `rest`, None for a low-rank sum. Places are of `down` and `up` as in SlotWeights."""
+
+    down: Place | None
+    up: Place | None
+    rest: SlotWeights | None = None
+
+    @property
+    def is_low_rank(self) -> bool:
+        """Return whether the change is a low-rank sum and nothing else."""
+        return self.rest is None or self.rest.is_low_rank
+
+    def of(self, memory: torch.Tensor) -> SlotWeights:
+        """Return the change of the adapter that this memory is of. Shapes: memory [numbers]"""
+        down = None if self.down is None else self.down.of(memory)
+        up = None if self.up is None else self.up.of(memory)
+        if self.rest is None:
+            return SlotWeights(down=down, up=up)
+        return replace(self.rest, down=down, up=up)
+
+
 class Cutting:
     """The changes of one linear layer's parts, put side by side and cut for this rank."""
 
-    def __init__(self, where: str, layer: Divided, dtype: torch.dtype, copies: Copies) -> None:
+    def __init__(self, where: str, layer: Division, dtype: torch.dtype, copies: Copies) -> None:
         self._where = where
         self._layer = layer
         self._dtype = dtype
         self._copies = copies
 
-    def cut(self, parts: Mapping[str | None, ModuleChange]) -> SlotWeights:
+    def cut(self, parts: Mapping[str | None, ModuleChange]) -> CutChange:
         """Return the layer's change; `parts` are by the name of the fused matrix or of a joint of
         several, None for all of them behind each other. Its low-rank matrices are there once the
         copies are carried out. Raises: ConfigError. Mutates: the copies"""
-        parts = self._apart(parts)
-        unknown = set(parts) - {None, *(part.name for part in self._layer.parts)}
-        if unknown:
+        layer, parts = self._layer, self._apart(parts)
+        if not parts.keys() <= layer.names:
+            unknown = next(name for name in parts if name not in layer.names)
             raise ConfigError(
-                f"it changes the part {unknown.pop()!r}, which the layer does not have.",
+                f"it changes the part {unknown!r}, which the layer does not have.",
                 where=self._where,
                 fix="use an adapter that was trained for this model.",
             )
-        changes = [self._of_part(parts, i) for i in range(len(self._layer.parts))]
+        joined = parts.get(None, NOTHING)
+        changes = [
+            (parts[part.name], 0) if part.name in parts else (joined, start)
+            for part, start in zip(layer.parts, layer.before, strict=True)
+        ]
         if all(change.is_low_rank for change, _ in changes):
             down, up = self._pair(changes, None)
-            return SlotWeights(down=down, up=up)
+            return CutChange(down, up)
         inputs = self._input_scales([c.input_scale for c, _ in changes])
         down, up = self._pair(changes, inputs)
-        return SlotWeights(
-            down=down,
-            up=up,
+        rest = SlotWeights(
             magnitude=self._vectors([(c.magnitude, o) for c, o in changes], None),
             output_scale=self._vectors([(c.output_scale, o) for c, o in changes], 1.0),
             shift=self._vectors([(c.shift, o) for c, o in changes], 0.0),
@@ -167,6 +150,7 @@ class Cutting:
             input_scale=inputs,
             weight=self._whole(changes),
         )
+        return CutChange(down=down, up=up, rest=rest)
 
     def _apart(self, parts: Mapping[str | None, ModuleChange]) -> Mapping[str | None, ModuleChange]:
         """Return the parts with those of joints apart. Raises: ConfigError"""
@@ -196,24 +180,14 @@ class Cutting:
             for part, rows in outputs.items()
         }
 
-    def _of_part(
-        self, parts: Mapping[str | None, ModuleChange], number: int
-    ) -> tuple[ModuleChange, int]:
-        """Return a part's change, and the row of the change's outputs where the part begins."""
-        own = self._layer.parts
-        if own[number].name in parts:
-            return parts[own[number].name], 0
-        return parts.get(None, ModuleChange()), sum(p.full for p in own[:number])
-
     def _rows(self, tensor: torch.Tensor, number: int, offset: int) -> torch.Tensor:
         """Return this rank's outputs of a part, zeros where its share is padded."""
-        part = self._layer.parts[number]
-        full = sum(p.full for p in self._layer.parts) if offset or number == 0 else part.full
-        if tensor.shape[0] not in (part.full, full):
-            raise self._misfit(f"{tensor.shape[0]} outputs", part.full)
-        start, count = offset + part.start, part.held
-        is_whole = start == 0 and count == tensor.shape[0]
-        held = tensor if is_whole else tensor.narrow(0, start, count)
+        layer, part, found = self._layer, self._layer.parts[number], tensor.shape[0]
+        is_joined = offset or number == 0
+        if found != part.full and not (is_joined and found == layer.full):
+            raise self._misfit(f"{found} outputs", part.full)
+        start, count = offset + part.start, layer.held[number]
+        held = tensor if start == 0 and count == found else tensor.narrow(0, start, count)
         if count == part.local:
             return held
         self._copies.look_at_numbers()
@@ -221,48 +195,45 @@ class Cutting:
         return torch.cat([held, padding])
 
     def _cut_inputs(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
-        layer = self._layer
-        if tensor.shape[axis] != layer.full_in_size:
-            raise self._misfit(f"{tensor.shape[axis]} inputs", layer.full_in_size)
-        if not layer.is_input_split:
+        layer, found = self._layer, tensor.shape[axis]
+        if found != layer.full_in_size:
+            raise self._misfit(f"{found} inputs", layer.full_in_size)
+        if found == layer.in_size:
             return tensor
-        return tensor.narrow(axis, layer.group.rank * layer.spec.in_size, layer.spec.in_size)
+        return tensor.narrow(axis, layer.first_input, layer.in_size)
 
     def _input_scales(self, given: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
         """Return a scale of the inputs for each part, ones where it has none. Shapes: [P, I]"""
         if all(one is None for one in given):
             return None
-        ones = torch.ones(self._layer.spec.in_size)
+        ones = torch.ones(self._layer.in_size)
         cut = [ones if s is None else self._cut_inputs(s.flatten().float(), 0) for s in given]
         return torch.stack(cut)
 
     def _pair(
         self, changes: Sequence[tuple[ModuleChange, int]], inputs: torch.Tensor | None
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    ) -> tuple[Place | None, Place | None]:
         """Return the low-rank matrices of all parts, of the largest rank among them, `down`
         multiplied by the scales of the inputs. Shapes: inputs [P, I]. Mutates: the copies"""
-        ranks = [0 if c.down is None else c.down.shape[0] for c, _ in changes]
-        if not any(ranks):
+        most = max(0 if c.down is None else c.down.shape[0] for c, _ in changes)
+        if not most:
             return None, None
-        spec, most = self._layer.spec, max(ranks)
-        room, is_filled, out_size = self._copies.room, min(ranks) == most, spec.out_size
-        down = room.take((len(changes), most, spec.in_size), is_filled=is_filled)
-        up = room.take((most, out_size), is_filled=is_filled)
-        column = 0
+        layer, add, where = self._layer, self._copies.add, self._where
+        in_size, out_size, of_part = layer.in_size, layer.out_size, most * layer.in_size
+        first_down = self._copies.take(len(changes) * of_part)
+        first_up = self._copies.take(most * out_size)
         for number, (change, offset) in enumerate(changes):
-            size = spec.out_sizes[number]
-            if change.down is not None and change.up is not None:
-                own = self._cut_inputs(change.down, 1)
-                if inputs is not None:
-                    own = own.float() * inputs[number]
-                rank, first = ranks[number], up.storage_offset() + column
-                target = down[number] if is_filled else down[number, :rank]
-                self._copies.add(self._where, own, target, change.scale)
-                own = self._rows(change.up, number, offset)
-                turned = up.as_strided((size, rank), (1, out_size), first)
-                self._copies.add(self._where, own, turned, 1.0)
-            column += size
-        return down, up
+            if change.down is None or change.up is None:
+                continue
+            down, up = self._cut_inputs(change.down, 1), self._rows(change.up, number, offset)
+            if up.shape[1] != down.shape[0]:
+                raise self._misfit(f"a second matrix of rank {up.shape[1]}", down.shape[0])
+            if inputs is not None:
+                down = down.float() * inputs[number]
+            add(where, down, first_down + number * of_part, (in_size, 1), change.scale)
+            add(where, up, first_up + layer.columns[number], (1, out_size), 1.0)
+        downs = Place((len(changes), most, in_size), (of_part, in_size, 1), first_down)
+        return downs, Place((most, out_size), (out_size, 1), first_up)
 
     def _vectors(
         self, given: Iterable[tuple[torch.Tensor | None, int]], default: float | None
@@ -274,7 +245,7 @@ class Cutting:
             return None
         filled = []
         for number, (vector, offset) in enumerate(vectors):
-            size = self._layer.spec.out_sizes[number]
+            size = self._layer.out_sizes[number]
             if vector is not None:
                 filled.append(self._rows(vector.flatten().float(), number, offset))
             elif default is not None:

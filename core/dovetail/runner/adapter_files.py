@@ -5,12 +5,14 @@ What is read of a piece is copied from a core's own cache, and no memory is take
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import numpy as np
 
 from dovetail.interfaces.adapter import AdapterContent
 from dovetail_kernels.scaled_copy.native import ScaledCopies
 
-PIECE_BYTES = 1 << 18
+PIECE_BYTES = 1 << 19
 """A piece, but for a matrix that is larger: it fits a core's own cache, beside what it becomes."""
 
 
@@ -24,14 +26,13 @@ class FileCopies:
         self.content_bytes = len(content.memory)
         self._numbers = copies.sort()
         self._address = content.memory.data_ptr()
-        starts = copies.places[:, 0] - self._address
-        ends = np.maximum.accumulate(copies.source_ends() - self._address)
+        starts = (copies.places[:, 0] - self._address).tolist()
+        ends = np.maximum.accumulate(copies.source_ends() - self._address).tolist()
         self._pieces: list[tuple[slice, int, int]] = []
         first = 0
         while first < len(starts):
-            last = int(np.searchsorted(ends, starts[first] + PIECE_BYTES, side="right"))
-            last = max(last, first + 1)
-            self._pieces.append((slice(first, last), int(starts[first]), int(ends[last - 1])))
+            last = max(bisect_right(ends, starts[first] + PIECE_BYTES, lo=first), first + 1)
+            self._pieces.append((slice(first, last), starts[first], ends[last - 1]))
             first = last
         sizes = (end - start for _, start, end in self._pieces)
         self._longest = max(sizes, default=0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from threading import Lock
 from typing import cast
@@ -36,8 +36,10 @@ from dovetail.layers.logits import LogitsHead
 from dovetail.layers.rotary import Rotary
 from dovetail.layers.stages import Elsewhere
 from dovetail.layers.table_adapters import TableChange, TableSlots
-from dovetail.layers.weights import Target, map_name
-from dovetail.runner.adapter_cutting import Copies, Cutting, room_of
+from dovetail.layers.weights import Target, map_name, names_of
+from dovetail.runner.adapter_copies import Copies
+from dovetail.runner.adapter_cutting import CutChange, Cutting, Division
+from dovetail.runner.adapter_memory import AdapterMemory
 from dovetail.runner.adapter_plans import AdapterPlans
 from dovetail.runner.adapter_tables import (
     INPUTS,
@@ -51,6 +53,7 @@ from dovetail.sampling.seen import on_device
 
 logger = logging.getLogger(__name__)
 
+WEIGHT = ".weight"
 PROMPT_VECTORS = "the vectors before a prompt"
 INFINITY = {torch.float32: 0x7F800000, torch.float16: 0x7C00, torch.bfloat16: 0x7F80}
 """Infinity of a type, as an integer."""
@@ -70,6 +73,17 @@ class _OnHost:
     rope_table: int = 0
     num_added: int = 0
     has_prompt: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class _ByLayer:
+    """The changes of an adapter by the layers, and parts of them, that they are of. `apart` are the
+    modules of those that are not only matrices to be copied."""
+
+    linears: dict[str, dict[str | None, ModuleChange]] = field(default_factory=dict)
+    experts: dict[tuple[str, Key], dict[str | None, ModuleChange]] = field(default_factory=dict)
+    tables: dict[str, Given] = field(default_factory=dict)
+    apart: list[str] = field(default_factory=list)
 
 
 def _plain(linears: dict[str, SlotWeights]) -> _OnHost:
@@ -113,8 +127,11 @@ class RunnerAdapters:
         self._linears: dict[str, Linear] = {}
         self._tables: dict[str, VocabParallelEmbedding | LogitsHead] = {}
         self._experts: dict[str, Experts] = {}
+        self._divisions: dict[str, Division] = {}
+        """By the paths of linear layers, and of the matrices of experts."""
         self._found: dict[str, tuple[str, nn.Module, Target]] = {}
-        self._plans = AdapterPlans()
+        self._memory = AdapterMemory()
+        self._plans = AdapterPlans(self._memory)
 
     def attach(self, module: nn.Module) -> None:
         """Give the layers of a model that has been loaded their slots. Mutates: module, self"""
@@ -123,6 +140,7 @@ class RunnerAdapters:
         self._linears.clear()
         self._tables.clear()
         self._experts.clear()
+        self._divisions.clear()
         self._found.clear()
         self._plans.clear()
         heads = [m for m in module.modules() if isinstance(m, LogitsHead)]
@@ -133,11 +151,21 @@ class RunnerAdapters:
                 self._tables[path] = layer
             elif isinstance(layer, Linear) and not layer.no_adapters and id(layer) not in of_heads:
                 layer.adapters = LinearSlots(layer, self._spec)
-                self._linears[path] = layer
+                self._linears[path], self._divisions[path] = layer, Division.of(layer)
+                self._note_names(path, layer)
             elif isinstance(layer, Experts):
                 layer.adapters = ExpertAdapters()
                 self._experts[path] = layer
+                for leaf in layer.specs:
+                    self._divisions[f"{path}.{leaf}"] = Division.of(layer.matrix_of(leaf))
         self._of_tables = TableReader(self._tables, self._spec, self._run, self._kept)
+
+    def _note_names(self, path: str, layer: Linear) -> None:
+        """Note what checkpoints call a layer or its parts, so that the first adapter's modules are
+        found at once. Mutates: self"""
+        for name, target in names_of(self._weight_map, f"{path}{WEIGHT}"):
+            if name.endswith(WEIGHT) and not target.is_tied:
+                self._found[name.removesuffix(WEIGHT)] = path, layer, target
 
     def read(self, source: AdapterSource) -> AdapterFacts:
         """Read an adapter into host memory, and tell of it. Any thread may call this, during a
@@ -231,53 +259,61 @@ class RunnerAdapters:
 
     def _cut(self, source: AdapterSource, weights: AdapterWeights) -> _OnHost:
         """Return what this rank's layers keep of an adapter. Raises: ConfigError"""
-        linears: dict[str, dict[str | None, ModuleChange]] = {}
-        experts: dict[tuple[str, Key], dict[str | None, ModuleChange]] = {}
-        found, tables = _plain({}), dict[str, Given]()
-        room, apart = room_of(weights.changes.values(), self._dtype), []
-        copies = Copies(room, weights.content)
-        for module, change in weights.changes.items():
+        copies, given = Copies(self._dtype, self._memory, weights.content), _ByLayer()
+        self._sort(source, weights.changes, given)
+        if given.apart:
+            copies.look_at_numbers()
+        found = _plain({})
+        found.tables, found.num_added = self._of_tables.changes(weights, given.tables)
+        if weights.prompt is not None:
+            self._put_prompt(source, weights.prompt, found)
+        cut, of_experts = {}, {}
+        for path, parts in given.linears.items():
+            where = f"{source.path}: {path}"
+            cut[path] = Cutting(where, self._divisions[path], self._dtype, copies).cut(parts)
+        for (path, key), parts in given.experts.items():
+            of_experts[path, key] = self._of_expert(source, path, key, parts, copies)
+        memory, broken = copies.carry_out()
+        if broken is not None:
+            copies.look_at_numbers()
+        _verify_finite(source, weights, given.apart, broken)
+        found.linears = {path: one.of(memory) for path, one in cut.items()}
+        for (path, key), one in of_experts.items():
+            found.experts.setdefault(path, {})[key] = one.of(memory)
+        heads = {path for path, one in self._tables.items() if isinstance(one, LogitsHead)}
+        found.is_plain = found.tables.keys() <= heads and not (found.has_prompt or found.experts)
+        found.is_plain &= all(one.is_low_rank for one in cut.values())
+        if found.is_plain and not found.tables:
+            self._plans.note(weights, copies, cut)
+        return found
+
+    def _sort(
+        self, source: AdapterSource, changes: Mapping[str, ModuleChange], given: _ByLayer
+    ) -> None:
+        """Put changes to the layers that they are of. Raises: ConfigError. Mutates: given"""
+        for module, change in changes.items():
             path, layer, target = self._layer(source, module)
             if isinstance(layer, Elsewhere):
                 continue
             self._verify(source, module, change)
             if not change.is_low_rank or isinstance(layer, VocabParallelEmbedding | LogitsHead):
-                apart.append(module)
+                given.apart.append(module)
             if isinstance(layer, Linear):
-                linears.setdefault(path, {})[target.part] = change
+                given.linears.setdefault(path, {})[target.part] = change
             elif isinstance(layer, Experts):
                 key = _expert_of(f"{source.path}: {module}", layer, path, target)
-                experts.setdefault((path, key), {})[target.part] = change
+                given.experts.setdefault((path, key), {})[target.part] = change
             elif isinstance(layer, VocabParallelEmbedding | LogitsHead):
-                tables[path] = Given(where=f"{source.path}: {module}", change=change)
-        if apart:
-            copies.look_at_numbers()
-        found.tables, found.num_added = self._of_tables.changes(weights, tables)
-        if weights.prompt is not None:
-            self._verify_prompt(source, weights.prompt)
-            found.has_prompt, path = True, self._of_tables.token_table
-            if path:
-                table = found.tables.get(path, TableChange())
-                found.tables[path] = replace(table, prompt=self._kept(weights.prompt))
-        heads = {path for path, one in self._tables.items() if isinstance(one, LogitsHead)}
-        found.is_plain &= not found.has_prompt and found.tables.keys() <= heads
-        for path, parts in linears.items():
-            where = f"{source.path}: {path}"
-            slot = Cutting(where, self._linears[path], self._dtype, copies).cut(parts)
-            found.linears[path] = slot
-            found.is_plain &= slot.is_low_rank
-        for (path, key), parts in experts.items():
-            where = f"{source.path}: {path}.{key[0]}.{key[1]}"
-            cut = self._of_expert(where, path, key, parts, copies)
-            found.experts.setdefault(path, {})[key] = cut
-            found.is_plain = False
-        broken = copies.carry_out()
-        if broken is not None:
-            copies.look_at_numbers()
-        _verify_finite(source, weights, apart, broken)
-        if found.is_plain and not found.tables:
-            self._plans.note(weights, copies, found.linears)
-        return found
+                where = f"{source.path}: {module}"
+                given.tables[path] = Given(where=where, change=change)
+
+    def _put_prompt(self, source: AdapterSource, prompt: torch.Tensor, found: _OnHost) -> None:
+        """Note vectors before a prompt. Raises: ConfigError. Mutates: found"""
+        self._verify_prompt(source, prompt)
+        found.has_prompt, path = True, self._of_tables.token_table
+        if path:
+            table = found.tables.get(path, TableChange())
+            found.tables[path] = replace(table, prompt=self._kept(prompt))
 
     def _rope_table(self, source: AdapterSource, factor: float | None) -> int:
         """Return the number of the rope scaling that an adapter has. Raises: ConfigError"""
@@ -312,14 +348,16 @@ class RunnerAdapters:
 
     def _of_expert(
         self,
-        where: str,
+        source: AdapterSource,
         path: str,
         key: Key,
         parts: Mapping[str | None, ModuleChange],
         copies: Copies,
-    ) -> SlotWeights:
-        """Return what this rank keeps of the change of one expert's matrix. Raises: ConfigError"""
-        matrix = self._experts[path].matrix_of(key[1])
+    ) -> CutChange:
+        """Return what this rank keeps of the change of one expert's matrix. Raises: ConfigError.
+        Mutates: the copies"""
+        where = f"{source.path}: {path}.{key[0]}.{key[1]}"
+        matrix = self._divisions[f"{path}.{key[1]}"]
         cut = Cutting(where, matrix, self._dtype, copies).cut(parts)
         if not cut.is_low_rank:
             raise ConfigError("only low-rank changes of experts are supported.", where=where)
@@ -336,7 +374,7 @@ class RunnerAdapters:
 
     def _searched(self, source: AdapterSource, module: str) -> tuple[str, nn.Module, Target]:
         """Return the layer that a module of the checkpoint is here. Raises: ConfigError"""
-        target = map_name(self._weight_map, f"{module}.weight")
+        target = map_name(self._weight_map, f"{module}{WEIGHT}")
         if target is not None and not target.is_tied:
             path = target.path.rpartition(".")[0]
             if path in self._linears:
@@ -370,17 +408,18 @@ class RunnerAdapters:
 
     def _verify(self, source: AdapterSource, module: str, change: ModuleChange) -> None:
         """Raises: ConfigError for what the flags do not make room for"""
-        where = f"{source.path}: {module}"
         if change.down is not None and change.down.shape[0] > self._spec.max_rank:
             raise ConfigError(
                 f"the rank is {change.down.shape[0]}, and {self._spec.max_rank} is the most.",
-                where=where,
+                where=f"{source.path}: {module}",
                 fix=f"start with --max-lora-rank {change.down.shape[0]}.",
             )
         has_bias = change.bias is not None and change.weight is None
         if (change.shift is not None or has_bias) and not self._spec.takes_bias:
             raise ConfigError(
-                "the adapter has a bias.", where=where, fix="start with --enable-lora-bias."
+                "the adapter has a bias.",
+                where=f"{source.path}: {module}",
+                fix="start with --enable-lora-bias.",
             )
 
     def _kept(self, tensor: torch.Tensor) -> torch.Tensor:

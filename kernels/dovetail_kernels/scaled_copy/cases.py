@@ -11,8 +11,9 @@ from dovetail_kernels.op import Arguments, Case
 from dovetail_kernels.random import normal
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-LAYOUTS = ("rows", "turned", "any")
-"""Both contiguous; the target's axes exchanged; neither side contiguous."""
+LAYOUTS = ("rows", "turned", "joined", "any")
+"""Both contiguous; the target's axes exchanged; so, and nothing between the source's rows; neither
+side contiguous."""
 
 
 def cases() -> list[Case]:
@@ -26,7 +27,7 @@ def cases() -> list[Case]:
     sizes = [
         _case(torch.bfloat16, torch.bfloat16, layout, 1, rows, columns)
         for layout in LAYOUTS
-        for rows, columns in ((1, 1), (16, 896), (130, 16), (70, 100))
+        for rows, columns in ((1, 1), (16, 896), (130, 16), (131, 4), (70, 100))
     ]
     return types + sizes
 
@@ -36,6 +37,7 @@ def perf_cases() -> list[Case]:
     return [
         _case(torch.bfloat16, torch.bfloat16, "rows", 48, 16, 4864),
         _case(torch.bfloat16, torch.bfloat16, "turned", 48, 4864, 16),
+        _case(torch.bfloat16, torch.bfloat16, "joined", 48, 4864, 4),
         _case(torch.float32, torch.bfloat16, "turned", 48, 4864, 16),
     ]
 
@@ -75,7 +77,9 @@ def _builder(
         sources = wide[:, :, ::2] if layout == "any" else wide[:, :, :columns]
         made = torch.zeros(count, rows, 2 * columns, dtype=target, device=device)
         targets = made[:, :, columns:]
-        if layout == "turned":
+        if layout == "joined":
+            sources = sources.contiguous()
+        if layout in ("turned", "joined"):
             targets = made.view(count, 2 * columns, rows)[:, columns:].mT
         elif layout == "any":
             targets = made[:, :, ::2]

@@ -96,14 +96,18 @@ struct Copier {
   void turned() {
     alignas(64) float block[kColumns * kBlock], wide[kBlock * kColumns];
     const float scale = static_cast<float>(copy.scale);
+    const bool is_joined = copy.source_row == copy.columns && copy.columns <= kColumns && copy.columns % 4 == 0;
+    const int64_t wide_row = is_joined ? copy.columns : kColumns;  // short rows without gaps are read as one
     for (int64_t row = 0; row < copy.rows; row += kBlock) {
       const int64_t count = copy.rows - row < kBlock ? copy.rows - row : kBlock;
       for (int64_t first = 0; first < copy.columns; first += kColumns) {
         const int64_t columns = copy.columns - first < kColumns ? copy.columns - first : kColumns;
-        for (int64_t r = 0; r < count; ++r) widen(source(row + r) + first, columns, wide + r * kColumns);
+        if (is_joined) widen(source(row), count * columns, wide);
+        else
+          for (int64_t r = 0; r < count; ++r) widen(source(row + r) + first, columns, wide + r * kColumns);
         for (int64_t r = 0; r < count; r += 4)
           for (int64_t c = 0; c < columns; c += 4)
-            turn_four(wide + r * kColumns + c, kColumns, block + c * kBlock + r, kBlock);
+            turn_four(wide + r * wide_row + c, wide_row, block + c * kBlock + r, kBlock);
         for (int64_t c = 0; c < columns; ++c) line(block + c * kBlock, first + c, row, count, set1(scale));
       }
     }

@@ -31,23 +31,41 @@ class ScaledCopyArgs(ctypes.Structure):
     _fields_ = [("copies", _pointer), ("count", _int64), ("broken", _pointer)]
 
 
+Target = tuple[int, int, int, torch.dtype]
+"""Where a copy goes: the address of its first number, what lies between two rows and two columns,
+in numbers, and the type."""
+
+
 class ScaledCopies:
-    """Copies from the memory of one tensor to that of another, prepared once. They can be carried
-    out again between tensors of the same sizes that lie elsewhere."""
+    """Copies from the memory of tensors to that of others, prepared once. They can be carried out
+    again between tensors of the same sizes that lie elsewhere."""
 
     def __init__(
         self,
         sources: Iterable[torch.Tensor],
-        targets: Iterable[torch.Tensor],
+        targets: Iterable[Target],
         scales: Sequence[float],
     ) -> None:
-        """Keep where matrices lie, not the matrices. Shapes: C sources and targets [A, B]"""
+        """Keep where matrices lie, not the matrices. Shapes: C sources [A, B]"""
         native = library()
         if native is None:
             raise OSError(missing_reason())
-        told = [_told(s, t) for s, t in zip(sources, targets, strict=True)]
-        self.places = np.array(told, dtype=np.int64).reshape(-1, FIELDS)
+        told = [
+            (
+                one.data_ptr(),
+                to,
+                *one.shape,
+                *one.stride(),
+                row,
+                column,
+                CODES[one.dtype],
+                CODES[its],
+            )
+            for one, (to, row, column, its) in zip(sources, targets, strict=True)
+        ]
+        self.places = np.empty((len(told), FIELDS), dtype=np.int64)
         """Addresses of sources and targets in the first two columns. Shapes: [C, FIELDS]"""
+        self.places[:, :-1] = np.array(told, dtype=np.int64).reshape(-1, FIELDS - 1)
         self.places[:, -1] = np.array(scales, dtype=np.float64).view(np.int64)
         self._kernel = native.kernel("scaled_copy", ScaledCopyArgs)
 
@@ -96,15 +114,12 @@ def scaled_copies(
 
     Shapes: C sources and targets [A, B], scales [C] -> [] int64. Mutates: targets
     """
-    return torch.tensor(ScaledCopies(sources, targets, scales)())
-
-
-def _told(source: torch.Tensor, target: torch.Tensor) -> tuple[int, ...]:
-    shape = source.shape
-    assert target.shape == shape, f"{tuple(shape)} into {tuple(target.shape)}"
-    own, its = CODES[source.dtype], CODES[target.dtype]
-    places = source.data_ptr(), target.data_ptr()
-    return (*places, *shape, *source.stride(), *target.stride(), own, its, 0)
+    places = []
+    for source, target in zip(sources, targets, strict=True):
+        assert source.shape == target.shape, f"{[*source.shape]} into {[*target.shape]}"
+        row, column = target.stride()
+        places.append((target.data_ptr(), row, column, target.dtype))
+    return torch.tensor(ScaledCopies(sources, places, scales)())
 
 
 def _why_not(arguments: Arguments) -> str | None:

@@ -143,12 +143,12 @@ class LoraAdapter(AdapterMethod):
             if own:
                 module = f"{module}.{own[-1 - min(name.count(BASE), len(own) - 1)]}"
             modules[module][part] = tensor
-        has_others = any(parts.keys() - PAIR for parts in modules.values())
+        has_others = not all(parts.keys() <= PAIR for parts in modules.values())
         if has_others and isinstance(file, WholeFile):
             file.read()
         changes: dict[str, ModuleChange] = {}
         for module, parts in modules.items():
-            experts, _, leaf = module.rpartition(".")
+            experts, _, leaf = module.rpartition(".") if names else ("", "", "")
             if names and leaf in _parameters_of(experts, names):
                 changes |= self._of_experts(terms, module, parts)
             else:

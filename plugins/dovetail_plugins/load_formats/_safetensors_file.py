@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -105,7 +106,8 @@ class WholeFile:
         and content cannot belong together"""
         entries = entries_of(self.path, self.header, len(self.memory))
         words = {kind: _as(self.memory, DTYPES[kind]) for kind in {e.dtype for e in entries}}
-        if any(e.start == e.end or e.start % words[e.dtype].itemsize for e in entries):
+        sizes = {kind: one.itemsize for kind, one in words.items()}
+        if any(e.start == e.end or e.start % sizes[e.dtype] for e in entries):
             self.read()
         for entry in entries:
             yield entry.name, _view(self.memory, words[entry.dtype], entry, 0)
@@ -167,12 +169,11 @@ def _view(
 ) -> torch.Tensor:
     """Return the tensor in the file's bytes from `first` on, which are `words` in its type; copied
     only where it is not aligned."""
-    start = extent.start - first
+    start, shape = extent.start - first, extent.shape
     place, odd = divmod(start, words.itemsize)
     if odd or extent.start == extent.end:
         raw = content[start : extent.end - first].clone()
-        return raw.view(words.dtype).view(extent.shape)
-    strides = [1] * len(extent.shape)
-    for axis in range(len(strides) - 1, 0, -1):
-        strides[axis - 1] = strides[axis] * extent.shape[axis]
-    return words.as_strided(extent.shape, strides, place)
+        return raw.view(words.dtype).view(shape)
+    if len(shape) == 2:  # as nearly all have, of which there may be many
+        return words.as_strided(shape, (shape[1], 1), place)
+    return words[place : place + math.prod(shape)].view(shape)

@@ -6,12 +6,13 @@ then the data. Source: https://github.com/huggingface/safetensors (README, "Form
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Annotated, NamedTuple
+
+import msgspec
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.headers import TensorHeader
@@ -21,7 +22,6 @@ MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 
 LENGTH_BYTES = 8
-_WHOLE = frozenset({int})
 METADATA = "__metadata__"
 """The header's entry that is no tensor."""
 
@@ -46,6 +46,21 @@ TYPES = {
 """The format's word for a type -> torch's name of it, and the bytes of a number."""
 
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Told(msgspec.Struct):
+    """What a header says of a tensor."""
+
+    dtype: str
+    shape: tuple[Count, ...]
+    data_offsets: tuple[Count, Count]
+
+
+_HEADER = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_TENSOR = msgspec.json.Decoder(_Told)
+
+
 class Entry(NamedTuple):
     """One tensor; `dtype` is torch's name, `start` and `end` count bytes from the file's start."""
 
@@ -64,7 +79,11 @@ def read_entries(path: Path) -> tuple[Entry, ...]:
 
 def read_metadata(path: Path) -> dict[str, str]:
     """Return the file's metadata. Raises: ConfigError when it has no valid header."""
-    found = _parsed(path, _raw(path)[0]).get(METADATA)
+    words = _words(path, _raw(path)[0]).get(METADATA, msgspec.Raw(b"{}"))
+    try:
+        found = msgspec.json.decode(words)
+    except (ValueError, RecursionError) as error:
+        raise malformed(path, f"{METADATA} is not valid JSON: {error}") from error
     return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
 
 
@@ -93,10 +112,10 @@ def entries_of(path: Path, raw: bytes, size_bytes: int) -> tuple[Entry, ...]:
 
     Raises: ConfigError when they cannot belong together.
     """
-    told = _parsed(path, raw)
+    told = _words(path, raw)
     told.pop(METADATA, None)
     data_start = LENGTH_BYTES + len(raw)
-    entries = tuple(_entry(path, name, fields, data_start) for name, fields in told.items())
+    entries = tuple(_entry(path, name, words, data_start) for name, words in told.items())
     _check_cover(path, entries, data_start, size_bytes)
     return entries
 
@@ -116,35 +135,30 @@ def _raw(path: Path) -> tuple[bytes, int]:
         return file.read(header_bytes(path, file.read(LENGTH_BYTES), size_bytes)), size_bytes
 
 
-def _parsed(path: Path, raw: bytes) -> dict[str, Any]:
+def _words(path: Path, raw: bytes) -> dict[str, msgspec.Raw]:
+    """Return what a header says of each name, not yet looked at. Raises: ConfigError"""
     try:
-        told = json.loads(raw)
+        return _HEADER.decode(raw)
+    except msgspec.ValidationError as error:
+        raise malformed(path, "the header is not a JSON object") from error
     except (ValueError, RecursionError) as error:
         raise malformed(path, f"the header is not valid JSON: {error}") from error
-    if not isinstance(told, dict):
-        raise malformed(path, "the header is not a JSON object")
-    return told
 
 
-def _entry(path: Path, name: str, told: Any, data_start: int) -> Entry:
+def _entry(path: Path, name: str, words: msgspec.Raw, data_start: int) -> Entry:
     """Return one checked header entry."""
-    fields = told if isinstance(told, dict) else {}
-    known = TYPES.get(str(fields.get("dtype")))
+    try:
+        told = _TENSOR.decode(words)
+    except (ValueError, RecursionError) as error:
+        what = f'tensor "{name}" has no valid shape, data_offsets or dtype: {error}'
+        raise malformed(path, what) from error
+    shape, (start, end) = told.shape, told.data_offsets
+    known = TYPES.get(told.dtype)
     if known is None:
-        raise malformed(path, f'tensor "{name}" has the unknown dtype {fields.get("dtype")}')
-    shape, offsets = fields.get("shape"), fields.get("data_offsets")
-    if not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
-        raise malformed(path, f'tensor "{name}" has no valid shape or data_offsets')
-    if offsets[1] - offsets[0] != math.prod(shape) * known[1]:
-        raise malformed(path, f'tensor "{name}" spans {offsets} but has shape {shape}')
-    start, end = data_start + offsets[0], data_start + offsets[1]
-    return Entry(name=name, dtype=known[0], shape=tuple(shape), start=start, end=end)
-
-
-def _are_counts(value: Any) -> TypeGuard[list[int]]:
-    return (
-        type(value) is list and _WHOLE.issuperset(map(type, value)) and min(value, default=0) >= 0
-    )
+        raise malformed(path, f'tensor "{name}" has the unknown dtype {told.dtype}')
+    if end - start != math.prod(shape) * known[1]:
+        raise malformed(path, f'tensor "{name}" spans {[start, end]} but has shape {[*shape]}')
+    return Entry(name, known[0], shape, data_start + start, data_start + end)
 
 
 def _check_cover(path: Path, entries: tuple[Entry, ...], start: int, size_bytes: int) -> None:

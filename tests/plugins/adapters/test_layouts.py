@@ -14,11 +14,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dovetail.config.checkpoint.hf import load_model_facts
-from dovetail.errors import RequestError
-from dovetail.interfaces.adapter import AdapterWeights
+from dovetail.errors import ConfigError, RequestError
+from dovetail.interfaces.adapter import AdapterWeights, ModuleChange
 from dovetail.interfaces.adapter_spec import AdapterSource, AdapterSpec
 from dovetail.interfaces.selection import Selection
 from dovetail.runner import adapter_files
+from dovetail.runner.adapter_copies import Copies
+from dovetail.runner.adapter_cutting import Cutting
+from dovetail.runner.adapter_memory import AdapterMemory
 from dovetail.runner.adapters import RunnerAdapters
 from dovetail.testing.harness import PagedModel
 from dovetail.testing.tiny_models import write_tiny_checkpoint
@@ -117,6 +120,26 @@ def test_a_plan_copies_the_same(
     assert found.keys() == wanted.keys() == other.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
     assert not any(torch.equal(found[name], other[name]) for name in wanted)
+
+
+def test_modules_are_known_before_the_first_adapter(
+    base: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapters = reader(base)
+    monkeypatch.setattr(adapters, "_searched", lambda *given: pytest.fail(f"looked for {given}"))
+    assert read(adapters, write_lora(tmp_path / "a"))
+
+
+def test_matrices_of_two_ranks_are_no_pair(base: tuple[Path, Any]) -> None:
+    """A method's fault is told before anything is written where it does not belong."""
+    adapters = reader(base)
+    path, layer = next(iter(adapters._divisions.items()))
+    copies = Copies(torch.float32, AdapterMemory())
+    down, up = torch.zeros(2, layer.in_size), torch.zeros(layer.full, 3)
+    change = ModuleChange(down=down, up=up)
+    with pytest.raises(ConfigError, match="a second matrix of rank 3") as raised:
+        Cutting(path, layer, torch.float32, copies).cut({None: change})
+    assert raised.value.where == path
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 700, 1 << 20])
