@@ -232,24 +232,25 @@ class DraftRunner:
             hidden = states_within(self.inner, self._inner_layers)
         known = self._rows.known(inputs.rows)
         wants = self._wanted(inputs, known, rows)
-        self._rows.settle(inputs.rows)
+        are_verified = len(inputs.drafted) == len(inputs.rows)
+        self._rows.settle(inputs.rows, inputs.starts + 1 if are_verified else None)
         if self._skips:
             self._resume(inputs)
         due, limits = self._due(inputs, hidden, known, wants)
         if not due.size:
             return rows
         rows_due = inputs.rows[due]
-        if not self._continues:
-            self._shorten(rows_due, limits[due])
         states = self._states(inputs, hidden, due, limits) if self._continues else None
-        drafts = self._catch_up(rows_due, limits[due], wants[due], states)
-        self._note(rows_due, limits[due])
-        is_wanting = wants[due] > 0
-        if rows is None or not is_wanting.any():
+        limits, wants = limits[due], wants[due]
+        if not self._continues:
+            self._shorten(rows_due, limits)
+        drafts = self._catch_up(rows_due, limits, wants, states)
+        self._note(rows_due, limits)
+        if rows is None or not drafts:
             return rows
-        chosen = due[is_wanting]
+        chosen = due if len(drafts) == len(due) else due[wants > 0]
         self._rows.note_drafts(inputs.rows[chosen], known[chosen], drafts)
-        return with_drafts(rows, chosen, drafts)
+        return with_drafts(rows, chosen.tolist(), drafts)
 
     def _resume(self, inputs: StepInputs) -> None:
         """Begin anew with the step in rows that were let go. Mutates: the rows' state"""
@@ -261,7 +262,7 @@ class DraftRunner:
 
     def _catch_up(
         self, rows: np.ndarray, limits: np.ndarray, wants: np.ndarray, states: torch.Tensor | None
-    ) -> list[np.ndarray]:
+    ) -> list[list[int]]:
         """Compute the tokens of rows up to `limits`; return the drafts of those that want some.
         `states` are the model's, rows one after the other. Shapes: rows, limits, wants [R], states
         [N, E]. Mutates: the cache"""
@@ -273,20 +274,20 @@ class DraftRunner:
                 starts, states = self._catch_up_to_last(rows, starts, limits, states)
             found = chain.run(rows, starts, limits, wants, states, self._rows.skipped)
         if chain is not None and found is not None and found[2]:
-            drafts, wants = found[0], chain.likely(wants)
+            drafts, counts = found[0], chain.likely(wants.tolist())
         else:
             is_wanting = wants > 0
-            counts = limits - starts
-            states = self._advance(rows, starts, counts, None, states, 0)
+            num_known = limits - starts
+            states = self._advance(rows, starts, num_known, None, states, 0)
             if not is_wanting.any():
                 return []
-            last, wants = (np.cumsum(counts) - 1)[is_wanting], wants[is_wanting]
+            last, wants = (np.cumsum(num_known) - 1)[is_wanting], wants[is_wanting]
             chosen = rows[is_wanting], limits[is_wanting]
             drafts = self._guess_by_depth(*chosen, wants, lines_of(states, last))
             if chain is not None and found is not None:
                 chain.prove(found[1], found[0], drafts, wants)
-            rows = chosen[0]
-        own = zip(rows.tolist(), drafts, wants.tolist(), strict=True)
+            rows, counts = chosen[0], wants.tolist()
+        own = zip(rows.tolist(), drafts.tolist(), counts, strict=True)
         return [self._rows.until_end(row, line[:n]) for row, line, n in own]
 
     def _catch_up_to_last(
@@ -337,17 +338,20 @@ class DraftRunner:
             row_state.computed[rows] = limits - 1
             return np.flatnonzero(wants), limits
         most, skips = self._spec.max_model_tokens - self._spec.max_tokens, self._skips
+        if not self._continues:
+            is_due = (wants > 0) & (limits <= most) & (limits > row_state.computed[rows])
+            return np.flatnonzero(is_due), limits
         lags, ends = limits - row_state.computed[rows], self._batch.lengths[rows] - 1
         valid, due = np.minimum(inputs.seq_lens, ends), []
-        lines = zip(limits, lags, valid, wants > 0, inputs.samples, strict=True)
-        for i, (limit, lag, end, is_wanting, draws) in enumerate(lines):
-            if limit > most or (skips and draws and not is_wanting):
+        numbers = (limits, lags, valid, wants, inputs.samples)
+        lines = zip(*(each.tolist() for each in numbers), strict=True)
+        for i, (limit, lag, end, wanted, draws) in enumerate(lines):
+            if limit > most or (skips and draws and not wanted):
                 continue
-            is_late = is_wanting or (self._continues and lag >= LAG_STATES)
-            if lag > 0 and is_late and (limit == end or not self._continues):
+            if lag > 0 and (wanted or lag >= LAG_STATES) and limit == end:
                 due.append(i)
-            elif self._continues:  # others have tokens that the host does not know yet
-                self._wait(inputs, hidden, i, int(end))
+            else:  # others have tokens that the host does not know yet
+                self._wait(inputs, hidden, i, end)
         return np.array(due, dtype=np.int64), limits
 
     def _guess_by_depth(
