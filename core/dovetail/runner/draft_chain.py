@@ -281,8 +281,11 @@ class DraftChain:
                 min(most, drafts if drafts < 2 else drafts + drafts % 2),
             )
         padded = -(-rows // 2) * 2 if rows <= 8 else -(-rows // 4) * 4
-        lines = padded * (1 + _next_power(-(-extra // padded)))
-        return padded, lines, 1 if drafts == 1 else most
+        half = padded // 2  # of the rows, about so many were accepted to the end
+        more = -(-extra // half) * half
+        if extra > padded:
+            more = padded * _next_power(-(-extra // padded))
+        return padded, padded + more, 1 if drafts == 1 else most
 
     def _take(self, states: torch.Tensor, picked: np.ndarray, rows: int, num_rows: int) -> None:
         """Write the model's states of the known tokens at their places. Mutates: self"""
