@@ -42,7 +42,7 @@ Forward = Callable[
 states."""
 Inner = dict[int, torch.Tensor | None]
 """States within the model that a drafter reads, by the layer that they come before."""
-STEPS_OF_SIZES = ((16, 1), (64, 4), (MAX_DRAFTED_ROWS, 8))
+STEPS_OF_SIZES = ((16, 1), (40, 2), (64, 4), (MAX_DRAFTED_ROWS, 8))
 """Up to so many rows, drafts are padded to a multiple of so many."""
 Size = tuple[int, bool]
 """A number of tokens, and whether some of them use adapters."""
@@ -165,8 +165,9 @@ class RecordedForward:
         if size[1] and not self._records_adapters:
             return None
         if size not in self._programs:
-            self._programs[size] = None  # the next time it comes it is worth recording
-            return None
+            self._programs[size] = None
+            if not pads:
+                return None  # the next time it comes it is worth recording; of few sizes each is
         self._inputs.fill(inputs, second_text)
         if total > count:
             self._inputs.pad(inputs, total)

@@ -21,7 +21,7 @@ def test_few_sizes_hold_every_number_of_rows() -> None:
     sizes = [padded(count) for count in range(1, MAX_DRAFTED_ROWS + 1)]
     assert all(size >= count for count, size in enumerate(sizes, 1))
     assert sizes[:16] == list(range(1, 17))
-    assert len(set(sizes)) == 16 + 12 + 12 and max(sizes) == MAX_DRAFTED_ROWS
+    assert len(set(sizes)) == 16 + 12 + 6 + 12 and max(sizes) == MAX_DRAFTED_ROWS
 
 
 def test_last_tokens_come_first_and_states_are_picked_alike() -> None:
