@@ -30,6 +30,8 @@ MAX_ROWS = 32
 FEW_ROWS = 2
 """Up to so many rows, drafts of one and of all even numbers are recorded; above, of one and
 the most."""
+MANY_ROWS_DRAFTS = 6
+"""The longest drafts with more rows than that: all rows are drafted for as long as one goes on."""
 CATCH_UP_TOKENS = 64
 """With so many more tokens than rows to catch up on, all but the last of each row go before."""
 MAX_LINES = 160
@@ -206,6 +208,7 @@ class DraftChain:
         self._places = _Places(batch.tables[0], max_drafts)
         self._states: torch.Tensor | None = None
         self._max_drafts = max_drafts
+        self._most_of_many = min(max_drafts, MANY_ROWS_DRAFTS)
         self._programs: dict[Size, _Recorded] = {}
         self._pool = Pool()
         self._reason: str | None = native.missing_reason()
@@ -216,6 +219,10 @@ class DraftChain:
             self._logprobs: list[np.ndarray] = [np.zeros(0)] * max_drafts
             self._rows = np.arange(MAX_ROWS)
             self._zeros = np.zeros(MAX_ROWS, dtype=np.int64)
+
+    def most_drafts(self, num_rows: int) -> int:
+        """Return how long the drafts of so many rows are worth being."""
+        return self._max_drafts if num_rows <= FEW_ROWS else self._most_of_many
 
     def takes(self, num_rows: int) -> bool:
         """Return whether steps of so many rows may be recorded."""
@@ -285,7 +292,7 @@ class DraftChain:
         more = -(-extra // half) * half
         if extra > padded:
             more = padded * _next_power(-(-extra // padded))
-        return padded, padded + more, 1 if drafts == 1 else most
+        return padded, padded + more, 1 if drafts == 1 else self._most_of_many
 
     def _take(self, states: torch.Tensor, picked: np.ndarray, rows: int, num_rows: int) -> None:
         """Write the model's states of the known tokens at their places. Mutates: self"""

@@ -313,6 +313,8 @@ class DraftRunner:
         """Return how many drafts each row is to have: none where a fault or its end came, or tokens
         that need no draw, behind which nothing can be verified in the next step. Shapes: [R]"""
         most = min(self._spec.max_tokens, self._spec.max_model_tokens)
+        if self._chain is not None and self._sampled is None:
+            most = min(most, self._chain.most_drafts(len(inputs.rows)))
         lengths, seq_lens = self._batch.lengths[inputs.rows].tolist(), inputs.seq_lens.tolist()
         wants = [0] * len(lengths)
         for i, (step, count) in enumerate(zip(inputs.steps, known.tolist(), strict=True)):
