@@ -49,10 +49,10 @@ class Request:
     __slots__ = (
         "_encodings",
         "_end_ids",
+        "_last_ids",
         "_new_logprobs",
         "_new_token_ids",
         "_num_repeated_prompt_logprobs",
-        "_last_ids",
         "_num_restarts",
         "_pooled",
         "_prompt_logprobs",
