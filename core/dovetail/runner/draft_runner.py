@@ -8,21 +8,18 @@ KV group has for it. Knows rows and no requests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-
 import numpy as np
 import torch
 
 from dovetail import registry
 from dovetail.errors import BrokenPlugin
-from dovetail.interfaces.attention import AttentionBackend, BatchLayout
+from dovetail.interfaces.attention import AttentionBackend
 from dovetail.interfaces.model import Model
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import CachedLayer, KVLayout, NewRow, RowResult, StepPlan
 from dovetail.layers.attention import attention_layers
 from dovetail.layers.attention_dtype import in_dtype
-from dovetail.layers.context import ForwardContext, LayerCache, use_context
+from dovetail.layers.context import LayerCache
 from dovetail.layers.kv_scales import set_scales
 from dovetail.runner.batch import Batch, StepInputs
 from dovetail.runner.draft_blocks import DraftBlocks
@@ -35,7 +32,7 @@ from dovetail.runner.draft_loader import (
     look_into,
     states_within,
 )
-from dovetail.runner.draft_passes import RecordedPass, laid, lines_of, one_by_one
+from dovetail.runner.draft_passes import DraftPasses, RecordedPass, lines_of
 from dovetail.runner.draft_rows import DraftRows
 from dovetail.runner.host_blocks import HostBlockStorage
 from dovetail.runner.kv_alloc import (
@@ -44,7 +41,7 @@ from dovetail.runner.kv_alloc import (
     layer_caches,
     small_layout,
 )
-from dovetail.runner.recorded import MAX_DRAFTED_ROWS, is_recorded
+from dovetail.runner.recorded import is_recorded
 from dovetail.runner.results import with_drafts
 from dovetail.runner.sampled_drafts import SampledDrafts
 from dovetail.runner.step_reader import BegunStep, StepReader
@@ -57,7 +54,7 @@ FINISHED_TOKENS = 64
 """A row that ends with more than so many tokens to catch up on leaves them to who finds them."""
 
 
-class DraftRunner:
+class DraftRunner(DraftPasses):
     """Call as a ModelRunner, which owns it: load, allocate, then `after` every step."""
 
     def __init__(self, run: RunSpec, device: torch.device) -> None:
@@ -450,57 +447,3 @@ class DraftRunner:
         shift = int(inputs.query_start[i]) - begun
         first = max(begun, int(self._rows.computed[row]))
         self._rows.keep(row, hidden[first + shift : end + shift].clone(), 0, end - first)
-
-    def _advance(
-        self,
-        rows: np.ndarray,
-        starts: np.ndarray,
-        counts: np.ndarray,
-        token_ids: np.ndarray | None,
-        states: torch.Tensor | None,
-        depth: int,
-    ) -> torch.Tensor:
-        """Return the states after tokens of each row, known ones where no ids are given. Shapes:
-        rows, starts, counts [R], token_ids [N], states [N, E] -> [N, E]. Mutates: the cache"""
-        inputs = laid(rows, starts, counts)
-        if token_ids is None:
-            places = inputs.positions + int(self._continues)
-            token_ids = self._batch.tokens[inputs.token_rows, places].astype(np.int64)
-        inputs.token_ids = token_ids
-        given = states if self._continues else None
-        recorded = self._recorder(depth) if len(token_ids) <= MAX_DRAFTED_ROWS else None
-        if recorded is not None:
-            found = recorded.run(one_by_one(inputs), given)
-            if found is not None:
-                return found
-        placed = self._tensors.place(inputs, None)
-        return self._run_module(
-            placed.token_ids, placed.positions, placed.layouts[:1], given, depth
-        )
-
-    def _run_module(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        layouts: Sequence[BatchLayout],
-        states: torch.Tensor | None,
-        depth: int,
-    ) -> torch.Tensor:
-        prepared = self._backend.prepare(layouts[0]) if self.layers else None
-        context = ForwardContext(
-            backend=self._backend,
-            prepared={layer.name: prepared for layer in self.layers},
-            caches=self._caches,
-        )
-        with use_context(context):
-            return self._drafter.advance(token_ids, positions, states, depth)
-
-    def _recorder(self, depth: int) -> RecordedPass | None:
-        """Return what runs small passes of this depth as one call, where the run allows it."""
-        if not self.layers or not is_recorded(self._run, self._device.type):
-            return None
-        key = depth if self._is_by_depth else 0
-        if key not in self._recorded:
-            forward = partial(self._run_module, depth=key)
-            self._recorded[key] = RecordedPass(forward, self._batch)
-        return self._recorded[key]

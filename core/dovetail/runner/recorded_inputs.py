@@ -110,6 +110,7 @@ class RowInputs(RecordedInputs):
         self._shares_rows = shares_rows
         self._alone = np.arange(max_rows + 1, dtype=np.int32)
         self._starts[:] = self._alone
+        self._are_alone = True
 
     def fits(self, inputs: StepInputs) -> bool:
         """Return whether every row has one token, or its last known one and drafts."""
@@ -119,9 +120,10 @@ class RowInputs(RecordedInputs):
     def fill(self, inputs: StepInputs, second_text: torch.Tensor | None) -> None:
         """Write a step's inputs; rows behind the last one have no tokens. Mutates: self"""
         super().fill(inputs, second_text)
-        if not self._shares_rows:
-            return
         rows, count = len(inputs.rows), len(inputs.token_ids)
+        if not self._shares_rows or (self._are_alone and rows == count):
+            return
+        self._are_alone = rows == count
         self._starts[: rows + 1] = inputs.query_start
         self._starts[rows + 1 : count + 1] = count
         self._starts[count + 1 :] = self._alone[count + 1 :]
