@@ -98,7 +98,10 @@ class DraftPrice:
 
     def least_worth(self, num_rows: int) -> float:
         """Return how many tokens a request's draft must bring in steps of so many rows: what a step
-        with drafts takes longer than one without, in steps without."""
+        with drafts takes longer than one without, in steps without. With many rows that is mostly
+        what the longest drafts take, and `pays` decides for all."""
+        if num_rows >= FEW_ROWS:
+            return LEAST_WORTH
         steps = self._steps.get(num_rows.bit_length())
         if steps is None or len(steps.plain) < PLAIN_STEPS or len(steps.drafted) < PROBE_STEPS:
             return LEAST_WORTH

@@ -49,6 +49,7 @@ class Request:
     __slots__ = (
         "_encodings",
         "_end_ids",
+        "_last_ids",
         "_new_logprobs",
         "_new_token_ids",
         "_num_repeated_prompt_logprobs",
@@ -136,6 +137,7 @@ class Request:
         self._pooled: Pooled | None = None
         self._end_ids = frozenset(() if sampling.ignore_eos else sampling.eos_token_ids)
         self._stop_ids = frozenset(sampling.stop_token_ids)
+        self._last_ids = self._end_ids | self._stop_ids
         self._start_counters()
 
     def _start_counters(self) -> None:
@@ -227,15 +229,23 @@ class Request:
         if result.prompt_logprobs:
             self._add_prompt_logprobs(result.prompt_logprobs)
         self.draft_ids = result.drafts
-        num_taken = 0
-        for token_id in result.token_ids:
-            self.token_ids.append(token_id)
-            self._new_token_ids.append(token_id)
-            num_taken += 1
-            if self._ends_at(token_id):
-                break
+        num_taken = self._take(result.token_ids)
         if result.logprobs:
             self._new_logprobs.extend(result.logprobs[:num_taken])
+
+    def _take(self, token_ids: Sequence[int]) -> int:
+        """Add drawn tokens up to the one that ends the request; return how many. Mutates: self"""
+        end = len(self.token_ids) + len(token_ids)
+        if end < self.max_tokens and self._last_ids.isdisjoint(token_ids):
+            self.token_ids += token_ids
+            self._new_token_ids += token_ids
+            return len(token_ids)
+        for num_taken, token_id in enumerate(token_ids, 1):
+            self.token_ids.append(token_id)
+            self._new_token_ids.append(token_id)
+            if self._ends_at(token_id):
+                return num_taken
+        return len(token_ids)
 
     def _ends_at(self, token_id: int) -> bool:
         """Return whether the token just appended ends the request; sets the reason if so."""

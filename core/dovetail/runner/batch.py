@@ -194,6 +194,13 @@ class Batch:
         self.tokens[row, start : start + len(token_ids)] = token_ids
         self.lengths[row] += len(token_ids)
 
+    def accept(self, rows: np.ndarray, num_true: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Take so many of the drafts that were laid behind each row's tokens for its own, and one
+        token behind them. Shapes: rows [S]. Mutates: self"""
+        ends = self.lengths[rows] + num_true
+        self.tokens[rows, ends] = token_ids
+        self.lengths[rows] = ends + 1
+
     def gather(self, plan: StepPlan) -> StepInputs:
         """Return the step's inputs; first gives each row its new blocks. Mutates: self"""
         steps = plan.rows
@@ -236,8 +243,10 @@ class Batch:
 
     def _adapters(self, rows: np.ndarray, token_rows: np.ndarray) -> np.ndarray | None:
         """Return the adapter slots of a step's tokens, None where no row uses one."""
+        if (self.adapters[rows] == NO_SLOT).all():
+            return None
         found: np.ndarray = self.adapters[token_rows]
-        return found if (self.adapters[rows] != NO_SLOT).any() else None
+        return found
 
     def _lay_drafts(self, steps: Sequence[RowStep], is_drafted: np.ndarray) -> Sequence[int]:
         """Write drafts behind their rows' known tokens, which do not grow by that.
@@ -245,13 +254,13 @@ class Batch:
         Returns the indices of the rows. Mutates: self
         """
         drafted: list[int] = np.flatnonzero(is_drafted).tolist()
-        for index in drafted:
+        known = self.lengths.take([steps[index].row for index in drafted]).tolist()
+        for index, first in zip(drafted, known, strict=True):
             step = steps[index]
-            known = int(self.lengths[step.row])
-            end = known + len(step.drafts)
-            is_right = (step.start, step.start + step.num_tokens) == (known - 1, end)
+            end = first + len(step.drafts)
+            is_right = (step.start, step.start + step.num_tokens) == (first - 1, end)
             assert is_right, "the plan computes tokens that a row does not have"
-            self.tokens[step.row, known:end] = step.drafts
+            self.tokens[step.row, first:end] = step.drafts
         return drafted
 
     def _append_blocks(self, steps: Sequence[RowStep]) -> None:

@@ -13,7 +13,6 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, takewhile
 
 import numpy as np
 import torch
@@ -31,6 +30,8 @@ MAX_ROWS = 32
 FEW_ROWS = 2
 """Up to so many rows, drafts of one and of all even numbers are recorded; above, of one and
 the most."""
+MANY_ROWS_DRAFTS = 6
+"""The longest drafts with more rows than that: all rows are drafted for as long as one goes on."""
 CATCH_UP_TOKENS = 64
 """With so many more tokens than rows to catch up on, all but the last of each row go before."""
 MAX_LINES = 160
@@ -66,17 +67,20 @@ def known_lines(rows: np.ndarray, starts: np.ndarray, limits: np.ndarray) -> Kno
     is a row of its own, which sees those before it, so their order is free. Shapes: all [R]"""
     if len(rows) == 1:
         return _known_of_one(rows, int(starts[0]), int(limits[0]))
-    counts = limits - starts
-    ends = np.cumsum(counts)
-    if ends[-1] == len(rows):
-        return Known(rows=rows, positions=limits - 1, picked=ends - 1)
-    before = counts - 1
-    places = np.arange(ends[-1] - len(rows))
-    nth = places - np.repeat(np.cumsum(before) - before, before)
+    lines = list(zip(rows.tolist(), starts.tolist(), limits.tolist(), strict=True))
+    own_rows, positions, picked = rows.tolist(), (limits - 1).tolist(), []
+    before: list[int] = []
+    end = 0
+    for row, start, limit in lines:  # there are few: lists take less time than arrays
+        count = limit - start
+        end += count
+        picked.append(end - 1)
+        if count > 1:
+            own_rows += [row] * (count - 1)
+            positions += range(start, limit - 1)
+            before += range(end - count, end - 1)
     return Known(
-        rows=np.concatenate([rows, np.repeat(rows, before)]),
-        positions=np.concatenate([limits - 1, np.repeat(starts, before) + nth]),
-        picked=np.concatenate([ends - 1, np.repeat(ends - counts, before) + nth]),
+        rows=np.array(own_rows), positions=np.array(positions), picked=np.array(picked + before)
     )
 
 
@@ -110,6 +114,7 @@ class _Places:
         self.slots = np.zeros(MAX_LINES, dtype=np.int64)
         self.blocks = np.zeros((MAX_LINES, table.ids.shape[1]), dtype=np.int32)
         self.starts = np.arange(MAX_LINES + 1, dtype=np.int32)
+        self._nth = np.arange(max_drafts)[:, None]
         self.draft_positions = np.zeros((max_drafts, MAX_ROWS), dtype=np.int64)
         self.draft_lens = np.ones((max_drafts, MAX_ROWS), dtype=np.int32)
         self.draft_slots = np.zeros((max_drafts, MAX_ROWS), dtype=np.int64)
@@ -128,7 +133,8 @@ class _Places:
         self"""
         rows, (num_rows, num_lines, depth) = len(wants), size
         firsts = known.positions[:rows] + 1
-        width = -(-int((firsts + wants).max()) // self._table.block_tokens)
+        ends = firsts + wants
+        width = -(-int(ends.max()) // self._table.block_tokens)
         end = num_rows + len(known.rows) - rows
         if num_rows == rows:
             self._put(slice(0, end), known, slice(0, end), tokens, width)
@@ -140,7 +146,7 @@ class _Places:
                 self.tokens[padding] = self.positions[padding] = self.slots[padding] = 0
                 self.blocks[padding, 0], self.lens[padding] = 0, 1
         if depth > 1:
-            places = np.minimum(firsts + np.arange(depth - 1)[:, None], firsts + wants - 1)
+            places = np.minimum(firsts + self._nth[: depth - 1], ends - 1)
             drafts = slice(1, depth), slice(0, rows)
             self.draft_positions[drafts] = places
             self.draft_lens[drafts] = places + 1
@@ -202,6 +208,7 @@ class DraftChain:
         self._places = _Places(batch.tables[0], max_drafts)
         self._states: torch.Tensor | None = None
         self._max_drafts = max_drafts
+        self._most_of_many = min(max_drafts, MANY_ROWS_DRAFTS)
         self._programs: dict[Size, _Recorded] = {}
         self._pool = Pool()
         self._reason: str | None = native.missing_reason()
@@ -212,6 +219,10 @@ class DraftChain:
             self._logprobs: list[np.ndarray] = [np.zeros(0)] * max_drafts
             self._rows = np.arange(MAX_ROWS)
             self._zeros = np.zeros(MAX_ROWS, dtype=np.int64)
+
+    def most_drafts(self, num_rows: int) -> int:
+        """Return how long the drafts of so many rows are worth being."""
+        return self._max_drafts if num_rows <= FEW_ROWS else self._most_of_many
 
     def takes(self, num_rows: int) -> bool:
         """Return whether steps of so many rows may be recorded."""
@@ -253,16 +264,18 @@ class DraftChain:
         drawn = [one.tokens[: len(rows)] for one in self._samplers[: int(wants.max())]]
         return np.array(drawn).T, size, recorded.is_proven
 
-    def likely(self, wants: np.ndarray) -> np.ndarray:
-        """Return how many of the last run's drafts are likely enough to be verified, at least one
-        of each row. Shapes: [R] -> [R]"""
+    def likely(self, wants: Sequence[int]) -> list[int]:
+        """Return how many of the last run's drafts are likely enough to be verified, of so many
+        that each row wants, at least one."""
         least = math.log(LEAST_CHANCE if len(wants) <= FEW_ROWS else LEAST_AMONG_MANY)
-        told = [one[: len(wants)].tolist() for one in self._logprobs[: int(wants.max())]]
+        told = [one[: len(wants)].tolist() for one in self._logprobs[: max(wants)]]
         counts = []
-        for row, most in enumerate(wants.tolist()):
-            sums = accumulate(told[depth][row] for depth in range(most))
-            counts.append(max(1, sum(1 for _ in takewhile(least.__le__, sums))))
-        return np.array(counts, dtype=np.int64)
+        for row, most in enumerate(wants):
+            chance, count = 0.0, 0
+            while count < most and (chance := chance + told[count][row]) >= least:
+                count += 1
+            counts.append(count or 1)
+        return counts
 
     def _size(self, rows: int, tokens: int, drafts: int) -> Size:
         """Return the size that a step is padded to, so that few have to be recorded: where several
@@ -275,8 +288,11 @@ class DraftChain:
                 min(most, drafts if drafts < 2 else drafts + drafts % 2),
             )
         padded = -(-rows // 2) * 2 if rows <= 8 else -(-rows // 4) * 4
-        lines = padded * (1 + _next_power(-(-extra // padded)))
-        return padded, lines, 1 if drafts == 1 else most
+        half = padded // 2  # of the rows, about so many were accepted to the end
+        more = -(-extra // half) * half
+        if extra > padded:
+            more = padded * _next_power(-(-extra // padded))
+        return padded, padded + more, 1 if drafts == 1 else self._most_of_many
 
     def _take(self, states: torch.Tensor, picked: np.ndarray, rows: int, num_rows: int) -> None:
         """Write the model's states of the known tokens at their places. Mutates: self"""

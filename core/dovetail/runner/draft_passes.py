@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 
-from dovetail.interfaces.attention import BatchLayout
+from dovetail.interfaces.attention import AttentionBackend, BatchLayout
+from dovetail.interfaces.drafter import WorkerDrafter
+from dovetail.interfaces.spec import RunSpec
+from dovetail.interfaces.step import CachedLayer
+from dovetail.layers.context import ForwardContext, LayerCache, use_context
 from dovetail.runner.batch import Batch, StepInputs
-from dovetail.runner.recorded import MAX_DRAFTED_ROWS, recorded_rows
+from dovetail.runner.recorded import MAX_DRAFTED_ROWS, is_recorded, recorded_rows
+from dovetail.runner.tensors import DeviceTensors, HostTensors
 
 
 class RecordedPass:
@@ -74,3 +80,74 @@ def lines_of(states: torch.Tensor, picked: np.ndarray) -> torch.Tensor:
     if len(picked) == len(states):
         return states
     return states[torch.from_numpy(picked).to(states.device)]
+
+
+class DraftPasses:
+    """How a drafter runs over tokens of rows. DraftRunner sets what a pass needs when it loads and
+    allocates."""
+
+    _backend: AttentionBackend
+    _batch: Batch
+    _caches: dict[str, LayerCache]
+    _continues: bool
+    _device: torch.device
+    _drafter: WorkerDrafter
+    _is_by_depth: bool
+    _recorded: dict[int, RecordedPass]
+    _run: RunSpec
+    _tensors: HostTensors | DeviceTensors
+    layers: list[CachedLayer]
+
+    def _advance(
+        self,
+        rows: np.ndarray,
+        starts: np.ndarray,
+        counts: np.ndarray,
+        token_ids: np.ndarray | None,
+        states: torch.Tensor | None,
+        depth: int,
+    ) -> torch.Tensor:
+        """Return the states after tokens of each row, known ones where no ids are given. Shapes:
+        rows, starts, counts [R], token_ids [N], states [N, E] -> [N, E]. Mutates: the cache"""
+        inputs = laid(rows, starts, counts)
+        if token_ids is None:
+            places = inputs.positions + int(self._continues)
+            token_ids = self._batch.tokens[inputs.token_rows, places].astype(np.int64)
+        inputs.token_ids = token_ids
+        given = states if self._continues else None
+        recorded = self._recorder(depth) if len(token_ids) <= MAX_DRAFTED_ROWS else None
+        if recorded is not None:
+            found = recorded.run(one_by_one(inputs), given)
+            if found is not None:
+                return found
+        placed = self._tensors.place(inputs, None)
+        return self._run_module(
+            placed.token_ids, placed.positions, placed.layouts[:1], given, depth
+        )
+
+    def _run_module(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        layouts: Sequence[BatchLayout],
+        states: torch.Tensor | None,
+        depth: int,
+    ) -> torch.Tensor:
+        prepared = self._backend.prepare(layouts[0]) if self.layers else None
+        context = ForwardContext(
+            backend=self._backend,
+            prepared={layer.name: prepared for layer in self.layers},
+            caches=self._caches,
+        )
+        with use_context(context):
+            return self._drafter.advance(token_ids, positions, states, depth)
+
+    def _recorder(self, depth: int) -> RecordedPass | None:
+        """Return what runs small passes of this depth as one call, where the run allows it."""
+        if not self.layers or not is_recorded(self._run, self._device.type):
+            return None
+        key = depth if self._is_by_depth else 0
+        if key not in self._recorded:
+            forward = partial(self._run_module, depth=key)
+            self._recorded[key] = RecordedPass(forward, self._batch)
+        return self._recorded[key]

@@ -61,13 +61,12 @@ class DraftRows:
         """Return whether one of the tokens that a row drew ends its request."""
         return not self._ends[row].isdisjoint(token_ids)
 
-    def until_end(self, row: int, drafts: np.ndarray) -> np.ndarray:
-        """Return drafts up to the first one that would end the row's request. Shapes: [D]"""
+    def until_end(self, row: int, drafts: list[int]) -> list[int]:
+        """Return drafts up to the first one that would end the row's request."""
         ends = self._ends[row]
-        for place, token_id in enumerate(drafts.tolist() if ends else ()):
-            if token_id in ends:
-                return drafts[: place + 1]
-        return drafts
+        if ends.isdisjoint(drafts):
+            return drafts
+        return drafts[: 1 + next(i for i, token_id in enumerate(drafts) if token_id in ends)]
 
     def known(self, rows: np.ndarray) -> np.ndarray:
         """Return how many tokens of the rows the host knows. Shapes: [R]"""
@@ -85,31 +84,43 @@ class DraftRows:
         self.limits[inputs.rows] = limits
         return limits
 
-    def settle(self, rows: np.ndarray) -> None:
-        """Count as computed those of the last drafts that came true. Mutates: self"""
+    def settle(self, rows: np.ndarray, verified_from: np.ndarray | None = None) -> None:
+        """Count as computed those of the last drafts that came true. `verified_from`: each row had
+        drafts in the step just done, from these positions on, so its length says how many did.
+        Shapes: [R] twice. Mutates: self"""
         if self._shift:
             return  # what was computed of drafts is not what the model's states make of them
-        rows = rows[self._num_drafted[rows] > 0]
-        if not rows.size:
-            return
-        nth = np.arange(int(self._num_drafted[rows].max()))
-        first, last = self._drafted_from[rows], self._batch.lengths[rows] - 1
-        counts = np.minimum(self._num_drafted[rows], last - first)
-        places = np.minimum(first[:, None] + nth, last[:, None])
-        is_true = self._batch.tokens[rows[:, None], places] == self._drafts[rows, : len(nth)]
-        is_true &= nth < counts[:, None]
-        num_true = np.logical_and.accumulate(is_true, axis=1).sum(axis=1)
+        counts, first = self._num_drafted[rows], self._drafted_from[rows]
+        is_drafted = counts > 0 if verified_from is None else first == verified_from
+        if not is_drafted.all():
+            rows, counts, first = rows[is_drafted], counts[is_drafted], first[is_drafted]
+            if not rows.size:
+                return
+        num_true = np.minimum(counts, self._batch.lengths[rows] - 1 - first)
+        if verified_from is None:
+            num_true = self._num_true(rows, first, num_true)
         self.computed[rows] = np.maximum(self.computed[rows], first + num_true)
         self._num_drafted[rows] = 0
 
+    def _num_true(self, rows: np.ndarray, first: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Return how many of the first `counts` drafts of each row are its tokens now, up to the
+        first one that is not. Shapes: all [R]"""
+        nth = np.arange(int(counts.max(initial=0)))
+        last = first + np.maximum(counts - 1, 0)
+        places = np.minimum(first[:, None] + nth, last[:, None])
+        is_true = self._batch.tokens[rows[:, None], places] == self._drafts[rows, : len(nth)]
+        is_true &= nth < counts[:, None]
+        found: np.ndarray = np.logical_and.accumulate(is_true, axis=1).sum(axis=1)
+        return found
+
     def note_drafts(
-        self, rows: np.ndarray, first: np.ndarray, drafts: Sequence[np.ndarray]
+        self, rows: np.ndarray, first: np.ndarray, drafts: Sequence[Sequence[int]]
     ) -> None:
         """Remember drafts of the tokens from `first` on, the last of which is not computed.
         Shapes: rows, first [R], drafts[i] up to [R]. Mutates: self"""
-        for row, start, drafted in zip(rows.tolist(), first.tolist(), drafts, strict=True):
-            self._drafted_from[row] = start
-            self._num_drafted[row] = len(drafted) - 1
+        self._drafted_from[rows] = first
+        self._num_drafted[rows] = [len(drafted) - 1 for drafted in drafts]
+        for row, drafted in zip(rows.tolist(), drafts, strict=True):
             self._drafts[row, : len(drafted)] = drafted
 
     def keep(self, row: int, states: torch.Tensor, first: int, end: int) -> None:

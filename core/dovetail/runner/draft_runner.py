@@ -8,21 +8,18 @@ KV group has for it. Knows rows and no requests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-
 import numpy as np
 import torch
 
 from dovetail import registry
 from dovetail.errors import BrokenPlugin
-from dovetail.interfaces.attention import AttentionBackend, BatchLayout
+from dovetail.interfaces.attention import AttentionBackend
 from dovetail.interfaces.model import Model
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import CachedLayer, KVLayout, NewRow, RowResult, StepPlan
 from dovetail.layers.attention import attention_layers
 from dovetail.layers.attention_dtype import in_dtype
-from dovetail.layers.context import ForwardContext, LayerCache, use_context
+from dovetail.layers.context import LayerCache
 from dovetail.layers.kv_scales import set_scales
 from dovetail.runner.batch import Batch, StepInputs
 from dovetail.runner.draft_blocks import DraftBlocks
@@ -35,7 +32,7 @@ from dovetail.runner.draft_loader import (
     look_into,
     states_within,
 )
-from dovetail.runner.draft_passes import RecordedPass, laid, lines_of, one_by_one
+from dovetail.runner.draft_passes import DraftPasses, RecordedPass, lines_of
 from dovetail.runner.draft_rows import DraftRows
 from dovetail.runner.host_blocks import HostBlockStorage
 from dovetail.runner.kv_alloc import (
@@ -44,7 +41,7 @@ from dovetail.runner.kv_alloc import (
     layer_caches,
     small_layout,
 )
-from dovetail.runner.recorded import MAX_DRAFTED_ROWS, is_recorded
+from dovetail.runner.recorded import is_recorded
 from dovetail.runner.results import with_drafts
 from dovetail.runner.sampled_drafts import SampledDrafts
 from dovetail.runner.step_reader import BegunStep, StepReader
@@ -57,7 +54,7 @@ FINISHED_TOKENS = 64
 """A row that ends with more than so many tokens to catch up on leaves them to who finds them."""
 
 
-class DraftRunner:
+class DraftRunner(DraftPasses):
     """Call as a ModelRunner, which owns it: load, allocate, then `after` every step."""
 
     def __init__(self, run: RunSpec, device: torch.device) -> None:
@@ -232,24 +229,25 @@ class DraftRunner:
             hidden = states_within(self.inner, self._inner_layers)
         known = self._rows.known(inputs.rows)
         wants = self._wanted(inputs, known, rows)
-        self._rows.settle(inputs.rows)
+        are_verified = len(inputs.drafted) == len(inputs.rows)
+        self._rows.settle(inputs.rows, inputs.starts + 1 if are_verified else None)
         if self._skips:
             self._resume(inputs)
         due, limits = self._due(inputs, hidden, known, wants)
         if not due.size:
             return rows
         rows_due = inputs.rows[due]
-        if not self._continues:
-            self._shorten(rows_due, limits[due])
         states = self._states(inputs, hidden, due, limits) if self._continues else None
-        drafts = self._catch_up(rows_due, limits[due], wants[due], states)
-        self._note(rows_due, limits[due])
-        is_wanting = wants[due] > 0
-        if rows is None or not is_wanting.any():
+        limits, wants = limits[due], wants[due]
+        if not self._continues:
+            self._shorten(rows_due, limits)
+        drafts = self._catch_up(rows_due, limits, wants, states)
+        self._note(rows_due, limits)
+        if rows is None or not drafts:
             return rows
-        chosen = due[is_wanting]
+        chosen = due if len(drafts) == len(due) else due[wants > 0]
         self._rows.note_drafts(inputs.rows[chosen], known[chosen], drafts)
-        return with_drafts(rows, chosen, drafts)
+        return with_drafts(rows, chosen.tolist(), drafts)
 
     def _resume(self, inputs: StepInputs) -> None:
         """Begin anew with the step in rows that were let go. Mutates: the rows' state"""
@@ -261,7 +259,7 @@ class DraftRunner:
 
     def _catch_up(
         self, rows: np.ndarray, limits: np.ndarray, wants: np.ndarray, states: torch.Tensor | None
-    ) -> list[np.ndarray]:
+    ) -> list[list[int]]:
         """Compute the tokens of rows up to `limits`; return the drafts of those that want some.
         `states` are the model's, rows one after the other. Shapes: rows, limits, wants [R], states
         [N, E]. Mutates: the cache"""
@@ -273,20 +271,20 @@ class DraftRunner:
                 starts, states = self._catch_up_to_last(rows, starts, limits, states)
             found = chain.run(rows, starts, limits, wants, states, self._rows.skipped)
         if chain is not None and found is not None and found[2]:
-            drafts, wants = found[0], chain.likely(wants)
+            drafts, counts = found[0], chain.likely(wants.tolist())
         else:
             is_wanting = wants > 0
-            counts = limits - starts
-            states = self._advance(rows, starts, counts, None, states, 0)
+            num_known = limits - starts
+            states = self._advance(rows, starts, num_known, None, states, 0)
             if not is_wanting.any():
                 return []
-            last, wants = (np.cumsum(counts) - 1)[is_wanting], wants[is_wanting]
+            last, wants = (np.cumsum(num_known) - 1)[is_wanting], wants[is_wanting]
             chosen = rows[is_wanting], limits[is_wanting]
             drafts = self._guess_by_depth(*chosen, wants, lines_of(states, last))
             if chain is not None and found is not None:
                 chain.prove(found[1], found[0], drafts, wants)
-            rows = chosen[0]
-        own = zip(rows.tolist(), drafts, wants.tolist(), strict=True)
+            rows, counts = chosen[0], wants.tolist()
+        own = zip(rows.tolist(), drafts.tolist(), counts, strict=True)
         return [self._rows.until_end(row, line[:n]) for row, line, n in own]
 
     def _catch_up_to_last(
@@ -312,6 +310,8 @@ class DraftRunner:
         """Return how many drafts each row is to have: none where a fault or its end came, or tokens
         that need no draw, behind which nothing can be verified in the next step. Shapes: [R]"""
         most = min(self._spec.max_tokens, self._spec.max_model_tokens)
+        if self._chain is not None and self._sampled is None:
+            most = min(most, self._chain.most_drafts(len(inputs.rows)))
         lengths, seq_lens = self._batch.lengths[inputs.rows].tolist(), inputs.seq_lens.tolist()
         wants = [0] * len(lengths)
         for i, (step, count) in enumerate(zip(inputs.steps, known.tolist(), strict=True)):
@@ -337,17 +337,20 @@ class DraftRunner:
             row_state.computed[rows] = limits - 1
             return np.flatnonzero(wants), limits
         most, skips = self._spec.max_model_tokens - self._spec.max_tokens, self._skips
+        if not self._continues:
+            is_due = (wants > 0) & (limits <= most) & (limits > row_state.computed[rows])
+            return np.flatnonzero(is_due), limits
         lags, ends = limits - row_state.computed[rows], self._batch.lengths[rows] - 1
         valid, due = np.minimum(inputs.seq_lens, ends), []
-        lines = zip(limits, lags, valid, wants > 0, inputs.samples, strict=True)
-        for i, (limit, lag, end, is_wanting, draws) in enumerate(lines):
-            if limit > most or (skips and draws and not is_wanting):
+        numbers = (limits, lags, valid, wants, inputs.samples)
+        lines = zip(*(each.tolist() for each in numbers), strict=True)
+        for i, (limit, lag, end, wanted, draws) in enumerate(lines):
+            if limit > most or (skips and draws and not wanted):
                 continue
-            is_late = is_wanting or (self._continues and lag >= LAG_STATES)
-            if lag > 0 and is_late and (limit == end or not self._continues):
+            if lag > 0 and (wanted or lag >= LAG_STATES) and limit == end:
                 due.append(i)
-            elif self._continues:  # others have tokens that the host does not know yet
-                self._wait(inputs, hidden, i, int(end))
+            else:  # others have tokens that the host does not know yet
+                self._wait(inputs, hidden, i, end)
         return np.array(due, dtype=np.int64), limits
 
     def _guess_by_depth(
@@ -444,57 +447,3 @@ class DraftRunner:
         shift = int(inputs.query_start[i]) - begun
         first = max(begun, int(self._rows.computed[row]))
         self._rows.keep(row, hidden[first + shift : end + shift].clone(), 0, end - first)
-
-    def _advance(
-        self,
-        rows: np.ndarray,
-        starts: np.ndarray,
-        counts: np.ndarray,
-        token_ids: np.ndarray | None,
-        states: torch.Tensor | None,
-        depth: int,
-    ) -> torch.Tensor:
-        """Return the states after tokens of each row, known ones where no ids are given. Shapes:
-        rows, starts, counts [R], token_ids [N], states [N, E] -> [N, E]. Mutates: the cache"""
-        inputs = laid(rows, starts, counts)
-        if token_ids is None:
-            places = inputs.positions + int(self._continues)
-            token_ids = self._batch.tokens[inputs.token_rows, places].astype(np.int64)
-        inputs.token_ids = token_ids
-        given = states if self._continues else None
-        recorded = self._recorder(depth) if len(token_ids) <= MAX_DRAFTED_ROWS else None
-        if recorded is not None:
-            found = recorded.run(one_by_one(inputs), given)
-            if found is not None:
-                return found
-        placed = self._tensors.place(inputs, None)
-        return self._run_module(
-            placed.token_ids, placed.positions, placed.layouts[:1], given, depth
-        )
-
-    def _run_module(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        layouts: Sequence[BatchLayout],
-        states: torch.Tensor | None,
-        depth: int,
-    ) -> torch.Tensor:
-        prepared = self._backend.prepare(layouts[0]) if self.layers else None
-        context = ForwardContext(
-            backend=self._backend,
-            prepared={layer.name: prepared for layer in self.layers},
-            caches=self._caches,
-        )
-        with use_context(context):
-            return self._drafter.advance(token_ids, positions, states, depth)
-
-    def _recorder(self, depth: int) -> RecordedPass | None:
-        """Return what runs small passes of this depth as one call, where the run allows it."""
-        if not self.layers or not is_recorded(self._run, self._device.type):
-            return None
-        key = depth if self._is_by_depth else 0
-        if key not in self._recorded:
-            forward = partial(self._run_module, depth=key)
-            self._recorded[key] = RecordedPass(forward, self._batch)
-        return self._recorded[key]

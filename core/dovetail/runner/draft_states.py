@@ -50,6 +50,11 @@ class DraftStates:
         self._first, self._count = layout.num_blocks, layout.num_draft_blocks
         self._drafted: list[_Drafted] = []
 
+    @property
+    def are_laid(self) -> bool:
+        """Return whether states of the step's drafts wait for `settle`."""
+        return bool(self._drafted)
+
     def laid(self, inputs: StepInputs, layouts: Sequence[BatchLayout]) -> Sequence[BatchLayout]:
         """Return a step's layouts, those of the states' groups replaced where it has drafts.
         Mutates: self, which knows the step's drafts until `settle`"""

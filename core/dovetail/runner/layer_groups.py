@@ -32,6 +32,9 @@ class LayerGroups:
         self._attended = {name: g for name, g in own.items() if name not in self.states}
         self._attended |= {layer.name: last for layer in step_layers}
         self._used = sorted(set(self._attended.values()))
+        of_keys = all(isinstance(one, KVLayer) for one in layers)
+        self.are_of_keys = of_keys and not step_layers
+        """Whether all that is kept is keys and values, each of which is seen from behind it."""
 
     def prepared(
         self, backend: AttentionBackend, layouts: Sequence[BatchLayout]

@@ -176,7 +176,13 @@ class ModelRunner(ForwardPasses):
         self._draft_states = DraftStates(layout, self._groups, self._batch.tables, self._caches)
         states = StateKeeper(self._groups, self._batch.tables, self._caches)
         self._recorded = recorder_of(
-            run, self.device.type, self._forward_own, self._batch.tables, self._inner, states
+            run,
+            self.device.type,
+            self._forward_own,
+            self._batch.tables,
+            self._inner,
+            states,
+            shares_rows=self._groups.are_of_keys,
         )
         self._halves = step_halves(run, self._calls, sees_all=bool(self._step_layers))
         self._media = RunnerMedia(self._model, run, self.device, self._calls)
@@ -434,5 +440,6 @@ class ModelRunner(ForwardPasses):
         rows, sampled = verify.drawn_rows(step.inputs, sampling), self._draft_probabilities
         logits, inputs = partial(self._logits, hidden, rows), step.inputs
         draws = verify.verify_drafts(self._sampler, self._batch, inputs, sampling, logits, sampled)
-        self._draft_states.settle(verify.accepted(sampling, draws))
+        if self._draft_states.are_laid:
+            self._draft_states.settle(verify.accepted(sampling, draws))
         return verified_results(step.inputs.steps, sampling.tolist(), draws, *step.prompt())

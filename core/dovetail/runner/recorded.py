@@ -42,7 +42,7 @@ Forward = Callable[
 states."""
 Inner = dict[int, torch.Tensor | None]
 """States within the model that a drafter reads, by the layer that they come before."""
-STEPS_OF_SIZES = ((16, 1), (64, 4), (MAX_DRAFTED_ROWS, 8))
+STEPS_OF_SIZES = ((16, 1), (40, 2), (64, 4), (MAX_DRAFTED_ROWS, 8))
 """Up to so many rows, drafts are padded to a multiple of so many."""
 Size = tuple[int, bool]
 """A number of tokens, and whether some of them use adapters."""
@@ -66,12 +66,15 @@ def recorded_rows(
     states: StateKeeper | None = None,
     *,
     pads: bool = False,
+    shares_rows: bool = False,
 ) -> RecordedForward:
     """Return the recorder of steps in which every row computes one token. `sizes`: no other numbers
-    of rows are recorded (None: all). `inner`, `states`, `pads`: see RecordedForward."""
+    of rows are recorded (None: all). `inner`, `states`, `pads`: see RecordedForward; `shares_rows`:
+    see RowInputs."""
     most = max_rows if sizes is None else min(max_rows, MAX_ROWS, max(sizes, default=1))
     counts = range(1, most + 1) if sizes is None else frozenset(s for s in sizes if s <= most)
-    return RecordedForward(forward, RowInputs(tables, most), counts, inner, states, pads=pads)
+    inputs = RowInputs(tables, most, shares_rows=shares_rows)
+    return RecordedForward(forward, inputs, counts, inner, states, pads=pads)
 
 
 def recorded_prompts(forward: Forward, tables: list[BlockTable], max_rows: int) -> RecordedForward:
@@ -87,8 +90,11 @@ def recorder_of(
     tables: list[BlockTable],
     inner: Inner,
     states: StateKeeper,
+    *,
+    shares_rows: bool,
 ) -> RecordedForward | None:
-    """Return the recorder that runs a run's small steps as one call, where that allows it."""
+    """Return the recorder that runs a run's small steps as one call, where that allows it.
+    `shares_rows`: a row's drafts read together what they see (RowInputs)."""
     if not is_recorded(run, device_type):
         return None
     if run.pooling is not None:
@@ -96,7 +102,7 @@ def recorder_of(
     rows, sizes = min(run.max_rows, MAX_ROWS), run.graph_sizes
     if run.acceptance is not None:  # drafts are rows too
         rows, sizes = MAX_DRAFTED_ROWS, None
-    return recorded_rows(forward, tables, rows, sizes, inner, states)
+    return recorded_rows(forward, tables, rows, sizes, inner, states, shares_rows=shares_rows)
 
 
 def is_recorded(run: RunSpec, device_type: str) -> bool:
@@ -159,8 +165,9 @@ class RecordedForward:
         if size[1] and not self._records_adapters:
             return None
         if size not in self._programs:
-            self._programs[size] = None  # the next time it comes it is worth recording
-            return None
+            self._programs[size] = None
+            if not pads:
+                return None  # the next time it comes it is worth recording; of few sizes each is
         self._inputs.fill(inputs, second_text)
         if total > count:
             self._inputs.pad(inputs, total)

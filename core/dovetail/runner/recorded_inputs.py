@@ -100,20 +100,40 @@ class RecordedInputs(ABC):
 
 
 class RowInputs(RecordedInputs):
-    """Steps in which every row computes one token; each draft takes a row."""
+    """Steps in which every row computes one token; each draft takes a row. With `shares_rows` it is
+    one of the row's queries, which read what they see together: as many rows have no tokens."""
 
-    def __init__(self, tables: Sequence[BlockTable], max_rows: int) -> None:
+    def __init__(
+        self, tables: Sequence[BlockTable], max_rows: int, *, shares_rows: bool = False
+    ) -> None:
         super().__init__(tables, max_rows, max_rows)
-        self._starts[:] = np.arange(max_rows + 1)
+        self._shares_rows = shares_rows
+        self._alone = np.arange(max_rows + 1, dtype=np.int32)
+        self._starts[:] = self._alone
+        self._are_alone = True
 
     def fits(self, inputs: StepInputs) -> bool:
         """Return whether every row has one token, or its last known one and drafts."""
         is_drafted = inputs.is_decoding and inputs.cross is None
         return is_drafted or len(inputs.rows) == len(inputs.token_ids)
 
+    def fill(self, inputs: StepInputs, second_text: torch.Tensor | None) -> None:
+        """Write a step's inputs; rows behind the last one have no tokens. Mutates: self"""
+        super().fill(inputs, second_text)
+        rows, count = len(inputs.rows), len(inputs.token_ids)
+        if not self._shares_rows or (self._are_alone and rows == count):
+            return
+        self._are_alone = rows == count
+        self._starts[: rows + 1] = inputs.query_start
+        self._starts[rows + 1 : count + 1] = count
+        self._starts[count + 1 :] = self._alone[count + 1 :]
+        for lens in self._seq_lens:
+            lens[rows:count] = 0
+
     def _seen(self, inputs: StepInputs, table: BlockTable) -> tuple[np.ndarray, np.ndarray]:
-        """Return a row for each token, which sees those before it. Shapes: [T] twice"""
-        if table.is_cross:
+        """Return a row for each token, which sees those before it, unless drafts share their row.
+        Shapes: [R] twice, R the number of tokens or of rows"""
+        if table.is_cross or self._shares_rows:
             return super()._seen(inputs, table)
         return inputs.token_rows, inputs.positions + 1
 

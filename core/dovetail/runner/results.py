@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
-import numpy as np
 
 from dovetail.interfaces.step import RowResult, RowStep, TokenLogprobs
 from dovetail.runner import verify
@@ -54,6 +53,8 @@ def verified_results(
     prompt_faults: dict[int, str],
 ) -> tuple[RowResult, ...]:
     """Return one result per row of a step with drafts. `draws` are those of the rows `sampling`."""
+    if len(draws) == len(steps) and not (prompt or prompt_faults):
+        return tuple([_verified(*each, (), None) for each in zip(steps, draws, strict=True)])
     drawn = dict(zip(sampling, draws, strict=True))
     return tuple(
         _verified(step, drawn.get(i), prompt.get(i, ()), prompt_faults.get(i))
@@ -73,6 +74,8 @@ def _verified(
         return _faulty(step, fault)
     if drawn is None:
         return RowResult(row=step.row, prompt_logprobs=prompt)
+    if not (drawn.logprobs or prompt):
+        return RowResult(row=step.row, token_ids=tuple(drawn.token_ids))
     return RowResult(
         row=step.row,
         token_ids=tuple(drawn.token_ids),
@@ -82,13 +85,12 @@ def _verified(
 
 
 def with_drafts(
-    rows: tuple[RowResult, ...], chosen: np.ndarray, drafts: Sequence[np.ndarray]
+    rows: tuple[RowResult, ...], chosen: Sequence[int], drafts: Sequence[Sequence[int]]
 ) -> tuple[RowResult, ...]:
-    """Return results with the drafts of those of the rows that are chosen. Shapes: [S] indices"""
+    """Return results with the drafts of those of the rows that are chosen, by their indices."""
     results = list(rows)
-    for index, drafted in zip(chosen.tolist(), drafts, strict=True):
-        found = tuple(drafted.tolist())
-        results[index] = msgspec.structs.replace(results[index], drafts=found)
+    for index, drafted in zip(chosen, drafts, strict=True):
+        results[index] = msgspec.structs.replace(results[index], drafts=tuple(drafted))
     return tuple(results)
 
 

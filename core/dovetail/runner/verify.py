@@ -107,13 +107,15 @@ def verify_drafts(
     Mutates: sampling state; batch, which knows the drawn tokens afterwards
     """
     logits = logits_of()
+    steps = [inputs.steps[i] for i in sampling.tolist()]
+    offers = _Offers(sampler, steps, probabilities)
+    if not offers.are_any:
+        drawn = _verify_at_once(sampler, batch, inputs, sampling, steps, logits)
+        if drawn is not None:
+            return drawn
     sizes = _sizes(inputs, sampling)
     offsets = np.cumsum(sizes) - sizes
-    steps = [inputs.steps[i] for i in sampling.tolist()]
     found = [RowDraws() for _ in steps]
-    offers = _Offers(sampler, steps, probabilities)
-    if not offers.are_any and _verify_at_once(sampler, batch, inputs, sampling, logits, found):
-        return found
     live = list(range(len(steps)))
     turn = 0
     while live:
@@ -143,28 +145,36 @@ def _verify_at_once(
     batch: Batch,
     inputs: StepInputs,
     sampling: np.ndarray,
+    steps: Sequence[RowStep],
     logits: torch.Tensor,
-    found: Sequence[RowDraws],
-) -> bool:
-    """Draw at all positions in one call, then see how far drafts came true; return whether that
-    can be: no row looks at what it has drawn. Shapes: logits [sum of 1 + drafts, V]. Mutates:
-    found; batch, which knows the drawn tokens afterwards"""
-    sizes = _sizes(inputs, sampling)
-    offsets = np.cumsum(sizes) - sizes
-    rows = inputs.rows[sampling]
-    drawn = batch.lengths[rows] - batch.num_prompt[rows]
-    positions = np.arange(len(logits)) + np.repeat(drawn - offsets, sizes)
-    tokens = sampler.sample_lines(logits, np.repeat(rows, sizes), positions)
+) -> list[RowDraws] | None:
+    """Draw at all positions in one call, then see how far drafts came true; None where that cannot
+    be: a row looks at what it has drawn. Shapes: logits [sum of 1 + drafts, V]. Mutates: batch,
+    which knows the drawn tokens afterwards"""
+    if inputs.is_decoding:
+        token_rows, rows = inputs.token_rows, inputs.rows
+        positions = inputs.positions + 1 - batch.num_prompt[token_rows]
+    else:
+        sizes, rows = _sizes(inputs, sampling), inputs.rows[sampling]
+        firsts = np.cumsum(sizes) - sizes
+        drawn = batch.lengths[rows] - batch.num_prompt[rows]
+        token_rows = np.repeat(rows, sizes)
+        positions = np.arange(len(logits)) + np.repeat(drawn - firsts, sizes)
+    tokens = sampler.sample_lines(logits, token_rows, positions)
     if tokens is None:
-        return False
-    firsts = offsets.tolist()
-    for one, index, first in zip(found, sampling.tolist(), firsts, strict=True):
-        drafts, kept = inputs.steps[index].drafts, 0
-        while kept < len(drafts) and drafts[kept] == tokens[first + kept]:
+        return None
+    found, num_true, first = [], [], 0
+    for step in steps:
+        kept = 0
+        for draft in step.drafts:
+            if draft != tokens[first + kept]:
+                break
             kept += 1
-        one.token_ids = tokens[first : first + kept + 1]
-        batch.extend(inputs.steps[index].row, one.token_ids)
-    return True
+        found.append(RowDraws(token_ids=tokens[first : first + kept + 1]))
+        num_true.append(kept)
+        first += 1 + len(step.drafts)
+    batch.accept(rows, num_true, [one.token_ids[-1] for one in found])
+    return found
 
 
 class _Offers:

@@ -291,8 +291,22 @@ void pack_piece(const Block& block, const Tiling& tiling, int64_t t, int64_t fir
   float* to = a + tiling.first_row(t) * size;
   const float* from[kTileRows];
   for (int i = 0; i < rows; ++i) from[i] = block.row(tiling.first_row(t) + i);
+  int i = 0;
+#if defined(__AVX2__)
+  const int64_t whole = first + (last - first) / 4 * 4;
+  for (; i + 4 <= rows; i += 4) {
+    for (int64_t k = first; k < whole; k += 4) {
+      __m128 x[4];
+      for (int r = 0; r < 4; ++r) x[r] = _mm_loadu_ps(from[i + r] + k);
+      _MM_TRANSPOSE4_PS(x[0], x[1], x[2], x[3]);
+      for (int r = 0; r < 4; ++r) _mm_storeu_ps(to + (k + r) * rows + i, x[r]);
+    }
+    for (int64_t k = whole; k < last; ++k)
+      for (int r = i; r < i + 4; ++r) to[k * rows + r] = from[r][k];
+  }
+#endif
   for (int64_t k = first; k < last; ++k)
-    for (int i = 0; i < rows; ++i) to[k * rows + i] = from[i][k];
+    for (int r = i; r < rows; ++r) to[k * rows + r] = from[r][k];
 }
 
 // What is multiplied at once: a piece of panels, inputs [k0, k0 + inputs) of all rows. `next` is the piece

@@ -146,6 +146,16 @@ DT_KERNEL(gemm_pack, PackArgs) {
   return 0;
 }
 
+// Inputs k .. stop of one column of a panel; k is a multiple of the place's step.
+template <class T, class Value>
+DT_INLINE void read_column(const uint8_t* panel, const Place& place, int column, int64_t k, int64_t stop,
+                           float* out, const Value& value) {
+  const T* from = reinterpret_cast<const T*>(panel) + place(k, column);
+  const int64_t apart = place.stride * kPanel * place.step;
+  for (; k < stop; from += apart)
+    for (int64_t s = 0; s < place.step && k < stop; ++s, ++k) out[k] = value(from[s]);
+}
+
 // Reads a matrix back, row by row: an embedding that shares its table with the logits.
 DT_KERNEL(gemm_rows, RowsArgs) {
   const int64_t bytes = panel_bytes(args.format, args.in_size);
@@ -167,15 +177,39 @@ DT_KERNEL(gemm_rows, RowsArgs) {
     const Factors offsets(args, args.offsets, args.offset_steps, panel, true);
     const float outer = args.outer ? args.outer[panel * kPanel + column] : 1.0f;
     float* out = args.out + i * args.in_size;
+    const auto read = [&](auto like, const auto& value) __attribute__((always_inline)) {
+      read_column<decltype(like)>(at, place, column, 0, args.in_size, out, value);
+    };
+    switch (args.format) {
+      case kFloat32: return read(float{}, [](float x) { return x; });
+      case kBfloat16:
+      case kBfloat16Bfloat16: return read(bf16{}, [](bf16 x) { return bf16_to_float(x); });
+      case kFloat16: return read(f16{}, [](f16 x) { return f16_to_float(x); });
+      case kInt8: {
+        const float scale = scales.one(0, column);
+        return read(uint8_t{}, [scale](uint8_t x) {
+          return static_cast<float>(static_cast<int8_t>(x - kInt8Offset)) * scale;
+        });
+      }
+      case kInt8Int8:
+        for (int64_t g = 0, k = 0; k < args.in_size; ++g) {
+          const int64_t end = k + args.group, stop = end < args.in_size ? end : args.in_size;
+          const float scale = scales.one(g, column);
+          const float added = args.offsets ? offsets.one(g, column) : 0.0f;
+          const float zero = args.zeros && !args.offsets ? zeros.one(g, column) : 0.0f;
+          read_column<uint8_t>(at, place, column, k, stop, out, [&](uint8_t x) __attribute__((always_inline)) {
+            const auto value = static_cast<float>(static_cast<int8_t>(x - kInt8Offset));
+            return args.offsets ? value * scale + added : (value - zero) * scale;
+          });
+          k = stop;
+        }
+        return;
+      default: break;
+    }
     for (int64_t k = 0; k < args.in_size; ++k) {
       const int64_t here = place(k, column);
       switch (args.format) {
-        case kFloat32: out[k] = reinterpret_cast<const float*>(at)[here]; break;
-        case kBfloat16:
-        case kBfloat16Bfloat16: out[k] = bf16_to_float(reinterpret_cast<const bf16*>(at)[here]); break;
-        case kFloat16: out[k] = f16_to_float(reinterpret_cast<const f16*>(at)[here]); break;
         case kFloat8: out[k] = e4m3_to_float(at[here]) * scales.one(k / args.group, column); break;
-        case kInt8: out[k] = static_cast<float>(static_cast<int8_t>(at[here] - kInt8Offset)) * scales.one(0, column); break;
         default: {
           const int64_t g = k / args.group;
           const float scale = scales.one(g, column);
@@ -184,8 +218,6 @@ DT_KERNEL(gemm_rows, RowsArgs) {
           if (bits) {
             value = Plane{bits, const_cast<uint8_t*>(at)}.get(k, column);
             usual = 1 << (bits - 1);
-          } else if (args.format == kInt8Int8) {
-            value = static_cast<int8_t>(at[here] - kInt8Offset);
           } else if (args.format == kInt8Float32) {
             value = static_cast<int8_t>(at[here]);
           } else {

@@ -22,7 +22,9 @@ constexpr int64_t kInlineInputs = 1 << 13;  // fewer inputs than this are not wo
 // acc[lane] += sum of four products of weight bytes and activation bytes.
 DT_INLINE IVec dot4(IVec acc, IVec weight, IVec x) {
 #if defined(__AVX512F__)
-  return _mm512_dpbusd_epi32(acc, weight, x);
+  // Of the intrinsic GCC 12 makes copies of every sum, in each turn of a loop.
+  asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(weight), "v"(x));
+  return acc;
 #elif defined(__AVX2__)
   const __m256i pairs = _mm256_maddubs_epi16(weight, x);  // weights below 16: no saturation
   return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
@@ -104,7 +106,7 @@ DT_INLINE RowScale row_scale(const float* x, int64_t size, float largest) {
   Vec most[4], finite[4];
   for (int j = 0; j < 4; ++j) most[j] = finite[j] = zero();
   for (int64_t k = 0; k < size; k += 4 * kLanes)
-    for (int j = 0; j < 4; ++j) {
+    for (int j = 0; j < 4 && k + j * kLanes < size; ++j) {
       const Vec v = load_up_to(x + k + j * kLanes, size - k - j * kLanes);
       most[j] = max(most[j], max(v, sub(zero(), v)));
       finite[j] = fma(v, zero(), finite[j]);
@@ -133,10 +135,14 @@ DT_INLINE void narrow(IVec x, int16_t* to) {
 #endif
 
 DT_INLINE int32_t isum(IVec x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_epi32(x);
+#else
   int32_t lanes[kLanes], total = 0;
   istore(lanes, x);
   for (int i = 0; i < kLanes; ++i) total += lanes[i];
   return total;
+#endif
 }
 
 // Where a row of a tile of `rows` rows goes: what Rows has, from the tile's own on.

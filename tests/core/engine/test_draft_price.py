@@ -83,3 +83,9 @@ def test_what_a_draft_must_bring_is_what_its_step_costs() -> None:
     assert price.least_worth(1) == pytest.approx(1.6, abs=0.1)
     assert price.pays(1)  # each request decides
     assert price.least_worth(8) == LEAST_WORTH  # other numbers of rows are apart
+
+
+def test_with_many_rows_the_price_decides_for_all_of_them() -> None:
+    price = DraftPrice()
+    run(price, rows=8, plain_s=0.001, per_draft_s=0.00008, share=0.8)
+    assert price.pays(8) and price.least_worth(8) == LEAST_WORTH

@@ -8,9 +8,13 @@ import torch
 
 from dovetail.interfaces.logits import RowTokens
 from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.step import NewRow, RowStep, StepPlan
+from dovetail.runner.batch import Batch, StepInputs
 from dovetail.runner.block_table import BlockTable
 from dovetail.runner.draft_chain import _Places, known_lines
+from dovetail.runner.draft_rows import DraftRows
 from dovetail.runner.recorded import MAX_DRAFTED_ROWS, padded
+from dovetail.runner.recorded_inputs import RowInputs
 from dovetail.sampling.sampler import Sampler
 from dovetail_kernels.cpu.library import missing_reason
 
@@ -21,7 +25,7 @@ def test_few_sizes_hold_every_number_of_rows() -> None:
     sizes = [padded(count) for count in range(1, MAX_DRAFTED_ROWS + 1)]
     assert all(size >= count for count, size in enumerate(sizes, 1))
     assert sizes[:16] == list(range(1, 17))
-    assert len(set(sizes)) == 16 + 12 + 12 and max(sizes) == MAX_DRAFTED_ROWS
+    assert len(set(sizes)) == 16 + 12 + 6 + 12 and max(sizes) == MAX_DRAFTED_ROWS
 
 
 def test_last_tokens_come_first_and_states_are_picked_alike() -> None:
@@ -75,3 +79,68 @@ def test_lines_are_drawn_as_one_after_the_other() -> None:
     broken[1] = torch.nan
     assert sampler.sample_lines(broken, rows, positions) is None
     assert not sampler.sample(logits[:1].clone(), rows[:1], positions[:1], logits.clone).faults
+
+
+def batch_of_two() -> Batch:
+    """Return a batch whose rows 0 and 2 have 5 and 9 tokens, of which the last is not computed."""
+    batch = Batch(3, 40, 1, 4)
+    for row, count, blocks in ((0, 5, (1, 2)), (2, 9, (3, 4, 5))):
+        batch.add_row(NewRow(
+            row=row, request_id=str(row), token_ids=tuple(range(count)), num_prompt_tokens=3,
+            num_computed_tokens=count - 1, blocks=(blocks,), sampling=SamplingParams(), seed=row,
+        ))  # fmt: skip
+    return batch
+
+
+def drafted_step(batch: Batch, *drafts: tuple[int, ...]) -> StepInputs:
+    """Return a step of rows 0 and 2 with these drafts."""
+    steps = tuple(
+        RowStep(
+            row=row, start=int(batch.lengths[row]) - 1, num_tokens=1 + len(own), samples=True,
+            new_blocks=((),), drafts=own,
+        )
+        for row, own in zip((0, 2), drafts, strict=True)
+    )  # fmt: skip
+    return batch.gather(StepPlan(step_id=1, rows=steps))
+
+
+@pytest.mark.parametrize("shares_rows", [False, True])
+def test_recorded_drafts_lie_behind_their_row_or_alone(shares_rows: bool) -> None:
+    batch = batch_of_two()
+    inputs = drafted_step(batch, (7,), (8, 9))
+    places = RowInputs(batch.tables, 8, shares_rows=shares_rows)
+    places.fill(inputs, None)
+    places.pad(inputs, 6)
+    (layout,) = places.layouts(6)
+    counts = np.diff(layout.query_start.numpy()).tolist()
+    seen = [length for length, count in zip(layout.seq_lens.tolist(), counts, strict=True) if count]
+    if shares_rows:
+        assert counts == [2, 3, 0, 0, 0, 1]
+        assert seen == [6, 11, 1]  # the last one is padding, of the null block
+    else:
+        assert counts == [1] * 6
+        assert seen == [5, 6, 9, 10, 11, 1]
+    assert layout.block_table[0, :2].tolist() == [1, 2]
+    assert layout.slots.tolist() == [8, 9, 20, 21, 22, 0]
+
+
+def test_drafts_that_came_true_are_a_rows_own_and_computed() -> None:
+    """By what the step verified, or, where it is not the drafts noted, by the tokens."""
+    rows = np.array([0, 2])
+    for verified_from in (np.array([5, 9]), np.array([5, 8]), None):
+        batch = batch_of_two()
+        state = DraftRows(batch, 4, shift=0, keeps=False, is_ahead=False)
+        for row in rows.tolist():
+            state.begin(row, int(batch.lengths[row]), SamplingParams())
+        drafted_step(batch, (21, 22), (23, 24, 25))
+        state.note_drafts(rows, batch.lengths[rows], [[21, 22], [23, 24, 25]])
+        batch.accept(rows, [0, 3], [31, 32])
+        assert batch.tokens[2, 9:13].tolist() == [23, 24, 25, 32]
+        assert batch.lengths[rows].tolist() == [6, 13]
+        state.settle(rows, verified_from)
+        found = state.computed[rows].tolist()
+        is_other = verified_from is not None and verified_from[1] != 9
+        assert found == [5, 9 if is_other else 11]  # the last draft is not computed
+        if is_other:
+            state.settle(rows)
+            assert state.computed[rows].tolist() == [5, 11]
