@@ -5,7 +5,7 @@ for adapters, with room and none in use, all rows with one adapter, and each row
 engines take turns. Where an engine's memory happens to lie moves its times by some percent, so
 there are two without room, made before and after the other, and ratios are to their mean. Adapters
 change every linear layer. The floor is bytes: what adapters in use add to what a step reads. What
-loading takes is measured first (adapter_loading).
+loading takes is measured last, by an engine of its own (adapter_loading).
 
     PYTHONPATH=core:plugins:kernels python -m benchmarks.adapters [--rows 8] [--rank 16] [--cpu]
 
@@ -113,25 +113,36 @@ def main() -> None:
 
 
 def run(chosen: argparse.Namespace, scratch: Path) -> None:
-    """Build the engines, load adapters, decode in turns."""
+    """Decode in turns, then load adapters into another engine."""
     (scratch / "model").mkdir()
     (scratch / "model" / "config.json").write_text(json.dumps(CONFIG))
     clock = time.process_time if chosen.cpu else time.perf_counter
     if chosen.cpu and chosen.threads == 1:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    rows, names = chosen.rows, [f"a{i}" for i in range(chosen.rows)]
-    plain = engine_of(scratch / "model", chosen.threads)
-    room = engine_of(
+    if not chosen.only_loading:
+        decode(chosen, scratch, clock)
+    (scratch / "loaded").mkdir()
+    room = engine_with_room(chosen, scratch)
+    report(measured(room, scratch / "loaded", chosen.rank, chosen.layouts, clock))
+
+
+def engine_with_room(chosen: argparse.Namespace, scratch: Path) -> SyncEngine:
+    """Return an engine with room for an adapter for each row."""
+    return engine_of(
         scratch / "model",
         chosen.threads,
         enable_lora=True,
-        max_loras=rows,
+        max_loras=chosen.rows,
         max_lora_rank=chosen.rank,
     )
+
+
+def decode(chosen: argparse.Namespace, scratch: Path, clock: Clock) -> None:
+    """Build the engines, decode in turns and print the times."""
+    rows, names = chosen.rows, [f"a{i}" for i in range(chosen.rows)]
+    plain = engine_of(scratch / "model", chosen.threads)
+    room = engine_with_room(chosen, scratch)
     again = engine_of(scratch / "model", chosen.threads)
-    report(measured(room, scratch, chosen.rank, chosen.layouts, clock))
-    if chosen.only_loading:
-        return
     for seed, name in enumerate(names):
         load(room, name, write_adapter(scratch / name, chosen.rank, seed), clock)
     ways: dict[str, Callable[[], list[float]]] = {
