@@ -79,10 +79,7 @@ class Linear(WeightHolder):
         self.adapters: LinearSlots | None = None
 
     def _build_bias(self) -> nn.Parameter:
-        empty = torch.empty(
-            self.spec.out_size, dtype=dtype_of(self.spec.dtype), device=self.spec.device
-        )
-        return mark_axes(nn.Parameter(empty, requires_grad=False), output=0, input=None)
+        return empty_bias(self.spec)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x W^T + bias for this rank's outputs. Shapes: x [T, I] -> [T, O]"""
@@ -384,6 +381,12 @@ def linear_spec(
         full_in_size=full_in_size,
         is_gated=is_gated,
     )
+
+
+def empty_bias(spec: LinearSpec) -> nn.Parameter:
+    """Return a number for each output of a matrix, not filled. Shapes: [O]"""
+    empty = torch.empty(spec.out_size, dtype=dtype_of(spec.dtype), device=spec.device)
+    return mark_axes(nn.Parameter(empty, requires_grad=False), output=0, input=None)
 
 
 def even_part(name: str, size: int, group: Group, what: str) -> Part:

@@ -15,9 +15,9 @@ from torch.nn.modules.conv import _ConvNd
 
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.linear import linear_spec
+from dovetail.layers.linear import empty_bias, linear_spec
 from dovetail.layers.matrix_linear import plain_linear
-from dovetail.layers.placement import Placement, WeightHolder, mark_axes
+from dovetail.layers.placement import Placement, WeightHolder
 
 
 def is_of_patches(module: nn.Module) -> bool:
@@ -45,22 +45,16 @@ class Patches(WeightHolder):
         self.spec = linear_spec(context, name, size, (self.out_channels,))
         self.method = plain_linear(self.spec)
         self.method.create(self, self.spec)
-        self.bias: nn.Parameter | None = None
-        if convolution.bias is not None:
-            empty = torch.empty(
-                self.out_channels, dtype=dtype_of(self.spec.dtype), device=context.device
-            )
-            self.bias = mark_axes(nn.Parameter(empty, requires_grad=False), output=0, input=None)
+        self.bias = None if convolution.bias is None else empty_bias(self.spec)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the convolution. Shapes: x [N, C, *sizes] -> [N, O, *sizes / kernel]"""
         count, dims = len(x), len(self.kernel_size)
         sizes = [size // k for size, k in zip(x.shape[2:], self.kernel_size, strict=True)]
         cut = x
-        for axis, (size, k) in enumerate(zip(sizes, self.kernel_size, strict=True)):
-            cut = cut.narrow(2 + axis, 0, size * k)
-        for axis in reversed(range(dims)):
-            cut = cut.unflatten(2 + axis, (sizes[axis], self.kernel_size[axis]))
+        for axis in reversed(range(dims)):  # of which each becomes two
+            size, k = sizes[axis], self.kernel_size[axis]
+            cut = cut.narrow(2 + axis, 0, size * k).unflatten(2 + axis, (size, k))
         places = [2 + 2 * axis for axis in range(dims)]
         inner = [3 + 2 * axis for axis in range(dims)]
         rows = cut.permute(0, *places, 1, *inner).flatten(dims + 1).flatten(0, dims).contiguous()

@@ -38,9 +38,18 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
-class SwappedLinear(ReplicatedLinear):
-    """A linear layer that takes transformers' [1, T, I] as well, and has its sizes by the names
-    that transformers' code asks for."""
+class AnyShape(nn.Module):
+    """Put before a layer of rows, has it take transformers' [1, T, I] as well."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Shapes: x [..., I] -> [..., O]"""
+        rows: torch.Tensor = super().forward(rows_of(x))
+        return rows.unflatten(0, x.shape[:-1])
+
+
+class SwappedLinear(AnyShape, ReplicatedLinear):
+    """A linear layer that takes any shape, and has its sizes by the names that transformers' code
+    asks for."""
 
     @property
     def in_features(self) -> int:
@@ -51,10 +60,6 @@ class SwappedLinear(ReplicatedLinear):
     def out_features(self) -> int:
         """Return the size of an output."""
         return sum(part.full for part in self.parts)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Shapes: x [..., I] -> [..., O]"""
-        return super().forward(rows_of(x)).unflatten(0, x.shape[:-1])
 
 
 class SwappedExperts(Experts):

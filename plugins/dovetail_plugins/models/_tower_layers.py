@@ -16,40 +16,31 @@ from dovetail.layers.linear import (
     ActivatedLinear,
     ColumnParallelLinear,
     GatedLinear,
-    Linear,
     MergedColumnParallelLinear,
     RowParallelLinear,
 )
 from dovetail.layers.norm import LayerNorm, RMSNorm
 from dovetail.layers.placement import Placement
-from dovetail_plugins.models._hf_swap import rows_of
+from dovetail_plugins.models._hf_swap import AnyShape
 
 
-class _AnyShape(Linear):
-    """A layer that takes transformers' [1, T, I] as well."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Shapes: x [..., I] -> [..., O]"""
-        return super().forward(rows_of(x)).unflatten(0, x.shape[:-1])
-
-
-class TowerColumns(_AnyShape, ColumnParallelLinear):
+class TowerColumns(AnyShape, ColumnParallelLinear):
     """Outputs divided over ranks."""
 
 
-class TowerRows(_AnyShape, RowParallelLinear):  # type: ignore[misc]  # takes no residual
+class TowerRows(AnyShape, RowParallelLinear):  # type: ignore[misc]  # takes no residual
     """Inputs divided over ranks."""
 
 
-class TowerActivated(_AnyShape, ActivatedLinear):
+class TowerActivated(AnyShape, ActivatedLinear):
     """Outputs divided over ranks, which end in an activation."""
 
 
-class TowerQKV(_AnyShape, MergedColumnParallelLinear):
+class TowerQKV(AnyShape, MergedColumnParallelLinear):
     """Queries, keys and values in one, divided by heads."""
 
 
-class TowerGatedMLP(_AnyShape, GatedLinear):
+class TowerGatedMLP(AnyShape, GatedLinear):
     """A gated feed-forward block: down(act(gate) * up), gate and up in one product."""
 
     def __init__(
@@ -79,20 +70,12 @@ class TowerGatedMLP(_AnyShape, GatedLinear):
         return super().place(leaf, part)
 
 
-class TowerNorm(LayerNorm):
+class TowerNorm(AnyShape, LayerNorm):  # type: ignore[misc]  # takes no delta
     """A norm of rows, however they lie."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        """Shapes: x [..., E] -> [..., E]"""
-        return super().forward(rows_of(x)).view(x.shape)
 
-
-class TowerRMSNorm(RMSNorm):
+class TowerRMSNorm(AnyShape, RMSNorm):  # type: ignore[misc]  # takes no delta
     """The same over the root of the mean square."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        """Shapes: x [..., E] -> [..., E]"""
-        return super().forward(rows_of(x)).view(x.shape)
 
 
 def tower_norm(context: BuildContext, module: nn.Module) -> nn.Module | None:

@@ -7,7 +7,7 @@ them, and where an encoder is divided each rank has some heads and a part of the
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -38,6 +38,7 @@ ACTIVATIONS: dict[type[nn.Module], str] = {
 }
 """Activations of transformers that a product of ours can end in."""
 MLP_NAMES = (("fc1", "fc2"), ("linear_fc1", "linear_fc2"))
+GATED = ("gate_proj", "up_proj", "down_proj")
 ACT_NAMES = ("activation_fn", "act_fn", "act")
 QKV = ("q_proj", "k_proj", "v_proj")
 OUT_NAMES = ("out_proj", "o_proj", "projection_layer", "proj")
@@ -119,13 +120,10 @@ def _as_it_came(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor
 def _gated_mlp(context: BuildContext, module: nn.Module, name: str) -> TowerGatedMLP | None:
     """Return a gated feed-forward block as one of ours, None where it is another block, or its
     activation or biases differ from those that ours has."""
-    ours = ("gate_proj", "up_proj", "down_proj")
-    act = next((a for a in ACT_NAMES if a in module._modules), None)
-    if act is None or set(module._modules) != {*ours, act}:
+    act = _act_of(module)
+    if act is None or set(module._modules) != {*GATED, act} or not _are_linear(module, GATED):
         return None
-    if not all(_is_linear(module, one) for one in ours):
-        return None
-    gate, up, down = (cast(nn.Linear, module.get_submodule(one)) for one in ours)
+    gate, up, down = (cast(nn.Linear, module.get_submodule(one)) for one in GATED)
     known = ACTIVATIONS.get(type(module.get_submodule(act)))
     is_alike = (gate.bias is None) == (up.bias is None)
     if known is None or not is_alike or gate.out_features != up.out_features:
@@ -136,14 +134,13 @@ def _gated_mlp(context: BuildContext, module: nn.Module, name: str) -> TowerGate
 
 def _swap_mlp(context: BuildContext, module: nn.Module, name: str) -> None:
     """Swap a feed-forward block's matrices. Mutates: module"""
-    if all(_is_linear(module, one) for one in ("gate_proj", "up_proj", "down_proj")):
+    if _are_linear(module, GATED):
         where = _where(context, _outputs(module, "gate_proj"))
         for one in ("gate_proj", "up_proj"):
             _swap(where, module, name, one, TowerColumns)
         _swap(where, module, name, "down_proj", TowerRows)
         return
-    pair = next((p for p in MLP_NAMES if all(_is_linear(module, one) for one in p)), None)
-    act = next((a for a in ACT_NAMES if a in module._modules), None)
+    pair, act = next((p for p in MLP_NAMES if _are_linear(module, p)), None), _act_of(module)
     if pair is None or act is None:
         return
     where = _where(context, _outputs(module, pair[0]))
@@ -161,7 +158,7 @@ def _swap_attention(context: BuildContext, module: nn.Module, name: str) -> None
     facts: Any = module
     out = next((one for one in OUT_NAMES if _is_linear(module, one)), None)
     heads = getattr(facts, "num_heads", None)
-    is_apart = all(_is_linear(module, one) for one in QKV)
+    is_apart = _are_linear(module, QKV)
     is_joined = out is not None and _is_linear(module, "qkv") and _is_in_thirds(module, out)
     if out is None or not isinstance(heads, int) or not (is_apart or is_joined):
         return
@@ -207,6 +204,15 @@ def _outputs(module: nn.Module, name: str) -> int:
     found = module.get_submodule(name)
     assert isinstance(found, nn.Linear)
     return found.out_features
+
+
+def _act_of(module: nn.Module) -> str | None:
+    """Return what a block calls its activation, None where it has none."""
+    return next((name for name in ACT_NAMES if name in module._modules), None)
+
+
+def _are_linear(module: nn.Module, names: Iterable[str]) -> bool:
+    return all(_is_linear(module, name) for name in names)
 
 
 def _is_linear(module: nn.Module, name: str) -> bool:
