@@ -1,7 +1,7 @@
 """What it costs to load an adapter, beside reading its file.
 
 Loading is from the call until a request may ask for the adapter. Reading is safetensors' own, and
-keeps what was read in memory of its own, as what is loaded is kept. Both are measured in turns, for
+keeps what was read, as what is loaded is kept. Both are measured in turns, for
 several sorts of adapters (which modules, of which rank) and several layouts of each: the first
 adapter of a layout, one like it, and the file of both.
 
@@ -134,7 +134,7 @@ def _of_sort(
 
 
 def _read(folder: Path, kept: list[torch.Tensor], clock: Clock) -> float:
-    """Return how long it takes to read a file into memory of its own. Mutates: kept"""
+    """Return how long it takes to read a file and keep its numbers. Mutates: kept"""
     start_s = clock()
     kept += [one.clone() for one in load_file(folder / FILE).values()]
     return clock() - start_s

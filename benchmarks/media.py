@@ -19,7 +19,6 @@ busy.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -29,7 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.media_models import SIZES, place_of, write_model
+from benchmarks.media_models import SIZES, place_of, type_of, write_model
 
 SHARING = 16
 
@@ -47,8 +46,7 @@ def processor_of(folder: Path) -> Any:
     """Return the processor of a model."""
     from dovetail.multimodal.processors import load_processor
 
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return load_processor(folder, config["model_type"])
+    return load_processor(folder, type_of(folder))
 
 
 def features(processor: Any, image: Any, dtype: Any) -> dict[str, Any]:

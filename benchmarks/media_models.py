@@ -37,11 +37,15 @@ QWEN = {
 }
 
 
+def type_of(folder: Path) -> str:
+    """Return the type of a model, by transformers' name."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return str(config["model_type"])
+
+
 def place_of(folder: Path) -> str:
     """Return what stands for an image in prompts of a model."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    is_llava = config["model_type"] == "llava"
-    return IMAGE if is_llava else "<|vision_start|><|image_pad|><|vision_end|>"
+    return IMAGE if type_of(folder) == "llava" else "<|vision_start|><|image_pad|><|vision_end|>"
 
 
 def write_model(folder: Path, size: str, dtype: str) -> None:
