@@ -97,7 +97,9 @@ def drafts_of(llm: LLM) -> list[tuple[list[int], list[int]]]:
 
 @pytest.fixture
 def never_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let requests draft all the time: one that pauses begins anew, and guesses by less."""
+    """Let requests draft all the time: one that pauses begins anew, and guesses by less. Verify
+    what is unlikely, too: all that heads say that learned nothing."""
+    monkeypatch.setattr("dovetail.runner.draft_chain.LEFT_OUT", 1)
     monkeypatch.setattr(_PricedDraftLength, "_pause", lambda *given: None)
     monkeypatch.setattr(DraftPrice, "pays", lambda *given: True)
 

@@ -51,7 +51,7 @@ def test_vectors_of_an_encoder(folder: Path, flags: dict[str, Any]) -> None:
     with engine(str(folder), **flags) as (llm, recorded):
         found = vectors(llm)
         assert recorded.reason is None
-        assert recorded._proven == {(6, False), (9, False)}
+        assert recorded.sizes == {(6, False), (9, False)}
     assert len(found) == len(wanted) == sum(map(len, LENGTHS))
     assert all(np.array_equal(one, other) for one, other in zip(found, wanted, strict=True))
 
@@ -71,7 +71,7 @@ def test_vectors_of_a_decoder() -> None:
             told.append(found)
             if not is_eager:
                 assert recorded.reason is None
-                assert {(1, False), (6, False), (9, False)} <= recorded._proven
+                assert {(1, False), (6, False), (9, False)} <= recorded.sizes
     assert all(np.array_equal(one, other) for one, other in zip(*told, strict=True))
 
 
@@ -87,7 +87,7 @@ def test_pairs_of_texts_and_single_ones(folder: Path) -> None:
                     (alone,) = llm.classify([f"{one} {other} tree"], use_tqdm=False)
                     scores += [pair.outputs.score, *alone.outputs.probs]
             told.append(scores)
-            assert is_eager or recorded._proven == {(8, False)}
+            assert is_eager or recorded.sizes == {(8, False)}
     assert told[0] == told[1]
     assert len({*told[0]}) == 4, "all differ but those of the same texts"
 

@@ -181,6 +181,7 @@ class Drafting:
         self._sorts = {is_greedy: _Sort(float(spec.max_tokens)) for is_greedy in (True, False)}
         self._num_steps = 0
         self._num_idle = 0
+        self._has_made = False
         self._rests_until = 0
 
     def begin(self, request: RequestState, num_unfinished: int) -> None:
@@ -225,14 +226,15 @@ class Drafting:
                 return
             made, verified = made + row.num_drafts, verified + len(row.drafts)
             accepted += max(0, len(found.token_ids) - 1) if row.drafts else 0
-        if self._drafter is None and (made > 0) != (verified > 0):
+        had_made, self._has_made = self._has_made, made > 0
+        if self._drafter is None and (not had_made if made else verified):
             return  # the first step of a worker's drafts, or the last: half of their cost
-        self._price.note(len(plan.rows), verified, accepted, step_s, stands_for)
+        self._price.note(len(plan.rows), made + verified, accepted, step_s, stands_for)
 
     def update(self, requests: Sequence[RequestState], num_unfinished: int) -> None:
         """Learn from the drafts just verified and guess anew. `requests` are those that changed.
 
-        Mutates: self; draft_ids and num_wanted_drafts of the requests
+        Mutates: self; draft_ids, num_wanted_drafts and has_unlikely_drafts of the requests
         """
         self._num_steps += 1
         if self._num_steps < self._rests_until and not any(one.draft_ids for one in requests):
@@ -248,6 +250,9 @@ class Drafting:
                 self._lengths[request.request_id] = length
             elif request.num_draft_tokens > length.num_drafted:
                 self._record(request, length, len(requests))
+            elif request.has_unlikely_drafts:
+                self._learn(request, length, len(requests), 1, 0)
+                request.has_unlikely_drafts = False
             is_asked = not is_crowded and self._may_ask(request, length)
             limit = max(0, min(length.max_tokens if is_asked else 0, self._room(request)))
             if self._drafter is None:
@@ -293,6 +298,17 @@ class Drafting:
             request.num_accepted_tokens,
         )
         self._counter.count_draft(num_drafted, num_accepted)
+        self._learn(request, length, num_rows, num_drafted, num_accepted)
+
+    def _learn(
+        self,
+        request: RequestState,
+        length: _AdaptiveDraftLength,
+        num_rows: int,
+        num_drafted: int,
+        num_accepted: int,
+    ) -> None:
+        """Take in what a draft of a request brought. Mutates: self, length"""
         least = self._least_worth(num_rows)
         if not self._is_steady:
             sort = self._sort_of(request)

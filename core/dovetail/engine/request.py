@@ -67,6 +67,7 @@ class Request:
         "error",
         "error_status",
         "finish_reason",
+        "has_unlikely_drafts",
         "max_tokens",
         "needs_whole_prompt",
         "num_accepted_tokens",
@@ -148,6 +149,7 @@ class Request:
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.draft_ids: tuple[int, ...] = ()
+        self.has_unlikely_drafts = False
         self.num_wanted_drafts = 0
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
@@ -214,7 +216,8 @@ class Request:
     def append(self, result: RowResult) -> None:
         """Record drawn tokens up to the one that ends the request; the rest are dropped.
 
-        Mutates: token_ids, draft_ids, and on the end status, finish_reason, stop_reason, error
+        Mutates: token_ids, draft_ids, has_unlikely_drafts, and on the end status, finish_reason,
+        stop_reason, error
         """
         if self.finish_reason is not None:
             return
@@ -228,7 +231,7 @@ class Request:
             return
         if result.prompt_logprobs:
             self._add_prompt_logprobs(result.prompt_logprobs)
-        self.draft_ids = result.drafts
+        self.draft_ids, self.has_unlikely_drafts = result.drafts, result.has_unlikely_drafts
         num_taken = self._take(result.token_ids)
         if result.logprobs:
             self._new_logprobs.extend(result.logprobs[:num_taken])

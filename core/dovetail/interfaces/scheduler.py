@@ -28,8 +28,9 @@ class RequestState(Protocol):
     `draft_ids` guess what follows the known tokens. The engine sets them, the scheduler takes as
     many of the first as it has room for when it plans the last known token, and empties them then
     and when it preempts. `num_wanted_drafts` of them are wanted of the worker, behind the token
-    that the request draws next. `num_draft_tokens` and `num_accepted_tokens` count drafts whose
-    result came, and those of them that came true; the scheduler adds to both.
+    that the request draws next; `has_unlikely_drafts`: it made some and left all out (RowResult).
+    `num_draft_tokens` and `num_accepted_tokens` count drafts whose result came, and those of them
+    that came true; the scheduler adds to both.
     `block_hashes` and `prefix_keys` are the KV cache's: hashes of the full blocks known so far,
     and the (type, value) pairs beyond tokens that cached content depends on (salt, adapter).
     `adapter_slot` holds the request's adapter from before it is queued until it has ended.
@@ -55,6 +56,7 @@ class RequestState(Protocol):
     num_preemptions: int
     adapter_slot: int
     draft_ids: tuple[int, ...]
+    has_unlikely_drafts: bool
     num_wanted_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int

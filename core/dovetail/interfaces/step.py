@@ -155,7 +155,8 @@ class RowResult(
     `fault_status` is the HTTP status it becomes: below 500 where the request itself is to blame.
     `prompt_logprobs` covers the prompt positions whose successor became known in this step.
     `pooled` is in place of a drawn token where a prompt is pooled. `drafts` are the worker's
-    guesses of what follows the last token drawn, at most as many as the step wanted.
+    guesses of what follows the last token drawn, at most as many as the step wanted;
+    `has_unlikely_drafts` says that it made some and left all out, as too unlikely to verify.
     """
 
     row: int
@@ -166,6 +167,7 @@ class RowResult(
     fault_status: int = 500
     pooled: Pooled | None = None
     drafts: tuple[int, ...] = ()
+    has_unlikely_drafts: bool = False
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,10 +1,11 @@
 """DraftChain: the catching up on known tokens and all drafts of a step, as one native call.
 
-Where a drafter makes native calls alone, what it does of the tokens that it has not seen and for
-one draft after the other, its logits and the choice of the most likely token among them, is
-recorded once for each number of rows, tokens and drafts and run again as one program: each pass
-reads the tokens where the choice before it wrote them. The first repetition is compared with what
-the drafter says step by step.
+Where a drafter makes native calls alone, two sorts of programs are recorded: what it does of the
+tokens that it has not seen, by the number of rows and tokens, and what it does of the draft before,
+by the number of rows; each with the logits and the choice of the most likely token among them. They
+run one after the other (`dovetail_kernels.cpu.chain`), on the rows whose drafts are likely so far.
+The first time that a program takes part, what comes of it is compared with what the drafter says
+step by step.
 """
 
 from __future__ import annotations
@@ -22,16 +23,14 @@ from dovetail.interfaces.drafter import WorkerDrafter
 from dovetail.runner.batch import Batch
 from dovetail.runner.block_table import BlockTable
 from dovetail_kernels.cpu import library as native
+from dovetail_kernels.cpu.chain import Chain, Lines
 from dovetail_kernels.cpu.program import NotRecordable, Pool, Program, record
 from dovetail_kernels.sample.native import NativeSampler, Tables
 
 MAX_ROWS = 32
 """Above this many rows the drafter's own work takes so long that recording saves little."""
 FEW_ROWS = 2
-"""Up to so many rows, drafts of one and of all even numbers are recorded; above, of one and
-the most."""
-MANY_ROWS_DRAFTS = 6
-"""The longest drafts with more rows than that: all rows are drafted for as long as one goes on."""
+"""With more rows than this a plain step's cost is shared by many tokens."""
 CATCH_UP_TOKENS = 64
 """With so many more tokens than rows to catch up on, all but the last of each row go before."""
 MAX_LINES = 160
@@ -39,7 +38,11 @@ MAX_LINES = 160
 LEAST_CHANCE, LEAST_AMONG_MANY = 0.2, 0.5
 """Drafts end before one that comes true less often than this, by the drafter's own chances of it
 and of those before it: verifying a position costs about a fifth of what a token is worth, and with
-more than FEW_ROWS, where a plain step's cost is shared by many tokens, about half."""
+more than FEW_ROWS about half."""
+LEFT_OUT = 8
+"""With more than FEW_ROWS, a row's drafts of which not even the first is likely are left out, but
+for the first time, one in so many, and the next one after one that came true: a drafter may be
+right more often than it thinks."""
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +51,7 @@ Advance = Callable[
 ]
 """(token_ids, positions, layouts, states, depth) -> states: a pass of the drafter."""
 Size = tuple[int, int, int]
-"""Rows, lines of the pass that catches up, drafts, each of them padded."""
+"""Depth, rows, and lines, which are as many as rows but at depth 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,100 +106,21 @@ class _Recorded:
     is_proven: bool = False
 
 
-class _Places:
-    """Where the passes of a step read: line 0 on what is known, then the drafts of each depth."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafted:
+    """The drafts of a step: of each row some, of which so many are `likely` to be worth verifying. `parts` are the
+    programs that made them, `are_proven` whether all of these are. Shapes: drafts [R, D], made,
+    likely [R]"""
 
-    def __init__(self, table: BlockTable, max_drafts: int) -> None:
-        self._table = table
-        self.tokens = np.zeros(MAX_LINES, dtype=np.int64)
-        self.positions = np.zeros(MAX_LINES, dtype=np.int64)
-        self.lens = np.ones(MAX_LINES, dtype=np.int32)
-        self.slots = np.zeros(MAX_LINES, dtype=np.int64)
-        self.blocks = np.zeros((MAX_LINES, table.ids.shape[1]), dtype=np.int32)
-        self.starts = np.arange(MAX_LINES + 1, dtype=np.int32)
-        self._nth = np.arange(max_drafts)[:, None]
-        self.draft_positions = np.zeros((max_drafts, MAX_ROWS), dtype=np.int64)
-        self.draft_lens = np.ones((max_drafts, MAX_ROWS), dtype=np.int32)
-        self.draft_slots = np.zeros((max_drafts, MAX_ROWS), dtype=np.int64)
-
-    def fill(
-        self,
-        known: Known,
-        tokens: np.ndarray,
-        size: Size,
-        wants: np.ndarray,
-        skipped: np.ndarray | None,
-    ) -> None:
-        """Write a step's inputs; what pads it is tokens of the null block. A row that wants fewer
-        drafts goes on at the place of its last one. `skipped`: how many blocks at its start each
-        row of the batch does not read (None: it reads all). Shapes: tokens [N], wants [R]. Mutates:
-        self"""
-        rows, (num_rows, num_lines, depth) = len(wants), size
-        firsts = known.positions[:rows] + 1
-        ends = firsts + wants
-        width = -(-int(ends.max()) // self._table.block_tokens)
-        end = num_rows + len(known.rows) - rows
-        if num_rows == rows:
-            self._put(slice(0, end), known, slice(0, end), tokens, width)
-        else:
-            self._put(slice(0, rows), known, slice(0, rows), tokens, width)
-            self._put(slice(num_rows, end), known, slice(rows, None), tokens, width)
-        for padding in (slice(rows, num_rows), slice(end, num_lines)):
-            if padding.stop > padding.start:
-                self.tokens[padding] = self.positions[padding] = self.slots[padding] = 0
-                self.blocks[padding, 0], self.lens[padding] = 0, 1
-        if depth > 1:
-            places = np.minimum(firsts + self._nth[: depth - 1], ends - 1)
-            drafts = slice(1, depth), slice(0, rows)
-            self.draft_positions[drafts] = places
-            self.draft_lens[drafts] = places + 1
-            if skipped is not None:
-                self.draft_lens[drafts] -= skipped[known.rows[:rows]] * self._table.block_tokens
-            self.draft_slots[drafts] = self._table.slots(known.rows[:rows], places)
-            if num_rows > rows:
-                unused = slice(1, depth), slice(rows, num_rows)
-                self.draft_positions[unused] = self.draft_slots[unused] = 0
-                self.draft_lens[unused] = 1
-        if skipped is not None:
-            lines = slice(0, rows), slice(num_rows, end)
-            for own, of in zip(lines, (known.rows[:rows], known.rows[rows:]), strict=True):
-                self._skip(own, of, skipped[of], width)
-
-    def _skip(self, lines: slice, rows: np.ndarray, skipped: np.ndarray, width: int) -> None:
-        """Let lines begin behind the blocks that their rows do not read. Shapes: rows, skipped [L].
-        Mutates: self"""
-        own = np.minimum(skipped[:, None] + np.arange(width), self._table.ids.shape[1] - 1)
-        self.blocks[lines, :width] = self._table.ids[rows[:, None], own]
-        self.lens[lines] -= skipped * self._table.block_tokens
-
-    def _put(self, lines: slice, known: Known, own: slice, tokens: np.ndarray, width: int) -> None:
-        """Write some of the known tokens, with the first blocks of their rows. Mutates: self"""
-        if lines.stop == lines.start:
-            return
-        rows, positions = known.rows[own], known.positions[own]
-        self.tokens[lines], self.positions[lines] = tokens[own], positions
-        self.lens[lines] = positions + 1
-        self.slots[lines] = self._table.slots(rows, positions)
-        self.blocks[lines, :width] = self._table.ids[rows, :width]
-
-    def layout(self, count: int, lens: np.ndarray, slots: np.ndarray) -> BatchLayout:
-        """Return a layout of lines of one token. Shapes: lens, slots [count]"""
-        starts = self.starts[: count + 1]
-        return BatchLayout(
-            query_start=torch.from_numpy(starts),
-            seq_lens=torch.from_numpy(lens),
-            block_table=torch.from_numpy(self.blocks)[:count],
-            slots=torch.from_numpy(slots),
-            query_start_host=starts.tolist(),
-            seq_lens_host=lens.tolist(),
-            block_tokens=self._table.block_tokens,
-            max_query_tokens=1,
-            max_seq_tokens=int(lens.max()),
-        )
+    drafts: np.ndarray
+    made: np.ndarray
+    likely: np.ndarray
+    parts: tuple[Size, ...]
+    are_proven: bool
 
 
 class DraftChain:
-    """Programs by numbers of rows, lines and drafts, and the fixed places of their inputs."""
+    """Programs by depth, rows and lines, and the fixed places of their inputs."""
 
     def __init__(
         self, advance: Advance, drafter: WorkerDrafter, batch: Batch, max_drafts: int
@@ -204,25 +128,27 @@ class DraftChain:
         self._advance = advance
         self._drafter = drafter
         self._batch = batch
+        self._table = batch.tables[0]
         self._continues = "hidden_states" in drafter.capabilities
-        self._places = _Places(batch.tables[0], max_drafts)
-        self._states: torch.Tensor | None = None
+        self._is_by_depth = "by_depth" in drafter.capabilities
         self._max_drafts = max_drafts
-        self._most_of_many = min(max_drafts, MANY_ROWS_DRAFTS)
         self._programs: dict[Size, _Recorded] = {}
         self._pool = Pool()
+        self._known = Lines.empty(MAX_LINES, self._table.ids.shape[1], None)
+        self._left_out = np.full(batch.num_rows, LEFT_OUT)
+        self._tried_at = np.full(batch.num_rows, -1)
+        self._chain: Chain | None = None
         self._reason: str | None = native.missing_reason()
         if self._reason is None:
             tables = Tables(MAX_ROWS)
             tables.num_top[:] = 0  # the chosen token's own logprob is told
-            self._samplers = [NativeSampler(tables) for _ in range(max_drafts)]
-            self._logprobs: list[np.ndarray] = [np.zeros(0)] * max_drafts
+            self._sampler = NativeSampler(tables)
             self._rows = np.arange(MAX_ROWS)
             self._zeros = np.zeros(MAX_ROWS, dtype=np.int64)
 
-    def most_drafts(self, num_rows: int) -> int:
-        """Return how long the drafts of so many rows are worth being."""
-        return self._max_drafts if num_rows <= FEW_ROWS else self._most_of_many
+    def begin(self, row: int) -> None:
+        """Note that another request has a row. Mutates: self"""
+        self._left_out[row], self._tried_at[row] = LEFT_OUT, -1
 
     def takes(self, num_rows: int) -> bool:
         """Return whether steps of so many rows may be recorded."""
@@ -236,86 +162,106 @@ class DraftChain:
         wants: np.ndarray,
         states: torch.Tensor | None,
         skipped: np.ndarray,
-    ) -> tuple[np.ndarray, Size, bool] | None:
+    ) -> Drafted | None:
         """Catch up on the rows' tokens from `starts` up to `limits`, and draft what follows.
         `states` are the model's, rows one after the other (None: the drafter needs none), `skipped`
-        the blocks that each row of the batch does not read, once the size is proven. Returns
-        drafts of all rows, as many as the one that wants most, the program's size, and whether it
-        is proven; None where they are not recorded. What was not proven is to be drafted once more,
-        and `prove` told of it.
+        the blocks that each row of the batch does not read, once what they are read by is proven.
+        Returns None where they are not recorded. What is not proven is to be drafted once more, and
+        `prove` told of it.
 
-        Shapes: rows, starts, limits, wants [R], states [N, E] -> [R, D]. Mutates: self, and the KV
-        cache
+        Shapes: rows, starts, limits, wants [R], states [N, E]. Mutates: self, and the KV cache
         """
         known = known_lines(rows, starts, limits)
-        size = self._size(len(rows), len(known.rows), int(wants.max()))
-        if not self.takes(len(rows)) or size[1] > MAX_LINES:
+        count = len(rows)
+        size = _first_size(count, len(known.rows))
+        if not self.takes(count) or size[2] > MAX_LINES:
             return None
-        tokens = self._batch.tokens[known.rows, known.positions + int(self._continues)]
-        recorded = self._programs.get(size)
-        skips = recorded is not None and recorded.is_proven and skipped[rows].any()
-        self._places.fill(known, tokens, size, wants, skipped if skips else None)
+        chain = self._chain or self._begun(states)
+        if not self._has_later(chain, count):
+            return None
+        first = self._programs.get(size)
+        skips = first is not None and first.is_proven and bool(skipped[rows].any())
+        width = self._fill(chain, known, size, wants, skipped if skips else None)
         if states is not None:
-            self._take(states, known.picked, len(rows), size[0])
-        recorded = recorded or self._record(size)
-        if recorded is None:
+            self._take(states, known.picked, count, size[1])
+        first = first or self._record(size)
+        if first is None:
             return None
-        recorded.program.run()
-        drawn = [one.tokens[: len(rows)] for one in self._samplers[: int(wants.max())]]
-        return np.array(drawn).T, size, recorded.is_proven
+        is_few = count <= FEW_ROWS
+        least = math.log(LEAST_CHANCE if is_few else LEAST_AMONG_MANY)
+        chain.run(first.program, count, width, least)
+        made, likely = chain.made[:count], chain.likely[:count]
+        parts = (size, *self._parts(made))
+        return Drafted(
+            drafts=chain.drafts[:count],
+            made=made,
+            likely=np.maximum(likely, 1) if is_few else self._with_trials(rows, limits, likely),
+            parts=parts,
+            are_proven=all(self._programs[part].is_proven for part in parts),
+        )
 
-    def likely(self, wants: Sequence[int]) -> list[int]:
-        """Return how many of the last run's drafts are likely enough to be verified, of so many
-        that each row wants, at least one."""
-        least = math.log(LEAST_CHANCE if len(wants) <= FEW_ROWS else LEAST_AMONG_MANY)
-        told = [one[: len(wants)].tolist() for one in self._logprobs[: max(wants)]]
-        counts = []
-        for row, most in enumerate(wants):
-            chance, count = 0.0, 0
-            while count < most and (chance := chance + told[count][row]) >= least:
-                count += 1
-            counts.append(count or 1)
-        return counts
+    def _with_trials(self, rows: np.ndarray, limits: np.ndarray, likely: np.ndarray) -> np.ndarray:
+        """Return how many drafts of each row are verified: one of some rows of which none is likely
+        (see LEFT_OUT). Shapes: [R] thrice. Mutates: self"""
+        tried_at, are_none = self._tried_at[rows], likely == 0
+        came_true = (tried_at >= 0) & (limits > tried_at + 1)
+        left_out = np.where(came_true, LEFT_OUT, self._left_out[rows] + are_none)
+        are_tried = are_none & (left_out >= LEFT_OUT)
+        self._left_out[rows] = np.where(are_tried, 0, left_out)
+        self._tried_at[rows] = np.where(are_tried, limits, -1)
+        return likely + are_tried
 
-    def _size(self, rows: int, tokens: int, drafts: int) -> Size:
-        """Return the size that a step is padded to, so that few have to be recorded: where several
-        rows go on, it is every row for the longest draft."""
-        most, extra = self._max_drafts, tokens - rows
-        if rows <= FEW_ROWS:
-            return (
-                rows,
-                rows + _next_power(extra),
-                min(most, drafts if drafts < 2 else drafts + drafts % 2),
-            )
-        padded = -(-rows // 2) * 2 if rows <= 8 else -(-rows // 4) * 4
-        half = padded // 2  # of the rows, about so many were accepted to the end
-        more = -(-extra // half) * half
-        if extra > padded:
-            more = padded * _next_power(-(-extra // padded))
-        return padded, padded + more, 1 if drafts == 1 else self._most_of_many
-
-    def _take(self, states: torch.Tensor, picked: np.ndarray, rows: int, num_rows: int) -> None:
-        """Write the model's states of the known tokens at their places. Mutates: self"""
-        if self._states is None:
-            self._states = states.new_zeros(MAX_LINES, states.shape[1])
-        end = num_rows + len(picked) - rows
-        if rows == 1:
-            self._states[0], self._states[1:end] = states[-1], states[:-1]
-            return
-        if len(picked) > rows:
-            states = states[torch.from_numpy(picked)]
-        self._states[:rows], self._states[num_rows:end] = states[:rows], states[rows:]
-
-    def prove(self, size: Size, found: np.ndarray, drafts: np.ndarray, wants: np.ndarray) -> None:
-        """Compare drafts with those of the drafter itself. Shapes: [R, D] twice, [R]
-        Mutates: self"""
-        recorded = self._programs[size]
-        counts = np.arange(found.shape[1]) < wants[:, None]
-        if np.array_equal(found[counts], drafts[counts]):
-            recorded.is_proven = True
-        else:
+    def prove(self, found: Drafted, drafts: np.ndarray) -> None:
+        """Compare drafts with those of the drafter itself. Shapes: [R, D]. Mutates: self"""
+        own = found.drafts[:, : drafts.shape[1]]
+        are_made = np.arange(own.shape[1]) < found.made[:, None]
+        if not np.array_equal(own[are_made], drafts[are_made]):
             self._reason = "repeated drafts differed from the drafter's own"
             log.warning("drafts are not recorded: %s", self._reason)
+            return
+        for part in found.parts:
+            self._programs[part].is_proven = True
+
+    def _parts(self, made: np.ndarray) -> list[Size]:
+        """Return the sizes of the later programs that rows took part in. Shapes: [R]"""
+        going = (int((made > depth).sum()) for depth in range(1, int(made.max())))
+        return [self._later_size(depth, count) for depth, count in enumerate(going, 1)]
+
+    def _later_size(self, depth: int, rows: int) -> Size:
+        padded = rows if rows <= 8 else -(-rows // 4) * 4
+        return depth if self._is_by_depth else 1, padded, padded
+
+    def _begun(self, states: torch.Tensor | None) -> Chain:
+        """Make the places of what is drafted. Mutates: self"""
+        lines, width = None, self._table.ids.shape[1]
+        if states is not None:
+            lines = states.new_zeros(MAX_ROWS, states.shape[1])
+            self._known = Lines.empty(MAX_LINES, width, states.new_zeros(MAX_LINES, states.shape[1]))
+        told = self._sampler.logprobs
+        self._chain = Chain(
+            self._sampler.tokens,
+            told.logprob,
+            self._known.blocks,
+            Lines.empty(MAX_ROWS, width, lines),
+            self._max_drafts,
+        )
+        return self._chain
+
+    def _has_later(self, chain: Chain, rows: int) -> bool:
+        """Return whether what up to so many rows do of drafts is recorded, now. Mutates: self"""
+        depths = self._max_drafts - 1 if self._is_by_depth else min(self._max_drafts - 1, 1)
+        while len(chain.later) < depths:
+            chain.later.append({})
+        for depth, by_rows in enumerate(chain.later, 1):
+            for count in range(len(by_rows) + 1, rows + 1):
+                size = self._later_size(depth, count)
+                if size not in self._programs:
+                    chain.lines.clear(slice(0, MAX_ROWS))
+                made = self._programs.get(size) or self._record(size)
+                if made is None:
+                    return False
+                by_rows[count] = made.program, size[1]
+        return True
 
     def _record(self, size: Size) -> _Recorded | None:
         """Return the program of a size, or None for good when the drafter has none."""
@@ -330,41 +276,121 @@ class DraftChain:
         return found
 
     def _guess(self, size: Size, kept: list[BatchLayout]) -> torch.Tensor:
-        """Draft from what lies at the fixed places. `kept` gets the layouts."""
-        count, num_lines, num_drafts = size
-        places, given = self._places, None if self._states is None else self._states[:num_lines]
-        states = self._pass(
-            num_lines, places.tokens, places.positions, places.lens, places.slots, given, 0, kept
-        )[:count]
-        for depth in range(num_drafts):
-            if depth:
-                drawn = self._samplers[depth - 1].tokens
-                positions, lens = places.draft_positions[depth], places.draft_lens[depth]
-                slots, given = places.draft_slots[depth], states if self._continues else None
-                states = self._pass(count, drawn, positions, lens, slots, given, depth, kept)
-            logits = self._drafter.logits(states, depth)
-            lines = self._rows[:count], self._zeros[:count]
-            told = self._samplers[depth](logits, *lines, logprobs_top=0)
-            assert told is not None, "logprobs were asked for"
-            self._logprobs[depth] = told.logprob
+        """Draft a token of each row from what lies at the fixed places; return the states. `kept`
+        gets the layout."""
+        depth, count, num_lines = size
+        assert self._chain is not None
+        places = self._chain.lines if depth else self._known
+        layout = _layout(places, num_lines, self._table.block_tokens)
+        kept.append(layout)
+        tokens, positions = (
+            torch.from_numpy(each)[:num_lines] for each in (places.tokens, places.positions)
+        )
+        given = None if places.states is None else places.states[:num_lines]
+        states = self._advance(tokens, positions, [layout], given, depth)
+        logits = self._drafter.logits(states[:count], depth)
+        self._sampler(logits, self._rows[:count], self._zeros[:count], logprobs_top=0)
         return states
 
-    def _pass(
+    def _fill(
         self,
-        count: int,
-        tokens: np.ndarray,
+        chain: Chain,
+        known: Known,
+        size: Size,
+        wants: np.ndarray,
+        skipped: np.ndarray | None,
+    ) -> int:
+        """Write a step's inputs; what pads it is tokens of the null block. `skipped`: how many
+        blocks at its start each row of the batch does not read (None: it reads all). Returns how
+        many blocks are read. Shapes: wants [R]. Mutates: self, chain"""
+        count, (_, num_rows, num_lines) = len(wants), size
+        own, table = known.rows[:count], self._table
+        firsts, most = known.positions[:count] + 1, int(wants.max())
+        ends = firsts + wants
+        width = -(-int(ends.max()) // table.block_tokens)
+        tokens = self._batch.tokens[known.rows, known.positions + int(self._continues)]
+        end = num_rows + len(known.rows) - count
+        for lines, of in (
+            (slice(0, count), slice(0, count)),
+            (slice(num_rows, end), slice(count, None)),
+        ):
+            self._put(lines, known.rows[of], known.positions[of], tokens[of], width, skipped)
+        for padding in (slice(count, num_rows), slice(end, num_lines)):
+            if padding.stop > padding.start:
+                self._known.clear(padding)
+        chain.wants[:count], chain.positions[:count] = wants, firsts
+        chain.skipped[:count] = 0 if skipped is None else skipped[own] * table.block_tokens
+        if most > 1:
+            nth = np.arange(most - 1)[:, None]
+            chain.slots[: most - 1, :count] = table.slots(own, np.minimum(firsts + nth, ends - 1))
+        return width
+
+    def _put(
+        self,
+        lines: slice,
+        rows: np.ndarray,
         positions: np.ndarray,
-        lens: np.ndarray,
-        slots: np.ndarray,
-        states: torch.Tensor | None,
-        depth: int,
-        kept: list[BatchLayout],
-    ) -> torch.Tensor:
-        """Run one pass over the first `count` of what lies at some places."""
-        layout = self._places.layout(count, lens[:count], slots[:count])
-        kept.append(layout)
-        token_ids, told = torch.from_numpy(tokens)[:count], torch.from_numpy(positions)[:count]
-        return self._advance(token_ids, told, [layout], states, depth)
+        tokens: np.ndarray,
+        width: int,
+        skipped: np.ndarray | None,
+    ) -> None:
+        """Write some of the known tokens, with the blocks of their rows that they read, which begin
+        behind those that are skipped. Shapes: [L] thrice. Mutates: self"""
+        if lines.stop == lines.start:
+            return
+        to, table = self._known, self._table
+        to.tokens[lines], to.positions[lines] = tokens, positions
+        to.lens[lines] = positions + 1
+        to.slots[lines] = table.slots(rows, positions)
+        if skipped is None:
+            to.blocks[lines, :width] = table.ids[rows, :width]
+        else:
+            behind = skipped[rows]
+            own = np.minimum(behind[:, None] + np.arange(width), table.ids.shape[1] - 1)
+            to.blocks[lines, :width] = table.ids[rows[:, None], own]
+            to.lens[lines] -= behind * table.block_tokens
+
+    def _take(self, states: torch.Tensor, picked: np.ndarray, rows: int, num_rows: int) -> None:
+        """Write the model's states of the known tokens at their places. Mutates: self"""
+        to = self._known.states
+        assert to is not None, "the first step had no states"
+        end = num_rows + len(picked) - rows
+        if rows == 1:
+            to[0], to[1:end] = states[-1], states[:-1]
+            return
+        if len(picked) > rows:
+            states = states[torch.from_numpy(picked)]
+        to[:rows], to[num_rows:end] = states[:rows], states[rows:]
+
+
+def _layout(places: Lines, count: int, block_tokens: int) -> BatchLayout:
+    """Return a layout of the first lines, each of one token."""
+    lens = places.lens[:count]
+    starts = np.arange(count + 1, dtype=np.int32)
+    return BatchLayout(
+        query_start=torch.from_numpy(starts),
+        seq_lens=torch.from_numpy(lens),
+        block_table=torch.from_numpy(places.blocks)[:count],
+        slots=torch.from_numpy(places.slots)[:count],
+        query_start_host=starts.tolist(),
+        seq_lens_host=lens.tolist(),
+        block_tokens=block_tokens,
+        max_query_tokens=1,
+        max_seq_tokens=int(lens.max()),
+    )
+
+
+def _first_size(rows: int, tokens: int) -> Size:
+    """Return the size that catching up is padded to, so that few have to be recorded."""
+    extra = tokens - rows
+    if rows <= FEW_ROWS:
+        return 0, rows, rows + _next_power(extra)
+    padded = -(-rows // 2) * 2 if rows <= 8 else -(-rows // 4) * 4
+    half = padded // 2  # of the rows, about so many were accepted to the end
+    more = -(-extra // half) * half
+    if extra > padded:
+        more = padded * _next_power(-(-extra // padded))
+    return 0, padded, padded + more
 
 
 def _next_power(count: int) -> int:

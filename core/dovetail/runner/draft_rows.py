@@ -84,22 +84,31 @@ class DraftRows:
         self.limits[inputs.rows] = limits
         return limits
 
-    def settle(self, rows: np.ndarray, verified_from: np.ndarray | None = None) -> None:
-        """Count as computed those of the last drafts that came true. `verified_from`: each row had
-        drafts in the step just done, from these positions on, so its length says how many did.
-        Shapes: [R] twice. Mutates: self"""
+    def settle(self, inputs: StepInputs) -> None:
+        """Count as computed those of the last drafts that came true: as many as the step's rows
+        with drafts have grown by, and of rows whose drafts it did not verify those that are their
+        tokens. Mutates: self"""
         if self._shift:
             return  # what was computed of drafts is not what the model's states make of them
+        rows, starts = inputs.rows, inputs.starts
         counts, first = self._num_drafted[rows], self._drafted_from[rows]
-        is_drafted = counts > 0 if verified_from is None else first == verified_from
-        if not is_drafted.all():
-            rows, counts, first = rows[is_drafted], counts[is_drafted], first[is_drafted]
-            if not rows.size:
-                return
         num_true = np.minimum(counts, self._batch.lengths[rows] - 1 - first)
-        if verified_from is None:
-            num_true = self._num_true(rows, first, num_true)
-        self.computed[rows] = np.maximum(self.computed[rows], first + num_true)
+        is_other = (counts > 0) & ((inputs.counts == 1) | (first != starts + 1))
+        if is_other.any():
+            num_true[is_other] = self._num_true(rows[is_other], first[is_other], num_true[is_other])
+        reach = np.where(counts > 0, first + num_true, 0)
+        self.computed[rows] = np.maximum(self.computed[rows], reach)
+        self._num_drafted[rows] = 0
+
+    def settle_ended(self, rows: np.ndarray) -> None:
+        """The same of rows that end. Mutates: self"""
+        rows = rows[self._num_drafted[rows] > 0]
+        if self._shift or not rows.size:
+            return
+        first = self._drafted_from[rows]
+        counts = np.minimum(self._num_drafted[rows], self._batch.lengths[rows] - 1 - first)
+        reach = first + self._num_true(rows, first, counts)
+        self.computed[rows] = np.maximum(self.computed[rows], reach)
         self._num_drafted[rows] = 0
 
     def _num_true(self, rows: np.ndarray, first: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -114,12 +123,17 @@ class DraftRows:
         return found
 
     def note_drafts(
-        self, rows: np.ndarray, first: np.ndarray, drafts: Sequence[Sequence[int]]
+        self,
+        rows: np.ndarray,
+        first: np.ndarray,
+        drafts: Sequence[Sequence[int]],
+        computed: Sequence[int],
     ) -> None:
-        """Remember drafts of the tokens from `first` on, the last of which is not computed.
-        Shapes: rows, first [R], drafts[i] up to [R]. Mutates: self"""
+        """Remember drafts of the tokens from `first` on, so many of which are computed. Shapes:
+        rows, first, computed [R], drafts[i] up to [R]. Mutates: self"""
         self._drafted_from[rows] = first
-        self._num_drafted[rows] = [len(drafted) - 1 for drafted in drafts]
+        counts = [min(len(own), most) for own, most in zip(drafts, computed, strict=True)]
+        self._num_drafted[rows] = counts
         for row, drafted in zip(rows.tolist(), drafts, strict=True):
             self._drafts[row, : len(drafted)] = drafted
 

@@ -165,6 +165,8 @@ class DraftRunner(DraftPasses):
         if self._filled is not None:
             num_filled = self._filled.begin(new.row, new.blocks[0], num_cached)
         self._rows.begin(new.row, num_filled, new.sampling)
+        if self._chain is not None:
+            self._chain.begin(new.row)
         if self._continues and num_filled < num_cached:
             self._begin_anew(new.row, num_cached)
 
@@ -229,8 +231,7 @@ class DraftRunner(DraftPasses):
             hidden = states_within(self.inner, self._inner_layers)
         known = self._rows.known(inputs.rows)
         wants = self._wanted(inputs, known, rows)
-        are_verified = len(inputs.drafted) == len(inputs.rows)
-        self._rows.settle(inputs.rows, inputs.starts + 1 if are_verified else None)
+        self._rows.settle(inputs)
         if self._skips:
             self._resume(inputs)
         due, limits = self._due(inputs, hidden, known, wants)
@@ -241,12 +242,12 @@ class DraftRunner(DraftPasses):
         limits, wants = limits[due], wants[due]
         if not self._continues:
             self._shorten(rows_due, limits)
-        drafts = self._catch_up(rows_due, limits, wants, states)
+        drafts, computed = self._catch_up(rows_due, limits, wants, states)
         self._note(rows_due, limits)
         if rows is None or not drafts:
             return rows
         chosen = due if len(drafts) == len(due) else due[wants > 0]
-        self._rows.note_drafts(inputs.rows[chosen], known[chosen], drafts)
+        self._rows.note_drafts(inputs.rows[chosen], known[chosen], drafts, computed)
         return with_drafts(rows, chosen.tolist(), drafts)
 
     def _resume(self, inputs: StepInputs) -> None:
@@ -259,10 +260,10 @@ class DraftRunner(DraftPasses):
 
     def _catch_up(
         self, rows: np.ndarray, limits: np.ndarray, wants: np.ndarray, states: torch.Tensor | None
-    ) -> list[list[int]]:
-        """Compute the tokens of rows up to `limits`; return the drafts of those that want some.
-        `states` are the model's, rows one after the other. Shapes: rows, limits, wants [R], states
-        [N, E]. Mutates: the cache"""
+    ) -> tuple[list[list[int]], list[int]]:
+        """Compute the tokens of rows up to `limits`; return the drafts of those that want some, and
+        how many of each were computed. `states` are the model's, rows one after the other. Shapes:
+        rows, limits, wants [R], states [N, E]. Mutates: the cache"""
         starts = self._rows.computed[rows]
         chain = self._chain if self._sampled is None and wants.all() else None
         found = None
@@ -270,22 +271,23 @@ class DraftRunner(DraftPasses):
             if int((limits - starts - 1).sum()) > CATCH_UP_TOKENS:
                 starts, states = self._catch_up_to_last(rows, starts, limits, states)
             found = chain.run(rows, starts, limits, wants, states, self._rows.skipped)
-        if chain is not None and found is not None and found[2]:
-            drafts, counts = found[0], chain.likely(wants.tolist())
+        if found is not None and found.are_proven:
+            drafts, counts, made = found.drafts, found.likely.tolist(), found.made
         else:
             is_wanting = wants > 0
             num_known = limits - starts
             states = self._advance(rows, starts, num_known, None, states, 0)
             if not is_wanting.any():
-                return []
+                return [], []
             last, wants = (np.cumsum(num_known) - 1)[is_wanting], wants[is_wanting]
             chosen = rows[is_wanting], limits[is_wanting]
             drafts = self._guess_by_depth(*chosen, wants, lines_of(states, last))
             if chain is not None and found is not None:
-                chain.prove(found[1], found[0], drafts, wants)
-            rows, counts = chosen[0], wants.tolist()
+                chain.prove(found, drafts)
+            rows, counts, made = chosen[0], wants.tolist(), wants
         own = zip(rows.tolist(), drafts.tolist(), counts, strict=True)
-        return [self._rows.until_end(row, line[:n]) for row, line, n in own]
+        kept = [self._rows.until_end(row, line[:n]) for row, line, n in own]
+        return kept, (made - 1).tolist()
 
     def _catch_up_to_last(
         self,
@@ -310,8 +312,6 @@ class DraftRunner(DraftPasses):
         """Return how many drafts each row is to have: none where a fault or its end came, or tokens
         that need no draw, behind which nothing can be verified in the next step. Shapes: [R]"""
         most = min(self._spec.max_tokens, self._spec.max_model_tokens)
-        if self._chain is not None and self._sampled is None:
-            most = min(most, self._chain.most_drafts(len(inputs.rows)))
         lengths, seq_lens = self._batch.lengths[inputs.rows].tolist(), inputs.seq_lens.tolist()
         wants = [0] * len(lengths)
         for i, (step, count) in enumerate(zip(inputs.steps, known.tolist(), strict=True)):
@@ -383,7 +383,7 @@ class DraftRunner(DraftPasses):
     def _finish(self, rows: np.ndarray) -> None:
         """Catch up on rows that end: what they computed may be found by others. Mutates: cache"""
         rows = rows[self._batch.lengths[rows] > 0]
-        self._rows.settle(rows)
+        self._rows.settle_ended(rows)
         limits = self._rows.limits[rows]
         if not self._continues:
             table = self._batch.tables[0]

@@ -3,8 +3,8 @@
 In a step where every row computes one token, and in one of whole short prompts, the calls depend on
 the number of tokens alone and only numbers change. So their inputs lie at fixed places, the model's
 native calls are recorded for each number of tokens when it comes for the second time, and from then
-on Python's share of a step is gone. The first repetition is compared with the model itself. A model
-that runs anything but native calls is left as it is.
+on Python's share of a step is gone. A program is repeated at once, and must come to what the model
+came to. A model that runs anything but native calls is left as it is.
 """
 
 from __future__ import annotations
@@ -135,7 +135,6 @@ class RecordedForward:
         self._programs: dict[Size, Program | None] = {}
         self._inner = {} if inner is None else inner
         self._left: dict[Size, Inner] = {}
-        self._proven: set[Size] = set()
         self._records_adapters = True
         self._pool = Pool()
         self._reason: str | None = native.missing_reason()
@@ -144,6 +143,11 @@ class RecordedForward:
     def reason(self) -> str | None:
         """Return why nothing is recorded; None while it is."""
         return self._reason
+
+    @property
+    def sizes(self) -> set[Size]:
+        """Return the sizes of the steps that are recorded."""
+        return {size for size, program in self._programs.items() if program is not None}
 
     def run(
         self, inputs: StepInputs, second_text: torch.Tensor | None = None
@@ -171,36 +175,28 @@ class RecordedForward:
         self._inputs.fill(inputs, second_text)
         if total > count:
             self._inputs.pad(inputs, total)
-        known = self._programs[size]
-        if known is None or size not in self._proven:
-            found = self._try(known, size, inputs)
+        program = self._programs[size]
+        if program is None:
+            found = self._begin(size, inputs)
             return None if found is None else found[:count]
         self._inner.update(self._left[size])
-        return known.run()[:count]
+        return program.run()[:count]
 
-    def _try(self, known: Program | None, size: Size, inputs: StepInputs) -> torch.Tensor | None:
-        """Record a program, if there is none yet, and run it for the first time; None where there
-        is nothing to record. Mutates: self, and the KV cache"""
+    def _begin(self, size: Size, inputs: StepInputs) -> torch.Tensor | None:
+        """Record a program and repeat it: its output is to be the model's own, which is returned.
+        None where there is nothing to record. Mutates: self, and the KV cache"""
         put_back = (lambda: None) if self._states is None else self._states.keep(inputs)
-        program = known or self._record(size)
-        if known is None:
-            put_back()
-        return None if program is None else self._prove(program, size, put_back)
-
-    def _prove(
-        self, program: Program, size: Size, put_back: Callable[[], None]
-    ) -> torch.Tensor | None:
-        """Return the model's output for the program's first new inputs; check that the program's is
-        the same. The model's own run is the last: what it writes into the KV cache stays."""
-        output = program.run().clone()
+        program = self._record(size)
         put_back()
-        wanted = self._run_model(size)
-        if torch.equal(output.nan_to_num(), wanted.nan_to_num()):
-            self._proven.add(size)
-        else:
-            self._reason = "a repeated step differed from the model's own"
-            log.warning("steps are not recorded: %s", self._reason)
-        return wanted
+        if program is None:
+            return None
+        wanted = program.output.clone()
+        if torch.equal(program.run().nan_to_num(), wanted.nan_to_num()):
+            return program.output
+        self._reason = "a repeated step differed from the model's own"
+        log.warning("steps are not recorded: %s", self._reason)
+        put_back()
+        return self._run_model(size)
 
     def _record(self, size: Size) -> Program | None:
         """Return the program of steps of a size, or None for good when the model has none."""

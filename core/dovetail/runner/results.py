@@ -87,10 +87,13 @@ def _verified(
 def with_drafts(
     rows: tuple[RowResult, ...], chosen: Sequence[int], drafts: Sequence[Sequence[int]]
 ) -> tuple[RowResult, ...]:
-    """Return results with the drafts of those of the rows that are chosen, by their indices."""
+    """Return results with the drafts of those of the rows that are chosen, by their indices; of
+    some all were left out."""
     results = list(rows)
     for index, drafted in zip(chosen, drafts, strict=True):
-        results[index] = msgspec.structs.replace(results[index], drafts=tuple(drafted))
+        results[index] = msgspec.structs.replace(
+            results[index], drafts=tuple(drafted), has_unlikely_drafts=not drafted
+        )
     return tuple(results)
 
 

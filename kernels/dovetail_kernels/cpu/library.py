@@ -169,6 +169,12 @@ class Library:
         runner.argtypes = [ctypes.c_void_p, ctypes.c_int64]
         return runner
 
+    def chain_runner(self) -> Callable[[Any], int]:
+        """Return the function that runs one program after the other (see chain.py)."""
+        runner = self._handle.dt_chain_run
+        runner.restype = ctypes.c_int64
+        return runner
+
     def panel_outputs(self) -> int:
         """Return the multiple that the outputs of packed matrices are filled up to."""
         name = "panel_outputs"

@@ -47,7 +47,7 @@ class NotRecordable(Exception):
 
 
 class ProgramStep(ctypes.Structure):
-    """See program.cpp."""
+    """See program.h."""
 
     _fields_ = [("kernel", ctypes.c_void_p), ("args", ctypes.c_void_p)]
 
@@ -82,10 +82,20 @@ class Program:
         else:
             failed = self._run_watched(span)
         if failed:
-            fault = self._calls[failed - 1].fault
-            no_memory = MemoryError(f"call {failed} of {len(self._steps)} found no memory")
-            raise no_memory if fault is None else fault()
+            raise self.fault(failed)
         return self.output
+
+    def fault(self, number: int) -> Exception:
+        """Return why a call failed; numbers begin at 1."""
+        fault = self._calls[number - 1].fault
+        if fault is None:
+            return MemoryError(f"call {number} of {len(self._calls)} found no memory")
+        return fault()
+
+    @property
+    def steps(self) -> ctypes.Array[ProgramStep]:
+        """Return the calls as native code runs them."""
+        return self._steps
 
     def _run_watched(self, span: native.Span) -> int:
         """Do the calls, each within its span; return the number of one that failed, or 0."""

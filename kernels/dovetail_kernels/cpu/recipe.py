@@ -122,7 +122,7 @@ def units(machine: str, chosen: Sequence[str] | None = None) -> list[Unit]:
     known = all_sets(machine)
     sets = {isa: flags for isa, flags in known.items() if chosen is None or isa in chosen}
     lowest = next(iter(known))
-    once = ("dispatch.cpp", "pool.cpp", "program.cpp")
+    once = ("chain.cpp", "dispatch.cpp", "pool.cpp", "program.cpp")
     shared = [Unit(source=HERE / name, isa=lowest, flags=()) for name in once]
     ops = [HERE / "probe.cpp", *sorted(HERE.parent.glob("*/cpu*.cpp"))]
     return shared + [

@@ -157,6 +157,11 @@ class NativeSampler:
             raise MemoryError(f"no memory to sample from {logits.shape[1]} tokens")
         return None if logprobs_top is None else self._logprobs
 
+    @property
+    def logprobs(self) -> Logprobs:
+        """Return where calls write logprobs, for as long as none asks for more lines or tokens."""
+        return self._logprobs
+
     def _make_lines(self, count: int, num_top: int) -> None:
         """Make room for the draws of so many lines. Mutates: self"""
         self.tokens = np.zeros(count, dtype=np.int64)

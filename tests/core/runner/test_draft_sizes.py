@@ -10,8 +10,6 @@ from dovetail.interfaces.logits import RowTokens
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.step import NewRow, RowStep, StepPlan
 from dovetail.runner.batch import Batch, StepInputs
-from dovetail.runner.block_table import BlockTable
-from dovetail.runner.draft_chain import _Places, known_lines
 from dovetail.runner.draft_rows import DraftRows
 from dovetail.runner.recorded import MAX_DRAFTED_ROWS, padded
 from dovetail.runner.recorded_inputs import RowInputs
@@ -26,31 +24,6 @@ def test_few_sizes_hold_every_number_of_rows() -> None:
     assert all(size >= count for count, size in enumerate(sizes, 1))
     assert sizes[:16] == list(range(1, 17))
     assert len(set(sizes)) == 16 + 12 + 6 + 12 and max(sizes) == MAX_DRAFTED_ROWS
-
-
-def test_last_tokens_come_first_and_states_are_picked_alike() -> None:
-    rows, starts, limits = np.array([4, 7, 2]), np.array([10, 0, 5]), np.array([11, 3, 7])
-    known = known_lines(rows, starts, limits)
-    lines = list(zip(known.rows.tolist(), known.positions.tolist(), strict=True))
-    assert lines == [(4, 10), (7, 2), (2, 6), (7, 0), (7, 1), (2, 5)]
-    by_rows = [(4, 10), (7, 0), (7, 1), (7, 2), (2, 5), (2, 6)]
-    assert [by_rows[place] for place in known.picked] == lines
-
-
-def test_a_row_that_begins_anew_reads_no_block_before() -> None:
-    table = BlockTable(2, 6, 4)
-    table.fill_row(0, [1, 2, 3])
-    table.fill_row(1, [4, 5, 6, 7])
-    rows, starts, limits = np.array([0, 1]), np.array([6, 13]), np.array([7, 15])
-    known, wants = known_lines(rows, starts, limits), np.array([2, 2])
-    places = _Places(table, 3)
-    places.fill(known, np.arange(3), (2, 3, 2), wants, np.array([0, 3]))
-    assert places.positions[:3].tolist() == [6, 14, 13]  # what the layers are told
-    assert places.slots[:3].tolist() == [10, 30, 29]  # where they write
-    assert places.lens[:3].tolist() == [7, 3, 2]  # how much they see
-    assert places.blocks[:3, 0].tolist() == [1, 7, 7]
-    assert places.draft_lens[1, :2].tolist() == [8, 4]
-    assert places.draft_positions[1, :2].tolist() == [7, 15]
 
 
 @pytest.mark.skipif(missing_reason() is not None, reason="there is no native library")
@@ -124,23 +97,27 @@ def test_recorded_drafts_lie_behind_their_row_or_alone(shares_rows: bool) -> Non
     assert layout.slots.tolist() == [8, 9, 20, 21, 22, 0]
 
 
-def test_drafts_that_came_true_are_a_rows_own_and_computed() -> None:
-    """By what the step verified, or, where it is not the drafts noted, by the tokens."""
-    rows = np.array([0, 2])
-    for verified_from in (np.array([5, 9]), np.array([5, 8]), None):
-        batch = batch_of_two()
-        state = DraftRows(batch, 4, shift=0, keeps=False, is_ahead=False)
-        for row in rows.tolist():
-            state.begin(row, int(batch.lengths[row]), SamplingParams())
-        drafted_step(batch, (21, 22), (23, 24, 25))
-        state.note_drafts(rows, batch.lengths[rows], [[21, 22], [23, 24, 25]])
-        batch.accept(rows, [0, 3], [31, 32])
-        assert batch.tokens[2, 9:13].tolist() == [23, 24, 25, 32]
-        assert batch.lengths[rows].tolist() == [6, 13]
-        state.settle(rows, verified_from)
-        found = state.computed[rows].tolist()
-        is_other = verified_from is not None and verified_from[1] != 9
-        assert found == [5, 9 if is_other else 11]  # the last draft is not computed
-        if is_other:
-            state.settle(rows)
-            assert state.computed[rows].tolist() == [5, 11]
+@pytest.mark.parametrize("noted", [([21, 22], [23, 24, 25]), ([21, 22], [23, 24, 26])])
+def test_drafts_that_came_true_are_a_rows_own_and_computed(noted: tuple[list[int], ...]) -> None:
+    """By what the step verified, or, where it verified none, by the tokens."""
+    rows, batch = np.array([0, 2]), batch_of_two()
+    state = DraftRows(batch, 4, shift=0, keeps=False, is_ahead=False)
+    for row in rows.tolist():
+        state.begin(row, int(batch.lengths[row]), SamplingParams())
+    inputs = drafted_step(batch, (), (23, 24, 25))
+    state.note_drafts(rows, batch.lengths[rows], noted, [1, 2])
+    batch.accept(rows, [0, 3], [21, 32])
+    assert batch.tokens[2, 9:13].tolist() == [23, 24, 25, 32]
+    assert batch.lengths[rows].tolist() == [6, 13]
+    state.settle(inputs)
+    assert state.computed[rows].tolist() == [5, 11]  # the last draft is not computed
+
+
+def test_drafts_that_no_step_verified_are_compared_with_the_tokens() -> None:
+    rows, batch = np.array([0, 2]), batch_of_two()
+    state = DraftRows(batch, 4, shift=0, keeps=False, is_ahead=False)
+    state.note_drafts(rows, batch.lengths[rows], [[21, 22, 23], [24, 25, 26]], [2, 2])
+    for token_ids in ([21, 24], [22, 29]):
+        batch.append(rows, token_ids)
+    state.settle_ended(rows)
+    assert state.computed[rows].tolist() == [6, 10]

@@ -1,0 +1,246 @@
+"""Chain: one program after the other, each drawing a token for some rows and reading what the one
+before drew; a row goes on while what it drew is likely, and as long as it wants more.
+
+The programs of all depths but the first read their lines at one place, the rows that go on one
+after the other, so that a row that ends costs nothing further. Knows no model.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dovetail_kernels.cpu import library as native
+from dovetail_kernels.cpu.program import Program, ProgramStep
+
+MAX_ROWS = 64
+"""How many rows a chain may have."""
+
+_pointer, _int64, _double = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+
+
+class _Link(ctypes.Structure):
+    """See chain.cpp."""
+
+    _fields_ = [
+        ("steps", ctypes.POINTER(ProgramStep)),
+        ("count", _int64),
+        ("rows", _int64),
+        ("states", _pointer),
+    ]
+
+
+class _Lines(ctypes.Structure):
+    """See chain.cpp."""
+
+    _fields_ = [
+        ("tokens", _pointer),
+        ("positions", _pointer),
+        ("slots", _pointer),
+        ("lens", _pointer),
+        ("blocks", _pointer),
+        ("states", _pointer),
+        ("block_stride", _int64),
+        ("state_bytes", _int64),
+    ]
+
+
+class _ChainArgs(ctypes.Structure):
+    """See chain.cpp."""
+
+    _fields_ = [
+        ("first", ctypes.POINTER(_Link)),
+        ("later", ctypes.POINTER(_Link)),
+        ("tokens", _pointer),
+        ("logprobs", _pointer),
+        ("lines", _Lines),
+        ("wants", _pointer),
+        ("positions", _pointer),
+        ("skipped", _pointer),
+        ("slots", _pointer),
+        ("blocks", _pointer),
+        ("drafts", _pointer),
+        ("made", _pointer),
+        ("likely", _pointer),
+        ("failed", _pointer),
+        ("least", _double),
+        ("rows", _int64),
+        ("depths", _int64),
+        ("width", _int64),
+        ("most_rows", _int64),
+        ("most", _int64),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """Where programs read: of each line a token, its position and slot, how many tokens it sees and
+    in which blocks, and what the model made of the token before. Shapes: int64 [L] thrice, int32
+    [L], int32 [L, W], [L, E] or None"""
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    slots: np.ndarray
+    lens: np.ndarray
+    blocks: np.ndarray
+    states: torch.Tensor | None
+
+    @classmethod
+    def empty(cls, count: int, width: int, states: torch.Tensor | None) -> Lines:
+        """Return lines of the null block."""
+        return cls(
+            tokens=np.zeros(count, dtype=np.int64),
+            positions=np.zeros(count, dtype=np.int64),
+            slots=np.zeros(count, dtype=np.int64),
+            lens=np.ones(count, dtype=np.int32),
+            blocks=np.zeros((count, width), dtype=np.int32),
+            states=states,
+        )
+
+    def clear(self, lines: slice) -> None:
+        """Make some lines such of the null block. Mutates: self"""
+        self.tokens[lines] = self.positions[lines] = self.slots[lines] = 0
+        self.blocks[lines, 0], self.lens[lines] = 0, 1
+
+
+class Chain:
+    """Programs, and the fixed places of what rows ask for and of what comes of it.
+
+    Every program draws a token a line: `tokens` int64 [L] and `logprobs` float64 [L], how likely
+    it was. `blocks` int32 [L, W] are those of the rows. `lines`: where all programs but the first
+    read; `later`: these programs, of one depth after the other, the last ones for all that follow,
+    each by how many rows go on, with the number of lines that it computes.
+
+    Asked: `wants`, how many tokens, `positions`, of the first one of them, `skipped`, how many
+    tokens before are not seen, by row, and `slots` by depth and row. Found: `drafts`, how many of
+    each row were `made` and how many are `likely`. Shapes: int64 [R] thrice, [D, R]; [R, D], [R]
+    twice
+    """
+
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        logprobs: np.ndarray,
+        blocks: np.ndarray,
+        lines: Lines,
+        max_tokens: int,
+    ) -> None:
+        rows = len(lines.tokens)
+        assert rows <= MAX_ROWS, "a chain of more rows than it can have"
+        self.lines = lines
+        self.later: list[Mapping[int, tuple[Program, int]]] = []
+        self._tokens, self._logprobs, self._blocks = tokens, logprobs, blocks
+        self.wants = np.zeros(rows, dtype=np.int64)
+        self.positions = np.zeros(rows, dtype=np.int64)
+        self.skipped = np.zeros(rows, dtype=np.int64)
+        self.slots = np.zeros((max_tokens, rows), dtype=np.int64)
+        self.drafts = np.zeros((rows, max_tokens), dtype=np.int64)
+        self.made = np.zeros(rows, dtype=np.int64)
+        self.likely = np.zeros(rows, dtype=np.int64)
+        self._links: dict[int, ctypes.Array[_Link]] = {}
+        self._failed = _pointer()
+        self._args = self._described()
+        library = native.library()
+        assert library is not None, "there is no native library"
+        self._run_all = library.chain_runner()
+
+    def run(self, first: Program, rows: int, width: int, least: float) -> None:
+        """Let the first `rows` rows draw what they ask for; `first` computes their first lines.
+        Rows see the first `width` blocks and go on while all that they drew is at least so likely
+        together, as a logarithm. Mutates: self, and what the programs mutate
+
+        Raises: MemoryError, or what a failed call has to say
+        """
+        if native.call_span() is not None:
+            self._run_watched(first, rows, width, least)
+            return
+        links = self._links.get(rows)
+        if links is None:
+            links = self._links[rows] = self._linked(rows)
+        args, begun = self._args, _link(first, rows)
+        args.first, args.later = ctypes.pointer(begun), links
+        args.rows, args.width, args.least, args.depths = rows, width, least, len(self.later)
+        number = self._run_all(ctypes.byref(args))
+        if number:
+            raise self._failed_program(links, first).fault(number)
+
+    def _run_watched(self, first: Program, rows: int, width: int, least: float) -> None:
+        """Do the same with one call after the other. Mutates: self"""
+        live, chances = list(range(rows)), np.zeros(rows)
+        program, depth = first, 0
+        while live:
+            states, going = program.run(), []
+            for line, row in enumerate(live):
+                self.drafts[row, depth] = self._tokens[line]
+                self.made[row] = depth + 1
+                chances[row] += self._logprobs[line]
+                is_likely = bool(chances[row] >= least)
+                self.likely[row] = depth + is_likely
+                if is_likely and depth + 1 < self.wants[row]:
+                    self._go_on(row, line, len(going), depth, states)
+                    self.lines.blocks[len(going), :width] = self._blocks[row, :width]
+                    going.append(row)
+            live = going
+            if live:
+                program, count = self.later[min(depth, len(self.later) - 1)][len(live)]
+                self.lines.clear(slice(len(live), count))
+            depth += 1
+
+    def _go_on(self, row: int, of: int, line: int, depth: int, states: torch.Tensor) -> None:
+        """Let a row go on as a line, from what line `of` drew. Mutates: the lines"""
+        to, position = self.lines, self.positions[row] + depth
+        to.tokens[line], to.positions[line] = self._tokens[of], position
+        to.lens[line] = position + 1 - self.skipped[row]
+        to.slots[line] = self.slots[depth, row]
+        if to.states is not None:
+            to.states[line] = states[of]
+
+    def _linked(self, rows: int) -> ctypes.Array[_Link]:
+        """Return the later programs as native code finds them, by depth and rows."""
+        links = (_Link * (len(self.later) * (rows + 1)))()
+        for depth, by_rows in enumerate(self.later):
+            for count in range(1, rows + 1):
+                links[depth * (rows + 1) + count] = _link(*by_rows[count])
+        return links
+
+    def _failed_program(self, links: ctypes.Array[_Link], first: Program) -> Program:
+        """Return the program of which a call failed."""
+        place = (self._failed.value or 0) - ctypes.addressof(links)
+        nth = place // ctypes.sizeof(_Link)
+        if not 0 <= nth < len(links):
+            return first
+        depth, count = divmod(nth, len(links) // len(self.later))
+        return self.later[depth][count][0]
+
+    def _described(self) -> _ChainArgs:
+        """Return all that stays where it is as native code knows it."""
+        to, states = self.lines, self.lines.states
+        lines = _Lines(
+            block_stride=to.blocks.shape[1],
+            states=0 if states is None else states.data_ptr(),
+            state_bytes=0 if states is None else states.shape[1] * states.itemsize,
+        )
+        for name in ("tokens", "positions", "slots", "lens", "blocks"):
+            setattr(lines, name, getattr(to, name).ctypes.data)
+        args = _ChainArgs(
+            tokens=self._tokens.ctypes.data,
+            logprobs=self._logprobs.ctypes.data,
+            blocks=self._blocks.ctypes.data,
+            lines=lines,
+            failed=ctypes.addressof(self._failed),
+            most_rows=len(to.tokens),
+            most=self.drafts.shape[1],
+        )
+        for name in ("wants", "positions", "skipped", "slots", "drafts", "made", "likely"):
+            setattr(args, name, getattr(self, name).ctypes.data)
+        return args
+
+
+def _link(program: Program, rows: int) -> _Link:
+    """Return a program, whose lines are so many, as native code finds it."""
+    steps = program.steps
+    return _Link(steps, len(steps), rows, program.output.data_ptr())
