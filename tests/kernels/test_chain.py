@@ -72,9 +72,7 @@ class Walk:
         self.sampler(self.head(states), numbers, np.zeros_like(numbers), logprobs_top=0)
         return states
 
-    def states(
-        self, depth: int, tokens: torch.Tensor, given: torch.Tensor | None
-    ) -> torch.Tensor:
+    def states(self, depth: int, tokens: torch.Tensor, given: torch.Tensor | None) -> torch.Tensor:
         own = self.tables[depth].rows(tokens)
         return own if given is None else self.mix(given, None, own)
 

@@ -21,7 +21,6 @@ import torch
 from dovetail.interfaces.attention import BatchLayout
 from dovetail.interfaces.drafter import WorkerDrafter
 from dovetail.runner.batch import Batch
-from dovetail.runner.block_table import BlockTable
 from dovetail_kernels.cpu import library as native
 from dovetail_kernels.cpu.chain import Chain, Lines
 from dovetail_kernels.cpu.program import NotRecordable, Pool, Program, record
@@ -108,9 +107,9 @@ class _Recorded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafted:
-    """The drafts of a step: of each row some, of which so many are `likely` to be worth verifying. `parts` are the
-    programs that made them, `are_proven` whether all of these are. Shapes: drafts [R, D], made,
-    likely [R]"""
+    """The drafts of a step: of each row some were made, of which so many are `likely` to be worth
+    verifying. `parts` are the programs that made them, `are_proven` whether all of these are.
+    Shapes: drafts [R, D], made, likely [R]"""
 
     drafts: np.ndarray
     made: np.ndarray
@@ -236,7 +235,9 @@ class DraftChain:
         lines, width = None, self._table.ids.shape[1]
         if states is not None:
             lines = states.new_zeros(MAX_ROWS, states.shape[1])
-            self._known = Lines.empty(MAX_LINES, width, states.new_zeros(MAX_LINES, states.shape[1]))
+            self._known = Lines.empty(
+                MAX_LINES, width, states.new_zeros(MAX_LINES, states.shape[1])
+            )
         told = self._sampler.logprobs
         self._chain = Chain(
             self._sampler.tokens,

@@ -10,11 +10,10 @@ import torch
 
 from dovetail.interfaces.attention import AttentionBackend, BatchLayout
 from dovetail.interfaces.drafter import WorkerDrafter
-from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import CachedLayer
 from dovetail.layers.context import ForwardContext, LayerCache, use_context
 from dovetail.runner.batch import Batch, StepInputs
-from dovetail.runner.recorded import MAX_DRAFTED_ROWS, is_recorded, recorded_rows
+from dovetail.runner.recorded import MAX_DRAFTED_ROWS, recorded_rows
 from dovetail.runner.tensors import DeviceTensors, HostTensors
 
 
@@ -83,22 +82,32 @@ def lines_of(states: torch.Tensor, picked: np.ndarray) -> torch.Tensor:
 
 
 class DraftPasses:
-    """How a drafter runs over tokens of rows. DraftRunner sets what a pass needs when it loads and
-    allocates."""
+    """How a drafter runs over tokens of rows. `layers` are those that keep something, in `caches`;
+    with `records` small passes are run as one call."""
 
-    _backend: AttentionBackend
-    _batch: Batch
-    _caches: dict[str, LayerCache]
-    _continues: bool
-    _device: torch.device
-    _drafter: WorkerDrafter
-    _is_by_depth: bool
-    _recorded: dict[int, RecordedPass]
-    _run: RunSpec
-    _tensors: HostTensors | DeviceTensors
-    layers: list[CachedLayer]
+    def __init__(
+        self,
+        drafter: WorkerDrafter,
+        backend: AttentionBackend,
+        layers: Sequence[CachedLayer],
+        caches: dict[str, LayerCache],
+        batch: Batch,
+        tensors: HostTensors | DeviceTensors,
+        *,
+        records: bool,
+    ) -> None:
+        self._drafter = drafter
+        self._backend = backend
+        self._layers = layers
+        self._caches = caches
+        self._batch = batch
+        self._tensors = tensors
+        self._continues = "hidden_states" in drafter.capabilities
+        self._is_by_depth = "by_depth" in drafter.capabilities
+        self._records = records and bool(layers)
+        self._recorded: dict[int, RecordedPass] = {}
 
-    def _advance(
+    def over(
         self,
         rows: np.ndarray,
         starts: np.ndarray,
@@ -115,17 +124,14 @@ class DraftPasses:
             token_ids = self._batch.tokens[inputs.token_rows, places].astype(np.int64)
         inputs.token_ids = token_ids
         given = states if self._continues else None
-        recorded = self._recorder(depth) if len(token_ids) <= MAX_DRAFTED_ROWS else None
-        if recorded is not None:
-            found = recorded.run(one_by_one(inputs), given)
+        if self._records and len(token_ids) <= MAX_DRAFTED_ROWS:
+            found = self._recorder(depth).run(one_by_one(inputs), given)
             if found is not None:
                 return found
         placed = self._tensors.place(inputs, None)
-        return self._run_module(
-            placed.token_ids, placed.positions, placed.layouts[:1], given, depth
-        )
+        return self.forward(placed.token_ids, placed.positions, placed.layouts[:1], given, depth)
 
-    def _run_module(
+    def forward(
         self,
         token_ids: torch.Tensor,
         positions: torch.Tensor,
@@ -133,21 +139,20 @@ class DraftPasses:
         states: torch.Tensor | None,
         depth: int,
     ) -> torch.Tensor:
-        prepared = self._backend.prepare(layouts[0]) if self.layers else None
+        """Return the states after tokens that are laid out. Shapes: token_ids, positions [N],
+        states [N, E] -> [N, E]. Mutates: the cache"""
+        prepared = self._backend.prepare(layouts[0]) if self._layers else None
         context = ForwardContext(
             backend=self._backend,
-            prepared={layer.name: prepared for layer in self.layers},
+            prepared={layer.name: prepared for layer in self._layers},
             caches=self._caches,
         )
         with use_context(context):
             return self._drafter.advance(token_ids, positions, states, depth)
 
-    def _recorder(self, depth: int) -> RecordedPass | None:
-        """Return what runs small passes of this depth as one call, where the run allows it."""
-        if not self.layers or not is_recorded(self._run, self._device.type):
-            return None
+    def _recorder(self, depth: int) -> RecordedPass:
+        """Return what runs small passes of this depth as one call. Mutates: self"""
         key = depth if self._is_by_depth else 0
         if key not in self._recorded:
-            forward = partial(self._run_module, depth=key)
-            self._recorded[key] = RecordedPass(forward, self._batch)
+            self._recorded[key] = RecordedPass(partial(self.forward, depth=key), self._batch)
         return self._recorded[key]

@@ -32,7 +32,7 @@ from dovetail.runner.draft_loader import (
     look_into,
     states_within,
 )
-from dovetail.runner.draft_passes import DraftPasses, RecordedPass, lines_of
+from dovetail.runner.draft_passes import DraftPasses, lines_of
 from dovetail.runner.draft_rows import DraftRows
 from dovetail.runner.host_blocks import HostBlockStorage
 from dovetail.runner.kv_alloc import (
@@ -54,7 +54,7 @@ FINISHED_TOKENS = 64
 """A row that ends with more than so many tokens to catch up on leaves them to who finds them."""
 
 
-class DraftRunner(DraftPasses):
+class DraftRunner:
     """Call as a ModelRunner, which owns it: load, allocate, then `after` every step."""
 
     def __init__(self, run: RunSpec, device: torch.device) -> None:
@@ -80,9 +80,7 @@ class DraftRunner(DraftPasses):
         self._attention = attention_layers(self._drafter.module())
         set_scales(self._attention, self._run.kv_dtype, ())
         self.layers = kept_layers(self._drafter.module(), self._run)
-        capabilities = self._drafter.capabilities
-        self._continues = "hidden_states" in capabilities
-        self._is_by_depth = "by_depth" in capabilities
+        self._continues = "hidden_states" in self._drafter.capabilities
 
     def weights(self) -> list[torch.Tensor]:
         """Return all that the drafter keeps in memory, but for its cache."""
@@ -108,7 +106,6 @@ class DraftRunner(DraftPasses):
                 fix="use --kv-policy paged, or a drafter without attention.",
             )
         self._batch = batch
-        self._tensors = tensors
         if draft is not None:
             memory = allocate_tensors(draft, self._device)
             for tensor in memory:
@@ -124,14 +121,23 @@ class DraftRunner(DraftPasses):
             keeps=keeps,
             is_ahead=self._target_run.async_steps,
         )
-        self._recorded: dict[int, RecordedPass] = {}
         self._filled: DraftBlocks | None = None
         if draft is not None:
             self._filled = DraftBlocks(draft, batch.tables[0])
+        records = is_recorded(self._run, self._device.type)
+        self._passes = DraftPasses(
+            self._drafter,
+            self._backend,
+            self.layers,
+            self._caches,
+            batch,
+            tensors,
+            records=records,
+        )
         self._chain: DraftChain | None = None
-        if is_recorded(self._run, self._device.type):
-            drafts = self._spec.max_tokens
-            self._chain = DraftChain(self._run_module, self._drafter, batch, drafts)
+        if records:
+            most = self._spec.max_tokens
+            self._chain = DraftChain(self._passes.forward, self._drafter, batch, most)
 
     def sample_by(self, sampler: Sampler) -> SampledDrafts | None:
         """Sample drafts from now on, where the spec says so; return what knows of it."""
@@ -143,7 +149,7 @@ class DraftRunner(DraftPasses):
         caches = cache_tensors(self._caches)
         self._host = None
         self._caches = {}
-        del self._batch, self._tensors, self._rows, self._recorded, self._chain
+        del self._batch, self._rows, self._passes, self._chain
         return caches
 
     def before(self, plan: StepPlan) -> None:
@@ -276,7 +282,7 @@ class DraftRunner(DraftPasses):
         else:
             is_wanting = wants > 0
             num_known = limits - starts
-            states = self._advance(rows, starts, num_known, None, states, 0)
+            states = self._passes.over(rows, starts, num_known, None, states, 0)
             if not is_wanting.any():
                 return [], []
             last, wants = (np.cumsum(num_known) - 1)[is_wanting], wants[is_wanting]
@@ -303,7 +309,7 @@ class DraftRunner(DraftPasses):
         own = np.delete(np.arange(ends[-1]), ends - 1)
         before = None if states is None else lines_of(states, own)
         chosen = rows[has_more], starts[has_more], counts[has_more] - 1
-        self._advance(*chosen, None, before, 0)
+        self._passes.over(*chosen, None, before, 0)
         return limits - 1, None if states is None else lines_of(states, ends - 1)
 
     def _wanted(
@@ -369,7 +375,7 @@ class DraftRunner(DraftPasses):
                 states, live = lines_of(states, going), live[going]
                 tokens = drafts[live, depth - 1]
                 places = starts[live] + depth - 1
-                states = self._advance(
+                states = self._passes.over(
                     rows[live], places, np.ones_like(places), tokens, states, depth
                 )
             logits = self._drafter.logits(states, depth)
@@ -404,7 +410,7 @@ class DraftRunner(DraftPasses):
             kept = [torch.cat(self._rows.kept(row)) for row in rows.tolist()]
             counts = (limits - starts).tolist()
             states = torch.cat([one[:n] for one, n in zip(kept, counts, strict=True)])
-        self._advance(rows, starts, limits - starts, None, states, 0)
+        self._passes.over(rows, starts, limits - starts, None, states, 0)
         self._note(rows, limits)
 
     def _note(self, rows: np.ndarray, limits: np.ndarray) -> None:
@@ -423,7 +429,7 @@ class DraftRunner(DraftPasses):
             row, end = rows[i : i + 1], limits[i : i + 1] - 1
             while computed[row] < end:
                 count = np.minimum(end - computed[row], most)
-                self._advance(row, computed[row], count, None, None, 0)
+                self._passes.over(row, computed[row], count, None, None, 0)
                 computed[row] += count
 
     def _states(

@@ -8,7 +8,6 @@ after the other, so that a row that ends costs nothing further. Knows no model.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -132,7 +131,7 @@ class Chain:
         rows = len(lines.tokens)
         assert rows <= MAX_ROWS, "a chain of more rows than it can have"
         self.lines = lines
-        self.later: list[Mapping[int, tuple[Program, int]]] = []
+        self.later: list[dict[int, tuple[Program, int]]] = []
         self._tokens, self._logprobs, self._blocks = tokens, logprobs, blocks
         self.wants = np.zeros(rows, dtype=np.int64)
         self.positions = np.zeros(rows, dtype=np.int64)
@@ -173,7 +172,8 @@ class Chain:
         live, chances = list(range(rows)), np.zeros(rows)
         program, depth = first, 0
         while live:
-            states, going = program.run(), []
+            states = program.run()
+            going: list[int] = []
             for line, row in enumerate(live):
                 self.drafts[row, depth] = self._tokens[line]
                 self.made[row] = depth + 1

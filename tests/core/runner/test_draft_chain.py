@@ -98,7 +98,7 @@ def begun(*sure: float) -> tuple[DraftChain, Bigrams, Batch]:
 
 
 def drafted(chain: DraftChain, *lags: int, wants: Sequence[int], skipped: Any = None) -> Any:
-    """Draft for the first rows, so many of whose tokens were not seen yet; what is not proven yet is
+    """Draft for the first rows, so many of whose tokens were not seen yet; what is not proven is
     told to be the drafter's own."""
     rows, limits = np.arange(len(lags)), np.array(LENGTHS[: len(lags)])
     behind = np.zeros(3, dtype=np.int64) if skipped is None else np.array(skipped)
