@@ -1,6 +1,6 @@
 """Train drafters for the demo model: what it would say, learned from its own hidden states.
 
-`nice python train_drafts.py` trains those that ship with dovetail, in about nine minutes on one
+`nice python train_drafts.py` trains those that ship with dovetail, in about 40 minutes on one
 CPU core. The texts are those that the demo model learned from; what is to be guessed is what the
 model itself makes of them. This module does not know how a drafter looks; `drafts.py` does.
 """
@@ -76,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--method", choices=sorted(DRAFTERS), nargs="*", default=SHIPPED)
     parser.add_argument("--out", type=Path, default=TARGET / "drafts")
-    parser.add_argument("--steps", type=int, default=450)
+    parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
