@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("methods", nargs="*", default=METHODS)
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=0, help="a round; 25 times the rows")
+    parser.add_argument("--requests", type=int, default=0, help="a round; 50 times the rows")
     parser.add_argument("--folder", default="", help="checkpoints that are not bundled, by method")
     parser.add_argument("--cpu", action="store_true", help="tell processor time")
     parser.add_argument("--set", type=json.loads, default={}, help="keys of --speculative-config")
@@ -194,7 +194,7 @@ def main() -> None:
         engines = engines_of(options.methods, options.folder, options.set, stack)
         for text in options.texts:
             for rows in options.rows:
-                count = options.requests or max(16, 25 * rows)
+                count = options.requests or 50 * rows
                 is_wild = text == "random"
                 measure(engines, rows, options.rounds, clock_s, count=count, is_wild=is_wild)
         if options.profile:

@@ -10,6 +10,7 @@ came to. A model that runs anything but native calls is left as it is.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection
 
 import torch
@@ -44,6 +45,9 @@ Inner = dict[int, torch.Tensor | None]
 """States within the model that a drafter reads, by the layer that they come before."""
 STEPS_OF_SIZES = ((16, 1), (40, 2), (64, 4), (MAX_DRAFTED_ROWS, 8))
 """Up to so many rows, drafts are padded to a multiple of so many."""
+OFTEN, LARGER = 16, 1.25
+"""A padded size that has come less often than so many times is computed as a recorded one that is
+up to so many times as large: recording takes as long as a step, and rows that stand idle less."""
 Size = tuple[int, bool]
 """A number of tokens, and whether some of them use adapters."""
 
@@ -135,6 +139,7 @@ class RecordedForward:
         self._programs: dict[Size, Program | None] = {}
         self._inner = {} if inner is None else inner
         self._left: dict[Size, Inner] = {}
+        self._num_seen: Counter[Size] = Counter()
         self._records_adapters = True
         self._pool = Pool()
         self._reason: str | None = native.missing_reason()
@@ -168,6 +173,8 @@ class RecordedForward:
         size = total, inputs.adapters is not None
         if size[1] and not self._records_adapters:
             return None
+        if pads:
+            size = total, _ = self._stand_in(size)
         if size not in self._programs:
             self._programs[size] = None
             if not pads:
@@ -181,6 +188,17 @@ class RecordedForward:
             return None if found is None else found[:count]
         self._inner.update(self._left[size])
         return program.run()[:count]
+
+    def _stand_in(self, size: Size) -> Size:
+        """Return the size that a step is computed as: its own, or a larger one (see OFTEN).
+        Mutates: self"""
+        if self._programs.get(size) is not None:
+            return size
+        self._num_seen[size] += 1
+        if self._num_seen[size] >= OFTEN:
+            return size
+        larger = ((n, size[1]) for n in range(size[0] + 1, int(LARGER * size[0]) + 1))
+        return next((one for one in larger if self._programs.get(one) is not None), size)
 
     def _begin(self, size: Size, inputs: StepInputs) -> torch.Tensor | None:
         """Record a program and repeat it: its output is to be the model's own, which is returned.
