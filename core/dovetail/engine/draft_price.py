@@ -20,8 +20,10 @@ FEW_STEPS = 48
 """Before so many steps drafts count as paying: the first ones also compile and record."""
 PLAIN_EVERY, PLAIN_STEPS = 6, 3
 """Every so many steps goes without drafts until there have been so many without."""
-PROBE_EVERY, PROBE_STEPS = 1024, 6
-"""What does not pay is forgotten every so many steps, and drafts are tried for so many then."""
+FIRST_PROBE, PROBE_EVERY, PROBE_STEPS = 64, 1024, 6
+"""What does not pay is forgotten so many steps after it ceased to, then after twice as many each
+time, up to PROBE_EVERY, and drafts are tried for PROBE_STEPS then: steps of a few requests are no
+proof. While drafts pay, what steps take without is forgotten every PROBE_EVERY steps."""
 
 
 class _Latest:
@@ -59,11 +61,39 @@ class _Latest:
 class _Steps:
     """Steps of about as many rows."""
 
-    __slots__ = ("drafted", "num_steps", "plain")
+    __slots__ = ("between", "drafted", "next_probe", "num_steps", "paid", "plain")
 
     def __init__(self) -> None:
         self.num_steps = 0
         self.drafted, self.plain = _Latest(), _Latest()
+        self.between, self.next_probe, self.paid = FIRST_PROBE, PROBE_EVERY, True
+
+    @property
+    def pays(self) -> bool | None:
+        """Return whether drafts bring more than they cost; None while too few steps tell."""
+        if len(self.plain) < PLAIN_STEPS or len(self.drafted) < PROBE_STEPS:
+            return None
+        return self.drafted.rate > self.plain.rate
+
+    def look_again(self, *, decides: bool) -> None:
+        """Forget what is old, when it is time to. `decides`: drafts are left out where they do not
+        pay. Mutates: self"""
+        pays = self.pays
+        if pays is None:
+            return
+        pays = pays or not decides
+        if self.paid and not pays:
+            self.between, self.next_probe = FIRST_PROBE, self.num_steps + FIRST_PROBE
+        self.paid = pays
+        if self.num_steps < self.next_probe:
+            return
+        if pays:
+            self.plain.clear()
+            self.next_probe = self.num_steps + PROBE_EVERY
+        else:
+            self.drafted.clear()
+            self.between = min(2 * self.between, PROBE_EVERY)
+            self.next_probe = self.num_steps + self.between
 
 
 class DraftPrice:
@@ -78,11 +108,9 @@ class DraftPrice:
         """Take in a step in which every row decoded: its `drafts`, those made and those verified,
         and how many came true. It stands for so many steps like it. Mutates: self"""
         steps = self._steps[num_rows.bit_length()]
-        num_probes = steps.num_steps // PROBE_EVERY
         steps.num_steps += stands_for
         (steps.drafted if drafts else steps.plain).add(num_rows + accepted, step_s)
-        if steps.num_steps // PROBE_EVERY > num_probes:
-            (steps.plain if self.pays(num_rows) else steps.drafted).clear()
+        steps.look_again(decides=num_rows >= FEW_ROWS)
 
     def pays(self, num_rows: int) -> bool:
         """Return whether steps of so many rows are to have drafts now."""
@@ -91,10 +119,7 @@ class DraftPrice:
             return True
         if len(steps.plain) < PLAIN_STEPS:
             return steps.num_steps % PLAIN_EVERY > 0
-        if num_rows < FEW_ROWS:
-            return True
-        few = len(steps.drafted) < PROBE_STEPS
-        return few or steps.drafted.rate > steps.plain.rate
+        return num_rows < FEW_ROWS or steps.pays is not False
 
     def least_worth(self, num_rows: int) -> float:
         """Return how many tokens a request's draft must bring in steps of so many rows: what a step

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from dovetail.engine.draft_price import FEW_STEPS, LEAST_WORTH, DraftPrice
+from dovetail.engine.draft_price import FEW_STEPS, LEAST_WORTH, PROBE_STEPS, DraftPrice
 
 
 def run(
@@ -56,6 +56,20 @@ def test_they_are_tried_again_when_they_have_become_worth_it() -> None:
     run(price, rows=8, plain_s=0.001, per_draft_s=0.001, share=0.1)
     _, _, drafted = run(price, rows=8, plain_s=0.001, per_draft_s=0.00001, share=0.8, steps=4000)
     assert drafted > 2000
+
+
+def test_a_hasty_verdict_does_not_last() -> None:
+    """A few slow steps, as while sizes are recorded, are looked at again soon, and less often the
+    longer drafts do not pay."""
+    price = DraftPrice()
+    run(price, rows=8, plain_s=0.001, per_draft_s=0.001, share=0.6, steps=64)
+    assert not price.pays(8)
+    _, _, drafted = run(price, rows=8, plain_s=0.001, per_draft_s=0.00001, share=0.6, steps=400)
+    assert drafted > 300
+    price = DraftPrice()
+    run(price, rows=8, plain_s=0.001, per_draft_s=0.001, share=0.1, steps=1000)
+    _, _, drafted = run(price, rows=8, plain_s=0.001, per_draft_s=0.001, share=0.1, steps=4000)
+    assert drafted <= 4 * PROBE_STEPS
 
 
 def test_a_step_that_takes_long_once_decides_nothing() -> None:
