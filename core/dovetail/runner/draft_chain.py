@@ -107,8 +107,8 @@ class _Recorded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafted:
-    """The drafts of a step: of each row some were made, of which so many are `likely` to be worth
-    verifying. `parts` are the programs that made them, `are_proven` whether all of these are.
+    """The drafts of a step, by row: the first `made` ones are there, the first `likely` ones are
+    worth verifying. `parts` are the programs that made them, `are_proven` whether all of these are.
     Shapes: drafts [R, D], made, likely [R]"""
 
     drafts: np.ndarray
@@ -134,6 +134,7 @@ class DraftChain:
         self._programs: dict[Size, _Recorded] = {}
         self._pool = Pool()
         self._known = Lines.empty(MAX_LINES, self._table.ids.shape[1], None)
+        self._states: torch.Tensor | None = None
         self._left_out = np.full(batch.num_rows, LEFT_OUT)
         self._tried_at = np.full(batch.num_rows, -1)
         self._chain: Chain | None = None
@@ -175,17 +176,18 @@ class DraftChain:
         size = _first_size(count, len(known.rows))
         if not self.takes(count) or size[2] > MAX_LINES:
             return None
-        chain = self._chain or self._begun(states)
-        if not self._has_later(chain, count):
-            return None
         first = self._programs.get(size)
         skips = first is not None and first.is_proven and bool(skipped[rows].any())
-        width = self._fill(chain, known, size, wants, skipped if skips else None)
+        ends = known.positions[:count] + 1 + wants
+        width = -(-int(ends.max()) // self._table.block_tokens)
+        self._fill(known, count, size, width, skipped if skips else None)
         if states is not None:
             self._take(states, known.picked, count, size[1])
         first = first or self._record(size)
-        if first is None:
+        chain = None if first is None else self._ready(count, first.program.output)
+        if first is None or chain is None:
             return None
+        self._ask(chain, rows, ends, wants, skipped if skips else None)
         is_few = count <= FEW_ROWS
         least = math.log(LEAST_CHANCE if is_few else LEAST_AMONG_MANY)
         chain.run(first.program, count, width, least)
@@ -230,23 +232,15 @@ class DraftChain:
         padded = rows if rows <= 8 else -(-rows // 4) * 4
         return depth if self._is_by_depth else 1, padded, padded
 
-    def _begun(self, states: torch.Tensor | None) -> Chain:
-        """Make the places of what is drafted. Mutates: self"""
-        lines, width = None, self._table.ids.shape[1]
-        if states is not None:
-            lines = states.new_zeros(MAX_ROWS, states.shape[1])
-            self._known = Lines.empty(
-                MAX_LINES, width, states.new_zeros(MAX_LINES, states.shape[1])
-            )
-        told = self._sampler.logprobs
-        self._chain = Chain(
-            self._sampler.tokens,
-            told.logprob,
-            self._known.blocks,
-            Lines.empty(MAX_ROWS, width, lines),
-            self._max_drafts,
-        )
-        return self._chain
+    def _ready(self, rows: int, states: torch.Tensor) -> Chain | None:
+        """Return the chain, which knows what up to so many rows do of drafts; None where that is
+        not recorded. `states`: as a pass leaves them. Mutates: self"""
+        if self._chain is None:
+            kept = states.new_zeros(MAX_ROWS, states.shape[1]) if self._continues else None
+            lines = Lines.empty(MAX_ROWS, self._table.ids.shape[1], kept)
+            drawn = self._sampler.tokens, self._sampler.logprobs.logprob
+            self._chain = Chain(*drawn, self._known.blocks, lines, self._max_drafts)
+        return self._chain if self._has_later(self._chain, rows) else None
 
     def _has_later(self, chain: Chain, rows: int) -> bool:
         """Return whether what up to so many rows do of drafts is recorded, now. Mutates: self"""
@@ -280,35 +274,30 @@ class DraftChain:
         """Draft a token of each row from what lies at the fixed places; return the states. `kept`
         gets the layout."""
         depth, count, num_lines = size
-        assert self._chain is not None
-        places = self._chain.lines if depth else self._known
+        places, given = self._known, self._states
+        if depth:
+            assert self._chain is not None, "drafts come behind known tokens"
+            places, given = self._chain.lines, self._chain.lines.states
         layout = _layout(places, num_lines, self._table.block_tokens)
         kept.append(layout)
         tokens, positions = (
             torch.from_numpy(each)[:num_lines] for each in (places.tokens, places.positions)
         )
-        given = None if places.states is None else places.states[:num_lines]
+        given = None if given is None else given[:num_lines]
         states = self._advance(tokens, positions, [layout], given, depth)
         logits = self._drafter.logits(states[:count], depth)
         self._sampler(logits, self._rows[:count], self._zeros[:count], logprobs_top=0)
+        if self._continues and not states.is_contiguous():
+            raise NotRecordable("its states have gaps")
         return states
 
     def _fill(
-        self,
-        chain: Chain,
-        known: Known,
-        size: Size,
-        wants: np.ndarray,
-        skipped: np.ndarray | None,
-    ) -> int:
-        """Write a step's inputs; what pads it is tokens of the null block. `skipped`: how many
-        blocks at its start each row of the batch does not read (None: it reads all). Returns how
-        many blocks are read. Shapes: wants [R]. Mutates: self, chain"""
-        count, (_, num_rows, num_lines) = len(wants), size
-        own, table = known.rows[:count], self._table
-        firsts, most = known.positions[:count] + 1, int(wants.max())
-        ends = firsts + wants
-        width = -(-int(ends.max()) // table.block_tokens)
+        self, known: Known, count: int, size: Size, width: int, skipped: np.ndarray | None
+    ) -> None:
+        """Write the known tokens of so many rows; what pads them is tokens of the null block. Rows
+        read `width` blocks. `skipped`: how many blocks at its start each row of the batch does not
+        read (None: it reads all). Mutates: self"""
+        _, num_rows, num_lines = size
         tokens = self._batch.tokens[known.rows, known.positions + int(self._continues)]
         end = num_rows + len(known.rows) - count
         for lines, of in (
@@ -319,12 +308,23 @@ class DraftChain:
         for padding in (slice(count, num_rows), slice(end, num_lines)):
             if padding.stop > padding.start:
                 self._known.clear(padding)
+
+    def _ask(
+        self,
+        chain: Chain,
+        rows: np.ndarray,
+        ends: np.ndarray,
+        wants: np.ndarray,
+        skipped: np.ndarray | None,
+    ) -> None:
+        """Write what rows ask for, whose drafts end before `ends`. Shapes: rows, ends, wants [R].
+        Mutates: chain"""
+        count, most, table, firsts = len(rows), int(wants.max()), self._table, ends - wants
         chain.wants[:count], chain.positions[:count] = wants, firsts
-        chain.skipped[:count] = 0 if skipped is None else skipped[own] * table.block_tokens
+        chain.skipped[:count] = 0 if skipped is None else skipped[rows] * table.block_tokens
         if most > 1:
-            nth = np.arange(most - 1)[:, None]
-            chain.slots[: most - 1, :count] = table.slots(own, np.minimum(firsts + nth, ends - 1))
-        return width
+            places = np.minimum(firsts + np.arange(most - 1)[:, None], ends - 1)
+            chain.slots[: most - 1, :count] = table.slots(rows, places)
 
     def _put(
         self,
@@ -353,15 +353,15 @@ class DraftChain:
 
     def _take(self, states: torch.Tensor, picked: np.ndarray, rows: int, num_rows: int) -> None:
         """Write the model's states of the known tokens at their places. Mutates: self"""
-        to = self._known.states
-        assert to is not None, "the first step had no states"
+        if self._states is None:
+            self._states = states.new_zeros(MAX_LINES, states.shape[1])
         end = num_rows + len(picked) - rows
         if rows == 1:
-            to[0], to[1:end] = states[-1], states[:-1]
+            self._states[0], self._states[1:end] = states[-1], states[:-1]
             return
         if len(picked) > rows:
             states = states[torch.from_numpy(picked)]
-        to[:rows], to[num_rows:end] = states[:rows], states[rows:]
+        self._states[:rows], self._states[num_rows:end] = states[:rows], states[rows:]
 
 
 def _layout(places: Lines, count: int, block_tokens: int) -> BatchLayout:
@@ -386,11 +386,8 @@ def _first_size(rows: int, tokens: int) -> Size:
     extra = tokens - rows
     if rows <= FEW_ROWS:
         return 0, rows, rows + _next_power(extra)
-    padded = -(-rows // 2) * 2 if rows <= 8 else -(-rows // 4) * 4
-    half = padded // 2  # of the rows, about so many were accepted to the end
-    more = -(-extra // half) * half
-    if extra > padded:
-        more = padded * _next_power(-(-extra // padded))
+    padded = 4 if rows <= 4 else -(-rows // 8) * 8
+    more = padded * _next_power(-(-extra // padded))
     return 0, padded, padded + more
 
 

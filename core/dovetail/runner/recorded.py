@@ -10,8 +10,9 @@ came to. A model that runs anything but native calls is left as it is.
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 
@@ -45,9 +46,10 @@ Inner = dict[int, torch.Tensor | None]
 """States within the model that a drafter reads, by the layer that they come before."""
 STEPS_OF_SIZES = ((16, 1), (40, 2), (64, 4), (MAX_DRAFTED_ROWS, 8))
 """Up to so many rows, drafts are padded to a multiple of so many."""
-OFTEN, LARGER = 16, 1.25
+OFTEN, LARGER = 64, 1.25
 """A padded size that has come less often than so many times is computed as a recorded one that is
-up to so many times as large: recording takes as long as a step, and rows that stand idle less."""
+up to so many times as large: recording takes as long as two steps, and rows that stand idle a tenth
+of one."""
 Size = tuple[int, bool]
 """A number of tokens, and whether some of them use adapters."""
 
@@ -59,6 +61,17 @@ def padded(count: int) -> int:
         if count <= most:
             return -(-count // multiple) * multiple
     return count
+
+
+def sizes_ahead(most: int) -> Iterator[int]:
+    """Yield sizes of steps with drafts, up to `most`, so that none is much larger than the next
+    smaller one (LARGER)."""
+    first = 2
+    while first <= most:
+        last = min(most, max(padded(first), int(LARGER * first)))
+        found = max(size for size in range(first, last + 1) if padded(size) == size)
+        yield found
+        first = found + 1
 
 
 def recorded_rows(
@@ -174,17 +187,19 @@ class RecordedForward:
         if size[1] and not self._records_adapters:
             return None
         if pads:
-            size = total, _ = self._stand_in(size)
+            size = self._stand_in(size)
+            total = size[0]
         if size not in self._programs:
             self._programs[size] = None
             if not pads:
                 return None  # the next time it comes it is worth recording; of few sizes each is
         self._inputs.fill(inputs, second_text)
         if total > count:
-            self._inputs.pad(inputs, total)
+            self._inputs.pad(count, total)
         program = self._programs[size]
         if program is None:
-            found = self._begin(size, inputs)
+            put_back = _nothing if self._states is None else self._states.keep(inputs)
+            found = self._begin(size, put_back)
             return None if found is None else found[:count]
         self._inner.update(self._left[size])
         return program.run()[:count]
@@ -200,10 +215,24 @@ class RecordedForward:
         larger = ((n, size[1]) for n in range(size[0] + 1, int(LARGER * size[0]) + 1))
         return next((one for one in larger if self._programs.get(one) is not None), size)
 
-    def _begin(self, size: Size, inputs: StepInputs) -> torch.Tensor | None:
+    def record_ahead(self, seconds: float) -> None:
+        """Record sizes of steps with drafts before any comes, the smallest first, so many that each
+        step has one that is up to LARGER times as large, or as many as there is time for. Mutates:
+        self"""
+        if self._states is not None and self._states.has_states:
+            return
+        end_s = time.monotonic() + seconds
+        for total in sizes_ahead(max(self._counts)):
+            if self._reason is not None or time.monotonic() > end_s:
+                return
+            if self._programs.get((total, False)) is None:
+                self._inputs.pad(0, total)
+                self._begin((total, False), _nothing)
+
+    def _begin(self, size: Size, put_back: Callable[[], None]) -> torch.Tensor | None:
         """Record a program and repeat it: its output is to be the model's own, which is returned.
-        None where there is nothing to record. Mutates: self, and the KV cache"""
-        put_back = (lambda: None) if self._states is None else self._states.keep(inputs)
+        None where there is nothing to record. `put_back` undoes what a run does to states. Mutates:
+        self, and the KV cache"""
         program = self._record(size)
         put_back()
         if program is None:
@@ -247,3 +276,7 @@ class RecordedForward:
         adapters = self._inputs.adapters(count) if has_adapters else None
         second_text = self._inputs.second_text(count)
         return self._forward(*self._inputs.tokens(count), layouts, second_text, adapters)
+
+
+def _nothing() -> None:
+    """Put nothing back: there are no states."""

@@ -59,9 +59,10 @@ class RecordedInputs(ABC):
         """Return the rows, and how much of a table's blocks each sees. Shapes: [R] twice"""
         return inputs.rows, inputs.lens_in(table)
 
-    def pad(self, inputs: StepInputs, size: int) -> None:
-        """Fill up to `size` tokens, each a row of one token of the null block. Mutates: self"""
-        count, rows = len(inputs.token_ids), self.num_rows(len(inputs.token_ids))
+    def pad(self, count: int, size: int) -> None:
+        """Fill up from `count` tokens to `size`, each a row of one token of the null block.
+        Mutates: self"""
+        rows = self.num_rows(count)
         end = rows + size - count
         self._token_ids[count:size] = self._positions[count:size] = 0
         self._adapters[count:size] = NO_SLOT

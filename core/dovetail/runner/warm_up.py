@@ -13,6 +13,9 @@ from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import KVLayout, NewRow, RowStep, StepPlan
 
 WARM_UP_TOKENS = 8
+AHEAD_S = 0.3
+"""How long sizes of steps with drafts are recorded before any comes: those of a small model, whose
+steps Python would make twice as long."""
 ENCODING = "warm-up"
 """The key of what the rows of these plans attend to."""
 ALIGNED_TOKENS = 64

@@ -49,7 +49,8 @@ void place(const ChainArgs& args, const Link& last, int64_t line, int64_t row, i
   to.lens[line] = static_cast<int32_t>(position + 1 - args.skipped[row]);
   to.slots[line] = args.slots[depth * args.most_rows + row];
   memcpy(to.blocks + line * to.block_stride, args.blocks + row * to.block_stride, args.width * sizeof(int32_t));
-  if (to.state_bytes) memcpy(to.states + line * to.state_bytes, last.states + from * to.state_bytes, to.state_bytes);
+  if (to.state_bytes)  // a program may leave its states where it read them
+    memmove(to.states + line * to.state_bytes, last.states + from * to.state_bytes, to.state_bytes);
 }
 
 // A line of the null block.

@@ -2,7 +2,7 @@
 before drew; a row goes on while what it drew is likely, and as long as it wants more.
 
 The programs of all depths but the first read their lines at one place, the rows that go on one
-after the other, so that a row that ends costs nothing further. Knows no model.
+after the other, so that a row that ends costs nothing further.
 """
 
 from __future__ import annotations

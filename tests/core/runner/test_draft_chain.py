@@ -39,6 +39,34 @@ def test_last_tokens_come_first_and_states_are_picked_alike() -> None:
     assert [by_rows[place] for place in known.picked] == lines
 
 
+def packed(outputs: int, inputs: int, factor: float) -> Packed:
+    return Packed(Weight(format="float32", values=factor * torch.randn(outputs, inputs)))
+
+
+class Continued:
+    """A drafter that continues states: the model's are twice as wide as its own."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(7)
+        self.capabilities = frozenset({"on_worker", "hidden_states", "by_depth"})
+        self.table, self.head = packed(VOCAB, SIZE, 1.0), packed(VOCAB, SIZE, 1.0)
+        self.mixes = [packed(SIZE, size, 0.2) for size in (2 * SIZE, SIZE, SIZE)]
+
+    def advance(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        layouts: Sequence[BatchLayout],
+        states: torch.Tensor | None,
+        depth: int,
+    ) -> torch.Tensor:
+        assert states is not None
+        return self.mixes[min(depth, 2)](states, None, self.table.rows(token_ids))
+
+    def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
+        return self.head(states)
+
+
 class Bigrams:
     """A drafter of the token that most likely follows a token, `sure` of what comes after even and
     after odd ones. It notes the layouts that it was called with."""
@@ -83,8 +111,8 @@ class Bigrams:
         return drafts, most
 
 
-def begun(*sure: float) -> tuple[DraftChain, Bigrams, Batch]:
-    """Return a chain over rows of LENGTHS tokens."""
+def batch_of_three() -> Batch:
+    """Return a batch of rows of LENGTHS tokens."""
     batch = Batch(3, 40, 1, 4)
     for row, (length, blocks) in enumerate(zip(LENGTHS, BLOCKS, strict=True)):
         batch.add_row(NewRow(
@@ -92,6 +120,12 @@ def begun(*sure: float) -> tuple[DraftChain, Bigrams, Batch]:
             num_prompt_tokens=3, num_computed_tokens=length - 1, blocks=(blocks,),
             sampling=SamplingParams(),
         ))  # fmt: skip
+    return batch
+
+
+def begun(*sure: float) -> tuple[DraftChain, Bigrams, Batch]:
+    """Return a chain over rows of LENGTHS tokens."""
+    batch = batch_of_three()
     drafter = Bigrams((sure[0], sure[-1]))
     drafting = cast(WorkerDrafter, drafter)
     return DraftChain(drafter.advance, drafting, batch, MOST), drafter, batch
@@ -123,6 +157,23 @@ def test_drafts_go_on_while_they_are_likely(count: int) -> None:
         assert found.drafts[row, : len(drafts)].tolist() == drafts
         assert found.made[row] == len(drafts)
         assert found.likely[row] == (max(1, likely) if count <= 2 else likely)
+
+
+@needs_native
+def test_states_go_on_with_their_rows() -> None:
+    drafter, batch = Continued(), batch_of_three()
+    chain = DraftChain(drafter.advance, cast(WorkerDrafter, drafter), batch, MOST)
+    given, rows, limits = torch.randn(5, 2 * SIZE), np.arange(3), np.array(LENGTHS) - 1
+    starts, wants = limits - [1, 3, 1], np.array([2, 4, 3])
+    found = chain.run(rows, starts, limits, wants, given, np.zeros(3, dtype=np.int64))
+    assert found is not None and found.made.max() > 2, "states are to go on"
+    for row, last in enumerate((0, 3, 4)):
+        states, token = given[last : last + 1], int(batch.tokens[row, limits[row]])
+        for depth in range(found.made[row]):
+            tokens = torch.tensor([token])
+            states = drafter.advance(tokens, tokens, [], states, depth)
+            token = int(drafter.logits(states, depth).argmax())
+            assert found.drafts[row, depth] == token
 
 
 @needs_native

@@ -11,7 +11,7 @@ from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.step import NewRow, RowStep, StepPlan
 from dovetail.runner.batch import Batch, StepInputs
 from dovetail.runner.draft_rows import DraftRows
-from dovetail.runner.recorded import MAX_DRAFTED_ROWS, padded
+from dovetail.runner.recorded import LARGER, MAX_DRAFTED_ROWS, padded, sizes_ahead
 from dovetail.runner.recorded_inputs import RowInputs
 from dovetail.sampling.sampler import Sampler
 from dovetail_kernels.cpu.library import missing_reason
@@ -24,6 +24,10 @@ def test_few_sizes_hold_every_number_of_rows() -> None:
     assert all(size >= count for count, size in enumerate(sizes, 1))
     assert sizes[:16] == list(range(1, 17))
     assert len(set(sizes)) == 16 + 12 + 6 + 12 and max(sizes) == MAX_DRAFTED_ROWS
+    ahead = list(sizes_ahead(MAX_DRAFTED_ROWS))
+    assert set(ahead) <= set(sizes) and len(ahead) < 25
+    for size in sizes[1:]:
+        assert any(size <= one <= LARGER * size for one in ahead), size
 
 
 @pytest.mark.skipif(missing_reason() is not None, reason="there is no native library")
@@ -83,7 +87,7 @@ def test_recorded_drafts_lie_behind_their_row_or_alone(shares_rows: bool) -> Non
     inputs = drafted_step(batch, (7,), (8, 9))
     places = RowInputs(batch.tables, 8, shares_rows=shares_rows)
     places.fill(inputs, None)
-    places.pad(inputs, 6)
+    places.pad(5, 6)
     (layout,) = places.layouts(6)
     counts = np.diff(layout.query_start.numpy()).tolist()
     seen = [length for length, count in zip(layout.seq_lens.tolist(), counts, strict=True) if count]
