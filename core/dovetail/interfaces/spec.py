@@ -114,6 +114,11 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     context_size: int = 1
 
     @property
+    def is_alone(self) -> bool:
+        """Return whether no other rank has a part in its steps."""
+        return self.world_size == self.data_size == 1
+
+    @property
     def is_first_stage(self) -> bool:
         """Return whether token ids become hidden states here."""
         return self.stage == 0

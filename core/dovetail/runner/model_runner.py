@@ -234,8 +234,8 @@ class ModelRunner(ForwardPasses):
             hidden = torch.zeros(1, run.model.hidden_size, device=self.device)
             self._sampler.warm_up(self._model.logits(hidden.to(dtype_of(run.model.dtype))))
         self._reader.forget_last()
-        if run.acceptance is not None and self._recorded is not None:
-            self._recorded.record_ahead(warm_up.AHEAD_S)
+        if run.acceptance is not None and self._recorded is not None and run.rank.is_alone:
+            self._recorded.record_ahead(warm_up.AHEAD_S)  # ranks have no time in common
         if self._compiled is not None:
             captured = (self._recorded, self._graphs)
             eager, tables = self._forward_eagerly, self._batch.tables
