@@ -93,7 +93,6 @@ def run(
     tally, waiting, live = Tally(), list(prompts), 0
     core = engine.core
     while waiting or live:
-        reads_prompt = bool(waiting) and live < rows
         while waiting and live < rows:
             prepared = engine.prepare(waiting.pop(), params)
             for request in prepared.requests:
@@ -104,8 +103,8 @@ def run(
         output = core.step()
         step_s = clock_s() - start_s
         live -= sum(update.finish_reason is not None for update in output.updates)
-        if output.stats is None or reads_prompt or not is_full:
-            continue
+        if output.stats is None or output.stats.prompt_tokens or not is_full:
+            continue  # a prompt may wait for one that begins like it, so it comes a step later
         tally.seconds += step_s
         tally.num_steps += 1
         tally.num_tokens += sum(len(update.token_ids) for update in output.updates)
