@@ -178,16 +178,19 @@ class DraftChain:
             return None
         first = self._programs.get(size)
         skips = first is not None and first.is_proven and bool(skipped[rows].any())
+        unread = skipped if skips else None
         ends = known.positions[:count] + 1 + wants
         width = -(-int(ends.max()) // self._table.block_tokens)
-        self._fill(known, count, size, width, skipped if skips else None)
+        self._fill(known, count, size, width, unread)
         if states is not None:
             self._take(states, known.picked, count, size[1])
         first = first or self._record(size)
-        chain = None if first is None else self._ready(count, first.program.output)
-        if first is None or chain is None:
+        if first is None:
             return None
-        self._ask(chain, rows, ends, wants, skipped if skips else None)
+        chain = self._ready(count, first.program.output)
+        if chain is None:
+            return None
+        self._ask(chain, rows, ends, wants, unread)
         is_few = count <= FEW_ROWS
         least = math.log(LEAST_CHANCE if is_few else LEAST_AMONG_MANY)
         chain.run(first.program, count, width, least)

@@ -88,26 +88,25 @@ class DraftRows:
         """Count as computed those of the last drafts that came true: as many as the step's rows
         with drafts have grown by, and of rows whose drafts it did not verify those that are their
         tokens. Mutates: self"""
-        if self._shift:
-            return  # what was computed of drafts is not what the model's states make of them
-        rows, starts = inputs.rows, inputs.starts
-        counts, first = self._num_drafted[rows], self._drafted_from[rows]
-        num_true = np.minimum(counts, self._batch.lengths[rows] - 1 - first)
-        is_other = (counts > 0) & ((inputs.counts == 1) | (first != starts + 1))
-        if is_other.any():
-            num_true[is_other] = self._num_true(rows[is_other], first[is_other], num_true[is_other])
-        reach = np.where(counts > 0, first + num_true, 0)
-        self.computed[rows] = np.maximum(self.computed[rows], reach)
-        self._num_drafted[rows] = 0
+        rows = inputs.rows
+        is_of_step = self._drafted_from[rows] == inputs.starts + 1
+        self._settle(rows, is_of_step & (inputs.counts > 1))
 
     def settle_ended(self, rows: np.ndarray) -> None:
         """The same of rows that end. Mutates: self"""
-        rows = rows[self._num_drafted[rows] > 0]
-        if self._shift or not rows.size:
-            return
-        first = self._drafted_from[rows]
-        counts = np.minimum(self._num_drafted[rows], self._batch.lengths[rows] - 1 - first)
-        reach = first + self._num_true(rows, first, counts)
+        self._settle(rows, np.zeros(len(rows), dtype=bool))
+
+    def _settle(self, rows: np.ndarray, are_verified: np.ndarray) -> None:
+        """Count drafts as computed; `are_verified`: a row's length says how many came true. Shapes:
+        [R] twice. Mutates: self"""
+        if self._shift:
+            return  # what was computed of drafts is not what the model's states make of them
+        counts, first = self._num_drafted[rows], self._drafted_from[rows]
+        num_true = np.minimum(counts, self._batch.lengths[rows] - 1 - first)
+        is_other = (counts > 0) & ~are_verified
+        if is_other.any():
+            num_true[is_other] = self._num_true(rows[is_other], first[is_other], num_true[is_other])
+        reach = np.where(counts > 0, first + num_true, 0)
         self.computed[rows] = np.maximum(self.computed[rows], reach)
         self._num_drafted[rows] = 0
 

@@ -66,7 +66,7 @@ class StateKeeper:
     def keep(self, inputs: StepInputs) -> Callable[[], None]:
         """Return a function that puts the states back which a step of these rows replaces."""
         if not self._parts:
-            return _nothing
+            return put_nothing_back
         blocks = {g: self._written(table, inputs) for g, table in self._tables.items()}
         before = [part[blocks[group]] for group, part in self._parts]
 
@@ -96,5 +96,5 @@ def state_parts(
     return found
 
 
-def _nothing() -> None:
+def put_nothing_back() -> None:
     """Put nothing back: nothing is kept."""

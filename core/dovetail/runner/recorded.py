@@ -21,7 +21,7 @@ from dovetail.interfaces.spec import RunSpec
 from dovetail.layers.context import StepAdapters
 from dovetail.runner.batch import StepInputs
 from dovetail.runner.block_table import BlockTable
-from dovetail.runner.layer_groups import StateKeeper
+from dovetail.runner.layer_groups import StateKeeper, put_nothing_back
 from dovetail.runner.recorded_inputs import PromptInputs, RecordedInputs, RowInputs
 from dovetail_kernels.cpu import library as native
 from dovetail_kernels.cpu.program import NotRecordable, Pool, Program, record
@@ -198,7 +198,7 @@ class RecordedForward:
             self._inputs.pad(count, total)
         program = self._programs[size]
         if program is None:
-            put_back = _nothing if self._states is None else self._states.keep(inputs)
+            put_back = put_nothing_back if self._states is None else self._states.keep(inputs)
             found = self._begin(size, put_back)
             return None if found is None else found[:count]
         self._inner.update(self._left[size])
@@ -227,7 +227,7 @@ class RecordedForward:
                 return
             if self._programs.get((total, False)) is None:
                 self._inputs.pad(0, total)
-                self._begin((total, False), _nothing)
+                self._begin((total, False), put_nothing_back)
 
     def _begin(self, size: Size, put_back: Callable[[], None]) -> torch.Tensor | None:
         """Record a program and repeat it: its output is to be the model's own, which is returned.
@@ -276,7 +276,3 @@ class RecordedForward:
         adapters = self._inputs.adapters(count) if has_adapters else None
         second_text = self._inputs.second_text(count)
         return self._forward(*self._inputs.tokens(count), layouts, second_text, adapters)
-
-
-def _nothing() -> None:
-    """Put nothing back: there are no states."""

@@ -144,7 +144,7 @@ class Chain:
         self._failed = _pointer()
         self._args = self._described()
         library = native.library()
-        assert library is not None, "there is no native library"
+        assert library is not None, "a chain was made without a library"
         self._run_all = library.chain_runner()
 
     def run(self, first: Program, rows: int, width: int, least: float) -> None:
@@ -181,8 +181,7 @@ class Chain:
                 is_likely = bool(chances[row] >= least)
                 self.likely[row] = depth + is_likely
                 if is_likely and depth + 1 < self.wants[row]:
-                    self._go_on(row, line, len(going), depth, states)
-                    self.lines.blocks[len(going), :width] = self._blocks[row, :width]
+                    self._go_on(row, line, len(going), depth, width, states)
                     going.append(row)
             live = going
             if live:
@@ -190,12 +189,15 @@ class Chain:
                 self.lines.clear(slice(len(live), count))
             depth += 1
 
-    def _go_on(self, row: int, of: int, line: int, depth: int, states: torch.Tensor) -> None:
+    def _go_on(
+        self, row: int, of: int, line: int, depth: int, width: int, states: torch.Tensor
+    ) -> None:
         """Let a row go on as a line, from what line `of` drew. Mutates: the lines"""
         to, position = self.lines, self.positions[row] + depth
         to.tokens[line], to.positions[line] = self._tokens[of], position
         to.lens[line] = position + 1 - self.skipped[row]
         to.slots[line] = self.slots[depth, row]
+        to.blocks[line, :width] = self._blocks[row, :width]
         if to.states is not None:
             to.states[line] = states[of]
 
