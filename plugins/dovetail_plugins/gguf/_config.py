@@ -15,6 +15,7 @@ from dovetail_plugins.gguf._config_dense import DENSE
 from dovetail_plugins.gguf._config_experts import EXPERTS
 from dovetail_plugins.gguf._config_parts import common, ends, sizes
 from dovetail_plugins.gguf._config_recurrent import HEADLESS, RECURRENT
+from dovetail_plugins.gguf._experts import GATES_AND_UPS, num_alone
 from dovetail_plugins.gguf._file import Model, find_file, read_model
 from dovetail_plugins.gguf._layouts import LAYOUTS
 from dovetail_plugins.gguf._metadata import Settings
@@ -61,6 +62,10 @@ def _check(settings: Settings, config: Mapping[str, Any]) -> None:
     told = {"token_embd.weight": config["hidden_size"]}
     table = settings.tensor("token_embd.weight")
     found = {"token_embd.weight": table.shape[1] if table else 0}
+    experts = _num_experts(config)
+    alone = num_alone(settings.model.extents)
+    if experts is not None and alone:
+        told["ffn_up.N.weight"], found["ffn_up.N.weight"] = experts, alone
     for name, size in _rows(config).items():
         extent = settings.first(name)
         if extent is not None and size is not None:
@@ -86,10 +91,11 @@ def _rows(config: Mapping[str, Any]) -> dict[str, int | None]:
     inner = inner[0] if isinstance(inner, list) else inner
     if config["model_type"] == "granitemoehybrid":
         inner = config["shared_intermediate_size"]
-    counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    experts = _num_experts(config)
     rows = {
         "ffn_up.weight": 2 * inner if inner and config["model_type"] in _HALVES else inner,
-        "ffn_up_exps.weight": next((config[n] for n in counts if config.get(n)), None),
+        "ffn_up_exps.weight": experts,
+        f"{GATES_AND_UPS}.weight": experts,
     }
     if "num_attention_heads" not in config:
         return rows
@@ -99,3 +105,8 @@ def _rows(config: Mapping[str, Any]) -> dict[str, int | None]:
     gates = 2 if config["model_type"] == "qwen3_next" else 1
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     return rows | {"attn_q.weight": gates * heads * size, "attn_k.weight": kv_heads * size}
+
+
+def _num_experts(config: Mapping[str, Any]) -> int | None:
+    counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    return next((config[name] for name in counts if config.get(name)), None)

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from dovetail.config.checkpoint.weights_check import is_whole_model
 from dovetail.errors import ConfigError
-from dovetail_plugins.gguf._types import TYPES, Type
+from dovetail_plugins.gguf._types import NOT_READ, TYPES, Type
 
 SUFFIX = ".gguf"
 PROJECTORS = "mmproj*"
@@ -101,10 +101,25 @@ def read_model(path: str | Path) -> Model:
         if other != extent.path.name:
             raise _malformed(extent.path, f'tensor "{extent.name}" is also in {other}')
     first = heads[0]
+    _check_whole(first, len(heads))
     told = first.settings.get("split.tensors.count")
     if isinstance(told, int) and len(heads) > 1 and told != len(extents):
         raise _malformed(first.path, f"it says {told} tensors, its files have {len(extents)}")
     return Model(path=first.path, settings=first.settings, extents=extents)
+
+
+def _check_whole(first: Head, num_files: int) -> None:
+    """Raises: ConfigError for a part of a model, by what its settings say, whatever its name."""
+    count, number = (first.settings.get(f"split.{key}") for key in ("count", "no"))
+    if not isinstance(count, int) or count == num_files:
+        return
+    which = f"part {number + 1}" if isinstance(number, int) else "one part"
+    raise ConfigError(
+        f"it is {which} of a model in {count} files, and the others are not found by its name.",
+        where=str(first.path),
+        fix="put all parts into one folder under the names that they were given "
+        f"(NAME-00001-of-{count:05}.gguf), and give the first part.",
+    )
 
 
 def files_of(path: Path) -> list[Path]:
@@ -117,9 +132,10 @@ def files_of(path: Path) -> list[Path]:
     missing = [file.name for file in files if not file.is_file()]
     if missing or not files:
         raise ConfigError(
-            f"{len(missing)} of the model's {count} files are missing: {', '.join(missing[:3])}",
+            f"it is part {int(split[2])} of a model in {count} files, of which {len(missing)} are "
+            f"missing: {', '.join(missing[:3])}",
             where=str(path),
-            fix="finish the download, and put all files into one folder.",
+            fix="finish the download, put all parts into one folder, and give the first part.",
         )
     return files
 
@@ -184,7 +200,7 @@ class _Reader:
         shape = tuple(self._number("Q") for _ in range(num_axes))[::-1]
         code = self._number("I")
         if code not in TYPES:
-            raise self._fault(f'tensor "{name}" has the type {code}, which is not read')
+            raise _unread_type(self._path, name, code)
         return name, TYPES[code], shape, self._number("Q")
 
     def _extent(
@@ -273,6 +289,15 @@ class _Reader:
 
     def _fault(self, reason: str) -> ConfigError:
         return _malformed(self._path, f"{reason} (byte {self._place})")
+
+
+def _unread_type(path: Path, name: str, code: int) -> ConfigError:
+    return ConfigError(
+        f'tensor "{name}" has the type {NOT_READ.get(code, code)}, which is not read; '
+        f"{', '.join(one.name for one in TYPES.values())} are.",
+        where=str(path),
+        fix="choose another file of the model, such as Q4_K_M or Q8_0.",
+    )
 
 
 def _malformed(path: Path, reason: str) -> ConfigError:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from dovetail.errors import ConfigError
 from dovetail.interfaces.headers import TensorHeader
+from dovetail_plugins.gguf._experts import divided, expert_of
 from dovetail_plugins.gguf._file import Extent, Model
 from dovetail_plugins.gguf._layouts import FALCON_TWO_NORMS, HEAD, LAYOUTS, Layout
 from dovetail_plugins.gguf._types import PLAIN_DTYPES, QUANTIZED
@@ -17,6 +19,7 @@ TABLE = "embed_tokens"
 """What `stored_types` calls a token table that no head shares."""
 ROPE = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 """Tensors that hold settings of the rotary embedding: the config has them."""
+NAMES_SHOWN = 5
 _EXPERT_WORDS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 """Mixtral's own names of an expert's matrices."""
 _NO_MATRICES = frozenset(
@@ -28,13 +31,15 @@ _NO_MATRICES = frozenset(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """Where a tensor goes: parameter `leaf` of `module`. `stem`: what GGUF calls it in a block.
-    `is_stacked`: it holds all experts', or all of several modules that are numbered;
-    `has_letters`: experts' are w1, w3 and w2; `is_joined`: it is part of the module's matrix."""
+    `is_stacked`: it holds all experts', or all of several modules that are numbered; `number`: it
+    holds that expert's; `has_letters`: experts' are w1, w3 and w2; `is_joined`: it is part of the
+    module's matrix."""
 
     module: str
     leaf: str
     stem: str = ""
     is_stacked: bool = False
+    number: int | None = None
     has_letters: bool = False
     is_joined: bool = False
 
@@ -44,6 +49,11 @@ class Place:
         last = self.module.rpartition(".")[2]
         is_other = "norm" in last or last.startswith("ln_") or last in _NO_MATRICES
         return self.leaf == "weight" and not is_other and not self.is_joined
+
+    @property
+    def owner(self) -> str:
+        """Return the module of the checkpoint that has the tensor, which is not stacked."""
+        return self.module if self.number is None else self.expert(self.number)
 
     def expert(self, number: int) -> str:
         """Return the checkpoint's name of one expert's module, or of one that is numbered."""
@@ -59,6 +69,26 @@ def layout_of(model: Model) -> Layout | None:
     if architecture == "falcon" and any(".attn_norm_2." in one.name for one in model.extents):
         return FALCON_TWO_NORMS
     return LAYOUTS.get(architecture)
+
+
+def check_names(model: Model, layout: Layout) -> None:
+    """Raises: ConfigError that lists tensors whose names are not known: the file may be older, or
+    newer, than the names of its architecture here."""
+    unknown = [
+        one.name
+        for one in divided(model.extents)
+        if place_of(layout, one.name) is None and one.name.removesuffix(".weight") not in ROPE
+    ]
+    if unknown:
+        more = f" and {len(unknown) - NAMES_SHOWN} more" if len(unknown) > NAMES_SHOWN else ""
+        raise ConfigError(
+            f"{len(unknown)} tensors have names that are not known for the architecture "
+            f'"{model.settings.get("general.architecture")}": '
+            f"{', '.join(unknown[:NAMES_SHOWN])}{more}.",
+            where=str(model.path),
+            fix="convert the model again with a current llama.cpp, or serve the checkpoint that "
+            "the file was made of.",
+        )
 
 
 def place_of(layout: Layout, name: str) -> Place | None:
@@ -80,13 +110,15 @@ def _place_in_block(layout: Layout, block: str, name: str) -> Place | None:
     stem, _, leaf = name.rpartition(".")
     if stem in layout.joined:
         return Place(module=f"{block}.{layout.joined[stem]}", leaf=leaf, stem=stem, is_joined=True)
-    if stem not in layout.block:
+    all_experts, number = expert_of(stem) or (stem, None)
+    if all_experts not in layout.block:
         return None
     return Place(
-        module=f"{block}.{layout.block[stem]}",
+        module=f"{block}.{layout.block[all_experts]}",
         leaf=leaf,
         stem=stem,
         is_stacked=stem.endswith("_exps"),
+        number=number,
         has_letters=layout.has_letters,
     )
 
@@ -99,17 +131,28 @@ def stored_types(model: Model) -> dict[str, str]:
     layout = layout_of(model)
     assert layout is not None, "settings of this architecture are read"
     table = TABLE if has_head(model.extents) else HEAD
-    types = {}
-    for extent in model.extents:
+    types: dict[str, str] = {}
+    for extent in divided(model.extents):
         place = place_of(layout, extent.name)
         if place is not None and place.is_matrix:
             is_table = place.module == layout.trunk["token_embd"]
             numbered = place.is_stacked and "experts" not in place.module
             numbers = range(extent.shape[0] if numbered else 0)
-            types[table if is_table else place.module] = extent.type.name
+            name = table if is_table else place.module
+            if types.setdefault(name, extent.type.name) != extent.type.name:
+                raise _several_types(extent, types[name])
             types |= dict.fromkeys(map(place.expert, numbers), extent.type.name)
     quantized = any(one.type.name in QUANTIZED for one in model.extents)
     return types if quantized else {}
+
+
+def _several_types(extent: Extent, other: str) -> ConfigError:
+    return ConfigError(
+        f"{extent.name} is {extent.type.name}, and the same matrix of another expert is {other}: "
+        "the experts of a layer are read in one type.",
+        where=str(extent.path),
+        fix="quantize the model again with a current llama.cpp, or choose another file of it.",
+    )
 
 
 def has_head(extents: Iterable[Extent]) -> bool:
@@ -121,7 +164,7 @@ def headers_of(model: Model) -> Iterator[TensorHeader]:
     """Yield the tensors of a model under the checkpoint's names, blocks by the type's own name."""
     layout = layout_of(model)
     joined: dict[str, Extent] = {}
-    for extent in model.extents:
+    for extent in divided(model.extents):
         place = None if layout is None else place_of(layout, extent.name)
         if layout is not None and place is None and extent.name.removesuffix(".weight") in ROPE:
             continue
@@ -137,7 +180,7 @@ def headers_of(model: Model) -> Iterator[TensorHeader]:
                 name = f"{place.expert(number)}.{place.leaf}"
                 yield _header(extent, name, shape, extent.num_bytes // count)
         else:
-            name = f"{place.module}.{place.leaf}"
+            name = f"{place.owner}.{place.leaf}"
             yield _header(extent, name, extent.shape, extent.num_bytes)
 
 

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 import torch
 
 from dovetail.errors import ConfigError
+from dovetail_plugins.gguf._experts import divided
 from dovetail_plugins.gguf._file import Extent, Model
 from dovetail_plugins.gguf._integers import dequantize
 from dovetail_plugins.gguf._layouts import Layout
-from dovetail_plugins.gguf._names import ROPE, Place, layout_of, place_of
+from dovetail_plugins.gguf._names import Place, check_names, layout_of, place_of
 from dovetail_plugins.gguf._types import QUANTIZED
 
 DTYPES = {
@@ -36,11 +37,14 @@ def tensors_of(model: Model) -> Iterator[tuple[str, torch.Tensor]]:
     Names of an architecture that is not known stay as they are.
     """
     layout = layout_of(model)
+    if layout is not None:
+        check_names(model, layout)
     joined: dict[str, dict[str, torch.Tensor]] = {}
     for path in dict.fromkeys(extent.path for extent in model.extents):
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        for extent in (one for one in model.extents if one.path == path):
+        own = [extent for extent in model.extents if extent.path == path]
+        for extent in own if layout is None else divided(own):
             if layout is None:
                 yield extent.name, _read(mapped, extent)
             else:
@@ -70,9 +74,7 @@ def _renamed(
     Mutates: joined, which keeps parts until all have come
     """
     place = place_of(layout, extent.name)
-    if place is None:
-        if extent.name.removesuffix(".weight") not in ROPE:
-            yield extent.name, tensor
+    if place is None:  # a setting of the rotary embedding
         return
     is_quantized = extent.type.name in QUANTIZED
     if is_quantized and not place.is_matrix:
@@ -91,7 +93,7 @@ def _renamed(
         return
     if layout.is_input_first and leaf == "weight" and ".c_" in place.module:
         tensor = tensor.t()
-    yield f"{place.module}.{leaf}", tensor
+    yield f"{place.owner}.{leaf}", tensor
 
 
 def _as_stored(model: Model, layout: Layout, place: Place, tensor: torch.Tensor) -> torch.Tensor:

@@ -65,6 +65,21 @@ TYPES: dict[int, Type] = {
         (40, "NVFP4", 64, 36),
     )
 }
+NOT_READ: dict[int, str] = {
+    4: "Q4_2",
+    5: "Q4_3",
+    9: "Q8_1",
+    15: "Q8_K",
+    31: "Q4_0_4_4",
+    32: "Q4_0_4_8",
+    33: "Q4_0_8_8",
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+    41: "Q1_0",
+    42: "Q2_0",
+}
+"""Types that a valid file may have, and that are not read."""
 BY_NAME = {one.name: one for one in TYPES.values()}
 CODES = {one.name: code for code, one in TYPES.items()}
 QUANTIZED = tuple(one.name for one in TYPES.values() if one.values > 1)
