@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.headers import StorageEstimate, StoredLayer, TensorHeader
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.spec import ModelSpec
 
@@ -245,6 +245,10 @@ class QuantMethod(Plugin):
         as they come, unless some can only be read together. May be a generator; each tensor is
         whole, not divided over ranks."""
         return tensors
+
+    def read_headers(self, headers: Iterable[TensorHeader]) -> None:
+        """Learn which tensors the checkpoint has, before the first `linear`. Not called where its
+        files have no headers. Mutates: self"""
 
     @abstractmethod
     def linear(self, spec: LinearSpec) -> LinearMethod:

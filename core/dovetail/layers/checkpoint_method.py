@@ -8,11 +8,12 @@ read here, from the lists that the checkpoint's config has under one name or ano
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.headers import TensorHeader
 from dovetail.interfaces.quantization import (
     LinearMethod,
     LinearSpec,
@@ -23,6 +24,7 @@ from dovetail.interfaces.quantization import (
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.layer_names import is_listed
 from dovetail.layers.rounding import ActivationOptions, asked_of
+from dovetail.layers.stored_names import StoredNames
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +34,12 @@ if TYPE_CHECKING:
 SKIP_LISTS = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")
 HEAD = "lm_head"
 ROUTERS = (".gate", ".shared_expert_gate", ".router")
+
+
+def listed(names: Any) -> tuple[str, ...]:
+    """Return the names of a list, which some tools write as one string with commas."""
+    words = names.split(",") if isinstance(names, str) else names
+    return tuple(word.strip() for word in map(str, words) if word.strip())
 
 
 class Layout(Protocol):
@@ -57,8 +65,13 @@ class StoredMethod(QuantMethod):
         self.where = str(Path(model.path, "config.json"))
         self.config: Mapping[str, Any] = model.hf_config.get("quantization_config") or {}
         lists = (self.config.get(name) or () for name in SKIP_LISTS)
-        self.skipped = tuple(str(name) for names in lists for name in names)
+        self.skipped = tuple(name for names in lists for name in listed(names))
+        self.names = StoredNames()
         self.has_head = bool(self.config.get(HEAD, False))
+
+    def read_headers(self, headers: Iterable[TensorHeader]) -> None:
+        """Take the file's names, and see which layers it has in full precision."""
+        self.names = StoredNames(headers)
 
     @classmethod
     def why_not(cls, query: Any) -> list[str]:
@@ -79,11 +92,15 @@ class StoredMethod(QuantMethod):
         return StoredLinear(layout.tensors, layout.weight, activations=self.activations)
 
     def is_plain(self, spec: LinearSpec) -> bool:
-        """Return whether the checkpoint holds the layer in full precision."""
+        """Return whether the checkpoint holds the layer in full precision: as its tensors say or,
+        where those are not known, its lists."""
+        stored = self.names.is_plain(spec.name)
+        if stored is not None:
+            return stored
         is_head = spec.name.rpartition(".")[2] == HEAD
         if is_head and not self.has_head:
             return True
-        return spec.name.endswith(ROUTERS) or is_listed(spec.name, self.skipped)
+        return spec.name.endswith(ROUTERS) or is_listed(spec.name, self.skipped, self.names.matched)
 
     @abstractmethod
     def layout(self, spec: LinearSpec) -> Layout | None:

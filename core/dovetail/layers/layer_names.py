@@ -63,11 +63,25 @@ def one_for_parts(
     return parts[0]
 
 
-def is_listed(name: str, patterns: Sequence[str]) -> bool:
+Spelled = Callable[[str, str], Sequence[str]]
+"""A layer's name and a pattern -> the names of the layer to try that on."""
+
+
+def own_name(name: str, pattern: str) -> tuple[str]:
+    """Return the name alone."""
+    return (name,)
+
+
+def is_listed(name: str, patterns: Sequence[str], spelled: Spelled = own_name) -> bool:
     """Return whether a list names the layer: by its whole name, by the name of something that
     holds it, by its last words, by either with "*" for anything within, or by an expression that
-    begins with "re:"."""
-    return any(_matches(part, pattern) for part in parts_of(name) for pattern in patterns)
+    begins with "re:". `spelled` gives the layer's other names."""
+    return any(
+        _matches(one, pattern)
+        for part in parts_of(name)
+        for pattern in patterns
+        for one in spelled(part, pattern)
+    )
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from dovetail import registry
-from dovetail.config.checkpoint.quant_files import build_method
 from dovetail.errors import BrokenPlugin, ConfigError
 from dovetail.interfaces.drafter import DraftContext, WorkerDrafter
 from dovetail.interfaces.load_format import LoadFormat
@@ -24,7 +23,14 @@ from dovetail.layers.decoder import DecoderModel
 from dovetail.layers.embedding import VocabParallelEmbedding
 from dovetail.layers.latent_attention import LatentAttention
 from dovetail.layers.weights import checkpoint_shapes
-from dovetail.runner.loader import build_context, building, fill, num_bytes, reading
+from dovetail.runner.loader import (
+    build_context,
+    building,
+    fill,
+    method_of,
+    num_bytes,
+    reading,
+)
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +88,7 @@ def load_drafter(
     spec: WorkerDraftSpec, run: RunSpec, target: Target, device: torch.device
 ) -> WorkerDrafter:
     """Return the drafter, filled. `run` is its own. Raises: ConfigError naming what is wrong"""
-    quant = build_method(run.quantization, run.model)
+    quant = method_of(run)
     with building(run, spec.drafter, device):
         plugin = registry.require_selection(spec.drafter)
         context = DraftContext(

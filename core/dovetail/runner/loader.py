@@ -69,7 +69,7 @@ def load_model(run: RunSpec, device: torch.device) -> LoadedModel:
     Raises: ConfigError naming the file, layer or flag at fault.
     """
     start_s = time.perf_counter()
-    quant = build_method(run.quantization, run.model)
+    quant = method_of(run)
     offload = None
     if run.offload_bytes:
         layers = run.rank.layers(run.model.num_layers)
@@ -103,10 +103,24 @@ def load_unpacked(run: RunSpec) -> nn.Module:
     Raises: ConfigError as load_model does.
     """
     device = torch.device("cpu")
-    quant = build_method(run.quantization, run.model)
+    quant = method_of(run)
     model = build_model(run, device, quant)
     _fill(model, run, device, quant, repacks=False)
     return model
+
+
+def method_of(run: RunSpec) -> QuantMethod:
+    """Return the quantization method, once it has seen the checkpoint's headers.
+
+    Raises: ConfigError
+    """
+    quant = build_method(run.quantization, run.model)
+    load_format = cast(LoadFormat, registry.make(run.load_format))
+    if "from_checkpoint" in quant.capabilities and "divided" not in load_format.capabilities:
+        ignored = tuple(run.load_options.get("ignore_patterns", ()))
+        checkpoint = Checkpoint(path=run.model.path, ignore_patterns=ignored)
+        quant.read_headers(load_format.headers(checkpoint) or ())
+    return quant
 
 
 class GivingBack:

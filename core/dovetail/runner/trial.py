@@ -12,13 +12,12 @@ import torch
 from torch import nn
 
 from dovetail import registry
-from dovetail.config.checkpoint.quant_files import build_method
 from dovetail.errors import ConfigError
 from dovetail.interfaces.headers import TensorHeader
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.interfaces.spec import RunSpec
 from dovetail.layers.dtypes import DTYPES, dtype_of
-from dovetail.runner.loader import build_model, fill
+from dovetail.runner.loader import build_model, fill, method_of
 
 META = torch.device("meta")
 PLAIN = "none"
@@ -27,7 +26,7 @@ PLAIN = "none"
 
 def try_out(run: RunSpec) -> None:
     """Make the model and match its tensors. Raises: ConfigError that serving would end with."""
-    quant = build_method(run.quantization, run.model)
+    quant = method_of(run)
     try:
         module = build_model(run, META, quant)
     except ConfigError as error:

@@ -20,6 +20,7 @@ from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import HEAD, StoredMethod
 from dovetail.layers.layer_names import one_for_parts
 from dovetail.layers.rounding import IntegerOptions
+from dovetail.layers.stored_names import bare
 from dovetail_plugins.quantization._estimates import qweight_estimate
 from dovetail_plugins.quantization.awq import AwqLayout
 from dovetail_plugins.quantization.gptq import GptqLayout
@@ -54,6 +55,9 @@ class AutoRound(StoredMethod):
 
     def is_plain(self, spec: LinearSpec) -> bool:
         """Return whether the layer is in full precision. `extra_config` may name the head."""
+        stored = self.names.is_plain(spec.name)
+        if stored is not None:
+            return stored
         if spec.name == HEAD:
             return HEAD not in self.extra or self.layout(spec) is None
         return super().is_plain(spec) or self.layout(spec) is None
@@ -77,7 +81,8 @@ class AutoRound(StoredMethod):
 
     def _config_of(self, name: str) -> Mapping[str, Any] | None:
         """Return what the config says of one checkpoint layer, None where it is left alone."""
-        changes = self.extra.get(name)
+        exact = (more for key, more in self.extra.items() if bare(key) == bare(name))
+        changes = next(exact, None)
         if changes is None:
             found = (more for key, more in self.extra.items() if self._matches(key, name))
             changes = next(found, None)
@@ -87,14 +92,19 @@ class AutoRound(StoredMethod):
 
     def _matches(self, pattern: str, name: str) -> bool:
         try:
-            return re.fullmatch(pattern, name) is not None
+            names = self.names.matched(name, pattern)
+            return any(re.fullmatch(pattern, one) is not None for one in names)
         except re.error as error:
             raise self.refuse(
                 f"extra_config: {pattern!r} is not a regular expression: {error}."
             ) from error
 
     def _is_in_blocks(self, name: str) -> bool:
-        return not self.blocks or any(name.startswith(f"{block}.") for block in self.blocks)
+        return not self.blocks or any(
+            one.startswith(f"{block}.")
+            for block in self.blocks
+            for one in self.names.matched(name, block)
+        )
 
     def _layout(self, config: Mapping[str, Any]) -> GptqLayout | AwqLayout | None:
         """Return the layout that a layer's config describes. Raises: ConfigError"""

@@ -26,7 +26,7 @@ from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.checkpoint_method import Layout
+from dovetail.layers.checkpoint_method import Layout, listed
 from dovetail.layers.rounding import AUTO, INTEGERS
 from dovetail_plugins.quantization._either import EitherMethod, SkipOptions
 from dovetail_plugins.quantization._estimates import bytes_estimate, codes_estimate, matrix_of
@@ -135,7 +135,7 @@ class BitsAndBytes(EitherMethod):
 
     def __init__(self, options: Any, model: ModelSpec) -> None:
         super().__init__(options, model)
-        self.skipped += tuple(str(name) for name in self.config.get("llm_int8_skip_modules") or ())
+        self.skipped += listed(self.config.get("llm_int8_skip_modules") or ())
         self.is_8_bit = bool(self.config.get("load_in_8bit", self.config.get("_load_in_8bit")))
         is_4_bit = bool(self.config.get("load_in_4bit", self.config.get("_load_in_4bit")))
         if self.is_stored and self.is_8_bit == is_4_bit:

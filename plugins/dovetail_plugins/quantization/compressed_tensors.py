@@ -25,9 +25,10 @@ from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.checkpoint_method import Layout, StoredMethod
+from dovetail.layers.checkpoint_method import Layout, StoredMethod, listed
 from dovetail.layers.layer_names import is_listed, one_for_parts
 from dovetail.layers.rounding import BFLOAT16, FLOAT8, INT8, TOKEN, IntegerOptions
+from dovetail.layers.stored_names import bare
 from dovetail_plugins.quantization._estimates import (
     codes_estimate,
     dense_tensors,
@@ -126,7 +127,7 @@ class CompressedTensors(StoredMethod):
 
     def _look_up(self, name: str) -> Scheme | None:
         """Return the scheme of one checkpoint layer: names and expressions before classes."""
-        for matches in (_is_named, _is_of_class):
+        for matches in (self._is_named, _is_of_class):
             for targets, scheme in self.schemes:
                 if any(matches(name, target) for target in targets):
                     return scheme
@@ -180,10 +181,17 @@ class CompressedTensors(StoredMethod):
         """Return whether a checkpoint layer holds a bitmask and the values it keeps."""
         if self.sparsity.get("format") != BITMASK:
             return False
-        if is_listed(name, [str(word) for word in self.sparsity.get("ignore") or ()]):
+        if is_listed(name, listed(self.sparsity.get("ignore") or ()), self.names.matched):
             return False
         targets = self.sparsity.get("targets") or [CLASS]
-        return any(_is_named(name, target) or _is_of_class(name, target) for target in targets)
+        return any(self._is_named(name, target) or _is_of_class(name, target) for target in targets)
+
+    def _is_named(self, name: str, target: str) -> bool:
+        if target.startswith(EXPRESSION):
+            pattern = target.removeprefix(EXPRESSION)
+            names = self.names.matched(name, pattern)
+            return any(re.match(pattern, one) is not None for one in names)
+        return bare(name) == bare(target)
 
     def _check_sparsity(self) -> None:
         format = self.sparsity.get("format", DENSE)
@@ -218,12 +226,6 @@ class CompressedTensors(StoredMethod):
             has_token_scales=is_8_bit and is_int and inputs.get("strategy") != "group",
             has_float8_inputs=is_8_bit and inputs.get("type") == "float",
         )
-
-
-def _is_named(name: str, target: str) -> bool:
-    if target.startswith(EXPRESSION):
-        return re.match(target.removeprefix(EXPRESSION), name) is not None
-    return name == target
 
 
 def _is_of_class(name: str, target: str) -> bool:

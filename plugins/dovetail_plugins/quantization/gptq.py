@@ -127,12 +127,14 @@ class Gptq(StoredMethod):
 
     def is_plain(self, spec: LinearSpec) -> bool:
         """Return whether the layer is in full precision: `lm_head` and `dynamic` say so too."""
+        stored = self.names.is_plain(spec.name)
+        if stored is not None:
+            return stored
         return super().is_plain(spec) or self._changed(spec) is None
 
     def layout(self, spec: LinearSpec) -> Layout:
         """Return the layout of a layer."""
-        layout = self._changed(spec)
-        assert layout is not None
+        layout = self._changed(spec) or self.usual
         if self.format in ("gptq", "gptq_v2"):
             return layout
         from dovetail_plugins.quantization._marlin import MarlinLayout, SparseMarlinLayout
@@ -190,7 +192,8 @@ class Gptq(StoredMethod):
 
     def _matches(self, pattern: str, name: str) -> bool:
         try:
-            return re.match(pattern, name) is not None
+            names = self.names.matched(name, pattern)
+            return any(re.match(pattern, one) is not None for one in names)
         except re.error as error:
             raise self.refuse(
                 f"dynamic: {pattern!r} is not a regular expression: {error}."

@@ -19,7 +19,7 @@ from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.checkpoint_method import Layout, StoredMethod
+from dovetail.layers.checkpoint_method import Layout, StoredMethod, listed
 from dovetail.layers.layer_names import one_for_parts
 from dovetail.layers.rounding import IntegerOptions
 from dovetail_plugins.quantization._estimates import (
@@ -117,7 +117,7 @@ class Hqq(StoredMethod):
 
     def __init__(self, options: Any, model: ModelSpec) -> None:
         super().__init__(options, model)
-        self.skipped += tuple(str(name) for name in self.config.get("skip_modules") or ())
+        self.skipped += listed(self.config.get("skip_modules") or ())
         told = self.config.get("quant_config")
         if not isinstance(told, dict) or not told:
             raise self.refuse("quant_config is missing.")

@@ -20,9 +20,10 @@ from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.checkpoint_method import Layout, StoredMethod
+from dovetail.layers.checkpoint_method import Layout, StoredMethod, listed
 from dovetail.layers.layer_names import one_for_parts
 from dovetail.layers.rounding import BFLOAT16, FLOAT8
+from dovetail.layers.stored_names import bare
 from dovetail_plugins.quantization._estimates import codes_estimate, float8_estimate
 from dovetail_plugins.quantization._float8_layouts import BlockScale, OutputScale, WholeScale
 from dovetail_plugins.quantization._float8_rounding import Float8Options, rounds
@@ -78,9 +79,10 @@ class ModelOpt(StoredMethod):
         super().__init__(options, model)
         inner = self.config.get("quantization")
         self.config = {**self.config, **inner} if isinstance(inner, dict) else self.config
-        self.skipped += tuple(str(name) for name in self.config.get("exclude_modules") or ())
+        self.skipped += listed(self.config.get("exclude_modules") or ())
         self.algorithm = str(self.config.get("quant_algo", "")).upper()
-        self.by_layer: Mapping[str, Any] = self.config.get("quantized_layers") or {}
+        layers: Mapping[str, Any] = self.config.get("quantized_layers") or {}
+        self.by_layer = {bare(name): entry for name, entry in layers.items()}
         self._check(self.algorithm)
 
     def layout(self, spec: LinearSpec) -> Layout | None:
@@ -117,7 +119,7 @@ class ModelOpt(StoredMethod):
         )
 
     def _algorithm_of(self, layer: str) -> str:
-        entry = self.by_layer.get(layer) or {}
+        entry = self.by_layer.get(bare(layer)) or {}
         return str(entry.get("quant_algo", "")).upper()
 
     def _check(self, algorithm: str) -> None:

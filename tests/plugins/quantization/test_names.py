@@ -1,0 +1,242 @@
+"""Names in quantization configs: the file's, those of the writer's model, in lists and strings, and
+layers in full precision that no list names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from dovetail import LLM
+from dovetail.testing.tiny_families import VOCAB_SIZE
+from dovetail.testing.tiny_models import write_tiny_checkpoint
+from support.dequantized import dequantized_model, found_logprobs, wanted_logprobs
+from support.tiny_media import write_media_checkpoint
+
+pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+
+GROUP = 32
+EXACT = 1e-3
+PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
+"""Where AWQ has the values of a word."""
+TEXT_FILE = {"Qwen3VLForConditionalGeneration": "model.language_model.",
+             "Gemma3ForConditionalGeneration": "language_model.model.",
+             "LlamaForCausalLM": "model."}  # fmt: skip
+"""What the files call the text model."""
+Tensors = dict[str, torch.Tensor]
+Packs = Callable[[str], bool]
+"""Whether a layer, by the name in the file, is quantized."""
+
+
+def rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return values [O, I], scales and zero points [O, I / 32] of a 4-bit matrix."""
+    runs = weight.float().unflatten(1, (-1, GROUP))
+    low, high = runs.amin(-1).clamp(max=0), runs.amax(-1).clamp(min=0)
+    scales = ((high - low) / 15).half().float()
+    zeros = (-low / scales).round().clamp(1, 15)
+    values = (runs / scales.unsqueeze(-1) + zeros.unsqueeze(-1)).round().clamp(0, 15)
+    return values.flatten(1).int(), scales, zeros.int()
+
+
+def words(values: torch.Tensor, places: list[int] | range = range(8)) -> torch.Tensor:
+    """Return 4-bit values [..., n] as int32 words [..., n / 8]."""
+    whole = (values.long().unflatten(-1, (-1, 8)) << torch.tensor(list(places)) * 4).sum(-1)
+    return (whole - (whole >> 31 << 32)).to(torch.int32)
+
+
+def four_bits(weight: torch.Tensor) -> torch.Tensor:
+    values, scales, zeros = rounded(weight)
+    return (
+        (values.unflatten(1, (-1, GROUP)) - zeros.unsqueeze(-1)) * scales.unsqueeze(-1)
+    ).flatten(1)
+
+
+def as_gptq(weight: torch.Tensor) -> Tensors:
+    values, scales, zeros = rounded(weight)
+    place = torch.arange(weight.shape[1], dtype=torch.int32) // GROUP
+    return {"qweight": words(values).T, "qzeros": words(zeros.T - 1), "scales": scales.T.half(),
+            "g_idx": place}  # fmt: skip
+
+
+def as_awq(weight: torch.Tensor) -> Tensors:
+    values, scales, zeros = rounded(weight)
+    return {"qweight": words(values.T, PLACES), "qzeros": words(zeros.T, PLACES),
+            "scales": scales.T.half()}  # fmt: skip
+
+
+def as_float8(weight: torch.Tensor) -> Tensors:
+    scale = weight.float().abs().max() / 448
+    return {"weight": (weight.float() / scale).to(torch.float8_e4m3fn), "weight_scale": scale}
+
+
+def eight_bits(weight: torch.Tensor) -> torch.Tensor:
+    stored = as_float8(weight)
+    return stored["weight"].float() * stored["weight_scale"]
+
+
+FORMATS = {"gptq": (as_gptq, four_bits), "awq": (as_awq, four_bits),
+           "fp8": (as_float8, eight_bits), "modelopt": (as_float8, eight_bits),
+           "compressed-tensors": (as_float8, eight_bits)}  # fmt: skip
+
+
+def written(folder: Path, architecture: str, packs: Packs, config: dict[str, Any]) -> Path:
+    """Write a checkpoint whose chosen layers are quantized."""
+    if architecture.endswith("ConditionalGeneration"):
+        write_media_checkpoint(folder, architecture, intermediate_size=64)
+    else:
+        write_tiny_checkpoint(folder, architecture, hidden_size=64, intermediate_size=64)
+    write, _ = FORMATS[config["quant_method"]]
+    file, tensors = folder / "model.safetensors", {}
+    for name, tensor in load_file(file).items():
+        layer = name.removesuffix(".weight")
+        made = write(tensor) if name.endswith("_proj.weight") and packs(layer) else None
+        more = {name: tensor} if made is None else {f"{layer}.{k}": v for k, v in made.items()}
+        tensors |= {k: v.contiguous() for k, v in more.items()}
+    facts = json.loads((folder / "config.json").read_text())
+    save_file(tensors, file, metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({**facts, "quantization_config": config}))
+    return folder
+
+
+def reference(folder: Path, architecture: str, packs: Packs, method: str) -> Any:
+    """Return transformers' model of the matrices that are meant."""
+    import transformers
+
+    meant = FORMATS[method][1]
+    prefix = TEXT_FILE[architecture]
+    if architecture == "LlamaForCausalLM":
+        path = write_tiny_checkpoint(folder, architecture, hidden_size=64, intermediate_size=64)
+        return dequantized_model(
+            path, lambda n, w: meant(w) if n[-5:] == "_proj" and packs(n) else w
+        )
+    path = write_media_checkpoint(folder, architecture, intermediate_size=64)
+    model = transformers.AutoModelForImageTextToText.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    with torch.no_grad():
+        for name, module in model.model.language_model.named_modules():
+            if isinstance(module, nn.Linear) and packs(f"{prefix}{name}"):
+                module.weight.copy_(meant(module.weight))
+    return model
+
+
+def agrees(tmp_path: Path, architecture: str, packs: Packs, **config: Any) -> None:
+    """Assert that a checkpoint of this config is served as what it means."""
+    path = written(tmp_path / "model", architecture, packs, config)
+    model = reference(tmp_path / "plain", architecture, packs, config["quant_method"])
+    random = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(3, VOCAB_SIZE, (n,), generator=random).tolist() for n in (17, 9)]
+    wanted, deviation = wanted_logprobs(model, prompts)
+    options = {"quantization": {"activations": "float"}}
+    with LLM(
+        str(path), dtype="float32", plugin_options=options, max_model_len=64, max_logprobs=-1
+    ) as llm:
+        found = found_logprobs(llm, prompts)
+    assert (found - wanted).abs().max() <= EXACT * max(deviation, 1)
+
+
+BITS = {"bits": 4, "group_size": GROUP}
+LEFT = ("layers.0.self_attn.o_proj", "layers.1.mlp.down_proj")
+
+
+def is_packed(layer: str) -> bool:
+    """Return whether a layer is of the text model, and not left in full precision."""
+    return ".layers." in layer and "vision" not in layer and not layer.endswith(LEFT)
+
+
+def named(prefix: str) -> list[str]:
+    return [f"{prefix}{name}" for name in LEFT]
+
+
+PREFIXES = ("model.language_model.", "language_model.model.", "model.", "language_model.")
+SIGHTED = ("Qwen3VLForConditionalGeneration", "Gemma3ForConditionalGeneration")
+
+
+def config_of(method: str, prefix: str) -> dict[str, Any]:
+    """Return a config that names the layers left alone behind a prefix, as each tool does it."""
+    names = named(prefix)
+    groups = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float",
+              "strategy": "tensor", "symmetric": True}}  # fmt: skip
+    return {
+        "gptq": {
+            **BITS,
+            "dynamic": {f"-:{name.replace('.', chr(92) + '.')}": {} for name in names},
+        },
+        "awq": {**BITS, "modules_to_not_convert": names},
+        "fp8": {"modules_to_not_convert": names, "activation_scheme": "dynamic"},
+        "modelopt": {"quant_algo": "FP8", "exclude_modules": [f"{name}*" for name in names]},
+        "compressed-tensors": {
+            "format": "float-quantized",
+            "ignore": [*names, r"re:.*vision.*", r"re:.*visual.*"],
+            "config_groups": {"group_0": groups},
+        },
+    }[method]
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("architecture", SIGHTED)
+@pytest.mark.parametrize("method", FORMATS)
+def test_names_behind_a_prefix(method: str, architecture: str, prefix: str, tmp_path: Path) -> None:
+    """Whichever prefix the tool wrote, and whichever the file has."""
+    agrees(tmp_path, architecture, is_packed, quant_method=method, **config_of(method, prefix))
+
+
+@pytest.mark.parametrize("method", FORMATS)
+@pytest.mark.parametrize("architecture", [*SIGHTED, "LlamaForCausalLM"])
+def test_a_layer_in_full_precision_that_no_list_names(
+    method: str, architecture: str, tmp_path: Path
+) -> None:
+    config = config_of(method, "")
+    for key in ("dynamic", "modules_to_not_convert", "exclude_modules", "ignore"):
+        config.pop(key, None)
+    agrees(tmp_path, architecture, is_packed, quant_method=method, **config)
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_targets_of_groups_behind_a_prefix(prefix: str, tmp_path: Path) -> None:
+    """Only the named layers are quantized."""
+    config = config_of("compressed-tensors", prefix)
+    config["config_groups"]["group_0"]["targets"] = named(prefix)
+    config["ignore"] = []
+    agrees(
+        tmp_path,
+        "Qwen3VLForConditionalGeneration",
+        lambda layer: layer.endswith(LEFT) and "layers" in layer,
+        quant_method="compressed-tensors",
+        **config,
+    )
+
+
+@pytest.mark.parametrize(
+    "skipped",
+    ["o_proj", "self_attn.o_proj, visual", ["o_proj", "model.visual"], ["attn.o_pro"]],
+    ids=["one string", "with commas", "a list", "part of a word"],
+)
+def test_lists_in_other_forms(skipped: Any, tmp_path: Path) -> None:
+    agrees(
+        tmp_path,
+        "Qwen3VLForConditionalGeneration",
+        lambda layer: "layers" in layer and not layer.endswith("o_proj"),
+        quant_method="awq",
+        modules_to_not_convert=skipped,
+        **BITS,
+    )
+
+
+def test_an_expression_that_looks_for_what_is_not_there(tmp_path: Path) -> None:
+    """It means the file's own names: none but the text model is quantized."""
+    config = config_of("compressed-tensors", "")
+    config["ignore"] = [r"re:^(?!.*language_model).*$", "re:.*o_proj"]
+    agrees(
+        tmp_path,
+        "Qwen3VLForConditionalGeneration",
+        lambda layer: "layers" in layer and not layer.endswith("o_proj"),
+        quant_method="compressed-tensors",
+        **config,
+    )
