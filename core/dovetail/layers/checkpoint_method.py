@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,7 +23,7 @@ from dovetail.interfaces.quantization import (
     stored_method,
 )
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.layer_names import is_listed
+from dovetail.layers.layer_names import fused_parts, is_listed
 from dovetail.layers.rounding import ActivationOptions, asked_of
 from dovetail.layers.stored_names import StoredNames
 
@@ -86,10 +87,25 @@ class StoredMethod(QuantMethod):
         from dovetail.layers.matrix_linear import plain_linear
         from dovetail.layers.stored_linear import StoredLinear
 
-        layout = None if self.is_plain(spec) else self.layout(spec)
+        layout = self.mixed(spec) or (None if self.is_plain(spec) else self.layout(spec))
         if layout is None:
             return plain_linear(spec, activations=self.activations)
         return StoredLinear(layout.tensors, layout.weight, activations=self.activations)
+
+    def mixed(self, spec: LinearSpec) -> Layout | None:
+        """Return the layout of a fused layer whose parts are stored in several ways; None for one
+        whose parts are alike, or that the file itself has in one."""
+        from dovetail.layers.mixed_layout import MixedLayout, PlainLayout
+
+        names = fused_parts(spec.name)
+        if len(names) != len(spec.out_sizes) or len(names) < 2 or not self.names.has_all(names):
+            return None
+        parts = (replace(spec, name=name, out_sizes=(size,), is_gated=False)
+                 for name, size in zip(names, spec.out_sizes, strict=True))  # fmt: skip
+        layouts = tuple((None if self.is_plain(one) else self.layout(one)) or PlainLayout()
+                        for one in parts)  # fmt: skip
+        is_one = all(one == layouts[0] for one in layouts)
+        return None if is_one else MixedLayout(layouts, spec)
 
     def is_plain(self, spec: LinearSpec) -> bool:
         """Return whether the checkpoint holds the layer in full precision: as its tensors say or,

@@ -38,6 +38,7 @@ from dovetail.layers.placement import (
     WeightHolder,
     behind_experts,
     held_parts,
+    parameter_of,
     place_parts,
     stored_parameter,
 )
@@ -373,6 +374,9 @@ class Experts(WeightHolder):
         if len(words) != 3 or not words[0].isdecimal() or int(words[0]) >= self.num_experts:
             return None
         name = words[1] if words[2] == "weight" else f"{words[1]}_{words[2]}"
+        parts = self.down if words[1] == "down_proj" else self.gate_up
+        apart = parameter_of(self._parameters, f"{words[1]}_{words[2]}", part, parts)
+        name = apart if apart in self._stored else name
         if name not in self._stored:
             return None
         slots = [slot for slot, expert in enumerate(self.loaded) if expert == int(words[0])]

@@ -26,6 +26,7 @@ from dovetail.layers.placement import (
     held_parts,
     is_per_part,
     mark_axes,
+    parameter_of,
     place_parts,
     place_rows,
 )
@@ -89,6 +90,7 @@ class Linear(WeightHolder):
 
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
         """Return where the checkpoint tensor goes (see WeightHolder)."""
+        leaf = parameter_of(self._parameters, leaf, part, self.parts)
         parameter = self._parameters.get(leaf)
         if parameter is None:
             return None

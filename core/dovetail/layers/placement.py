@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import cast
@@ -179,6 +179,28 @@ def held_parts(parameter: nn.Parameter, parts: Sequence[Part]) -> Sequence[Part]
     return parts if numbers is None else [parts[number] for number in numbers]
 
 
+def numbered(name: str, part: int) -> str:
+    """Return the name of the parameter for a tensor whose name other parts' parameter has."""
+    return f"{name}_of_{part}"
+
+
+def parameter_of(
+    parameters: Mapping[str, nn.Parameter | None],
+    leaf: str,
+    part: str | None,
+    parts: Sequence[Part],
+) -> str:
+    """Return which parameter holds a part's tensor: parts may be stored in ways of their own."""
+    for number in range(len(parts)):
+        name = numbered(leaf, number)
+        parameter = parameters.get(name)
+        if parameter is None or part is None:
+            continue
+        if part in {one.name for one in held_parts(parameter, parts)}:
+            return name
+    return leaf
+
+
 def register_stored(
     layer: nn.Module, tensors: Sequence[StoredTensor], spec: LinearSpec, *, experts: int = 0
 ) -> None:
@@ -192,7 +214,8 @@ def register_stored(
 
 def stored_parameter(stored: StoredTensor, spec: LinearSpec, *, experts: int = 0) -> nn.Parameter:
     """Return the empty (or default) parameter of a stored tensor."""
-    parts = (len(spec.out_sizes),) if stored.is_per_part else ()
+    held = spec.out_sizes if stored.parts is None else stored.parts
+    parts = (len(held),) if stored.is_per_part else ()
     shape = (*((experts,) if experts else ()), *parts, *stored.shape)
     values = torch.empty(shape, dtype=dtype_of(stored.dtype), device=spec.device)
     if stored.default is not None:

@@ -58,6 +58,10 @@ class StoredNames:
         found = self._by_bare.get(bare(name), ())
         return tuple(found) if len(found) == 1 else ()
 
+    def has_all(self, names: Iterable[str]) -> bool:
+        """Return whether the file has all of these layers."""
+        return all(self.in_file(name) for name in names)
+
     def matched(self, name: str, pattern: str) -> tuple[str, ...]:
         """Return the names of a layer to try an expression on. One that looks around, such as for
         what is not there, is only tried on the file's own name."""

@@ -62,6 +62,9 @@ class Gguf(StoredMethod):
         has_packed = any(name in QUANTIZED for name in self._types_of(spec))
         return not has_packed and spec.device != "cpu"
 
+    def mixed(self, spec: LinearSpec) -> None:
+        """Return None: a layout here has a type for each part."""
+
     def layout(self, spec: LinearSpec) -> Layout:
         """Return the types of a layer's matrices."""
         types = self._types_of(spec)

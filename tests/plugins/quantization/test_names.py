@@ -57,6 +57,29 @@ def four_bits(weight: torch.Tensor) -> torch.Tensor:
     ).flatten(1)
 
 
+def eight_bit_gptq(weight: torch.Tensor) -> Tensors:
+    """Return a matrix in 8 bits, all inputs of a group of 32 with one scale, zero points 128."""
+    runs = weight.float().unflatten(1, (-1, GROUP))
+    scales = (runs.abs().amax(-1) / 127).half().float()
+    values = ((runs / scales.unsqueeze(-1)).round().clamp(-127, 127) + 128).flatten(1).long()
+    shifts = torch.arange(4) * 8
+
+    def packed(numbers: torch.Tensor) -> torch.Tensor:
+        whole = (numbers.unflatten(-1, (-1, 4)) << shifts).sum(-1)
+        return (whole - (whole >> 31 << 32)).to(torch.int32)
+
+    zeros = torch.full(scales.T.shape, 127)
+    place = torch.arange(weight.shape[1], dtype=torch.int32) // GROUP
+    return {"qweight": packed(values).T, "qzeros": packed(zeros), "scales": scales.T.half(),
+            "g_idx": place}  # fmt: skip
+
+
+def eight_bit_matrix(weight: torch.Tensor) -> torch.Tensor:
+    runs = weight.float().unflatten(1, (-1, GROUP))
+    scales = (runs.abs().amax(-1) / 127).half().float().unsqueeze(-1)
+    return ((runs / scales).round().clamp(-127, 127) * scales).flatten(1)
+
+
 def as_gptq(weight: torch.Tensor) -> Tensors:
     values, scales, zeros = rounded(weight)
     place = torch.arange(weight.shape[1], dtype=torch.int32) // GROUP
@@ -240,3 +263,87 @@ def test_an_expression_that_looks_for_what_is_not_there(tmp_path: Path) -> None:
         quant_method="compressed-tensors",
         **config,
     )
+
+
+PART = (("q_proj", "up_proj"), ("k_proj",), ("v_proj", "gate_proj"))
+
+
+@pytest.mark.parametrize("alone", PART, ids="+".join)
+@pytest.mark.parametrize("method", FORMATS)
+def test_one_of_a_fused_layer_in_full_precision(
+    method: str, alone: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Whether a list names it or not."""
+
+    def packs(layer: str) -> bool:
+        return "layers.0" not in layer or not layer.endswith(alone)
+
+    config = config_of(method, "")
+    for key in ("dynamic", "modules_to_not_convert", "exclude_modules", "ignore"):
+        config.pop(key, None)
+    agrees(tmp_path, "LlamaForCausalLM", packs, quant_method=method, **config)
+
+
+@pytest.mark.parametrize("alone", PART, ids="+".join)
+def test_one_of_a_fused_layer_in_another_width(alone: tuple[str, ...], tmp_path: Path) -> None:
+    def meant(weight: torch.Tensor, name: str) -> torch.Tensor:
+        return eight_bit_matrix(weight) if name.endswith(alone) else four_bits(weight)
+
+    folder = write_tiny_checkpoint(
+        tmp_path / "m", "LlamaForCausalLM", hidden_size=64, intermediate_size=64
+    )
+    model = dequantized_model(folder, lambda n, w: meant(w, n) if n.endswith("_proj") else w)
+    tensors: Tensors = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        layer = name.removesuffix(".weight")
+        if not layer.endswith("_proj"):
+            tensors[name] = tensor
+            continue
+        made = (eight_bit_gptq if layer.endswith(alone) else as_gptq)(tensor)
+        tensors |= {f"{layer}.{leaf}": one.contiguous() for leaf, one in made.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    facts = json.loads((folder / "config.json").read_text())
+    dynamic = {f"+:.*{name}": {"bits": 8} for name in alone}
+    facts["quantization_config"] = {"quant_method": "gptq", **BITS, "dynamic": dynamic}
+    (folder / "config.json").write_text(json.dumps(facts))
+    prompts = [torch.randint(3, VOCAB_SIZE, (17,)).tolist()]
+    wanted, deviation = wanted_logprobs(model, prompts)
+    options = {"quantization": {"activations": "float"}}
+    with LLM(
+        str(folder), dtype="float32", plugin_options=options, max_model_len=64, max_logprobs=-1
+    ) as llm:
+        found = found_logprobs(llm, prompts)
+    assert (found - wanted).abs().max() <= EXACT * max(deviation, 1)
+
+
+@pytest.mark.parametrize("method", ["gptq", "fp8"])
+@pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "MixtralForCausalLM"])
+def test_one_matrix_of_all_experts_in_full_precision(
+    architecture: str, method: str, tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 64, "intermediate_size": 64}
+    folder = write_tiny_checkpoint(tmp_path / "m", architecture, mlp_only_layers=[], **sizes)
+    write, meant = FORMATS[method]
+    tensors: Tensors = {}
+    plain = load_file(folder / "model.safetensors")
+    for name, tensor in list(plain.items()):
+        layer = name.removesuffix(".weight")
+        if ".experts." not in layer or layer.endswith(("up_proj", "w3")):
+            tensors[name] = tensor
+            continue
+        tensors |= {f"{layer}.{leaf}": one.contiguous() for leaf, one in write(tensor).items()}
+        plain[name] = meant(tensor).contiguous()
+    save_file(plain, folder / "model.safetensors", metadata={"format": "pt"})
+    model = dequantized_model(folder, lambda name, weight: weight)
+    prompts = [torch.randint(3, VOCAB_SIZE, (17,)).tolist()]
+    wanted, deviation = wanted_logprobs(model, prompts)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    facts = json.loads((folder / "config.json").read_text())
+    facts["quantization_config"] = {"quant_method": method, **BITS}
+    (folder / "config.json").write_text(json.dumps(facts))
+    options = {"quantization": {"activations": "float"}}
+    with LLM(
+        str(folder), dtype="float32", plugin_options=options, max_model_len=64, max_logprobs=-1
+    ) as llm:
+        found = found_logprobs(llm, prompts)
+    assert (found - wanted).abs().max() <= EXACT * max(deviation, 1)
