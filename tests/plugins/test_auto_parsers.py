@@ -423,6 +423,20 @@ FAMILIES = {
         "deepseek_v4",
         "deepseek_v3",
     ),
+    "DeepSeek-V4.1": (
+        "deepseek-ai/DeepSeek-V4.1-Flash",
+        "{% if not thinking %}</think>{% endif %}<｜User｜>{{ m }}<｜Assistant｜><think>"
+        '<｜DSML｜ calls>\n<｜DSML｜ invoke name="f">\n</｜DSML｜ invoke>\n</｜DSML｜ calls>',
+        "deepseek_v41",
+        "deepseek_v3",
+    ),
+    "IQuest-Q1": (
+        "IQuestLab/IQuest-Q1",
+        f"{SPLITS_THINKING}<iquest_tool_call>{{name}}\n<arg_key>k</arg_key>\n"
+        "<arg_value>v</arg_value>\n</iquest_tool_call>",
+        "iquest_q1",
+        "qwen3",
+    ),
     "Hy3": (
         "tencent/Hy3-preview",
         f"{SPLITS_THINKING}<tool_calls>\n<tool_call>f<tool_sep>\n<arg_key>k</arg_key>\n"
@@ -520,3 +534,28 @@ def test_auto_and_none_are_words_of_the_flags(capsys: pytest.CaptureFixture[str]
     assert "tool calls none" in capsys.readouterr().out
     assert main([*words[:-1], "none", "--enable-auto-tool-choice"]) == 2
     assert "needs a tool parser" in capsys.readouterr().err
+
+
+SAME = {
+    "tool_parser": {
+        "deepseekv3": "deepseek_v3", "deepseekv31": "deepseek_v31", "deepseekv32": "deepseek_v32",
+        "deepseekv4": "deepseek_v4", "deepseekv41": "deepseek_v41", "glm": "glm45",
+        "hunyuan": "hy_v3", "internlm2": "internlm", "interns1": "internlm", "ling3": "glm45",
+        "llama3": "llama3_json", "minimax-m2": "minimax_m2", "minimax-m3": "minimax_m3",
+        "qwen": "hermes", "qwen25": "hermes", "spark25": "glm45", "trinity": "hermes",
+    },
+    "reasoning_parser": {
+        "deepseek-r1": "deepseek_r1", "deepseek-v3": "deepseek_v3", "deepseek-v4": "deepseek_v4",
+        "gpt-oss": "openai_gptoss", "hunyuan": "hy_v3", "ling3": "qwen3",
+        "minimax-m3": "minimax_m3", "qwen3-thinking": "deepseek_r1",
+    },
+}  # fmt: skip
+"""Kind -> another server's name of a parser -> the name of the same one here."""
+
+
+@pytest.mark.parametrize("kind", SAME)
+def test_other_servers_names_mean_the_same_parser(kind: str) -> None:
+    targets = {entry.name: entry.target for entry in registry.entries(kind)}
+    assert {name: targets[name] for name in SAME[kind]} == {
+        name: targets[own] for name, own in SAME[kind].items()
+    }

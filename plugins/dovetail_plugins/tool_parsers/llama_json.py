@@ -50,6 +50,7 @@ class Llama3Json(JsonToolParser):
         summary="JSON objects that begin the answer (Llama 3.1 to 3.3)",
         source="https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1/",
     )
+    auto_name: ClassVar[str] = "llama3_json"
     markers: ClassVar[tuple[Markers, ...]] = (BRACE, PYTHON)
     calls: ClassVar[JsonCalls] = JsonCalls(
         arguments=("parameters", "arguments"),
@@ -77,6 +78,7 @@ class Llama4Json(Llama3Json):
         summary="JSON objects that begin the answer (Llama 4)",
         source="https://www.llama.com/docs/model-cards-and-prompt-formats/llama4/",
     )
+    auto_name: ClassVar[str] = "llama4_json"
     markers: ClassVar[tuple[Markers, ...]] = (
         BRACE,
         PYTHON,

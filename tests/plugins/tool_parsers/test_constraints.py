@@ -32,9 +32,11 @@ WITHOUT_CONSTRAINT = {
     "functiongemma": ("deep",),
     "gemma4": ("deep",),
     "minimax_m3": ("deep", "open"),
+    "minimax-m3": ("deep", "open"),
 }
 """Syntaxes that hold plain values alone, or need a name again where the value ends."""
-WAYS_OUT = ("<|close|>argument<|sep|>", "</｜DSML｜parameter>", '<|"|>', "]<]minimax[>[</city>",
+WAYS_OUT = ("<|close|>argument<|sep|>", "</｜DSML｜parameter>", "</｜DSML｜ parameter>",
+            '<|"|>', "]<]minimax[>[</city>",
             "</param>", "</longcat_arg_value>", "</parameter>", "\n</parameter>", "</arg_value>",
             "</steptml:parameter>", "<escape>",
             '"', "}", "]", ")")  # fmt: skip

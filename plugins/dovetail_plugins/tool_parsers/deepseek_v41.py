@@ -1,0 +1,53 @@
+"""Tool calls of DeepSeek-V4.1: the tags of V4, each name behind a space, in a section "calls".
+
+Source: the encoding notes of DeepSeek-V4.1-Flash.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.text import Markers, Sample
+from dovetail.syntax.templates import unmentioned
+from dovetail.syntax.xml_params import XmlCalls
+from dovetail_plugins.tool_parsers.deepseek_v32 import DSML, DeepseekV4
+
+SPACED = f"{DSML} "
+SECTION = Markers(start=f"<{SPACED}calls>", end=f"</{SPACED}calls>")
+
+
+def _spaced(text: str) -> str:
+    return text.replace(f"{DSML}tool_calls", f"{DSML}calls").replace(DSML, SPACED)
+
+
+class DeepseekV41(DeepseekV4):
+    """<｜DSML｜ invoke name="..."> with <｜DSML｜ parameter name="k" string="true">v</...>."""
+
+    info = Info(
+        summary="DSML invoke and parameter tags with spaces (DeepSeek-V4.1)",
+        source="https://huggingface.co/deepseek-ai/DeepSeek-V4.1-Flash",
+    )
+    markers: ClassVar[tuple[Markers, ...]] = (SECTION,)
+    calls: ClassVar[XmlCalls] = replace(
+        DeepseekV4.calls,
+        head=_spaced(DeepseekV4.calls.head),
+        key=_spaced(DeepseekV4.calls.key),
+        value_end=_spaced(DeepseekV4.calls.value_end),
+        tail=_spaced(DeepseekV4.calls.tail),
+    )
+    samples: ClassVar[tuple[Sample, ...]] = tuple(
+        replace(
+            sample,
+            text=_spaced(sample.text),
+            content=_spaced(sample.content),
+            calls=tuple(replace(c, arguments=_spaced(c.arguments)) for c in sample.calls),
+        )
+        for sample in DeepseekV4.samples
+    )
+
+    @classmethod
+    def why_not(cls, query: Any) -> list[str]:
+        """Return why a chat template (str) does not ask for this syntax."""
+        return unmentioned(query, f"<{SPACED}invoke")
