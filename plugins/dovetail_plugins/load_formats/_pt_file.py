@@ -13,6 +13,7 @@ from torch.types import Storage
 
 from dovetail.errors import ConfigError
 
+HQQ_FILE = "qmodel.pt"
 WHERE = "--pt-load-map-location"
 Place = Callable[[Storage, str], Storage]
 
@@ -27,9 +28,13 @@ def read_tensors(path: Path, places: Mapping[str, str]) -> dict[str, torch.Tenso
     try:
         is_zip = zipfile.is_zipfile(path)  # raises too, for a damaged directory
         content = torch.load(path, map_location=place, weights_only=True, mmap=is_zip)
+        _check_is_not_hqq(path, content)
     except ConfigError as error:
+        if error.where is not None:
+            raise
         raise ConfigError(f"{path.name}: {error.what}", where=WHERE, fix=error.fix) from error
     except Exception as error:
+        _check_is_not_hqq(path, None)
         # torch raises many types here, down to EOFError; all of them mean this one file.
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise ConfigError(
@@ -38,6 +43,18 @@ def read_tensors(path: Path, places: Mapping[str, str]) -> dict[str, torch.Tenso
             fix="download the file again, or convert the checkpoint to safetensors.",
         ) from error
     return _named_tensors(path, content)
+
+
+def _check_is_not_hqq(path: Path, content: object) -> None:
+    """Raises: ConfigError for a model in the form that hqq itself saves, tensors or not."""
+    is_flat = isinstance(content, dict) and all(torch.is_tensor(v) for v in content.values())
+    if path.name == HQQ_FILE and not is_flat:
+        raise ConfigError(
+            "it is a model as hqq saves it (save_quantized), which is not read.",
+            where=str(path),
+            fix="save the model with transformers (HqqConfig and save_pretrained), or serve the "
+            "original checkpoint with `--quantization int4`.",
+        )
 
 
 def _named_tensors(path: Path, content: object) -> dict[str, torch.Tensor]:

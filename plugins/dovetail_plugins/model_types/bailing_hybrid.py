@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from dovetail.layers.delta import DeltaSizes
 
 Config = Mapping[str, Any]
+OWN = {
+    "linear_head_dim": "head_dim",
+    "linear_num_heads": "num_attention_heads",
+    "linear_conv_kernel_dim": "short_conv_kernel_size",
+}
+"""Sizes of delta layers, and what the released config.json calls them."""
 
 
 def layer_types(config: Config) -> tuple[str, ...]:
@@ -26,17 +32,24 @@ def layer_types(config: Config) -> tuple[str, ...]:
     return tuple(LINEAR if (i + 1) % group else "full_attention" for i in range(count))
 
 
+def linear_size(config: Config, name: str) -> int:
+    """Return a size of the delta layers. A config.json that transformers has saved again has it
+    under a name of its own, and as `head_dim` the rotated part of the layers that attend."""
+    stated = config.get(name)
+    return int(config[OWN[name]] if stated is None else stated)
+
+
 def delta_sizes(config: Config) -> DeltaSizes:
     """Return the sizes of a delta layer."""
     from dovetail.layers.delta import DeltaSizes
 
-    heads, size = int(config["num_attention_heads"]), int(config["head_dim"])
+    heads, size = (linear_size(config, name) for name in ("linear_num_heads", "linear_head_dim"))
     return DeltaSizes(
         key_heads=heads,
         value_heads=heads,
         key_size=size,
         value_size=size,
-        conv=int(config["short_conv_kernel_size"]),
+        conv=linear_size(config, "linear_conv_kernel_dim"),
         act=config["hidden_act"],
         eps=float(config["rms_norm_eps"]),
         least_log=float(config["kda_lower_bound"]) if config["kda_safe_gate"] else 0.0,
@@ -49,9 +62,9 @@ def cache(config: Config) -> CacheFacts:
     return delta_cache(
         config,
         layer_types(config),
-        heads=int(config["num_attention_heads"]),
-        size=int(config["head_dim"]),
-        conv=int(config["short_conv_kernel_size"]),
+        heads=linear_size(config, "linear_num_heads"),
+        size=linear_size(config, "linear_head_dim"),
+        conv=linear_size(config, "linear_conv_kernel_dim"),
     )
 
 

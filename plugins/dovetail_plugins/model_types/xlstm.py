@@ -3,7 +3,6 @@ leave out."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,9 +21,11 @@ def head_sizes(config: Config) -> tuple[int, int, int]:
 
 
 def inner_size(config: Config) -> int:
-    """Return the inner size of an MLP: rounded up."""
+    """Return the inner size of an MLP, rounded as the reference does it: a part of a number beyond
+    a multiple is not rounded up."""
     multiple = int(config["ffn_round_up_to_multiple_of"])
-    return math.ceil(config["hidden_size"] * config["ffn_proj_factor"] / multiple) * multiple
+    size = config["hidden_size"] * config["ffn_proj_factor"]
+    return int((size + multiple - 1) // multiple * multiple)
 
 
 def cache(config: Config) -> CacheFacts:
