@@ -87,13 +87,16 @@ class Kind:
     """`composes`: characters come in their composed form (NFC). `takes_whole`: a word that is a
     token needs no merges. `begins`: a text begins with the first token unless the file says
     otherwise. `ranks`: a file without merges means that tokens are made in the order of their
-    numbers. `raw`: tokens are text as SentencePiece writes it, not bytes in GPT-2's letters."""
+    numbers. `byte_cuts` cut words whose bytes are written in GPT-2's letters, some of which are
+    numbers ("\u00bc"). `raw`: tokens are text as SentencePiece writes it, not bytes in GPT-2's
+    letters."""
 
     cuts: tuple[str, ...]
     composes: bool = False
     takes_whole: bool = False
     begins: bool = False
     ranks: bool = False
+    byte_cuts: tuple[str, ...] = ()
     raw: bool = False
 
 
@@ -129,7 +132,9 @@ _KINDS: dict[Kind, tuple[str, ...]] = {
         "deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4",
     ),
     Kind(cuts=(r"\p{N}{1,3}", _HAN_KANA, _SPARK, r"\p{N}")): ("spark2_5",),
-    Kind(cuts=(r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")): ("falcon",),
+    Kind(
+        cuts=(r"[\p{P}\$\+<=>\^~\|`]+", _GPT2), byte_cuts=(r"\p{N}+", "[0-9][0-9][0-9]")
+    ): ("falcon",),
     Kind(cuts=(_QWEN35,), composes=True): ("qwen35",),
     Kind(cuts=(r"\p{N}{1,3}", _MINICPM5), takes_whole=True): ("minicpm5",),
     Kind(cuts=(_JAIS2,)): ("jais-2",),

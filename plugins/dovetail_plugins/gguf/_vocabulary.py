@@ -9,7 +9,7 @@ Source: the tokenizer keys of https://github.com/ggml-org/ggml/blob/master/docs/
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +123,10 @@ class Vocabulary:
         """Return a model of bytes, which tokens write in GPT-2's letters."""
         bytes_alone = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
                        "use_regex": False}  # fmt: skip
+        steps = [*_cuts(kind.cuts), bytes_alone, *_cuts(kind.byte_cuts)]
         return {
             "normalizer": {"type": "NFC"} if kind.composes else None,
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*_cuts(kind), bytes_alone]},
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
             "post_processor": self._ends(begins=kind.begins),
             "decoder": bytes_alone,
             "model": {
@@ -140,7 +141,7 @@ class Vocabulary:
         """Return a model of characters, whose spaces are written as SentencePiece does."""
         return {
             "normalizer": _SPACES,
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": _cuts(kind)},
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": _cuts(kind.cuts)},
             "post_processor": self._ends(begins=kind.begins),
             "decoder": {"type": "Sequence", "decoders": _PIECES_BACK},
             "model": {
@@ -288,11 +289,11 @@ class Vocabulary:
         )
 
 
-def _cuts(kind: Kind) -> list[Json]:
-    """Return the pre-tokenizer that cuts a text into words."""
+def _cuts(expressions: Iterable[str]) -> list[Json]:
+    """Return the pre-tokenizers that cut by expressions."""
     return [
         {"type": "Split", "pattern": {"Regex": cut}, "behavior": "Isolated", "invert": False}
-        for cut in kind.cuts
+        for cut in expressions
     ]
 
 

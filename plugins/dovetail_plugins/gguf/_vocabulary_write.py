@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +144,10 @@ def _kind_of(real: Tokenizer, settings: Mapping[str, Any]) -> str:
     return best
 
 
+def _splits(expressions: Iterable[str]) -> list[Any]:
+    return [Split(Regex(one), "isolated") for one in expressions]
+
+
 def _candidates(real: Tokenizer) -> list[str]:
     """Return the names of the kinds that cut the probe as the tokenizer does; if none does, all."""
     kinds = {kind: name for name, kind in reversed(KINDS.items()) if not kind.raw}
@@ -161,7 +165,7 @@ def _candidates(real: Tokenizer) -> list[str]:
         == [
             word
             for word, _ in Sequence(
-                [*(Split(Regex(cut), "isolated") for cut in kind.cuts), letters]
+                [*_splits(kind.cuts), letters, *_splits(kind.byte_cuts)]
             ).pre_tokenize_str(text)
         ]
     ]

@@ -22,6 +22,7 @@ from tokenizers import (
 
 from dovetail.errors import ConfigError
 from dovetail_plugins.gguf._splits import KINDS
+from dovetail_plugins.gguf._vocabulary import read_tokenizer
 from dovetail_plugins.tokenizers.gguf import GgufTokenizer
 
 gguf = pytest.importorskip("gguf")
@@ -217,6 +218,20 @@ def test_ids_are_those_of_the_published_tokenizer(tmp_path: Path, name: str) -> 
         wanted = right.encode(text, add_special_tokens=False).ids
         assert own.encode(text, add_special_tokens=False) == wanted, repr(text)
         assert own.decode(wanted) == right.decode(wanted)
+
+
+@pytest.mark.parametrize("text", ["für 12345", "x² ½ ¼5 ü7", "٣٤٥ und 1234", "№ Ⅷ ៣៤ a1b22c333"])
+def test_falcons_numbers_are_those_of_the_bytes_letters(tmp_path: Path, text: str) -> None:
+    """A byte of "ü" is written "¼", which is a number; those of "٣" are written as letters."""
+    right = trained(PUBLISHED["falcon"])
+    tokens = in_order(right)
+    kinds = [3, *[1] * (len(tokens) - 1)]
+    file = tmp_path / "m.gguf"
+    written(file, tokens, kinds, pre="falcon", merges=merges_of(right))
+    own = Tokenizer.from_str(read_tokenizer(file)[0])
+    assert [word for word, _ in own.pre_tokenizer.pre_tokenize_str(text)] == [
+        word for word, _ in right.pre_tokenizer.pre_tokenize_str(text)
+    ]
 
 
 def test_kinds_are_told_apart() -> None:
