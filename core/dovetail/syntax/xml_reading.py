@@ -12,8 +12,9 @@ from typing import Any
 
 from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCall
-from dovetail.syntax.json_text import loads
-from dovetail.syntax.parameters import as_json, is_text, quoted, schema_of_parameter
+from dovetail.syntax.json_text import loads, quoted
+from dovetail.syntax.parameters import as_json, schema_of_parameter
+from dovetail.syntax.schemas import is_text, kinds, properties_of, required_of
 from dovetail.syntax.xml_tags import CALL, HEAD, LINE, NAME, TYPE, XmlTags, closers, inner, pattern
 
 MAX_VALUE_ENDS = 8
@@ -38,13 +39,12 @@ class _Open:
 
     def lacks(self, name: str) -> bool:
         """Return whether the tool declares a parameter of which nothing was written."""
-        declared = self.tool.parameters.get("properties") if self.tool else None
-        return isinstance(declared, dict) and name in declared and name not in self.written
+        declared = properties_of(self.tool.parameters) if self.tool else {}
+        return name in declared and name not in self.written
 
     def needs(self, name: str) -> bool:
         """Return whether the tool requires a parameter."""
-        required = self.tool.parameters.get("required") if self.tool else None
-        return isinstance(required, list) and name in required
+        return self.tool is not None and name in required_of(self.tool.parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +112,16 @@ class Reading:
         return True
 
     def _schema(self, name: str, key: re.Match[str]) -> Mapping[str, Any]:
-        """Return a parameter's declared schema, or else the type that the model writes."""
+        """Return a parameter's declared schema, narrowed by what the model says of its type: text
+        if that may be, else a value, which may be null or a quoted string where text belongs."""
         declared = schema_of_parameter(self.by_name, name, key[NAME])
         said = key.groupdict().get(TYPE)
-        if declared or said is None:
+        allowed = kinds(declared)
+        if said is None:
             return declared
-        return {"type": "string"} if said == self.tags.text_type else {}
+        if said == self.tags.text_type:
+            return {"type": "string"} if allowed is None or "string" in allowed else declared
+        return {**declared, "type": ["string", "null"]} if is_text(declared) else declared
 
     def _is_sure(self, at: int) -> bool:
         """Return whether a head that no tag closes is one: a parameter follows, or nothing."""
@@ -215,8 +219,7 @@ class Reading:
     def _is_call(self, head: str, name: str) -> bool:
         """Return whether a tool that was offered has this parameter."""
         tool = self.by_name.get(head)
-        declared = tool.parameters.get("properties") if tool else None
-        return isinstance(declared, dict) and name in declared
+        return tool is not None and name in properties_of(tool.parameters)
 
     def _is_apart(self, key: re.Match[str], start: int, stop: int) -> bool:
         """Return whether the tag of a parameter stands where a template writes one, with a value
