@@ -27,7 +27,7 @@ class GigaChat3(JsonToolParser):
     )
     markers: ClassVar[tuple[Markers, ...]] = (Markers(start=START),)
     layout: ClassVar[tuple[str, ...]] = (OVER,)
-    calls: ClassVar[JsonCalls] = JsonCalls(arguments=("arguments",))
+    calls: ClassVar[JsonCalls] = JsonCalls()
     samples: ClassVar[tuple[Sample, ...]] = (
         Sample(
             text=f'{START}\n{{"name": "weather", "arguments": {{"city": "Paris"}}}}{OVER}',
