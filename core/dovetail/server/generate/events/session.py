@@ -16,7 +16,12 @@ from dovetail.interfaces.text import Markers, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, UnfinishedToolCall
 from dovetail.server.generate.events.bare import OPENINGS, BareAnswer, knows_bare
 from dovetail.server.generate.events.held import HeldCall
-from dovetail.server.generate.events.matcher import find_first, partial_length
+from dovetail.server.generate.events.matcher import (
+    find_first,
+    partial_length,
+    without,
+    without_cut_marker,
+)
 from dovetail.server.generate.events.region import Mark, Region, is_whole
 from dovetail.server.generate.events.speech import Speech
 from dovetail.server.generate.events.types import ContentDelta, Event
@@ -163,6 +168,9 @@ class Session:
         """Return (text before, marker) and cut both from the pending text, or None after saying
         all text that cannot be part of a marker."""
         match = find_first(self._pending, markers)
+        if is_final and self._is_cut and match is None:
+            starts = [region.start for region in self._regions if not region.opens_answer]
+            self._pending = without_cut_marker(self._pending, starts)
         held = 0 if is_final else partial_length(self._pending, markers)
         safe = len(self._pending) - held
         if match is None or (held and safe <= match.start):
@@ -361,6 +369,9 @@ class Session:
         body = region.whole()
         is_cut = self._is_cut and at is None
         calls = self._parse(body)[0]
+        if is_cut and calls is None and self._is_head(region, body):
+            self._region, self._phase = None, "content"
+            return False
         if is_cut and any(call.name for call in calls or ()):
             calls = None
         if calls is not None or is_cut or region.num_ends == 0:
@@ -372,6 +383,15 @@ class Session:
             calls = self._closed(body)
             rest = behind if calls else ""
         return self._close_region(region, calls, body, rest)
+
+    def _is_head(self, region: Region, body: str) -> bool:
+        """Return whether a cut answer ends within a call's head, which nobody is to see."""
+        assert self.plan.tool_parser is not None
+        is_known = "streams" in self.plan.tool_parser.capabilities
+        if not is_known or region.has_told or region.num_ends or region.markers.opens_answer:
+            return False
+        begun = self._begun(body)
+        return begun is not None and not any(call.name for call in begun)
 
     def _syntax_end(self, region: Region, body: str) -> int | None:
         """Return where a region without an end marker is over, or None."""
@@ -412,7 +432,7 @@ class Session:
         self._region = None
         self._leave("content")
         if untold:
-            self._say(_without(untold, self._layout))
+            self._say(without(untold, self._layout))
         self._pending = rest
         return bool(self._pending)
 
@@ -474,9 +494,3 @@ def _only_closes(calls: list[ToolCall], begun: list[ToolCall]) -> bool:
 
 def _longest_first(texts: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(set(texts), key=lambda text: (-len(text), text)))
-
-
-def _without(text: str, words: tuple[str, ...]) -> str:
-    for word in words:
-        text = text.replace(word, "")
-    return text
