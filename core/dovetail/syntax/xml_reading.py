@@ -97,12 +97,13 @@ class Reading:
         head = pattern(tags.head, tags.before).match(self.text, self.at)
         if head is None or (not tags.tail and not self._is_sure(head.end())):
             return False
-        call = _Open(self.at, head[NAME], self.by_name.get(head[NAME]))
+        name = tags.named(head[NAME])
+        call = _Open(self.at, name, self.by_name.get(name))
         self.at = head.end()
         self.is_closed = False
         key = pattern(tags.key)
         while (match := key.match(self.text, self.at)) is not None:
-            schema = self._schema(head[NAME], match)
+            schema = self._schema(name, match)
             if not self._read_value(match, schema, call):
                 self.calls.append(call.made("}" if self.is_closed else ""))
                 return True
@@ -114,7 +115,7 @@ class Reading:
     def _schema(self, name: str, key: re.Match[str]) -> Mapping[str, Any]:
         """Return a parameter's declared schema, narrowed by what the model says of its type: text
         if that may be, else a value, which may be null or a quoted string where text belongs."""
-        declared = schema_of_parameter(self.by_name, name, key[NAME])
+        declared = schema_of_parameter(self.by_name, name, self.tags.named(key[NAME]))
         said = key.groupdict().get(TYPE)
         allowed = kinds(declared)
         if said is None:
@@ -165,23 +166,24 @@ class Reading:
 
     def _read_value(self, key: re.Match[str], schema: Mapping[str, Any], call: _Open) -> bool:
         """Read a value; return whether the call goes on. Mutates: call"""
+        name = self.tags.named(key[NAME])
         start, end = key.end(), self._value_end(key.end(), schema)
-        missed = self._missed(start, end, schema, call, key[NAME])
+        missed = self._missed(start, end, schema, call, name)
         if missed is not None and (self.is_whole or missed.is_sure):
             end = missed.at
         elif missed is not None:
             end = None
         elif end is None and self.is_whole:
             end = self._call_end(start)
-        is_new = key[NAME] not in call.written
+        is_new = name not in call.written
         if end is None:
             self.is_in_value = True
             if is_new and is_text(schema):
                 text = self.text[start : missed.at if missed else None]
-                call.written[key[NAME]] = quoted(self.tags.held(text)).removesuffix('"')
+                call.written[name] = quoted(self.tags.held(text)).removesuffix('"')
             return False
         if is_new:
-            call.written[key[NAME]] = as_json(self.tags.value(self.text[start:end]), schema)
+            call.written[name] = as_json(self.tags.value(self.text[start:end]), schema)
         closed = closers(self.tags.value_end).match(self.text, end)
         self.at = closed.end() if closed else end
         if missed is not None and missed.is_sure:
@@ -206,7 +208,9 @@ class Reading:
             is_meant = (
                 self._is_call(head, name)
                 if head is not None
-                else self._is_apart(match, start, stop) or (is_bare and call.needs(name))
+                else self.tags.is_special
+                or self._is_apart(match, start, stop)
+                or (is_bare and call.needs(name))
             )
             if not is_meant or not self._is_outside(start, match.start(), schema):
                 continue

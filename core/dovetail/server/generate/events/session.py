@@ -41,17 +41,19 @@ MAX_TRIALS = 16
 class SessionPlan:
     """How the text of a request's answers is read.
 
-    `starts_inside` says that the rendered prompt ends inside a reasoning region. `layout` are texts
-    of the chat format that are not content but may stand in a call's strings. `max_calls` None is
-    unbounded. `is_forced_call`: the request named the tool to call. `stops` are the stop strings,
-    which count from the token `min_tokens` on. `reads_bare`: an answer that is nothing but calls
-    without their markers, as far as the parser knows such, is calls. `reasoning_reading` and
-    `tool_reading` say how parsers read their part of the answer themselves (see `stages`).
+    `special_starts` are the markers of calls that begin with a special token. `starts_inside` says
+    that the rendered prompt ends inside a reasoning region. `layout` are texts of the chat format
+    that are not content but may stand in a call's strings. `max_calls` None is unbounded.
+    `is_forced_call`: the request named the tool to call. `stops` are the stop strings, which count
+    from the token `min_tokens` on. `reads_bare`: an answer that is nothing but calls without their
+    markers, as far as the parser knows such, is calls. `reasoning_reading` and `tool_reading` say
+    how parsers read their part of the answer themselves (see `stages`).
     """
 
     reasoning: Markers | None = None
     tool_parser: ToolParser | None = None
     tools: tuple[Tool, ...] = ()
+    special_starts: frozenset[str] = frozenset()
     starts_inside: bool = False
     layout: tuple[str, ...] = ()
     max_calls: int | None = None
@@ -251,10 +253,11 @@ class Session:
 
     def _calls_that_end_it(self, markers: Markers) -> tuple[str, ...]:
         """Return the markers of calls that may end thinking which is not closed ahead."""
-        is_open = markers.ends_with_call and not self._is_closed_ahead
-        if not is_open or self._num_trials >= MAX_TRIALS:
+        if self._is_closed_ahead or self._num_trials >= MAX_TRIALS:
             return ()
         found = [region.start for region in self._regions if not region.opens_answer]
+        if not markers.ends_with_call:
+            found = [start for start in found if start in self.plan.special_starts]
         return tuple(start for start in found if start not in (markers.end, markers.start))
 
     def _hold(self, marker: str) -> None:
@@ -369,11 +372,11 @@ class Session:
         body = region.whole()
         is_cut = self._is_cut and at is None
         calls = self._parse(body)[0]
+        if is_cut and any(call.name for call in calls or ()):
+            calls = None
         if is_cut and calls is None and self._is_head(region, body):
             self._region, self._phase = None, "content"
             return False
-        if is_cut and any(call.name for call in calls or ()):
-            calls = None
         if calls is not None or is_cut or region.num_ends == 0:
             may_be_cut = calls is None and at is None
             return self._close_region(region, calls, body, rest, may_be_cut=may_be_cut)
