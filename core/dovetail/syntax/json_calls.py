@@ -215,11 +215,19 @@ class JsonCalls:
         assert item.fault is not None
         if len(text) < item.fault + RESYNC_CHARS:
             return None
-        call = self._begun(text[item.start : item.fault + 1])
-        is_told = call is not None and (
-            len(call.arguments) >= HELD_ARGUMENTS_CHARS or check(call.arguments).end is not None
-        )
+        is_told = self._is_told(text[item.start : item.fault + 1])
         return item.fault if is_told or item.start == skip_blanks(text) else item.start
+
+    def _is_told(self, text: str) -> bool:
+        """Return whether anything of a broken object was passed on as a call."""
+        try:
+            call = self._begun(text)
+        except MalformedToolCall:
+            return False
+        if call is None:
+            return False
+        is_whole = check(call.arguments).end is not None
+        return is_whole or len(call.arguments) >= HELD_ARGUMENTS_CHARS
 
     def _call(self, text: str, *, is_second: bool = False) -> ToolCall:
         loads(text)

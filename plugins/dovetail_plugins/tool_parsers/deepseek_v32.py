@@ -18,9 +18,13 @@ DSML = "｜DSML｜"
 SECTION = Markers(start=f"<{DSML}function_calls>", end=f"</{DSML}function_calls>")
 INVOKE = Markers(start=f"<{DSML}invoke", end=f"</{DSML}invoke>", is_body=True)
 SECTION_WORDS = ("function_calls", "tool_calls", "function_call", "tool_call", "calls", "invokes")
-STRAYS = tuple(f"<{slash}{DSML}{word}>" for word in SECTION_WORDS for slash in ("", "/"))
-"""Tags around calls, also misspelt: a special token is never prose."""
 SECTION_V4 = Markers(start=f"<{DSML}tool_calls>", end=f"</{DSML}tool_calls>")
+
+
+def strays(section: Markers) -> tuple[str, ...]:
+    """Return the tags around calls that are not this section's: a special token is never prose."""
+    words = [f"<{slash}{DSML}{word}>" for word in SECTION_WORDS for slash in ("", "/")]
+    return tuple(word for word in words if word not in (section.start, section.end))
 
 
 def samples_of(section: Markers) -> tuple[Sample, ...]:
@@ -68,7 +72,7 @@ class DeepseekV32(XmlToolParser):
     )
     auto_rank = 1
     markers: ClassVar[tuple[Markers, ...]] = (SECTION, INVOKE)
-    layout: ClassVar[tuple[str, ...]] = STRAYS
+    layout: ClassVar[tuple[str, ...]] = strays(SECTION)
     inner: ClassVar[tuple[str, ...]] = (DSML,)
     calls: ClassVar[XmlCalls] = XmlCalls(
         head=f'<{DSML}invoke name="NAME">',
@@ -95,4 +99,5 @@ class DeepseekV4(DeepseekV32):
         source="https://huggingface.co/deepseek-ai/DeepSeek-V4-Pro",
     )
     markers: ClassVar[tuple[Markers, ...]] = (SECTION_V4, INVOKE)
+    layout: ClassVar[tuple[str, ...]] = strays(SECTION_V4)
     samples: ClassVar[tuple[Sample, ...]] = samples_of(SECTION_V4)
