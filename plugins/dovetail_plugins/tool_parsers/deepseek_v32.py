@@ -22,9 +22,9 @@ SECTION_V4 = Markers(start=f"<{DSML}tool_calls>", end=f"</{DSML}tool_calls>")
 
 
 def strays(section: Markers) -> tuple[str, ...]:
-    """Return the tags around calls that are not this section's: a special token is never prose."""
+    """Return the tags around calls but this opening one: a special token is never prose."""
     words = [f"<{slash}{DSML}{word}>" for word in SECTION_WORDS for slash in ("", "/")]
-    return tuple(word for word in words if word not in (section.start, section.end))
+    return tuple(word for word in words if word != section.start)
 
 
 def samples_of(section: Markers) -> tuple[Sample, ...]:
