@@ -403,6 +403,20 @@ FAMILIES = {
         "cohere_command3",
     ),
     "Command R": ("CohereLabs/c4ai-command-r-v01", "<|CHATBOT_TOKEN|>{{ m.content }}", "", ""),
+    "MiniMax-M2, whole": (
+        "MiniMaxAI/MiniMax-M2",
+        f']~!b[]~b]system\n{SPLITS_THINKING}<minimax:tool_call>\n<invoke name="f">\n<parameter '
+        'name="k">v</parameter>\n</invoke>\n</minimax:tool_call>[e~[]~b]tool\n'
+        "<response>{{ m.content }}</response>",
+        "minimax_m2",
+        "minimax_m2",
+    ),
+    "GigaChat 3.1": (
+        "ai-sage/GigaChat3.1-10B-A1.8B",
+        "{{ role }}<|role_sep|>\n{{ m }}<|message_sep|>\n\n<|function_call|>{{ c }}",
+        "gigachat3",
+        "",
+    ),
     "ERNIE 4.5 Thinking": (
         "baidu/ERNIE-4.5-21B-A3B-Thinking",
         f"{CHATML}{QWEN_TOOLS}{SPLITS_THINKING}<response>\n{{{{ m.content }}}}\n</response>",

@@ -9,27 +9,46 @@ a beginning stays true of every longer text, also where that text goes wrong lat
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from dovetail.interfaces.answer_reader import HELD_ARGUMENTS_CHARS
 from dovetail.interfaces.constraint import Constraint, JsonSchema, concat
 from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCall
-from dovetail.syntax.json_text import Member, check, loads, members, skip_blanks
+from dovetail.syntax.json_text import Checked, Member, check, loads, members, skip_blanks
 from dovetail.syntax.type_words import with_json_types
 
 EMPTY = "{}"
+_NOTHING = re.compile(r"null|\"\"")
 BLANKS = " \t\r\n"
+
+
+RESYNC_CHARS = 8192
+"""How far behind an object that is not JSON the next call is looked for."""
+ABOUT = ("id", "type", "index", "call_id", "tool_call_id")
+"""Members of a call that are not its arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """An object of a text; `end` None: it is cut. `fault`: where it is not JSON; then it goes up to
+    the next call, or to this place where none is seen. `is_second`: an item before it is broken."""
+
+    start: int
+    end: int | None
+    fault: int | None = None
+    is_second: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Objects:
     """The objects of a text. `end`: where they are over, None while more may follow; `fault`: what
-    stands there instead of what should. An object that is not JSON is the last, up to and with
-    the character that is wrong."""
+    stands there instead of what should."""
 
-    places: list[tuple[int, int | None]]
+    items: list[_Item]
     end: int | None = None
     fault: str = ""
 
@@ -42,7 +61,7 @@ class JsonCalls:
     arguments is a call. `others` are the keys that may stand before these, None: any; syntaxes
     without a tag name them, so that an answer in JSON is soon seen to be no call. `dividers` are
     characters that may stand, with blanks, between objects in a row; None: there is one object
-    only. A list of objects is always taken.
+    only. A list of objects is always taken. What is no call among others that are is text.
     """
 
     name: str = "name"
@@ -57,12 +76,17 @@ class JsonCalls:
         Raises: MalformedToolCall, UnfinishedToolCall when the text ends within a string.
         """
         objects = self._objects(text)
-        if objects.fault or not objects.places:
-            raise MalformedToolCall(objects.fault or "no object")
-        calls = [self._call(text[start:end]) for start, end in objects.places]
+        if objects.items and objects.items[-1].end is None:
+            loads(text[objects.items[-1].start :])
+        calls = self._calls(text, objects)
+        if not any(map(_is_call, calls)):
+            raise MalformedToolCall(objects.fault or "no call")
         is_list = text.lstrip(BLANKS).startswith("[")
-        over = objects.end if is_list else objects.places[-1][1]
-        if over is None or text[over:].strip(BLANKS + ("" if is_list else self.dividers or "")):
+        over = objects.end if is_list else objects.items[-1].end
+        if objects.items[-1].fault is not None:
+            if not _is_call(calls[-1]):
+                calls[-1] = replace(calls[-1], text=text[objects.items[-1].start :])
+        elif over is None or text[over:].strip(BLANKS + ("" if is_list else self.dividers or "")):
             raise MalformedToolCall("the list is not closed, or text follows the calls")
         return calls
 
@@ -72,21 +96,46 @@ class JsonCalls:
         Raises: MalformedToolCall when it can become no call.
         """
         objects = self._objects(text)
-        calls: list[ToolCall] = []
-        try:
-            for start, end in objects.places:
-                call = self._begun(text[start:end])
-                if call is None and end is not None:
-                    call = self._call(text[start:end])
-                if call is None:
-                    break
-                calls.append(call)
-        except MalformedToolCall:
-            if not calls:
-                raise
-        if objects.end is not None and not calls:
+        calls = self._calls(text, objects)
+        if objects.items and objects.items[-1].fault is not None and calls[-1:]:
+            calls = calls if calls[-1].name else calls[:-1]
+        if objects.end is not None and not any(call.name for call in calls):
             raise MalformedToolCall(objects.fault or "no object")
         return calls
+
+    def _calls(self, text: str, objects: _Objects) -> list[ToolCall]:
+        """Return what every object comes to, as far as it is known.
+
+        Raises: MalformedToolCall where the only one, or the first of an answer, is no call.
+        """
+        calls: list[ToolCall] = []
+        for item in objects.items:
+            try:
+                call = self._item(text, item)
+            except MalformedToolCall:
+                is_only = len(objects.items) == 1 and objects.end is not None
+                if not calls and (is_only or self.others is not None):
+                    raise
+                call = ToolCall(name="", arguments="", text=text[item.start : item.end])
+            if call is None:
+                break
+            calls.append(call)
+        return calls
+
+    def _item(self, text: str, item: _Item) -> ToolCall | None:
+        """Return the call that an object is, None where too little of it is written.
+
+        Raises: MalformedToolCall
+        """
+        end = item.end if item.fault is None else item.fault + 1
+        call = self._begun(text[item.start : end])
+        if item.fault is not None:
+            broken = call or ToolCall(name="", arguments="")
+            is_whole = check(broken.arguments).end is not None
+            return broken if is_whole else replace(broken, text=text[item.start : item.end])
+        if call is None and item.end is not None:
+            call = self._call(text[item.start : item.end], is_second=item.is_second)
+        return call
 
     def end(self, text: str) -> int | None:
         """Return where the calls are over, or None while more of them may follow."""
@@ -103,65 +152,127 @@ class JsonCalls:
         if at >= len(text):
             return _Objects([])
         if text[at] == "[":
-            return _listed(text, at)
+            return self._listed(text, at)
         if text[at] == "{":
             return self._in_a_row(text, at)
         return _Objects([], at, "neither an object nor a list of objects")
 
     def _in_a_row(self, text: str, at: int) -> _Objects:
-        places: list[tuple[int, int | None]] = []
+        items: list[_Item] = []
         while True:
-            checked = check(text, at)
-            if checked.fault is not None:
-                return _broken(places, at, checked.fault)
-            places.append((at, checked.end))
-            if (end := checked.end) is None:
-                return _Objects(places)
-            if self.dividers is None:
-                return _Objects(places, end)
-            at = skip_blanks(text, end)
+            item = self._take(text, at, items)
+            if item.end is None or self.dividers is None:
+                return _over(items, item.end)
+            if item.fault is not None and not text.startswith("{", item.end):
+                return _over(items, self._broken_end(text, item))
+            at = skip_blanks(text, item.end)
             while at < len(text) and text[at] in self.dividers:
                 at = skip_blanks(text, at + 1)
             if at >= len(text):
-                return _Objects(places)
+                return _Objects(items)
             if text[at] != "{":
-                return _Objects(places, end)
+                return _Objects(items, item.end)
 
-    def _call(self, text: str) -> ToolCall:
+    def _listed(self, text: str, at: int) -> _Objects:
+        """Return the objects of the list that begins at `at`, as far as it goes."""
+        items: list[_Item] = []
+        at = skip_blanks(text, at + 1)
+        while at < len(text) and text[at] != "]":
+            if text[at] != "{" and not items:
+                return _Objects(items, at, "an item is not an object")
+            item = self._take(text, at, items)
+            if item.end is None:
+                return _Objects(items)
+            if item.fault is not None and not text.startswith("{", item.end):
+                return _over(items, self._broken_end(text, item))
+            at = skip_blanks(text, item.end)
+            if at < len(text) and text[at] == ",":
+                at = skip_blanks(text, at + 1)
+        return _Objects(items, at + 1 if at < len(text) else None)
+
+    def _take(self, text: str, at: int, items: list[_Item]) -> _Item:
+        """Read the object that begins at `at`, or what stands there in its place. Mutates: items"""
+        is_second = bool(items) and (items[-1].is_second or items[-1].fault is not None)
+        checked = check(text, at) if text[at] == "{" else Checked(fault=at)
+        item = _Item(at, checked.end, checked.fault, is_second)
+        if checked.fault is not None:
+            found = self._next(text, checked.fault, is_object=text[at] == "{")
+            item = replace(item, end=checked.fault + 1 if found is None else found)
+        items.append(item)
+        return item
+
+    def _next(self, text: str, fault: int, *, is_object: bool) -> int | None:
+        """Return where the next call begins behind an object that is not JSON, or None."""
+        keys = "|".join(map(re.escape, (self.name, *self.arguments, *ABOUT)))
+        before = r"[}\]]\s*[,;]?" if is_object else ","
+        pattern = re.compile(before + rf"\s*(?=\{{\s*\"(?:{keys})\"\s*:)")
+        found = pattern.search(text, fault, fault + RESYNC_CHARS)
+        return found.end() if found else None
+
+    def _broken_end(self, text: str, item: _Item) -> int | None:
+        """Return where the calls are over whose last object is broken; None while another one may
+        follow. What of it was not passed on is text behind them."""
+        assert item.fault is not None
+        if len(text) < item.fault + RESYNC_CHARS:
+            return None
+        is_told = self._is_told(text[item.start : item.fault + 1])
+        return item.fault if is_told or item.start == skip_blanks(text) else item.start
+
+    def _is_told(self, text: str) -> bool:
+        """Return whether anything of a broken object was passed on as a call."""
+        try:
+            call = self._begun(text)
+        except MalformedToolCall:
+            return False
+        if call is None:
+            return False
+        is_whole = check(call.arguments).end is not None
+        return is_whole or len(call.arguments) >= HELD_ARGUMENTS_CHARS
+
+    def _call(self, text: str, *, is_second: bool = False) -> ToolCall:
         loads(text)
-        name, arguments = self._parts(text)
+        name, arguments, others = self._parts(text)
         called = loads(text[name.start : name.end]) if name else None
         if not isinstance(called, str) or not called:
             raise MalformedToolCall(f'no object with a "{self.name}"')
-        if arguments is None and not self.is_name_enough:
+        if arguments is None and (is_second or not self.is_name_enough):
             raise MalformedToolCall(f'no object with "{self.arguments[0]}"')
-        return ToolCall(name=called, arguments=_arguments(text, arguments) if arguments else EMPTY)
+        is_said = arguments is not None and text[arguments.start] == "{"
+        made = _arguments(text, arguments) if arguments else EMPTY
+        if made == EMPTY and not is_said and others:
+            raise MalformedToolCall(f'"{others[0]}" is left over, and there are no arguments')
+        return ToolCall(name=called, arguments=made)
 
     def _begun(self, text: str) -> ToolCall | None:
         """Return the call of an object that may be cut, once its name and a "{" are there."""
-        name, arguments = self._parts(text)
+        name, arguments, _ = self._parts(text)
         if name is None or name.end is None or arguments is None or text[arguments.start] != "{":
             return None
         called = loads(text[name.start : name.end])
-        if not isinstance(called, str) or not called:
+        if not isinstance(called, str) or not called or _says_nothing(text, arguments):
             return None
         return ToolCall(name=called, arguments=text[arguments.start : arguments.end])
 
-    def _parts(self, text: str) -> tuple[Member | None, Member | None]:
-        """Return the first members for the name and for the arguments, and look no further: what
-        follows them must not change what was said of a beginning."""
+    def _parts(self, text: str) -> tuple[Member | None, Member | None, list[str]]:
+        """Return the first members for the name and for arguments that say something, and the
+        others' keys, and look no further: what follows them must not change what was said of a
+        beginning."""
         name: Member | None = None
         arguments: Member | None = None
+        others: list[str] = []
         for member in members(text, 0):
             if member.key == self.name:
                 name = name or member
             elif member.key in self.arguments:
-                arguments = arguments or member
+                if arguments is None or _says_nothing(text, arguments):
+                    arguments = member
             elif self.others is not None and member.key not in self.others:
                 raise MalformedToolCall(f'no call has a "{member.key}"')
-            if name and arguments:
+            elif member.key not in ABOUT:
+                others.append(member.key)
+            if name and arguments and not _says_nothing(text, arguments):
                 break
-        return name, arguments
+        return name, arguments, others
 
 
 BARE = JsonCalls(is_name_enough=False, others=("type", "id"), dividers=",;")
@@ -189,8 +300,9 @@ def bare_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
 
 def _is_over(text: str) -> bool:
     """Return whether a text goes on behind its calls, or goes wrong in them."""
-    end = BARE.end(text)
-    return end is not None and bool(text[end:].strip(BLANKS))
+    objects = BARE._objects(text)
+    is_broken = any(item.fault is not None for item in objects.items)
+    return is_broken or (objects.end is not None and bool(text[objects.end :].strip(BLANKS)))
 
 
 def schema_of(tool: Tool) -> dict[str, Any]:
@@ -230,26 +342,18 @@ def _unquoted(text: str, key: str) -> str:
         raise MalformedToolCall(f'"{key}" holds no object') from error
 
 
-def _broken(places: list[tuple[int, int | None]], at: int, fault: int) -> _Objects:
-    return _Objects([*places, (at, fault + 1)], fault, f"no JSON from character {fault + 1} on")
+def _says_nothing(text: str, arguments: Member) -> bool:
+    """Return whether arguments are null, or a text without anything in it."""
+    written = text[arguments.start : arguments.end]
+    return _NOTHING.fullmatch(written) is not None
 
 
-def _listed(text: str, at: int) -> _Objects:
-    """Return the objects of the list that begins at `at`, as far as it goes."""
-    places: list[tuple[int, int | None]] = []
-    at = skip_blanks(text, at + 1)
-    while at < len(text) and text[at] != "]":
-        if text[at] != "{":
-            return _Objects(places, at, "an item is not an object")
-        checked = check(text, at)
-        if checked.fault is not None:
-            return _broken(places, at, checked.fault)
-        places.append((at, checked.end))
-        if checked.end is None:
-            return _Objects(places)
-        at = skip_blanks(text, checked.end)
-        if at < len(text) and text[at] == ",":
-            at = skip_blanks(text, at + 1)
-        elif at < len(text) and text[at] != "]":
-            return _Objects(places, at, "items are not divided by a comma")
-    return _Objects(places, at + 1 if at < len(text) else None)
+def _is_call(call: ToolCall) -> bool:
+    return bool(call.name) and not call.text
+
+
+def _over(items: list[_Item], end: int | None) -> _Objects:
+    """Return the objects whose last one ends them, here or, None, nobody knows where yet."""
+    fault = items[-1].fault
+    why = "" if fault is None else f"no JSON from character {fault + 1} on"
+    return _Objects(items, end, why)

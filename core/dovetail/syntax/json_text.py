@@ -193,6 +193,11 @@ def _expect(text: str, at: int, character: str) -> int:
     return at + 1
 
 
+def quoted(text: str) -> str:
+    """Return a text as a JSON string. Of a longer text it is longer, but for the closing mark."""
+    return json.dumps(text, ensure_ascii=False)
+
+
 def loads(text: str) -> Any:
     """Return the value of a whole JSON text; control characters may stand in its strings.
 

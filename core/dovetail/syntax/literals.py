@@ -11,10 +11,13 @@ import ast
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCall
-from dovetail.syntax.json_text import skip_blanks
+from dovetail.syntax.json_text import loads, quoted, skip_blanks
+from dovetail.syntax.schemas import inner_schema, is_allowed, item_schema, kind_of, kinds, listed
 
 MAX_DEPTH = 48
 MAX_ITEMS = 10_000
@@ -40,6 +43,7 @@ MAX_QUOTES = 64
 _LETTERS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
 _LETTERS |= {letter: letter for letter in "\\'\"/"}
 _WORDS = {"True": "true", "False": "false", "None": "null", "none": "null"}
+_NO_SCHEMA: Mapping[str, Any] = {}
 _WORDS |= {word: word for word in ("true", "false", "null")}
 CLOSING = {"[": "]", "{": "}", "(": ")"}
 
@@ -55,8 +59,11 @@ class Literals:
 
     mark: str = ""
 
-    def value(self, text: str, at: int, depth: int = 0) -> tuple[str, int]:
-        """Return (the value at this place as JSON text, the place behind it).
+    def value(
+        self, text: str, at: int, depth: int = 0, schema: Mapping[str, Any] = _NO_SCHEMA
+    ) -> tuple[str, int]:
+        """Return (the value at this place as JSON text, the place behind it). A number or a word
+        where the schema takes a string, and not what it says, is that string as it was written.
 
         Raises: CutLiteral, UnfinishedToolCall where the text ends in a string, MalformedToolCall.
         """
@@ -65,10 +72,11 @@ class Literals:
         if at >= len(text):
             raise CutLiteral("a value is missing")
         if text[at] in CLOSING:
-            return self._container(text, at, depth)
+            return self._container(text, at, depth, schema)
         if self._is_string(text, at):
             return self._strings(text, at)
-        return _scalar(text, at)
+        made, end = _scalar(text, at)
+        return _fitted(made, text[at:end], schema), end
 
     def _is_string(self, text: str, at: int) -> bool:
         if not self.mark:
@@ -106,17 +114,19 @@ class Literals:
         is_raw = opening[1] in ("r", "R")
         return inside if is_raw else _ESCAPE.sub(_unescaped, inside), end + len(quote)
 
-    def _container(self, text: str, at: int, depth: int) -> tuple[str, int]:
+    def _container(
+        self, text: str, at: int, depth: int, schema: Mapping[str, Any]
+    ) -> tuple[str, int]:
         """Read a list, an object, a set, or a tuple: a list too if it has a comma."""
         opening, closing = text[at], CLOSING[text[at]]
-        parts: list[str] = []
+        parts: list[tuple[str, str]] = []
         has_comma = False
         at = skip_blanks(text, at + 1)
         is_object = opening == "{" and not self._is_set(text, at, depth)
         while text[at : at + 1] != closing:
             key, at = self.key(text, at) if is_object else ("", at)
-            part, at = self.value(text, at, depth + 1)
-            parts.append(key + part)
+            part, at = self.value(text, at, depth + 1, _inner(schema, key) if schema else schema)
+            parts.append((key, part))
             if len(parts) > MAX_ITEMS:
                 raise MalformedToolCall("too many items")
             at = skip_blanks(text, at)
@@ -125,9 +135,9 @@ class Literals:
                 at = skip_blanks(text, at + 1)
             elif at < len(text) and text[at] != closing:
                 raise MalformedToolCall(f"no , or {closing} at character {at + 1}")
-        joined = ", ".join(parts)
         if is_object:
-            return "{" + joined + "}", at + 1
+            return "{" + ", ".join(key + part for key, part in dict(parts).items()) + "}", at + 1
+        joined = ", ".join(part for _, part in parts)
         is_list = opening != "(" or has_comma or not parts
         return f"[{joined}]" if is_list else joined, at + 1
 
@@ -213,6 +223,22 @@ def _odd_number(text: str) -> str:
     if not is_number or not math.isfinite(value):
         raise MalformedToolCall(f"{text[:32]} is not a number in JSON")
     return json.dumps(value)
+
+
+def _inner(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    return inner_schema(schema, loads(key[:-2])) if key else item_schema(schema)
+
+
+def _fitted(made: str, written: str, schema: Mapping[str, Any]) -> str:
+    """Return the JSON of a number or a word, as text where only that fits the schema."""
+    if not schema:
+        return made
+    allowed, values = kinds(schema), listed(schema)
+    is_listed = not values or loads(made) in values
+    if is_allowed(kind_of(loads(made)), allowed) and (is_listed or written not in values):
+        return made
+    may_be_text = written in values or (allowed is not None and "string" in allowed)
+    return quoted(written) if may_be_text else made
 
 
 def _unescaped(found: re.Match[str]) -> str:

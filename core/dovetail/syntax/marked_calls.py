@@ -7,6 +7,7 @@ what was said of a beginning stays true of every longer text.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dovetail.interfaces.constraint import (
@@ -20,7 +21,7 @@ from dovetail.interfaces.constraint import (
 )
 from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCall
-from dovetail.syntax.json_text import skip_blanks
+from dovetail.syntax.json_text import loads, skip_blanks
 from dovetail.syntax.literals import CutLiteral, Literals
 from dovetail.syntax.parameters import (
     MAX_OPEN,
@@ -28,11 +29,11 @@ from dovetail.syntax.parameters import (
     Parameter,
     arguments_constraint,
     is_open,
-    is_text,
-    kinds,
     parameters_of,
+    schema_of_parameter,
 )
 from dovetail.syntax.plain_text import text_constraint
+from dovetail.syntax.schemas import is_text, kinds
 
 _NAME = re.compile(r"[\w.\-]+")
 _SCALARS = frozenset({"integer", "number", "boolean", "null"})
@@ -57,18 +58,18 @@ class MarkedCalls:
     head: str
     mark: str
 
-    def parse(self, text: str) -> list[ToolCall]:
+    def parse(self, text: str, tools: Sequence[Tool] = ()) -> list[ToolCall]:
         """Return the call of a whole text. Raises: MalformedToolCall, UnfinishedToolCall"""
-        found = self._read(text)
+        found = self._read(text, tools)
         if found.is_cut_in_string:
             raise UnfinishedToolCall("a string is not closed")
         if found.is_cut or found.end is None or text[found.end :].strip():
             raise MalformedToolCall(found.fault or "no call, or one that is cut")
         return [_made(found)]
 
-    def so_far(self, text: str) -> list[ToolCall]:
+    def so_far(self, text: str, tools: Sequence[Tool] = ()) -> list[ToolCall]:
         """Return the call that a beginning of such a text is sure to hold, if any."""
-        found = self._read(text)
+        found = self._read(text, tools)
         return [_made(found)] if found.name else []
 
     def constraint(self, tool: Tool, *, before: str, after: str) -> Constraint | None:
@@ -96,14 +97,14 @@ class MarkedCalls:
             return None
         return concat(f"{parameter.name}:", value)
 
-    def _read(self, text: str) -> _Read:
+    def _read(self, text: str, tools: Sequence[Tool]) -> _Read:
         read = _Read()
         head = re.compile(rf"\s*{re.escape(self.head)}({_NAME.pattern})\s*{{").match(text)
         if head is None:
             return read
         read.name = head[1]
         try:
-            self._read_arguments(text, head.end(), read)
+            self._read_arguments(text, head.end(), read, {tool.name: tool for tool in tools})
         except UnfinishedToolCall:
             read.is_cut_in_string = True
         except CutLiteral:
@@ -112,13 +113,14 @@ class MarkedCalls:
             read.fault = str(error)
         return read
 
-    def _read_arguments(self, text: str, at: int, found: _Read) -> None:
+    def _read_arguments(self, text: str, at: int, found: _Read, tools: Mapping[str, Tool]) -> None:
         """Read whole arguments to the closing brace. Mutates: found"""
         notation = Literals(self.mark)
         at = skip_blanks(text, at)
         while text[at : at + 1] != "}":
             key, at = notation.key(text, at)
-            value, at = notation.value(text, at)
+            schema = schema_of_parameter(tools, found.name, loads(key[:-2]))
+            value, at = notation.value(text, at, schema=schema)
             at = skip_blanks(text, at)
             if at >= len(text):
                 raise CutLiteral("a value that may go on")

@@ -22,11 +22,11 @@ class MarkedToolParser(ToolParser):
 
     def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the call in a region. Raises: MalformedToolCall"""
-        return self.calls.parse(body)
+        return self.calls.parse(body, tools)
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the call as far as whole arguments are written."""
-        return self.calls.so_far(body)
+        return self.calls.so_far(body, tools)
 
     def constraint(self, tool: Tool) -> Constraint | None:
         """Return the text of one call."""

@@ -14,17 +14,16 @@ from typing import Any
 from dovetail.interfaces.constraint import Constraint, JsonSchema, concat, optional
 from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall
+from dovetail.syntax.json_text import quoted
 from dovetail.syntax.parameters import (
     Parameter,
     as_json,
     is_open,
-    is_text,
-    kinds,
     parameters_of,
-    quoted,
     schema_of_parameter,
 )
 from dovetail.syntax.plain_text import text_constraint
+from dovetail.syntax.schemas import inner_schema, is_text, item_schema, kinds
 from dovetail.syntax.type_words import with_json_types
 
 ITEM = "item"
@@ -46,22 +45,27 @@ class _Node:
     def made(self) -> str:
         """Return the value as JSON text. Raises: MalformedToolCall"""
         if not self.parts:
-            return as_json(self.text, self.schema)
+            return self._empty() or as_json(self.text, self.schema)
         if self.text.strip():
             raise MalformedToolCall("text stands beside tags")
         if all(name == ITEM for name, _ in self.parts) and _may_be(self.schema, "array"):
             return f"[{', '.join(value for _, value in self.parts)}]"
-        inside = ", ".join(f"{quoted(name)}: {value}" for name, value in self.parts)
-        return "{" + inside + "}"
+        first = dict(reversed(self.parts))
+        names = dict.fromkeys(name for name, _ in self.parts)
+        return "{" + ", ".join(f"{quoted(name)}: {first[name]}" for name in names) + "}"
+
+    def _empty(self) -> str:
+        """Return the list or the object that a tag with nothing in it is, or ""."""
+        allowed = kinds(with_json_types(self.schema))
+        if self.text.strip() or allowed is None or "string" in allowed:
+            return ""
+        return "[]" if "array" in allowed else "{}" if "object" in allowed else ""
 
     def inner_schema(self, name: str) -> Mapping[str, Any]:
         """Return the schema of a tag within."""
         schema = with_json_types(self.schema)
-        found = schema.get("items") if name == ITEM and _may_be(schema, "array") else None
-        if not isinstance(found, dict):
-            declared = schema.get("properties")
-            found = declared.get(name) if isinstance(declared, dict) else None
-        return found if isinstance(found, dict) else {}
+        is_item = name == ITEM and _may_be(schema, "array")
+        return (item_schema(schema) if is_item else {}) or inner_schema(schema, name)
 
 
 @dataclass(slots=True)

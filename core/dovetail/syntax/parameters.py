@@ -5,7 +5,6 @@ For syntaxes that write parameters apart from each other.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,17 +20,16 @@ from dovetail.interfaces.constraint import (
 )
 from dovetail.interfaces.text import Tool
 from dovetail.interfaces.tool_parser import MalformedToolCall
-from dovetail.syntax.json_text import loads
+from dovetail.syntax.json_text import loads, quoted
 from dovetail.syntax.literals import PYTHON
+from dovetail.syntax.schemas import TEXT, alone, inner_schema, is_allowed, kind_of, kinds, listed
 from dovetail.syntax.type_words import with_json_types
 
-TEXT = frozenset({"string"})
-NUMBERS = frozenset({"integer", "number"})
-MAX_REFERENCES = 8
 MAX_OPEN = 8
 OPEN_NAME = Regex("[a-z][a-z0-9_]{0,30}")
 """What is written for a tool that says nothing: so many parameters at most, with such names."""
 CONSTANTS = {"true": "true", "false": "false", "null": "null", "none": "null"}
+OF_PYTHON = {"True": "true", "False": "false", "None": "null"}
 SEPARABLE = frozenset(
     ("type", "properties", "required", "additionalProperties", "title", "description", "$defs",
      "definitions", "$schema", "$id", "$comment", "default", "examples", "strict")
@@ -64,7 +62,7 @@ def parameters_of(tool: Tool) -> list[Parameter] | None:
     needed += [name for name in required if name not in declared]
     more = [name for name in declared if name not in required]
     return [
-        Parameter(name, _alone(declared.get(name, {}), schema), name in required)
+        Parameter(name, alone(declared.get(name, {}), schema), name in required)
         for name in (*needed, *more)
     ]
 
@@ -78,11 +76,7 @@ def is_open(tool: Tool) -> bool:
 def schema_of_parameter(tools: Mapping[str, Tool], tool_name: str, name: str) -> dict[str, Any]:
     """Return the schema of a call's parameter, in JSON's types; {} where none is declared."""
     tool = tools.get(tool_name)
-    declared = tool.parameters.get("properties") if tool else None
-    found = declared.get(name) if isinstance(declared, dict) else None
-    if tool is None or not isinstance(found, dict):
-        return {}
-    return with_json_types(_alone(found, tool.parameters))
+    return with_json_types(inner_schema(tool.parameters, name)) if tool else {}
 
 
 def arguments_constraint(
@@ -105,100 +99,41 @@ def arguments_constraint(
     return Choice((*firsts, Literal(""))) if firsts else Literal("")
 
 
-def _alone(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema with its own reference followed, and the root's definitions beside it."""
-    made = schema if isinstance(schema, dict) else {}
-    for _ in range(MAX_REFERENCES):
-        reference = made.get("$ref")
-        if not isinstance(reference, str) or not reference.startswith("#/"):
-            break
-        made = _at(root, reference)
-    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    return {**definitions, **made} if "$ref" in json.dumps(made) else dict(made)
-
-
-def _at(root: Mapping[str, Any], reference: str) -> dict[str, Any]:
-    found: Any = root
-    for part in reference[2:].split("/"):
-        key = part.replace("~1", "/").replace("~0", "~")
-        found = found.get(key) if isinstance(found, dict) else None
-    return found if isinstance(found, dict) else {}
-
-
-def kinds(schema: Mapping[str, Any]) -> frozenset[str] | None:
-    """Return the JSON types that a schema allows, or None where it does not say."""
-    named = schema.get("type")
-    if isinstance(named, str):
-        named = [named]
-    if isinstance(named, list):
-        return frozenset(str(kind) for kind in named) | _if_nullable(schema)
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(values, list) and values:
-        return frozenset(kind_of(value) for value in values)
-    for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), list):
-            part_kinds = [kinds(part) if isinstance(part, dict) else None for part in schema[key]]
-            some = [kind for kind in part_kinds if kind is not None]
-            return frozenset().union(*some) if len(some) == len(part_kinds) else None
-    parts = schema.get("allOf")
-    part_kinds = [kinds(part) for part in parts if isinstance(part, dict)] if parts else []
-    return next((kind for kind in part_kinds if kind is not None), None)
-
-
-def _if_nullable(schema: Mapping[str, Any]) -> frozenset[str]:
-    return frozenset({"null"}) if schema.get("nullable") is True else frozenset()
-
-
-def kind_of(value: Any) -> str:
-    """Return the JSON type of a value."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "boolean"
-    names = ((str, "string"), (int, "integer"), (float, "number"), (list, "array"))
-    return next((name for kind, name in names if isinstance(value, kind)), "object")
-
-
-def _is_allowed(kind: str, allowed: frozenset[str] | None) -> bool:
-    if allowed is None or kind in allowed:
-        return True
-    return kind in NUMBERS and bool(allowed & NUMBERS)
-
-
-def is_text(schema: Mapping[str, Any]) -> bool:
-    """Return whether a parameter is declared as a string and nothing else."""
-    return kinds(schema) == TEXT
-
-
-def quoted(text: str) -> str:
-    """Return a text as a JSON string. Of a longer text it is longer, but for the closing mark."""
-    return json.dumps(text, ensure_ascii=False)
-
-
 def as_json(text: str, schema: Mapping[str, Any]) -> str:
     """Return the JSON text of a parameter that a model wrote without saying its type.
 
-    A string stays text. Else JSON keeps the model's bytes, where the schema allows its type;
-    constants and lists may be Python's, and JSON that is not a string may be written as one, with
-    or without its quotes; what is none of these is text.
+    A string stays text, and so does what the schema lists as one. Else JSON keeps the model's
+    bytes, where the schema allows its type; constants and lists may be Python's, and JSON that is
+    not a string may be written as one, with or without its quotes; what is none of these is text.
     """
     allowed = kinds(schema)
     written = text.strip()
-    if allowed == TEXT:
-        return quoted(text)
-    for candidates in (written, CONSTANTS.get(written.lower()), _from_python(written)):
+    if allowed == TEXT or (written in listed(schema) and not _is_listed(written, schema)):
+        return quoted(text if allowed == TEXT else written)
+    may_be_text = allowed is None or "string" in allowed
+    constant = OF_PYTHON.get(written) if may_be_text else CONSTANTS.get(written.lower())
+    for candidates in (written, constant, _from_python(written)):
         if candidates is not None and _fits(candidates, allowed):
             return candidates
-    if allowed is not None and "string" not in allowed:
+    if not may_be_text:
         candidates = _unescaped(written)
         if candidates is not None and _fits(candidates, allowed):
             return candidates
     return quoted(text)
 
 
+def _is_listed(text: str, schema: Mapping[str, Any]) -> bool:
+    """Return whether a schema lists the value that a JSON text says."""
+    try:
+        value = loads(text)
+    except MalformedToolCall:
+        return False
+    return any(type(value) is type(other) and value == other for other in listed(schema))
+
+
 def _fits(text: str, allowed: frozenset[str] | None) -> bool:
     try:
-        return _is_allowed(kind_of(loads(text)), allowed)
+        return is_allowed(kind_of(loads(text)), allowed)
     except MalformedToolCall:
         return False
 

@@ -7,13 +7,13 @@ and what was said of a beginning stays true of every longer text. Nothing is eva
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from dovetail.interfaces.constraint import Constraint, JsonSchema, concat, optional, separated
 from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCall
-from dovetail.syntax.json_text import skip_blanks
+from dovetail.syntax.json_text import quoted, skip_blanks
 from dovetail.syntax.literals import PYTHON, CutLiteral
 from dovetail.syntax.parameters import (
     MAX_OPEN,
@@ -22,7 +22,7 @@ from dovetail.syntax.parameters import (
     arguments_constraint,
     is_open,
     parameters_of,
-    quoted,
+    schema_of_parameter,
 )
 
 _HEAD = re.compile(r"([A-Za-z_][\w.\-]*)[ \t]*\(")
@@ -55,6 +55,7 @@ class _Read:
     """The calls read from a text. `begin`: where the last call does. `end`: where the calls are
     over. `fault`: why reading stopped, if not because the text did."""
 
+    tools: Mapping[str, Tool] = field(default_factory=dict)
     calls: list[_Call] = field(default_factory=list)
     num_parts: int = 0
     at: int = 0
@@ -74,12 +75,12 @@ class PythonCalls:
     is_list: bool = True
     wrapper: str = ""
 
-    def parse(self, text: str) -> list[ToolCall]:
+    def parse(self, text: str, tools: Sequence[Tool] = ()) -> list[ToolCall]:
         """Return the calls of a whole text.
 
         Raises: MalformedToolCall, UnfinishedToolCall when the text ends within a string.
         """
-        reading = _reading(self, text)
+        reading = self.read(text, tools)
         if reading.is_cut_in_string:
             raise UnfinishedToolCall("a string is not closed")
         over = reading.end if self.is_list else reading.at
@@ -88,12 +89,12 @@ class PythonCalls:
             raise MalformedToolCall(reading.fault or "no calls, or one that is cut")
         return [call.made() for call in reading.calls]
 
-    def so_far(self, text: str) -> list[ToolCall]:
+    def so_far(self, text: str, tools: Sequence[Tool] = ()) -> list[ToolCall]:
         """Return the calls that a beginning of such a text is sure to hold.
 
         Raises: MalformedToolCall when it can become no call.
         """
-        reading = _reading(self, text)
+        reading = self.read(text, tools)
         sure = [call.made() for call in reading.calls if call.is_sure]
         if reading.fault and not sure:
             raise MalformedToolCall(reading.fault)
@@ -101,7 +102,7 @@ class PythonCalls:
 
     def end(self, text: str) -> int | None:
         """Return where a list of calls is over, or None while more of it may follow."""
-        found = _reading(self, text)
+        found = self.read(text)
         return found.at if found.fault else found.end
 
     def constraint(self, tool: Tool) -> Constraint | None:
@@ -123,9 +124,9 @@ class PythonCalls:
             return separated(call, "\n", most)
         return concat("[", separated(call, ", ", most), "]")
 
-    def read(self, text: str) -> _Read:
+    def read(self, text: str, tools: Sequence[Tool] = ()) -> _Read:
         """Return the calls of a text, as far as it goes."""
-        found = _Read(at=skip_blanks(text))
+        found = _Read(at=skip_blanks(text), tools={tool.name: tool for tool in tools})
         try:
             if self.is_list:
                 self._expect(text, "[", found)
@@ -196,7 +197,8 @@ class PythonCalls:
             if found.at >= len(text) or _PART_OF_KEY.fullmatch(text, found.at):
                 raise CutLiteral("a name is cut")
             raise MalformedToolCall(f"no keyword at character {found.at + 1}")
-        value, at = PYTHON.value(text, skip_blanks(text, key.end()))
+        schema = schema_of_parameter(found.tools, call.name, key[1])
+        value, at = PYTHON.value(text, skip_blanks(text, key.end()), schema=schema)
         at = skip_blanks(text, at)
         if at >= len(text):
             raise CutLiteral("a value that may go on")
@@ -219,12 +221,6 @@ class PythonCalls:
         if text[at] != character:
             raise MalformedToolCall(f"no {character} at character {at + 1}")
         found.at = skip_blanks(text, at + 1)
-
-
-@lru_cache(maxsize=1)
-def _reading(calls: PythonCalls, text: str) -> _Read:
-    """Read a text; where its calls end and what they are is asked one right after the other."""
-    return calls.read(text)
 
 
 def _goes_on(text: str, at: int) -> bool:

@@ -24,11 +24,11 @@ class PythonToolParser(ToolParser):
 
     def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the calls in a region. Raises: MalformedToolCall"""
-        return self.calls.parse(body)
+        return self.calls.parse(body, tools)
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the calls as far as whole arguments are written. Raises: MalformedToolCall"""
-        return self.calls.so_far(body)
+        return self.calls.so_far(body, tools)
 
     def region_end(self, body: str) -> int | None:
         """Return where the list is over."""

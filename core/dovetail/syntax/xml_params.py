@@ -21,11 +21,10 @@ from dovetail.syntax.parameters import (
     OPEN_NAME,
     Parameter,
     is_open,
-    is_text,
-    kinds,
     parameters_of,
 )
 from dovetail.syntax.plain_text import text_constraint
+from dovetail.syntax.schemas import is_text, kinds
 from dovetail.syntax.xml_reading import Reading
 from dovetail.syntax.xml_tags import NAME, NAME_PATTERN, TYPE, XmlTags
 

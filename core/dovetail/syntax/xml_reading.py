@@ -12,8 +12,9 @@ from typing import Any
 
 from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCall
-from dovetail.syntax.json_text import loads
-from dovetail.syntax.parameters import as_json, is_text, quoted, schema_of_parameter
+from dovetail.syntax.json_text import loads, quoted
+from dovetail.syntax.parameters import as_json, schema_of_parameter
+from dovetail.syntax.schemas import is_text, kinds, properties_of, required_of
 from dovetail.syntax.xml_tags import CALL, HEAD, LINE, NAME, TYPE, XmlTags, closers, inner, pattern
 
 MAX_VALUE_ENDS = 8
@@ -38,13 +39,12 @@ class _Open:
 
     def lacks(self, name: str) -> bool:
         """Return whether the tool declares a parameter of which nothing was written."""
-        declared = self.tool.parameters.get("properties") if self.tool else None
-        return isinstance(declared, dict) and name in declared and name not in self.written
+        declared = properties_of(self.tool.parameters) if self.tool else {}
+        return name in declared and name not in self.written
 
     def needs(self, name: str) -> bool:
         """Return whether the tool requires a parameter."""
-        required = self.tool.parameters.get("required") if self.tool else None
-        return isinstance(required, list) and name in required
+        return self.tool is not None and name in required_of(self.tool.parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +97,13 @@ class Reading:
         head = pattern(tags.head, tags.before).match(self.text, self.at)
         if head is None or (not tags.tail and not self._is_sure(head.end())):
             return False
-        call = _Open(self.at, head[NAME], self.by_name.get(head[NAME]))
+        name = tags.named(head[NAME])
+        call = _Open(self.at, name, self.by_name.get(name))
         self.at = head.end()
         self.is_closed = False
         key = pattern(tags.key)
         while (match := key.match(self.text, self.at)) is not None:
-            schema = self._schema(head[NAME], match)
+            schema = self._schema(name, match)
             if not self._read_value(match, schema, call):
                 self.calls.append(call.made("}" if self.is_closed else ""))
                 return True
@@ -112,12 +113,16 @@ class Reading:
         return True
 
     def _schema(self, name: str, key: re.Match[str]) -> Mapping[str, Any]:
-        """Return a parameter's declared schema, or else the type that the model writes."""
-        declared = schema_of_parameter(self.by_name, name, key[NAME])
+        """Return a parameter's declared schema, narrowed by what the model says of its type: text
+        if that may be, else a value, which may be null or a quoted string where text belongs."""
+        declared = schema_of_parameter(self.by_name, name, self.tags.named(key[NAME]))
         said = key.groupdict().get(TYPE)
-        if declared or said is None:
+        allowed = kinds(declared)
+        if said is None:
             return declared
-        return {"type": "string"} if said == self.tags.text_type else {}
+        if said == self.tags.text_type:
+            return {"type": "string"} if allowed is None or "string" in allowed else declared
+        return {**declared, "type": ["string", "null"]} if is_text(declared) else declared
 
     def _is_sure(self, at: int) -> bool:
         """Return whether a head that no tag closes is one: a parameter follows, or nothing."""
@@ -161,23 +166,24 @@ class Reading:
 
     def _read_value(self, key: re.Match[str], schema: Mapping[str, Any], call: _Open) -> bool:
         """Read a value; return whether the call goes on. Mutates: call"""
+        name = self.tags.named(key[NAME])
         start, end = key.end(), self._value_end(key.end(), schema)
-        missed = self._missed(start, end, schema, call, key[NAME])
+        missed = self._missed(start, end, schema, call, name)
         if missed is not None and (self.is_whole or missed.is_sure):
             end = missed.at
         elif missed is not None:
             end = None
         elif end is None and self.is_whole:
             end = self._call_end(start)
-        is_new = key[NAME] not in call.written
+        is_new = name not in call.written
         if end is None:
             self.is_in_value = True
             if is_new and is_text(schema):
                 text = self.text[start : missed.at if missed else None]
-                call.written[key[NAME]] = quoted(self.tags.held(text)).removesuffix('"')
+                call.written[name] = quoted(self.tags.held(text)).removesuffix('"')
             return False
         if is_new:
-            call.written[key[NAME]] = as_json(self.tags.value(self.text[start:end]), schema)
+            call.written[name] = as_json(self.tags.value(self.text[start:end]), schema)
         closed = closers(self.tags.value_end).match(self.text, end)
         self.at = closed.end() if closed else end
         if missed is not None and missed.is_sure:
@@ -202,7 +208,9 @@ class Reading:
             is_meant = (
                 self._is_call(head, name)
                 if head is not None
-                else self._is_apart(match, start, stop) or (is_bare and call.needs(name))
+                else self.tags.is_special
+                or self._is_apart(match, start, stop)
+                or (is_bare and call.needs(name))
             )
             if not is_meant or not self._is_outside(start, match.start(), schema):
                 continue
@@ -215,8 +223,7 @@ class Reading:
     def _is_call(self, head: str, name: str) -> bool:
         """Return whether a tool that was offered has this parameter."""
         tool = self.by_name.get(head)
-        declared = tool.parameters.get("properties") if tool else None
-        return isinstance(declared, dict) and name in declared
+        return tool is not None and name in properties_of(tool.parameters)
 
     def _is_apart(self, key: re.Match[str], start: int, stop: int) -> bool:
         """Return whether the tag of a parameter stands where a template writes one, with a value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -12,7 +13,7 @@ MAX_KEY_CHARS = 256
 NAME = "NAME"
 TYPE = "TYPE"
 HEAD, CALL, LINE = "HEAD", "CALL", "LINE"
-NAME_PATTERN = re.compile(r"[^\s<>{}\"'=,]+")
+NAME_PATTERN = re.compile(r"[^\s<>{}\"'=,]{1,128}")
 _LINE_END = re.compile(r"\n[ \t]*\Z")
 _NAME_FIRST = re.compile(rf"(?:{NAME_PATTERN.pattern})?+\s*+(?:<|\Z)")
 
@@ -26,7 +27,9 @@ class XmlTags:
     on either side of a value is not the value's. `gap` is written between the tags. `region` are
     the tags around a call that has a separate region. TYPE, in a parameter's tag, stands for what
     the model says of the value: `text_type` if it is a string, else `other_type`, or its JSON type
-    where that is empty. `wrapper` are texts around a value that may hold any tag.
+    where that is empty. `wrapper` are texts around a value that may hold any tag. `is_special`: the
+    tags hold special tokens, so in a value they are never its text. `has_entities`: names are
+    written with XML's entities.
     """
 
     head: str
@@ -41,6 +44,8 @@ class XmlTags:
     text_type: str = ""
     other_type: str = ""
     wrapper: tuple[str, str] = ("", "")
+    is_special: bool = False
+    has_entities: bool = False
 
     def can_begin(self, text: str) -> bool:
         """Return whether a call may begin so, by the first word of its tags."""
@@ -55,6 +60,10 @@ class XmlTags:
         if start and text.strip().startswith(start):
             return text.strip().removeprefix(start).removesuffix(end)
         return text.removeprefix("\n").removesuffix("\n") if self.is_wrapped else text
+
+    def named(self, written: str) -> str:
+        """Return the name that is written so."""
+        return html.unescape(written) if self.has_entities else written
 
     @property
     def has_pair(self) -> bool:
@@ -119,5 +128,5 @@ def pattern(tag: str, before: str = "", after: str = "") -> re.Pattern[str]:
 def worded(tag: str, group: str = NAME, *, typed: bool = True) -> str:
     """Return a pattern for the words of a tag, NAME being this group, TYPE one if `typed`."""
     words = r"\s*".join(re.escape(word) for word in tag.split())
-    words = words.replace(TYPE, rf"(?P<{TYPE}>[^\"]*)" if typed else r"[^\"]*")
+    words = words.replace(TYPE, rf"(?P<{TYPE}>[^\"]{{0,32}})" if typed else r"[^\"]{0,32}")
     return words.replace(NAME, rf"(?P<{group}>{NAME_PATTERN.pattern})")

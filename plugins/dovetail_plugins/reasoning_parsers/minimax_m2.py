@@ -19,6 +19,6 @@ class MinimaxM2(ImplicitThink):
         summary="thinking that may begin without <think> (MiniMax-M2)",
         source="https://huggingface.co/MiniMaxAI/MiniMax-M2",
     )
-    auto_rank = 1
+    auto_rank = 2
     markers: ClassVar[Markers] = UNTIL_CALL
     mentions: ClassVar[tuple[str | tuple[str, ...], ...]] = ("]~b]",)

@@ -22,4 +22,8 @@ class MinimaxM3(ThinkTags):
     )
     auto_rank = 2
     markers: ClassVar[Markers] = Markers(start="<mm:think>", end="</mm:think>", ends_with_call=True)
-    samples: ClassVar[tuple[Sample, ...]] = tagged_samples(markers)
+    layout: ClassVar[tuple[str, ...]] = (markers.end,)
+    samples: ClassVar[tuple[Sample, ...]] = (
+        *tagged_samples(markers),
+        Sample(text=f"{markers.end}It is 2.", content="It is 2."),
+    )

@@ -21,11 +21,11 @@ STARTS = (
 """What stands before a recipient."""
 START = f"{STARTS[0]}functions."
 HEAD = re.compile(
-    r"(?:functions\.)?+(?P<name>[^\s<>]++)\s*+(?:<\|channel\|>\s*+\w++\s*+)?(?:<\|constrain\|>)?\s*+"
+    r"(?:functions\.)?+(?P<name>[^\s<>]{1,128}+)\s*+(?:<\|channel\|>\s*+\w++\s*+)?(?:<\|constrain\|>)?\s*+"
     r"\w*+\s*+" + re.escape(MESSAGE)
 )
 """What stands between `TO` and the message."""
-PART_OF_HEAD = re.compile(r"[^\s<>]++\s*+(?:\w++\s*+)?(?:<.*+)?|", re.DOTALL)
+PART_OF_HEAD = re.compile(r"(?:functions\.)?+[^\s<>]{1,128}+\s*+(?:\w++\s*+)?(?:<.*+)?|", re.DOTALL)
 """What such a text may begin with."""
 OVER = re.compile(r"<\|(?:end|call|return|start)\|>")
 """What ends a message that is not JSON."""

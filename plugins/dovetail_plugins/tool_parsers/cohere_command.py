@@ -29,7 +29,7 @@ class CohereCommand(JsonToolParser):
     auto_rank = 1
     markers: ClassVar[tuple[Markers, ...]] = (Markers(start=START, end=END),)
     layout: ClassVar[tuple[str, ...]] = LAYOUT
-    calls: ClassVar[JsonCalls] = JsonCalls(name="tool_name", arguments=("parameters",))
+    calls: ClassVar[JsonCalls] = JsonCalls(name="tool_name", arguments=("parameters", "arguments"))
     samples: ClassVar[tuple[Sample, ...]] = (
         Sample(
             text=f'{START}[\n    {{"tool_call_id": "0", "tool_name": "weather", "parameters": '

@@ -16,7 +16,15 @@ from dovetail.syntax.xml_parser import XmlToolParser
 
 DSML = "｜DSML｜"
 SECTION = Markers(start=f"<{DSML}function_calls>", end=f"</{DSML}function_calls>")
+INVOKE = Markers(start=f"<{DSML}invoke", end=f"</{DSML}invoke>", is_body=True)
+SECTION_WORDS = ("function_calls", "tool_calls", "function_call", "tool_call", "calls", "invokes")
 SECTION_V4 = Markers(start=f"<{DSML}tool_calls>", end=f"</{DSML}tool_calls>")
+
+
+def strays(section: Markers) -> tuple[str, ...]:
+    """Return the tags around calls but this opening one: a special token is never prose."""
+    words = [f"<{slash}{DSML}{word}>" for word in SECTION_WORDS for slash in ("", "/")]
+    return tuple(word for word in words if word != section.start)
 
 
 def samples_of(section: Markers) -> tuple[Sample, ...]:
@@ -63,7 +71,8 @@ class DeepseekV32(XmlToolParser):
         source="https://huggingface.co/deepseek-ai/DeepSeek-V3.2",
     )
     auto_rank = 1
-    markers: ClassVar[tuple[Markers, ...]] = (SECTION,)
+    markers: ClassVar[tuple[Markers, ...]] = (SECTION, INVOKE)
+    layout: ClassVar[tuple[str, ...]] = strays(SECTION)
     inner: ClassVar[tuple[str, ...]] = (DSML,)
     calls: ClassVar[XmlCalls] = XmlCalls(
         head=f'<{DSML}invoke name="NAME">',
@@ -72,6 +81,7 @@ class DeepseekV32(XmlToolParser):
         tail=f"</{DSML}invoke>",
         text_type="true",
         other_type="false",
+        is_special=True,
     )
     samples: ClassVar[tuple[Sample, ...]] = samples_of(SECTION)
 
@@ -88,5 +98,6 @@ class DeepseekV4(DeepseekV32):
         summary="DSML invoke and parameter tags in tool_calls (DeepSeek-V4)",
         source="https://huggingface.co/deepseek-ai/DeepSeek-V4-Pro",
     )
-    markers: ClassVar[tuple[Markers, ...]] = (SECTION_V4,)
+    markers: ClassVar[tuple[Markers, ...]] = (SECTION_V4, INVOKE)
+    layout: ClassVar[tuple[str, ...]] = strays(SECTION_V4)
     samples: ClassVar[tuple[Sample, ...]] = samples_of(SECTION_V4)

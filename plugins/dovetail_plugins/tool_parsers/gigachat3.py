@@ -1,6 +1,6 @@
 """Tool calls of GigaChat 3: a turn of the role "function call" with a JSON object.
 
-Source: the chat template of GigaChat3-10B-A1.8B.
+Source: the chat template of GigaChat3-10B-A1.8B; that of 3.1 has a special token before the call.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dovetail.syntax.json_parser import JsonToolParser
 from dovetail.syntax.templates import unmentioned
 
 START = "function call<|role_sep|>"
+TOKEN = "<|function_call|>"
 OVER = "<|message_sep|>"
 
 
@@ -25,9 +26,9 @@ class GigaChat3(JsonToolParser):
         summary="a JSON object in a turn of the role function call (GigaChat 3)",
         source="https://huggingface.co/ai-sage/GigaChat3-10B-A1.8B",
     )
-    markers: ClassVar[tuple[Markers, ...]] = (Markers(start=START),)
+    markers: ClassVar[tuple[Markers, ...]] = (Markers(start=START), Markers(start=TOKEN))
     layout: ClassVar[tuple[str, ...]] = (OVER,)
-    calls: ClassVar[JsonCalls] = JsonCalls(arguments=("arguments",))
+    calls: ClassVar[JsonCalls] = JsonCalls()
     samples: ClassVar[tuple[Sample, ...]] = (
         Sample(
             text=f'{START}\n{{"name": "weather", "arguments": {{"city": "Paris"}}}}{OVER}',
@@ -42,6 +43,10 @@ class GigaChat3(JsonToolParser):
                 ToolCall(name="find", arguments=f'{{"q": "{START} \\"x\\" \\u00e9 ☃"}}'),
             ),
         ),
+        Sample(
+            text=f'{TOKEN}{{"name": "now", "arguments": {{}}}}{OVER}',
+            calls=(ToolCall(name="now", arguments="{}"),),
+        ),
         Sample(text=f"{START} they say", content=f"{START} they say"),
         Sample(
             text=f'{START}\n{{"name": "weather", "arguments": {{"city": "Pa',
@@ -52,7 +57,7 @@ class GigaChat3(JsonToolParser):
     @classmethod
     def why_not(cls, query: Any) -> list[str]:
         """Return why a chat template (str) does not ask for this syntax."""
-        return unmentioned(query, "<|role_sep|>", "function call")
+        return unmentioned(query, "<|role_sep|>", ("function call", TOKEN))
 
     def constraint(self, tool: Tool) -> Constraint:
         """Return the text of one call."""

@@ -25,7 +25,7 @@ class Hermes(JsonToolParser):
         source="https://github.com/NousResearch/Hermes-Function-Calling",
     )
     markers: ClassVar[tuple[Markers, ...]] = (Markers(start="<tool_call>", end="</tool_call>"),)
-    calls: ClassVar[JsonCalls] = JsonCalls(arguments=("arguments",))
+    calls: ClassVar[JsonCalls] = JsonCalls()
     samples: ClassVar[tuple[Sample, ...]] = (
         Sample(
             text='<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>',

@@ -44,6 +44,8 @@ class KimiK3(XmlToolParser):
         tail=END,
         gap="",
         text_type="string",
+        is_special=True,
+        has_entities=True,
     )
     blank: ClassVar[str] = ""
     samples: ClassVar[tuple[Sample, ...]] = (

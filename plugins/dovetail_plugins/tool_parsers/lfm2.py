@@ -63,11 +63,11 @@ class Lfm2(PythonToolParser):
 
     def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the calls in a region. Raises: MalformedToolCall"""
-        return _JSON.parse(body) if _IS_JSON.match(body) else self.calls.parse(body)
+        return _JSON.parse(body) if _IS_JSON.match(body) else self.calls.parse(body, tools)
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the calls as far as they are written. Raises: MalformedToolCall"""
-        return _JSON.so_far(body) if _IS_JSON.match(body) else self.calls.so_far(body)
+        return _JSON.so_far(body) if _IS_JSON.match(body) else self.calls.so_far(body, tools)
 
     def bare(self, text: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the JSON calls that an answer is. Raises: MalformedToolCall, UnfinishedToolCall"""

@@ -34,7 +34,7 @@ class Longcat(JsonToolParser):
     )
     markers: ClassVar[tuple[Markers, ...]] = (REGION,)
     inner: ClassVar[tuple[str, ...]] = ("longcat_arg_key>", "longcat_arg_value>")
-    calls: ClassVar[JsonCalls] = JsonCalls(arguments=("arguments",))
+    calls: ClassVar[JsonCalls] = JsonCalls()
     samples: ClassVar[tuple[Sample, ...]] = (
         Sample(
             text=f'{REGION.start}\n{{"name": "weather", "arguments": {{"city": "Paris"}}}}\n'

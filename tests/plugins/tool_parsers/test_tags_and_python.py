@@ -13,8 +13,9 @@ from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, UnfinishedToolCall
 from dovetail.server.generate.events import Session, SessionPlan, ToolCallArgsDelta
 from dovetail.syntax.literals import PYTHON, Literals
-from dovetail.syntax.parameters import as_json, kinds, parameters_of
+from dovetail.syntax.parameters import as_json, parameters_of
 from dovetail.syntax.plain_text import is_closed_pattern, text_constraint
+from dovetail.syntax.schemas import kinds
 from dovetail.testing.text_splits import parse_in_pieces, random_cuts
 from dovetail_plugins.reasoning_parsers.openai_gptoss import OpenAiGptOss
 from dovetail_plugins.tool_parsers.functiongemma import FunctionGemma

@@ -39,13 +39,18 @@ class ContentBlock:
         return "".join(self.parts)
 
     @property
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments of a call; {} where the answer ended within them."""
+    def arguments(self) -> dict[str, Any] | None:
+        """Return the arguments of a call; None where the answer ended within them."""
         try:
             value = json.loads(self.text)
         except (ValueError, RecursionError):
-            return {}
-        return value if isinstance(value, dict) else {}
+            return None
+        return value if isinstance(value, dict) else None
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Return whether it is a call that cannot be made, as its arguments are not whole."""
+        return self.kind == "call" and self.arguments is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,13 +11,15 @@ class AnswerEnd:
     """Why an answer ended: the engine's cause, "stop" or "length", and what the answer held.
 
     `is_forced_call`: the request named the function. `is_stop_text`: a stop text of the client's
-    ended it. Aborts and errors never come here: they end a request without a reason.
+    ended it. `is_unfinished`: the arguments of a call are not whole, so it cannot be made. Aborts
+    and errors never come here: they end a request without a reason.
     """
 
     cause: str
     num_calls: int = 0
     is_forced_call: bool = False
     is_stop_text: bool = False
+    is_unfinished: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,7 +114,9 @@ def _load(kind: str, spec: str) -> type[Plugin]:
 def build_parsers(choice: ParserChoice, tokenizer: Tokenizer) -> Parsers:
     """Return the chosen parsers, made for this tokenizer. Raises: ConfigError"""
     return Parsers(
-        tool=_build(choice.tool, tokenizer), reasoning=_build(choice.reasoning, tokenizer)
+        tool=_build(choice.tool, tokenizer),
+        reasoning=_build(choice.reasoning, tokenizer),
+        special_texts=frozenset(tokenizer.facts().special_texts.values()),
     )
 
 

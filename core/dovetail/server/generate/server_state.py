@@ -64,10 +64,20 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parsers:
-    """The parsers chosen for this model; None where there is none."""
+    """The parsers chosen for this model; None where there is none. `special_texts` are the texts of
+    the vocabulary's special tokens."""
 
     tool: ToolParser | None = None
     reasoning: ReasoningParser | None = None
+    special_texts: frozenset[str] = frozenset()
+
+    @property
+    def special_starts(self) -> frozenset[str]:
+        """Return the markers of calls that begin with a special token: they are never prose."""
+        starts = [markers.start for markers in self.tool.markers] if self.tool else []
+        return frozenset(
+            s for s in starts if any(map(s.startswith, filter(None, self.special_texts)))
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

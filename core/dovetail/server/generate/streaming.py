@@ -133,6 +133,7 @@ def _reason(delta: CompletionDelta, counted: CountedSession, dialect: Dialect) -
             num_calls=counted.session.num_calls,
             is_forced_call=counted.session.plan.is_forced_call,
             is_stop_text=isinstance(delta.stop_reason, str),
+            is_unfinished=counted.has_unfinished_call,
         )
     )
 

@@ -54,6 +54,7 @@ def session_plan(
         tool_parser=parser,
         tool_reading=parser.reads(query) if parser else None,
         tools=tools,
+        special_starts=parsers.special_starts,
         layout=layout_in_use(parser, reasoning),
         max_calls=1 if is_named or body.parallel_tool_calls is False else None,
         is_forced_call=is_named,

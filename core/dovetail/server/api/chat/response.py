@@ -37,7 +37,10 @@ from dovetail.server.generate.usage import StreamUsage, UsageCounter
 
 
 def finish_reason(end: AnswerEnd) -> str:
-    """Return chat's word: a function that the request named has been called, not chosen."""
+    """Return chat's word: a function that the request named has been called, not chosen, and a call
+    that is not whole is none to run."""
+    if end.is_unfinished:
+        return "length"
     is_call = end.cause == "stop" and end.num_calls and not end.is_forced_call
     return "tool_calls" if is_call else end.cause
 

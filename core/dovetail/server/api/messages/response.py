@@ -25,8 +25,11 @@ from dovetail.server.http.errors import Problem
 
 
 def finish_reason(end: AnswerEnd) -> str:
-    """Return Anthropic's word. Source: its API reference, stop reasons."""
-    if end.cause == "length":
+    """Return Anthropic's word: a call that is not whole is none to run, however the answer ended.
+
+    Source: its API reference, stop reasons.
+    """
+    if end.cause == "length" or end.is_unfinished:
         return "max_tokens"
     if end.num_calls:
         return "tool_use"
@@ -76,7 +79,7 @@ class Message:
             type="message",
             role="assistant",
             model=self._meta.model,
-            content=[content_block(block) for block in self._blocks.blocks],
+            content=[content_block(b) for b in self._blocks.blocks if not b.is_unfinished],
             stop_reason=self._stop_reason,
             stop_sequence=self._stop_sequence,
             usage=self.usage(),
@@ -106,7 +109,7 @@ class Message:
 
 
 def content_block(block: ContentBlock) -> dict[str, Any]:
-    """Return a block as content of a message; arguments that are not an object are cut ones."""
+    """Return a block as content of a message. A call must be whole: its input is an object."""
     if block.kind == "reasoning":
         thought = {"type": "thinking", "thinking": block.text}
         return thought | {"signature": signature(block.text)}

@@ -30,8 +30,8 @@ Fields = dict[str, Any]
 
 
 def finish_reason(end: AnswerEnd) -> str:
-    """Return Ollama's word: an answer of calls has stopped like any other."""
-    return "length" if end.cause == "length" else "stop"
+    """Return Ollama's word: an answer of calls has stopped like any other, if they are whole."""
+    return "length" if end.cause == "length" or end.is_unfinished else "stop"
 
 
 CHAT = Dialect(finish_reason=finish_reason, field_names=engine_names(CHAT_NAMES))
@@ -102,7 +102,8 @@ class Answer:
         self._num_calls = 0
 
     def take(self, step: Step) -> News:
-        """Return what a step brings; a call comes once its arguments are whole. Mutates: self"""
+        """Return what a step brings; a call comes once its arguments are whole,
+        and never where the answer ends within them. Mutates: self"""
         news = nothing()
         changes = self._blocks.feed(step.events)
         if step.finish_reason is not None:
@@ -116,7 +117,7 @@ class Answer:
 
     def _add(self, news: News, change: BlockChange) -> None:
         kind = change.block.kind
-        if kind == "call" and change.what == "closed":
+        if kind == "call" and change.what == "closed" and not change.block.is_unfinished:
             news.calls.append(_call(change.block, self._num_calls))
             self._num_calls += 1
         elif kind == "text":

@@ -62,6 +62,7 @@ def _plan(body: ParseRequest, parsers: Parsers, *, is_strict: bool) -> SessionPl
         reasoning=known_markers(reasoning),
         tool_parser=parsers.tool,
         tools=tools,
+        special_starts=parsers.special_starts,
         reasoning_reading=reasoning.reads(query) if reasoning else None,
         tool_reading=parsers.tool.reads(query) if parsers.tool else None,
         starts_inside=reasoning is not None and reasoning.starts_inside(tail),

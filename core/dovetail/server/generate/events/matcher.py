@@ -35,3 +35,18 @@ def partial_length(text: str, markers: Sequence[str]) -> int:
         if any(len(marker) > size and marker.startswith(tail) for marker in markers):
             return size
     return 0
+
+
+def without_cut_marker(text: str, markers: Sequence[str]) -> str:
+    """Return a text that was cut off without the marker at its end, where most of it is there."""
+    size = partial_length(text, markers)
+    tail = text[len(text) - size :]
+    is_most = any(m.startswith(tail) and 2 * size >= len(m) for m in markers)
+    return text[: len(text) - size] if size and is_most else text
+
+
+def without(text: str, words: Sequence[str]) -> str:
+    """Return a text without these words."""
+    for word in words:
+        text = text.replace(word, "")
+    return text

@@ -16,7 +16,12 @@ from dovetail.interfaces.text import Markers, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, UnfinishedToolCall
 from dovetail.server.generate.events.bare import OPENINGS, BareAnswer, knows_bare
 from dovetail.server.generate.events.held import HeldCall
-from dovetail.server.generate.events.matcher import find_first, partial_length
+from dovetail.server.generate.events.matcher import (
+    find_first,
+    partial_length,
+    without,
+    without_cut_marker,
+)
 from dovetail.server.generate.events.region import Mark, Region, is_whole
 from dovetail.server.generate.events.speech import Speech
 from dovetail.server.generate.events.types import ContentDelta, Event
@@ -36,17 +41,19 @@ MAX_TRIALS = 16
 class SessionPlan:
     """How the text of a request's answers is read.
 
-    `starts_inside` says that the rendered prompt ends inside a reasoning region. `layout` are texts
-    of the chat format that are not content but may stand in a call's strings. `max_calls` None is
-    unbounded. `is_forced_call`: the request named the tool to call. `stops` are the stop strings,
-    which count from the token `min_tokens` on. `reads_bare`: an answer that is nothing but calls
-    without their markers, as far as the parser knows such, is calls. `reasoning_reading` and
-    `tool_reading` say how parsers read their part of the answer themselves (see `stages`).
+    `special_starts` are the markers of calls that begin with a special token. `starts_inside` says
+    that the rendered prompt ends inside a reasoning region. `layout` are texts of the chat format
+    that are not content but may stand in a call's strings. `max_calls` None is unbounded.
+    `is_forced_call`: the request named the tool to call. `stops` are the stop strings, which count
+    from the token `min_tokens` on. `reads_bare`: an answer that is nothing but calls without their
+    markers, as far as the parser knows such, is calls. `reasoning_reading` and `tool_reading` say
+    how parsers read their part of the answer themselves (see `stages`).
     """
 
     reasoning: Markers | None = None
     tool_parser: ToolParser | None = None
     tools: tuple[Tool, ...] = ()
+    special_starts: frozenset[str] = frozenset()
     starts_inside: bool = False
     layout: tuple[str, ...] = ()
     max_calls: int | None = None
@@ -163,6 +170,9 @@ class Session:
         """Return (text before, marker) and cut both from the pending text, or None after saying
         all text that cannot be part of a marker."""
         match = find_first(self._pending, markers)
+        if is_final and self._is_cut and match is None:
+            starts = [region.start for region in self._regions if not region.opens_answer]
+            self._pending = without_cut_marker(self._pending, starts)
         held = 0 if is_final else partial_length(self._pending, markers)
         safe = len(self._pending) - held
         if match is None or (held and safe <= match.start):
@@ -243,10 +253,11 @@ class Session:
 
     def _calls_that_end_it(self, markers: Markers) -> tuple[str, ...]:
         """Return the markers of calls that may end thinking which is not closed ahead."""
-        is_open = markers.ends_with_call and not self._is_closed_ahead
-        if not is_open or self._num_trials >= MAX_TRIALS:
+        if self._is_closed_ahead or self._num_trials >= MAX_TRIALS:
             return ()
         found = [region.start for region in self._regions if not region.opens_answer]
+        if not markers.ends_with_call:
+            found = [start for start in found if start in self.plan.special_starts]
         return tuple(start for start in found if start not in (markers.end, markers.start))
 
     def _hold(self, marker: str) -> None:
@@ -363,6 +374,9 @@ class Session:
         calls = self._parse(body)[0]
         if is_cut and any(call.name for call in calls or ()):
             calls = None
+        if is_cut and calls is None and self._is_head(region, body):
+            self._region, self._phase = None, "content"
+            return False
         if calls is not None or is_cut or region.num_ends == 0:
             may_be_cut = calls is None and at is None
             return self._close_region(region, calls, body, rest, may_be_cut=may_be_cut)
@@ -372,6 +386,15 @@ class Session:
             calls = self._closed(body)
             rest = behind if calls else ""
         return self._close_region(region, calls, body, rest)
+
+    def _is_head(self, region: Region, body: str) -> bool:
+        """Return whether a cut answer ends within a call's head, which nobody is to see."""
+        assert self.plan.tool_parser is not None
+        is_known = "streams" in self.plan.tool_parser.capabilities
+        if not is_known or region.has_told or region.num_ends or region.markers.opens_answer:
+            return False
+        begun = self._begun(body)
+        return begun is not None and not any(call.name for call in begun)
 
     def _syntax_end(self, region: Region, body: str) -> int | None:
         """Return where a region without an end marker is over, or None."""
@@ -412,7 +435,7 @@ class Session:
         self._region = None
         self._leave("content")
         if untold:
-            self._say(_without(untold, self._layout))
+            self._say(without(untold, self._layout))
         self._pending = rest
         return bool(self._pending)
 
@@ -474,9 +497,3 @@ def _only_closes(calls: list[ToolCall], begun: list[ToolCall]) -> bool:
 
 def _longest_first(texts: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(set(texts), key=lambda text: (-len(text), text)))
-
-
-def _without(text: str, words: tuple[str, ...]) -> str:
-    for word in words:
-        text = text.replace(word, "")
-    return text

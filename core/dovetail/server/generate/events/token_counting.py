@@ -16,7 +16,9 @@ from dovetail.server.generate.events.types import (
     Event,
     ReasoningDelta,
     ToolCallArgsDelta,
+    ToolCallStart,
 )
+from dovetail.syntax.json_text import check
 
 
 class CountedSession:
@@ -29,11 +31,17 @@ class CountedSession:
         self._num_tokens = 0
         self._num_held = 0
         self._counts = plan.can_reason or bool(plan.stops) or plan.is_staged
+        self._arguments: dict[int, list[str]] = {}
 
     @property
     def matched(self) -> str | None:
         """Return the stop string that ended the content, or None."""
         return self.session.matched
+
+    @property
+    def has_unfinished_call(self) -> bool:
+        """Return whether a call that was passed on has arguments that are not whole JSON."""
+        return any(check("".join(parts)).end is None for parts in self._arguments.values())
 
     def feed(self, text: str, token_ids: Sequence[int], num_chars: Sequence[int]) -> list[Event]:
         """Return the events of a text that tokens brought, each its share of it. Mutates: self"""
@@ -56,12 +64,20 @@ class CountedSession:
 
     def _feed(self, text: str, token_ids: Sequence[int]) -> list[Event]:
         if isinstance(self.session, StagedSession):
-            return self.session.feed(text, token_ids, may_stop=self._may_stop())
-        return self.session.feed(text, may_stop=self._may_stop())
+            return self._noted(self.session.feed(text, token_ids, may_stop=self._may_stop()))
+        return self._noted(self.session.feed(text, may_stop=self._may_stop()))
+
+    def _noted(self, events: list[Event]) -> list[Event]:
+        for event in events:
+            if isinstance(event, ToolCallStart):
+                self._arguments[event.index] = []
+            elif isinstance(event, ToolCallArgsDelta):
+                self._arguments[event.index].append(event.text)
+        return events
 
     def finish(self, *, is_cut: bool = False) -> list[Event]:
         """Return what was held back. Mutates: self"""
-        events = self.session.finish(is_cut=is_cut)
+        events = self._noted(self.session.finish(is_cut=is_cut))
         if self.session.is_reasoning:
             self._count_held()
         return events

@@ -1,0 +1,129 @@
+"""Calls whose markers are special tokens: they are never prose, wherever and however they stand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dovetail import registry
+from dovetail.interfaces.text import Markers, Tool
+from dovetail.server.generate.events import Collected, Session, SessionPlan
+from dovetail.server.generate.server_state import Parsers
+from dovetail.testing.text_splits import Parsed, cuts, parse_in_pieces
+
+DSML = "｜DSML｜"
+TOOLS = (
+    Tool(name="f", parameters={"properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}),
+    Tool(name='a"&<b', parameters={"properties": {"x y": {}, 'k"': {}}}),
+    Tool(name="now"),
+)
+
+
+def _read(name: str, text: str, **more: Any) -> Parsed:
+    parser: Any = registry.make(registry.choose("tool_parser", name))
+    whole = parse_in_pieces([text], tool_parser=parser, tools=TOOLS, **more)
+    for pieces in cuts(text):
+        assert parse_in_pieces(pieces, tool_parser=parser, tools=TOOLS, **more) == whole, pieces
+    return whole
+
+
+def _made(got: Parsed) -> list[tuple[str, Any]]:
+    return [(call.name, json.loads(call.arguments)) for call in got.calls]
+
+
+INVOKE = (
+    f'<{DSML}invoke name="f">\n<{DSML}parameter name="a" string="true">x</{DSML}parameter>\n'
+    f"</{DSML}invoke>"
+)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v32", "deepseek_v4"])
+@pytest.mark.parametrize(
+    ("before", "behind"),
+    [
+        ("", ""),
+        (f"<{DSML}function_calls>", f"</{DSML}function_calls>"),
+        (f"<{DSML}tool_calls>", f"</{DSML}tool_calls>"),
+        (f"<{DSML}tool_call>\n", f"\n</{DSML}tool_call>"),
+        (f"<{DSML}function_call>", f"</{DSML}function_calls>"),
+    ],
+)
+def test_invokes_count_whatever_their_section_is_called(
+    name: str, before: str, behind: str
+) -> None:
+    got = _read(name, f"I look.{before}{INVOKE}\n{INVOKE}{behind}")
+    assert (_made(got), got.content) == ([("f", {"a": "x"})] * 2, "I look.")
+
+
+def test_closing_tags_that_are_left_out_on_one_line() -> None:
+    text = (
+        f'<{DSML}function_calls><{DSML}invoke name="f"><{DSML}parameter name="a" string="true">x'
+        f'<{DSML}parameter name="b" string="false">2</{DSML}parameter></{DSML}invoke>'
+        f"</{DSML}function_calls>"
+    )
+    assert _made(_read("deepseek_v32", text)) == [("f", {"a": "x", "b": 2})]
+
+
+def test_kimi_k3_writes_names_with_entities() -> None:
+    text = (
+        '<|open|>tools<|sep|><|open|>call tool="a&quot;&amp;&lt;b" index="1"<|sep|><|open|>argument'
+        ' key="k&quot;" type="string"<|sep|>1 &amp; 2<|close|>argument<|sep|><|close|>call<|sep|>'
+        "<|close|>tools<|sep|>"
+    )
+    assert _made(_read("kimi_k3", text)) == [('a"&<b', {'k"': "1 &amp; 2"})]
+
+
+def test_an_empty_message_calls_what_needs_nothing() -> None:
+    start = "<|channel|>commentary to=functions."
+    text = f"{start}now <|constrain|>json<|message|><|call|>"
+    assert _made(_read("openai", text)) == [("now", {})]
+    assert _read("openai", text, is_cut=True).content == ""
+    assert _read("openai", f"{start}other<|message|><|call|>").calls == ()
+
+
+def test_minimax_m3_may_close_thinking_that_it_never_opened() -> None:
+    reasoning: Any = registry.make(registry.choose("reasoning_parser", "minimax_m3"))
+    text = f"{reasoning.markers.end}\n\nIt is 2."
+    for pieces in cuts(text):
+        got = parse_in_pieces(pieces, reasoning=reasoning.markers, layout=reasoning.layout)
+        assert got.content.strip() == "It is 2."
+
+
+def test_a_special_token_ends_thinking_of_every_family() -> None:
+    thinking = Markers(start="<seed:think>", end="</seed:think>")
+    parser: Any = registry.make(registry.choose("tool_parser", "hermes"))
+    text = '<seed:think>hm <tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    for special, num_calls in ((frozenset({"<tool_call>", "</tool_call>"}), 1), (frozenset(), 0)):
+        parsers = Parsers(tool=parser, special_texts=special)
+        plan = SessionPlan(
+            reasoning=thinking, tool_parser=parser, tools=TOOLS,
+            special_starts=parsers.special_starts,
+        )  # fmt: skip
+        for pieces in cuts(text):
+            session, answer = Session(plan), Collected()
+            for piece in pieces:
+                answer.add(session.feed(piece))
+            answer.add(session.finish())
+            assert len(answer.calls) == num_calls
+            assert answer.reasoning.startswith("hm")
+
+
+LENGTHS = (127, 128, 129, 200, 255, 256, 257, 400)
+PARSERS = [entry.name for entry in registry.entries("tool_parser")]
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_long_names_come_to_the_same_however_they_are_cut(name: str) -> None:
+    parser: Any = registry.make(registry.choose("tool_parser", name))
+    sample = next(s for s in parser.samples if s.calls)
+    key = next(iter(json.loads(sample.calls[0].arguments)), "")
+    for word in filter(None, (sample.calls[0].name, key)):
+        for length in LENGTHS:
+            text = sample.text.replace(word, "n" * length, 1)
+            tools = (*sample.tools, Tool(name="n" * length))
+            whole = parse_in_pieces([text], tool_parser=parser, tools=tools)
+            for size in (1, 7, 64, 300):
+                pieces = [text[at : at + size] for at in range(0, len(text), size)]
+                assert parse_in_pieces(pieces, tool_parser=parser, tools=tools) == whole
