@@ -68,7 +68,7 @@ class Registry:
             return names.entry_of_target(kind, spec, place)
         matches = self._matches(kind, spec, place)
         if len(matches) > 1:
-            raise names.ambiguous(kind, spec, matches, place)
+            raise names.ambiguous(kind, spec, matches, place, flag=kind_named(kind).choosing_flag)
         return matches[0]
 
     def find_used(self, kind: str, spec: str, *, where: str | None = None) -> Entry:

@@ -17,6 +17,7 @@ from dovetail.config.rules import demo
 from dovetail.config.rules.chat_template import template_file
 from dovetail.config.rules.engines import check_engines
 from dovetail.config.rules.media_settings import media_settings
+from dovetail.config.rules.model_impl import names_model
 from dovetail.config.rules.selections import NO_CHOICE, TAKEN_OVER
 from dovetail.config.sections.field import Flag
 from dovetail.config.sections.frontend import NO_PARSER
@@ -149,7 +150,8 @@ def _check_choice(flag: Flag, value: Any) -> None:
         is_word = spec in flag.meta.words.values()
         if is_auto or is_word or kind.is_open or str(spec) in TAKEN_OVER:
             continue
-        registry.find(kind.name, str(spec), where=flag.spelling)
+        is_model = kind.name == "model_impl" and names_model(str(spec))
+        registry.find("model" if is_model else kind.name, str(spec), where=flag.spelling)
 
 
 def check_parsers(config: Config) -> None:
