@@ -26,6 +26,7 @@ from dovetail.registry import discovery, files, names
 from dovetail.registry.entry import BUILT_IN, Entry, Status
 from dovetail.registry.foreign_files import Importer, imported_roots, package_advice
 from dovetail.registry.kinds import KINDS, Kind, kind_named
+from dovetail.registry.moved import unknown_groups
 from dovetail.registry.options import describe_options, given_options, options_for, options_place
 from dovetail.registry.select import Candidate, pick, reasons_against
 from dovetail.registry.verify import verify
@@ -53,6 +54,10 @@ class Registry:
     def hook_entries(self) -> list[Entry]:
         """Return the hook modules (group "dovetail.hooks") sorted by name; imports nothing."""
         return self._entries_of(HOOKS)
+
+    def lost(self) -> list[str]:
+        """Return a sentence for each entry-point group of a package that is none of a kind."""
+        return list(unknown_groups(self._all(), (*KINDS, HOOKS)))
 
     def names(self, kind: str) -> list[str]:
         """Return the registered names of a kind, sorted, each once; imports nothing."""

@@ -85,6 +85,8 @@ def load_plugin_files(config: Config) -> None:
     """Hide what --no-plugin names; import the files of the parser plugin flags."""
     for name in registry.block(config.plugin.no_plugin):
         log.warning("--no-plugin %s: no plugin that is installed has this name.", name)
+    for sentence in registry.lost():
+        log.warning("%s", sentence)
     for path in (config.frontend.tool_parser_plugin, config.frontend.reasoning_parser_plugin):
         if path:
             registry.load_file(path)
