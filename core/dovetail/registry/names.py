@@ -89,7 +89,9 @@ def unknown(
     fix = f"registered: {', '.join(names) or 'none'}."
     if near:
         fix = f"nearest: {', '.join(near)}; {fix}"
-    if "." in spec:
+    if spec.endswith(".py"):
+        fix = f"a class of a file is written {spec}:Class; {fix}"
+    elif "." in spec:
         module, _, attribute = spec.rpartition(".")
         fix = f"a class is written {module}:{attribute}; {fix}"
     reason, instead = why_unsupported(kind, spec), instead_of(kind, spec)
