@@ -32,7 +32,8 @@ of its metrics. Nothing is dropped silently: what dovetail cannot do is an error
 5. A parser that came with a model card is loaded as it is:
    [bring a parser written for vLLM](../how_to/bring_a_parser_written_for_vllm.md).
 
-In Python, `from dovetail import LLM, SamplingParams` takes the place of `from vllm import ...`.
+In Python, `from dovetail import LLM, SamplingParams` takes the place of `from vllm import ...`;
+[llm.md](llm.md) lists what differs.
 
 Compared with {flags} flags, {routes} paths, {metrics} metrics and {variables} variables that the
 documentation of `vllm serve` lists. The reasons are those that the errors give.

@@ -52,7 +52,7 @@ llm = LLM(model=path, num_threads=threads, **flags)
 asked = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=-1, logprobs=-1)
 (result,) = llm.generate([ids], asked, use_tqdm=False)
 rows = []
-for entry in (*result.prompt_logprobs, *result.outputs[0].logprobs):
+for entry in (*result.prompt_logprobs[1:], *result.outputs[0].logprobs):
     row = np.full(llm.spec.run.model.vocab_size, np.nan, np.float32)
     row[list(entry.top_ids)] = entry.top_logprobs
     rows.append(row)

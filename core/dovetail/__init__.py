@@ -12,23 +12,33 @@ from dovetail.version import __version__
 
 if TYPE_CHECKING:
     from dovetail.engine.client.async_engine import AsyncEngine
+    from dovetail.inputs import TextPrompt, TokensPrompt
     from dovetail.interfaces.pooling_params import PoolingParams
     from dovetail.interfaces.sampling_params import SamplingParams
     from dovetail.llm import LLM
     from dovetail.lora_request import LoRARequest
+    from dovetail.outputs import CompletionOutput, RequestOutput
     from dovetail.registry import register
 
 __all__ = [
     "LLM",
     "AsyncEngine",
+    "CompletionOutput",
     "LoRARequest",
     "PoolingParams",
+    "RequestOutput",
     "SamplingParams",
+    "TextPrompt",
+    "TokensPrompt",
     "__version__",
     "register",
 ]
 
 _HOMES = {
+    "CompletionOutput": "dovetail.outputs",
+    "RequestOutput": "dovetail.outputs",
+    "TextPrompt": "dovetail.inputs",
+    "TokensPrompt": "dovetail.inputs",
     "AsyncEngine": "dovetail.engine.client.async_engine",
     "LLM": "dovetail.llm",
     "LoRARequest": "dovetail.lora_request",

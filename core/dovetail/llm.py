@@ -27,29 +27,32 @@ from dovetail.engine.client.request_collector import RequestCollector
 from dovetail.engine.client.sync_engine import SyncEngine
 from dovetail.engine.client.sync_engines import SyncEngines
 from dovetail.errors import ConfigError, RequestError
-from dovetail.interfaces.constraint import Constraint
 from dovetail.interfaces.profile import GET_READY, START, STOP
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
-from dovetail.interfaces.structured_output import CompiledConstraint
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.llm_adapters import AdapterCalls, Loras
+from dovetail.llm_beams import BeamCalls
+from dovetail.llm_constraints import ConstraintCalls
+from dovetail.llm_facts import FactCalls
 from dovetail.llm_pooling import PoolingCalls
 from dovetail.llm_prompts import Prompts, listed
 from dovetail.multimodal.given import as_medium
 from dovetail.multimodal.loader import load_once
 from dovetail.multimodal.prompt import MediaPrompt
 from dovetail.ranks.worker_calls import APPLY_MODEL, function_name, worker_call
-from dovetail.structured_output.cache import (
-    ConstraintCache,
-    compile_in_process,
-    open_constraint_cache,
-)
 
 ChatMessages = Sequence[Mapping[str, Any]]
 
 
-class LLM(AdapterCalls, PoolingCalls, AbstractContextManager["LLM"]):
+class LLM(
+    FactCalls,
+    ConstraintCalls,
+    AdapterCalls,
+    BeamCalls,
+    PoolingCalls,
+    AbstractContextManager["LLM"],
+):
     """One loaded model. Use it from one thread; `close` (or `with`) releases the memory."""
 
     def __init__(self, model: str | None = None, **flags: Any) -> None:
@@ -67,7 +70,6 @@ class LLM(AdapterCalls, PoolingCalls, AbstractContextManager["LLM"]):
         with ExitStack() as opening:
             self._engine: Any = _opened(resolve(config), config, opening)
             self._closing = opening.pop_all()
-        self._constraint_cache: ConstraintCache | None = None
 
     @classmethod
     def from_spec(cls, spec: EngineSpec) -> Self:
@@ -76,38 +78,7 @@ class LLM(AdapterCalls, PoolingCalls, AbstractContextManager["LLM"]):
         llm._frontend = Config().frontend
         llm._closing = ExitStack()
         llm._engine = _opened(spec, Config(), llm._closing)
-        llm._constraint_cache = None
         return llm
-
-    @property
-    def spec(self) -> EngineSpec:
-        """Return the resolved facts of the engine."""
-        return self._engine.spec
-
-    @property
-    def tokenizer(self) -> Any:
-        """Return the tokenizer (interfaces.tokenizer.Tokenizer)."""
-        return self._engine.tokenizer
-
-    def default_params(self, **fields: Any) -> SamplingParams:
-        """Return the model's default sampling params overlaid by `fields`."""
-        return SamplingParams(**{**self.spec.default_sampling, **fields})
-
-    def compile_constraint(
-        self, constraint: Constraint, *, backend: str | None = None, starts_after: str = ""
-    ) -> CompiledConstraint:
-        """Return a constraint of whole answers, for SamplingParams(constraint=...).
-
-        With `starts_after` it applies from behind that text, for example the end of the reasoning.
-        It is compiled in this process, without a time limit. What one backend cannot compile, or
-        no answer can begin with, is left to the next.
-        Raises: RequestError for a part that no backend enforces or can read.
-        """
-        if self._constraint_cache is None:
-            self._constraint_cache = open_constraint_cache(self.spec)
-        return compile_in_process(
-            self._constraint_cache, constraint, backend=backend, starts_after=starts_after
-        )
 
     def generate(
         self,
@@ -221,14 +192,14 @@ class LLM(AdapterCalls, PoolingCalls, AbstractContextManager["LLM"]):
     def _params_for(
         self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
     ) -> list[SamplingParams]:
-        """Return one SamplingParams per prompt."""
+        """Return one SamplingParams per prompt, constraints compiled. Raises: RequestError"""
         if given is None:
             return [self.default_params()] * count
         if isinstance(given, SamplingParams):
-            return [given] * count
+            return self._constrained([given]) * count
         if len(given) != count:
             raise ValueError(f"{count} prompts, but {len(given)} sampling params")
-        return list(given)
+        return self._constrained(given)
 
     def _run(
         self,

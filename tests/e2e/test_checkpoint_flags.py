@@ -67,7 +67,7 @@ def worst(model: Any, result: GenerationResult) -> float:
     wanted = logits_of(model, tokens)[:-1].log_softmax(-1)
     assert result.prompt_logprobs is not None and completion.logprobs is not None
     ours = torch.full_like(wanted, float("nan"))
-    for position, entry in enumerate([*result.prompt_logprobs, *completion.logprobs]):
+    for position, entry in enumerate([*result.prompt_logprobs[1:], *completion.logprobs]):
         ours[position, list(entry.top_ids)] = torch.tensor(entry.top_logprobs)
     return float((ours - wanted).abs().max())
 
@@ -226,7 +226,8 @@ def test_logprobs_modes_from_the_models_logits(stage: str, scale: str, tmp_path:
                 assert (ours - theirs).abs().max() <= 5e-4
         told = logits[0].log_softmax(0) if scale == "logprobs" else logits[0]
         assert result.prompt_logprobs is not None
-        first = result.prompt_logprobs[0]
+        first = result.prompt_logprobs[1]
+        assert first is not None
         assert first.logprob == pytest.approx(told[first.token_id].item(), abs=5e-4)
 
 

@@ -305,3 +305,77 @@ def test_defaults_that_nobody_chose_stay_dovetails_own(llama: Path, tmp_path: Pa
 
 def test_the_demo_model_still_serves(package: None) -> None:
     assert answers(DEMO_PATH)[0]
+
+
+OWN_MODEL = """
+from dovetail_plugins.models.llama import LlamaForCausalLM
+
+
+class Theirs(LlamaForCausalLM):
+    pass
+"""
+
+
+def test_a_model_that_dovetail_ships_too_is_chosen_by_its_distribution(
+    llama: Path, tmp_path: Path
+) -> None:
+    name = "LlamaForCausalLM"
+    alone, wanted = spec_of(llama).run.model_plugin, answers(llama)
+    with installed(tmp_path / "early", "early", OWN_MODEL, {"model": {name: "early:Theirs"}}):
+        with pytest.raises(AmbiguousPlugin) as caught:
+            spec_of(llama)
+        flags = [f"--model-impl {name}@{one}" for one in ("dovetail-llm", "early")]
+        assert all(flag in str(caught.value) for flag in flags)
+        theirs = spec_of(llama, model_impl=f"{name}@early").run.model_plugin
+        assert theirs.target == "early:Theirs"
+        own = spec_of(llama, model_impl=f"{name}@dovetail-llm").run.model_plugin
+        assert own == alone
+        assert answers(llama, model_impl=f"{name}@early") == wanted
+        with pytest.raises(UnknownPlugin, match="--model-impl"):
+            spec_of(llama, model_impl=f"{name}@nobody")
+
+
+def test_a_tokenizer_that_dovetail_ships_too_is_chosen_by_its_distribution(
+    llama: Path, tmp_path: Path
+) -> None:
+    code = (
+        "from dovetail_plugins.tokenizers.hf import HfTokenizer\nclass Theirs(HfTokenizer): pass\n"
+    )
+    with installed(tmp_path / "early", "early", code, {"tokenizer": {"hf": "early:Theirs"}}):
+        with pytest.raises(AmbiguousPlugin, match=r"--tokenizer-mode.*hf@dovetail-llm or hf@early"):
+            spec_of(llama, tokenizer_mode="hf")
+        assert spec_of(llama, tokenizer_mode="hf@early").tokenizer.target == "early:Theirs"
+
+
+FAULTY = """
+import torch
+from dovetail_plugins.models.llama import LlamaForCausalLM
+
+
+def torn():
+    return torch.zeros(2) @ torch.zeros(3)
+
+
+class Building(LlamaForCausalLM):
+    def __init__(self, options, context):
+        torn()
+
+
+class Running(LlamaForCausalLM):
+    def forward(self, token_ids, positions):
+        torn()
+"""
+
+
+@pytest.mark.parametrize("name", ["Building", "Running"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_a_plugin_raises_at_the_start_names_it(
+    llama: Path, tmp_path: Path, name: str, ranks: int
+) -> None:
+    with (
+        installed(tmp_path / "faulty", "faulty", FAULTY, {"model": {"Odd": f"faulty:{name}"}}),
+        pytest.raises(ConfigError) as caught,
+    ):
+        answers(llama, model_impl="Odd@faulty", tensor_parallel_size=ranks)
+    text = str(caught.value)
+    assert "model Odd" in text and f"faulty:{name}" in text and "RuntimeError" in text

@@ -125,7 +125,7 @@ def assert_same(found: Sequence[GenerationResult], wanted: Sequence[GenerationRe
 
 def assert_same_logprobs(ours: Any, theirs: Any) -> None:
     assert (ours is None) == (theirs is None)
-    for one, other in zip(ours or (), theirs or (), strict=True):
+    for one, other in zip(filter(None, ours or ()), filter(None, theirs or ()), strict=True):
         assert (one.token_id, one.rank, one.top_ids) == (other.token_id, other.rank, other.top_ids)
         assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
         assert one.top_logprobs == pytest.approx(other.top_logprobs, abs=1e-5)

@@ -109,7 +109,7 @@ def difference(folder: str | Path, results: Any) -> str:
             logits = model(input_ids=torch.tensor([told]), use_cache=False).logits[0]
         right = logits.float().log_softmax(-1)
         start = len(result.prompt_token_ids)
-        said = [*(result.prompt_logprobs or ()), *(answer.logprobs or ())]
+        said = [*(result.prompt_logprobs or ())[1:], *(answer.logprobs or ())]
         for at, (token, one) in enumerate(zip(told[1:], said, strict=True)):
             wanted = right[at, token].item()
             if not abs(one.logprob - wanted) <= TOLERANCE:

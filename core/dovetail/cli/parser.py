@@ -26,7 +26,9 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Return the parsed arguments. Raises: ConfigError with the nearest flag's name."""
-        namespace, extras = self.parse_known_args(prepare(argv, self.flags(), self._others()))
+        namespace, extras = self.parse_known_intermixed_args(
+            prepare(argv, self.flags(), self._others())
+        )
         if extras:
             self._refuse(extras)
         return namespace

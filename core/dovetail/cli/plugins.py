@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,6 +74,8 @@ def chosen_entries(words: Sequence[str]) -> list[Entry]:
 
 def _list(words: Sequence[str], *, as_json: bool, with_status: bool) -> int:
     rows = [_row(entry, with_status) for entry in chosen_entries(words)]
+    for sentence in registry.lost():
+        print(sentence, file=sys.stderr)
     if as_json:
         print(json.dumps(rows, indent=2))
         return 0

@@ -25,13 +25,15 @@ from dovetail.interfaces.kv_policy import KVAccounting, KVPolicy, KVRoom
 from dovetail.interfaces.sealed_block import HEADER_BYTES
 from dovetail.interfaces.spec import CacheSpec, EngineSpec
 from dovetail.interfaces.step import CachedLayer, KVLayer, KVLayout
+from dovetail.registry.blame import blaming
 
 
 def build_executor(spec: EngineSpec) -> Executor:
     """Return the executor, its ranks started."""
     executor_class = registry.load_selection(spec.executor)
     options = registry.build_options(spec.executor)
-    executor: Executor = executor_class(options, spec.run, spec.worker)
+    with blaming("starting the workers", spec):
+        executor: Executor = executor_class(options, spec.run, spec.worker)
     return executor
 
 

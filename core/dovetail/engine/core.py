@@ -11,6 +11,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,7 @@ from dovetail.interfaces.scheduling_policy import SchedulingPolicy
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.stats import StepStats
 from dovetail.interfaces.step import NO_SLOT, StepPlan, StepResult
+from dovetail.registry.blame import blaming
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +88,8 @@ class EngineCore:
         policy: SchedulingPolicy = registry.make(spec.policy)
         drafter = build_drafter(spec)
         self._executor = build_executor(spec)
-        try:
+        with blaming("starting the engine", spec), ExitStack() as undo:
+            undo.callback(self._executor.shutdown)
             watch.lap("load model")
             kv_policy: KVPolicy = registry.make(spec.kv_policy)
             self.layout = self._executor.agreed(plan_layout(spec, self._executor, kv_policy))
@@ -106,9 +109,7 @@ class EngineCore:
             )
             self._counter.elsewhere = self._elsewhere
             self._drafting = drafting_of(spec, drafter, self._counter)
-        except BaseException:
-            self._executor.shutdown()
-            raise
+            undo.pop_all()
         self._encodings = Encodings.within(spec.schedule, lambda: crowd_of(self._live))
         self._depth = spec.schedule.plans_in_flight
         self._pending_steps: deque[StepInFlight] = deque()

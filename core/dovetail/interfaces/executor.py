@@ -76,7 +76,7 @@ class DoneStep:
 class Executor(Plugin):
     """Owns the workers. One thread calls it; steps run in the order they were submitted."""
 
-    interface_version: ClassVar[int] = 1
+    interface_version: ClassVar[int] = 2
     known_capabilities: ClassVar[Mapping[str, str]] = {
         "async_steps": "submit returns before the step has run",
         "collective_rpc": "calls methods of the workers of all ranks by name",

@@ -7,12 +7,13 @@ not called. Shape letters: S rows that draw a token in this step, V vocabulary.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -37,11 +38,15 @@ class LogitsProcessor(Plugin):
     (may remove tokens but never the most likely one).
     `field` names the one field of SamplingParams whose documented meaning is all that it does, if
     there is one; a sampler that knows the field may then do it instead ("min_p").
+    `claims` maps each field of a request that it reads to one sentence about the field. Clients
+    send such a field in the body or in `vllm_xargs`, programs in SamplingParams.extra_args; either
+    way the processor finds it in `params.extra_args`.
     """
 
     interface_version: ClassVar[int] = 1
     stage: ClassVar[str] = "bias"
     field: ClassVar[str] = ""
+    claims: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, options: Any, vocab_size: int) -> None:
         self.options = options
@@ -56,6 +61,16 @@ class LogitsProcessor(Plugin):
     def verify(cls, params: SamplingParams, vocab_size: int) -> None:
         """Check the request's use of this processor. Raises: RequestError. Runs in the API
         process before the request is queued."""
+
+    @classmethod
+    def prepared(cls, params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
+        """Return the params of a request that wants this processor, with what needs the tokenizer
+        filled in: texts as token ids, for example, in `extra_args`. The default changes nothing.
+
+        Runs in the API process after `verify`; the tokenizer is that of the request's adapter, if
+        it has its own. Raises: RequestError
+        """
+        return params
 
     @abstractmethod
     def add_row(self, tokens: RowTokens) -> None:

@@ -225,7 +225,7 @@ class QuantMethod(Plugin):
     needed, `stored_as` the names that checkpoints of the method give it in their config.
     """
 
-    interface_version: ClassVar[int] = 1
+    interface_version: ClassVar[int] = 2
     known_capabilities: ClassVar[Mapping[str, str]] = {
         "from_checkpoint": "reads weights that a checkpoint stores quantized",
         "while_loading": "quantizes a full-precision checkpoint while it loads",

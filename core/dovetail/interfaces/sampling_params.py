@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from dovetail.errors import RequestError
 from dovetail.interfaces.structured_output import CompiledConstraint
@@ -42,17 +43,52 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True):
     num_rows: int
 
 
+class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an answer must look like: one of the first six fields, and options.
+
+    The names are those of the field `structured_outputs` of a request's body. LLM compiles it.
+    """
+
+    json: str | dict[str, Any] | bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    backend: str | None = None
+    disable_fallback: bool = False
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    close_on_length: bool = False
+
+    def __post_init__(self) -> None:
+        given = [name for name in CONSTRAINT_FIELDS if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            raise ValueError(
+                f"{' and '.join(given) or 'no field'} is set. "
+                f"Fix: set exactly one of {', '.join(CONSTRAINT_FIELDS)}."
+            )
+
+
+CONSTRAINT_FIELDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sampling fields of one request. Units: tokens, natural logarithms.
+
+    A caller in Python may write one stop string alone, lists for tuples, and None for "nothing" in
+    a field that holds several values.
 
     `temperature` 0 is greedy. `top_k` 0 or -1 and `top_p` 1 switch the filter off. `seed` None
     draws one at admission. `max_tokens` None means "to the end of the context". `logprobs` n asks
     for the n most likely tokens beside the drawn one (-1: the whole vocabulary), with
     `logprob_token_ids` for those tokens in their place.
     `kept_special_ids` are special tokens that are written though the others are skipped.
-    `logits_processors` maps a registered processor's name to its JSON options. `constraint` is
-    enforced on the answer, `thinking` limits the reasoning before it. With `alignment` nothing is
-    drawn.
+    `logits_processors` maps a registered processor's name to its JSON options, `extra_args` holds
+    the fields that processors claim (LogitsProcessor.claims). `constraint` is enforced on the
+    answer; LLM compiles `structured_outputs` into it. `thinking` limits the reasoning before it.
+    With `alignment` nothing is drawn.
     """
 
     n: int = 1
@@ -83,10 +119,22 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     truncate_prompt_tokens: int | None = None
     detokenize: bool = True
     logits_processors: dict[str, dict[str, Any]] = {}
+    extra_args: dict[str, Any] = {}
+    structured_outputs: StructuredOutputsParams | None = None
     eos_token_ids: tuple[int, ...] = ()
     constraint: CompiledConstraint | None = None
     thinking: ThinkingBudget | None = None
     alignment: Alignment | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            force_setattr(self, "stop", (self.stop,))
+        for name, nothing in _SEVERAL.items():
+            value = getattr(self, name)
+            if value is None and name not in _NONE_IS_A_VALUE:
+                force_setattr(self, name, nothing)
+            elif isinstance(value, list):
+                force_setattr(self, name, tuple(value))
 
     def verify(self) -> None:
         """Check every bound. Raises: RequestError naming the first field that is out of range."""
@@ -114,6 +162,22 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError("an empty list allows no token.", where="allowed_token_ids")
 
+
+_SEVERAL: dict[str, Any] = {
+    "stop": (),
+    "stop_token_ids": (),
+    "bad_words": (),
+    "bad_words_token_ids": (),
+    "allowed_token_ids": (),
+    "logprob_token_ids": (),
+    "kept_special_ids": (),
+    "eos_token_ids": (),
+    "logit_bias": {},
+    "logits_processors": {},
+    "extra_args": {},
+}
+"""Fields that hold several values -> the value that holds none."""
+_NONE_IS_A_VALUE = frozenset({"allowed_token_ids"})
 
 _INT_BOUNDS: tuple[tuple[str, int, int], ...] = (
     ("n", 1, MAX_N),

@@ -140,7 +140,7 @@ class LoadedConstraint(Protocol):
 class StructuredOutputBackend(Plugin):
     """Constructed once per process and vocabulary; called by one thread at a time."""
 
-    interface_version: ClassVar[int] = 1
+    interface_version: ClassVar[int] = 2
     known_capabilities: ClassVar[Mapping[str, str]] = {
         "json": "JSON that is valid under a schema",
         "choice": "one of several texts",

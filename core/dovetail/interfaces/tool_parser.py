@@ -37,7 +37,7 @@ class ToolParser(Plugin):
     length. Of several names of one parser, auto takes `auto_name`, or else that of its file.
     """
 
-    interface_version: ClassVar[int] = 1
+    interface_version: ClassVar[int] = 2
     known_capabilities: ClassVar[Mapping[str, str]] = {
         "parallel_calls": "several calls may follow each other",
         "streams": "arguments are passed on while the model still writes them",

@@ -18,7 +18,7 @@ class Worker(Plugin):
     """Called by an executor in this order: construct, load, kv_layers, free_bytes, allocate,
     then step again and again, then shutdown. `why_not(device_type)` says which devices fit."""
 
-    interface_version: ClassVar[int] = 1
+    interface_version: ClassVar[int] = 2
     known_capabilities: ClassVar[Mapping[str, str]] = {
         "stages": "may be a stage of a pipeline (RankSpec.num_stages)",
         "overlapped_steps": "begin returns before the step has run, and the next step may start "

@@ -42,6 +42,7 @@ __all__ = [
     "load_file",
     "load_selection",
     "load_target",
+    "lost",
     "make",
     "names",
     "options_for",
@@ -69,6 +70,7 @@ load_entry = default.load_entry
 load_file = default.load_file
 load_selection = default.load_selection
 load_target = default.load_target
+lost = default.lost
 make = default.make
 names = default.names
 own = default.own

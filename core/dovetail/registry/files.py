@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from dovetail.errors import BrokenPlugin, ConfigError, DovetailError
+from dovetail.registry import moved
 from dovetail.registry.foreign_files import Importer, imported_roots, package_advice
 
 Registered = TypeVar("Registered")
@@ -129,10 +130,10 @@ def _broken(module: str, error: BaseException) -> BaseException:
     """Return the error to raise for a module whose import raised."""
     if isinstance(error, KeyboardInterrupt):
         return error
-    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    name = (error.name or "") if isinstance(error, ImportError) else ""
+    missing = name if isinstance(error, ModuleNotFoundError) else ""
     fix = f'install what provides "{missing}".' if missing else "mend the file or choose another."
-    if missing:
-        fix = package_advice({missing.partition(".")[0]}) or fix
+    fix = moved.advice(name) or package_advice({missing.partition(".")[0]}) or fix
     return BrokenPlugin(
         f"importing it raised {type(error).__name__}: {error}.", where=module, fix=fix
     )

@@ -47,6 +47,11 @@ class Kind:
         return self.interface == VALUE
 
     @property
+    def choosing_flag(self) -> str:
+        """Return the flag that chooses one plugin by its name, empty where there is none."""
+        return "--model-impl" if self.name == "model" else next(iter(self.flags), "")
+
+    @property
     def where(self) -> str:
         """Return the name of the choice in errors."""
         return self.flags[0] if self.flags else self.name

@@ -66,13 +66,19 @@ def entry_of_target(kind: str, spec: str, place: str) -> Entry:
     )
 
 
-def ambiguous(kind: str, name: str, matches: Sequence[Entry], place: str) -> AmbiguousPlugin:
-    """Return the error for a name that several distributions offer."""
+def ambiguous(
+    kind: str, name: str, matches: Sequence[Entry], place: str, *, flag: str
+) -> AmbiguousPlugin:
+    """Return the error for a name that several distributions offer. `flag` is what chooses one of
+    them, empty where nothing does: then all but one can be hidden."""
     offers = " and ".join(entry.distribution for entry in matches)
-    spellings = " or ".join(entry.id for entry in matches)
-    return AmbiguousPlugin(
-        f'{kind} "{name}" is offered by {offers}.', where=place, fix=f"write {spellings}."
-    )
+    ids = [entry.id for entry in matches]
+    said = f"{flag} " if flag and flag != place else ""
+    fix = f"write {' or '.join(said + one for one in ids)}."
+    if not flag:
+        others = " or ".join(f"--no-plugin {one}" for one in ids)
+        fix = f"hide all but one: {others}."
+    return AmbiguousPlugin(f'{kind} "{name}" is offered by {offers}.', where=place, fix=fix)
 
 
 def unknown(
@@ -83,7 +89,9 @@ def unknown(
     fix = f"registered: {', '.join(names) or 'none'}."
     if near:
         fix = f"nearest: {', '.join(near)}; {fix}"
-    if "." in spec:
+    if spec.endswith(".py"):
+        fix = f"a class of a file is written {spec}:Class; {fix}"
+    elif "." in spec:
         module, _, attribute = spec.rpartition(".")
         fix = f"a class is written {module}:{attribute}; {fix}"
     reason, instead = why_unsupported(kind, spec), instead_of(kind, spec)

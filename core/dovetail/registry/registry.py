@@ -26,6 +26,7 @@ from dovetail.registry import discovery, files, names
 from dovetail.registry.entry import BUILT_IN, Entry, Status
 from dovetail.registry.foreign_files import Importer, imported_roots, package_advice
 from dovetail.registry.kinds import KINDS, Kind, kind_named
+from dovetail.registry.moved import unknown_groups
 from dovetail.registry.options import describe_options, given_options, options_for, options_place
 from dovetail.registry.select import Candidate, pick, reasons_against
 from dovetail.registry.verify import verify
@@ -54,6 +55,10 @@ class Registry:
         """Return the hook modules (group "dovetail.hooks") sorted by name; imports nothing."""
         return self._entries_of(HOOKS)
 
+    def lost(self) -> list[str]:
+        """Return a sentence for each entry-point group of a package that is none of a kind."""
+        return list(unknown_groups(self._all(), (*KINDS, HOOKS)))
+
     def names(self, kind: str) -> list[str]:
         """Return the registered names of a kind, sorted, each once; imports nothing."""
         return list(dict.fromkeys(entry.name for entry in self.entries(kind)))
@@ -68,7 +73,7 @@ class Registry:
             return names.entry_of_target(kind, spec, place)
         matches = self._matches(kind, spec, place)
         if len(matches) > 1:
-            raise names.ambiguous(kind, spec, matches, place)
+            raise names.ambiguous(kind, spec, matches, place, flag=kind_named(kind).choosing_flag)
         return matches[0]
 
     def find_used(self, kind: str, spec: str, *, where: str | None = None) -> Entry:

@@ -14,6 +14,7 @@ from typing import Any
 from dovetail.errors import BrokenPlugin
 from dovetail.interfaces.plugin import Info, Plugin, Value
 from dovetail.registry.kinds import interface_of, kind_named
+from dovetail.registry.moved import METHODS, PAGE
 from dovetail.registry.value_rules import value_fault
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -54,6 +55,7 @@ def class_faults(kind: str, plugin: Any) -> Iterator[str]:
     else:
         yield from _version_faults(plugin.interface_version, interface.interface_version)
         yield from _abstract_faults(plugin)
+        yield from _moved_faults(kind, plugin)
         yield from _sort_faults(plugin, interface)
         yield from _method_faults(plugin, _own_interface(plugin, interface))
         yield from _declaration_faults(plugin)
@@ -76,7 +78,18 @@ def _sort_faults(plugin: type[Plugin], interface: type[Any]) -> Iterator[str]:
 
 def _version_faults(has: object, wants: int) -> Iterator[str]:
     if has != wants:
-        yield f"it is written for version {has} of the interface, and this is version {wants}"
+        yield (
+            f"it is written for version {has} of the interface, and this is version {wants} "
+            f"({PAGE} says what changed)"
+        )
+
+
+def _moved_faults(kind: str, cls: type[Plugin]) -> Iterator[str]:
+    """Yield a fault for each method that was called once and is not any more."""
+    own = set(_own_methods(cls))
+    for name, instead in METHODS.get(kind, {}).items():
+        if name in own:
+            yield f"{name}() is not called any more; in its place there is {instead}"
 
 
 def _abstract_faults(cls: type[Plugin]) -> Iterator[str]:

@@ -18,6 +18,7 @@ from dovetail.interfaces.executor import BlockLoad, PendingStep, Preparation
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.worker import Worker
+from dovetail.registry.blame import blaming
 from dovetail_kernels.spans import span
 
 if TYPE_CHECKING:
@@ -68,8 +69,9 @@ class DeviceWorker(Worker):
         with large_imports():
             from dovetail.runner.model_runner import ModelRunner
 
-        runner = ModelRunner(self.run, self.device, self._device_calls())
-        runner.load()
+        with blaming("loading the model", self.run):
+            runner = ModelRunner(self.run, self.device, self._device_calls())
+            runner.load()
         self._runner = runner
 
     def kv_layers(self) -> Sequence[CachedLayer]:
@@ -86,8 +88,10 @@ class DeviceWorker(Worker):
             )
         if self.runner.expert_balancer is not None:
             self.runner.expert_balancer.check()
-        self.runner.allocate(layout)
-        self.runner.warm_up()
+        with blaming("creating the KV cache", self.run):
+            self.runner.allocate(layout)
+        with blaming("the first step, which warms the model up,", self.run):
+            self.runner.warm_up()
         self.runner.transfers.open()
         self._warm_up_profiler()
         self._sleep = self._new_sleep(layout)

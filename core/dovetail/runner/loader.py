@@ -41,6 +41,7 @@ from dovetail.layers.weights import (
     load_weights,
     own_finish,
 )
+from dovetail.registry.blame import blaming
 from dovetail.runner.offload import Offload
 
 log = logging.getLogger(__name__)
@@ -196,7 +197,8 @@ def build_model(run: RunSpec, device: torch.device, quant: QuantMethod) -> nn.Mo
 def building(run: RunSpec, selection: Selection, device: torch.device) -> Iterator[None]:
     """Make tensors on the device, in the model's type. Raises: ConfigError for what goes wrong"""
     try:
-        with default_dtype(dtype_of(run.model.dtype)), device:
+        making = blaming("making the model", run)  # a plugin's own fault is not config.json's
+        with making, default_dtype(dtype_of(run.model.dtype)), device:
             yield
     except torch.OutOfMemoryError as error:
         raise ConfigError(

@@ -204,6 +204,7 @@ def _may_force(params: SamplingParams) -> bool:
         params.bad_words_token_ids,
         params.logit_bias,
         params.logits_processors,
+        params.extra_args,
         params.min_tokens,
         params.ignore_eos,
         params.thinking,

@@ -21,6 +21,7 @@ from dovetail.config.checkpoint.hub import Hub, Wanted, check_online, fetch
 from dovetail.config.checkpoint.stores.hub_cache import commit_of, is_commit
 from dovetail.config.config import Config
 from dovetail.config.rules.architectures import registered
+from dovetail.config.rules.model_impl import wanted_impl
 from dovetail.config.rules.transformers_models import known_classes
 from dovetail.errors import ConfigError
 from dovetail.interfaces.checkpoint_code import CAUSAL, CONFIG, TOKENIZER, CheckpointCode
@@ -128,7 +129,7 @@ def _needs_code(config: Config, model: ModelSpec) -> bool:
     """Return whether a model can only be run by a class that its checkpoint brings."""
     if CAUSAL not in (model.hf_config.get("auto_map") or {}):
         return False
-    impl = registry.value_of("model_impl", config.model.model_impl)
+    impl = wanted_impl(config)
     own = registered(model.architecture, model.head)
     is_taken = impl not in (None, "transformers") or (impl is None and own is not None)
     return not is_taken and model.architecture not in known_classes().every

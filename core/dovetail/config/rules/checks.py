@@ -17,6 +17,7 @@ from dovetail.config.rules import demo
 from dovetail.config.rules.chat_template import template_file
 from dovetail.config.rules.engines import check_engines
 from dovetail.config.rules.media_settings import media_settings
+from dovetail.config.rules.model_impl import names_model
 from dovetail.config.rules.selections import NO_CHOICE, TAKEN_OVER
 from dovetail.config.sections.field import Flag
 from dovetail.config.sections.frontend import NO_PARSER
@@ -84,6 +85,8 @@ def load_plugin_files(config: Config) -> None:
     """Hide what --no-plugin names; import the files of the parser plugin flags."""
     for name in registry.block(config.plugin.no_plugin):
         log.warning("--no-plugin %s: no plugin that is installed has this name.", name)
+    for sentence in registry.lost():
+        log.warning("%s", sentence)
     for path in (config.frontend.tool_parser_plugin, config.frontend.reasoning_parser_plugin):
         if path:
             registry.load_file(path)
@@ -149,7 +152,8 @@ def _check_choice(flag: Flag, value: Any) -> None:
         is_word = spec in flag.meta.words.values()
         if is_auto or is_word or kind.is_open or str(spec) in TAKEN_OVER:
             continue
-        registry.find(kind.name, str(spec), where=flag.spelling)
+        is_model = kind.name == "model_impl" and names_model(str(spec))
+        registry.find("model" if is_model else kind.name, str(spec), where=flag.spelling)
 
 
 def check_parsers(config: Config) -> None:

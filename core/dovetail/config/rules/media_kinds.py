@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dovetail import registry
 from dovetail.config.checkpoint.media_tokens import named_kinds
 from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.config.config import Config
 from dovetail.config.rules.architectures import registered
 from dovetail.config.rules.media_settings import media_settings
+from dovetail.config.rules.model_impl import wanted_impl
 from dovetail.config.rules.transformers_models import known_classes
 from dovetail.interfaces.media_settings import MediaLimit
 from dovetail.interfaces.spec import LOGITS, ModelSpec
@@ -51,6 +51,6 @@ def is_backed_with_media(config: Config, model: ModelSpec) -> bool:
 
 def _is_backed(config: Config, model: ModelSpec) -> bool:
     """Return whether transformers' code runs a model, and none of the checkpoint's own."""
-    impl = registry.value_of("model_impl", config.model.model_impl)
+    impl = wanted_impl(config)
     is_own = registered(model.architecture, model.head) is not None
     return model.code is None and (impl == TRANSFORMERS or (impl is None and not is_own))

@@ -18,6 +18,7 @@ from dovetail.config.config import Config, flags
 from dovetail.config.rules import demo, stat_loggers
 from dovetail.config.rules.architectures import registered
 from dovetail.config.rules.media_kinds import is_backed_with_media
+from dovetail.config.rules.model_impl import wanted_impl
 from dovetail.config.rules.transformers_models import PAGE, known_classes
 from dovetail.errors import ConfigError, PluginError, UnknownPlugin
 from dovetail.interfaces.load_format import Checkpoint
@@ -114,7 +115,7 @@ def select_model(config: Config, model: ModelSpec) -> Selection:
     """
     own = registered(model.architecture, model.head)
     architecture = own or model.architecture
-    impl = registry.value_of("model_impl", config.model.model_impl)
+    impl = wanted_impl(config)
     is_own = own is not None and architecture != TRANSFORMERS
     options = config.plugin.options_of("model")
     if impl not in (None, OWN_MODELS, TRANSFORMERS):

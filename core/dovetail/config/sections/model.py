@@ -33,7 +33,8 @@ class ModelConfig:
     model_impl: str = flag(
         "auto",
         kind="model_impl",
-        help="which implementation runs the model: dovetail's or transformers'",
+        help="which implementation runs the model: dovetail's or transformers', or one model "
+        "plugin: NAME@DISTRIBUTION, package.module:Class or file.py:Class",
     )
     dtype: str = flag(
         "auto",

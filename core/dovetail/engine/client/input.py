@@ -122,6 +122,7 @@ class InputProcessor:
         params.verify()
         vocabulary = self._vocabularies.of(adapter)
         self._verify(params, vocabulary)
+        params = self._prepared(params, vocabulary.tokenizer)
         prompt_ids, sent, parts = self._read(prompt, params, vocabulary)
         if not adapter:
             adapter = self._media_adapter(parts)
@@ -369,6 +370,12 @@ class InputProcessor:
 
     def _verify(self, params: SamplingParams, vocabulary: Vocabulary) -> None:
         """Check what depends on the model, the tokenizer or the plugins. Raises: RequestError"""
+        if params.structured_outputs is not None:
+            raise RequestError(
+                "it is not compiled.",
+                where="structured_outputs",
+                fix="use LLM.generate or LLM.chat, which compile it, or set constraint.",
+            )
         for field in ("stop", "bad_words"):
             texts = getattr(params, field)
             for text in texts:
@@ -417,6 +424,13 @@ class InputProcessor:
         for processor in self._processors.values():
             if processor.wants(params):
                 processor.verify(params, vocab_size)
+
+    def _prepared(self, params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
+        """Return the params as the logits processors want them. Raises: RequestError"""
+        for processor in self._processors.values():
+            if processor.wants(params):
+                params = processor.prepared(params, tokenizer)
+        return params
 
 
 def _counted(num_logprobs: int | None, vocabulary: Vocabulary) -> int | None:

@@ -5,13 +5,46 @@ Plain data inside one process.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from dovetail.interfaces.step import Pooled, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """The logprob of one token at one position. `rank` 1 is the most likely token."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+class LogprobsById(dict[int, Logprob]):
+    """The logprobs at one position by token id: the token itself first, then the most likely ones.
+
+    The attributes tell the token itself and the others in order, as the engine reports them.
+    """
+
+    __slots__ = ("logprob", "rank", "token_id", "top_ids", "top_logprobs")
+
+    def __init__(
+        self, told: TokenLogprobs, texts: Mapping[int, str], *, are_ranked: bool = True
+    ) -> None:
+        """`are_ranked`: the others are the most likely tokens, in order, not chosen ones."""
+        own = {told.token_id: Logprob(told.logprob, told.rank, texts.get(told.token_id))}
+        others = zip(told.top_ids, told.top_logprobs, strict=True)
+        top = {
+            token_id: Logprob(logprob, place if are_ranked else None, texts.get(token_id))
+            for place, (token_id, logprob) in enumerate(others, start=1)
+        }
+        super().__init__(own | top | own)
+        self.token_id, self.logprob, self.rank = told.token_id, told.logprob, told.rank
+        self.top_ids, self.top_logprobs = told.top_ids, told.top_logprobs
+
 
 PromptLogprobs = tuple[TokenLogprobs, ...]
 """Entry i belongs to prompt token i + 1; the first prompt token has none."""
@@ -64,31 +97,42 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One whole completion. `cumulative_logprob` is None unless logprobs were asked for."""
+    """One whole completion. `logprobs` pairs up with `token_ids`. `cumulative_logprob` is None
+    unless logprobs were asked for."""
 
     index: int
     text: str
     token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...] | None = None
+    logprobs: list[LogprobsById] | None = None
     cumulative_logprob: float | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
+    def finished(self) -> bool:
+        """Return whether the completion has ended."""
+        return self.finish_reason is not None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationResult:
-    """One whole request, offline. `error` says why it ended with an error, else None. `pooled` is
-    what was asked of its prompt in place of tokens (see SamplingParams.alignment)."""
+    """One whole request, offline. `error` says why it ended with an error, else None.
+    `prompt_logprobs` pairs up with the prompt's tokens; the first has none. `pooled` is what was
+    asked of the prompt in place of tokens (see SamplingParams.alignment)."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[Completion, ...]
-    prompt_logprobs: PromptLogprobs | None = None
+    prompt_logprobs: list[LogprobsById | None] | None = None
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: str | None = None
     pooled: Pooled | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Return True: results of an LLM are always whole."""
+        return True
 
 
 def numbers(pooled: Pooled) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 from dovetail.engine.client.input import PreparedRequest
@@ -10,12 +11,14 @@ from dovetail.engine.client.outputs import (
     Completion,
     CompletionDelta,
     GenerationResult,
+    LogprobsById,
     PromptLogprobs,
     RequestOutput,
     join_deltas,
 )
 from dovetail.engine.client.pooling_results import PoolingResult
 from dovetail.errors import DovetailError
+from dovetail.interfaces.step import TokenLogprobs
 
 Pooling = TypeVar("Pooling", bound=PoolingResult)
 
@@ -43,6 +46,15 @@ class RequestCollector:
         """Take the error that ended the request. Mutates: self"""
         self._error = str(error)
 
+    @property
+    def error(self) -> str | None:
+        """Return why the request ended with an error, None where it did not."""
+        return self._error
+
+    def deltas(self, index: int) -> list[CompletionDelta]:
+        """Return what has come of one completion."""
+        return self._deltas[index]
+
     def pooled(self, made: type[Pooling]) -> Pooling:
         """Return the result of a request that was pooled, as one of these."""
         last = self._last
@@ -65,7 +77,7 @@ class RequestCollector:
             outputs=tuple(
                 self._completion(index, deltas) for index, deltas in enumerate(self._deltas)
             ),
-            prompt_logprobs=self._prompt_logprobs,
+            prompt_logprobs=self._told_of_prompt(),
             num_cached_tokens=0 if self._last is None else self._last.num_cached_tokens,
             metrics=None if self._last is None else self._last.metrics,
             error=self._error,
@@ -75,12 +87,24 @@ class RequestCollector:
     def _completion(self, index: int, deltas: list[CompletionDelta]) -> Completion:
         whole = join_deltas(deltas) if deltas else CompletionDelta(index=index)
         logprobs = whole.logprobs
+        are_ranked = not self._prepared.params.logprob_token_ids
         return Completion(
             index=index,
             text=whole.text,
             token_ids=whole.token_ids,
-            logprobs=logprobs,
+            logprobs=None if logprobs is None else self._by_id(logprobs, are_ranked=are_ranked),
             cumulative_logprob=None if logprobs is None else cumulative(logprobs),
             finish_reason="error" if self._error is not None else whole.finish_reason,
             stop_reason=whole.stop_reason,
         )
+
+    def _told_of_prompt(self) -> list[LogprobsById | None] | None:
+        told = self._prompt_logprobs
+        return None if told is None else [None, *self._by_id(told, are_ranked=True)]
+
+    def _by_id(self, told: Sequence[TokenLogprobs], *, are_ranked: bool) -> list[LogprobsById]:
+        """Return the logprobs of consecutive positions by token id, with the tokens' own texts."""
+        ids = list(dict.fromkeys(i for one in told for i in (one.token_id, *one.top_ids)))
+        tokenizer = self._prepared.tokenizer if self._prepared.params.detokenize else None
+        texts = {} if tokenizer is None else dict(zip(ids, tokenizer.tokens(ids), strict=True))
+        return [LogprobsById(one, texts, are_ranked=are_ranked) for one in told]

@@ -173,6 +173,10 @@ class SyncEngine(SyncClient):
         """Return whether weights or KV cache are asleep."""
         return bool(self.core.sleep_mode.asleep)
 
+    def reset_prefix_cache(self) -> None:
+        """Find no prefix that is cached so far."""
+        self.core.reset_prefix_cache()
+
     def collective_rpc(self, call: WorkerCall) -> list[Any]:
         """Have the workers of all ranks run a method; return what they answer. Raises:
         RequestError"""

@@ -155,6 +155,10 @@ class SyncEngines(SyncClient):
         """Return whether weights or KV cache are asleep in any engine."""
         return self._thread.do(self._engine.is_sleeping())
 
+    def reset_prefix_cache(self) -> None:
+        """Have the engines find no prefix that they have cached so far. Raises: EngineDead"""
+        self._thread.do(self._engine.reset_prefix_cache())
+
     def collective_rpc(self, call: WorkerCall) -> list[Any]:
         """Have the workers of all ranks run a method; return what they answer, engine by engine.
         Raises: RequestError"""

@@ -38,6 +38,7 @@ EXCLUDED = (
     "logprobs",
     "prompt_logprobs",
     "logits_processors",
+    "extra_args",
     "constraint",
     "thinking",
 )

@@ -5,7 +5,7 @@ Source: the OpenAI API reference, and the extra fields of `vllm serve`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -54,6 +54,9 @@ class StructuredOutputs(Body):
 
 class SamplingFields(Body):
     """Sampling fields of completions and chat alike. None: the model's or server's default."""
+
+    takes_claimed_fields: ClassVar[bool] = False
+    """Whether fields that logits processors claim reach them from this body."""
 
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None

@@ -97,6 +97,8 @@ class ThinkingSwitch(Body):
 class ChatRequest(SamplingFields):
     """A chat completion is asked for."""
 
+    takes_claimed_fields = True
+
     model: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: Annotated[int, Field(ge=1, le=INT31)] | None = None

@@ -14,8 +14,10 @@ from collections.abc import Iterable, Iterator
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from dovetail.engine.client.claims import XARGS
 from dovetail.errors import RequestError
 from dovetail.observability import metrics
+from dovetail.server.generate.bodies import SamplingFields
 from dovetail.server.generate.undeclared_fields import REFUSED, WITHOUT_EFFECT, fault_of
 
 HEADER = "x-dovetail-ignored-fields"
@@ -29,8 +31,10 @@ logger = logging.getLogger("dovetail.server")
 class FieldReporter:
     """Keeps which names were warned of, within a bound."""
 
-    def __init__(self, *, is_strict: bool) -> None:
+    def __init__(self, *, is_strict: bool, claimed: frozenset[str] = frozenset()) -> None:
+        """`claimed` are fields that logits processors read."""
         self._is_strict = is_strict
+        self._claimed = claimed | {XARGS}
         self._warned: set[str] = set()
 
     def check(
@@ -43,6 +47,8 @@ class FieldReporter:
         """
         passed = tuple(known)
         names = [n for n in dict.fromkeys(unknown_fields(body)) if not n.startswith(passed)]
+        if is_answered and isinstance(body, SamplingFields) and body.takes_claimed_fields:
+            names = [name for name in names if name not in self._claimed]
         for name in names if is_answered else ():
             fault = fault_of(name, (body.model_extra or {}).get(name))
             if fault is not None:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from dovetail.engine.client.claims import claimed_fields, extra_args
 from dovetail.engine.context_length import max_tokens_within, room_for_answer
 from dovetail.errors import RequestError
 from dovetail.interfaces.sampling_params import SamplingParams
@@ -72,7 +73,9 @@ def build_sampling(
     context leaves. `fields` win over the body's. Raises: RequestError"""
     if body.best_of is not None and body.best_of < (body.n or 1):
         raise RequestError(f"must be at least n, which is {body.n or 1}.", where="best_of")
-    params = engine.default_params(**{**sampling_fields(body), **fields})
+    claimed = claimed_fields(engine.spec.run.logits_processors)
+    extra = extra_args(body.model_extra or {}, claimed)
+    params = engine.default_params(**{**sampling_fields(body), "extra_args": extra, **fields})
     room = room_for_answer(num_prompt_tokens, engine.spec.run.max_model_tokens)
     clamped = params.max_tokens is not None and params.max_tokens > room
     most = max_tokens_within(room, params.max_tokens, params.min_tokens)

@@ -15,6 +15,7 @@ import msgspec
 
 from dovetail.config.report.in_force import InForce
 from dovetail.config.sections.frontend import FrontendConfig
+from dovetail.engine.client.claims import claimed_fields
 from dovetail.engine.client.input import verify_text
 from dovetail.engine.client.io_processing import make_io_processor
 from dovetail.engine.client.long_text import LONG_TEXT_CHARS, encoded, kept
@@ -344,7 +345,10 @@ def build_server(
             max_running=engine.spec.total_rows,
             max_queued=max_queued_requests,
         ),
-        fields=FieldReporter(is_strict=frontend.strict_request_fields),
+        fields=FieldReporter(
+            is_strict=frontend.strict_request_fields,
+            claimed=claimed_fields(engine.spec.run.logits_processors),
+        ),
         threads=ThreadPoolExecutor(max_workers=2, thread_name_prefix="text"),
         created_s=int(time.time()),
         fingerprint=_fingerprint(engine),

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from dovetail.errors import RequestError
 from dovetail.interfaces.constraint import (
     Choice,
@@ -91,6 +93,22 @@ def requested_constraint(
         fields = ", ".join(one.where for one in requests)
         raise RequestError(f"only one of {fields} may be given.", where=requests[1].where)
     return requests[0]
+
+
+def constraint_of_params(
+    given: Mapping[str, Any], spec: StructuredOutputSpec | None
+) -> ConstraintRequest:
+    """Return the constraint of fields that a program gives, which are those of a body's
+    `structured_outputs`. Raises: RequestError"""
+    try:
+        body = SamplingFields.model_validate({"structured_outputs": given})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise RequestError(f"{first['msg']}.", where=place) from None
+    request = requested_constraint(body, None, spec)
+    assert request is not None, "one of the fields is set"
+    return request
 
 
 class _JsonStyle:

@@ -25,7 +25,8 @@ WANTS = (
 def wanting_params(plugin: Any, name: str) -> SamplingParams:
     """Return sampling params that this processor wants. Skips when the kit finds none."""
     own = SamplingParams(logits_processors={name: {}}, max_tokens=8)
-    for params in (*WANTS, own):
+    claimed = SamplingParams(extra_args=dict.fromkeys(plugin.claims, 1), max_tokens=8)
+    for params in (*WANTS, own, claimed):
         if plugin.wants(params):
             return params
     pytest.skip("the kit knows no request that wants this processor")

@@ -121,7 +121,7 @@ def test_truncation_to_what_fits_leaves_half_for_a_greedy_answer() -> None:
         ("x", {"logits_processors": {"nobody": {}}}, "logits_processors"),
         ("x", {"temperature": float("nan")}, "temperature"),
         ("x", {"n": 0}, "n"),
-        ("x", {"stop": "END"}, "stop"),
+        ("x", {"stop": 5}, "stop"),
         ("x", {"max_tokens": 2.5}, "max_tokens"),
         ("x", {"stop_token_ids": ("7",)}, "stop_token_ids[0]"),
         ("x", {"logits_processors": {"p": {"object": object()}}}, "sampling params"),

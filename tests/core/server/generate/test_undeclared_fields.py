@@ -116,3 +116,23 @@ def test_a_value_that_asks_for_nothing_is_not_unknown() -> None:
     answer = chat(app, modalities=["text"], typical_p=1)
     assert answer.status_code == 200
     assert "x-dovetail-ignored-fields" not in answer.headers
+
+
+@pytest.mark.parametrize("path", ASKS)
+@pytest.mark.parametrize(
+    "fields", [{"dry_multiplier": 0.5}, {"vllm_xargs": {"dry_multiplier": 0.5}}]
+)
+def test_a_claimed_field_reaches_the_engine_or_is_refused(
+    path: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("dovetail.server.generate.server_state", "dovetail.server.generate.sampling"):
+        monkeypatch.setattr(f"{place}.claimed_fields", lambda processors: {"dry_multiplier"})
+    app, engine = app_for()
+    answer = send(app, "POST", path, ASKS[path] | fields)
+    if path.endswith("completions"):
+        assert answer.status_code == 200, answer.text
+        assert "x-dovetail-ignored-fields" not in answer.headers
+        (asked,) = engine.asked
+        assert asked[1].extra_args == {"dry_multiplier": 0.5}
+    else:
+        assert answer.status_code == 400 and not engine.asked

@@ -34,6 +34,8 @@ VectorTexts = Annotated[list[VectorText], Field(max_length=MAX_PROMPTS)]
 class CompletionRequest(SamplingFields):
     """A continuation of one or several prompts is asked for."""
 
+    takes_claimed_fields = True
+
     model: str | None = None
     prompt: str | Prompts | PromptIds | PromptIdLists | None = None
     prompt_embeds: (

@@ -1,0 +1,26 @@
+"""What an LLM returns, under the names and the path by which users of vLLM import it."""
+
+from __future__ import annotations
+
+from dovetail.engine.client.outputs import Completion as CompletionOutput
+from dovetail.engine.client.outputs import GenerationResult as RequestOutput
+from dovetail.engine.client.outputs import Logprob
+from dovetail.engine.client.pooling_results import (
+    ClassificationResult as ClassificationRequestOutput,
+)
+from dovetail.engine.client.pooling_results import EmbeddingResult as EmbeddingRequestOutput
+from dovetail.engine.client.pooling_results import PoolingResult as PoolingRequestOutput
+from dovetail.engine.client.pooling_results import ScoringResult as ScoringRequestOutput
+from dovetail.llm_beams import BeamSearchOutput, BeamSearchSequence
+
+__all__ = [
+    "BeamSearchOutput",
+    "BeamSearchSequence",
+    "ClassificationRequestOutput",
+    "CompletionOutput",
+    "EmbeddingRequestOutput",
+    "Logprob",
+    "PoolingRequestOutput",
+    "RequestOutput",
+    "ScoringRequestOutput",
+]
