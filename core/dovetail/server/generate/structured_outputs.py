@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
@@ -49,6 +50,13 @@ FIELDS = frozenset(
     }
 )
 """The fields of a body that say something of its answer's constraint, beside response_format."""
+KEYS_OF_FORMATS: Mapping[str, Sequence[str]] = {
+    "text": (),
+    "json_object": ("schema", "json_schema"),
+    "json_schema": ("schema", "json_schema"),
+    "structural_tag": ("structures", "triggers", "format"),
+}
+"""Type of a response_format -> its other fields. What another type reads is refused, not dropped."""
 MAX_JSON_DEPTH = 256
 BACKEND_WORDS = {
     "no-fallback": "disable_fallback",
@@ -188,30 +196,63 @@ def _whitespace(pattern: str, where: str) -> str:
 
 def _response_format(given: ResponseFormat | None, style: _JsonStyle) -> list[ConstraintRequest]:
     where = "response_format"
-    if given is None or given.type == "text":
+    if given is None:
         return []
-    match given.type:
-        case "json_object":
-            return [style.request(where, style.json({"type": "object"}, where))]
-        case "json_schema":
-            wrapped = given.json_schema or {}
-            schema = wrapped.get("schema", given.schema_)
-            if schema is None:
-                raise RequestError("has no schema.", where=f"{where}.json_schema")
-            return [style.request(where, style.json(schema, f"{where}.json_schema.schema"))]
-        case "structural_tag":
-            keys = ("structures", "triggers", "format")
-            return [_tags({key: getattr(given, key) for key in keys}, style, where)]
-        case "regex" | "grammar" | "choice":
-            fix = f"use structured_outputs.{given.type}."
+    if given.type not in KEYS_OF_FORMATS:
+        _unknown_format(given.type, where)
+    for key in sorted({*chain(*KEYS_OF_FORMATS.values())} - {*KEYS_OF_FORMATS[given.type]}):
+        if getattr(given, "schema_" if key == "schema" else key) is not None:
             raise RequestError(
-                f'"{given.type}" is not a supported type.', where=f"{where}.type", fix=fix
+                f'does not belong to a response_format of type "{given.type}".',
+                where=f"{where}.{key}",
+                fix=f"remove {key}, or ask for the type that it belongs to.",
             )
-        case _:
+    if given.type == "text":
+        return []
+    if given.type == "structural_tag":
+        return [
+            _tags({key: getattr(given, key) for key in KEYS_OF_FORMATS[given.type]}, style, where)
+        ]
+    schema, where = _schema_of(given, where)
+    return [style.request(where, style.json(schema, where))]
+
+
+def _unknown_format(name: str, where: str) -> NoReturn:
+    if name in ("regex", "grammar", "choice"):
+        raise RequestError(
+            f'"{name}" is not a supported type.',
+            where=f"{where}.type",
+            fix=f"use structured_outputs.{name}.",
+        )
+    raise RequestError(
+        f'"{name[:64]}" is not text, json_object, json_schema or structural_tag.',
+        where=f"{where}.type",
+    )
+
+
+def _schema_of(given: ResponseFormat, where: str) -> tuple[Any, str]:
+    """Return the schema of a response_format, and the field that holds it. Raises: RequestError
+
+    A schema may also come with the type json_object, as clients of llama.cpp send it; where it
+    names no type itself, the answer is an object.
+    """
+    wrapped = (given.json_schema or {}).get("schema")
+    schema, field = given.schema_, f"{where}.schema"
+    if wrapped is not None:
+        if schema not in (None, wrapped):
             raise RequestError(
-                f'"{given.type[:64]}" is not text, json_object, json_schema or structural_tag.',
-                where=f"{where}.type",
+                "is another schema than json_schema.schema.",
+                where=field,
+                fix="give the schema once.",
             )
+        schema, field = wrapped, f"{where}.json_schema.schema"
+    if schema is None and (given.json_schema or given.type == "json_schema"):
+        raise RequestError("has no schema.", where=f"{where}.json_schema")
+    if schema is None:
+        return {"type": "object"}, where
+    if given.type == "json_object" and isinstance(schema, dict):
+        schema = {"type": "object", **schema}
+    return schema, field
 
 
 def _outputs(body: SamplingFields, style: _JsonStyle) -> list[ConstraintRequest]:

@@ -40,6 +40,15 @@ SPELLINGS: list[tuple[dict[str, Any], Constraint]] = [
     ),
     ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, JsonSchema(SCHEMA)),
     ({"response_format": {"type": "json_object"}}, JsonSchema({"type": "object"})),
+    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, JsonSchema(SCHEMA)),
+    (
+        {"response_format": {"type": "json_object", "json_schema": {"schema": SCHEMA}}},
+        JsonSchema(SCHEMA),
+    ),
+    (
+        {"response_format": {"type": "json_object", "schema": {"required": ["a"]}}},
+        JsonSchema({"type": "object", "required": ["a"]}),
+    ),
     ({"structured_outputs": {"json": SCHEMA}}, JsonSchema(SCHEMA)),
     ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, JsonSchema(SCHEMA)),
     ({"structured_outputs": {"json": True}}, JsonSchema({})),
@@ -67,6 +76,22 @@ def asked(
 ) -> ConstraintRequest | None:
     body = ChatRequest.model_validate({"messages": [{"role": "user", "content": "hi"}]} | fields)
     return requested_constraint(body, body.response_format, spec)
+
+
+@pytest.mark.parametrize(
+    ("form", "field"),
+    [
+        ({"type": "text", "schema": SCHEMA}, "schema"),
+        ({"type": "text", "json_schema": {"schema": SCHEMA}}, "json_schema"),
+        ({"type": "text", "structures": []}, "structures"),
+        ({"type": "json_object", "json_schema": SCHEMA}, "json_schema"),
+        ({"type": "json_object", "format": {"type": "any_text"}}, "format"),
+        ({"type": "json_schema", "json_schema": {"schema": {}}, "schema": SCHEMA}, "schema"),
+        ({"type": "structural_tag", "format": {"type": "any_text"}, "schema": SCHEMA}, "schema"),
+    ],
+)
+def test_no_part_of_a_response_format_is_dropped(form: dict[str, Any], field: str) -> None:
+    assert refused({"response_format": form}) == f"response_format.{field}"
 
 
 def refused(fields: dict[str, Any]) -> str | None:

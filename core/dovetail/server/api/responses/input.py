@@ -347,10 +347,10 @@ def _tool_choice(
 
 def _response_format(body: ResponsesRequest) -> dict[str, Any] | None:
     given = body.text.format if body.text else None
-    if given is None or given.type == "text":
+    if given is None:
         return None
-    if given.type == "json_object":
-        return {"type": "json_object"}
+    if given.type != "json_schema":
+        return {"type": given.type, "schema": given.schema_}
     schema = {"name": given.name, "schema": given.schema_}
     return {"type": "json_schema", "json_schema": schema}
 
