@@ -72,7 +72,7 @@ def found_logprobs(llm: LLM, prompts: Sequence[list[int]]) -> torch.Tensor:
         assert result.error is None and result.prompt_logprobs is not None
         last = result.outputs[0].logprobs
         assert last is not None
-        for entry in (*result.prompt_logprobs[1:], *last):
+        for entry in filter(None, (*result.prompt_logprobs, *last)):
             row = torch.full((llm.spec.run.model.vocab_size,), float("nan"))
             row[list(entry.top_ids)] = torch.tensor(entry.top_logprobs)
             rows.append(row)

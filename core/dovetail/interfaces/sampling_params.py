@@ -138,6 +138,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def verify(self) -> None:
         """Check every bound. Raises: RequestError naming the first field that is out of range."""
+        if self.structured_outputs is not None:
+            raise RequestError(
+                "it is not compiled.",
+                where="structured_outputs",
+                fix="use LLM.generate or LLM.chat, which compile it, or set constraint.",
+            )
         for field, low, high in _INT_BOUNDS:
             _check_int(field, getattr(self, field), low, high)
         for field, least, most in _FLOAT_BOUNDS:

@@ -370,12 +370,6 @@ class InputProcessor:
 
     def _verify(self, params: SamplingParams, vocabulary: Vocabulary) -> None:
         """Check what depends on the model, the tokenizer or the plugins. Raises: RequestError"""
-        if params.structured_outputs is not None:
-            raise RequestError(
-                "it is not compiled.",
-                where="structured_outputs",
-                fix="use LLM.generate or LLM.chat, which compile it, or set constraint.",
-            )
         for field in ("stop", "bad_words"):
             texts = getattr(params, field)
             for text in texts:
