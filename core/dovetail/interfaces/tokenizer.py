@@ -131,6 +131,11 @@ class Tokenizer(Plugin):
         text is whole characters."""
         return [text.encode() for text in self.tokens(range(self.facts().vocab_size))]
 
+    def bytes_of(self, token_ids: Sequence[int]) -> list[bytes]:
+        """Return the bytes that each of these ids writes. The default reads `token_bytes`."""
+        written = self.token_bytes()
+        return [written[token_id] for token_id in token_ids]
+
     @abstractmethod
     def facts(self) -> TokenizerFacts:
         """Return the fixed facts of this tokenizer."""

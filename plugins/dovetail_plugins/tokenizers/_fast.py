@@ -163,7 +163,11 @@ class FastTokenizer:
 
     def token_bytes(self) -> list[bytes]:
         """Return the bytes that each id writes, by id."""
-        return [self._written(i) for i in range(self._facts.vocab_size)]
+        return self.bytes_of(range(self._facts.vocab_size))
+
+    def bytes_of(self, token_ids: Sequence[int]) -> list[bytes]:
+        """Return the bytes that each of these ids writes."""
+        return [self._written(i) for i in token_ids]
 
     def _written(self, token_id: int) -> bytes:
         token = self._backend.id_to_token(token_id)

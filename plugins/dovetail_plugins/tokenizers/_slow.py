@@ -87,8 +87,11 @@ class SlowTokenizer:
 
     def token_bytes(self) -> list[bytes]:
         """Return the bytes that each id writes, by id (sentencepiece: bytes and space marks)."""
-        pieces = self._tokenizer.convert_ids_to_tokens(list(range(self._facts.vocab_size)))
-        return [_written(piece) for piece in pieces]
+        return self.bytes_of(range(self._facts.vocab_size))
+
+    def bytes_of(self, token_ids: Sequence[int]) -> list[bytes]:
+        """Return the bytes that each of these ids writes."""
+        return [_written(p) for p in self._tokenizer.convert_ids_to_tokens(list(token_ids))]
 
     def facts(self) -> _files.Facts:
         """Return the fixed facts."""

@@ -134,6 +134,11 @@ class HfTokenizer(Tokenizer):
         written: list[bytes] = self._inner.token_bytes()
         return written
 
+    def bytes_of(self, token_ids: Sequence[int]) -> list[bytes]:
+        """Return the bytes that each of these ids writes."""
+        written: list[bytes] = self._inner.bytes_of(token_ids)
+        return written
+
     def facts(self) -> TokenizerFacts:
         """Return the fixed facts."""
         facts: TokenizerFacts = self._inner.facts()

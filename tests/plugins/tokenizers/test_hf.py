@@ -141,6 +141,12 @@ def test_tokens_are_own_pieces(folder: Path) -> None:
     assert len(tokenizer.tokens([10**6])) == 1
 
 
+def test_bytes_of_some_tokens_are_those_of_the_table(tokenizer: HfTokenizer) -> None:
+    written = tokenizer.token_bytes()
+    ids = [len(written) - 1, 0, len(written) // 2]
+    assert tokenizer.bytes_of(ids) == [written[token_id] for token_id in ids]
+
+
 def test_no_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer\.json"):
         HfTokenizer(NoOptions(), str(tmp_path))

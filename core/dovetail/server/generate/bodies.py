@@ -5,9 +5,10 @@ Source: the OpenAI API reference, and the extra fields of `vllm serve`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from dovetail.interfaces.sampling_params import MAX_BIASES, MAX_N, MAX_STOP_CHARS, MAX_STOPS
 from dovetail.server.http.middleware import MAX_REQUEST_ID_CHARS
@@ -24,9 +25,29 @@ StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
 class Body(BaseModel):
-    """A request body or a part of one. Unknown fields are kept, so that they can be reported."""
+    """A request body or a part of one. Unknown fields are kept, so that they can be reported. Null
+    in a field that has a default stands for it, as OpenAI's schema has it."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=(), allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_the_default(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or None not in given.values():
+            return given
+        defaults = _defaulted(cls)
+        return {k: v for k, v in given.items() if v is not None or k not in defaults}
+
+
+@cache
+def _defaulted(body: type[BaseModel]) -> frozenset[str]:
+    """Return the names of a body's fields, as clients send them, that have a default and take no
+    null."""
+    return frozenset(
+        field.alias or name
+        for name, field in body.model_fields.items()
+        if not field.is_required() and type(None) not in get_args(field.annotation)
+    )
 
 
 class Reply(BaseModel):

@@ -15,6 +15,8 @@ from dovetail.interfaces.step import TokenLogprobs
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.server.generate.bodies import Reply
 
+BROKEN = "\ufffd"
+
 
 class TopLogprob(Reply):
     """One candidate."""
@@ -42,6 +44,16 @@ class TokenNames:
         if self.writes_ids:
             return [f"token_id:{token_id}" for token_id in token_ids]
         return self.tokenizer.tokens(token_ids)
+
+    def bytes_of(self, token_ids: Sequence[int]) -> list[list[int]]:
+        """Return the bytes that each id writes; of a piece of a character its own."""
+        texts = self.tokenizer.tokens(token_ids)
+        pieces = [i for i, text in zip(token_ids, texts, strict=True) if BROKEN in text]
+        written = dict(zip(pieces, self.tokenizer.bytes_of(pieces), strict=True)) if pieces else {}
+        return [
+            list(written.get(token_id) or text.encode("utf-8", "surrogatepass"))
+            for token_id, text in zip(token_ids, texts, strict=True)
+        ]
 
 
 def check_named_logprobs(*, is_on: bool, has_top: bool = False) -> None:
@@ -86,18 +98,15 @@ def chat_logprobs(
 
 def _chat_entry(position: TokenLogprobs, num_top: int, names: TokenNames) -> TokenLogprob:
     top_ids = position.top_ids[:num_top] if num_top >= 0 else position.top_ids
-    token, *tops = names.of((position.token_id, *top_ids))
+    ids = (position.token_id, *top_ids)
+    (token, *tops), (written, *top_written) = names.of(ids), names.bytes_of(ids)
+    told = zip(tops, position.top_logprobs, top_written, strict=False)
     return TokenLogprob(
         token=token,
         logprob=finite(position.logprob),
-        bytes=_bytes(token),
+        bytes=written,
         top_logprobs=[
-            TopLogprob(token=text, logprob=finite(logprob), bytes=_bytes(text))
-            for text, logprob in zip(tops, position.top_logprobs, strict=False)
+            TopLogprob(token=text, logprob=finite(logprob), bytes=data)
+            for text, logprob, data in told
         ],
     )
-
-
-def _bytes(token: str) -> list[int] | None:
-    """Return UTF-8 bytes; None for a piece of a character, whose bytes the text does not show."""
-    return None if "\ufffd" in token else list(token.encode("utf-8", "surrogatepass"))

@@ -7,12 +7,42 @@ from dataclasses import dataclass
 
 from dovetail.engine.client.logprobs import finite
 from dovetail.interfaces.step import TokenLogprobs
+from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.server.generate.logprobs import TokenNames
+
+
+class TextPlace:
+    """How much text a choice's tokens have written so far, in characters. A piece of a character
+    stands where the character does, and a token that is left out has no text."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, start: int, skips_special: bool
+    ) -> None:
+        self._stream = tokenizer.stream(prompt_ids, skip_special_tokens=skips_special)
+        self._place = start
+
+    def offsets(self, token_ids: Sequence[int]) -> list[int]:
+        """Return where each token's text begins. Mutates: self"""
+        found = []
+        for token_id in token_ids:
+            found.append(self._place)
+            self._place += len(self._stream.push(token_id))
+        return found
+
+
+def prompt_offsets(tokenizer: Tokenizer, text: str, token_ids: Sequence[int]) -> list[int]:
+    """Return where each of a prompt's tokens begins in its text; special tokens that the tokenizer
+    adds before a text have none."""
+    before, _ = tokenizer.special_around()
+    num_added = len(before) if before and list(token_ids[: len(before)]) == list(before) else 0
+    place = TextPlace(tokenizer, (), start=0, skips_special=False)
+    offsets = [0] * num_added + place.offsets(token_ids[num_added:])
+    return [min(offset, len(text)) for offset in offsets]
 
 
 @dataclass(slots=True, kw_only=True)
 class CompletionColumns:
-    """Completion logprobs as columns that grow; `offset` is the text written before them."""
+    """Completion logprobs as columns that grow."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -25,16 +55,12 @@ def completion_columns(
     token_ids: Sequence[int],
     num_top: int,
     names: TokenNames,
-    offset: int,
+    offsets: Sequence[int],
 ) -> CompletionColumns:
     """Return OpenAI's completion logprobs. A position of None is the prompt's first token."""
     tokens = names.of(token_ids)
-    starts = []
-    for token in tokens:
-        starts.append(offset)
-        offset += len(token)
     return CompletionColumns(
-        text_offset=starts,
+        text_offset=list(offsets),
         token_logprobs=[None if p is None else finite(p.logprob) for p in positions],
         tokens=tokens,
         top_logprobs=[

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.interfaces.step import TokenLogprobs
-from dovetail.server.api.completions.logprobs import CompletionColumns, completion_columns
+from dovetail.server.api.completions.logprobs import (
+    CompletionColumns,
+    TextPlace,
+    completion_columns,
+    prompt_offsets,
+)
 from dovetail.server.api.completions.protocol import (
     CompletionChoice,
     CompletionLogprobs,
@@ -34,6 +39,7 @@ class CompletionResponseOptions:
     num_top_logprobs: int | None = None
     echoes: bool = False
     hides_answer: bool = False
+    skips_special: bool = True
     shows_token_ids: bool = False
     stream_usage: StreamUsage = "never"
     shows_cached: bool = False
@@ -53,12 +59,12 @@ class CompletionPieces:
     def __init__(self, meta: ResponseMeta, options: CompletionResponseOptions) -> None:
         self._meta = meta
         self._options = options
-        self._offsets: dict[int, int] = {}
+        self._places: dict[int, TextPlace] = {}
 
     def piece(self, which: int, step: Step) -> CompletionChoice:
-        """Return a step as a piece of its choice. Mutates: the choice's offset"""
+        """Return a step as a piece of its choice. Mutates: the choice's place"""
         index = which * self._options.n + step.index
-        is_first = index not in self._offsets
+        is_first = index not in self._places
         text = "" if self._options.hides_answer else step.text
         fields: dict[str, Any] = {"logprobs": None}
         columns = self._columns(which, index, step, is_first)
@@ -81,22 +87,37 @@ class CompletionPieces:
     def _columns(
         self, which: int, index: int, step: Step, is_first: bool
     ) -> CompletionLogprobs | None:
-        offset = self._offsets.setdefault(index, 0)
+        place = self._place(which, index)
         num_top = self._options.num_top_logprobs
         if num_top is None:
             return None
         positions: list[TokenLogprobs | None] = []
         ids: list[int] = []
+        offsets: list[int] = []
+        names, (text, prompt_ids) = self._meta.names, self._options.prompts[which]
         if is_first and self._options.echoes:
             positions += [None, *(step.prompt_logprobs or ())]
-            ids += self._options.prompts[which][1]
+            ids += prompt_ids
+            offsets += prompt_offsets(names.tokenizer, text, prompt_ids)
             positions += [None] * (len(ids) - len(positions))
         if not self._options.hides_answer:
             positions += step.logprobs or ()
             ids += step.token_ids
-        columns = completion_columns(positions, ids, num_top, self._meta.names, offset)
-        self._offsets[index] = offset + sum(map(len, columns.tokens))
-        return _logprobs(columns)
+            offsets += place.offsets(step.token_ids)
+        return _logprobs(completion_columns(positions, ids, num_top, names, offsets))
+
+    def _place(self, which: int, index: int) -> TextPlace:
+        """Return the place of a choice, opened with its first step. Mutates: self"""
+        if index in self._places:
+            return self._places[index]
+        text, prompt_ids = self._options.prompts[which]
+        self._places[index] = TextPlace(
+            self._meta.names.tokenizer,
+            prompt_ids,
+            start=len(text) if self._options.echoes else 0,
+            skips_special=self._options.skips_special,
+        )
+        return self._places[index]
 
     def _prompt_fields(self, which: int, step: Step) -> dict[str, Any]:
         fields: dict[str, Any] = {}

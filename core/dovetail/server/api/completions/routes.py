@@ -234,6 +234,7 @@ def _response_options(
         num_top_logprobs=_num_top_logprobs(body),
         echoes=body.echo,
         hides_answer=body.max_tokens == 0,
+        skips_special=body.skip_special_tokens,
         shows_token_ids=body.return_token_ids or not server.engine.spec.has_tokenizer,
         stream_usage=usage,
         shows_cached=server.frontend.enable_prompt_tokens_details,
