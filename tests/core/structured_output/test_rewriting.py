@@ -335,3 +335,41 @@ def test_a_reference_that_depends_on_the_way_is_refused(reference: str) -> None:
         rewritten(schema)
     del schema["$dynamicAnchor"]
     assert rewritten(schema)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        {"items": True},
+        {"unevaluatedItems": True},
+    ],
+)
+def test_what_allows_everything_still_evaluates_items(inner: dict[str, Any]) -> None:
+    schema = {"type": "array", "allOf": [inner], "unevaluatedItems": False}
+    assert "false" not in json.dumps(rewritten(schema))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"const": float("inf")},
+        {"enum": [1, float("nan")]},
+        {"const": {"a": [-float("inf")]}},
+        {"enum": [float("inf")], "minimum": 0},
+    ],
+)
+def test_constants_that_json_cannot_write_are_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(InvalidConstraint, match="finite") as caught:
+        rewritten(schema)
+    assert caught.value.pointer in ("/const", "/enum")
+
+
+def test_a_search_without_an_end_is_the_schemas_fault() -> None:
+    """Telling 500 branches apart pair by pair takes more work than one schema may cost."""
+    branches = [
+        {"type": "object", "required": ["kind"], "properties": {"kind": {"const": f"k{i}"}}}
+        for i in range(500)
+    ]
+    with pytest.raises(InvalidConstraint) as caught:
+        rewritten({"properties": {"a": {"oneOf": branches}}})
+    assert caught.value.pointer == "/properties/a"

@@ -22,6 +22,7 @@ from dovetail.structured_output.rewriting.tree import (
     Schema,
     all_of,
     any_of,
+    is_any,
     kinds_of,
     origin,
     with_parts,
@@ -43,6 +44,8 @@ def without_contains(node: Schema, context: Context) -> Any:
     at = f"{origin(node)}/contains"
     made = {k: v for k, v in node.items() if k not in ("contains", "minContains", "maxContains")}
     least, most = node.get("minContains", 1), node.get("maxContains")
+    if least == 0 and most is None:
+        return made
     if most is not None and most < least:
         return with_parts(made, _no_list(at))
     if most not in (None, 0, 1) or least > 1 or (most == 1 and least == 0):
@@ -141,6 +144,8 @@ def without_unevaluated_items(node: Schema, context: Context) -> Any:
         return node
     at = f"{origin(node)}/unevaluatedItems"
     made = {k: v for k, v in node.items() if k != "unevaluatedItems"}
+    if is_any(node["unevaluatedItems"]):
+        return made
     parts = [part for part in context.parts(made) if isinstance(part, Mapping)]
     if any(keyword in part for part in parts for keyword in _BRANCHING):
         raise InvalidConstraint('"unevaluatedItems" is not enforced beside alternatives', at)

@@ -37,8 +37,8 @@ MAX_WORK = 500_000
 _NONE, _EMPTY = Or(()), Cat(())
 
 
-class Undecided(Exception):
-    """It takes too much to tell."""
+class Undecided(InvalidConstraint):
+    """It takes too much to tell. Where nobody decides otherwise the constraint is refused."""
 
 
 class Effort:

@@ -18,6 +18,7 @@ from dovetail.structured_output.rewriting.tree import (
     KINDS,
     ORIGIN,
     Schema,
+    below,
     is_any,
     kinds_of,
     mapped,
@@ -27,6 +28,11 @@ from dovetail.structured_output.rewriting.tree import (
 _FROM_ZERO = words("minLength minItems minProperties")
 _EMPTY = words("properties patternProperties dependentRequired dependentSchemas required")
 _OF_ANYTHING = words("items propertyNames unevaluatedProperties unevaluatedItems")
+_ASKING = words("unevaluatedProperties unevaluatedItems")
+_EVALUATING = words(
+    "items contains minContains if then else anyOf unevaluatedProperties unevaluatedItems"
+)
+"""Keywords that evaluate members and items, also where every value meets them."""
 
 REACH = 10**18
 """Bounds of numbers beyond this are drawn in: libraries count in 64 bits, and generators write the
@@ -35,12 +41,30 @@ ends of their types as bounds."""
 
 def effective(schema: Any) -> Any:
     """Return a schema without what has no effect."""
+    kept = _EVALUATING if _asks_what_is_evaluated(schema) else frozenset()
+    return _effective(schema, kept)
+
+
+def _asks_what_is_evaluated(schema: Any) -> bool:
+    pending = [schema]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, Mapping):
+            if any(not is_any(node.get(keyword, True)) for keyword in _ASKING):
+                return True
+            pending += [inner for _, inner in below(node)]
+    return False
+
+
+def _effective(schema: Any, kept: frozenset[str]) -> Any:
+    """Return a schema without what has no effect, but for `kept` keywords that allow everything."""
     if not isinstance(schema, Mapping):
         return schema
-    node = mapped(dict(schema), effective)
+    node = mapped(dict(schema), lambda inner: _effective(inner, kept))
     kinds = kinds_of(node)
     for keyword in list(node):
-        if KIND_OF.get(keyword, next(iter(kinds), "")) not in kinds or _is_idle(node, keyword):
+        is_of_others = KIND_OF.get(keyword, next(iter(kinds), "")) not in kinds
+        if is_of_others or (keyword not in kept and _is_idle(node, keyword)):
             del node[keyword]
     if "format" in node:
         node = _format(node, kinds)

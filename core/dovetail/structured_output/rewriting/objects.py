@@ -339,7 +339,7 @@ def without_unevaluated_properties(node: Schema, context: Context) -> Any:
         return node
     at = f"{origin(node)}/unevaluatedProperties"
     rest = {k: v for k, v in node.items() if k != "unevaluatedProperties"}
-    if "additionalProperties" in node:
+    if "additionalProperties" in node or is_any(node["unevaluatedProperties"]):
         return rest
     branches = []
     for way in _ways(rest, context, at, 0):

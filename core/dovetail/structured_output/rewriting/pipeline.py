@@ -26,6 +26,7 @@ from dovetail.structured_output.rewriting.arrays import (
     without_unevaluated_items,
     without_unique,
 )
+from dovetail.structured_output.rewriting.automaton import Undecided
 from dovetail.structured_output.rewriting.bounds import check_bounds
 from dovetail.structured_output.rewriting.branches import without_not, without_one_of
 from dovetail.structured_output.rewriting.conditions import without_conditions, without_dependents
@@ -111,7 +112,11 @@ def _applied(schema: Any, context: Context, depth: int) -> Any:
         raise InvalidConstraint("the schema is nested too deep", origin(schema))
     node = dict(schema)
     for apply in PASSES:
-        node = apply(node, context)
+        try:
+            node = apply(node, context)
+        except Undecided as error:
+            what = f"it takes too much to find out what the schema says: {error}"
+            raise InvalidConstraint(what, origin(schema)) from error
         if not isinstance(node, dict):
             return node
     made = mapped(node, lambda inner: _applied(inner, context, depth + 1))

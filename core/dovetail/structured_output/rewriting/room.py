@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 from dovetail.structured_output.rewriting.automaton import Undecided, has_texts, searched
@@ -80,9 +81,11 @@ def _has_texts(node: Schema, least: int, context: Context) -> bool:
 
 
 def _has_numbers(node: Schema, least: int) -> bool:
-    low: float = max(node.get(word, -math.inf) for word in ("minimum", "exclusiveMinimum"))
-    high: float = min(node.get(word, math.inf) for word in ("maximum", "exclusiveMaximum"))
-    return (high - low) / node.get("multipleOf", 1) - 2 >= least
+    lows = [Fraction(str(node[w])) for w in ("minimum", "exclusiveMinimum") if w in node]
+    highs = [Fraction(str(node[w])) for w in ("maximum", "exclusiveMaximum") if w in node]
+    if not lows or not highs:
+        return True
+    return (min(highs) - max(lows)) / Fraction(str(node.get("multipleOf", 1))) - 2 >= least
 
 
 def _has_objects(node: Schema, least: int, context: Context, depth: int) -> bool:

@@ -40,9 +40,25 @@ def spelled(schema: Any) -> Any:
 
 def _constant(node: Schema) -> Schema:
     """One value, as a list of one."""
+    for keyword in ("const", "enum"):
+        if keyword in node and not _is_finite(node[keyword]):
+            what = "a number in it is not finite, or too large for 64 bits of floating point"
+            raise InvalidConstraint(what, f"{origin(node)}/{keyword}")
     if "const" in node and "enum" not in node:
         node["enum"] = [node.pop("const")]
     return node
+
+
+def _is_finite(value: Any) -> bool:
+    """Return whether every number within a value is one that JSON can write."""
+    match value:
+        case float():
+            return math.isfinite(value)
+        case list():
+            return all(map(_is_finite, value))
+        case dict():
+            return all(map(_is_finite, value.values()))
+    return True
 
 
 def _whole(value: float) -> float | int:
