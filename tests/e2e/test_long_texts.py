@@ -48,7 +48,7 @@ def test_a_text_that_cannot_fit_is_refused_by_name(
     answer = post(server, path, body)
     assert answer.status_code == 400
     error = answer.json()["error"]
-    assert "the context length is" in error["message"]
+    assert "this model's maximum context length is" in error["message"]
     assert "param" not in error or (error["param"], error["code"]) == (
         where,
         "context_length_exceeded",

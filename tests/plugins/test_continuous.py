@@ -225,7 +225,11 @@ def test_admission_leaves_room_to_grow() -> None:
 
 @pytest.mark.parametrize(
     ("num_tokens", "text"),
-    [(0, "no tokens"), (64, "64 tokens; the context length is 64"), (70, "--max-model-len")],
+    [
+        (0, "no tokens"),
+        (64, "64 tokens; this model's maximum context length is"),
+        (70, "--max-model-len"),
+    ],
 )
 def test_prompts_that_never_fit_are_refused(num_tokens: int, text: str) -> None:
     rig = Rig()

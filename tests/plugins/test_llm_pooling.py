@@ -113,7 +113,7 @@ def test_long_texts_are_cut_as_asked(embedder: LLM) -> None:
     assert np.abs(vectors(embedder, long, truncate_prompt_tokens=9) - wanted).max() < 1e-5
     wanted = sentence_vectors(embedder, [long], truncation=True, max_length=100)
     assert np.abs(vectors(embedder, long, truncate_prompt_tokens=-1) - wanted).max() < 1e-5
-    with pytest.raises(RequestError, match="the context length is 100"):
+    with pytest.raises(RequestError, match="this model's maximum context length is 100"):
         embedder.embed([SHORT, long])
 
 

@@ -95,7 +95,7 @@ def test_a_prefix_from_the_cache_changes_nothing(decoder: LLM) -> None:
 @pytest.mark.parametrize(
     ("prompt", "said"),
     [
-        ([5] * 129, "has 129 tokens; the context length is 128"),
+        ([5] * 129, "has 129 tokens; this model's maximum context length is 128"),
         ([5, 1 << 20], "is not a valid token id"),
         ([], "has no tokens"),
     ],

@@ -12,7 +12,7 @@ def context_length(max_model_tokens: int, *, answers: bool = True) -> str:
     """Return in words how many tokens a request may have. `answers`: tokens are drawn behind its
     prompt, which count too."""
     shared = ", for prompt and answer together" if answers else ""
-    return f"the context length is {max_model_tokens} tokens{shared}"
+    return f"this model's maximum context length is {max_model_tokens} tokens{shared}"
 
 
 def room_for_answer(num_prompt_tokens: int, max_model_tokens: int) -> int:

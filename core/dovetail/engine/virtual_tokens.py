@@ -44,7 +44,7 @@ def verify_room(message: EngineRequest, num_virtual: int, max_model_tokens: int)
     if len(message.prompt_ids) + num_virtual >= max_model_tokens:
         raise RequestError(
             f"the prompt has {len(message.prompt_ids)} tokens, the adapter puts {num_virtual} "
-            f"vectors before it; the context length is {max_model_tokens}.",
+            f"vectors before it; this model's maximum context length is {max_model_tokens} tokens.",
             where="prompt",
             fix="shorten the prompt.",
         )

@@ -56,7 +56,7 @@ KEYS_OF_FORMATS: Mapping[str, Sequence[str]] = {
     "json_schema": ("schema", "json_schema"),
     "structural_tag": ("structures", "triggers", "format"),
 }
-"""Type of a response_format -> its other fields. What another type reads is refused, not dropped."""
+"""Type of a response_format -> its other fields. Fields of other types are refused."""
 MAX_JSON_DEPTH = 256
 BACKEND_WORDS = {
     "no-fallback": "disable_fallback",

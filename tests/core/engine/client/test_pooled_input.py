@@ -76,7 +76,7 @@ def test_token_ids_are_cut_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("prompt", "how", "said"),
     [
-        ("x" * 15, {}, "has 17 tokens; the context length is 16"),
+        ("x" * 15, {}, "has 17 tokens; this model's maximum context length is 16"),
         ("word " * 100_000, {}, r"context length is 16 tokens\."),
         ([], {}, "the prompt has no tokens"),
         ("", {"adds_special_tokens": False}, "the prompt has no tokens"),

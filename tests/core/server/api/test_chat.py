@@ -10,7 +10,9 @@ import pytest
 
 from dovetail.errors import RequestFault
 from dovetail.interfaces.text import Tool, ToolCall
+from dovetail.server.generate.chat_body import Message
 from dovetail.server.generate.server_state import Parsers
+from dovetail.server.generate.template.messages import normalise
 from dovetail.syntax.json_calls import bare_calls
 from dovetail.testing.fake_async_engine import FakeAsyncEngine, FakeFacts, Script, fake_spec
 from support.serving import (
@@ -309,6 +311,48 @@ def test_continuing_the_final_message() -> None:
     assert body["choices"][0]["message"]["content"] == "So farHello, world"
 
 
+@pytest.mark.parametrize("end", ["\n", " \n    "])
+def test_white_space_at_the_end_of_a_continued_message_stays(end: str) -> None:
+    app, engine = app_for()
+    messages = [*USER, {"role": "assistant", "content": f"def f():{end}"}]
+    chat(app, messages=messages, continue_final_message=True)
+    assert "".join(map(chr, engine.asked[0][2]["prompt"])).endswith(f"def f():{end}")
+
+
+@pytest.mark.parametrize("arguments", ['{"a": ', "null", '{"a": "\\d"}', "[1]", "", "[" * 5000])
+def test_earlier_calls_whose_arguments_are_no_object_have_none(arguments: str) -> None:
+    found, _ = normalise(
+        [
+            Message(
+                role="assistant", tool_calls=[{"function": {"name": "f", "arguments": arguments}}]
+            )
+        ],
+        "string",
+        "",
+    )
+    assert found[0]["tool_calls"][0]["function"]["arguments"] == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "wanted"),
+    [
+        ("{{ message.thinking }}", "", "because"),
+        ("{% if message['thinking'] %}", "", "because"),
+        ("{{ enable_thinking }}", "", None),
+        ("{{ message.thinking }}", "I look.", None),
+    ],
+)
+def test_reasoning_reaches_templates_that_call_it_thinking(
+    source: str, content: str, wanted: str | None
+) -> None:
+    call = {"function": {"name": "f", "arguments": "{}"}}
+    message = Message(
+        role="assistant", content=content, reasoning_content="because", tool_calls=[call]
+    )
+    found, _ = normalise([message], "string", source)
+    assert found[0].get("thinking") == wanted
+
+
 def test_messages_are_made_uniform() -> None:
     app, engine = app_for()
     messages = [
@@ -333,11 +377,6 @@ def test_messages_are_made_uniform() -> None:
     "message",
     [
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]},
-        {
-            "role": "assistant",
-            "tool_calls": [{"function": {"name": "f", "arguments": "{broken"}}],
-        },
-        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]},
         {"role": "user", "content": "\ud800"},
     ],
 )

@@ -116,12 +116,16 @@ def image_names(body: OllamaRequest) -> dict[str, str]:
 
 
 def _with_images(text: str, images: Sequence[Any] | None, where: str) -> Content:
-    """Return a turn's content: its images, in base64, before its text. Raises: RequestError"""
+    """Return a turn's content: its images, in base64 or data: URLs, before its text.
+
+    Raises: RequestError
+    """
     if not images:
         return text
     if not all(isinstance(image, str) for image in images):
         raise RequestError("must be images in base64.", where=where)
-    parts = [{"type": "image_url", "image_url": f"data:;base64,{image}"} for image in images]
+    urls = [i if i.startswith("data:") else f"data:;base64,{i}" for i in images]
+    parts = [{"type": "image_url", "image_url": url} for url in urls]
     return [*parts, {"type": "text", "text": text}]
 
 

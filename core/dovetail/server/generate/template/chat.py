@@ -239,6 +239,8 @@ def _text(message: dict[str, Any]) -> str:
 
 
 def _cut_after_final(prompt: str, final: str) -> str:
+    """Return the prompt up to the end of the final message. White space at its end is part of what
+    is continued, also where the template strips it. Raises: RequestError"""
     text = final.strip()
     at = prompt.rfind(text) if text else -1
     if at < 0:
@@ -246,7 +248,7 @@ def _cut_after_final(prompt: str, final: str) -> str:
             "the chat template changes the final message, so it cannot be continued.",
             where="continue_final_message",
         )
-    return prompt[: at + len(text)]
+    return prompt[: at + len(text)] + final[len(final.rstrip()) :]
 
 
 def _tail(prompt: str, messages: Sequence[dict[str, Any]]) -> str:

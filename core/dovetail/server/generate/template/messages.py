@@ -8,6 +8,7 @@ for every endpoint.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from dovetail.server.generate.template.places import MediaPlaces
 from dovetail.unsupported import sentence
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
+THINKING = re.compile(r"\bthinking\b")
+"""A template that reads reasoning by this name (gpt-oss, LFM2.5, Command A Reasoning)."""
 
 
 def normalise(
@@ -34,8 +37,7 @@ def normalise(
     `content_format` is "string" or "openai"; `media_kinds` are what the model takes beside text
     (`interfaces.media_settings.KINDS`), and `places` marks them in texts.
 
-    Raises: RequestError for parts that the model does not take and arguments that are not a JSON
-    object.
+    Raises: RequestError for parts that the model does not take
     """
     reader = _Reader(content_format, template_source, media_kinds, places)
     turns = [reader.message(message, f"messages[{i}]") for i, message in enumerate(messages)]
@@ -113,8 +115,11 @@ def _message(message: Message, content: Any, where: str, source: str) -> dict[st
     reasoning = message.reasoning_content or message.reasoning
     if reasoning:
         turn |= {"reasoning": reasoning, "reasoning_content": reasoning}
+        # gpt-oss's template reads the content before a call as the thoughts, and takes one of them.
+        if THINKING.search(source) and not (content and message.tool_calls):
+            turn["thinking"] = reasoning
     if message.tool_calls:
-        turn["tool_calls"] = [_call(call, where) for call in message.tool_calls]
+        turn["tool_calls"] = [_call(call) for call in message.tool_calls]
     extra = message.model_extra or {}
     turn |= {name: value for name, value in extra.items() if name in source}
     return turn
@@ -135,24 +140,23 @@ def _part_text(part: ContentPart, where: str) -> str:
     return text
 
 
-def _call(call: MessageToolCall, where: str) -> dict[str, Any]:
-    function = {"name": call.function.name, "arguments": _arguments(call, where)}
+def _call(call: MessageToolCall) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": _arguments(call)}
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _arguments(call: MessageToolCall, where: str) -> dict[str, Any]:
+def _arguments(call: MessageToolCall) -> dict[str, Any]:
+    """Return the arguments of an earlier call as templates read them. Those that are not a JSON
+    object, such as those of an answer that was cut, are an empty one: the result that follows tells
+    the model that the call failed."""
     arguments = call.function.arguments
     if isinstance(arguments, dict):
         return arguments
     try:
-        parsed = json.loads(arguments) if arguments.strip() else {}
-    except (ValueError, RecursionError) as error:
-        raise RequestError(
-            f"the arguments of {call.function.name} are not JSON: {error}", where=where
-        ) from error
-    if not isinstance(parsed, dict):
-        raise RequestError(f"the arguments of {call.function.name} are not an object.", where=where)
-    return parsed
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def tool_dicts(tools: Sequence[ToolBody]) -> list[dict[str, Any]]:
