@@ -71,14 +71,14 @@ class Parsers:
     tool: ToolParser | None = None
     reasoning: ReasoningParser | None = None
     special_texts: frozenset[str] = frozenset()
+    special_starts: frozenset[str] = field(init=False)
+    """The markers of calls that begin with a special token: they are never prose."""
 
-    @property
-    def special_starts(self) -> frozenset[str]:
-        """Return the markers of calls that begin with a special token: they are never prose."""
+    def __post_init__(self) -> None:
+        words = tuple(filter(None, self.special_texts))
         starts = [markers.start for markers in self.tool.markers] if self.tool else []
-        return frozenset(
-            s for s in starts if any(map(s.startswith, filter(None, self.special_texts)))
-        )
+        special = frozenset(start for start in starts if start.startswith(words))
+        object.__setattr__(self, "special_starts", special)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

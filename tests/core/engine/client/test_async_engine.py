@@ -14,7 +14,14 @@ import pytest
 
 from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.engine.client.host import EngineProcess
-from dovetail.errors import ConfigError, EngineDead, Overloaded, RequestError, RequestFault
+from dovetail.errors import (
+    BrokenPlugin,
+    ConfigError,
+    EngineDead,
+    Overloaded,
+    RequestError,
+    RequestFault,
+)
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import Selection
@@ -234,7 +241,7 @@ def test_start_up_errors_come_back_as_they_were_raised(in_process: bool) -> None
             await AsyncEngine.start(spec, in_process=in_process)
         error = caught.value
         assert (error.what, error.where, error.fix) == ("no weights here.", "--fake", "do not.")
-        with pytest.raises(EngineDead, match="RuntimeError: boom"):
+        with pytest.raises(BrokenPlugin, match="executor fake: .*RuntimeError: boom"):
             await AsyncEngine.start(
                 fake_spec(options={"start_crash": "boom"}), in_process=in_process
             )
