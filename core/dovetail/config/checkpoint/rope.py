@@ -44,7 +44,8 @@ TRAINED = "original_max_position_embeddings"
 def rope_of(config: Mapping[str, Any], kind: str | None = None) -> Mapping[str, Any]:
     """Return the rotary settings of a config: all of them, or those of one type of layers where
     each type has its own."""
-    found = next((config[name] for name in _NAMES if isinstance(config.get(name), Mapping)), {})
+    stated = (config.get(name) for name in _NAMES)
+    found: Mapping[str, Any] = next((one for one in stated if isinstance(one, Mapping)), {})
     own = found.get(kind) if kind is not None else None
     return own if isinstance(own, Mapping) else found
 
