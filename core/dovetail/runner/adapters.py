@@ -40,7 +40,7 @@ from dovetail.layers.weights import Target, map_name, names_of
 from dovetail.runner.adapter_copies import Copies
 from dovetail.runner.adapter_cutting import CutChange, Cutting, Division
 from dovetail.runner.adapter_memory import AdapterMemory
-from dovetail.runner.adapter_plans import AdapterPlans
+from dovetail.runner.adapter_plans import AdapterPlans, verify_any
 from dovetail.runner.adapter_tables import (
     INPUTS,
     OUTPUTS,
@@ -261,7 +261,7 @@ class RunnerAdapters:
         """Return what this rank's layers keep of an adapter. Raises: ConfigError"""
         copies, given = Copies(self._dtype, self._memory, weights.content), _ByLayer()
         self._sort(source, weights.changes, given)
-        _verify_any(source, weights)
+        verify_any(source.path, weights)
         if given.apart:
             copies.look_at_numbers()
         found = _plain({})
@@ -448,17 +448,6 @@ def _numbers(where: str, change: ModuleChange) -> list[tuple[str, torch.Tensor]]
     """Return the tensors of a change, each with where it is."""
     given = {one.name: getattr(change, one.name) for one in fields(change)}
     return [(f"{where}: {name}", t) for name, t in given.items() if isinstance(t, torch.Tensor)]
-
-
-def _verify_any(source: AdapterSource, weights: AdapterWeights) -> None:
-    """Raises: ConfigError for an adapter that changes nothing"""
-    others = (weights.prompt, weights.added_inputs, weights.added_outputs)
-    if not weights.changes and all(one is None for one in others):
-        raise ConfigError(
-            "its file has no tensors: every answer would be the base model's.",
-            where=source.path,
-            fix="save the adapter again, with the weights that were trained.",
-        )
 
 
 def _verify_finite(
