@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dovetail.config.checkpoint.context_length import checkpoint_tokens, rope_scaling
+from dovetail.config.checkpoint.context_length import checkpoint_tokens
 from dovetail.config.checkpoint.model_facts import facts_of, has_rotary
+from dovetail.config.checkpoint.rope import FULL, rope_of
 from dovetail.inspect import capacity
 from dovetail.inspect.facts import Group, Memory
 from dovetail.inspect.how import How
@@ -59,8 +60,8 @@ def tables_bytes(model: ModelSpec, served_tokens: int) -> int:
     config: Mapping[str, Any] = model.hf_config
     if not has_rotary(config):
         return 0
-    rope = rope_scaling(config)
-    share = config.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1.0
+    name = "partial_rotary_factor"
+    share = rope_of(config, FULL).get(name) or config.get(name) or 1.0
     is_two = facts_of(config).has_two_rotary_tables
     kinds = set(config.get("layer_types") or ()) if is_two else set()
     return max(1, len(kinds)) * served_tokens * int(model.head_size * float(share)) * 4

@@ -81,6 +81,9 @@ class ModelFactsTable:
     """Facts of many types: those that one model plugin runs under an architecture's own name.
 
     Consulted after the types that have their own entry, so adding a family removes nothing here.
+    `other_names` are those of any type: another name of a setting -> the type's own, which
+    transformers reads alike.
     """
 
     types: Mapping[str, ModelFacts]
+    other_names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

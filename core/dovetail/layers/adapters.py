@@ -8,6 +8,7 @@ R the largest rank, I input, O output features of this rank. Tables are in `tabl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -30,11 +31,15 @@ if TYPE_CHECKING:
     from dovetail.layers.linear import Linear
 
 
+KEPT = math.nan
+"""Stands in a vector for the outputs of those parts of a layer that an adapter leaves alone."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotWeights:
     """One adapter's change of one layer, as this rank holds it. See ModuleChange; a `gain` is the
     magnitude divided by the norms, None where that is still to be done. `down` is multiplied by
-    the scale of the inputs already.
+    the scale of the inputs already. Where a magnitude or a bias is KEPT, the layer's own counts.
 
     Shapes: down [P, r, I], up [r, O], magnitude, gain, output_scale, shift, bias [O],
     input_scale [P, I], weight [O, I]
@@ -216,7 +221,7 @@ class LinearSlots(LowRankSlots):
             out = _product(layer, change, x)
         if change.gain is not None:
             out = out * change.gain.to(out)
-        own = bias if change.bias is None else change.bias
+        own = bias if change.bias is None else _bias(change.bias, bias)
         if own is not None and self._is_first:
             out = out + own
         if change.output_scale is not None:
@@ -230,6 +235,11 @@ def in_use(slots: LinearSlots | None) -> LinearSlots | None:
     """Return a layer's slots if some token of the step uses an adapter, None for the layer's own
     product."""
     return slots if slots is not None and step_adapters() is not None else None
+
+
+def _bias(given: torch.Tensor, own: torch.Tensor | None) -> torch.Tensor:
+    """Return an adapter's bias, with the layer's own where that is kept. Shapes: [O]"""
+    return torch.where(given.isnan(), 0.0 if own is None else own.to(given), given)
 
 
 def _product(layer: Linear, change: SlotWeights, x: torch.Tensor) -> torch.Tensor:
@@ -259,7 +269,8 @@ def with_gain(layer: Linear, change: SlotWeights) -> SlotWeights:
     if layer.is_input_split:
         squares = all_reduce(squares, layer.group)
     assert change.magnitude is not None
-    gain = change.magnitude.to(squares) / squares.sqrt()
+    magnitude = change.magnitude.to(squares)
+    gain = torch.where(magnitude.isnan(), 1.0, magnitude / squares.sqrt())
     return replace(change, gain=gain, magnitude=None)
 
 

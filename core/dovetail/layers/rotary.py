@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from dovetail import registry
-from dovetail.config.checkpoint.rope import rule_name
+from dovetail.config.checkpoint.rope import FULL, TRAINED, rope_of, rule_name
 from dovetail.errors import BrokenPlugin, ConfigError
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.context import step_adapters
@@ -39,7 +39,6 @@ Rule = Callable[["RopeSettings"], Frequencies]
 PROPORTIONAL = "proportional"
 """The rule whose pairs are those of the whole head, the last of which it leaves as they are."""
 
-FULL = "full_attention"
 """The kind of layers that a scaling of the whole model is meant for, where there are several."""
 PLAIN_RULES = ("default", "linear")
 
@@ -148,17 +147,15 @@ def _rule(name: str, found: Mapping[str, str]) -> Rule:
 
 def rope_values(config: Mapping[str, Any], kind: str | None = None) -> dict[str, Any]:
     """Return the rope numbers of a config as one flat dict, whichever spelling it uses."""
-    values = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    if kind is not None and isinstance(values.get(kind), Mapping):
-        values = dict(values[kind])
+    values = dict(rope_of(config, kind))
     for key in ("rope_theta", "partial_rotary_factor"):
         if values.get(key) is None and config.get(key) is not None:
             values[key] = config[key]
     # Phi-3 keeps the length it was trained on outside the rope settings, and that one counts.
-    trained = config.get("original_max_position_embeddings")
+    trained = config.get(TRAINED)
     if trained is not None:
-        values["original_max_position_embeddings"] = trained
-    values.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
+        values[TRAINED] = trained
+    values.setdefault(TRAINED, config.get("max_position_embeddings"))
     values.setdefault("max_position_embeddings", config.get("max_position_embeddings"))
     return values
 

@@ -17,7 +17,7 @@ import torch
 from dovetail.errors import ConfigError
 from dovetail.interfaces.adapter import ModuleChange
 from dovetail.interfaces.quantization import LinearSpec
-from dovetail.layers.adapters import SlotWeights
+from dovetail.layers.adapters import KEPT, SlotWeights
 from dovetail.layers.joints import Joint, outputs_in
 from dovetail.layers.placement import Part
 from dovetail.parallel.groups import Group
@@ -143,10 +143,10 @@ class Cutting:
         inputs = self._input_scales([c.input_scale for c, _ in changes])
         down, up = self._pair(changes, inputs)
         rest = SlotWeights(
-            magnitude=self._vectors([(c.magnitude, o) for c, o in changes], None),
+            magnitude=self._vectors([(c.magnitude, o) for c, o in changes], KEPT),
             output_scale=self._vectors([(c.output_scale, o) for c, o in changes], 1.0),
             shift=self._vectors([(c.shift, o) for c, o in changes], 0.0),
-            bias=self._vectors([(c.bias, o) for c, o in changes], None),
+            bias=self._vectors([(c.bias, o) for c, o in changes], KEPT),
             input_scale=inputs,
             weight=self._whole(changes),
         )
@@ -236,10 +236,10 @@ class Cutting:
         return downs, Place((most, out_size), (out_size, 1), first_up)
 
     def _vectors(
-        self, given: Iterable[tuple[torch.Tensor | None, int]], default: float | None
+        self, given: Iterable[tuple[torch.Tensor | None, int]], default: float
     ) -> torch.Tensor | None:
         """Return one vector over all outputs; where only some parts have one, `default` fills the
-        others. Raises: ConfigError without a default"""
+        others. Raises: ConfigError"""
         vectors = list(given)
         if all(vector is None for vector, _ in vectors):
             return None
@@ -248,14 +248,8 @@ class Cutting:
             size = self._layer.out_sizes[number]
             if vector is not None:
                 filled.append(self._rows(vector.flatten().float(), number, offset))
-            elif default is not None:
-                filled.append(torch.full((size,), default))
             else:
-                raise ConfigError(
-                    "some of the matrices that are one here have a magnitude or a bias, and "
-                    "others do not.",
-                    where=self._where,
-                )
+                filled.append(torch.full((size,), default))
         return torch.cat(filled)
 
     def _whole(self, changes: Sequence[tuple[ModuleChange, int]]) -> torch.Tensor | None:

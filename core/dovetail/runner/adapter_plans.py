@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from dovetail.errors import ConfigError
 from dovetail.interfaces.adapter import AdapterContent, AdapterWeights
 from dovetail.layers.adapters import SlotWeights
 from dovetail.runner.adapter_copies import Copies
@@ -84,3 +85,14 @@ class AdapterPlans:
         )
         while len(self._plans) > MAX_PLANS:
             self._plans.popitem(last=False)
+
+
+def verify_any(where: str, weights: AdapterWeights) -> None:
+    """Raises: ConfigError for an adapter that changes nothing"""
+    others = (weights.prompt, weights.added_inputs, weights.added_outputs)
+    if not weights.changes and all(one is None for one in others):
+        raise ConfigError(
+            "its file has no tensors: every answer would be the base model's.",
+            where=where,
+            fix="save the adapter again, with the weights that were trained.",
+        )

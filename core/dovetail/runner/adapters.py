@@ -40,7 +40,7 @@ from dovetail.layers.weights import Target, map_name, names_of
 from dovetail.runner.adapter_copies import Copies
 from dovetail.runner.adapter_cutting import CutChange, Cutting, Division
 from dovetail.runner.adapter_memory import AdapterMemory
-from dovetail.runner.adapter_plans import AdapterPlans
+from dovetail.runner.adapter_plans import AdapterPlans, verify_any
 from dovetail.runner.adapter_tables import (
     INPUTS,
     OUTPUTS,
@@ -261,6 +261,7 @@ class RunnerAdapters:
         """Return what this rank's layers keep of an adapter. Raises: ConfigError"""
         copies, given = Copies(self._dtype, self._memory, weights.content), _ByLayer()
         self._sort(source, weights.changes, given)
+        verify_any(source.path, weights)
         if given.apart:
             copies.look_at_numbers()
         found = _plain({})

@@ -184,9 +184,18 @@ class LoraAdapter(AdapterMethod):
 
     def _verify(self, folder: Path, config: Mapping[str, Any]) -> None:
         """Raises: ConfigError for what the config asks for that is not done here"""
-        for key, what in _NOT_DONE.items():
+        for key, what in NOT_DONE.items():
             if config.get(key):
                 raise ConfigError(f"{what} is not supported.", where=f"{folder / CONFIG}: {key}")
+        start = config.get("init_lora_weights")
+        if isinstance(start, str) and start.lower().startswith(CHANGES_BASE):
+            raise ConfigError(
+                f"{start}: such training changes the model's own weights too, and the file holds "
+                "the adapter's alone.",
+                where=f"{folder / CONFIG}: init_lora_weights",
+                fix="save it as plain LoRA: save_pretrained(..., "
+                "path_initial_model_for_weight_conversion=FOLDER) of PEFT.",
+            )
 
 
 class _Terms:
@@ -252,7 +261,12 @@ def _pair(terms: _Terms, module: str, down: torch.Tensor, up: torch.Tensor) -> d
     return {"down": down, "up": up, "scale": terms.scale(module, down.shape[0])}
 
 
-_NOT_DONE = {
+CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Ways of starting (`init_lora_weights`) that take the first product out of the model's weights."""
+NOT_DONE = {
+    "arrow_config": "routing among adapters (Arrow)",
+    "kasa_config": "KaSA",
+    "use_bdlora": "BD-LoRA",
     "use_qalora": "QA-LoRA",
     "alora_invocation_tokens": "LoRA that begins at an invocation (aLoRA)",
     "layer_replication": "repetition of layers",

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from dovetail.config.checkpoint.rope import FULL, rope_of
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import ModelSpec
 
@@ -75,11 +76,9 @@ def settings_of(model: ModelSpec) -> dict[str, Any]:
     return {"general.architecture": prefix} | {f"{prefix}.{k}": v for k, v in settings.items()}
 
 
-def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
+def rotary_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rotary settings of layers that see everything, in either spelling of configs."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if isinstance(rope.get("full_attention"), Mapping):
-        rope = rope["full_attention"]
+    rope = rope_of(config, FULL)
     theta = rope.get("rope_theta") or config.get("rope_theta")
     share = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor")
     kind = rope.get("rope_type") or rope.get("type") or "default"
@@ -87,7 +86,7 @@ def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rope(model: ModelSpec) -> dict[str, Any]:
-    rope = rope_of(model.hf_config)
+    rope = rotary_of(model.hf_config)
     kind, settings = rope["rope_type"], {}
     if rope["rope_theta"] is not None:
         settings["rope.freq_base"] = float(rope["rope_theta"])
@@ -116,7 +115,7 @@ def _unsaid(model: ModelSpec, what: str) -> ConfigError:
 
 def rope_tensors(model: ModelSpec) -> dict[str, list[float]]:
     """Return rotary divisors that are stored as tensors: Llama 3's, and those of long contexts."""
-    rope = rope_of(model.hf_config)
+    rope = rotary_of(model.hf_config)
     if rope["rope_type"] == "longrope":
         names = {"rope_factors_long.weight": "long_factor",
                  "rope_factors_short.weight": "short_factor"}  # fmt: skip

@@ -28,6 +28,8 @@ class MinTokens(LogitsProcessor):
 
     def __init__(self, options: Any, vocab_size: int) -> None:
         super().__init__(options, vocab_size)
+        self._vocab_size = vocab_size
+        """Checkpoints name ends that the table has no row for, which cannot be drawn."""
         self._rows: dict[int, tuple[RowTokens, list[int]]] = {}
 
     @classmethod
@@ -43,7 +45,8 @@ class MinTokens(LogitsProcessor):
 
     def add_row(self, tokens: RowTokens) -> None:
         """Keep the row's ending ids and its live tokens."""
-        self._rows[tokens.row] = (tokens, list(ending_ids(tokens.params)))
+        ids = [one for one in ending_ids(tokens.params) if one < self._vocab_size]
+        self._rows[tokens.row] = (tokens, ids)
 
     def remove_row(self, row: int) -> None:
         """Forget the row."""

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from dovetail.config.checkpoint.rope import rope_of
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
@@ -33,7 +34,7 @@ from dovetail_plugins.models.gemma import gemma_config
 def local_settings(context: BuildContext) -> RopeSettings:
     """Return the rotary settings of the sliding layers, in either spelling of the config."""
     config = context.model.hf_config
-    if isinstance((config.get("rope_parameters") or {}).get(SLIDING), Mapping):
+    if isinstance(rope_of(config).get(SLIDING), Mapping):
         return rope_settings(context, kind=SLIDING)
     base = float(config.get("rope_local_base_freq", 10000.0))
     return unscaled(rope_settings(context), theta=base)

@@ -15,6 +15,7 @@ import torch
 from msgspec import structs
 from torch import nn
 
+from dovetail.config.checkpoint.rope import rope_of
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
@@ -168,10 +169,7 @@ class Gemma4Model(SharingModel):
     def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
         """Return a rotary table per layer type."""
         model, types = context.model, self.config.layer_types
-        config = {
-            **model.hf_config,
-            "rope_parameters": model.hf_config.get("rope_parameters") or ROPE,
-        }
+        config = {**model.hf_config, "rope_parameters": rope_of(model.hf_config) or ROPE}
         context = replace(context, model=structs.replace(model, hf_config=config))
         sizes = {kind: heads(config, types.index(kind))[1] for kind in sorted(layer_types)}
         settings = {

@@ -13,6 +13,7 @@ import torch
 from msgspec import structs
 from torch import nn
 
+from dovetail.config.checkpoint.rope import rope_of
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
@@ -103,7 +104,7 @@ class Lfm3Model(DecoderModel):
     def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
         """Return a rotary table for each kind of layer that attends."""
         model = context.model
-        stated = model.hf_config.get("rope_parameters") or ROPE
+        stated = rope_of(model.hf_config) or ROPE
         config = {**model.hf_config, "rope_parameters": stated}
         context = replace(context, model=structs.replace(model, hf_config=config))
         kinds = sorted(layer_types - {CONV})

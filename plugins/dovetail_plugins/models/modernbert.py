@@ -12,6 +12,7 @@ from dataclasses import replace
 from torch import nn
 
 from dovetail.config.checkpoint.context_length import window_tokens
+from dovetail.config.checkpoint.rope import rope_of
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
@@ -52,7 +53,7 @@ def layer_types(model: ModelSpec) -> tuple[str, ...]:
 def settings_of(context: BuildContext, kind: str) -> RopeSettings:
     """Return the rotary settings of a kind of layer, in either spelling of the config."""
     config, (name, usual) = context.model.hf_config, THETAS[kind]
-    if isinstance((config.get("rope_parameters") or {}).get(kind), Mapping):
+    if isinstance(rope_of(config).get(kind), Mapping):
         return rope_settings(context, theta=usual, kind=kind)
     return replace(rope_settings(context), theta=float(config.get(name) or usual))
 

@@ -11,6 +11,7 @@ from functools import partial
 
 from torch import nn
 
+from dovetail.config.checkpoint.rope import rope_of
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
@@ -63,7 +64,7 @@ class Olmo3Model(DecoderModel):
     def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
         """Return a rotary table per layer type."""
         theta = self.config.rope_theta
-        own = (context.model.hf_config.get("rope_parameters") or {}).get(SLIDING)
+        own = rope_of(context.model.hf_config).get(SLIDING)
         near = rope_settings(context, theta=theta, kind=SLIDING)
         settings = {
             FULL: rope_settings(context, theta=theta, kind=FULL),

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from torch import nn
 
+from dovetail.config.checkpoint.rope import rope_of
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
@@ -52,8 +53,7 @@ class OlmoHybridLayer(HybridLayer, PostNormLayer):
 
 def has_positions(model: ModelSpec) -> bool:
     """Return whether the layers that attend are rotated: those of released checkpoints are not."""
-    rope = model.hf_config.get("rope_parameters") or {}
-    return rope.get("rope_theta") is not None
+    return rope_of(model.hf_config).get("rope_theta") is not None
 
 
 class OlmoHybridForCausalLM(DecoderForCausalLM):

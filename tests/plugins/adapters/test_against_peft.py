@@ -32,6 +32,8 @@ LORA: dict[str, dict[str, Any]] = {
     },
     "rslora": {"r": 16, "use_rslora": True, "target_modules": LINEAR},
     "dora": {"r": 4, "use_dora": True, "target_modules": LINEAR},
+    "dora_some": {"r": 4, "use_dora": True, "target_modules": ["q_proj", "v_proj", "up_proj"]},
+    "bias_some": {"r": 4, "bias": "lora_only", "target_modules": ["q_proj", "v_proj"]},
     "tables": {"r": 4, "target_modules": [*LINEAR, "embed_tokens", "lm_head"]},
     "saved": {"r": 4, "target_modules": ["q_proj"], "modules_to_save": ["lm_head", "embed_tokens"]},
     "lora_bias": {"r": 4, "lora_bias": True, "target_modules": LINEAR},

@@ -144,6 +144,25 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         config_changed(alpha_pattern={"q_proj": "x"}), "is not a number", "alpha_pattern"
     ),
     "aLoRA": (config_changed(alora_invocation_tokens=[1]), "aLoRA", "alora_invocation_tokens"),
+    **{
+        start: (
+            config_changed(init_lora_weights=start),
+            "changes the model's own weights",
+            "init_lora_weights",
+        )
+        for start in ("pissa", "pissa_niter_16", "olora", "OLoRA", "corda", "loftq", "lora_ga")
+    },
+    "Arrow": (config_changed(arrow_config={"top_k": 3}), "Arrow", "arrow_config"),
+    "KaSA": (config_changed(kasa_config={"beta": 1e-4}), "KaSA", "kasa_config"),
+    "BD-LoRA": (config_changed(use_bdlora={"nblocks": 2}), "BD-LoRA", "use_bdlora"),
+    "QA-LoRA": (config_changed(use_qalora=True), "QA-LoRA", "use_qalora"),
+    "layers": (config_changed(layer_replication=[[0, 2]]), "repetition", "layer_replication"),
+    "no tensors": (tensors_changed(lambda t: t.clear()), "has no tensors", ""),
+    "no tensors of IA3": (
+        both(tensors_changed(lambda t: t.clear()), config_changed(peft_type="IA3")),
+        "has no tensors",
+        "",
+    ),
     "truncated": (truncated, "the file is cut short", FILE),
     "not safetensors": (text(FILE, b"x" * 200), "not a valid safetensors file", FILE),
     "empty": (text(FILE, b""), "the file is empty", FILE),

@@ -14,21 +14,22 @@ from typing import Any
 import msgspec
 
 from dovetail.config.checkpoint.model_facts import facts_of
+from dovetail.config.checkpoint.rope import FULL, TRAINED, rope_of, rule_name
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 NO_WINDOW = "--disable-sliding-window"
 
-_LENGTH_IS_STATED = ("default", "llama3", "longrope", "su", "mrope")
+_LENGTH_IS_STATED = ("default", "llama3", "longrope")
 """RoPE kinds that leave max_position_embeddings as the usable length."""
 
 
 def checkpoint_tokens(model: ModelSpec) -> int:
     """Return the longest context the checkpoint was made for, RoPE scaling included."""
     config = model.hf_config
-    rope = rope_scaling(config)
-    kind = str(rope.get("rope_type", rope.get("type", "default")))
+    rope = rope_of(config, FULL)
+    kind = rule_name(rope)
     factor = rope.get("factor")
     if kind in _LENGTH_IS_STATED or facts_of(config).length_is_scaled:
         return model.max_position_tokens
@@ -36,23 +37,8 @@ def checkpoint_tokens(model: ModelSpec) -> int:
         return model.max_position_tokens
     base = model.max_position_tokens
     if kind == "yarn":
-        base = int(rope.get("original_max_position_embeddings", base))
+        base = int(config.get(TRAINED) or rope.get(TRAINED) or base)
     return int(base * factor)
-
-
-def rope_scaling(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the RoPE settings that stretch the context, or nothing.
-
-    Older files say rope_scaling, newer ones rope_parameters, which may be one object per
-    attention type; full attention decides how far the model can look.
-    """
-    for key in ("rope_scaling", "rope_parameters"):
-        value = config.get(key)
-        if isinstance(value, Mapping) and isinstance(value.get("full_attention"), Mapping):
-            value = value["full_attention"]
-        if isinstance(value, Mapping):
-            return value
-    return {}
 
 
 def model_tokens(requested: int | None, model: ModelSpec, *, may_exceed: bool = False) -> int:

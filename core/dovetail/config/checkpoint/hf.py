@@ -15,7 +15,7 @@ from dovetail.config.checkpoint.json_files import read_json
 from dovetail.config.checkpoint.model_facts import facts_of, unused_positions
 from dovetail.config.checkpoint.quant_files import add_quantization
 from dovetail.config.checkpoint.rope import rope_rules
-from dovetail.config.sections.convert import merge_deep
+from dovetail.config.checkpoint.spellings import override, settled
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import EncoderSpec, ModelSpec
 from dovetail.registry.files import import_target
@@ -92,7 +92,7 @@ def load_model_facts(
     """
     model_path, path = path, config_path or path
     raw = read_settings(path, config_format)
-    merge_deep(raw, overrides or {})
+    override(raw, overrides or {})
     _refuse_parts_elsewhere(path, raw)
     text = text_config(raw)
     generation = read_json(Path(model_path) / "generation_config.json", is_required=False)
@@ -161,6 +161,7 @@ def text_config(raw: Mapping[str, Any]) -> dict[str, Any]:
     if nested is not None:
         own = {key: raw[key] for key in _INHERITED if key in raw} | own
         own |= {key: raw[key] for key in _OF_THE_WHOLE if key in raw}
+    own = settled(own)
     facts = facts_of(own)
     other = {usual: own[name] for usual, name in facts.attribute_map.items() if name in own}
     stated = {**facts.defaults, **other, **own}

@@ -38,6 +38,14 @@ def facts_of(config: Mapping[str, Any]) -> ModelFacts:
     return table.get(model_type, _USUAL)
 
 
+def other_names(config: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return other names of settings that the model type of a config.json has, each with the type's
+    own name. Raises: as `facts_of`"""
+    if TABLE not in registry.names(KIND):
+        return {}
+    return _value(TABLE, ModelFactsTable).other_names.get(str(config.get("model_type")), {})
+
+
 def has_rotary(config: Mapping[str, Any]) -> bool:
     """Return whether a model's positions are rotations: a config may say that there are none."""
     has_none = config.get("position_embedding_type") == "nope"

@@ -1,7 +1,8 @@
-"""--rope-theta and --rope-scaling, laid over a checkpoint's settings in the spelling these use.
+"""A checkpoint's rotary settings, and --rope-theta and --rope-scaling laid over them.
 
 Newer files have `rope_parameters` (one object, or one per attention type, of which full attention's
-is meant), older ones `rope_theta` and `rope_scaling`. Knows no formula: `layers.rotary` does.
+is meant), older ones `rope_theta` and `rope_scaling`. Where both are, `rope_scaling` counts, as in
+transformers. `rope_of` is the one reader of both. Knows no formula: `layers.rotary` does.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dovetail import registry
-from dovetail.config.checkpoint.model_facts import has_rotary
+from dovetail.config.checkpoint.model_facts import facts_of, has_rotary
 from dovetail.errors import ConfigError
 
 WHERE = "--rope-scaling"
@@ -30,8 +31,117 @@ NEEDED = {
 DEFAULT_RULE = "default"
 OLDER_NAMES = {"su": "longrope", "mrope": DEFAULT_RULE}
 
-_OWN = ("rope_theta", "partial_rotary_factor")
+_OWN = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
 """Entries of rope_parameters that are the embedding's, not its rule's."""
+
+
+FULL = "full_attention"
+_NAMES = ("rope_scaling", "rope_parameters")
+TRAINED = "original_max_position_embeddings"
+"""The length before scaling. Where config.json itself has it, that one counts (Phi-3)."""
+
+
+def rope_of(config: Mapping[str, Any], kind: str | None = None) -> Mapping[str, Any]:
+    """Return the rotary settings of a config: all of them, or those of one type of layers where
+    each type has its own."""
+    stated = (config.get(name) for name in _NAMES)
+    found: Mapping[str, Any] = next((one for one in stated if isinstance(one, Mapping)), {})
+    own = found.get(kind) if kind is not None else None
+    return own if isinstance(own, Mapping) else found
+
+
+def one_rope(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config with `rope_parameters` alone where it has those and `rope_scaling`."""
+    scaling, stored = (config.get(name) for name in _NAMES)
+    if not isinstance(stored, Mapping) or "rope_scaling" not in config:
+        return config
+    left = {key: value for key, value in config.items() if key != "rope_scaling"}
+    return left | {"rope_parameters": _laid(stored, scaling)} if scaling else left
+
+
+def overridden_rope(config: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay the rotary settings of `more` over those of a config; return the rest of `more`.
+
+    The numbers of a rule go with it where another takes its place; `rope_theta` and
+    `partial_rotary_factor` stay unless `more` has them. Mutates: config.
+    """
+    names = facts_of({**config, **more}).attribute_map
+    for name in ("rope_theta", "partial_rotary_factor"):
+        if name in more or names.get(name) in more:
+            _forget(config, name)
+    for key in (name for name in reversed(_NAMES) if name in more):
+        stored = rope_of(one_rope(config))
+        given = _checked(more[key], key)
+        kept = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+        for name in _NAMES:
+            config.pop(name, None)
+        config |= {kept: _laid(stored, given), **_trained(config, given or {})}
+    return {key: value for key, value in more.items() if key not in _NAMES}
+
+
+def _checked(given: Any, key: str) -> Mapping[str, Any] | None:
+    """Return an override's rotary settings. Raises: ConfigError for what is no object."""
+    if given is None or isinstance(given, Mapping):
+        return given
+    raise ConfigError(
+        f"{given!r} is not an object.",
+        where=f"--hf-overrides.{key}",
+        fix='give e.g. {"rope_type": "yarn", "factor": 4.0}, or null for no scaling.',
+    )
+
+
+def _trained(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what config.json itself says of the length before scaling, where it says it."""
+    stated = rope_of({"rope_parameters": given}, FULL).get(TRAINED)
+    is_own = TRAINED in config or TRAINED in facts_of(config).defaults
+    return {TRAINED: stated} if is_own and stated is not None else {}
+
+
+def _forget(config: dict[str, Any], name: str) -> None:
+    """Drop a number from the rotary settings of layers that see everything. Mutates: config."""
+    for key in _NAMES:
+        stored = config.get(key)
+        if isinstance(stored, Mapping):
+            nested = stored.get(FULL)
+            inner = {FULL: _without(nested, name)} if isinstance(nested, Mapping) else {}
+            config[key] = {**_without(stored, name), **inner}
+
+
+def _without(settings: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in names}
+
+
+def _laid(stored: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return rotary settings with others over them, None for no rule. What speaks of no type of
+    layers is about those that see everything, where each type has its own."""
+    kinds = [key for key, value in (given or {}).items() if isinstance(value, Mapping)]
+    if not kinds and not isinstance(stored.get(FULL), Mapping):
+        return _rule_over(stored, given)
+    if given is None or not kinds:
+        return {**stored, FULL: _rule_over(stored[FULL], given)}
+    plain = _embedding(stored)
+    laid = {key: _rule_over(_part(stored, key, plain), given[key]) for key in kinds}
+    return {**stored, **given, **laid}
+
+
+def _part(stored: Mapping[str, Any], kind: str, plain: Mapping[str, Any]) -> Mapping[str, Any]:
+    own = stored.get(kind)
+    return own if isinstance(own, Mapping) else plain
+
+
+def _rule_over(stored: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a rule with another's numbers over it, which take its place if they name another."""
+    if given is None:
+        return _embedding(stored)
+    if not given.get("rope_type") and not given.get("type"):
+        return {**stored, **given}
+    is_same = rule_name(given) == rule_name(stored)
+    return {**(_without(stored, "rope_type", "type") if is_same else _embedding(stored)), **given}
+
+
+def _embedding(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that hold whatever the rule is."""
+    return {key: settings[key] for key in _OWN if key in settings}
 
 
 def with_rope(
@@ -50,6 +160,7 @@ def with_rope(
             fix="leave the flag out.",
         )
     rule = rule_of(scaling) if scaling else None
+    config = {**config, **_trained(config, rule or {})}
     if isinstance(config.get("rope_parameters"), Mapping):
         return _newer(config, theta, rule)
     return _older(config, theta, rule)
@@ -97,7 +208,7 @@ def rule_name(rule: Mapping[str, Any]) -> str:
 
 def _rules(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield every object of a config that may name a rule: one, or one for each layer type."""
-    for key in ("rope_parameters", "rope_scaling"):
+    for key in _NAMES:
         found = config.get(key)
         if isinstance(found, Mapping):
             yield found
@@ -109,19 +220,15 @@ def _newer(
 ) -> dict[str, Any]:
     """Return the config with other rope_parameters."""
     stored: Mapping[str, Any] = config["rope_parameters"]
-    is_nested = isinstance(stored.get("full_attention"), Mapping)
-    own = stored["full_attention"] if is_nested else stored
-    settings = (
-        dict(own) if rule is None else {key: own[key] for key in _OWN if key in own} | dict(rule)
-    )
+    is_nested = isinstance(stored.get(FULL), Mapping)
+    own = stored[FULL] if is_nested else stored
+    settings = dict(own) if rule is None else _embedding(own) | dict(rule)
     if theta is not None:
         settings["rope_theta"] = theta
     left = {key: value for key, value in config.items() if key != "rope_scaling"}
     if theta is not None and "rope_theta" in left:
         left["rope_theta"] = theta
-    return left | {
-        "rope_parameters": {**stored, "full_attention": settings} if is_nested else settings
-    }
+    return left | {"rope_parameters": {**stored, FULL: settings} if is_nested else settings}
 
 
 def _older(
@@ -130,7 +237,7 @@ def _older(
     """Return the config with another rope_theta and rope_scaling."""
     renamed = dict(config)
     if rule is not None:
-        renamed["rope_scaling"] = dict(rule)
+        renamed["rope_scaling"] = _embedding(rope_of(config)) | dict(rule)
     if theta is None:
         return renamed
     scaling = renamed.get("rope_scaling")

@@ -351,22 +351,23 @@ class InputProcessor:
             prompt_logprobs=_counted(params.prompt_logprobs, vocabulary),
             eos_token_ids=params.eos_token_ids or vocabulary.eos_token_ids,
             bad_words_token_ids=params.bad_words_token_ids
-            + self._bad_word_ids(params.bad_words, vocabulary.tokenizer),
+            + self._bad_word_ids(params.bad_words, vocabulary),
         )
 
     def _bad_word_ids(
-        self, words: Sequence[str], tokenizer: Tokenizer
+        self, words: Sequence[str], vocabulary: Vocabulary
     ) -> tuple[tuple[int, ...], ...]:
-        """Return the token sequences of each word, at the start of a text and after a space."""
+        """Return the token sequences of each word, at the start of a text and after a space. Those
+        with an id that the model has no row for are left out: it cannot write them."""
         sequences: dict[tuple[int, ...], None] = {}
         for word in words:
             bare = word.lstrip()
             if not bare:
                 raise RequestError("a word must not be empty or white space.", where="bad_words")
             for text in (bare, " " + bare):
-                ids = tokenizer.encode(text, add_special_tokens=False)
+                ids = vocabulary.tokenizer.encode(text, add_special_tokens=False)
                 sequences[tuple(ids)] = None
-        return tuple(ids for ids in sequences if ids)
+        return tuple(ids for ids in sequences if ids and max(ids) < vocabulary.num_tokens)
 
     def _verify(self, params: SamplingParams, vocabulary: Vocabulary) -> None:
         """Check what depends on the model, the tokenizer or the plugins. Raises: RequestError"""

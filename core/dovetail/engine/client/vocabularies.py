@@ -97,8 +97,7 @@ class Vocabularies:
 
 
 def _eos_token_ids(spec: EngineSpec, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the checkpoint's end tokens; the tokenizer's own where it names none."""
-    if spec.run.model.eos_token_ids:
-        return spec.run.model.eos_token_ids
+    """Return the end tokens of the checkpoint and the tokenizer's own, which it may not name."""
     eos_token_id = tokenizer.facts().eos_token_id
-    return () if eos_token_id is None else (eos_token_id,)
+    own = () if eos_token_id is None else (eos_token_id,)
+    return tuple(dict.fromkeys((*spec.run.model.eos_token_ids, *own)))

@@ -65,6 +65,22 @@ def test_text_becomes_ids_and_the_room_is_filled() -> None:
     assert request.request_id.startswith("req/")
 
 
+class WiderTokenizer(ByteTokenizer):
+    """Makes a token that the model has no row for of "new"."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        if text.strip() == "new":
+            return [97, VOCAB_SIZE]
+        return list(super().encode(text, add_special_tokens=add_special_tokens))
+
+
+def test_a_bad_word_that_the_model_cannot_write_is_left_out() -> None:
+    spec = fake_spec(max_model_tokens=32)
+    made = InputProcessor(spec, Vocabularies(spec, WiderTokenizer(None, "")), name="api")
+    sampling = SamplingParams(bad_words=("new", "a"))
+    assert made.prepare("x", sampling, "req").params.bad_words_token_ids == ((97,), (32, 97))
+
+
 def test_max_tokens_are_clamped_to_the_room_and_min_tokens_refused_above_it() -> None:
     sampling = prepare("x" * 30, max_tokens=100, min_tokens=2).params
     assert (sampling.max_tokens, sampling.min_tokens) == (2, 2)

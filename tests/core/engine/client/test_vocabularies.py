@@ -36,6 +36,19 @@ def test_without_room_nobody_asks_for_adapters() -> None:
         assert found.of("a") is found.own
 
 
+@pytest.mark.parametrize(("stated", "wanted"), [((), ()), ((3,), (3,)), ((3, 1), (3, 1))])
+def test_the_tokenizers_end_ends_answers_too(
+    stated: tuple[int, ...], wanted: tuple[int, ...]
+) -> None:
+    spec, tokenizer = fake_spec(), FakeTokenizer()
+    model = msgspec.structs.replace(spec.run.model, eos_token_ids=stated)
+    spec = msgspec.structs.replace(spec, run=msgspec.structs.replace(spec.run, model=model))
+    own = tokenizer.facts().eos_token_id
+    assert own is not None
+    ends = Vocabularies(spec, tokenizer).own.eos_token_ids
+    assert ends == tuple(dict.fromkeys((*wanted, own)))
+
+
 def test_ids_go_on_from_the_models() -> None:
     found = made(max_added_tokens=8)
     assert not found.knows("a") and found.knows("")

@@ -1,0 +1,50 @@
+"""Settings that config.json may hold under two names: each is settled before anything reads it.
+
+In a file, the name that transformers prefers counts. An override counts by any name: what
+the file says of the same setting goes. Knows pairs of names alone; `rope` knows rotary settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dovetail.config.checkpoint.model_facts import facts_of, other_names
+from dovetail.config.checkpoint.rope import one_rope, overridden_rope
+from dovetail.config.sections.convert import merge_deep
+
+_DTYPES = ("dtype", "torch_dtype")
+
+
+def settled(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of config.json with what it says under other names under the type's own.
+
+    As in transformers: where a file has both, the other name counts.
+    """
+    names = other_names(config).items()
+    stated = {own: config[other] for other, own in names if config.get(other) is not None}
+    return one_rope({**config, **stated})
+
+
+def override(config: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Lay `more` over the content of config.json, objects key by key. Mutates: config."""
+    names = {**config, **more}
+    for key in more:
+        for other in set(_same(key, names)) - set(more):
+            config.pop(other, None)
+    left = overridden_rope(config, more)
+    for key, value in left.items():
+        if isinstance(value, Mapping) and isinstance(config.get(key), dict):
+            override(config[key], value)
+        else:
+            merge_deep(config, {key: value})
+
+
+def _same(key: str, config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the other names of a setting, of a config's model type."""
+    if key in _DTYPES:
+        yield from _DTYPES
+    for pairs in (other_names(config), facts_of(config).attribute_map):
+        own = pairs.get(key, key)
+        yield from (name for name, stored in pairs.items() if stored == own)
+        yield own

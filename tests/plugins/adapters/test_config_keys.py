@@ -1,0 +1,54 @@
+"""Every key of PEFT's configs: used, seen in the tensors, of the training, or refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from dovetail_plugins.adapters import lora
+
+peft = pytest.importorskip("peft")
+
+OF_ALL = {"peft_type"}
+NO_NUMBERS = {
+    *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision"),
+    "task_type",
+}
+"""What was trained, from which model, with which version."""
+IN_TENSORS = {
+    *("exclude_modules", "layers_pattern", "layers_to_transform", "r", "rank_pattern"),
+    *("target_modules", "modules_to_save", "bias", "lora_bias", "use_dora"),
+}
+"""What the names and shapes of the tensors say."""
+OF_TRAINING = {
+    *("lora_dropout", "eva_config", "corda_config", "loftq_config", "lora_ga_config"),
+    *("monteclora_config", "velora_config", "qalora_group_size", "runtime_config"),
+    *("megatron_config", "megatron_core", "fan_in_fan_out", "init_ia3_weights"),
+}
+"""How it was trained, or how PEFT holds the layer: tensors are stored alike, or refused by name."""
+LORA_USED = {
+    *("lora_alpha", "alpha_pattern", "use_rslora", lora.TIES, lora.INDICES, "target_parameters"),
+    "init_lora_weights",
+}
+
+
+def test_every_key_of_lora_is_used_or_refused() -> None:
+    known = OF_ALL | NO_NUMBERS | IN_TENSORS | OF_TRAINING | LORA_USED | lora.NOT_DONE.keys()
+    keys = {field.name for field in dataclasses.fields(peft.LoraConfig)}
+    assert keys - known == set()
+    assert lora.NOT_DONE.keys() <= keys
+
+
+def test_every_key_of_ia3_is_used() -> None:
+    known = OF_ALL | NO_NUMBERS | IN_TENSORS | OF_TRAINING | {"feedforward_modules"}
+    assert {field.name for field in dataclasses.fields(peft.IA3Config)} - known == set()
+
+
+def test_each_way_of_starting_that_changes_the_base_is_refused() -> None:
+    """PEFT lists them where it turns such adapters into plain ones."""
+    from inspect import getsource
+
+    text = getsource(peft.tuners.lora.model.LoraModel._convert_state_dict_for_initial_model)
+    for start in ("pissa", "corda", "olora", "lora_ga"):
+        assert start in text and start.startswith(lora.CHANGES_BASE)
