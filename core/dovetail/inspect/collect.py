@@ -39,6 +39,7 @@ from dovetail.interfaces.load_format import Checkpoint
 from dovetail.interfaces.platform import AUTO_DTYPE, Platform
 from dovetail.interfaces.quantization import QuantMethod
 from dovetail.interfaces.spec import EngineSpec, ModelSpec, Selection
+from dovetail.interfaces.tokenizer import end_token_ids
 from dovetail.layers.rounding import asked_of
 from dovetail_kernels.cpu.library import library
 
@@ -277,12 +278,12 @@ def _text(config: Config, parts: Parts) -> TextFacts | None:
         facts = ahead.facts
         texts = facts.special_texts
         tool, reasoning = ahead.parsers.tool, ahead.parsers.reasoning
-        ends = dict.fromkeys((*parts.model.eos_token_ids, facts.eos_token_id))
+        ends = end_token_ids(parts.model.eos_token_ids, facts)
         return TextFacts(
             vocab_size=facts.vocab_size,
             special_tokens=len(facts.special_ids),
             bos_token=facts.special_tokens.get("bos_token"),
-            end_tokens=tuple(texts.get(end, f"id {end}") for end in ends if end is not None),
+            end_tokens=tuple(texts.get(end, f"id {end}") for end in ends),
             has_chat_template=bool(ahead.template),
             template_chars=len(ahead.template),
             knows_tools="tools" in ahead.template,

@@ -34,7 +34,9 @@ def of_checkpoint(
     if HEAD not in purposes and not how.is_tied and model.head == LOGITS:
         said.append("no tensor of a head (lm_head), and tie_word_embeddings is not set.")
     if HEAD in purposes and how.is_tied and model.head == LOGITS:
-        said.append("the head is stored, but tied to the token table: it is not kept twice.")
+        said.append(
+            "the head is stored, but tied to the token table: loading refuses it if they differ."
+        )
     if EMBEDDING not in purposes:
         said.append("no tensor looks like a token table.")
     said += _dtypes(model, groups)

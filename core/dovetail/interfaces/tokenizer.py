@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -156,3 +156,10 @@ class TokenizerFacts(Protocol):
     chat_template: str | None
     chat_templates: dict[str, str]
     max_tokens: int | None
+
+
+def end_token_ids(stated: Iterable[int], facts: TokenizerFacts) -> tuple[int, ...]:
+    """Return the tokens that end an answer: those that a checkpoint states, then the tokenizer's
+    own, which the checkpoint may not name."""
+    own = () if facts.eos_token_id is None else (facts.eos_token_id,)
+    return tuple(dict.fromkeys((*stated, *own)))

@@ -36,6 +36,7 @@ from dovetail.layers.norm import LayerNorm, RMSNorm
 from dovetail.layers.stages import Stage
 
 HEAD = "lm_head"
+HEAD_WEIGHT, WORDS = f"{HEAD}.weight", "words.weight"
 TOKEN_IDS = "token_ids"
 """The feature that a text encoder reads. Shapes: [S] int64"""
 
@@ -209,6 +210,11 @@ class EncoderDecoder(nn.Module, Model):
                 tied=words if config.is_tied else None,
             )
         )
+
+    def tied_names(self) -> dict[str, str]:
+        """Return the names that a checkpoint may hold the table of words by, beside its own."""
+        names = [f"{part}.embed_tokens.weight" for part in ("encoder", "decoder")]
+        return dict.fromkeys([*names, *([HEAD_WEIGHT] if self.config.is_tied else ())], WORDS)
 
     @classmethod
     def decoder_config(cls, context: BuildContext) -> CrossDecoderConfig:

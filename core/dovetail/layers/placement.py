@@ -72,9 +72,16 @@ class Placement:
 
     def fill(self, tensor: torch.Tensor) -> None:
         """Copy this placement's piece of `tensor`. Mutates: target"""
+        self.target.copy_(self._cut(tensor))
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Return whether the target holds this placement's piece of `tensor` already."""
+        return torch.equal(self.target, self._cut(tensor).to(self.target))
+
+    def _cut(self, tensor: torch.Tensor) -> torch.Tensor:
         for cut in self.cuts:
             tensor = cut.of(tensor)
-        self.target.copy_(tensor)
+        return tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

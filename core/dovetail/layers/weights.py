@@ -20,6 +20,10 @@ from dovetail.layers.dtypes import dtype_name
 from dovetail.layers.placement import Placement, WeightHolder, is_optional
 
 NAMES_SHOWN = 10
+TIED_FIX = (
+    'set "tie_word_embeddings" to false in config.json or with --hf-overrides if the head is a '
+    "matrix of its own, else remove the one that is wrong from the file"
+)
 
 Finish = Callable[[WeightHolder], None]
 """Lets a layer repack its filled parameters."""
@@ -32,23 +36,29 @@ def own_finish(holder: WeightHolder) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class LoadReport:
-    """How the checkpoint's tensors were used. `missing` and `misfits` are empty after success."""
+    """How the checkpoint's tensors were used. The lists of faults are empty after success:
+    `different` are pairs of tensors that fill the same piece with different values. `sources` are
+    the names that pieces of parameters came by."""
 
     num_filled: int = 0
     ignored: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     misfits: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    different: list[str] = field(default_factory=list)
+    sources: dict[tuple[str, str], str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A mapped checkpoint name: the parameter path, the fused part it is, and whether it comes
-    from a name tied to another parameter."""
+    """A mapped checkpoint name: the parameter path, the fused part it is, whether it comes from a
+    name tied to another parameter, and whether a checkpoint may hold the parameter under several
+    names."""
 
     path: str
     part: str | None = None
     is_tied: bool = False
+    is_shared: bool = False
 
 
 def load_weights(
@@ -75,12 +85,12 @@ def load_weights(
         tensors = weight_map.conversion(tensors)
     for name, tensor in tensors:
         target = None if name.endswith(ignored) else map_name(weight_map, name)
-        if target is None or (target.is_tied and filled[target.path]) or unfinished.has_had(target):
+        if target is None:
             report.ignored.append(name)
             continue
         path = _fill(module, weight_map, name, target, tensor, filled, report)
-        if path is not None and not target.is_tied:  # a tied name: its own may still come
-            unfinished.finish_if_full(target, path, filled)
+        if path is not None and not target.is_shared:  # it is compared with what may still come
+            unfinished.finish_if_full(path, filled)
     report.missing = _missing(unfinished.wanted, filled)
     _raise_faults(report, rank or RankSpec(), unfinished.hint(report.missing))
     unfinished.finish_rest()
@@ -116,7 +126,7 @@ def load_parameters(
         placement.fill(tensor)
         report.num_filled += 1
         filled[name] = unfinished.wanted.get(name, {""})
-        unfinished.finish_if_full(Target(path=name), name, filled)
+        unfinished.finish_if_full(name, filled)
     report.missing = [name for name in parameters if name not in filled]
     _raise_faults(report, rank or RankSpec())
     unfinished.finish_rest()
@@ -137,7 +147,6 @@ class _Unfinished:
         self._finish = finish
         self.wanted: dict[str, set[str]] = {}
         self._holders: dict[str, WeightHolder] = {}
-        self._named: dict[str, str] = {}
         self._finished: set[str] = set()
         self._optional: dict[str, set[str]] = {}
         self._parameters: dict[str, list[str]] = defaultdict(list)
@@ -155,15 +164,10 @@ class _Unfinished:
             if isinstance(owner, WeightHolder):
                 self._parameters[parent].append(path)
 
-    def has_had(self, target: Target) -> bool:
-        """Return whether a name's layer is repacked already: a tied table came by its own name."""
-        return self._named.get(target.path) in self._finished
-
-    def finish_if_full(self, target: Target, path: str, filled: Mapping[str, set[str]]) -> None:
+    def finish_if_full(self, path: str, filled: Mapping[str, set[str]]) -> None:
         """Repack the layer of parameter `path` if all its pieces have come. Mutates: the layer"""
         if self._finish is None:
             return
-        self._named[target.path] = path
         parent = path.rpartition(".")[0]
         own = self._parameters.get(parent, [])
         optional = (p for p in self._optional if p.rpartition(".")[0] == parent)
@@ -180,7 +184,7 @@ class _Unfinished:
         return hints.pop() if len(hints) == 1 else ""
 
     def finish_rest(self) -> None:
-        """Repack the layers that only tied names have filled. Mutates: those layers"""
+        """Repack the layers that tensors of several names may fill. Mutates: those layers"""
         if self._finish is None:
             return
         rest = {
@@ -226,8 +230,10 @@ def map_name(weight_map: WeightMap, name: str) -> Target | None:
             found = map_name(part_map, name.removeprefix(start))
             return None if found is None else replace(found, path=start + found.path)
     tied = weight_map.tied.get(name)
-    path, part = _unfuse(weight_map.fused, tied or name)
-    return Target(path=path, part=part, is_tied=tied is not None)
+    name = tied or name
+    path, part = _unfuse(weight_map.fused, name)
+    is_shared = name in weight_map.tied.values()
+    return Target(path=path, part=part, is_tied=tied is not None, is_shared=is_shared)
 
 
 def names_of(weight_map: WeightMap, path: str) -> Iterator[tuple[str, Target]]:
@@ -291,7 +297,11 @@ def _fill(
         if fault:
             report.misfits.append(f"{name}: {fault}")
             return None
-        placement.fill(tensor)
+        first = report.sources.setdefault((placement.name, placement.piece), name)
+        if first == name:
+            placement.fill(tensor)
+        elif not placement.holds(tensor):
+            report.different.append(f"{first} and {name}")
         filled[placement.name].add(placement.piece)
     report.num_filled += 1
     return placements[0].name if placements else None
@@ -366,6 +376,7 @@ def _raise_faults(report: LoadReport, rank: RankSpec, hint: str = "") -> None:
         _listed("missing", report.missing),
         _listed("unexpected", report.unexpected),
         _listed("misfitting", report.misfits),
+        _listed("with different values for the same weight", report.different),
     ]
     told = "; ".join(text for text in faults if text)
     if not told:
@@ -374,6 +385,8 @@ def _raise_faults(report: LoadReport, rank: RankSpec, hint: str = "") -> None:
     fix = "check that config.json and the weight files belong to each other"
     if rank.tensor_size > 1 and report.misfits:
         fix += ", or use fewer ranks: a group of inputs with one scale cannot be divided"
+    if report.different:
+        fix = TIED_FIX
     fix = hint or fix
     raise ConfigError(f"the weights do not fit the model: {told}", where=where, fix=fix)
 

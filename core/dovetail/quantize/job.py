@@ -22,8 +22,9 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import LoadFormat
 from dovetail.interfaces.quantizer import Block, Inputs, Quantized, Quantizer, QuantizeTask
 from dovetail.interfaces.spec import RankSpec, RunSpec, Selection
+from dovetail.layers.weights import TIED_FIX
 from dovetail.quantize.calibration import Calibration
-from dovetail.quantize.plan import TOKEN_TABLES, WEIGHT, Plan, group_of, plan_of
+from dovetail.quantize.plan import TABLES, TOKEN_TABLES, WEIGHT, Plan, group_of, plan_of
 from dovetail.quantize.report import LayerError, error_of
 from dovetail.quantize.source import Source
 from dovetail.runner.convert import SETTINGS
@@ -65,6 +66,7 @@ class Job:
         check_source(run)
         self._run, self._windows, self._is_shown = run, windows, is_shown
         self._source = Source(run)
+        check_head(run, self._source)
         kind = registry.load_selection(method)
         self._is_grouped = "grouped" in kind.capabilities
         if group is not None and not self._is_grouped:
@@ -243,3 +245,20 @@ def check_source(run: RunSpec) -> None:
             where=str(folder),
             fix="quantize it while loading: `dovetail serve --quantization int8`.",
         )
+
+
+def check_head(run: RunSpec, source: Source) -> None:
+    """Raises: ConfigError for a head that is stored with other values than the token table that the
+    settings say it is."""
+    tables = tuple(f".{name}{WEIGHT}" for name in TABLES)
+    names = [name for name in source.shapes if f".{name}".endswith(tables)]
+    if not run.model.hf_config.get("tie_word_embeddings") or len(names) < 2:
+        return
+    first, *others = source.those(lambda name: name in names).items()
+    for name, tensor in others:
+        if tensor.shape == first[1].shape and not torch.equal(tensor, first[1]):
+            raise ConfigError(
+                f"{first[0]} and {name} hold different values, and tie_word_embeddings is true.",
+                where=run.model.path,
+                fix=TIED_FIX,
+            )

@@ -67,7 +67,8 @@ class _Row:
         self._is_reasoning = cached.starts_in_reasoning
         self._head: bytes | None = b"" if self._reasoning_markers else None
         self._eos_ids = frozenset(vocabulary.eos_ids)
-        self._own_ends = frozenset(i for i in tokens.params.eos_token_ids if i >= vocab_size)
+        self._own_ends = frozenset(tokens.params.eos_token_ids) - self._eos_ids
+        self._own_in_table = [i for i in self._own_ends if i < vocab_size]
         self._matcher: Matcher | None = None if cached.triggers else cached.constraints[0].matcher()
 
     @property
@@ -89,7 +90,7 @@ class _Row:
 
     def _take(self, token_id: int) -> None:
         if token_id in self._own_ends:
-            return  # as an end token of the model
+            return  # as an end token of the vocabulary
         if self._matcher is None:
             self._look_for_trigger(token_id)
             return
@@ -166,6 +167,7 @@ class _Row:
             self._matcher.fill(mask)
             if self._cached.closes:
                 self._close(self._matcher, mask)
+            self._allow_own_ends(mask)
             return
         mask[:] = ALL
         for trigger in () if self._is_reasoning else self._cached.triggers:
@@ -179,10 +181,20 @@ class _Row:
             return
         self._early_close.keep_closable(matcher, mask, left)
 
+    def _allow_own_ends(self, mask: np.ndarray) -> None:
+        """Allow the request's own end tokens where what is written may end, and only there."""
+        can_end = self._can_end()
+        for token_id in self._own_in_table:
+            bit = np.uint32(1) << np.uint32(token_id % 32)
+            mask[token_id // 32] &= ~bit
+            mask[token_id // 32] |= can_end * bit
+
+    def _can_end(self) -> bool:
+        return any(self.mask[i // 32] >> np.uint32(i % 32) & 1 for i in self._eos_ids)
+
     def own_ends(self) -> frozenset[int]:
         """Return the end tokens that the row's adapter adds, where what is written may end."""
-        can_end = any(self.mask[i // 32] >> np.uint32(i % 32) & 1 for i in self._eos_ids)
-        return self._own_ends if can_end else frozenset()
+        return self._own_ends if self._can_end() else frozenset()
 
     def forced(self) -> Sequence[int]:
         """Return the tokens that must come next, the end included. Mutates: self"""

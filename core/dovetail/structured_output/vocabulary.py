@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dovetail import registry
 from dovetail.interfaces.spec import Selection
 from dovetail.interfaces.structured_output import Vocabulary
-from dovetail.interfaces.tokenizer import Tokenizer
+from dovetail.interfaces.tokenizer import Tokenizer, end_token_ids
 
 LEADS = ("", "\x02", "\n", ".")
 """What may stand before a text so that it is encoded as the continuation of another: some
@@ -17,9 +17,11 @@ SAMPLES = ("a", "{", '"', " a", "1")
 
 
 def vocabulary_of(tokenizer: Tokenizer, eos_ids: tuple[int, ...], size: int) -> Vocabulary:
-    """Return the vocabulary of a model whose logits have `size` entries."""
+    """Return the vocabulary of a model whose logits have `size` entries. `eos_ids` are the ends
+    that its checkpoint states; the tokenizer's own is one too."""
     facts = tokenizer.facts()
-    special = frozenset(i for i in (*facts.special_ids, *eos_ids) if i < size)
+    ends = tuple(i for i in end_token_ids(eos_ids, facts) if i < size)
+    special = frozenset(i for i in (*facts.special_ids, *ends) if i < size)
     written = tokenizer.token_bytes()[:size]
     written += [b""] * (size - len(written))
     tokens = [b"" if i in special else text for i, text in enumerate(written)]
@@ -27,7 +29,7 @@ def vocabulary_of(tokenizer: Tokenizer, eos_ids: tuple[int, ...], size: int) -> 
         tokens=tokens,
         special={written[i].decode(): i for i in sorted(special) if written[i]},
         special_ids=special,
-        eos_ids=eos_ids or (() if facts.eos_token_id is None else (facts.eos_token_id,)),
+        eos_ids=ends,
         size=size,
         encode=TextEncoder(tokenizer, tokens),
     )

@@ -198,8 +198,8 @@ class BartForConditionalGeneration(EncoderDecoder):
                            DECODER_LAYER),
             ),
             fused=FUSED,
-            ignored=("embed_tokens.", *derived),
-            tied={"lm_head.weight": "words.weight"} if self.config.is_tied else {},
+            ignored=derived,
+            tied=self.tied_names(),
         )  # fmt: skip
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

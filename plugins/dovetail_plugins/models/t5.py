@@ -290,8 +290,7 @@ class T5ForConditionalGeneration(EncoderDecoder):
                 (".final_layer_norm.", ".final_norm."),
             ),
             fused={**FUSED, **FUSED_CROSS},
-            ignored=("embed_tokens.",),
-            tied={"lm_head.weight": "words.weight"} if self.config.is_tied else {},
+            tied=self.tied_names(),
         )  # fmt: skip
 
 

@@ -186,5 +186,5 @@ class WhisperForConditionalGeneration(EncoderDecoder):
                            DECODER_LAYER),
             ),
             fused=FUSED,
-            tied={"lm_head.weight": "words.weight"} if self.config.is_tied else {},
+            tied=self.tied_names(),
         )  # fmt: skip

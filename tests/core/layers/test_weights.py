@@ -167,11 +167,32 @@ def test_what_a_model_wants_fills_it() -> None:
 
 
 @pytest.mark.parametrize("order", ["alias first", "alias last"])
-def test_the_own_name_of_a_tied_parameter_wins(order: str) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_tied_parameter_under_both_names_is_one_tensor(order: str, ranks: int) -> None:
     given = checkpoint()
-    alias = {"head.weight": torch.zeros(11, 8)}
-    tensors = {**alias, **given} if order == "alias first" else {**given, **alias}
-    assert torch.equal(filled(tensors=tensors).embed.weight, given["model.embed.weight"])
+    whole = given["model.embed.weight"]
+    assert whole.shape == (11, 8)
+    changed = whole.clone()
+    changed[-1, -1] += 1  # a row of the last rank
+    rank = RankSpec(tensor_rank=ranks - 1, rank=ranks - 1, world_size=ranks, tensor_size=ranks)
+    for alias in (whole.clone(), changed):
+        named = {"head.weight": alias}
+        tensors = {**named, **given} if order == "alias first" else {**given, **named}
+        if alias is changed:
+            with pytest.raises(ConfigError, match=r"embed.weight.*tie_word_embeddings"):
+                filled(rank, tensors=tensors)
+        else:
+            first = 6 * (ranks - 1)
+            held = filled(rank, tensors=tensors).embed.weight
+            assert torch.equal(held[: 11 - first], whole[first:][: len(held)])
+
+
+def test_two_names_of_a_weight_hold_the_same_values() -> None:
+    given = checkpoint()
+    again = given["model.embed.weight"].clone()
+    filled(tensors=given | {"embed.weight": again})
+    with pytest.raises(ConfigError, match=r"model\.embed\.weight and embed\.weight"):
+        filled(tensors=given | {"embed.weight": again + 1})
 
 
 @pytest.mark.parametrize(

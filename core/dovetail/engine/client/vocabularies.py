@@ -15,7 +15,7 @@ from dovetail import registry
 from dovetail.errors import DovetailError, RequestError
 from dovetail.interfaces.adapter_spec import AdapterSource
 from dovetail.interfaces.spec import EngineSpec
-from dovetail.interfaces.tokenizer import Tokenizer
+from dovetail.interfaces.tokenizer import Tokenizer, end_token_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Vocabularies:
         self.own = Vocabulary(
             tokenizer=tokenizer,
             num_tokens=spec.run.model.vocab_size,
-            eos_token_ids=_eos_token_ids(spec, tokenizer),
+            eos_token_ids=end_token_ids(spec.run.model.eos_token_ids, tokenizer.facts()),
         )
         adapters = spec.run.adapters
         self.can_grow = adapters is not None and adapters.max_added_tokens > 0
@@ -86,18 +86,10 @@ class Vocabularies:
                 tokenizer = registry.make(self._selection, source.path)
             except DovetailError as error:  # whoever asks for this adapter is told
                 return error
-            eos = tokenizer.facts().eos_token_id
-            ends = tuple(dict.fromkeys((*ends, *(() if eos is None else (eos,)))))
+            ends = end_token_ids(ends, tokenizer.facts())
         return Vocabulary(
             tokenizer=tokenizer,
             num_tokens=self.own.num_tokens + source.num_added_tokens,
             eos_token_ids=ends,
             tokenizer_path=source.path if source.has_tokenizer else "",
         )
-
-
-def _eos_token_ids(spec: EngineSpec, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the end tokens of the checkpoint and the tokenizer's own, which it may not name."""
-    eos_token_id = tokenizer.facts().eos_token_id
-    own = () if eos_token_id is None else (eos_token_id,)
-    return tuple(dict.fromkeys((*spec.run.model.eos_token_ids, *own)))
