@@ -117,10 +117,9 @@ FORMATS: dict[str, str] = {
 
 BOUNDS: dict[str, tuple[int, int]] = {
     "int32": (-(2**31), 2**31 - 1),
-    "int64": (-(10**18), 10**18),
+    "int64": (-(2**63), 2**63 - 1),
 }
-"""Name -> the least and the highest integer. Of 64 bits those of 18 digits: bounds are exact there.
-"""
+"""Name -> the least and the highest integer."""
 
 
 def is_bound(node: Mapping[str, Any]) -> bool:

@@ -32,8 +32,10 @@ from dovetail.interfaces.structured_output import (
     Vocabulary,
     words,
 )
+from dovetail.structured_output import json_grammar
+from dovetail.structured_output.doubles import within_doubles
 from dovetail.structured_output.gbnf_reader import inlined, read_gbnf
-from dovetail.structured_output.json_grammar import ROOT, are_apart
+from dovetail.structured_output.json_grammar import ROOT, JsonGrammar, are_apart
 from dovetail.structured_output.lark_anchors import check_anchors
 from dovetail.structured_output.lexemes import with_lexemes
 from dovetail.structured_output.regex import (
@@ -48,6 +50,7 @@ from dovetail.structured_output.regex import (
     without,
     written,
 )
+from dovetail.structured_output.rewriting.tree import VALIDATING
 from dovetail.structured_output.schema import nodes, plain_schema
 
 if TYPE_CHECKING:
@@ -255,7 +258,7 @@ class _Lark:
             case Literal(text):
                 return self._literal(text)
             case JsonSchema(schema, whitespace):
-                return self._named("json", "%json " + json.dumps(as_json(schema, whitespace)))
+                return self._json(schema, whitespace)
             case Regex(regex):
                 return self._named("TEXT", _slashed(whole_text(regex)))
             case FreeText(without):
@@ -276,6 +279,17 @@ class _Lark:
             case Repeat(part, least, most):
                 bounds = f"{least},{'' if most is None else most}"
                 return f"( {self._part(part)} ){{{bounds}}}"
+
+    def _json(self, schema: dict[str, Any], whitespace: str) -> str:
+        """Return a name for the values of a schema. The library counts in doubles: where those do
+        not hold the schema's numbers, the rules are ours. Raises: InvalidConstraint"""
+        try:
+            held = within_doubles(schema)
+        except InvalidConstraint:
+            if all(_is_in_rules(node) for _, node in nodes(schema)):
+                return self._rules(JsonGrammar(schema, whitespace).rules)
+            held = within_doubles(schema, is_drawn=True)
+        return self._named("json", "%json " + json.dumps(as_json(held, whitespace)))
 
     def _rules(self, rules: Mapping[str, Node]) -> str:
         """Return a name for what these rules say.
@@ -380,6 +394,11 @@ def as_json(schema: dict[str, Any], whitespace: str) -> dict[str, Any]:
             assert isinstance(node, dict)
             node["anyOf"] = node.pop("oneOf")
     return {**plain, "x-guidance": said}
+
+
+def _is_in_rules(node: Mapping[str, Any]) -> bool:
+    """Return whether rules of ours express every keyword of a node."""
+    return not set(node) & VALIDATING - json_grammar.KEYWORDS
 
 
 def _anchored(pattern: str) -> str:

@@ -98,12 +98,14 @@ def plain(schema: Any) -> Any:
             {"enum": [[], [True], [False], [True, False], [False, True]]},
         ),
         ({"type": "array", "uniqueItems": True, "maxItems": 1}, {"type": "array", "maxItems": 1}),
-        # Bounds beyond 64 bits, and such that nothing else is left.
+        # Bounds beyond what is written, and such that nothing else is left.
         (
-            {"type": "integer", "minimum": -(2**63), "exclusiveMaximum": 1e30},
-            {"type": "integer", "minimum": -(10**18), "maximum": 10**18},
+            {"type": "integer", "minimum": -(2**63), "exclusiveMaximum": 1e50},
+            {"type": "integer", "minimum": -(2**63), "maximum": 10**38},
         ),
-        ({"type": "number", "maximum": 1.7e308}, {"type": "number", "maximum": 10**18}),
+        ({"type": "number", "maximum": 1.7e308}, {"type": "number", "maximum": 10**38}),
+        # Counts that no answer reaches.
+        ({"type": "string", "maxLength": 2**53}, {"type": "string"}),
         ({"type": "integer", "minimum": 2**63}, {"type": "integer", "minimum": 2**63}),
     ],
 )  # fmt: skip

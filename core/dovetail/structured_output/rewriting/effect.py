@@ -34,9 +34,9 @@ _EVALUATING = words(
 )
 """Keywords that evaluate members and items, also where every value meets them."""
 
-REACH = 10**18
-"""Bounds of numbers beyond this are drawn in: libraries count in 64 bits, and generators write the
-ends of their types as bounds."""
+REACH = 10**38
+"""Bounds of numbers beyond this are drawn in: nothing here writes numbers with more digits, and
+generators write the ends of their types as bounds."""
 
 
 def effective(schema: Any) -> Any:

@@ -18,7 +18,12 @@ _TYPES = words("string number integer boolean null object array")
 _COUNTS = words(
     "minLength maxLength minItems maxItems minProperties maxProperties minContains maxContains"
 )
+MOST_COUNTED = 10**9
+"""No answer has as many letters, items or members."""
 _BOUNDS = words("minimum maximum exclusiveMinimum exclusiveMaximum")
+_OF_NUMBERS = _BOUNDS | words("enum const multipleOf")
+CERTAIN_DIGITS = 15
+"""Decimals with no more digits are told apart by every reader."""
 
 
 def spelled(schema: Any) -> Any:
@@ -28,20 +33,29 @@ def spelled(schema: Any) -> Any:
     node = dict(schema)
     for change in (_members, _bounds, _tuple, _dependencies, _type, _constant):
         node = change(node)
+    for keyword in [k for k in node if k in _OF_NUMBERS]:
+        is_bound = keyword in _BOUNDS
+        if not _has_only(_is_certain_bound if is_bound else _is_certain, node[keyword]):
+            what = "a decimal has more digits than 64 bits of floating point hold"
+            raise InvalidConstraint(what, f"{origin(node)}/{keyword}")
     for keyword in [k for k in node if k in RIGHT]:
         is_right, expected = RIGHT[keyword]
+        at = f"{origin(node)}/{keyword}"
         if keyword in _COUNTS and isinstance(node[keyword], float):
             node[keyword] = _whole(node[keyword])
         if not is_right(node[keyword]):
-            at = f"{origin(node)}/{keyword}"
             raise InvalidConstraint(f'the keyword "{keyword}" takes {expected}', at)
+        if keyword in _COUNTS and node[keyword] > MOST_COUNTED:
+            if keyword.startswith("min"):
+                raise InvalidConstraint(f'no answer is as long as "{keyword}" asks for', at)
+            del node[keyword]
     return mapped(node, spelled)
 
 
 def _constant(node: Schema) -> Schema:
     """One value, as a list of one."""
     for keyword in ("const", "enum"):
-        if keyword in node and not _is_finite(node[keyword]):
+        if keyword in node and not _has_only(math.isfinite, node[keyword]):
             what = "a number in it is not finite, or too large for 64 bits of floating point"
             raise InvalidConstraint(what, f"{origin(node)}/{keyword}")
     if "const" in node and "enum" not in node:
@@ -49,16 +63,28 @@ def _constant(node: Schema) -> Schema:
     return node
 
 
-def _is_finite(value: Any) -> bool:
-    """Return whether every number within a value is one that JSON can write."""
+def _has_only(is_right: Callable[[float], bool], value: Any) -> bool:
+    """Return whether every decimal within a value is right."""
     match value:
         case float():
-            return math.isfinite(value)
+            return is_right(value)
         case list():
-            return all(map(_is_finite, value))
+            return all(_has_only(is_right, inner) for inner in value)
         case dict():
-            return all(map(_is_finite, value.values()))
+            return all(_has_only(is_right, inner) for inner in value.values())
     return True
+
+
+def _is_certain(value: float) -> bool:
+    """Return whether a decimal is surely the one of the schema's text: with more digits, it may be
+    one that was rounded to a whole number when it was read."""
+    digits = f"{value!r}".partition("e")[0].replace(".", "").strip("-0")
+    return abs(value) < 2**53 or len(digits) <= CERTAIN_DIGITS
+
+
+def _is_certain_bound(value: float) -> bool:
+    """Return whether it is, or is the end of a type of numbers, which generators write rounded."""
+    return abs(value) >= 2**63 or _is_certain(value)
 
 
 def _whole(value: float) -> float | int:
