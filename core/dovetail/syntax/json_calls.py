@@ -61,8 +61,8 @@ class JsonCalls:
     arguments is a call. `others` are the keys that may stand before these, None: any; syntaxes
     without a tag name them, so that an answer in JSON is soon seen to be no call. `dividers` are
     characters that may stand, with blanks, between objects in a row; None: there is one object
-    only. A list of objects is always taken. `needs_brace`: an object whose last brace is missing is no
-    call, not even behind empty arguments. What is no call among others that are is text.
+    only. A list of objects is always taken. `needs_brace`: an object whose last brace is missing is
+    no call, not even behind empty arguments. What is no call among others that are is text.
     """
 
     name: str = "name"
@@ -218,11 +218,15 @@ class JsonCalls:
 
     def _next(self, text: str, fault: int, *, is_object: bool) -> int | None:
         """Return where the next call begins behind an object that is not JSON, or None."""
-        keys = "|".join(map(re.escape, (self.name, *self.arguments, *ABOUT)))
         before = r"[}\]]\s*[,;]?" if is_object else ","
-        pattern = re.compile(before + rf"\s*(?=\{{\s*\"(?:{keys})\"\s*:)")
+        pattern = re.compile(before + rf"\s*(?=\{{\s*{self.first_key()})")
         found = pattern.search(text, fault, fault + RESYNC_CHARS)
         return found.end() if found else None
+
+    def first_key(self) -> str:
+        """Return the pattern of the key with which an object that is a call may begin."""
+        keys = "|".join(map(re.escape, (self.name, *self.arguments, *ABOUT)))
+        return rf"\"(?:{keys})\"\s*:"
 
     def _broken_end(self, text: str, item: _Item) -> int | None:
         """Return where the calls are over whose last object is broken; None while another one may
@@ -246,8 +250,7 @@ class JsonCalls:
 
     def _call(self, text: str, *, is_second: bool = False) -> ToolCall:
         loads(text)
-        name, arguments, others = self._parts(text)
-        called = loads(text[name.start : name.end]) if name else None
+        called, arguments, others = self.parts(text)
         if not isinstance(called, str) or not called:
             raise MalformedToolCall(f'no object with a "{self.name}"')
         if arguments is None and (is_second or not self.is_name_enough):
@@ -261,19 +264,21 @@ class JsonCalls:
     def _begun(self, text: str, *, is_over: bool = False) -> ToolCall | None:
         """Return the call of an object that may be cut, once its name and arguments that say
         something have begun; empty ones count where no others can follow."""
-        name, arguments, _ = self._parts(text)
-        if name is None or name.end is None or arguments is None or text[arguments.start] != "{":
+        called, arguments, _ = self.parts(text)
+        if arguments is None or text[arguments.start] != "{":
             return None
-        called = loads(text[name.start : name.end])
         is_empty = _says_nothing(text, arguments) and not is_over
         if not isinstance(called, str) or not called or is_empty:
             return None
         return ToolCall(name=called, arguments=text[arguments.start : arguments.end])
 
-    def _parts(self, text: str) -> tuple[Member | None, Member | None, list[str]]:
-        """Return the first members for the name and for arguments that say something, and the
-        others' keys, and look no further: what follows them must not change what was said of a
-        beginning."""
+    def parts(self, text: str) -> tuple[Any, Member | None, list[str]]:
+        """Return (the value of the first member for the name, None where it is cut; the first
+        member for arguments that say something; the others' keys), and look no further: what
+        follows them must not change what was said of a beginning.
+
+        Raises: MalformedToolCall
+        """
         name: Member | None = None
         arguments: Member | None = None
         others: list[str] = []
@@ -289,7 +294,8 @@ class JsonCalls:
                 others.append(member.key)
             if name and arguments and not _says_nothing(text, arguments):
                 break
-        return name, arguments, others
+        called = loads(text[name.start : name.end]) if name and name.end is not None else None
+        return called, arguments, others
 
 
 BARE = JsonCalls(is_name_enough=False, others=("type", "id"), dividers=",;", needs_brace=True)
