@@ -22,7 +22,7 @@ from dovetail.syntax.json_text import Checked, Member, check, loads, members, sk
 from dovetail.syntax.type_words import with_json_types
 
 EMPTY = "{}"
-_NOTHING = re.compile(r"null|\"\"")
+_NOTHING = re.compile(r"null|\"\"|\{\s*\}")
 BLANKS = " \t\r\n"
 
 
@@ -61,7 +61,8 @@ class JsonCalls:
     arguments is a call. `others` are the keys that may stand before these, None: any; syntaxes
     without a tag name them, so that an answer in JSON is soon seen to be no call. `dividers` are
     characters that may stand, with blanks, between objects in a row; None: there is one object
-    only. A list of objects is always taken. What is no call among others that are is text.
+    only. A list of objects is always taken. `needs_brace`: an object whose last brace is missing is
+    no call, not even behind empty arguments. What is no call among others that are is text.
     """
 
     name: str = "name"
@@ -69,6 +70,7 @@ class JsonCalls:
     is_name_enough: bool = True
     others: tuple[str, ...] | None = None
     dividers: str | None = None
+    needs_brace: bool = False
 
     def parse(self, text: str) -> list[ToolCall]:
         """Return the calls of a whole text.
@@ -77,7 +79,7 @@ class JsonCalls:
         """
         objects = self._objects(text)
         if objects.items and objects.items[-1].end is None:
-            loads(text[objects.items[-1].start :])
+            return self._unclosed(text, objects)
         calls = self._calls(text, objects)
         if not any(map(_is_call, calls)):
             raise MalformedToolCall(objects.fault or "no call")
@@ -89,6 +91,19 @@ class JsonCalls:
         elif over is None or text[over:].strip(BLANKS + ("" if is_list else self.dividers or "")):
             raise MalformedToolCall("the list is not closed, or text follows the calls")
         return calls
+
+    def _unclosed(self, text: str, objects: _Objects) -> list[ToolCall]:
+        """Return the calls of a text that lacks the last object's brace behind empty arguments.
+
+        Raises: like `parse`.
+        """
+        rest = text[objects.items[-1].start :]
+        call = None if self.needs_brace else self._begun(rest, is_over=True)
+        is_last = call is not None and rest.rstrip(BLANKS).endswith("}")
+        if call is None or not is_last or _NOTHING.fullmatch(call.arguments) is None:
+            loads(rest)
+            raise MalformedToolCall("the last object is cut")
+        return [*self._calls(text, objects)[: len(objects.items) - 1], call]
 
     def so_far(self, text: str) -> list[ToolCall]:
         """Return the calls that a beginning of such a text is sure to hold.
@@ -128,7 +143,7 @@ class JsonCalls:
         Raises: MalformedToolCall
         """
         end = item.end if item.fault is None else item.fault + 1
-        call = self._begun(text[item.start : end])
+        call = self._begun(text[item.start : end], is_over=item.fault is not None)
         if item.fault is not None:
             broken = call or ToolCall(name="", arguments="")
             is_whole = check(broken.arguments).end is not None
@@ -203,11 +218,15 @@ class JsonCalls:
 
     def _next(self, text: str, fault: int, *, is_object: bool) -> int | None:
         """Return where the next call begins behind an object that is not JSON, or None."""
-        keys = "|".join(map(re.escape, (self.name, *self.arguments, *ABOUT)))
         before = r"[}\]]\s*[,;]?" if is_object else ","
-        pattern = re.compile(before + rf"\s*(?=\{{\s*\"(?:{keys})\"\s*:)")
+        pattern = re.compile(before + rf"\s*(?=\{{\s*{self.first_key()})")
         found = pattern.search(text, fault, fault + RESYNC_CHARS)
         return found.end() if found else None
+
+    def first_key(self) -> str:
+        """Return the pattern of the key with which an object that is a call may begin."""
+        keys = "|".join(map(re.escape, (self.name, *self.arguments, *ABOUT)))
+        return rf"\"(?:{keys})\"\s*:"
 
     def _broken_end(self, text: str, item: _Item) -> int | None:
         """Return where the calls are over whose last object is broken; None while another one may
@@ -221,7 +240,7 @@ class JsonCalls:
     def _is_told(self, text: str) -> bool:
         """Return whether anything of a broken object was passed on as a call."""
         try:
-            call = self._begun(text)
+            call = self._begun(text, is_over=True)
         except MalformedToolCall:
             return False
         if call is None:
@@ -231,8 +250,7 @@ class JsonCalls:
 
     def _call(self, text: str, *, is_second: bool = False) -> ToolCall:
         loads(text)
-        name, arguments, others = self._parts(text)
-        called = loads(text[name.start : name.end]) if name else None
+        called, arguments, others = self.parts(text)
         if not isinstance(called, str) or not called:
             raise MalformedToolCall(f'no object with a "{self.name}"')
         if arguments is None and (is_second or not self.is_name_enough):
@@ -243,20 +261,24 @@ class JsonCalls:
             raise MalformedToolCall(f'"{others[0]}" is left over, and there are no arguments')
         return ToolCall(name=called, arguments=made)
 
-    def _begun(self, text: str) -> ToolCall | None:
-        """Return the call of an object that may be cut, once its name and a "{" are there."""
-        name, arguments, _ = self._parts(text)
-        if name is None or name.end is None or arguments is None or text[arguments.start] != "{":
+    def _begun(self, text: str, *, is_over: bool = False) -> ToolCall | None:
+        """Return the call of an object that may be cut, once its name and arguments that say
+        something have begun; empty ones count where no others can follow."""
+        called, arguments, _ = self.parts(text)
+        if arguments is None or text[arguments.start] != "{":
             return None
-        called = loads(text[name.start : name.end])
-        if not isinstance(called, str) or not called or _says_nothing(text, arguments):
+        is_empty = _says_nothing(text, arguments) and not is_over
+        if not isinstance(called, str) or not called or is_empty:
             return None
         return ToolCall(name=called, arguments=text[arguments.start : arguments.end])
 
-    def _parts(self, text: str) -> tuple[Member | None, Member | None, list[str]]:
-        """Return the first members for the name and for arguments that say something, and the
-        others' keys, and look no further: what follows them must not change what was said of a
-        beginning."""
+    def parts(self, text: str) -> tuple[Any, Member | None, list[str]]:
+        """Return (the value of the first member for the name, None where it is cut; the first
+        member for arguments that say something; the others' keys), and look no further: what
+        follows them must not change what was said of a beginning.
+
+        Raises: MalformedToolCall
+        """
         name: Member | None = None
         arguments: Member | None = None
         others: list[str] = []
@@ -272,10 +294,11 @@ class JsonCalls:
                 others.append(member.key)
             if name and arguments and not _says_nothing(text, arguments):
                 break
-        return name, arguments, others
+        called = loads(text[name.start : name.end]) if name and name.end is not None else None
+        return called, arguments, others
 
 
-BARE = JsonCalls(is_name_enough=False, others=("type", "id"), dividers=",;")
+BARE = JsonCalls(is_name_enough=False, others=("type", "id"), dividers=",;", needs_brace=True)
 """Calls that a model writes in no syntax but JSON."""
 
 
@@ -343,7 +366,7 @@ def _unquoted(text: str, key: str) -> str:
 
 
 def _says_nothing(text: str, arguments: Member) -> bool:
-    """Return whether arguments are null, or a text without anything in it."""
+    """Return whether arguments are null, or a text or an object without anything in it."""
     written = text[arguments.start : arguments.end]
     return _NOTHING.fullmatch(written) is not None
 

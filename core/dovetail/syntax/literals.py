@@ -90,14 +90,18 @@ class Literals:
         """Read a string, in Python also several in a row: they are one."""
         joined = ""
         while True:
-            part, at = self._string(text, at)
+            part, at = self.string(text, at)
             joined += part
             following = skip_blanks(text, at)
             if self.mark or _OPENING.match(text, following) is None:
                 return json.dumps(_paired(joined), ensure_ascii=False), at
             at = following
 
-    def _string(self, text: str, at: int) -> tuple[str, int]:
+    def string(self, text: str, at: int) -> tuple[str, int]:
+        """Return (the text of the one string that begins here, the place behind it).
+
+        Raises: CutLiteral, UnfinishedToolCall where the text ends first.
+        """
         if self.mark:
             start = at + len(self.mark)
             end = text.find(self.mark, start)

@@ -27,6 +27,7 @@ from dovetail.syntax.schemas import inner_schema, is_text, item_schema, kinds
 from dovetail.syntax.type_words import with_json_types
 
 ITEM = "item"
+INVOKE_END = "</invoke>"
 MAX_DEPTH = 32
 _TAG = re.compile(r"<(/?)([^\s<>/]+)>")
 _INVOKE = re.compile(r"<invoke name=\"([^\s<>\"]+)\">")
@@ -70,16 +71,39 @@ class _Node:
 
 @dataclass(slots=True)
 class _Read:
-    """The calls read from a text: those that are over, and the one that is open."""
+    """The calls read from a text: those that are over, and the open one, which begins at `begin`.
+    `broken`: where text begins that is no call, until it is known where it is over. `is_none`: the
+    text holds no calls at all."""
 
+    text: str
     calls: list[ToolCall] = field(default_factory=list)
     name: str = ""
     parts: dict[str, str] = field(default_factory=dict)
+    begin: int = 0
+    broken: int | None = None
+    is_none: bool = False
+    fault: str = ""
 
-    def made(self, end: str) -> ToolCall:
+    def made(self, end: str, text: str = "") -> ToolCall:
         """Return the open call, its arguments with this end."""
         inside = ", ".join(f"{quoted(key)}: {value}" for key, value in self.parts.items())
-        return ToolCall(name=self.name, arguments="{" + inside + end)
+        return ToolCall(name=self.name, arguments="{" + inside + end, text=text)
+
+    def open(self, name: str, at: int) -> None:
+        """Begin a call at this place."""
+        self.name, self.parts, self.begin = name, {}, at
+
+    def close(self) -> None:
+        """Make the open call."""
+        self.calls.append(self.made("}"))
+        self.name = ""
+
+    def leave(self, at: int) -> None:
+        """Be over with what is no call at this place."""
+        text = self.text[self.broken : at]
+        none = ToolCall(name="", arguments="", text=text)
+        self.calls.append(self.made("", text) if self.name else none)
+        self.name, self.broken = "", None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +114,12 @@ class NestedTags:
 
     def parse(self, text: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the calls of a whole text. Raises: MalformedToolCall"""
-        read = _Read()
-        self._run(text, tools, read, is_whole=True)
-        if read.name or not read.calls:
-            raise MalformedToolCall("no call, or one that is cut")
+        read = self._run(text, tools, is_whole=True)
+        if read.broken is not None:
+            read.leave(len(text))
+        is_some = any(call.name and not call.text for call in read.calls)
+        if read.name or not is_some:
+            raise MalformedToolCall(read.fault or "no call, or one that is cut")
         return read.calls
 
     def so_far(self, text: str, tools: Sequence[Tool]) -> list[ToolCall]:
@@ -101,49 +127,86 @@ class NestedTags:
 
         Raises: MalformedToolCall when it can become no call.
         """
-        read = _Read()
-        try:
-            self._run(text, tools, read, is_whole=False)
-        except MalformedToolCall:
-            if not (read.calls or read.name):
-                raise
+        read = self._run(text, tools, is_whole=False)
+        if read.is_none:
+            raise MalformedToolCall(read.fault)
         return [*read.calls, read.made("")] if read.name else read.calls
 
-    def _run(self, text: str, tools: Sequence[Tool], read: _Read, *, is_whole: bool) -> None:
-        """Read tag after tag. Mutates: read. Raises: MalformedToolCall"""
-        by_name = {tool.name: tool for tool in tools}
+    def _run(self, text: str, tools: Sequence[Tool], *, is_whole: bool) -> _Read:
+        """Read tag after tag; where one is wrong, the call is over where it is closed, or where the
+        next one begins."""
+        read, by_name = _Read(text), {tool.name: tool for tool in tools}
         open_ones: list[_Node] = []
-        for tag, behind in self._pieces(text, is_whole):
-            self._take(tag, by_name, read, open_ones)
-            if open_ones:
-                open_ones[-1].text += behind
-            elif behind.strip():
-                raise MalformedToolCall("text stands between tags")
+        for at, tag, behind in self._pieces(text, is_whole):
+            over = at + len(self.mark) + len(tag or "")
+            if self._passes_broken(at, tag, over, read, open_ones):
+                if read.broken is None and behind.strip():
+                    read.broken = over
+                continue
+            try:
+                self._take(tag, at, by_name, read, open_ones)
+                at = over
+                _add_text(behind, open_ones)
+            except MalformedToolCall as error:
+                read.fault = str(error)
+                read.is_none = not at and not text.startswith(self.mark)
+                read.broken = read.begin if read.name else at
+                open_ones.clear()
+            if read.is_none:
+                break
+        return read
 
-    def _pieces(self, text: str, is_whole: bool) -> Iterator[tuple[str, str]]:
-        """Yield (a tag, the text behind it); the last one only if it is whole."""
+    def _passes_broken(
+        self, at: int, tag: str | None, over: int, read: _Read, open_ones: list[_Node]
+    ) -> bool:
+        """Return whether a tag belongs to what is no call, and leave that where it is over: behind
+        its closing tag, or where the next call begins. Mutates: read, open_ones"""
+        if tag is not None and _INVOKE.match(tag) is not None:
+            if open_ones:
+                read.broken = read.begin
+                open_ones.clear()
+            if read.broken is not None:
+                read.leave(at)
+            return False
+        if read.broken is None:
+            return False
+        if tag == INVOKE_END:
+            read.leave(over)
+        return True
+
+    def _pieces(self, text: str, is_whole: bool) -> Iterator[tuple[int, str | None, str]]:
+        """Yield (where a mark is, the tag behind it or None, the text behind that); the last tag
+        only if it is whole."""
         first, *pieces = text.split(self.mark)
         if first.strip() and not (self.mark.startswith(first.strip()) and not is_whole):
-            raise MalformedToolCall("text stands before the first tag")
+            yield 0, None, ""
+        at = len(first)
         for number, piece in enumerate(pieces):
             tag = _INVOKE.match(piece) or _TAG.match(piece)
-            is_last = number == len(pieces) - 1
-            if tag is None and is_last and not is_whole and ">" not in piece:
+            is_growing = number == len(pieces) - 1 and not is_whole
+            if tag is None and is_growing and ">" not in piece:
                 return
-            if tag is None:
-                raise MalformedToolCall("no tag behind a mark")
-            behind = piece[tag.end() :]
-            yield tag[0], "" if is_last and not is_whole and not behind.strip() else behind
+            behind = piece[tag.end() :] if tag else ""
+            is_blank = is_growing and not behind.strip()
+            yield at, tag[0] if tag else None, "" if is_blank else behind
+            at += len(self.mark) + len(piece)
 
     def _take(
-        self, tag: str, by_name: Mapping[str, Tool], read: _Read, open_ones: list[_Node]
+        self,
+        tag: str | None,
+        at: int,
+        by_name: Mapping[str, Tool],
+        read: _Read,
+        open_ones: list[_Node],
     ) -> None:
         """Open or close what a tag says. Mutates: read, open_ones. Raises: MalformedToolCall"""
+        if tag is None:
+            raise MalformedToolCall("text stands before the first tag, or a mark before no tag")
         invoke, plain = _INVOKE.match(tag), _TAG.match(tag)
         if invoke is not None:
             if read.name:
-                raise MalformedToolCall("a call within a call")
-            read.name, read.parts = invoke[1], {}
+                read.close()
+            read.open(invoke[1], at)
             return
         assert plain is not None
         if not read.name:
@@ -161,8 +224,7 @@ class NestedTags:
         elif open_ones:
             self._close(plain[2], read, open_ones)
         elif plain[2] == "invoke":
-            read.calls.append(read.made("}"))
-            read.name = ""
+            read.close()
         else:
             raise MalformedToolCall(f"</{plain[2]}> closes nothing")
 
@@ -201,6 +263,14 @@ class NestedTags:
         if value is None or _TAG.fullmatch(f"<{parameter.name}>") is None:
             return None
         return concat(f"{self.mark}<{parameter.name}>", value)
+
+
+def _add_text(text: str, open_ones: list[_Node]) -> None:
+    """Add the text behind a tag to the one that is open. Mutates: open_ones"""
+    if open_ones:
+        open_ones[-1].text += text
+    elif text.strip():
+        raise MalformedToolCall("text stands between tags")
 
 
 def _may_be(schema: Mapping[str, Any], kind: str) -> bool:

@@ -24,10 +24,9 @@ from dovetail.syntax.parameters import (
     parameters_of,
     schema_of_parameter,
 )
+from dovetail.syntax.python_resync import HEAD, PART_OF_HEAD, next_call
 
-_HEAD = re.compile(r"([A-Za-z_][\w.\-]*)[ \t]*\(")
 _KEY = re.compile(r"([A-Za-z_][\w\-]*)\s*=(?!=)")
-_PART_OF_HEAD = re.compile(r"[A-Za-z_][\w.\-]*[ \t]*")
 _PART_OF_KEY = re.compile(r"[A-Za-z_][\w\-]*\s*=?")
 _NAME = re.compile(r"[A-Za-z_][\w.\-]*")
 DIVIDERS = ",;"
@@ -37,23 +36,31 @@ MAX_PARTS = 4096
 
 @dataclass(slots=True)
 class _Call:
-    """A call as far as it was read. `is_sure`: no text that follows can make it none."""
+    """A call as far as it was read. `is_sure`: no text that follows can make it none. `text`: what
+    a broken one was written as, once it is known where it is over."""
 
     name: str
     parts: dict[str, str] = field(default_factory=dict)
     is_closed: bool = False
     is_sure: bool = False
+    text: str = ""
+
+    @property
+    def is_call(self) -> bool:
+        """Return whether it is a whole call."""
+        return self.is_closed and not self.text
 
     def made(self) -> ToolCall:
         """Return the call, its arguments as far as they go."""
         inside = ", ".join(f"{quoted(key)}: {value}" for key, value in self.parts.items())
-        return ToolCall(name=self.name, arguments="{" + inside + ("}" if self.is_closed else ""))
+        arguments = "{" + inside + ("}" if self.is_closed else "")
+        return ToolCall(name=self.name, arguments=arguments, text=self.text)
 
 
 @dataclass(slots=True)
 class _Read:
     """The calls read from a text. `begin`: where the last call does. `end`: where the calls are
-    over. `fault`: why reading stopped, if not because the text did."""
+    over. `is_lost`: a call is broken, and none was seen behind it; `fault`: why none can follow."""
 
     tools: Mapping[str, Tool] = field(default_factory=dict)
     calls: list[_Call] = field(default_factory=list)
@@ -62,17 +69,26 @@ class _Read:
     begin: int = 0
     end: int | None = None
     fault: str = ""
+    is_lost: bool = False
     is_cut: bool = False
     is_cut_in_string: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the last call is neither closed nor left as broken."""
+        last = self.calls[-1] if self.calls else None
+        return last is not None and not last.is_closed and not last.text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonCalls:
     """`is_list`: calls stand in brackets, and the closing one ends them. Else they follow each
     other, divided by blanks, commas or semicolons. `wrapper` is a function whose argument is the
-    call itself (print, say)."""
+    call itself (print, say). `is_tagged`: a tag says that calls follow, so what is none at their
+    head is broken, not prose. What is no call among others that are is text."""
 
     is_list: bool = True
+    is_tagged: bool = False
     wrapper: str = ""
 
     def parse(self, text: str, tools: Sequence[Tool] = ()) -> list[ToolCall]:
@@ -83,9 +99,13 @@ class PythonCalls:
         reading = self.read(text, tools)
         if reading.is_cut_in_string:
             raise UnfinishedToolCall("a string is not closed")
+        if reading.is_lost and any(call.is_call for call in reading.calls):
+            self._leave(text, len(text), reading)
+            reading.end = reading.at
         over = reading.end if self.is_list else reading.at
-        is_whole = bool(reading.calls) and all(call.is_closed for call in reading.calls)
-        if reading.is_cut or not is_whole or over is None or text[over:].strip():
+        is_whole = all(call.is_closed or call.text for call in reading.calls)
+        is_some = is_whole and any(call.is_call for call in reading.calls)
+        if reading.is_cut or not is_some or over is None or text[over:].strip():
             raise MalformedToolCall(reading.fault or "no calls, or one that is cut")
         return [call.made() for call in reading.calls]
 
@@ -96,7 +116,7 @@ class PythonCalls:
         """
         reading = self.read(text, tools)
         sure = [call.made() for call in reading.calls if call.is_sure]
-        if reading.fault and not sure:
+        if reading.fault and not any(call.name for call in sure):
             raise MalformedToolCall(reading.fault)
         return sure
 
@@ -130,7 +150,7 @@ class PythonCalls:
         try:
             if self.is_list:
                 self._expect(text, "[", found)
-            while found.end is None and found.at < len(text):
+            while found.end is None and found.at < len(text) and not found.is_lost:
                 self._read_item(text, found)
         except UnfinishedToolCall:
             found.is_cut_in_string = True
@@ -138,9 +158,6 @@ class PythonCalls:
             found.is_cut = True
         except MalformedToolCall as error:
             found.fault = str(error)
-            if found.calls and not found.calls[-1].is_sure:
-                found.calls.pop()
-                found.at = found.begin
         return found
 
     def _read_item(self, text: str, found: _Read) -> None:
@@ -148,45 +165,86 @@ class PythonCalls:
         if self.is_list and text[found.at] == "]":
             self._close_list(found)
             return
-        self._read_call(text, found)
-        call = found.calls[-1]
-        at = skip_blanks(text, found.at)
-        call.is_sure = call.is_sure or not self.is_list or text[at : at + 1] in (",", "]")
-        found.at = at
-        if self.is_list and at < len(text) and text[at] not in ",]":
-            raise MalformedToolCall(f"no comma at character {at + 1}")
+        found.begin = found.at
+        try:
+            self._read_whole(text, found)
+        except (CutLiteral, UnfinishedToolCall):
+            raise
+        except MalformedToolCall as error:
+            self._break_off(text, found, str(error))
         while found.at < len(text) and text[found.at] in ("," if self.is_list else DIVIDERS):
             found.at = skip_blanks(text, found.at + 1)
 
+    def _read_whole(self, text: str, found: _Read) -> None:
+        """Read one call, and see whether it is one by what follows. Mutates: found"""
+        self._read_call(text, found)
+        call = found.calls[-1]
+        found.at = skip_blanks(text, found.at)
+        call.is_closed = not self.is_list or text[found.at : found.at + 1] in (",", "]")
+        call.is_sure = call.is_sure or call.is_closed
+        if not call.is_closed and found.at < len(text):
+            raise MalformedToolCall(f"no comma at character {found.at + 1}")
+
+    def _break_off(self, text: str, found: _Read, fault: str) -> None:
+        """Leave a broken call for what follows it, if that is seen. Mutates: found
+
+        Raises: MalformedToolCall where no call can follow.
+        """
+        self._count(found)
+        if found.calls and not found.calls[-1].is_sure:
+            found.calls.pop()
+            found.at = found.begin
+        elif not found.is_open:
+            found.begin = found.at
+        is_open = self.is_tagged or bool(found.calls)
+        if not is_open and HEAD.match(text, found.begin) is None:
+            raise MalformedToolCall(fault)
+        is_first = not (self.is_tagged or any(call.is_call for call in found.calls))
+        try:
+            at = next_call(text, found.begin, found.at, is_list=self.is_list, is_first=is_first)
+        except MalformedToolCall as error:
+            found.is_lost = True
+            raise MalformedToolCall(fault) from error
+        if at is None:
+            found.is_lost = True
+        else:
+            self._leave(text, at, found)
+
+    def _leave(self, text: str, at: int, found: _Read) -> None:
+        """Go on at this place behind a broken call, which is text. Mutates: found"""
+        if not found.is_open:
+            found.calls.append(_Call(""))
+        found.calls[-1].text = text[found.begin : at]
+        found.calls[-1].is_sure = True
+        found.at = at
+
     def _close_list(self, found: _Read) -> None:
-        if not found.calls:
-            raise MalformedToolCall("an empty list")
+        if not any(call.is_call for call in found.calls):
+            raise MalformedToolCall("no call is in the list")
         found.at += 1
         found.end = found.at
 
     def _read_call(self, text: str, found: _Read) -> None:
         """Read one call, wrapped or not; the place moves past what was read. Mutates: found"""
         head = self._head(text, found.at)
-        is_wrapped = head[1] == self.wrapper and _HEAD.match(text, head.end()) is not None
+        is_wrapped = head[1] == self.wrapper and HEAD.match(text, head.end()) is not None
         if is_wrapped:
             head = self._head(text, head.end())
         self._count(found)
         call = _Call(head[1])
         found.calls.append(call)
-        found.begin = found.at
         found.at = skip_blanks(text, head.end())
         while text[found.at : found.at + 1] != ")":
             self._read_argument(text, call, found)
         found.at += 1
-        call.is_closed = True
         if is_wrapped:
             self._expect(text, ")", found)
 
     def _head(self, text: str, at: int) -> re.Match[str]:
-        head = _HEAD.match(text, at)
+        head = HEAD.match(text, at)
         if head is not None and (head[1] != self.wrapper or _goes_on(text, head.end())):
             return head
-        if head is not None or _PART_OF_HEAD.fullmatch(text, at) or at >= len(text):
+        if head is not None or PART_OF_HEAD.fullmatch(text, at) or at >= len(text):
             raise CutLiteral("a name is cut")
         raise MalformedToolCall(f"no call at character {at + 1}")
 
@@ -226,7 +284,7 @@ class PythonCalls:
 def _goes_on(text: str, at: int) -> bool:
     """Return whether enough follows a wrapper's bracket to know if a call is its argument."""
     rest = text[at:].lstrip()
-    return bool(rest) and not _PART_OF_HEAD.fullmatch(rest)
+    return bool(rest) and not PART_OF_HEAD.fullmatch(rest)
 
 
 def _argument_constraint(parameter: Parameter) -> Constraint:

@@ -6,18 +6,37 @@ Source: the chat template of Apertus-8B-Instruct-2509.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dovetail.interfaces.constraint import Constraint, JsonSchema, concat, separated
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
-from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser
-from dovetail.syntax.json_calls import bare_calls, schema_of
-from dovetail.syntax.json_text import check, loads, members, skip_blanks
+from dovetail.interfaces.tool_parser import ToolParser
+from dovetail.syntax.json_calls import JsonCalls, bare_calls, schema_of
+from dovetail.syntax.json_text import Member, members
 from dovetail.syntax.templates import unmentioned
 
 START, END = "<|tools_prefix|>", "<|tools_suffix|>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyedCalls(JsonCalls):
+    """Calls whose one key is the function; `names` are the functions that were offered."""
+
+    names: tuple[str, ...] = ()
+
+    def first_key(self) -> str:
+        """Return the pattern of the key with which a call behind a broken one begins."""
+        names = [re.escape(json.dumps(name)) for name in self.names]
+        return rf"(?:{'|'.join(names) or '(?!)'})\s*:\s*\{{"
+
+    def parts(self, text: str) -> tuple[Any, Member | None, list[str]]:
+        """Return (the first key, its member, nothing else). Raises: MalformedToolCall"""
+        member = next(members(text, 0), None)
+        return (member.key if member else None), member, []
 
 
 class Apertus(ToolParser):
@@ -57,21 +76,11 @@ class Apertus(ToolParser):
 
     def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the calls in a region. Raises: MalformedToolCall, UnfinishedToolCall"""
-        parsed = loads(body.strip())
-        items = parsed if isinstance(parsed, list) else [parsed]
-        if not items or not all(isinstance(i, dict) and len(i) == 1 for i in items):
-            raise MalformedToolCall("no list of objects with one key")
-        calls = _calls(body)
-        if not all(isinstance(loads(call.arguments), dict) for call in calls):
-            raise MalformedToolCall("arguments are not an object")
-        return calls
+        return _calls_of(tools).parse(body)
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the calls as far as they are written. Raises: MalformedToolCall"""
-        start = skip_blanks(body)
-        if start < len(body) and (body[start] not in "[{" or check(body, start).fault == start + 1):
-            raise MalformedToolCall("neither a list nor an object")
-        return _calls(body)
+        return _calls_of(tools).so_far(body)
 
     def bare(self, text: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the JSON calls that an answer is. Raises: MalformedToolCall, UnfinishedToolCall"""
@@ -86,23 +95,5 @@ class Apertus(ToolParser):
         return concat(f"{START}[", separated(call, ", ", most), f"]{END}")
 
 
-def _calls(body: str) -> list[ToolCall]:
-    """Return the calls of a list's objects, as far as they are JSON."""
-    calls: list[ToolCall] = []
-    at = skip_blanks(body)
-    at = skip_blanks(body, at + 1) if body[at : at + 1] == "[" else at
-    while body[at : at + 1] == "{":
-        try:
-            member = next(members(body, at), None)
-        except MalformedToolCall:
-            break
-        if member is None or body[member.start] != "{" or not member.key:
-            break
-        end = member.end
-        calls.append(ToolCall(name=member.key, arguments=body[member.start : end]))
-        over = check(body, at).end
-        if over is None:
-            break
-        at = skip_blanks(body, over)
-        at = skip_blanks(body, at + 1) if body[at : at + 1] == "," else at
-    return calls
+def _calls_of(tools: Sequence[Tool]) -> KeyedCalls:
+    return KeyedCalls(names=tuple(tool.name for tool in tools))

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.syntax.json_calls import JsonCalls, bare_calls
+from dovetail.syntax.python_calls import PythonCalls
 from dovetail.syntax.python_parser import PythonToolParser
 from dovetail.syntax.templates import unmentioned
 
@@ -30,6 +31,7 @@ class Lfm2(PythonToolParser):
         source="https://huggingface.co/LiquidAI/LFM2-1.2B",
     )
     markers: ClassVar[tuple[Markers, ...]] = (Markers(start=START, end=END),)
+    calls: ClassVar[PythonCalls] = PythonCalls(is_tagged=True)
     opening: ClassVar[str] = START
     closing: ClassVar[str] = END
     samples: ClassVar[tuple[Sample, ...]] = (

@@ -25,7 +25,7 @@ class Olmo3(PythonToolParser):
         source="https://huggingface.co/allenai/Olmo-3-7B-Instruct",
     )
     markers: ClassVar[tuple[Markers, ...]] = (Markers(start=START, end=END),)
-    calls: ClassVar[PythonCalls] = PythonCalls(is_list=False)
+    calls: ClassVar[PythonCalls] = PythonCalls(is_list=False, is_tagged=True)
     opening: ClassVar[str] = f"{START}\n"
     closing: ClassVar[str] = f"\n{END}"
     samples: ClassVar[tuple[Sample, ...]] = (

@@ -76,6 +76,10 @@ def test_the_others_are_made(name: str, place: int, bad: str) -> None:
     [
         ('{"name": "go", "parameters": {"a": 1}}', {"a": 1}),
         ('{"name": "go", "arguments": null, "parameters": {"a": 1}}', {"a": 1}),
+        ('{"name": "go", "arguments": {}, "parameters": {"a": 1}}', {"a": 1}),
+        ('{"name": "go", "parameters": {}, "arguments": { }}', {}),
+        ('{"parameters": {}, "name": "go", "arguments": {"a": 1}}', {"a": 1}),
+        ('{"name": "go", "arguments": {}', {}),
         ('{"name": "go", "id": "7"}', {}),
         ('{"name": "go"}', {}),
         ('{"name": "go", "arguments": null}', {}),

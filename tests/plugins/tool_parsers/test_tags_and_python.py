@@ -238,8 +238,8 @@ def test_lines_of_calls_and_a_wrapper() -> None:
     body = "\nprint(f(a=1))\nf(b='x'); f(),"
     calls = [ToolCall(name="f", arguments=text) for text in ('{"a": 1}', '{"b": "x"}', "{}")]
     assert Gemma(None).parse(body, ()) == calls
-    with pytest.raises(MalformedToolCall):
-        Olmo3(None).parse(body, ())
+    wrapped = ToolCall(name="", arguments="{", text="print(f(a=1))\n")
+    assert Olmo3(None).parse(body, ()) == [wrapped, *calls[1:]]
 
 
 HARMONY = (

@@ -73,6 +73,27 @@ def test_chat_does_not_ask_to_run_it() -> None:
     assert choice["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize("cause", CAUSES)
+def test_responses_call_the_item_incomplete(cause: str) -> None:
+    app = _app([LONG], cause)
+    tools = [{"type": "function", "name": name} for name in ("add", "sub")]
+    answer = send(app, "POST", "/v1/responses", {"input": "x", "tools": tools}).json()
+    assert answer["status"] == "incomplete"
+    made = [(item["name"], item["status"]) for item in answer["output"]]
+    assert made == [("sub", "completed"), ("add", "incomplete")]
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_streamed_responses_call_it_incomplete_too(cause: str) -> None:
+    app = _app(list(LONG) + ["</tool_call> and on"], cause)
+    tools = [{"type": "function", "name": name} for name in ("add", "sub")]
+    body = {"input": "x", "tools": tools, "stream": True}
+    events = events_of_messages(send(app, "POST", "/v1/responses", body).text)
+    done = [e["item"] for e in events if e["type"] == "response.output_item.done"]
+    made = {item["name"]: item["status"] for item in done if item["type"] == "function_call"}
+    assert made == {"sub": "completed", "add": "incomplete"}
+
+
 HEADS = [
     ("hermes", '<tool_call>\n{"name": "a', ""),
     ("hermes", "<tool_call>", ""),

@@ -40,7 +40,7 @@ RUNNING = frozenset({"queued", "in_progress"})
 
 def finish_reason(end: AnswerEnd) -> str:
     """Return the state of a response whose answer has ended, calls or not."""
-    return "incomplete" if end.cause == "length" else "completed"
+    return "incomplete" if end.cause == "length" or end.is_unfinished else "completed"
 
 
 RESPONSES = Dialect(finish_reason=finish_reason, field_names=engine_names(NAMES))
@@ -281,11 +281,13 @@ class Answer:
     def _status(self, block: ContentBlock) -> str:
         if self._is_mcp(block):
             return self._mcp_status(block)
-        if block is not self._blocks.blocks[-1]:
-            return "completed"
-        if self.is_running:
-            return "in_progress" if self._blocks.is_open else "completed"
-        return "completed" if self.status == "completed" else "incomplete"
+        is_last = block is self._blocks.blocks[-1]
+        if is_last and self.is_running and self._blocks.is_open:
+            return "in_progress"
+        if block.is_unfinished:
+            return "incomplete"
+        is_whole = not is_last or self.is_running or self.status == "completed"
+        return "completed" if is_whole else "incomplete"
 
     def _mcp_status(self, block: ContentBlock) -> str:
         end = self._ends.get(block.index)
