@@ -18,6 +18,7 @@ from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import NotFound, RequestError
 from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
+from dovetail.observability.supervise import supervised
 from dovetail.server.api.batches.multipart import parts_of
 from dovetail.server.api.batches.runner import BatchRunner
 from dovetail.server.api.batches.storage import FileStorage
@@ -193,7 +194,7 @@ class BatchesApi(Api):
             return
         storage = FileStorage(frontend.file_storage)
         runner = BatchRunner(storage, frontend.max_body_bytes, frontend.api_key)
-        task = asyncio.ensure_future(runner.run())
+        task = supervised("batches", runner.run)
         try:
             yield BatchState(storage=storage, runner=runner)
         finally:
