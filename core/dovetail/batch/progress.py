@@ -15,6 +15,7 @@ import msgspec
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from dovetail.observability.supervise import supervised
 from dovetail.server.api.batches.answer import Result
 from dovetail.server.api.batches.lines import Scan
 
@@ -102,7 +103,7 @@ class Progress:
             bar = tqdm(total=self._found.num_lines, initial=self.num_done, unit="line")  # type: ignore[var-annotated]
             self._bar = self._shown.enter_context(bar)
         else:
-            self._ticker = asyncio.get_running_loop().create_task(self._tick())
+            self._ticker = supervised("progress", self._tick)
         return self
 
     def __exit__(

@@ -56,6 +56,7 @@ from dovetail.engine.messages import (
 from dovetail.errors import ConfigError, DovetailError, EngineDead, RequestError
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.stats import StepStats
+from dovetail.observability.supervise import failing
 
 logger = logging.getLogger(__name__)
 
@@ -315,6 +316,7 @@ class EngineLoop:
             num_running=num_running,
             num_waiting=num_waiting,
             now_s=time.monotonic(),
+            failing=failing(),
         )
 
     def _greet(self, client: bytes) -> None:

@@ -123,12 +123,13 @@ class Operation(msgspec.Struct, Generic[Result], frozen=True):
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True, tag="engine_status"):
     """A sign of life. `num_steps` moves while there is work; `now_s` is what the engine's monotonic
-    clock says."""
+    clock says; `failing` are those of its threads that have failed within the last minute."""
 
     num_steps: int
     num_running: int
     num_waiting: int
     now_s: float = 0.0
+    failing: tuple[str, ...] = ()
 
 
 class SleepStatus(msgspec.Struct, frozen=True, tag="sleep_status"):

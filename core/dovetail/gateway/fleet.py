@@ -21,6 +21,7 @@ from dovetail.gateway.entries import Entry
 from dovetail.gateway.model import Model, State
 from dovetail.gateway.need import free_beside
 from dovetail.gateway.server import ModelFailed, Server
+from dovetail.observability.supervise import supervised
 from dovetail.server.api.ollama.models import LATEST
 
 logger = logging.getLogger("dovetail.gateway")
@@ -66,7 +67,7 @@ class Fleet:
         self._endings: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        self._watch = asyncio.ensure_future(self._watch_models())
+        self._watch = supervised("models-watch", self._watch_models)
         return self
 
     async def __aexit__(self, *reason: object) -> None:

@@ -12,6 +12,9 @@ class AdapterSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """An adapter as users know it: the `name` that requests ask for, the folder `path` it is read
     from, and the name of the model it was made for (`base`, "": not told).
 
+    `owner` is the mark of the API key that had it loaded, where a server has several keys ("": the
+    server itself); others may use it, but not replace or unload it.
+
     `key` tells two adapters of one name apart, which follow each other; the engine gives it. It
     also tells what has been found in the folder: how many tokens the adapter adds to the model's
     vocabulary, and whether it has a tokenizer for them.
@@ -20,6 +23,7 @@ class AdapterSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     name: str
     path: str
     base: str = ""
+    owner: str = ""
     key: str = ""
     num_added_tokens: int = 0
     has_tokenizer: bool = False

@@ -29,6 +29,7 @@ from dovetail.interfaces.spec import EngineSpec
 from dovetail.joining.comparison import adopted, difference
 from dovetail.joining.messages import CONTROL, Hello, Welcome
 from dovetail.joining.remote_engine import RemoteEngine
+from dovetail.observability.supervise import supervised_thread
 from dovetail.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ class Reception:
         self._places = threading.BoundedSemaphore(MAX_GREETED)
         self._socket = _listening(meeting)
         self.meeting = self._meeting = replace(meeting, port=self._socket.getsockname()[1])
-        self._thread = threading.Thread(target=self._accept, name="reception", daemon=True)
+        self._thread = supervised_thread("reception", self._accept)
         self._thread.start()
 
     def __enter__(self) -> Reception:

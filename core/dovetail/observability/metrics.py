@@ -173,6 +173,11 @@ HTTP_SECONDS = histogram(
     (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300),
     ("route",),
 )
+TASK_FAILURES = counter(
+    "dovetail:task_failures",
+    "Failures of long-lived tasks, each of which is started again",
+    ("task",),
+)
 DISCONNECTS = counter("dovetail:disconnects", "Requests whose client left before the end")
 OPEN_REQUESTS = gauge(
     "dovetail:open_http_requests", "HTTP requests being answered now", merge="livesum"

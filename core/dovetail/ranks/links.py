@@ -12,9 +12,11 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
+from functools import partial
 
 import msgspec
 
+from dovetail.observability.supervise import supervised_thread
 from dovetail.ranks.connection import SocketConnection
 from dovetail.ranks.executor import Loss, RankListener
 from dovetail.ranks.messages import Aside, LastWords, Prepared
@@ -65,9 +67,7 @@ class WiredLinks(ABC):
 
     def watch(self, listener: RankListener) -> None:
         """Tell from now on what comes aside, and which ranks end."""
-        watcher = threading.Thread(
-            target=self._watch, args=(listener,), name="ranks-watcher", daemon=True
-        )
+        watcher = supervised_thread("ranks-watcher", partial(self._watch, listener))
         watcher.start()
         self._watcher = watcher
 

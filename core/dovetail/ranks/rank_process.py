@@ -28,6 +28,7 @@ from dovetail.interfaces.executor import BlockLoad, PendingStep, WorkerCall, wha
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import StepResult
 from dovetail.interfaces.worker import Worker
+from dovetail.observability.supervise import supervised_thread
 from dovetail.ranks import messages
 from dovetail.ranks.connection import Connection, SharedConnection, SocketConnection
 from dovetail.ranks.messages import (
@@ -128,7 +129,7 @@ class RankServer:
 
     def serve(self) -> int:
         """Carry out orders until there are no more; return the exit status."""
-        threading.Thread(target=self._serve_aside, name="aside", daemon=True).start()
+        supervised_thread("aside", self._serve_aside).start()
         try:
             while (order := self._next_order()) is not None:
                 self._carry_out(order)

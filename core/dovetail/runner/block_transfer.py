@@ -35,6 +35,7 @@ from dovetail.interfaces.kv_pieces import kept_bytes
 from dovetail.interfaces.sealed_block import HEADER_BYTES
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import BlockOrders, CachedLayer, KVLayout
+from dovetail.observability.supervise import supervised_thread
 from dovetail.runner.block_pieces import Pieces, WholeBlocks
 
 log = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ class BlockTransfer:
         self._pending: dict[bytes, tuple[_Copies, int]] = {}
         self._pending_bytes = 0
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._writer = threading.Thread(target=self._write_all, name="kv-writer", daemon=True)
+        self._writer = supervised_thread("kv-writer", self._write_all)
         self._writer.start()
 
     def follow(self, orders: BlockOrders) -> None:
@@ -226,11 +227,17 @@ class BlockTransfer:
 
     def _write(self, copies: _Copies) -> None:
         """Seal and write blocks. Mutates: self"""
-        self._wait(copies)
-        data = copies.rows.numpy()
-        for row, key in enumerate(copies.keys):
-            for name, block in self._form.sealed(key, data[row]):
-                self._guarded("written", self._store.write, name, block)
+        try:
+            self._wait(copies)
+            data = copies.rows.numpy()
+            for row, key in enumerate(copies.keys):
+                for name, block in self._form.sealed(key, data[row]):
+                    self._guarded("written", self._store.write, name, block)
+        finally:
+            self._forget(copies)
+
+    def _forget(self, copies: _Copies) -> None:
+        """Hold the memory of blocks no longer. Mutates: self"""
         with self._lock:
             self._pending_bytes -= copies.num_bytes
             for key in copies.keys:

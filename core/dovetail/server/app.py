@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from dovetail.config.report.in_force import InForce
@@ -33,7 +33,7 @@ from dovetail.server.generate.streaming import ClientDisconnected
 from dovetail.server.generate.template.building import build_renderer
 from dovetail.server.generate.template.chat import ChatRenderer
 from dovetail.server.http.body_limits import BodyLimitMiddleware, bytes_per_s
-from dovetail.server.http.errors import ErrorBodies, problem, problem_of
+from dovetail.server.http.errors import ErrorBodies, problem_of
 from dovetail.server.http.middleware import (
     REQUEST_ID,
     ApiKeyMiddleware,
@@ -41,6 +41,7 @@ from dovetail.server.http.middleware import (
     HeadMiddleware,
     OpenRequests,
     RequestIdMiddleware,
+    client_left,
 )
 from dovetail.server.http.not_found import not_found
 from dovetail.server.http.user_middleware import add_middleware
@@ -180,10 +181,13 @@ def add_handlers(app: FastAPI) -> None:
     """Let exceptions become answers. Mutates: app"""
     for kind in (DovetailError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _answer_error)
-    app.add_exception_handler(ClientDisconnected, _answer_gone)
+    for left in (ClientDisconnected, ClientDisconnect):
+        app.add_exception_handler(left, _answer_gone)
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
+    if isinstance(error.__cause__, ClientDisconnect):  # FastAPI calls that a faulty body
+        return await _answer_gone(request, error)
     if isinstance(error, HTTPException):
         found = not_found(error, request.scope, request.app.state.flags_by_path)
     else:
@@ -204,9 +208,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 
 async def _answer_gone(request: Request, error: Exception) -> Response:
-    metrics.DISCONNECTS.inc()
-    logger.info("request %s ended: the client left", request.state.request_id)
-    return problem(499, "the client closed the request.").response()
+    return client_left(request.state.request_id).response()
 
 
 def add_layers(

@@ -26,6 +26,7 @@ from dovetail.handshake import (
 )
 from dovetail.interfaces.kv_connector import Buffer
 from dovetail.interfaces.kv_eviction import KVEviction
+from dovetail.observability.supervise import supervised_thread
 from dovetail.process import LENGTH
 from dovetail_plugins.kv_connectors._peer_memory import Carrier
 from dovetail_plugins.kv_connectors._peer_messages import (
@@ -138,10 +139,14 @@ class PeerServer:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(f"ipc://{self._place.socket_path}")
-        self._threads = [threading.Thread(target=self._serve_local, name="kv-peers", daemon=True)]
+        self._threads = [
+            supervised_thread(
+                "kv-peers", self._serve_local, is_over=self._is_over, end=self._close_local
+            )
+        ]
         if self._listener is not None:
             self._threads.append(
-                threading.Thread(target=self._accept, name="kv-peers-tcp", daemon=True)
+                supervised_thread("kv-peers-tcp", self._accept, is_over=self._is_over)
             )
         for thread in self._threads:
             thread.start()
@@ -149,16 +154,16 @@ class PeerServer:
     # Over ZeroMQ
 
     def _serve_local(self) -> None:
-        try:
-            while not self._is_over.is_set():
-                poll_s = WAITING_POLL_S if self._waiting else POLL_S
-                if self._socket.poll(int(poll_s * 1000)):
-                    sender, *_, data = self._socket.recv_multipart()
-                    self._take(sender, data)
-                self._answer_waiting()
-        finally:
-            self._socket.close(linger=0)
-            self._context.term()
+        while not self._is_over.is_set():
+            poll_s = WAITING_POLL_S if self._waiting else POLL_S
+            if self._socket.poll(int(poll_s * 1000)):
+                sender, *_, data = self._socket.recv_multipart()
+                self._take(sender, data)
+            self._answer_waiting()
+
+    def _close_local(self) -> None:
+        self._socket.close(linger=0)
+        self._context.term()
 
     def _take(self, sender: bytes, data: bytes) -> None:
         """Answer a question, or let it wait. Mutates: self"""
@@ -196,10 +201,10 @@ class PeerServer:
                 connection, address = self._listener.accept()
             except TimeoutError:
                 continue
-            except OSError as error:
-                if not self._is_over.is_set():
-                    log.error("KV blocks are no longer given to other machines: %s", error)
-                return
+            except OSError:  # too many open files, for example: tried again
+                if self._is_over.is_set():
+                    return
+                raise
             threading.Thread(
                 target=self._serve_guest, args=(connection, address), name="kv-peer", daemon=True
             ).start()

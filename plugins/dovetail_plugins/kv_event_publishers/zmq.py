@@ -21,6 +21,7 @@ import msgspec
 from dovetail.errors import ConfigError
 from dovetail.interfaces.kv_event_publisher import EventBatch, EventFeed, KVEventPublisher
 from dovetail.interfaces.plugin import Info
+from dovetail.observability.supervise import supervised_thread
 from dovetail_plugins.kv_event_publishers._zmq_feed import ZmqFeed
 
 log = logging.getLogger(__name__)
@@ -106,7 +107,7 @@ class ZmqPublisher(KVEventPublisher):
             )
         self._is_over = threading.Event()
         self._is_cut = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="kv-events", daemon=True)
+        self._thread = supervised_thread("kv-events", self._serve, is_over=self._is_cut)
         self._thread.start()
 
     def _bound(self, sort: int, address: str, engine: int, name: str, room: int) -> Any:

@@ -50,6 +50,7 @@ from dovetail.interfaces.stats import RequestStats, StepStats
 from dovetail.multimodal.prompt import MediaPrompt, PlacedPrompt, VectorPrompt
 from dovetail.observability.caller import CALLER
 from dovetail.observability.stats import StatLoggers
+from dovetail.observability.supervise import supervised
 from dovetail.registry import hooks
 from dovetail.structured_output.compiler import ConstraintCompiler
 
@@ -179,7 +180,7 @@ class AsyncEngine(EngineOperations):
         for connection in self._connections:
             connection.verify_started()
         self._routing.open(process)
-        self._tasks = [self._loop.create_task(self._tick())]
+        self._tasks = [supervised("engine-steps", self._tick)]
 
     @property
     def hosts(self) -> list[EngineHost]:

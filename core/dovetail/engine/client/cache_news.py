@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dovetail import registry
 from dovetail.interfaces.kv_event_publisher import Event, EventFeed, EventsSpec
 from dovetail.interfaces.router import Router
+from dovetail.observability.supervise import supervised_thread
 
 READ_EVERY_S = 0.02
 MOST_WAITING = 100_000
@@ -39,21 +40,23 @@ class CacheNews:
         self._feeds = feeds
         self._waiting: deque[_News] = deque()
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._read, name="kv-news", daemon=True)
+        self._thread = supervised_thread(
+            "kv-news", self._read, is_over=self._is_over, end=self._close_feeds
+        )
         self._thread.start()
 
     def _read(self) -> None:
         """Gather what comes. Mutates: self"""
-        try:
-            while not self._is_over.wait(READ_EVERY_S):
-                for number, feed in self._feeds.items():
-                    self._waiting.extend((number, events) for events in feed.read())
-                if len(self._waiting) > MOST_WAITING:
-                    self._waiting.clear()
-                    self._waiting.extend((number, None) for number in self._feeds)
-        finally:
-            for feed in self._feeds.values():
-                feed.close()
+        while not self._is_over.wait(READ_EVERY_S):
+            for number, feed in self._feeds.items():
+                self._waiting.extend((number, events) for events in feed.read())
+            if len(self._waiting) > MOST_WAITING:
+                self._waiting.clear()
+                self._waiting.extend((number, None) for number in self._feeds)
+
+    def _close_feeds(self) -> None:
+        for feed in self._feeds.values():
+            feed.close()
 
     def tell(self, router: Router) -> None:
         """Hand over what has come. Mutates: self, router"""

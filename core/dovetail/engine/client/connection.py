@@ -36,6 +36,7 @@ from dovetail.engine.messages import (
 from dovetail.errors import EngineDead, RequestError
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.stats import StepStats
+from dovetail.observability.supervise import supervised
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,8 @@ class Listener:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
     """How one of the engines is. `engine` is its number, `reason` why it died (None: it lives),
-    `machine` the host on which it runs where that is another one."""
+    `machine` the host on which it runs where that is another one, `failing` those of its threads
+    that have failed within the last minute."""
 
     engine: int
     reason: str | None
@@ -69,6 +71,7 @@ class EngineState:
     waiting: int
     heartbeat_age_s: float
     machine: str = ""
+    failing: tuple[str, ...] = ()
 
     @property
     def is_stalled(self) -> bool:
@@ -100,6 +103,7 @@ class EngineConnection:
         self.death_reason: str | None = None
         self.num_blocks = 0
         self.num_steps = 0
+        self.failing: tuple[str, ...] = ()
         self.kv_usage = 0.0
         self._machine = ""
         self._is_elsewhere = is_elsewhere
@@ -146,7 +150,7 @@ class EngineConnection:
         ready = await self._ready
         self.num_blocks = ready.num_blocks
         self._machine = ready.machine if self._is_elsewhere else ""
-        self._ping_task = self._loop.create_task(self._ping())
+        self._ping_task = supervised(f"engine-{self.spec.engine}-ping", self._ping)
 
     def verify_started(self) -> None:
         """Raise EngineDead for an engine that died while others were still starting."""
@@ -168,6 +172,7 @@ class EngineConnection:
             running=self.num_running,
             waiting=self.num_waiting,
             heartbeat_age_s=self.heartbeat_age_s(),
+            failing=self.failing,
         )
 
     # What a router sees (interfaces.router.EngineView).
@@ -324,6 +329,7 @@ class EngineConnection:
             if self._is_elsewhere:
                 self.output.clock_lead_s = self._lead.note(asked_s, status.now_s, time.monotonic())
             self.num_steps = status.num_steps
+            self.failing = status.failing
             self._note_counts(status.num_running, status.num_waiting)
             await asyncio.sleep(PING_PERIOD_S)
 

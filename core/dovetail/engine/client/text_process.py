@@ -31,6 +31,7 @@ from dovetail.engine.client.text_worker import (
 )
 from dovetail.errors import Overloaded, RequestError
 from dovetail.interfaces.spec import EngineSpec
+from dovetail.observability.supervise import supervised
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +179,7 @@ class _Lane:
         self._num_bytes += len(data)
         self._has_work.set()
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._serve())
+            self._task = supervised("texts", self._serve)
         result, payload = await future
         if result.fault is not None:
             fault = result.fault

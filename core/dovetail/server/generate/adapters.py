@@ -82,9 +82,13 @@ class ServedAdapters:
         """Return some of the adapters' names, for an error."""
         return list(self._known)[:MAX_SHOWN]
 
-    async def load(self, name: str, path: str, *, base: str = "", replaces: bool = False) -> None:
+    async def load(
+        self, name: str, path: str, *, base: str = "", replaces: bool = False, owner: str = ""
+    ) -> None:
         """Have the engines read an adapter and serve it. Raises: RequestError, EngineDead"""
         self._check_on()
+        if replaces:
+            await self._check_owner(name, owner)
         names = self._engine.spec.model_names
         if name in names:
             raise RequestError(
@@ -97,16 +101,29 @@ class ServedAdapters:
             raise RequestError(
                 error.what, where=error.where, fix=error.fix, code="adapter_not_found", status=404
             ) from error
-        source = AdapterSource(name=name, path=str(folder), base=base)
+        source = AdapterSource(name=name, path=str(folder), base=base, owner=owner)
         await self._engine.load_adapter(source, replaces=replaces)
         self._known[name] = source
 
-    async def unload(self, name: str) -> None:
+    async def unload(self, name: str, owner: str = "") -> None:
         """Have the engines take no more requests for an adapter. Raises: RequestError,
         EngineDead"""
         self._check_on()
+        await self._check_owner(name, owner)
         self._known.pop(name, None)
         await self._engine.unload_adapter(name)
+
+    async def _check_owner(self, name: str, owner: str) -> None:
+        """Raise RequestError where the adapter of this name is another owner's."""
+        found = next((source for source in await self.all() if source.name == name), None)
+        if found is not None and found.owner != owner:
+            raise RequestError(
+                f'the adapter "{name}" was loaded with another key, or when the server started.',
+                where="lora_name",
+                fix="use the key that loaded it, or another name.",
+                code="adapter_of_another_key",
+                status=403,
+            )
 
     def _check_on(self) -> None:
         if not self._is_on:

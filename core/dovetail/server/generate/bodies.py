@@ -18,9 +18,20 @@ MAX_LIST = 1 << 16
 MAX_CHOICE_TEXTS = 4096
 MAX_PIN_S = 86_400
 MAX_PARAMS = 32
+MAX_METADATA = 16
+MAX_METADATA_KEY_CHARS = 64
+MAX_METADATA_CHARS = 512
 
 Count = Annotated[int, Field(ge=0, le=INT31)]
 TokenId = Annotated[int, Field(ge=0, le=INT31)]
+Metadata = Annotated[
+    dict[
+        Annotated[str, Field(max_length=MAX_METADATA_KEY_CHARS)],
+        Annotated[str, Field(max_length=MAX_METADATA_CHARS)],
+    ],
+    Field(max_length=MAX_METADATA),
+]
+"""Labels that a client gives what is kept for it, bounded as OpenAI has it."""
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
 

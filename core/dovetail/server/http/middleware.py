@@ -19,12 +19,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail.observability import metrics
 from dovetail.observability.caller import note_caller
-from dovetail.server.http.errors import ErrorBodies, problem, problem_of
+from dovetail.server.http.errors import ErrorBodies, Problem, problem, problem_of
 
 logger = logging.getLogger("dovetail.server")
 REQUEST_ID = "x-request-id"
@@ -136,10 +137,22 @@ class ExceptionMiddleware:
         sent = _Sent()
         try:
             await self._app(scope, receive, _noting(send, sent))
+        except ClientDisconnect:
+            gone = client_left(scope["state"]["request_id"])
+            if not sent.status:
+                await gone.response(scope)(scope, receive, send)
         except Exception as error:
             logger.error("request %s failed", scope["state"]["request_id"], exc_info=error)
             if not sent.status:
                 await problem_of(error).response(scope)(scope, receive, send)
+
+
+def client_left(request_id: str) -> Problem:
+    """Note that the client of a request hung up before its answer; return what nobody reads, whose
+    status the metrics count."""
+    metrics.DISCONNECTS.inc()
+    logger.info("request %s ended: the client left", request_id)
+    return problem(499, "the client closed the request.")
 
 
 class HeadMiddleware:

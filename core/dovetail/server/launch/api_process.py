@@ -5,15 +5,16 @@ Takes its ChildBoot message and serves on the socket named there. Starts no engi
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import socket
+from functools import partial
 
 from dovetail import process, registry
 from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.errors import DovetailError
 from dovetail.observability import logging as log_setup
+from dovetail.observability.supervise import supervised
 from dovetail.server.api.families import build_apis, opened_apis
 from dovetail.server.app import build_app
 from dovetail.server.generate.parsers import build_parsers
@@ -61,7 +62,7 @@ async def _serve(boot: ChildBoot) -> int:
         sock = socket.socket(fileno=boot.socket_fd)
 
         def begin() -> None:
-            beats = asyncio.create_task(send_beats(channel, engine.given_up))
+            beats = supervised("beats", partial(send_beats, channel, engine.given_up))
             stack.callback(beats.cancel)
 
         return await ServerLifecycle(app, engine, boot.frontend).run(sock, begin)

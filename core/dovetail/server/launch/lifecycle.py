@@ -9,6 +9,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Protocol
 
 import uvicorn
@@ -16,6 +17,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from dovetail.config.sections.frontend import FrontendConfig
+from dovetail.observability.supervise import supervised
 from dovetail.server.http.access_log import silence
 from dovetail.server.http.addresses import ANY, is_local_only
 from dovetail.server.http.head_limits import limited_http_protocol
@@ -80,11 +82,11 @@ class ServerLifecycle:
         meanwhile."""
         self._watch_signals()
         tasks = [
-            asyncio.ensure_future(self._tell_ready(on_ready)),
-            asyncio.ensure_future(self._watch_engine()),
+            supervised("start", partial(self._tell_ready, on_ready)),
+            supervised("engine-watch", self._watch_engine),
         ]
         if self._tls is not None and self._frontend.enable_ssl_refresh:
-            tasks.append(asyncio.ensure_future(_refresh(self._tls)))
+            tasks.append(supervised("tls-refresh", partial(_refresh, self._tls)))
         try:
             await self._uvicorn.serve(sockets=[sock])
         except OSError as error:
@@ -97,7 +99,7 @@ class ServerLifecycle:
     def stop(self) -> None:
         """Begin to drain; called again, end now."""
         if self._drain is None:
-            self._drain = asyncio.ensure_future(self._drain_then_exit())
+            self._drain = supervised("drain", self._drain_then_exit)
             return
         logger.warning("second signal: ending now")
         self._exit(is_forced=True)

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from dovetail.errors import NotFound, RequestFault
 from dovetail.server.api.responses.conversations import ConversationStore
+from dovetail.server.api.responses.owned import OVERHEAD_BYTES
 from dovetail.testing.fake_async_engine import Script
 from support.serving import app_for, client_of, send
 
@@ -109,17 +110,17 @@ def test_it_belongs_to_the_key_that_made_it() -> None:
 
 
 def test_the_store_is_bounded() -> None:
-    store = ConversationStore(max_bytes=100)
-    first, second = store.begin(b"me", {}), store.begin(b"me", {})
+    store = ConversationStore(max_bytes=100 + 2 * OVERHEAD_BYTES)
+    first, second = store.begin("me", {}), store.begin("me", {})
     store.add(first, [{"id": "a", "text": "x" * 20}])
-    store.get(first.id, b"me")
+    store.get(first.id, "me")
     store.add(second, [{"id": "b", "text": "x" * 20}])
-    store.get(first.id, b"me")
+    store.get(first.id, "me")
     store.add(second, [{"id": "c", "text": "x" * 20}])
     with pytest.raises(NotFound):
-        store.get(second.id, b"me")
-    assert store.get(first.id, b"me") is first
+        store.get(second.id, "me")
+    assert store.get(first.id, "me") is first
     store.drop(first.id)
     store.add(first, [{"id": "d"}])
     with pytest.raises(NotFound):
-        store.get(first.id, b"me")
+        store.get(first.id, "me")

@@ -12,6 +12,7 @@ import pytest
 from fastapi import FastAPI
 
 from dovetail.errors import NotFound, RequestFault
+from dovetail.server.api.responses.owned import OVERHEAD_BYTES
 from dovetail.server.api.responses.state import ResponsesState
 from dovetail.server.api.responses.store import ResponseStore
 from dovetail.testing.fake_async_engine import FakeAsyncEngine, Script, fake_spec
@@ -325,21 +326,21 @@ class Live:
 
 def test_the_store_is_bounded_in_bytes_and_time() -> None:
     now = [0.0]
-    store = ResponseStore(max_bytes=130, kept_s=10, clock=lambda: now[0])
+    store = ResponseStore(max_bytes=140 + 3 * OVERHEAD_BYTES, kept_s=10, clock=lambda: now[0])
     running = Live("running")
-    store.begin(running, b"me", is_background=True)
+    store.begin(running, "me", is_background=True)
     for name in ("a", "b", "c"):
         live = Live(name)
-        store.begin(live, b"me", is_background=False)
+        store.begin(live, "me", is_background=False)
         store.settle(live, [])
     assert len(store) == 3
     with pytest.raises(NotFound):
-        store.get("a", b"me")
-    assert store.get("c", b"me").reply_json() == b"x" * 60
+        store.get("a", "me")
+    assert store.get("c", "me").reply_json() == b"x" * 60
     now[0] = 11.0
     with pytest.raises(NotFound):
-        store.get("c", b"me")
+        store.get("c", "me")
     assert len(store) == 1
     store.settle(running, [])
     with pytest.raises(NotFound):
-        store.get("running", b"me")
+        store.get("running", "me")

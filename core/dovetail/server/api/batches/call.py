@@ -10,14 +10,18 @@ from fastapi import FastAPI
 from starlette.routing import Match
 from starlette.types import Message, Scope
 
+from dovetail.server.http.owner import as_owner
+
 HOST = b"batch"
 
 
 class Caller:
-    """Asks the routes of one application as a client would, with a key where they need one."""
+    """Asks the routes of one application as a client would: with a key where they need one, and as
+    the owner of what it asks for."""
 
-    def __init__(self, app: FastAPI, *, key: str = "") -> None:
+    def __init__(self, app: FastAPI, *, key: str = "", owner: str | None = None) -> None:
         self._app = app
+        self._owner = owner
         self._extra = [(b"authorization", f"Bearer {key}".encode())] if key else []
         self._known: dict[str, bool] = {}
 
@@ -54,6 +58,8 @@ class Caller:
 
         scope = _scope(path, body, request_id)
         scope["headers"] += self._extra
+        if self._owner is not None:
+            as_owner(scope, self._owner)
         await self._app(scope, receive, keep)
         return status, b"".join(parts)
 

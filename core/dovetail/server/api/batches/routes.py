@@ -6,29 +6,27 @@ Source: the OpenAI API reference, files and batches.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Request
-from pydantic import Field
 from starlette.responses import FileResponse, JSONResponse
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import NotFound, RequestError
 from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
+from dovetail.observability.supervise import supervised
 from dovetail.server.api.batches.multipart import parts_of
 from dovetail.server.api.batches.runner import BatchRunner
 from dovetail.server.api.batches.storage import FileStorage
-from dovetail.server.generate.bodies import Body
+from dovetail.server.generate.bodies import Body, Metadata
 from dovetail.server.generate.dependencies import ServerOf, state_of
-from dovetail.server.http.middleware import key_of
+from dovetail.server.http.owner import owner_of
 
 MAX_PAGE = 100
-MAX_METADATA = 16
 ENDPOINTS = (
     "/v1/chat/completions",
     "/v1/completions",
@@ -49,7 +47,7 @@ class NewBatch(Body):
     input_file_id: str
     endpoint: str
     completion_window: Literal["24h"]
-    metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA)] | None = None
+    metadata: Metadata | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,33 +70,33 @@ async def upload_file(request: Request, state: BatchesOf) -> Any:
     purpose = parts["purpose"].data.decode("utf-8", "replace") if "purpose" in parts else ""
     if purpose != "batch":
         raise RequestError('must be "batch"; files serve nothing else here.', where="purpose")
-    facts = state.storage.new_file(_owner(request), parts["file"].filename or "file", purpose)
+    facts = state.storage.new_file(owner_of(request), parts["file"].filename or "file", purpose)
     await asyncio.to_thread(state.storage.keep_file, facts, parts["file"].data)
     return JSONResponse(facts.told())
 
 
 async def list_files(request: Request, state: BatchesOf) -> Any:
     """Return the files of this key, a page at a time, the newest first."""
-    found = await asyncio.to_thread(state.storage.files, _owner(request))
+    found = await asyncio.to_thread(state.storage.files, owner_of(request))
     purpose = request.query_params.get("purpose")
     return _page([one.told() for one in found if purpose in (None, one.purpose)], request)
 
 
 async def get_file(file_id: str, request: Request, state: BatchesOf) -> Any:
     """Return a file's facts."""
-    return JSONResponse(state.storage.file(file_id, _owner(request)).told())
+    return JSONResponse(state.storage.file(file_id, owner_of(request)).told())
 
 
 async def get_file_content(file_id: str, request: Request, state: BatchesOf) -> Any:
     """Return the bytes of a file."""
-    facts = state.storage.file(file_id, _owner(request))
+    facts = state.storage.file(file_id, owner_of(request))
     path = state.storage.content(facts.id)
     return FileResponse(path, media_type="application/octet-stream")
 
 
 async def delete_file(file_id: str, request: Request, state: BatchesOf) -> Any:
     """Forget a file that no batch still needs."""
-    owner = _owner(request)
+    owner = owner_of(request)
     facts = state.storage.file(file_id, owner)
     for batch in await asyncio.to_thread(state.storage.batches, owner):
         names = (batch.input_file_id, batch.output_file_id, batch.error_file_id)
@@ -115,7 +113,7 @@ async def create_batch(body: NewBatch, request: Request, server: ServerOf, state
     server.fields.check(body, is_answered=False)
     if body.endpoint not in ENDPOINTS:
         raise RequestError(f"must be one of {', '.join(ENDPOINTS)}.", where="endpoint")
-    owner = _owner(request)
+    owner = owner_of(request)
     facts = state.storage.file(body.input_file_id, owner, "input_file_id")
     batch = state.storage.new_batch(owner, body.endpoint, facts.id, body.metadata)
     return JSONResponse(batch.told())
@@ -123,27 +121,22 @@ async def create_batch(body: NewBatch, request: Request, server: ServerOf, state
 
 async def list_batches(request: Request, state: BatchesOf) -> Any:
     """Return the batches of this key, a page at a time, the newest first."""
-    found = await asyncio.to_thread(state.storage.batches, _owner(request))
+    found = await asyncio.to_thread(state.storage.batches, owner_of(request))
     return _page([one.told() for one in found], request)
 
 
 async def get_batch(batch_id: str, request: Request, state: BatchesOf) -> Any:
     """Return a batch as far as it has come."""
-    return JSONResponse(state.storage.batch(batch_id, _owner(request)).told())
+    return JSONResponse(state.storage.batch(batch_id, owner_of(request)).told())
 
 
 async def cancel_batch(batch_id: str, request: Request, state: BatchesOf) -> Any:
     """End a batch; what is answered already stays."""
-    batch = state.storage.batch(batch_id, _owner(request))
+    batch = state.storage.batch(batch_id, owner_of(request))
     if batch.is_open:
         state.storage.cancel(batch)
         batch.status = "cancelling"
     return JSONResponse(batch.told())
-
-
-def _owner(request: Request) -> str:
-    """Return the mark of a key, which tells its files from another's."""
-    return hashlib.sha256(key_of(request.headers).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _page(found: Sequence[dict[str, Any]], request: Request) -> JSONResponse:
@@ -200,9 +193,8 @@ class BatchesApi(Api):
             yield None
             return
         storage = FileStorage(frontend.file_storage)
-        key = frontend.api_key[0] if frontend.api_key else ""
-        runner = BatchRunner(storage, frontend.max_body_bytes, key)
-        task = asyncio.ensure_future(runner.run())
+        runner = BatchRunner(storage, frontend.max_body_bytes, frontend.api_key)
+        task = supervised("batches", runner.run)
         try:
             yield BatchState(storage=storage, runner=runner)
         finally:

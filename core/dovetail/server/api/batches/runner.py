@@ -11,7 +11,7 @@ import asyncio
 import fcntl
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -28,6 +28,7 @@ from dovetail.server.api.batches.lines import (
     read_lines,
 )
 from dovetail.server.api.batches.storage import BatchFacts, FileStorage, LineFault
+from dovetail.server.http.owner import owner_of_key
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -42,6 +43,11 @@ SHARE = 2
 """A batch takes at most one of so many rows."""
 MAX_FAULTS = 100
 BUSY = 503
+KEY_GONE = LineFault(
+    code="api_key_removed",
+    message="the API key that made this batch is not one of the server's any more. Start the "
+    "server with it, or make the batch again with another key.",
+)
 PRIORITY = 1 << 20
 """What a line's request gets where it says none: after everybody else, where that is looked at."""
 
@@ -49,11 +55,11 @@ PRIORITY = 1 << 20
 class BatchRunner:
     """Runs the batches of a folder, one after another, as long as `run` does."""
 
-    def __init__(self, storage: FileStorage, max_line_bytes: int, key: str) -> None:
+    def __init__(self, storage: FileStorage, max_line_bytes: int, keys: Sequence[str]) -> None:
         self.app: FastAPI | None = None
         self._storage = storage
         self._max_line_bytes = max_line_bytes
-        self._key = key
+        self._keys = {owner_of_key(key): key for key in keys}
         self._closed: set[str] = set()
         self._kept_s = 0.0
 
@@ -82,8 +88,11 @@ class BatchRunner:
         self._storage.keep_batch(batch)
 
     async def _one(self, batch: BatchFacts) -> None:
-        assert self.app is not None
-        caller = Caller(self.app, key=self._key)
+        caller = self._caller_for(batch)
+        if caller is None:
+            batch.faults = [KEY_GONE]
+            self._goes(batch, "failed")
+            return
         path = self._storage.content(batch.input_file_id)
         if batch.status == "validating":
             batch.faults, batch.total = await asyncio.to_thread(self._checked, batch, path, caller)
@@ -100,6 +109,14 @@ class BatchRunner:
                 self._storage.keep_file(facts, b"")
             self._goes(batch, "in_progress")
         await self._answer_lines(batch, path, caller)
+
+    def _caller_for(self, batch: BatchFacts) -> Caller | None:
+        """Return who asks for the owner of a batch; None where its key is none of the server's any
+        more, so that nothing may be asked for it."""
+        assert self.app is not None
+        if self._keys and batch.owner not in self._keys:
+            return None
+        return Caller(self.app, key=self._keys.get(batch.owner, ""), owner=batch.owner)
 
     def _checked(
         self, batch: BatchFacts, path: Path, caller: Caller

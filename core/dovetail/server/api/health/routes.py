@@ -14,6 +14,7 @@ from dovetail.engine.client.connection import STALL_S, EngineState
 from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.observability import metrics
+from dovetail.observability.supervise import failing
 from dovetail.server.generate.dependencies import ServerOf
 from dovetail.server.generate.server_state import ServerState
 from dovetail.server.http.errors import problem
@@ -37,14 +38,17 @@ async def ready(server: ServerOf) -> Response:
 
 async def health(server: ServerOf) -> Response:
     """Say whether the engine lives and, with work queued, moves. Of several engines each is told
-    of; while one of them does its work, the server is healthy."""
+    of; while one of them does its work, the server is healthy. Tasks that have failed within the
+    last minute, and were started again, are named."""
     reason = _dead_reason(server) or _stall_reason(server)
     states = server.engine.states()
-    if len(states) == 1 or reason is not None:
+    failed = sorted({*failing(), *(name for state in states for name in state.failing)})
+    if reason is not None or (len(states) == 1 and not failed):
         return _answer(reason)
     engines = [_told(state) for state in states]
-    is_whole = all(one["state"] in ("up", "asleep") for one in engines)
-    return JSONResponse({"status": "ok" if is_whole else "degraded", "engines": engines})
+    is_whole = not failed and all(one["state"] in ("up", "asleep") for one in engines)
+    told: dict[str, Any] = {"status": "ok" if is_whole else "degraded", "engines": engines}
+    return JSONResponse(told | ({"failing_tasks": failed} if failed else {}))
 
 
 async def ping(server: ServerOf) -> Response:

@@ -19,12 +19,12 @@ from dovetail.server.api.responses.conversations import (
     NewItems,
     check_keeps,
     checked_items,
-    owner_of,
 )
 from dovetail.server.api.responses.input_items import page_of
 from dovetail.server.api.responses.protocol import Item
 from dovetail.server.api.responses.state import ResponsesStateOf
 from dovetail.server.generate.dependencies import ServerOf
+from dovetail.server.http.owner import owner_of
 
 
 async def create_conversation(
@@ -49,7 +49,7 @@ async def update_conversation(
 ) -> Any:
     """Give a conversation other metadata."""
     kept = _kept(conversation_id, request, state)
-    kept.metadata = body.metadata
+    state.conversations.describe(kept, body.metadata)
     return JSONResponse(kept.told())
 
 
@@ -91,7 +91,7 @@ async def delete_item(
 ) -> Any:
     """Take one item out of a conversation."""
     kept = _kept(conversation_id, request, state)
-    kept.items.remove(_item(kept, item_id))
+    state.conversations.remove(kept, _item(kept, item_id))
     return JSONResponse(kept.told())
 
 

@@ -1,37 +1,33 @@
 """Conversations: items that responses go on from and add to, in the memory of one process.
 
-Bounded in bytes; the one that was used longest ago goes first. What is kept belongs to the key that
-made it. Source: the OpenAI API reference, conversations.
+Bounded in bytes (`owned`). What is kept belongs to the key that made it. Source: the OpenAI
+API reference, conversations.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from fastapi import Request
 from pydantic import Field
 
 from dovetail.errors import NotFound, RequestError
 from dovetail.server.api.responses.input import messages_of
 from dovetail.server.api.responses.input_items import as_items
-from dovetail.server.api.responses.protocol import MAX_METADATA, Item
+from dovetail.server.api.responses.owned import OwnedObjects
+from dovetail.server.api.responses.protocol import Item
 from dovetail.server.generate.as_chat import in_words_of
-from dovetail.server.generate.bodies import Body
+from dovetail.server.generate.bodies import Body, Metadata
 from dovetail.server.generate.server_state import ServerState
-from dovetail.server.http.middleware import key_of
 
 MAX_BYTES = 64 << 20
 MAX_NEW_ITEMS = 20
 """Items that one request may add, as OpenAI has it."""
 
-Metadata = Annotated[dict[str, str], Field(max_length=MAX_METADATA)]
 Items = Annotated[list[Item], Field(max_length=MAX_NEW_ITEMS)]
 
 
@@ -59,11 +55,16 @@ class Conversation:
     """One conversation; `owner` tells one key's from another's."""
 
     id: str
-    owner: bytes
+    owner: str
     created_s: int
     metadata: dict[str, str]
     items: list[Item] = field(default_factory=list)
-    num_bytes: int = 0
+    num_item_bytes: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the memory that it takes."""
+        return self.num_item_bytes + len(json.dumps(self.metadata))
 
     def told(self) -> dict[str, Any]:
         """Return the conversation as the API shows it."""
@@ -76,16 +77,15 @@ class Conversation:
 
 
 class ConversationStore:
-    """Conversations by id, the one used longest ago first."""
+    """Conversations by id."""
 
     def __init__(
         self, *, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.time
     ) -> None:
-        self._max_bytes = max_bytes
         self._clock = clock
-        self._kept: OrderedDict[str, Conversation] = OrderedDict()
+        self._kept = OwnedObjects[Conversation](max_bytes)
 
-    def begin(self, owner: bytes, metadata: dict[str, str]) -> Conversation:
+    def begin(self, owner: str, metadata: dict[str, str]) -> Conversation:
         """Return a new conversation. Mutates: self"""
         conversation = Conversation(
             id=f"conv_{secrets.token_hex(24)}",
@@ -93,39 +93,47 @@ class ConversationStore:
             created_s=int(self._clock()),
             metadata=metadata,
         )
-        self._kept[conversation.id] = conversation
+        self._kept.keep(conversation.id, conversation)
         return conversation
 
-    def get(self, conversation_id: str, owner: bytes, where: str = "conversation") -> Conversation:
+    def get(self, conversation_id: str, owner: str, where: str = "conversation") -> Conversation:
         """Return a conversation, from now the one used last. Raises: NotFound. Mutates: self"""
-        kept = self._kept.get(conversation_id)
-        if kept is None or kept.owner != owner:
+        kept = self._kept.get(conversation_id, owner)
+        if kept is None:
             raise NotFound(
                 f'there is no conversation "{conversation_id[:128]}".',
                 where=where,
                 fix="conversations are kept in memory until the server ends or needs the room.",
                 code="conversation_not_found",
             )
-        self._kept.move_to_end(kept.id)
+        self._kept.touch(kept.id)
         return kept
 
     def add(self, conversation: Conversation, items: Sequence[Item]) -> None:
         """Add items; one that was deleted meanwhile stays deleted. Mutates: self, conversation"""
-        if self._kept.get(conversation.id) is not conversation:
-            return
-        conversation.items += items
-        conversation.num_bytes += len(json.dumps(list(items)))
-        while sum(one.num_bytes for one in self._kept.values()) > self._max_bytes:
-            self._kept.popitem(last=False)
+        if self._kept.has(conversation.id, conversation):
+            conversation.items += items
+            conversation.num_item_bytes += _num_bytes(items)
+            self._kept.keep(conversation.id, conversation)
+
+    def remove(self, conversation: Conversation, item: Item) -> None:
+        """Take an item out of a conversation. Mutates: self, conversation"""
+        conversation.items.remove(item)
+        conversation.num_item_bytes -= _num_bytes([item])
+        self._kept.keep(conversation.id, conversation)
+
+    def describe(self, conversation: Conversation, metadata: dict[str, str]) -> None:
+        """Give a conversation other metadata. Mutates: self, conversation"""
+        conversation.metadata = metadata
+        self._kept.keep(conversation.id, conversation)
 
     def drop(self, conversation_id: str) -> None:
         """Forget a conversation. Mutates: self"""
-        self._kept.pop(conversation_id, None)
+        self._kept.drop(conversation_id)
 
 
-def owner_of(request: Request) -> bytes:
-    """Return the mark of a key, which tells its objects from another's."""
-    return hashlib.sha256(key_of(request.headers).encode("utf-8", "surrogateescape")).digest()
+def _num_bytes(items: Sequence[Item]) -> int:
+    return sum(len(json.dumps(item)) for item in items)
 
 
 def check_keeps(server: ServerState, where: str) -> None:

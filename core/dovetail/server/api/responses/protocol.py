@@ -6,11 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dovetail.server.generate.bodies import INT31, Body, Reply, SamplingFields, Timings
+from dovetail.server.generate.bodies import INT31, Body, Metadata, Reply, SamplingFields, Timings
 from dovetail.server.generate.chat_body import MAX_MESSAGES, MAX_TOOLS
 
 MAX_ID_CHARS = 128
-MAX_METADATA = 16
 
 ConversationName = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
 
@@ -63,7 +62,7 @@ class ResponsesRequest(SamplingFields):
     reasoning: Reasoning | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=INT31)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA)] | None = None
+    metadata: Metadata | None = None
     include: Annotated[list[str], Field(max_length=64)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
     stream: bool = False

@@ -20,7 +20,7 @@ from dovetail.errors import RequestError
 from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.server.api.responses.conversation_routes import CONVERSATION_ROUTES
-from dovetail.server.api.responses.conversations import Conversation, check_keeps, owner_of
+from dovetail.server.api.responses.conversations import Conversation, check_keeps
 from dovetail.server.api.responses.input import (
     NAMES,
     chat_of,
@@ -65,6 +65,7 @@ from dovetail.server.generate.generation import (
 from dovetail.server.generate.ignored_fields import json_reply
 from dovetail.server.generate.server_state import ServerState
 from dovetail.server.http.errors import problem_of
+from dovetail.server.http.owner import owner_of
 
 Message = dict[str, Any]
 
@@ -79,7 +80,7 @@ class Plan:
     chat: ChatRequest
     messages: Sequence[Message]
     ignored: Sequence[str]
-    owner: bytes
+    owner: str
     conversation: Conversation | None
     is_stored: bool
     drops_turns: bool
@@ -247,7 +248,7 @@ def _is_stored(server: ServerState, body: ResponsesRequest) -> bool:
     return can_store and body.store is not False
 
 
-def _earlier(state: ResponsesState, response_id: str, owner: bytes) -> list[Message]:
+def _earlier(state: ResponsesState, response_id: str, owner: str) -> list[Message]:
     """Return the turns that a response left behind. Raises: RequestError"""
     kept = state.stored.get(response_id, owner)
     if kept.answer is not None:

@@ -1,6 +1,6 @@
 """ResponseStore: responses that clients may come back to, bounded in bytes and in time.
 
-In the memory of one process; what is kept belongs to the key that asked for it.
+In the memory of one process (`owned`); what is kept belongs to the key that asked for it.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dovetail.errors import NotFound
+from dovetail.server.api.responses.owned import OwnedObjects
 
 MAX_BYTES = 64 << 20
 KEPT_S = 3600.0
@@ -36,7 +36,7 @@ class StoredResponse:
     what this response was asked.
     """
 
-    owner: bytes
+    owner: str
     since_s: float
     is_background: bool
     answer: LiveResponse | None = None
@@ -56,7 +56,7 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """Responses by id, the oldest first. What still runs is never dropped to make room."""
+    """Responses by id. What still runs is never dropped to make room."""
 
     def __init__(
         self,
@@ -65,11 +65,9 @@ class ResponseStore:
         kept_s: float = KEPT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._max_bytes = max_bytes
         self._kept_s = kept_s
         self._clock = clock
-        self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
-        self._num_bytes = 0
+        self._kept = OwnedObjects[StoredResponse](max_bytes, lambda kept: kept.answer is None)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -77,7 +75,7 @@ class ResponseStore:
     def begin(
         self,
         answer: LiveResponse,
-        owner: bytes,
+        owner: str,
         *,
         is_background: bool,
         items: Sequence[dict[str, Any]] = (),
@@ -90,8 +88,7 @@ class ResponseStore:
             answer=answer,
             items=json.dumps(list(items)).encode(),
         )
-        self._kept[answer.id] = kept
-        self._num_bytes += kept.num_bytes
+        self._kept.keep(answer.id, kept)
         return kept
 
     def settle(self, answer: LiveResponse, messages: Sequence[dict[str, Any]]) -> None:
@@ -99,20 +96,20 @@ class ResponseStore:
 
         Mutates: self
         """
-        kept = self._kept.get(answer.id)
+        kept = self._kept.find(answer.id)
         if kept is None or kept.answer is None:
             return
         kept.reply = kept.reply_json()
         kept.messages = json.dumps(messages, ensure_ascii=False).encode()
         kept.answer = kept.task = None
-        self._num_bytes += len(kept.reply) + len(kept.messages)
-        self._trim()
+        self._kept.keep(answer.id, kept)
 
-    def get(self, response_id: str, owner: bytes) -> StoredResponse:
+    def get(self, response_id: str, owner: str) -> StoredResponse:
         """Return a response. Raises: NotFound, also for another key's"""
-        self._trim()
-        kept = self._kept.get(response_id)
-        if kept is None or kept.owner != owner:
+        oldest_s = self._clock() - self._kept_s
+        self._kept.drop_oldest(lambda kept: kept.since_s < oldest_s)
+        kept = self._kept.get(response_id, owner)
+        if kept is None:
             raise NotFound(
                 f'there is no response "{response_id[:128]}".',
                 where="response_id",
@@ -123,16 +120,4 @@ class ResponseStore:
 
     def drop(self, response_id: str) -> None:
         """Forget a response. Mutates: self"""
-        kept = self._kept.pop(response_id, None)
-        if kept is not None:
-            self._num_bytes -= kept.num_bytes
-
-    def _trim(self) -> None:
-        """Forget what is too old, and the oldest while too much is kept. Mutates: self"""
-        oldest_s = self._clock() - self._kept_s
-        for response_id, kept in list(self._kept.items()):
-            is_over = self._num_bytes > self._max_bytes or kept.since_s < oldest_s
-            if not is_over:
-                return
-            if kept.answer is None:
-                self.drop(response_id)
+        self._kept.drop(response_id)
