@@ -22,6 +22,7 @@ from fastapi import FastAPI
 
 from support.serving import post_scope
 
+NAME = "demo"
 USER = [{"role": "user", "content": "hi"}]
 AT_ONCE = 24
 SETTLE_S = 60.0
@@ -89,19 +90,19 @@ KINDS: dict[str, tuple[str, Callable[[int], Any]]] = {
     ),
     "message": (
         "/v1/messages",
-        lambda i: {"model": "demo", "messages": USER, "max_tokens": 24},
+        lambda i: {"messages": USER, "max_tokens": 24},
     ),
     "message stream": (
         "/v1/messages",
-        lambda i: {"model": "demo", "messages": USER, "max_tokens": 24, "stream": True},
+        lambda i: {"messages": USER, "max_tokens": 24, "stream": True},
     ),
     "ollama chat": (
         "/api/chat",
-        lambda i: {"model": "demo", "messages": USER, "options": {"num_predict": 24}},
+        lambda i: {"model": NAME, "messages": USER, "options": {"num_predict": 24}},
     ),
     "ollama generate": (
         "/api/generate",
-        lambda i: {"model": "demo", "prompt": "hi", "stream": bool(i % 2), "format": _schema(i)},
+        lambda i: {"model": NAME, "prompt": "hi", "stream": bool(i % 2), "format": _schema(i)},
     ),
     "tokenize": ("/tokenize", lambda i: {"prompt": f"{i} {LONG_TEXT}"}),
 }
@@ -123,10 +124,12 @@ class Holdings:
     children: int
     memory_bytes: int
 
-    def as_counts(self) -> dict[str, Any]:
-        """Return all but the descriptors and the memory, which threads and caches change."""
+    def beyond(self, before: Holdings) -> dict[str, tuple[Any, Any]]:
+        """Return what there is more of than before, but for descriptors and memory, which threads
+        and caches take: a process that has been idle may have ended since."""
         left_out = ("descriptors", "memory_bytes")
-        return {name: getattr(self, name) for name in self.__slots__ if name not in left_out}
+        pairs = {name: (getattr(before, name), getattr(self, name)) for name in self.__slots__}
+        return {name: p for name, p in pairs.items() if name not in left_out and p[1] > p[0]}
 
 
 def holdings(app: FastAPI) -> Holdings:
@@ -150,7 +153,7 @@ def holdings(app: FastAPI) -> Holdings:
 
 
 async def settled(app: FastAPI, before: Holdings | None = None) -> Holdings:
-    """Return what is in hand once nothing changes any more, or once it is as before."""
+    """Return what is in hand once nobody is inside, and it is no more than before."""
     loop = asyncio.get_running_loop()
     until_s = loop.time() + SETTLE_S
     while True:
@@ -158,7 +161,7 @@ async def settled(app: FastAPI, before: Holdings | None = None) -> Holdings:
         gc.collect()
         now = holdings(app)
         is_idle = now.load == (0, 0) and not now.has_turn and not now.inside
-        is_same = before is None or now.as_counts() == before.as_counts()
+        is_same = before is None or not now.beyond(before)
         if (is_idle and is_same) or loop.time() > until_s:
             return now
 

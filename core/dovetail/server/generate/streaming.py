@@ -300,8 +300,7 @@ class EventStream(StreamingResponse):
                 metrics.DISCONNECTS.inc()
                 logger.info("request %s ended: the client left", self._request_id)
         finally:
-            await ended(pump, watch)
-            await self.aclose()
+            await uninterrupted(self._close(pump, watch))
         if not pump.cancelled():
             pump.result()
 
@@ -310,8 +309,9 @@ class EventStream(StreamingResponse):
         twice."""
         await uninterrupted(self._close())
 
-    async def _close(self) -> None:
+    async def _close(self, *tasks: asyncio.Future[None]) -> None:
         async with self._owned:
+            await ended(*tasks)
             await self._chunks.aclose()
 
     async def _pump(self, send: Send) -> None:
