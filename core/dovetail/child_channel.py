@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from dovetail.process import LENGTH, Child, framed, spawn
+from dovetail.uninterrupted import uninterrupted
 
 Message = TypeVar("Message")
 
@@ -72,6 +73,9 @@ class ChildChannel:
     async def close(self) -> None:
         """End the process, whatever it is doing."""
         self._writer.transport.abort()
+        await uninterrupted(self._end())
+
+    async def _end(self) -> None:
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
         await asyncio.get_running_loop().run_in_executor(None, self._child.end, 0.0)

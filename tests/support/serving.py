@@ -183,11 +183,12 @@ async def call_asgi(
             if leaves_after is not None and len(got) >= leaves_after:
                 left.set()
 
-    await app(_scope(path), receive, send_back)
+    await app(post_scope(path), receive, send_back)
     return got
 
 
-def _scope(path: str) -> dict[str, Any]:
+def post_scope(path: str) -> dict[str, Any]:
+    """Return the scope of a POST with a JSON body."""
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},

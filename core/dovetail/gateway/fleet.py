@@ -187,7 +187,7 @@ class Fleet:
                 model.server = self._start(model.entry)
             await model.server.wait_ready()
             await self._read_card(model)
-        except (DovetailError, OSError, ValueError) as error:
+        except Exception as error:
             return self._failed(model, error)
         self._loaded(model, "loaded", began_s)
         return None
@@ -199,7 +199,7 @@ class Fleet:
             async with self._room_for(model):
                 model.state = State.WAKING
             await _told(model.server, "/wake_up")
-        except (DovetailError, ConnectionError) as error:
+        except Exception as error:
             return self._failed(model, error)
         self._loaded(model, "woken", began_s)
         return None
@@ -218,7 +218,9 @@ class Fleet:
         if isinstance(error, Overloaded):
             logger.warning("%s: %s", model.name, error)
             return error  # there is no room for it: nothing is wrong with the model
-        logger.error("%s could not be loaded: %s", model.name, error)
+        is_foreseen = isinstance(error, DovetailError | OSError | ValueError)
+        stack = None if is_foreseen else error
+        logger.error("%s could not be loaded: %s", model.name, error, exc_info=stack)
         self._end(model)
         model.died(str(error))
         return Overloaded(
@@ -294,7 +296,10 @@ class Fleet:
             await asyncio.sleep(WATCH_PERIOD_S)
         server = model.server
         assert server is not None
-        await server.stop()
+        try:
+            await server.stop()
+        except Exception as error:
+            logger.error("%s: its server did not end in order", model.name, exc_info=error)
         model.server, model.state = None, State.UNLOADED
         figures.UNLOADS.labels(model.name, why).inc()
         logger.info("%s: unloaded (%s)", model.name, why)
@@ -304,7 +309,7 @@ class Fleet:
         assert model.server is not None
         try:
             await _told(model.server, f"/sleep?level={model.entry.sleep_level}&mode=wait")
-        except (ModelFailed, ConnectionError) as error:
+        except Exception as error:
             logger.warning("%s does not sleep, and is unloaded: %s", model.name, error)
             await self._ended(model, "idle")
             return

@@ -8,6 +8,7 @@ the next job a new process.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from typing import Any
 import numpy
 
 from dovetail.child_channel import ChildChannel
-from dovetail.errors import RequestError
+from dovetail.errors import Overloaded, RequestError
 from dovetail.interfaces.media_settings import AUDIO, IMAGE, VIDEO, MediaLimit, MediaOptions
 from dovetail.multimodal.content import Decoded, Image, MediaItem, Sound, Video, invalid
 from dovetail.multimodal.extra import check_packages
@@ -28,6 +29,9 @@ from dovetail.multimodal.worker import (
     SoundJob,
     VideoJob,
 )
+from dovetail.uninterrupted import uninterrupted
+
+logger = logging.getLogger(__name__)
 
 WORKER = "dovetail.multimodal.worker"
 NUM_WORKERS = 2
@@ -63,7 +67,7 @@ class MediaDecoder:
         *,
         is_base64: bool = False,
     ) -> Decoded:
-        """Return what the bytes of an item are. Raises: RequestError"""
+        """Return what the bytes of an item are. Raises: RequestError, Overloaded"""
         job = _job(item.modality, len(data), is_base64, options, limit)
         async with self._turns:
             worker = self._idle.pop() if self._idle else _Worker(self._memory_bytes)
@@ -103,9 +107,9 @@ class _Worker:
     async def run(
         self, item: MediaItem, job: Job, data: bytes, limit_s: float
     ) -> tuple[MediaReport, numpy.ndarray[Any, Any]]:
-        """Return the report of a job, and its values. Raises: RequestError"""
+        """Return the report of a job, and its values. Raises: RequestError, Overloaded"""
+        channel = self._channel or await self._start()
         try:
-            channel = self._channel or await self._start()
             async with asyncio.timeout(limit_s):
                 await channel.send(job, data)
                 report = await channel.receive(MediaReport)
@@ -118,7 +122,8 @@ class _Worker:
                     code=fault.code,
                     status=fault.status,
                 )
-            return report, await asyncio.to_thread(self._take, report)
+            # The thread reads the file to its end: one that is closed meanwhile may be another's.
+            return report, await uninterrupted(asyncio.to_thread(self._take, report))
         except TimeoutError:
             await self.end()
             raise invalid(item, f"decoding it takes longer than {limit_s:g} s.") from None
@@ -133,16 +138,28 @@ class _Worker:
         """End the process, whatever it is doing."""
         channel, self._channel = self._channel, None
         output, self._output = self._output, None
-        if channel is not None:
-            await channel.close()
-        if output is not None:
-            output.close()
+        try:
+            if channel is not None:
+                await channel.close()
+        finally:
+            if output is not None:
+                output.close()
 
     async def _start(self) -> ChildChannel:
-        self._output = _output_file()
-        fd = self._output.fileno()
-        boot = MediaBoot(output_fd=fd, memory_bytes=self._memory_bytes)
-        self._channel = await ChildChannel.open(WORKER, boot, pass_fds=[fd])
+        """Return the channel of a new process. Raises: Overloaded where the system has nothing
+        left for one, which is no fault of the request's"""
+        try:
+            self._output = _output_file()
+            fd = self._output.fileno()
+            boot = MediaBoot(output_fd=fd, memory_bytes=self._memory_bytes)
+            self._channel = await ChildChannel.open(WORKER, boot, pass_fds=[fd])
+        except OSError as error:
+            await self.end()
+            logger.error("the process that decodes media cannot be started: %s", error)
+            raise Overloaded("the process that decodes media cannot be started.") from error
+        except BaseException:
+            await self.end()
+            raise
         return self._channel
 
     def _take(self, report: MediaReport) -> numpy.ndarray[Any, Any]:

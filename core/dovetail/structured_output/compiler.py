@@ -171,7 +171,8 @@ class ConstraintCompiler:
         try:
             if backend not in self._ready:
                 await asyncio.shield(self._prepared(backend))
-            await asyncio.wait_for(self._turn.acquire(), MAX_WAIT_S)
+            async with asyncio.timeout(MAX_WAIT_S):
+                await self._turn.acquire()
         except TimeoutError as error:
             raise Overloaded("constraints before this one take too long to compile.") from error
         finally:
@@ -242,7 +243,8 @@ class ConstraintCompiler:
         process = await self._started(job.backend)
         try:
             limit_s = WALL_FACTOR * self.spec.compile_limit_s + SLACK_S
-            result = await asyncio.wait_for(_run(process, job), limit_s)
+            async with asyncio.timeout(limit_s):
+                result = await _run(process, job)
         except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
             await self._kill()
             what = "the process that compiles constraints ended or does not respond."
@@ -275,7 +277,8 @@ class ConstraintCompiler:
     async def _until_ready(self, pending: Coroutine[Any, Any, CompileResult]) -> None:
         """Wait for a result that precedes the first constraint. Raises: RequestError"""
         try:
-            result = await asyncio.wait_for(pending, START_LIMIT_S)
+            async with asyncio.timeout(START_LIMIT_S):
+                result = await pending
         except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
             await self._kill()
             what = "the process that compiles constraints could not be started."

@@ -76,7 +76,11 @@ async def running(*, in_process: bool = True, **options: Any) -> AsyncIterator[A
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(main, 30))
+    async def within_limit() -> None:
+        async with asyncio.timeout(30):
+            await main
+
+    asyncio.run(within_limit())
 
 
 async def generate(engine: AsyncEngine, num_tokens: int) -> None:

@@ -104,7 +104,11 @@ async def generate(engine: AsyncEngine, num_tokens: int = 3) -> list[RequestOutp
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(main, 30))
+    async def within_limit() -> None:
+        async with asyncio.timeout(30):
+            await main
+
+    asyncio.run(within_limit())
 
 
 def test_requests_end_and_further_ones_are_refused() -> None:

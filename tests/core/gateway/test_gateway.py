@@ -326,3 +326,23 @@ def test_who_leaves_first() -> None:
     assert leaving_first(models, 100.0) is models[1]
     assert leaving_first(models[:1], 100.0) is models[0]
     assert leaving_first(models[:1], 1.0) is None
+
+
+@pytest.mark.parametrize("error", [RuntimeError("odd"), TypeError("odd"), RecursionError("odd")])
+def test_a_model_whose_start_fails_in_an_unforeseen_way_is_started_again(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig("a", "b")
+
+    async def work(client: Client) -> None:
+        with monkeypatch.context() as patch:
+
+            async def fails(self: Any) -> None:
+                raise error
+
+            patch.setattr("support.fake_models.FakeServer.wait_ready", fails)
+            answer = await client.post(PATH, json={"model": "a"})
+            assert answer.status_code == 503 and "odd" in answer.json()["error"]["message"]
+        assert await by(client, model="a") == "a"
+
+    within(rig, work)

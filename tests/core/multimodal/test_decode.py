@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import os
 import signal
@@ -12,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import psutil
 import pytest
 import safetensors.torch
 import torch
 from PIL import Image
 
-from dovetail.errors import ConfigError, RequestError
+from dovetail.errors import ConfigError, Overloaded, RequestError
 from dovetail.interfaces.media_settings import MediaLimit, MediaSettings
 from dovetail.multimodal import extra
 from dovetail.multimodal.content import LoadedMedium, MediaItem
@@ -268,3 +270,51 @@ def test_without_the_packages_the_error_names_what_to_install(
     with pytest.raises(ConfigError, match="not installed: av") as caught:
         MediaLoader(MediaSettings())
     assert 'pip install "dovetail-llm[mm]"' in str(caught.value)
+
+
+def test_a_decoder_that_cannot_start_is_the_server_s_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        decoder = MediaDecoder(num_workers=1)
+        loader = MediaLoader(MediaSettings(), decoder=decoder)
+        before = psutil.Process().num_fds()
+        with monkeypatch.context() as patch:
+            for place in NO_DESCRIPTORS:
+                patch.setattr(*NO_DESCRIPTORS[place])
+                with pytest.raises(Overloaded) as caught:
+                    await loader.load([image(picture())])
+                assert caught.value.status == 503
+        assert psutil.Process().num_fds() == before
+        assert len(await loader.load([image(picture())])) == 1
+        await loader.close()
+
+    asyncio.run(run())
+
+
+def _none_left(*args: Any, **fields: Any) -> Any:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+NO_DESCRIPTORS: dict[str, tuple[str, Any]] = {
+    "channel": ("dovetail.child_channel.spawn", _none_left),
+    "file": ("os.memfd_create", _none_left),
+}
+
+
+def test_a_request_cut_while_its_values_are_read_leaves_the_file_of_others_alone() -> None:
+    async def run() -> None:
+        decoder = MediaDecoder(num_workers=1)
+        loader = MediaLoader(MediaSettings(), decoder=decoder)
+        big = image(picture(size=(1500, 1500)))
+        (whole,) = await loader.load([big])
+        for cut_s in (0.0, 0.005, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15):
+            task = asyncio.create_task(loader.load([big]))
+            await asyncio.wait({task}, timeout=cut_s)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            (again,) = await loader.load([big])
+            assert numpy.array_equal(again.content.pixels, whole.content.pixels)
+        await loader.close()
+
+    asyncio.run(run())

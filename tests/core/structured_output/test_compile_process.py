@@ -78,3 +78,31 @@ def test_it_ends_within_a_second_of_its_parent(stage: str) -> None:
     children = kill_parent(PARENT, text, stage, ready="ready")
     assert len(children) == (2 if stage == "busy" else 1)
     assert survivors(children, 1.0) == []
+
+
+def test_callers_that_leave_while_they_wait_leave_no_place_taken() -> None:
+    """The turn is free in the same moment as a caller leaves: Python 3.11's wait_for gives it to
+    nobody then."""
+
+    async def body() -> None:
+        compiler = ConstraintCompiler(spec())
+        try:
+            await compiler.compile(Literal("warm"), where="f")
+            for which in range(20):
+                await compiler._turn.acquire()
+                work = compiler.compile(Literal(f"x{which}"), where="f")
+                task = asyncio.ensure_future(work)
+                while not compiler._turn._waiters:  # type: ignore[attr-defined]
+                    await asyncio.sleep(0.001)
+                compiler._turn.release()
+                for _ in range(which % 4):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                assert compiler._num_waiting == 0 and task.cancelled()
+            async with asyncio.timeout(20):
+                assert (await compiler.compile(Literal("last"), where="f")).artifact
+        finally:
+            await compiler.close()
+
+    asyncio.run(body())

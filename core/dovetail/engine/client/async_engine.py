@@ -278,8 +278,9 @@ class AsyncEngine(EngineOperations):
         key = next(self._serials)
         prepare = partial(self._input.prepare, prompt, params, request_id, serial=key, **how)
         prepared = await self._prepared(prompt, prepare)
-        async for output in self._outputs(key, prepared, watch, is_whole=is_whole):
-            yield output
+        async with aclosing(self._outputs(key, prepared, watch, is_whole=is_whole)) as outputs:
+            async for output in outputs:
+                yield output
 
     async def read(self, prompt: MediaPrompt | VectorPrompt, adapter: str = "") -> PlacedPrompt:
         """Return a prompt of media or vectors as token ids and parts. Raises: RequestError"""

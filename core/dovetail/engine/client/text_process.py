@@ -199,7 +199,8 @@ class _Lane:
         """Do what waits until nothing has waited for a while."""
         while True:
             try:
-                await asyncio.wait_for(self._has_work.wait(), IDLE_S)
+                async with asyncio.timeout(IDLE_S):
+                    await self._has_work.wait()
             except TimeoutError:
                 self._task = None
                 await self._end_worker()
@@ -251,7 +252,8 @@ class _Lane:
         await self._rest(report.worked_s)
 
     async def _report(self, worker: ChildChannel) -> Report:
-        return await asyncio.wait_for(worker.receive(Report), SILENCE_LIMIT_S)
+        async with asyncio.timeout(SILENCE_LIMIT_S):
+            return await worker.receive(Report)
 
     async def _rest(self, worked_s: float) -> None:
         """Leave the processor to others for the work that was done, while they need it."""

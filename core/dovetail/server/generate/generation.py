@@ -47,6 +47,7 @@ from dovetail.server.generate.streaming import (
     continued,
     event_steps,
 )
+from dovetail.uninterrupted import ended
 
 Item = TypeVar("Item")
 CLAMPED_HEADER = "x-dovetail-max-tokens"
@@ -241,6 +242,7 @@ async def event_stream_response(
     """
     keep_alive_s = request.app.state.server.frontend.sse_keep_alive_interval
     first = await begun_within(steps, keep_alive_s)
+    owned.push_async_callback(ended, first)  # a stream that is never sent never waits for it
     head = StreamHead(
         headers=meta.headers(),
         request_id=meta.request_id,

@@ -16,7 +16,7 @@ from collections.abc import (
     Iterable,
     Sequence,
 )
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -32,6 +32,7 @@ from dovetail.server.generate.as_chat import in_words_of
 from dovetail.server.generate.dialect import AnswerEnd, Dialect
 from dovetail.server.generate.events import CountedSession, Event, SessionPlan
 from dovetail.server.http.errors import Problem, problem_of
+from dovetail.uninterrupted import ended, uninterrupted
 
 logger = logging.getLogger("dovetail.server")
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -146,28 +147,35 @@ def _check_end(cause: str, request_id: str) -> None:
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Answer]) -> Answer:
     """Return the result of `work`, which is cancelled when the client leaves.
 
+    A stream that `work` has made and that nobody sends is closed.
     Raises: ClientDisconnected, what `work` raises
     """
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(_gone(request.receive))
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientDisconnected
-    finally:
-        await _cancel(task, watch)
+        has_left = not task.done()
+        await ended(watch)
+        if has_left:
+            raise ClientDisconnected
+    except BaseException:
+        await uninterrupted(_given_up(task))
+        raise
+    return task.result()
+
+
+async def _given_up(task: asyncio.Future[Any]) -> None:
+    """End a task whose result nobody takes any more, and close a stream that it has made."""
+    await ended(task)
+    if not task.cancelled() and task.exception() is None:
+        answer = task.result()
+        if isinstance(answer, EventStream):
+            await answer.aclose()
 
 
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _cancel(*tasks: asyncio.Future[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def continued(
@@ -179,7 +187,7 @@ async def continued(
         async for item in rest:
             yield item
     finally:
-        await _cancel(first)
+        await ended(first)
 
 
 async def kept_alive(
@@ -202,7 +210,7 @@ async def kept_alive(
             yield item
     finally:
         if coming is not None:
-            await _cancel(coming)
+            await ended(coming)
 
 
 async def begun_within(items: AsyncIterator[Item], limit_s: float) -> asyncio.Future[Item]:
@@ -214,7 +222,7 @@ async def begun_within(items: AsyncIterator[Item], limit_s: float) -> asyncio.Fu
     try:
         await asyncio.wait({first}, timeout=limit_s or None)
     except BaseException:
-        await _cancel(first)
+        await ended(first)
         raise
     if first.done():
         first.result()
@@ -292,28 +300,39 @@ class EventStream(StreamingResponse):
                 metrics.DISCONNECTS.inc()
                 logger.info("request %s ended: the client left", self._request_id)
         finally:
-            await _cancel(pump, watch)
-            await self._chunks.aclose()
-            await self._owned.aclose()
+            await uninterrupted(self._close(pump, watch))
         if not pump.cancelled():
             pump.result()
 
+    async def aclose(self) -> None:
+        """Close the chunks and what is owned, whether they were sent or not. May be called
+        twice."""
+        await uninterrupted(self._close())
+
+    async def _close(self, *tasks: asyncio.Future[None]) -> None:
+        async with self._owned:
+            await ended(*tasks)
+            await self._chunks.aclose()
+
     async def _pump(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        framing = self._framing
         try:
-            chunks: AsyncIterator[bytes | None] = self._chunks
-            if self._keep_alive_s:
-                chunks = kept_alive(self._chunks, self._keep_alive_s)
-            async for chunk in chunks:
-                framing = self._framing
-                await _send_frame(
-                    send, framing.keep_alive() if chunk is None else framing.frame(chunk)
-                )
-            if self._framing.end:
-                await _send_frame(send, self._framing.end)
+            async with aclosing(self._to_send()) as chunks:
+                async for chunk in chunks:
+                    frame = framing.keep_alive() if chunk is None else framing.frame(chunk)
+                    await _send_frame(send, frame)
+            if framing.end:
+                await _send_frame(send, framing.end)
         except Exception as error:
             await self._send_error(send, error)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _to_send(self) -> AsyncGenerator[bytes | None, None]:
+        """Return the chunks, with None where a comment is to keep the connection open."""
+        if self._keep_alive_s:
+            return kept_alive(self._chunks, self._keep_alive_s)
+        return self._chunks
 
     async def _send_error(self, send: Send, error: Exception) -> None:
         if isinstance(error, OSError):
@@ -355,9 +374,17 @@ async def merged(
             else:
                 yield item
     finally:
-        await _cancel(*tasks)
+        await uninterrupted(_closed(tasks, streams))
+
+
+async def _closed(
+    tasks: Sequence[asyncio.Future[None]], streams: Sequence[AsyncGenerator[Step, None]]
+) -> None:
+    """End the tasks, then close every stream, also those after one whose end fails."""
+    await ended(*tasks)
+    async with AsyncExitStack() as stack:
         for stream in streams:
-            await stream.aclose()
+            stack.push_async_callback(stream.aclose)
 
 
 async def _forward(

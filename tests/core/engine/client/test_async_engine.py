@@ -147,7 +147,8 @@ def test_closing_cancelling_and_aborting_free_everything(in_process: bool) -> No
             for task in tasks:
                 task.cancel()
             await engine.abort("aborted")
-            assert (await asyncio.wait_for(aborted, 2))[1] == "abort"
+            async with asyncio.timeout(2):
+                assert (await aborted)[1] == "abort"
             await asyncio.gather(*tasks, return_exceptions=True)
             await settled(engine)
             assert (

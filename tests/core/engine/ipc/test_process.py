@@ -123,7 +123,8 @@ def test_a_child_that_exits_while_starting_is_noticed() -> None:
         (child,) = psutil.Process().children()
         child.kill()
         with pytest.raises(EngineDead, match="signal 9"):
-            await asyncio.wait_for(task, 2)
+            async with asyncio.timeout(2):
+                await task
 
     asyncio.run(main())
 
@@ -132,7 +133,8 @@ def test_an_engine_that_exits_by_itself_is_noticed() -> None:
     async def main() -> None:
         engine = await AsyncEngine.start(fake_spec(options={"exits_at_step": 3}))
         with pytest.raises(EngineDead, match="status 9"):
-            await asyncio.wait_for(text_of(engine), 1)
+            async with asyncio.timeout(1):
+                await text_of(engine)
         await engine.shutdown()
 
     asyncio.run(main())
@@ -220,7 +222,8 @@ def test_several_api_processes_share_an_engine() -> None:
         assert await text_of(others[1], 20, 3) == alone[3]
         os.kill(pid_of(engine), signal.SIGKILL)
         with pytest.raises(EngineDead):
-            await asyncio.wait_for(text_of(others[1]), 1)
+            async with asyncio.timeout(1):
+                await text_of(others[1])
         assert not others[1].is_alive
         await others[1].shutdown()
         await engine.shutdown()

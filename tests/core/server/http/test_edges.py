@@ -466,7 +466,8 @@ def test_clients_that_leave_free_everything(stream: bool, pieces: tuple[str, ...
 
     async def main() -> None:
         work = call_asgi(app, "/v1/chat/completions", body, leaves_after=leaves_after)
-        await asyncio.wait_for(work, 2)
+        async with asyncio.timeout(2):
+            await work
 
     asyncio.run(main())
     assert not engine.running

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import msgspec
 from fastapi import Depends, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
-from dovetail.errors import DovetailError
 from dovetail.interfaces.api import TRANSCRIBE, Api, Route
 from dovetail.interfaces.media_settings import AUDIO, MIB, MediaSettings
 from dovetail.interfaces.plugin import Info
@@ -26,7 +25,14 @@ from dovetail.server.api.audio.speech_tokens import speech_tokens
 from dovetail.server.api.audio.windows import Listener, Segment
 from dovetail.server.generate.dependencies import ServerOf, state_of
 from dovetail.server.generate.server_state import ServerState
-from dovetail.server.generate.streaming import cancel_on_disconnect
+from dovetail.server.generate.streaming import (
+    EventStream,
+    Framing,
+    StreamHead,
+    cancel_on_disconnect,
+    data_frame,
+)
+from dovetail.server.http.errors import Problem
 
 
 @dataclass(slots=True)
@@ -91,8 +97,14 @@ async def _worked_out(
         owned.push_async_callback(segments.aclose)
         if asked.stream:
             first = await anext(segments, None)  # what is wrong is told before the stream begins
-            events = _events(listener, first, segments, owned.pop_all())
-            return StreamingResponse(events, media_type="text/event-stream")
+            head = StreamHead(
+                headers={},
+                request_id=listener.request_id,
+                logs_stack=server.frontend.log_error_stack,
+                keep_alive_s=server.frontend.sse_keep_alive_interval,
+                framing=FRAMING,
+            )
+            return EventStream(_events(listener, first, segments), owned.pop_all(), head)
         body, content_type = answer(listener, [segment async for segment in segments])
         return Response(body, media_type=content_type)
 
@@ -121,29 +133,30 @@ async def _listener(
 
 
 async def _events(
-    listener: Listener,
-    first: Segment | None,
-    segments: AsyncIterator[Segment],
-    owned: AsyncExitStack,
-) -> AsyncIterator[bytes]:
-    """Yield a delta for each segment, then the whole text; an error in place of what is missing."""
+    listener: Listener, first: Segment | None, segments: AsyncIterator[Segment]
+) -> AsyncGenerator[bytes, None]:
+    """Yield a delta for each segment, then the whole text."""
     heard: list[Segment] = []
-    async with owned:
-        try:
-            segment = first
-            while segment is not None:
-                text = segment.text if heard else segment.text.lstrip()
-                heard.append(segment)
-                yield _event("transcript.text.delta", delta=text)
-                segment = await anext(segments, None)
-        except DovetailError as error:
-            yield _event("error", error={"message": str(error), "type": "server_error"})
-            return
-        yield _event("transcript.text.done", text=whole_text(heard), usage=usage(listener))
+    segment = first
+    while segment is not None:
+        text = segment.text if heard else segment.text.lstrip()
+        heard.append(segment)
+        yield _event("transcript.text.delta", delta=text)
+        segment = await anext(segments, None)
+    yield _event("transcript.text.done", text=whole_text(heard), usage=usage(listener))
 
 
 def _event(kind: str, **fields: Any) -> bytes:
-    return b"data: " + msgspec.json.encode({"type": kind, **fields}) + b"\n\n"
+    return msgspec.json.encode({"type": kind, **fields})
+
+
+def _error_frame(problem: Problem) -> bytes:
+    """Return the event of an error, in place of what is missing."""
+    error = {"message": problem.info.message, "type": "server_error"}
+    return data_frame(_event("error", error=error))
+
+
+FRAMING = Framing(end=b"", error=_error_frame)
 
 
 class AudioApi(Api):
