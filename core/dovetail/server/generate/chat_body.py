@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dovetail.server.generate.bodies import (
     INT31,
@@ -15,6 +15,8 @@ from dovetail.server.generate.bodies import (
     SamplingFields,
     StreamOptions,
 )
+from dovetail.server.generate.custom_tools import call_of, function_of, has_grammar
+from dovetail.server.generate.words import Words, words_of
 
 MAX_MESSAGES = 8192
 MAX_TOOLS = 512
@@ -23,6 +25,27 @@ MAX_NAME_CHARS = 256
 MAX_TEMPLATE_CHARS = 1 << 18
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
+NewName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS, pattern=r"^\S+$")]
+"""The name of a tool that is offered. Syntaxes of calls take blanks for its end."""
+
+TOOLS: Words = {
+    **words_of("honoured", "a function of the client", "function"),
+    **words_of("mapped", "a function of one text; its call comes back as a custom one", "custom"),
+    **words_of(
+        "left out",
+        "what a service runs itself",
+        "builtin_function",
+        "code_interpreter",
+        "computer_use_preview",
+        "file_search",
+        "image_generation",
+        "mcp",
+        "retrieval",
+        "web_search",
+        "web_search_preview",
+    ),
+}
+"""What the types of a chat's tools mean. Others are left out too, unless they hold a function."""
 
 
 class ContentPart(Body):
@@ -41,11 +64,20 @@ class FunctionCall(Body):
 
 
 class MessageToolCall(Body):
-    """One call of an earlier answer."""
+    """One call of an earlier answer. That of a custom tool is one of its function."""
 
     id: str = ""
-    type: Literal["function"] = "function"
+    type: Literal["function", "custom"] = "function"
     function: FunctionCall
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_function(cls, given: Any) -> Any:
+        custom = given.get("custom") if isinstance(given, dict) else None
+        if not isinstance(custom, dict) or given.get("type") != "custom":
+            return given
+        others = {name: value for name, value in given.items() if name != "custom"}
+        return others | {"function": call_of(custom)}
 
 
 class Message(Body):
@@ -64,17 +96,38 @@ class Message(Body):
 class FunctionTool(Body):
     """A function the client offers."""
 
-    name: Name
+    name: NewName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
 class ToolBody(Body):
-    """One entry of `tools`."""
+    """One entry of `tools`. A custom tool has the function that the model sees, one that is left
+    out nothing but its type, which counts as a field that has no effect."""
 
-    type: Literal["function"] = "function"
+    type: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)] = "function"
     function: FunctionTool
+
+    @property
+    def is_left_out(self) -> bool:
+        """Return whether the request is answered without it."""
+        return self.type not in ("function", "custom")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_function(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        kind, custom = given.get("type", "function"), given.get("custom")
+        if kind == "custom" and isinstance(custom, dict):
+            unread = {"format": True} if has_grammar(custom) else {}
+            return {"type": kind, "function": function_of(custom), **unread}
+        if not isinstance(kind, str) or kind in ("", "function", "custom"):
+            return given
+        if "function" in given and kind not in TOOLS:
+            raise ValueError(f'"{kind[:64]}" is no type of tool; use "function" or "custom"')
+        return {"type": kind, "function": {"name": "none"}, kind: True}
 
 
 class ResponseFormat(Body):

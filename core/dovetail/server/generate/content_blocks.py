@@ -25,12 +25,14 @@ What = Literal["opened", "grown", "closed"]
 
 @dataclass(slots=True, kw_only=True)
 class ContentBlock:
-    """One part of an answer. `text` is all of it so far: of a call, its arguments."""
+    """One part of an answer. `text` is all of it so far: of a call, its arguments, or its input if
+    its tool takes text (`is_custom`)."""
 
     index: int
     kind: Kind
     call_id: str = ""
     name: str = ""
+    is_custom: bool = False
     parts: list[str] = field(default_factory=list)
 
     @property
@@ -80,8 +82,8 @@ class ContentBlocks:
                     changes += self._grow("text", text)
                 case ReasoningDelta(text=text) if self._shows_reasoning:
                     changes += self._grow("reasoning", text)
-                case ToolCallStart(call_id=call_id, name=name):
-                    changes += self._open("call", call_id, name)
+                case ToolCallStart():
+                    changes += self._open("call", event)
                     self._calls.append(self.blocks[-1])
                 case ToolCallArgsDelta(index=index, text=text):
                     changes.append(_grown(self._calls[index], text))
@@ -101,12 +103,13 @@ class ContentBlocks:
         changes = [] if is_same else self._open(kind)
         return [*changes, _grown(self.blocks[-1], text)]
 
-    def _open(self, kind: Kind, call_id: str = "", name: str = "") -> list[BlockChange]:
+    def _open(self, kind: Kind, call: ToolCallStart | None = None) -> list[BlockChange]:
         changes = self._close()
         self.is_open = True
-        self.blocks.append(
-            ContentBlock(index=len(self.blocks), kind=kind, call_id=call_id, name=name)
-        )
+        block = ContentBlock(index=len(self.blocks), kind=kind)
+        if call is not None:
+            block.call_id, block.name, block.is_custom = call.call_id, call.name, call.is_custom
+        self.blocks.append(block)
         return [*changes, BlockChange(what="opened", block=self.blocks[-1])]
 
     def _close(self) -> list[BlockChange]:

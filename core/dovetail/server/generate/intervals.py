@@ -72,7 +72,7 @@ def _merged(events: Sequence[Event]) -> list[Event]:
             case ToolCallArgsDelta(index=last, text=first), ToolCallArgsDelta(
                 index=index, text=second
             ) if last == index:
-                found[-1] = ToolCallArgsDelta(index=index, text=first + second)
+                found[-1] = replace(found[-1], text=first + second)
             case _:
                 found.append(event)
     return found

@@ -25,11 +25,12 @@ from dovetail.interfaces.spec import StructuredOutputSpec
 from dovetail.interfaces.text import Markers, Tool
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.interfaces.tool_parser import ToolParser
-from dovetail.server.generate.chat_body import ChatRequest, ToolBody
+from dovetail.server.generate.chat_body import TOOLS, ChatRequest, ToolBody
 from dovetail.server.generate.events import SessionPlan
 from dovetail.server.generate.server_state import Parsers
 from dovetail.server.generate.structured_outputs import ConstraintRequest, requested_constraint
 from dovetail.server.generate.template.messages import tool_values
+from dovetail.server.generate.words import is_left_out
 
 AUTO = (None, "auto", "none")
 """The values of tool_choice that leave it to the model whether it calls, or forbid it."""
@@ -59,6 +60,7 @@ def session_plan(
         max_calls=1 if is_named or body.parallel_tool_calls is False else None,
         is_forced_call=is_named,
         reads_bare=not frontend.tool_parser_strict,
+        custom=frozenset(t.function.name for t in body.tools or () if t.type == "custom"),
     )
 
 
@@ -158,6 +160,9 @@ def with_offered_tools(body: ChatRequest, frontend: FrontendConfig) -> ChatReque
 
     Where tool_choice lists what may be called, it becomes the list's mode.
     """
+    if any(tool.is_left_out for tool in body.tools or ()):
+        tools = [tool for tool in body.tools or () if not tool.is_left_out]
+        body = body.model_copy(update={"tools": tools or None})
     choice = body.tool_choice
     if choice == "none" and frontend.exclude_tools_when_tool_choice_none:
         return body.model_copy(update={"tools": None})
@@ -165,26 +170,40 @@ def with_offered_tools(body: ChatRequest, frontend: FrontendConfig) -> ChatReque
         return body
     where = "tool_choice.allowed_tools"
     listed = choice.get("allowed_tools", choice)  # the Responses API has no object around it
-    tools = listed.get("tools") if isinstance(listed, dict) else None
-    if not isinstance(tools, list) or not tools:
+    entries = listed.get("tools") if isinstance(listed, dict) else None
+    if not isinstance(entries, list) or not entries:
         raise RequestError("must list tools.", where=where)
     if (mode := listed.get("mode", "auto")) not in ("auto", "required"):
         raise RequestError('must be "auto" or "required".', where=f"{where}.mode")
-    known = {tool.function.name: tool for tool in body.tools or ()}
-    names = [_name_of(tool, f"{where}.tools[{n}]") for n, tool in enumerate(tools)]
+    known = {(tool.type, tool.function.name): tool for tool in body.tools or ()}
+    names = [
+        _named(tool, f"{where}.tools[{n}]") for n, tool in enumerate(entries) if not _is_left(tool)
+    ]
     if unknown := [name for name in names if name not in known]:
-        raise RequestError(f'"{unknown[0][:64]}" is not a tool of this request.', where=where)
+        name = unknown[0][1][:64]
+        raise RequestError(f'"{name}" is not a tool of this request.', where=where)
     allowed = [known[name] for name in known if name in names]
-    return body.model_copy(update={"tools": allowed, "tool_choice": mode})
+    return body.model_copy(update={"tools": allowed or None, "tool_choice": mode})
 
 
-def _name_of(tool: Any, where: str) -> str:
-    """Return the name in {"type": "function", "function": {"name"}}, or beside the type."""
-    function = tool.get("function", tool) if isinstance(tool, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str) or tool.get("type", "function") != "function":
-        raise RequestError("must name a function.", where=where)
-    return name
+def _named(tool: Any, where: str) -> tuple[str, str]:
+    """Return "function" and the name in {"type": "function", "function": {"name"}}, or beside the type; of custom
+    tools likewise. Raises: RequestError"""
+    kind = tool.get("type", "function") if isinstance(tool, dict) else None
+    inner = tool.get(kind, tool) if kind in ("function", "custom") else None
+    name = inner.get("name") if isinstance(inner, dict) else None
+    if not isinstance(name, str):
+        raise RequestError(
+            "must name a function.",
+            where=where,
+            fix='send {"type": "function", "function": {"name": NAME}}.',
+        )
+    return str(kind), name
+
+
+def _is_left(tool: Any) -> bool:
+    """Return whether a list of what may be called names a tool that is left out."""
+    return isinstance(tool, dict) and is_left_out(TOOLS, str(tool.get("type")))
 
 
 def _undecided() -> RequestError:
@@ -203,15 +222,7 @@ def _is_named(tool: ToolBody, choice: Any) -> bool:
         raise RequestError(
             f'"{choice[:64]}" is not auto, none, required or a function.', where="tool_choice"
         )
-    function = choice.get("function", choice)
-    name = function.get("name") if isinstance(function, dict) else None
-    if choice.get("type", "function") != "function" or not isinstance(name, str):
-        raise RequestError(
-            "must name a function.",
-            where="tool_choice",
-            fix='send {"type": "function", "function": {"name": NAME}}.',
-        )
-    return tool.function.name == name
+    return (tool.type, tool.function.name) == _named(choice, "tool_choice")
 
 
 def calls_constraint(

@@ -31,13 +31,29 @@ class ReplyToolCall(Reply):
     function: CallFunction
 
 
+class CallCustom(Reply):
+    """Name and input of a custom tool's call, either of which a delta may lack."""
+
+    name: str | None = None
+    input: str | None = None
+
+
+class ReplyCustomCall(Reply):
+    """A call of a custom tool."""
+
+    id: str
+    type: Literal["custom"] = "custom"
+    custom: CallCustom
+
+
 class ToolCallPiece(Reply):
     """A piece of a tool call in a stream; only the first has an id, a type and a name."""
 
     index: int
     id: str | None = None
     type: str | None = None
-    function: CallFunction
+    function: CallFunction | None = None
+    custom: CallCustom | None = None
 
 
 class ReplyDelta(Reply):
@@ -57,7 +73,7 @@ class ReplyMessage(Reply):
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[ReplyToolCall] | None = None
+    tool_calls: list[ReplyToolCall | ReplyCustomCall] | None = None
     refusal: str | None = None
 
 

@@ -9,12 +9,14 @@ from typing import Any
 
 from dovetail import registry
 from dovetail.server.api.chat.protocol import (
+    CallCustom,
     CallFunction,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
     ChatLogprobs,
     ChatReply,
+    ReplyCustomCall,
     ReplyDelta,
     ReplyMessage,
     ReplyToolCall,
@@ -24,6 +26,7 @@ from dovetail.server.generate.as_chat import CHAT_NAMES
 from dovetail.server.generate.dialect import AnswerEnd, Dialect
 from dovetail.server.generate.events import (
     Collected,
+    CollectedCall,
     ContentDelta,
     Event,
     ReasoningDelta,
@@ -98,6 +101,13 @@ def _delta(event: Event, options: ChatResponseOptions) -> ReplyDelta:
             return ReplyDelta(content=text)
         case ReasoningDelta(text=text):
             return ReplyDelta(**options.reasoning_fields(text))
+        case ToolCallStart(index=index, call_id=call_id, name=name, is_custom=True):
+            custom = CallCustom(name=name, input="")
+            call = ToolCallPiece(index=index, id=call_id, type="custom", custom=custom)
+            return ReplyDelta(tool_calls=[call])
+        case ToolCallArgsDelta(index=index, text=text, is_custom=True):
+            call = ToolCallPiece(index=index, custom=CallCustom(input=text))
+            return ReplyDelta(tool_calls=[call])
         case ToolCallStart(index=index, call_id=call_id, name=name):
             function = CallFunction(name=name, arguments="")
             call = ToolCallPiece(index=index, id=call_id, type="function", function=function)
@@ -271,13 +281,14 @@ def message_of(collected: Collected, options: ChatResponseOptions) -> ReplyMessa
     if collected.reasoning:
         fields |= options.reasoning_fields(collected.reasoning)
     if collected.calls:
-        fields["tool_calls"] = [
-            ReplyToolCall(
-                id=call.call_id,
-                type="function",
-                function=CallFunction(name=call.name, arguments=call.arguments),
-            )
-            for call in collected.calls
-        ]
+        fields["tool_calls"] = [_reply_call(call) for call in collected.calls]
     is_null = not content and bool(collected.calls)
     return ReplyMessage(role=options.role, content=None if is_null else content, **fields)
+
+
+def _reply_call(call: CollectedCall) -> ReplyToolCall | ReplyCustomCall:
+    if call.is_custom:
+        custom = CallCustom(name=call.name, input=call.arguments)
+        return ReplyCustomCall(id=call.call_id, type="custom", custom=custom)
+    function = CallFunction(name=call.name, arguments=call.arguments)
+    return ReplyToolCall(id=call.call_id, type="function", function=function)

@@ -21,6 +21,7 @@ class CollectedCall:
     call_id: str
     name: str
     arguments: str = ""
+    is_custom: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,8 +40,9 @@ class Collected:
                     self.content_parts.append(text)
                 case ReasoningDelta(text=text):
                     self.reasoning_parts.append(text)
-                case ToolCallStart(call_id=call_id, name=name):
-                    self.calls.append(CollectedCall(call_id=call_id, name=name))
+                case ToolCallStart(call_id=call_id, name=name, is_custom=is_custom):
+                    call = CollectedCall(call_id=call_id, name=name, is_custom=is_custom)
+                    self.calls.append(call)
                 case ToolCallArgsDelta(index=index, text=text):
                     self.calls[index].arguments += text
 

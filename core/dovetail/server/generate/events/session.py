@@ -47,7 +47,8 @@ class SessionPlan:
     `is_forced_call`: the request named the tool to call. `stops` are the stop strings, which count
     from the token `min_tokens` on. `reads_bare`: an answer that is nothing but calls without their
     markers, as far as the parser knows such, is calls. `reasoning_reading` and `tool_reading` say
-    how parsers read their part of the answer themselves (see `stages`).
+    how parsers read their part of the answer themselves (see `stages`). `custom` are the names of
+    tools that take text.
     """
 
     reasoning: Markers | None = None
@@ -64,6 +65,7 @@ class SessionPlan:
     reads_bare: bool = False
     reasoning_reading: ReadingPlan | None = None
     tool_reading: ReadingPlan | None = None
+    custom: frozenset[str] = frozenset()
 
     @property
     def can_reason(self) -> bool:

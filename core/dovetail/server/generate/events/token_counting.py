@@ -8,7 +8,9 @@ here: they are for such parsers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from dovetail.server.generate.events.custom_calls import CustomCalls
 from dovetail.server.generate.events.session import Session, SessionPlan
 from dovetail.server.generate.events.stages import StagedSession
 from dovetail.server.generate.events.types import (
@@ -32,6 +34,7 @@ class CountedSession:
         self._num_held = 0
         self._counts = plan.can_reason or bool(plan.stops) or plan.is_staged
         self._arguments: dict[int, list[str]] = {}
+        self._custom = CustomCalls(plan.custom) if plan.custom else None
 
     @property
     def matched(self) -> str | None:
@@ -73,7 +76,7 @@ class CountedSession:
                 self._arguments[event.index] = []
             elif isinstance(event, ToolCallArgsDelta):
                 self._arguments[event.index].append(event.text)
-        return events
+        return events if self._custom is None else self._custom.read(events)
 
     def finish(self, *, is_cut: bool = False) -> list[Event]:
         """Return what was held back. Mutates: self"""
@@ -115,7 +118,7 @@ def joined(events: Sequence[Event]) -> list[Event]:
                 ToolCallArgsDelta(index=index, text=first),
                 ToolCallArgsDelta(index=other, text=second),
             ) if index == other:
-                merged[-1] = ToolCallArgsDelta(index=index, text=first + second)
+                merged[-1] = replace(merged[-1], text=first + second)
             case _:
                 merged.append(event)
     return merged

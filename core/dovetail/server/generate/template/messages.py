@@ -166,7 +166,12 @@ def _arguments(call: MessageToolCall, where: str) -> dict[str, Any]:
 
 def tool_dicts(tools: Sequence[ToolBody]) -> list[dict[str, Any]]:
     """Return tools as templates read them, the client's own fields kept."""
-    return [tool.model_dump(exclude_unset=True) | {"type": "function"} for tool in tools]
+    return [_tool(tool) for tool in tools if not tool.is_left_out]
+
+
+def _tool(tool: ToolBody) -> dict[str, Any]:
+    unread = {"format"} if tool.type == "custom" else None
+    return tool.model_dump(exclude_unset=True, exclude=unread) | {"type": "function"}
 
 
 def tool_values(tools: Sequence[ToolBody]) -> tuple[Tool, ...]:

@@ -1,0 +1,48 @@
+"""Custom tools: tools whose input is text. The model sees a function with one argument, the text.
+
+Source: the OpenAI API reference, function calling: custom tools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+ARGUMENT = "input"
+"""The name of the only argument."""
+
+
+def has_grammar(tool: Mapping[str, Any]) -> bool:
+    """Return whether the input of a custom tool is to follow a grammar."""
+    form = tool.get("format")
+    return isinstance(form, Mapping) and form.get("type", "text") != "text"
+
+
+def function_of(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a custom tool as the function that the model sees. A regular expression becomes a
+    pattern of its argument; a grammar is told in the description."""
+    form = tool.get("format")
+    form = form if isinstance(form, Mapping) else {}
+    form = {**form, **form["grammar"]} if isinstance(form.get("grammar"), Mapping) else dict(form)
+    text: dict[str, Any] = {"type": "string"}
+    told = [str(tool["description"])] if tool.get("description") else []
+    definition = form.get("definition")
+    if isinstance(definition, str):
+        syntax = str(form.get("syntax") or "grammar")
+        told.append(f"The input must follow this {syntax}:\n{definition}")
+        if syntax == "regex":
+            text["pattern"] = f"^(?:{definition})$"
+    parameters = {
+        "type": "object",
+        "properties": {ARGUMENT: text},
+        "required": [ARGUMENT],
+        "additionalProperties": False,
+    }
+    found = {"name": tool.get("name"), "parameters": parameters}
+    return {**found, "description": "\n\n".join(told)} if told else found
+
+
+def call_of(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an earlier call of a custom tool as the call of its function."""
+    text = call.get(ARGUMENT)
+    return {"name": call.get("name"), "arguments": {ARGUMENT: "" if text is None else text}}

@@ -1,0 +1,106 @@
+"""Calls of custom tools in an answer: the one text among a call's arguments is its input.
+
+Knows no tools but by name; `custom_tools` says what the model sees of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from dovetail.server.generate.events.types import Event, ToolCallArgsDelta, ToolCallStart
+
+_HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+_ESCAPE = re.compile(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u....|[^u])", re.DOTALL)
+_HALF = re.compile(r"\\u[dD][89abAB]..", re.DOTALL)
+
+
+class CustomInput:
+    """Reads the input of one call out of its arguments, however they are cut. Arguments of another
+    shape are the input themselves."""
+
+    def __init__(self) -> None:
+        self._pending = ""
+        self._phase = "head"
+
+    def feed(self, text: str) -> str:
+        """Return what has become sure of the input. Mutates: self"""
+        self._pending += text
+        if self._phase == "head":
+            self._read_head()
+        if self._phase == "raw":
+            told, self._pending = self._pending, ""
+            return told
+        return self._read_text() if self._phase == "text" else ""
+
+    def _read_head(self) -> None:
+        match = _HEAD.match(self._pending)
+        if match is not None:
+            self._pending, self._phase = self._pending[match.end() :], "text"
+        elif not _may_be_head(self._pending):
+            self._phase = "raw"
+
+    def _read_text(self) -> str:
+        found: list[str] = []
+        at = 0
+        while at < len(self._pending):
+            char = self._pending[at]
+            if char == '"':
+                self._phase, self._pending = "end", ""
+                return "".join(found)
+            if char != "\\":
+                found.append(char)
+                at += 1
+                continue
+            match = _ESCAPE.match(self._pending, at)
+            if match is None or _may_be_pair(self._pending[at:], match.group()):
+                break
+            found.append(_unescaped(match.group()))
+            at = match.end()
+        self._pending = self._pending[at:]
+        return "".join(found)
+
+
+def _may_be_head(text: str) -> bool:
+    """Return whether the text is the beginning of an object whose first member is the input."""
+    bare = "".join(text.split())
+    return '{"input":"'.startswith(bare)
+
+
+def _may_be_pair(text: str, escape: str) -> bool:
+    """Return whether an escape is the first half of a character whose second may still come."""
+    rest = text[len(escape) :]
+    return bool(_HALF.fullmatch(escape)) and len(rest) < 6 and "\\u".startswith(rest[:2])
+
+
+def _unescaped(escape: str) -> str:
+    """Return what an escape stands for. One that JSON does not know stands for itself, half a
+    character for the sign of a missing one."""
+    try:
+        text = str(json.loads(f'"{escape}"'))
+    except ValueError:
+        return escape
+    return "\ufffd" if "\ud800" <= text <= "\udfff" else text
+
+
+class CustomCalls:
+    """Turns the arguments of calls of these tools into their input, in the events of one answer."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._inputs: dict[int, CustomInput] = {}
+
+    def read(self, events: Iterable[Event]) -> list[Event]:
+        """Return the events. Mutates: self"""
+        return [read for event in events if (read := self._read(event)) is not None]
+
+    def _read(self, event: Event) -> Event | None:
+        if isinstance(event, ToolCallStart) and event.name in self._names:
+            self._inputs[event.index] = CustomInput()
+            return replace(event, is_custom=True)
+        if isinstance(event, ToolCallArgsDelta) and event.index in self._inputs:
+            text = self._inputs[event.index].feed(event.text)
+            return replace(event, text=text, is_custom=True) if text else None
+        return event

@@ -1,0 +1,37 @@
+"""Word: what a tool, an item or a block of a client's request means here.
+
+Every dialect has one table of them, by the client's own name of the type. `docs/reference/words.md`
+is made of these tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Meaning = Literal["honoured", "mapped", "left out", "refused"]
+"""`left out`: the request is answered without it, and a header names it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """How a word is taken, in words for readers, and how it is read where a dialect has several
+    ways."""
+
+    how: Meaning
+    what: str = ""
+    read_as: str = ""
+
+
+Words = Mapping[str, Word]
+
+
+def words_of(how: Meaning, what: str, *names: str, read_as: str = "") -> dict[str, Word]:
+    """Return words that all mean the same."""
+    return dict.fromkeys(names, Word(how=how, what=what, read_as=read_as))
+
+
+def is_left_out(words: Words, name: str) -> bool:
+    """Return whether a request is answered without this."""
+    return name in words and words[name].how == "left out"
