@@ -321,6 +321,7 @@ def _engine_spec(
     host_bytes = swap_bytes(config, platform, scheduler, worker)
     profile = profile_spec(config, executor)
     run = msgspec.structs.replace(run, transfer=transfer_spec(config, run), profile=profile)
+    run = msgspec.structs.replace(run, tokenizer=tokenizer, tokenizer_path=str(path))
     check_parts(run.transfer, scheduler, executor, worker)
     media = media_spec(config, model)
     return EngineSpec(
