@@ -399,6 +399,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     default_sampling: dict[str, Any] = {}
     log_level: str = "INFO"
     log_config: dict[str, Any] | None = None
+    log_format: str = "dovetail.observability.logging:LineFormatter"
     log_prefix: str = ""
     sets_up_log: bool = True
     step_timeout_s: float | None = None
