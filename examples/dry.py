@@ -64,7 +64,8 @@ class Dry(LogitsProcessor):
             if not is_number or not least <= value <= most:
                 raise RequestError(f"must be from {least} to {most}, not {value!r}.", where=name)
         breakers = params.extra_args.get("dry_sequence_breakers", BREAKERS)
-        if isinstance(breakers, str) or not all(isinstance(one, str) for one in breakers):
+        is_list = isinstance(breakers, list | tuple)
+        if not is_list or not all(isinstance(one, str) for one in breakers):
             raise RequestError("must be a list of texts.", where="dry_sequence_breakers")
 
     @classmethod

@@ -220,6 +220,16 @@ REASONING_FIELD_REASONING_CONTENT = Value(
     summary="reasoning_content only", value=("reasoning_content",)
 )
 
+# Forms of the log's lines: the choices of --log-format.
+# `value` is "module:class" of a logging.Formatter, made with the text before every line.
+LOG_FORMAT_TEXT = Value(
+    summary="a line of text for each message", value="dovetail.observability.logging:LineFormatter"
+)
+LOG_FORMAT_JSON = Value(
+    summary="a JSON object for each message: time, level, logger, message, request_id",
+    value="dovetail_plugins.json_log:JsonFormatter",
+)
+
 # Severities of dovetail's own log: the choices of --log-level.
 # `value` is the name of Python's logging level.
 LOG_LEVEL_DEBUG = Value(summary="everything", value="DEBUG")

@@ -51,7 +51,8 @@ def test_texts_become_token_ids(llm: LLM) -> None:
 
 
 def test_wrong_values_are_refused(llm: LLM) -> None:
-    for fields in ({"dry_multiplier": "x"}, {"dry_multiplier": 1, "dry_sequence_breakers": "."}):
+    breakers = [{"dry_multiplier": 1, "dry_sequence_breakers": wrong} for wrong in (".", 1, [1])]
+    for fields in ({"dry_multiplier": "x"}, *breakers):
         with pytest.raises(RequestError, match="dry_"):
             llm.generate(PROMPT, SamplingParams(extra_args=fields))
 

@@ -13,6 +13,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,31 @@ def test_what_compose_mounts_and_builds_exists() -> None:
         assert re.search(rf"^FROM base AS {build['target']}$", text, re.MULTILINE)
     told = f"{documents('settings.yaml')[0]['shutdown-timeout']}"
     assert int(services["cpu"]["stop_grace_period"].removesuffix("s")) > int(told)
+
+
+def test_the_image_takes_torch_for_cpus_within_the_bounds_of_the_package() -> None:
+    text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    (bounds,) = re.findall(r'"(torch[^"]*)"', text)
+    assert f'"{bounds}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert re.search(r"^ARG TORCH_INDEX=https://.*/cpu$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("status", [200, 503])
+def test_the_image_asks_the_port_that_the_server_has(status: int) -> None:
+    """The check's own command, with the variable that `dovetail serve` takes as --port."""
+
+    class Health(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/health" else 404)
+            self.end_headers()
+
+    text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^HEALTHCHECK .*\\\n +CMD (.*)$", text, re.MULTILINE)
+    with HTTPServer(("127.0.0.1", 0), Health) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        env = {**os.environ, "DOVETAIL_PORT": str(server.server_port)}
+        done = subprocess.run([sys.executable, *json.loads(command)[1:]], env=env, check=False)
+    assert (done.returncode == 0) == (status == 200)
 
 
 def test_the_image_copies_what_is_there_and_passes_its_linter() -> None:

@@ -298,6 +298,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     ),
     "log_config_file": (f"{FRONTEND_WHOLE}::test_the_log_goes_where_the_file_says",),
     "log_error_stack": (f"{FRONTEND}::test_tracebacks_of_error_answers",),
+    "log_format": ("core/observability/test_log_format.py::test_a_message_is_one_line",),
     "log_level": (f"{WHOLE}::test_log_level",),
     "log_prefix": (f"{WHOLE}::test_log_prefix",),
     "logits_processors": (f"{WHOLE}::test_logits_processors",),

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from dovetail.errors import BrokenPlugin, ConfigError
 from dovetail.interfaces.plugin import Value
 from dovetail.registry import register
-from dovetail_vllm_compat import bases
+from dovetail_vllm_compat import bases, batches
 from dovetail_vllm_compat.calls import VllmToolParser
 from dovetail_vllm_compat.modules import MissingName, found_by_all, give_imports
+from dovetail_vllm_compat.processors import VllmLogitsProcessor
 from dovetail_vllm_compat.thoughts import VllmReasoningParser
 
 ADAPTERS: dict[str, type[VllmToolParser] | type[VllmReasoningParser]] = {
@@ -22,9 +26,10 @@ ADAPTERS: dict[str, type[VllmToolParser] | type[VllmReasoningParser]] = {
 FAMILIES = {"tool_parser": bases.ToolParser, "reasoning_parser": bases.ReasoningParser}
 
 
-def run_file(module: ModuleType, path: Path) -> None:
-    """Run a file in the module made for it; register its parsers. Mutates: module
+def run_file(module: ModuleType, path: Path) -> Mapping[str, Any]:
+    """Run a file in the module made for it, and register its parsers. Mutates: module
 
+    Returns what takes the place of its logits processors.
     Raises: BrokenPlugin for a name of vLLM that is not there, ConfigError where it offers nothing.
     """
     assert module.__spec__ is not None
@@ -37,15 +42,30 @@ def run_file(module: ModuleType, path: Path) -> None:
             parsers = [(offer, _parser(offer, module, path)) for offer in bases.offers]
     except MissingName as error:
         raise _missing(error, path) from error
-    if not parsers:
+    processors = _processors(module)
+    is_package = module.__spec__.submodule_search_locations is not None
+    if not (parsers or processors or is_package):
         raise ConfigError(
-            "the file registers no parser.",
+            "the file registers no parser, and has no logits processor.",
             where=str(path),
             fix="write `@ToolParserManager.register_module(NAME)` or "
-            "`@ReasoningParserManager.register_module(NAME)` above its class.",
+            "`@ReasoningParserManager.register_module(NAME)` above its class, or derive it from "
+            "vllm.v1.sample.logits_processor.LogitsProcessor.",
         )
     for offer, parser in parsers:
         register(offer.kind, offer.name)(_adapted(offer.kind, parser, module))
+    return processors
+
+
+def _processors(module: ModuleType) -> dict[str, type[VllmLogitsProcessor]]:
+    """Return dovetail's logits processor for each of vLLM's that a module has, by its name."""
+    return {
+        name: VllmLogitsProcessor.for_class(value, name, module.__name__)
+        for name, value in vars(module).items()
+        if isinstance(value, type)
+        and issubclass(value, batches.LogitsProcessor)
+        and not inspect.isabstract(value)
+    }
 
 
 def _parser(offer: bases.Offer, module: ModuleType, path: Path) -> type:
@@ -104,4 +124,4 @@ def _missing(error: MissingName, path: Path) -> BrokenPlugin:
     )
 
 
-VLLM = Value(summary="plugin files written for vLLM: tool and reasoning parsers", value=run_file)
+VLLM = Value(summary="plugin files written for vLLM: parsers and logits processors", value=run_file)

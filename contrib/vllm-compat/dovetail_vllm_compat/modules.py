@@ -16,7 +16,15 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from dovetail_vllm_compat import bases, helpers, protocol, thinking, tokenizer
+from dovetail_vllm_compat import (
+    bases,
+    batches,
+    helpers,
+    protocol,
+    settings,
+    thinking,
+    tokenizer,
+)
 
 ROOT = "vllm"
 VERSION = "0.15.0"
@@ -45,9 +53,10 @@ TOKENIZERS: dict[str, Any] = {
     "AnyTokenizer": Any,
     "TokenizerLike": Any,
     "MistralTokenizer": tokenizer.MistralTokenizer,
+    **dict(settings.tokenizer_names()),
 }
 CONSTRAINTS = {
-    "SamplingParams": protocol.SamplingParams,
+    "SamplingParams": settings.SamplingParams,
     "StructuredOutputsParams": protocol.StructuredOutputsParams,
     "GuidedDecodingParams": protocol.StructuredOutputsParams,
 }
@@ -94,11 +103,21 @@ def _reasoning_modules() -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"vllm.reasoning.{model}_reasoning_parser", classes
 
 
+def _sampling_modules() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the modules around logits processors of the V1 interface."""
+    names = _public(batches) | {"RequestLogitsProcessor": batches.RequestLogitsProcessor}
+    yield "vllm.v1.sample.logits_processor", names
+    for part in ("interface", "builtin", "state"):
+        yield f"vllm.v1.sample.logits_processor.{part}", names
+    yield "vllm.logits_process", {"LogitsProcessor": batches.RequestLogitsProcessor}
+    yield "vllm.config", _public(settings)
+
+
 def _other_modules() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the modules of requests, tokenizers and small things."""
     lists = {"is_list_of": helpers.is_list_of}
     ids = {"make_tool_call_id": helpers.make_tool_call_id}
-    yield ROOT, {"__version__": VERSION}
+    yield ROOT, {"__version__": VERSION, "SamplingParams": settings.SamplingParams}
     yield "vllm.version", {"__version__": VERSION}
     yield "vllm.envs", {"__getattr__": helpers.environment}
     yield "vllm.logger", {"init_logger": helpers.init_logger}
@@ -119,7 +138,7 @@ def _other_modules() -> Iterator[tuple[str, dict[str, Any]]]:
 @cache
 def table() -> dict[str, dict[str, Any]]:
     """Return the names in each module of vLLM."""
-    return dict([*_tool_modules(), *_reasoning_modules(), *_other_modules()])
+    return dict([*_tool_modules(), *_reasoning_modules(), *_sampling_modules(), *_other_modules()])
 
 
 class _Module(ModuleType):

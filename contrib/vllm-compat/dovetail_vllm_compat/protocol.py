@@ -147,7 +147,3 @@ class ResponsesRequest(_Record):
 
 class StructuredOutputsParams(_Record):
     """A constraint of an answer, as requests hold it."""
-
-
-class SamplingParams(_Record):
-    """Sampling parameters, as requests hold them."""

@@ -52,6 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="API keys; clients must send one of them, which is handed on to the servers "
         f"(default: ${KEY_VARIABLE})",
     )
+    parser.add_argument(
+        "--log-format", default="text", help=flags()["log_format"].meta.help, metavar="NAME"
+    )
     for name in TLS_FLAGS:
         flag = flags()[name]
         parser.add_argument(
@@ -70,11 +73,12 @@ def run(args: argparse.Namespace) -> int:
 
     import uvicorn
 
+    from dovetail import registry
     from dovetail.observability.logging import setup
     from dovetail.server.launch.sockets import listening, url_of
 
     began_s = time.monotonic()
-    setup("info")
+    setup("info", form=registry.value_of("log_format", args.log_format))
     frontend = frontend_of(args)
     config = server_of(args, frontend)
     with listening(frontend) as sock:

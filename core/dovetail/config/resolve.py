@@ -58,7 +58,7 @@ from dovetail.config.rules.halves import halves_spec
 from dovetail.config.rules.host_memory import HOST_MEMORY, may_sleep, offload_bytes, swap_bytes
 from dovetail.config.rules.io_processors import select_io_processor
 from dovetail.config.rules.kv_transfer import check_parts, events_spec, transfer_spec
-from dovetail.config.rules.log_config import read_log_config
+from dovetail.config.rules.log_config import log_fields
 from dovetail.config.rules.media import (
     encoder_mode,
     encodings_bytes,
@@ -321,6 +321,7 @@ def _engine_spec(
     host_bytes = swap_bytes(config, platform, scheduler, worker)
     profile = profile_spec(config, executor)
     run = msgspec.structs.replace(run, transfer=transfer_spec(config, run), profile=profile)
+    run = msgspec.structs.replace(run, tokenizer=tokenizer, tokenizer_path=str(path))
     check_parts(run.transfer, scheduler, executor, worker)
     media = media_spec(config, model)
     return EngineSpec(
@@ -347,10 +348,7 @@ def _engine_spec(
         max_logprobs=config.model.max_logprobs,
         processor_pattern=_pattern(config.model.logits_processor_pattern),
         default_sampling=_default_sampling(config, model.path),
-        log_level=registry.value_of("log_level", config.observability.log_level),
-        log_config=read_log_config(config.observability.log_config_file),
-        log_prefix=config.observability.log_prefix,
-        sets_up_log=config.observability.configure_logging,
+        **log_fields(config.observability),
         step_timeout_s=config.engine.engine_step_timeout,
         reply_timeout_s=config.engine.engine_reply_timeout,
         socket_dir=config.engine.socket_dir,

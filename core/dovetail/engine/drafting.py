@@ -287,7 +287,8 @@ class Drafting:
         try:
             self._drafter.forget(request_id)
         except Exception:
-            logger.exception("the drafter failed to forget request %s", request_id)
+            named = {"request_id": request_id}
+            logger.exception("the drafter failed to forget request %s", request_id, extra=named)
 
     def _record(self, request: RequestState, length: _AdaptiveDraftLength, num_rows: int) -> None:
         """Learn what became of a request's drafts. Mutates: self, length"""

@@ -62,6 +62,7 @@ SHARED = KEPT.difference(PER_MODEL) | {
     "api",
     "log_level",
     "log_config_file",
+    "log_format",
     "configure_logging",
     "uvicorn_log_level",
 }

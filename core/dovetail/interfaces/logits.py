@@ -7,12 +7,13 @@ not called. Shape letters: S rows that draw a token in this step, V vocabulary.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.spec import ModelSpec
 from dovetail.interfaces.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -30,27 +31,51 @@ class RowTokens:
     output_ids: Sequence[int]
 
 
+ANY_FIELD = "*"
+"""Claimed by a processor that does not say which fields of `vllm_xargs` it reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessorContext:
+    """What a processor can know of the run it is part of.
+
+    `tokenizer` loads the model's tokenizer from `tokenizer_path`, which takes time and memory; it
+    raises ConfigError where the engine runs without one.
+    """
+
+    model: ModelSpec
+    device: torch.device
+    max_rows: int
+    max_model_tokens: int
+    tokenizer_path: str
+    tokenizer: Callable[[], Tokenizer]
+
+
 class LogitsProcessor(Plugin):
     """One object per runner; state of a row lives from add_row to remove_row.
 
     `stage` fixes the order: "allow" (allowed ids), "ban" (bad words), "bias" (anything that adds
     to logits), then penalties and, for rows that are not greedy, temperature, then "filter"
-    (may remove tokens but never the most likely one).
+    (may remove tokens but never the most likely one). `set_up` may decide it.
     `field` names the one field of SamplingParams whose documented meaning is all that it does, if
     there is one; a sampler that knows the field may then do it instead ("min_p").
     `claims` maps each field of a request that it reads to one sentence about the field. Clients
     send such a field in the body or in `vllm_xargs`, programs in SamplingParams.extra_args; either
-    way the processor finds it in `params.extra_args`.
+    way the processor finds it in `params.extra_args`. ANY_FIELD claims all of `vllm_xargs`.
     """
 
     interface_version: ClassVar[int] = 1
-    stage: ClassVar[str] = "bias"
+    stage: str = "bias"
     field: ClassVar[str] = ""
     claims: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, options: Any, vocab_size: int) -> None:
         self.options = options
         self.vocab_size = vocab_size
+
+    def set_up(self, context: ProcessorContext) -> None:
+        """Take what the processor needs of the run. Called once, in the engine, before the first
+        row. The default takes nothing."""
 
     @classmethod
     @abstractmethod

@@ -247,6 +247,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     are left for what it makes. `attention_dtype` is the type that queries, keys and values have
     when they are attended (empty: the model's). `halves` says which steps are divided into two
     halves (None: none), `profile` how the ranks are profiled when asked (None: they are not).
+    `tokenizer` is for logits processors that ask for it.
     """
 
     model: ModelSpec
@@ -302,6 +303,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     encodings_bytes: int = 0
     halves: HalvesSpec | None = None
     profile: ProfileSpec | None = None
+    tokenizer: Selection | None = None
+    tokenizer_path: str = ""
 
 
 class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -396,6 +399,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     default_sampling: dict[str, Any] = {}
     log_level: str = "INFO"
     log_config: dict[str, Any] | None = None
+    log_format: str = "dovetail.observability.logging:LineFormatter"
     log_prefix: str = ""
     sets_up_log: bool = True
     step_timeout_s: float | None = None

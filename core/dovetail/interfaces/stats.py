@@ -94,8 +94,10 @@ class TokenStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """The HTTP request behind a request: its path, and its W3C trace headers where it has them."""
+    """The HTTP request behind a request: its path, its id, and its W3C trace headers where it has
+    them."""
 
+    request_id: str = ""
     path: str = ""
     traceparent: str = ""
     tracestate: str = ""

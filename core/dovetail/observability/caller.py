@@ -17,7 +17,7 @@ MAX_HEADER_CHARS = 512
 CALLER: ContextVar[Caller | None] = ContextVar("dovetail_caller", default=None)
 
 
-def note_caller(path: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
+def note_caller(path: str, headers: Iterable[tuple[bytes, bytes]], *, request_id: str = "") -> None:
     """Remember who asked; `headers` are ASGI's, names in lower case. Mutates: CALLER"""
     facts = {
         name: value.decode("latin-1")
@@ -26,6 +26,7 @@ def note_caller(path: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
     }
     CALLER.set(
         Caller(
+            request_id=request_id,
             path=path,
             traceparent=facts.get(b"traceparent", ""),
             tracestate=facts.get(b"tracestate", ""),

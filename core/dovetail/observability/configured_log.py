@@ -18,6 +18,7 @@ def set_log_up(config: Config, *, has_uvicorn: bool = False) -> None:
         registry.value_of("log_level", wanted.log_level),
         uvicorn_level=uvicorn_level,
         config=read_log_config(wanted.log_config_file),
+        form=registry.value_of("log_format", wanted.log_format),
         prefix=wanted.log_prefix,
         is_wanted=wanted.configure_logging,
     )

@@ -18,22 +18,27 @@ from typing import Any
 
 from dovetail.config.rules.log_config import FLAG
 from dovetail.errors import ConfigError
+from dovetail.registry.files import import_target
 
 OTHER_PACKAGES = ("dovetail_plugins", "dovetail_kernels")
 UVICORN_LOGGERS = ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
 TRACE = 5
 """uvicorn's level below debug."""
 
+TEXT = "dovetail.observability.logging:LineFormatter"
 FORMAT = "%(asctime)s %(levelname)-7s %(process)d %(name)s: %(message)s"
 
 
-class _LineFormatter(logging.Formatter):
+class LineFormatter(logging.Formatter):
     """UTC times to the millisecond; a message never spans lines, save for a traceback, and holds
     nothing that a terminal takes for a command."""
 
     converter = staticmethod(time.gmtime)
     default_time_format = "%H:%M:%S"
     default_msec_format = "%s.%03d"
+
+    def __init__(self, prefix: str = "") -> None:
+        super().__init__(prefix.replace("%", "%%") + FORMAT)
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -58,12 +63,19 @@ class LogSettings:
 
     level: str
     config: dict[str, Any] | None
+    form: str = TEXT
     prefix: str
     is_wanted: bool
 
     def apply(self) -> None:
         """Set this process up alike. Mutates: loggers"""
-        configure(self.level, config=self.config, prefix=self.prefix, is_wanted=self.is_wanted)
+        configure(
+            self.level,
+            config=self.config,
+            form=self.form,
+            prefix=self.prefix,
+            is_wanted=self.is_wanted,
+        )
 
 
 _last: list[LogSettings] = []
@@ -79,6 +91,7 @@ def configure(
     *,
     uvicorn_level: str | None = None,
     config: Mapping[str, Any] | None = None,
+    form: str = TEXT,
     prefix: str = "",
     is_wanted: bool = True,
 ) -> None:
@@ -91,6 +104,7 @@ def configure(
         LogSettings(
             level=level,
             config=None if config is None else dict(config),
+            form=form,
             prefix=prefix,
             is_wanted=is_wanted,
         )
@@ -98,7 +112,7 @@ def configure(
     if not is_wanted:
         _check_unused(config)
         return
-    setup(level, prefix)
+    setup(level, prefix, form)
     if uvicorn_level is not None:
         setup_uvicorn(uvicorn_level)
     if config is not None:
@@ -136,10 +150,10 @@ def _apply(config: Mapping[str, Any]) -> None:
             logger.propagate = entry.get("propagate", goes_to_root)
 
 
-def setup(level: str, prefix: str = "") -> None:
+def setup(level: str, prefix: str = "", form: str = TEXT) -> None:
     """Send the log of dovetail to standard error at this level. May be called again.
 
-    Every line begins with `prefix`.
+    Every line begins with `prefix`; `form` is "module:class" of the formatter.
 
     Mutates: the logger "dovetail", and those of plugins and kernels
     """
@@ -147,7 +161,7 @@ def setup(level: str, prefix: str = "") -> None:
     for name in OTHER_PACKAGES:
         logging.getLogger(name).parent = logger
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_LineFormatter(prefix.replace("%", "%%") + FORMAT))
+    handler.setFormatter(import_target(form)(prefix))
     logger.handlers = [handler]
     logger.setLevel(level.upper())
     logger.propagate = False

@@ -9,8 +9,9 @@ import hashlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -34,6 +35,8 @@ class Registration:
     attribute: str
 
 
+_replaced: dict[str, Mapping[str, Any]] = {}
+"""Modules written for another engine -> what takes the place of their classes."""
 registrations: list[Registration] = []
 """Every @register of this process, in the order of execution."""
 
@@ -74,19 +77,24 @@ def import_file(path: Path, importer_of: ImporterOf = lambda roots: None) -> Mod
         raise ConfigError(
             "is not a Python file.", where=str(path), fix="name a file ending in .py."
         )
+    return _run(spec, path, importer_of(imported_roots(path)), where=str(path))
+
+
+def _run(spec: ModuleSpec, path: Path, importer: Importer | None, *, where: str) -> ModuleType:
+    """Run the code of a new module, by an importer if there is one. Raises: BrokenPlugin"""
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    importer = importer_of(imported_roots(path))
+    sys.modules[spec.name] = module
     try:
         if importer is None:
             spec.loader.exec_module(module)
         else:
-            importer(module, path)
+            _replaced[spec.name] = importer(module, path) or {}
     except BaseException as error:
-        del sys.modules[name]
+        del sys.modules[spec.name]
         if importer is not None and isinstance(error, DovetailError):
             raise
-        raise _broken(str(path), error) from error
+        raise _broken(where, error) from error
     return module
 
 
@@ -102,8 +110,14 @@ def import_target(target: str, importer_of: ImporterOf = lambda roots: None) -> 
             where="the entry point",
             fix="write package.module:Class in the package's entry-point table.",
         )
-    is_file = module.endswith(".py")
-    found: Any = import_file(Path(module), importer_of) if is_file else import_module(module)
+    found: Any
+    if module.endswith(".py"):
+        found = import_file(Path(module), importer_of)
+    else:
+        found = import_module(module, importer_of)
+    replaced = _replaced.get(found.__name__, {})
+    if attribute in replaced:
+        return replaced[attribute]
     for part in attribute.split("."):
         try:
             found = getattr(found, part)
@@ -116,14 +130,32 @@ def import_target(target: str, importer_of: ImporterOf = lambda roots: None) -> 
     return found
 
 
-def import_module(module: str) -> ModuleType:
-    """Return a module by name. Raises: BrokenPlugin when importing it raises."""
+def import_module(module: str, importer_of: ImporterOf = lambda roots: None) -> ModuleType:
+    """Return a module by name; one that imports another engine's modules is run as files are.
+
+    Raises: BrokenPlugin when importing it raises
+    """
     try:
         return importlib.import_module(module)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise _broken(module, error) from error
+        importer = _importer_for(error, importer_of)
+        if importer is None:
+            raise _broken(module, error) from error
+    if "." in module:
+        import_module(module.rpartition(".")[0], importer_of)
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    return _run(spec, Path(spec.origin), importer, where=module)
+
+
+def _importer_for(error: BaseException, importer_of: ImporterOf) -> Importer | None:
+    """Return the importer of the modules that an import did not find, if there is one."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return None
+    return importer_of({error.name.partition(".")[0]})
 
 
 def _broken(module: str, error: BaseException) -> BaseException:

@@ -7,12 +7,14 @@ They import that engine's modules. A plugin of kind file_importer of the module'
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-Importer = Callable[[ModuleType, Path], None]
-"""Runs the file at a path in the module made for it, and registers what it offers."""
+Importer = Callable[[ModuleType, Path], Mapping[str, Any] | None]
+"""Runs the file at a path in the module made for it, and registers what it offers. Returns what
+takes the place of the file's own classes when they are chosen by name (None: nothing)."""
 
 PACKAGES = {"vllm": "dovetail-vllm-compat"}
 """Packages with importers, by the module that files import."""

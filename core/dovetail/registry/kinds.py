@@ -181,6 +181,7 @@ _TABLE = (
     _value("config_format", "--config-format", "file format of a checkpoint's config"),
     _value("model_impl", "--model-impl", "which implementation runs the model"),
     _value("log_level", "--log-level", "lowest level of logged messages", default="info"),
+    _value("log_format", "--log-format", "form of the lines of the log", default="text"),
     _value("uvicorn_log_level", "--uvicorn-log-level",
            "lowest level of logged messages of the HTTP server", default="info"),
     _value("generation_config_source", "--generation-config",

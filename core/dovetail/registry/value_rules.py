@@ -69,6 +69,7 @@ VALUE_RULES: dict[str, ValueRule] = {
         fits=lambda value: value is None or _is_word(value),
     ),
     "log_level": _one_of(*_SEVERITIES),
+    "log_format": _target("a logging.Formatter that is made with a prefix"),
     "uvicorn_log_level": _one_of("trace", *(word.lower() for word in _SEVERITIES)),
     "generation_config_source": ValueRule(
         words='None, "model", or a folder', fits=lambda value: value is None or _is_word(value)

@@ -106,7 +106,7 @@ class ModelRunner(ForwardPasses):
         The vocabulary is prepared for constraints meanwhile.
         """
         chosen_processors(
-            self.run, draws=self._draws
+            self.run, self.device, draws=self._draws
         )  # one that cannot be made is said before the weights are read
         if self.constraints is not None:
             self.constraints.start()
@@ -158,7 +158,7 @@ class ModelRunner(ForwardPasses):
     def allocate(self, layout: KVLayout) -> None:
         """Create KV tensors, rows and sampling state. Raises: ConfigError. Mutates: self"""
         run = self.run
-        processors = chosen_processors(run, draws=self._draws)
+        processors = chosen_processors(run, self.device, draws=self._draws)
         if self.constraints is not None:
             self._masks = ConstraintProcessor(self.constraints, run.model.vocab_size)
             processors["structured output"] = self._masks

@@ -2,13 +2,43 @@
 
 from __future__ import annotations
 
+from typing import cast
+
+import torch
+
 from dovetail import registry
-from dovetail.interfaces.logits import LogitsProcessor
-from dovetail.interfaces.spec import RunSpec
+from dovetail.errors import ConfigError
+from dovetail.interfaces.logits import LogitsProcessor, ProcessorContext
+from dovetail.interfaces.spec import NO_TOKENIZER, RunSpec
+from dovetail.interfaces.tokenizer import Tokenizer
 
 
-def chosen_processors(run: RunSpec, *, draws: bool) -> dict[str, LogitsProcessor]:
+def chosen_processors(
+    run: RunSpec, device: torch.device, *, draws: bool
+) -> dict[str, LogitsProcessor]:
     """Return the chosen processors, without a row; none where nothing is drawn. Raises:
     BrokenPlugin"""
     chosen = run.logits_processors if draws else ()
-    return {one.name: registry.make(one, run.model.vocab_size) for one in chosen}
+    made = {one.name: registry.make(one, run.model.vocab_size) for one in chosen}
+    context = ProcessorContext(
+        model=run.model,
+        device=device,
+        max_rows=run.max_rows,
+        max_model_tokens=run.max_model_tokens,
+        tokenizer_path=run.tokenizer_path,
+        tokenizer=lambda: _tokenizer(run),
+    )
+    for processor in made.values():
+        processor.set_up(context)
+    return made
+
+
+def _tokenizer(run: RunSpec) -> Tokenizer:
+    """Return the model's tokenizer. Raises: ConfigError"""
+    if run.tokenizer is None or run.tokenizer.name == NO_TOKENIZER:
+        raise ConfigError(
+            "a logits processor asks for the tokenizer, and the engine runs without one.",
+            where="--skip-tokenizer-init",
+            fix="leave the flag out.",
+        )
+    return cast(Tokenizer, registry.make(run.tokenizer, run.tokenizer_path))

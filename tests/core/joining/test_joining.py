@@ -369,7 +369,7 @@ OWN = {
         "async_steps", "graph_sizes", "uses_fused_ops", "compiles", "memory_share",
         "shows_progress", "load_options", "offload_bytes", "ops", "communicator",
         "rank_processors", "expert_placement", "expert_balance", "all2all", "engines_folder",
-        "transfer", "encoder_mode", "encodings_bytes", "halves",
+        "transfer", "encoder_mode", "encodings_bytes", "halves", "tokenizer", "tokenizer_path",
     },
     "cache": {
         "num_blocks", "memory_bytes", "memory_share", "hash_algorithm", "host_bytes",
@@ -383,7 +383,8 @@ OWN = {
     "": {
         "scheduler", "executor", "worker", "tokenizer", "tokenizer_path", "platform",
         "stat_loggers", "hooks", "served_names", "request_seed", "max_logprobs",
-        "processor_pattern", "default_sampling", "log_level", "log_config", "log_prefix",
+        "processor_pattern", "default_sampling", "log_level", "log_config", "log_format",
+        "log_prefix",
         "sets_up_log", "step_timeout_s", "reply_timeout_s", "socket_dir", "checks_invariants",
         "media", "sounds", "io_processor", "takes_vectors",
         "engine", "shares", "elsewhere", "variables", "router", "adapter_search", "events",

@@ -13,9 +13,9 @@ from dovetail.errors import ConfigError
 
 FLAG = "--compilation-config"
 SIZES_FLAG = "--cuda-graph-sizes"
-DEFAULT_LEVEL = 2
+DEFAULT_LEVEL, COMPILED_LEVEL = 2, 3
 SIZES_KEY, MOST_KEY, MODE_KEY = "cudagraph_capture_sizes", "max_capture_size", "cudagraph_mode"
-KEYS = ("level", "use_cudagraph", SIZES_KEY, MODE_KEY, MOST_KEY)
+KEYS = ("level", "mode", "use_cudagraph", SIZES_KEY, MODE_KEY, MOST_KEY)
 PASSING: dict[str, tuple[Any, ...]] = {
     "backend": ("", "inductor"),
     "cache_dir": ("",),
@@ -34,6 +34,8 @@ PASSING: dict[str, tuple[Any, ...]] = {
 """Keys that are not supported -> their values that ask for nothing, or for what always happens."""
 MODES = {"none": False, "full": True, "full_decode_only": True}
 PARTS = ("piecewise", "full_and_piecewise")
+COMPILE_MODES = ("none", "stock_torch_compile", "dynamo_trace_once", "vllm_compile")
+"""vLLM's names of `mode`, whose numbers are their places."""
 FUSED, CAPTURED, COMPILED = "fused", "captured", "compiled"
 """Words in the value of a level."""
 FIRST_SIZES = (1, 2, 4)
@@ -58,9 +60,7 @@ def step_making(config: Config, *, recorded_rows: int | None, max_rows: int) -> 
     settings = config.engine.compilation_config
     for key, value in settings.items():
         _check_key(key, value)
-    own = registry.own("compilation_level", str(DEFAULT_LEVEL))
-    level = str(settings.get("level", own))
-    does = registry.value_of("compilation_level", level, where=f"{FLAG}.level")
+    does = registry.value_of("compilation_level", _level(settings), where=f"{FLAG}.level")
     may_capture = CAPTURED in does and _may_capture(settings) and _captures_whole(settings)
     sizes = _sizes(config, recorded_rows, max_rows)
     is_eager = config.model.enforce_eager or not may_capture
@@ -70,6 +70,23 @@ def step_making(config: Config, *, recorded_rows: int | None, max_rows: int) -> 
         compiles=COMPILED in does and not config.model.enforce_eager,
         graph_sizes=() if is_eager else sizes,
     )
+
+
+def _level(settings: Mapping[str, Any]) -> str:
+    """Return the level, or that of vLLM's `mode`. Raises: ConfigError"""
+    mode = settings.get("mode")
+    if mode is None:
+        return str(settings.get("level", registry.own("compilation_level", str(DEFAULT_LEVEL))))
+    where = f"{FLAG}.mode"
+    if "level" in settings:
+        raise ConfigError("a level is given as well.", where=where, fix="leave one of them out.")
+    word = str(mode).lower()
+    if word not in (*COMPILE_MODES, *map(str, range(len(COMPILE_MODES)))):
+        fix = f"use 0 to {len(COMPILE_MODES) - 1}, or {', '.join(COMPILE_MODES)}."
+        raise ConfigError(f"{mode!r} is not a mode.", where=where, fix=fix)
+    compiles = word not in (COMPILE_MODES[0], "0")
+    level = COMPILED_LEVEL if compiles else DEFAULT_LEVEL
+    return registry.own("compilation_level", str(level))
 
 
 def _check_key(key: str, value: Any) -> None:

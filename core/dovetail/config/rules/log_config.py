@@ -1,4 +1,5 @@
-"""The file of --log-config-file: a logging setup in the form of Python's dictConfig, as JSON.
+"""How every process logs, and the file of --log-config-file: a logging setup in the form of
+Python's dictConfig, as JSON.
 
 Read once, in the parent; every process gets its content. What it means is decided in
 `observability.logging`. Source of the form: the Python documentation, logging.config.
@@ -10,9 +11,22 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dovetail import registry
+from dovetail.config.sections.observability import ObservabilityConfig
 from dovetail.errors import ConfigError
 
 FLAG = "--log-config-file"
+
+
+def log_fields(config: ObservabilityConfig) -> dict[str, Any]:
+    """Return the fields of an EngineSpec that say how its processes log. Raises: ConfigError"""
+    return {
+        "log_level": registry.value_of("log_level", config.log_level),
+        "log_config": read_log_config(config.log_config_file),
+        "log_format": registry.value_of("log_format", config.log_format),
+        "log_prefix": config.log_prefix,
+        "sets_up_log": config.configure_logging,
+    }
 
 
 def read_log_config(path: str | None) -> dict[str, Any] | None:

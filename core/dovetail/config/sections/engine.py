@@ -22,7 +22,8 @@ class EngineConfig:
         help="optimization level of steps. 0: torch's operators; 1: fused kernels where the "
         "device has them; 2: also captured steps (CUDA graphs) where the device can; 3: "
         "also torch.compile for the parts between attention, if a measurement at the start "
-        "finds it faster. As JSON: use_cudagraph false or cudagraph_mode none captures "
+        "finds it faster. As JSON, or -O.KEY=VALUE: mode is vLLM's, none or one that "
+        "compiles; use_cudagraph false or cudagraph_mode none captures "
         "nothing; cudagraph_capture_sizes and max_capture_size set the captured batch "
         "sizes",
         default_note="2",

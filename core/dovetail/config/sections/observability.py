@@ -34,6 +34,12 @@ class ObservabilityConfig:
     show_hidden_metrics_for_version: str | None = flag(
         None, metavar="VERSION", help="show deprecated metrics that were hidden in this version"
     )
+    log_format: str = flag(
+        "text",
+        kind="log_format",
+        help="form of the lines of the log; json: one JSON object a line, with time, level, "
+        "logger, message and request_id",
+    )
     log_prefix: str = flag("", metavar="TEXT", help="text before every line of the log")
     configure_logging: bool = flag(
         True,

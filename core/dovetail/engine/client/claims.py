@@ -11,6 +11,7 @@ from typing import Any
 
 from dovetail import registry
 from dovetail.errors import RequestError
+from dovetail.interfaces.logits import ANY_FIELD
 from dovetail.interfaces.spec import Selection
 
 XARGS = "vllm_xargs"
@@ -33,7 +34,7 @@ def extra_args(undeclared: Mapping[str, Any], claimed: frozenset[str]) -> dict[s
         raise RequestError("must be an object.", where=XARGS)
     for name, value in inner.items():
         where = f"{XARGS}.{name[:64]}"
-        if name not in claimed:
+        if name not in claimed and ANY_FIELD not in claimed:
             raise _unclaimed(where, claimed)
         if name in found and found[name] != value:
             raise RequestError(f"{name} is set as well, to another value.", where=where)

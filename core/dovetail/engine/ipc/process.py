@@ -47,6 +47,7 @@ def _start_logging(spec: EngineSpec) -> None:
     configure(
         spec.log_level,
         config=spec.log_config,
+        form=spec.log_format,
         prefix=spec.log_prefix,
         is_wanted=spec.sets_up_log,
     )

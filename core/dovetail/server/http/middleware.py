@@ -80,7 +80,7 @@ class RequestIdMiddleware:
         state["request_id"], state["error_bodies"] = request_id, self._error_bodies
         if self._root_path:
             scope["root_path"] = self._root_path
-        note_caller(scope["path"], scope["headers"])
+        note_caller(scope["path"], scope["headers"], request_id=request_id)
         sent = _Sent(headers={REQUEST_ID: request_id} if self._shows_id else {})
         start_s = time.monotonic()
         self._count(scope, 1)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.logits import LogitsProcessor, RowTokens
+from dovetail.interfaces.logits import LogitsProcessor, ProcessorContext, RowTokens
 from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.tokenizer import Tokenizer
+from dovetail.testing.tiny import tiny_run
 
 VOCAB = 32
 STAGES = ("allow", "ban", "bias", "filter")
@@ -25,8 +28,8 @@ WANTS = (
 def wanting_params(plugin: Any, name: str) -> SamplingParams:
     """Return sampling params that this processor wants. Skips when the kit finds none."""
     own = SamplingParams(logits_processors={name: {}}, max_tokens=8)
-    claimed = SamplingParams(extra_args=dict.fromkeys(plugin.claims, 1), max_tokens=8)
-    for params in (*WANTS, own, claimed):
+    claimed = [SamplingParams(extra_args={name: 1}, max_tokens=8) for name in plugin.claims]
+    for params in (*WANTS, own, *claimed):
         if plugin.wants(params):
             return params
     pytest.skip("the kit knows no request that wants this processor")
@@ -38,11 +41,31 @@ def params(plugin: Any, entry: Any) -> SamplingParams:
     return wanting_params(plugin, entry.name)
 
 
+def no_tokenizer() -> Tokenizer:
+    """Skip the clause: the kit has no checkpoint with a tokenizer."""
+    pytest.skip("the kit has no tokenizer for it")
+
+
+def made(plugin: Any) -> LogitsProcessor:
+    """Return a processor over a small vocabulary, as the runner makes it."""
+    processor: LogitsProcessor = plugin(plugin.Options(), VOCAB)
+    processor.set_up(
+        ProcessorContext(
+            model=msgspec.structs.replace(tiny_run().model, vocab_size=VOCAB),
+            device=torch.device("cpu"),
+            max_rows=8,
+            max_model_tokens=64,
+            tokenizer_path="",
+            tokenizer=no_tokenizer,
+        )
+    )
+    return processor
+
+
 @pytest.fixture
 def processor(plugin: Any) -> LogitsProcessor:
     """Return the processor over a small vocabulary."""
-    made: LogitsProcessor = plugin(plugin.Options(), VOCAB)
-    return made
+    return made(plugin)
 
 
 def row(number: int, params: SamplingParams, output_ids: list[int]) -> RowTokens:
@@ -102,7 +125,7 @@ class TestLogitsProcessor:
         logits = random_logits(3)
         alone = []
         for number, output_ids in enumerate(outputs):
-            single = plugin(plugin.Options(), VOCAB)
+            single = made(plugin)
             single.add_row(row(number, params, output_ids))
             alone.append(logits[number : number + 1].clone())
             single.apply(alone[-1], [(0, number)])
@@ -119,7 +142,7 @@ class TestLogitsProcessor:
         output_ids: list[int] = []
         processor.add_row(row(0, params, output_ids))
         for token_id in (5, 4, 4, 3, 9, 1):
-            late = plugin(plugin.Options(), VOCAB)
+            late = made(plugin)
             late.add_row(row(3, params, list(output_ids)))
             followed, fresh = random_logits(1), random_logits(1)
             processor.apply(followed, [(0, 0)])
@@ -136,16 +159,16 @@ class TestLogitsProcessor:
         processor.add_row(row(5, params, []))
         reused, fresh = random_logits(1), random_logits(1)
         processor.apply(reused, [(0, 5)])
-        single = type(processor)(processor.options, VOCAB)
+        single = made(type(processor))
         single.add_row(row(0, params, []))
         single.apply(fresh, [(0, 0)])
         assert torch.equal(reused, fresh)
 
     def test_filters_keep_the_best(
-        self, plugin: Any, processor: LogitsProcessor, params: SamplingParams
+        self, processor: LogitsProcessor, params: SamplingParams
     ) -> None:
         """A filter never removes the most likely token."""
-        if plugin.stage != "filter":
+        if processor.stage != "filter":
             pytest.skip("not a filter")
         logits = random_logits(8)
         best = logits.argmax(dim=-1)

@@ -292,6 +292,8 @@ def test_a_context_nobody_asked_for_fits_the_memory(
         (("-O1",), True),
         (("-O", "2"), False),
         (("-O=3",), False),
+        (("-O.mode=0", "-O.cudagraph_mode=none"), True),
+        (("-O.level", "1"), True),
         (("--compilation-config", '{"level": 3, "use_cudagraph": false}'), True),
         (("--compilation-config.use_cudagraph", "true"), False),
         (("-O3", "--enforce-eager"), True),

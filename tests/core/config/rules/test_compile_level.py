@@ -109,3 +109,19 @@ def test_an_object_with_the_others_own_defaults_passes() -> None:
         "use_inductor": True,
     }
     assert making(compilation_config=whole) == making(compilation_config={"level": 3})
+
+
+@pytest.mark.parametrize(
+    ("mode", "compiles"),
+    [(0, False), ("NONE", False), (3, True), ("VLLM_COMPILE", True), ("1", True)],
+)
+def test_vllms_mode_says_whether_to_compile(mode: Any, compiles: bool) -> None:
+    level = 3 if compiles else 2
+    assert making(compilation_config={"mode": mode}) == making(compilation_config={"level": level})
+
+
+def test_a_mode_is_known_and_stands_alone() -> None:
+    with pytest.raises(ConfigError, match="use 0 to 3, or none"):
+        making(compilation_config={"mode": "fast"})
+    with pytest.raises(ConfigError, match="leave one of them out"):
+        making(compilation_config={"mode": 3, "level": 3})
