@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from dovetail.cli.attachments import attachment_of, content_of
 from dovetail.errors import DovetailError
 
 HELP = "chat with a running server"
@@ -15,9 +16,14 @@ PROMPT, MORE = "> ", "... "
 QUOTES = '"""'
 COMMANDS_HELP = """/clear         forget the conversation, not the system message
 /system TEXT   begin anew with this system message; without TEXT with none
-/exit          leave, as Ctrl-D does
-/help          show this
+/file PATH     send a file with the next message: an image, a sound, a video or text
+/image PATH    the same; an address is sent as an image
+/bye, /exit    leave, as Ctrl-D does
+/help, /?      show this
 \"\"\"            begins and ends a message of several lines"""
+LEAVING = ("/bye", "/exit", "/quit")
+ATTACHING = ("/file", "/image", "/audio", "/read")
+"""Words that attach a file; several, as other programs call them."""
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
@@ -35,6 +41,18 @@ def add_talk_arguments(parser: argparse._ActionsContainer) -> None:
 
     add_answer_arguments(parser, quick="MESSAGE", text="ask once, print the answer, leave")
     parser.add_argument("--system-prompt", metavar="TEXT", help="system message to begin with")
+    parser.add_argument(
+        *("--image", "--file"),
+        dest="attached",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="send a file with the first message: an image, a sound, a video or text; an address "
+        "is sent as an image; may be repeated",
+    )
+    parser.add_argument(
+        "--no-history", action="store_true", help="keep none of the written lines on disk"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,25 +60,31 @@ def run(args: argparse.Namespace) -> int:
     from dovetail.cli.client import client_of
 
     client, fields = client_of(args)
-    return talk(Chat(client, fields, args.system_prompt), args.quick)
+    return talk(Chat(client, fields, args.system_prompt), args)
 
 
-def talk(chat: Chat, quick: str | None) -> int:
-    """Ask once, or converse; return the exit status. Raises: ServerError."""
-    if quick is not None:
-        chat.ask(quick)
+def talk(chat: Chat, args: argparse.Namespace) -> int:
+    """Ask once, or converse; return the exit status. Raises: ConfigError, ServerError."""
+    from dovetail.cli.line_history import history_file, line_editing
+
+    for place in args.attached:
+        chat.attach(place, where="--file")
+    if args.quick is not None:
+        chat.ask(args.quick)
         return 0
     print(f"Chatting with {chat.model}. Ctrl-C stops an answer, Ctrl-D leaves, /help tells more.")
-    chat.converse()
+    with line_editing(None if args.no_history else history_file("chat_history")):
+        chat.converse()
     return 0
 
 
 class Chat:
-    """One conversation. `history` are the messages so far."""
+    """One conversation. `history` are the messages so far, `attached` what goes with the next."""
 
     def __init__(self, client: Any, fields: dict[str, Any], system_prompt: str | None) -> None:
         self.model = str(fields["model"])
-        self.history: list[dict[str, str]] = []
+        self.history: list[dict[str, Any]] = []
+        self.attached: list[dict[str, Any]] = []
         self._client = client
         self._fields = fields
         self._begin(system_prompt)
@@ -71,10 +95,9 @@ class Chat:
 
     def converse(self) -> None:
         """Ask, answer, repeat; an error ends one answer only. Mutates: self"""
-        use_line_editing()
         while (message := read_message()) is not None:
             command, _, text = message.strip().partition(" ")
-            if command == "/exit":
+            if command in LEAVING:
                 return
             if command in self._commands():
                 self._commands()[command](text.strip())
@@ -84,10 +107,27 @@ class Chat:
                 self._try(message)
 
     def _commands(self) -> dict[str, Callable[[str], None]]:
-        return {"/clear": self._clear, "/system": self._set_system, "/help": self._show_help}
+        return {
+            "/clear": self._clear,
+            "/system": self._set_system,
+            **dict.fromkeys(ATTACHING, self._attach),
+            **dict.fromkeys(("/help", "/?"), self._show_help),
+        }
+
+    def attach(self, place: str, *, where: str) -> None:
+        """Send a file with the next message. Mutates: self. Raises: ConfigError"""
+        self.attached.append(attachment_of(place, where))
+
+    def _attach(self, text: str) -> None:
+        try:
+            self.attach(text, where="/file")
+        except DovetailError as error:
+            print(f"error: {error}", file=sys.stderr)
+        else:
+            print("It goes with the next message.")
 
     def _clear(self, text: str) -> None:
-        self.history = list(self._system)
+        self.history, self.attached = list(self._system), []
         print("The conversation is forgotten.")
 
     def _set_system(self, text: str) -> None:
@@ -105,8 +145,10 @@ class Chat:
             print(f"error: {error}", file=sys.stderr)
 
     def ask(self, message: str) -> str:
-        """Print the streamed answer and return it. Mutates: history (only when one came)."""
-        messages = [*self.history, {"role": "user", "content": message}]
+        """Print the streamed answer and return it. Mutates: attached, history (only when one
+        came)."""
+        content, self.attached = content_of(self.attached, message), []
+        messages = [*self.history, {"role": "user", "content": content}]
         parts: list[str] = []
         screen = Screen()
         body = {**self._fields, "messages": messages}
@@ -188,10 +230,3 @@ def write(text: str) -> None:
     """Print at once, without a line's end."""
     sys.stdout.write(text)
     sys.stdout.flush()
-
-
-def use_line_editing() -> None:
-    """Give input() cursor keys and this session's history where the platform has them."""
-    if sys.stdin.isatty():
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  (importing it is what switches it on)

@@ -22,21 +22,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Complete until the end of input; return the exit status. Raises: ServerError."""
-    from dovetail.cli.chat import read_message, use_line_editing
+    from dovetail.cli.chat import read_message
     from dovetail.cli.client import client_of
+    from dovetail.cli.line_history import line_editing
 
     client, fields = client_of(args)
     if args.quick is not None:
         complete(client, fields, args.quick)
         return 0
     print(f"Completing with {fields['model']}. Ctrl-C stops a completion, Ctrl-D leaves.")
-    use_line_editing()
-    while (prompt := read_message()) is not None:
-        try:
-            complete(client, fields, prompt)
-        except DovetailError as error:
-            sys.stdout.flush()
-            print(f"error: {error}", file=sys.stderr)
+    with line_editing(None):
+        while (prompt := read_message()) is not None:
+            try:
+                complete(client, fields, prompt)
+            except DovetailError as error:
+                sys.stdout.flush()
+                print(f"error: {error}", file=sys.stderr)
     return 0
 
 

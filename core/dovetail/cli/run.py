@@ -89,4 +89,4 @@ def _talk(args: argparse.Namespace, server: BackgroundServer, config: Any) -> in
     fields = fields_of(args, client.first_model())
     if args.quick is None:
         print(f"The server answers at {server.url} too; its log is {server.log}.")
-    return talk(Chat(client, fields, args.system_prompt), args.quick)
+    return talk(Chat(client, fields, args.system_prompt), args)

@@ -54,6 +54,12 @@ def entry_of_target(kind: str, spec: str, place: str) -> Entry:
             where=place,
             fix="write package.module:Class or file.py:Class.",
         )
+    if attribute == "py":
+        raise UnknownPlugin(
+            f'"{spec}" names no class.',
+            where=place,
+            fix=f"a class of a file is written {module}.py:Class.",
+        )
     is_file = module.endswith(".py")
     if is_file:
         module = str(Path(module).expanduser().resolve())

@@ -41,6 +41,16 @@ def test_list_with_status(capsys: pytest.CaptureFixture[str]) -> None:
     assert "does not implement key" in rows[2]["reason"]
 
 
+@pytest.mark.parametrize("words", [["--json", KIND], [KIND, "--json"], ["--json", f"{KIND}:good"]])
+def test_json_lists_what_is_named(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    other = {"hash_algorithm": {"elsewhere": f"{SAMPLES}:Good"}}
+    with registry.with_entries(other):
+        assert main(["plugins", "list", *words]) == 0
+        rows = json.loads(capsys.readouterr().out)
+        assert {row["kind"] for row in rows} == {KIND}
+        assert len(rows) == (1 if ":" in words[-1] else 3)
+
+
 def test_show(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "show", f"{KIND}:good"]) == 0
     shown = capsys.readouterr().out

@@ -68,6 +68,15 @@ def test_where_replaces_the_flag() -> None:
         registry.find(KIND, "goood", where="policy of request 7")
 
 
+@pytest.mark.parametrize("spec", ["shortest.py", "shortest:py", "./my/shortest.py"])
+def test_a_file_without_its_class_is_told_how_to_name_it(spec: str) -> None:
+    with pytest.raises(UnknownPlugin) as error:
+        registry.find("scheduling_policy", spec, where="--scheduling-policy")
+    file = spec.replace(":py", ".py")
+    assert f"a class of a file is written {file}:Class" in str(error.value.fix)
+    assert error.value.where == "--scheduling-policy"
+
+
 def test_a_dotted_class_without_colon_is_explained() -> None:
     with pytest.raises(UnknownPlugin, match=r"a class is written package\.module:Class"):
         registry.find(KIND, "package.module.Class")

@@ -1,0 +1,58 @@
+"""Editing of lines in the terminal, and the lines that were written before, kept on disk.
+
+The file is $XDG_STATE_HOME/dovetail/NAME, readable by its owner alone. Source of the folder: the
+XDG Base Directory Specification.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+MAX_LINES = 1000
+
+
+def history_file(name: str, environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the file of a command's lines."""
+    state = Path(environ.get("XDG_STATE_HOME", ""))
+    folder = state if state.is_absolute() else Path.home() / ".local/state"
+    return folder / "dovetail" / name
+
+
+@contextlib.contextmanager
+def line_editing(file: Path | None) -> Iterator[None]:
+    """Give input() cursor keys and the lines of `file`, to which new ones are added at the end.
+
+    Does nothing where input is no terminal or the platform has no line editing; a file that cannot
+    be read or written is named once.
+    """
+    try:
+        import readline
+    except ImportError:
+        readline = None  # type: ignore[assignment]
+    if readline is None or not sys.stdin.isatty():
+        yield
+        return
+    readline.set_history_length(MAX_LINES)
+    if file is not None:
+        with _telling(file), contextlib.suppress(FileNotFoundError):
+            readline.read_history_file(file)
+    try:
+        yield
+    finally:
+        if file is not None:
+            with _telling(file):
+                file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                os.close(os.open(file, os.O_CREAT | os.O_WRONLY, 0o600))
+                readline.write_history_file(file)
+
+
+@contextlib.contextmanager
+def _telling(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        print(f"the history in {file} is not used: {error.strerror}.", file=sys.stderr)
