@@ -29,6 +29,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionSpec
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.spec import ModelSpec
@@ -161,7 +162,10 @@ def windows_by_layer(model: ModelSpec, *, every: int) -> dict[str, Any]:
 
 
 class DecoderAttention(nn.Module):
-    """Rotary attention with grouped kv heads, and norms on each head where the config says so."""
+    """Rotary attention with grouped kv heads, and norms on each head where the config says so.
+    `kinds` are the layer types that it computes."""
+
+    kinds: ClassVar[tuple[str, ...]] = (FULL, SLIDING, CHUNKED)
 
     qkv_class: ClassVar[type[QKVParallelLinear]] = QKVParallelLinear
     attention_class: ClassVar[type[Attention]] = Attention
@@ -205,16 +209,21 @@ class DecoderAttention(nn.Module):
 
     def attention_spec(self, model: ModelSpec, config: DecoderConfig, layer: int) -> AttentionSpec:
         """Return the spec of this layer's attention: this rank's heads, scale, window, soft cap."""
-        is_sliding = config.layer_types[layer] == SLIDING
+        kind = config.layer_types[layer]
         queries = self.qkv_proj.parts[0]
-        is_chunked = config.layer_types[layer] == CHUNKED
+        if kind not in self.kinds:
+            raise ConfigError(
+                f'layer {layer} is of the type "{kind}", which these layers cannot be.',
+                where="config.json: layer_types",
+                fix=f"use {', '.join(self.kinds)}.",
+            )
         return AttentionSpec(
             num_heads=self.qkv_proj.num_heads,
             num_kv_heads=self.qkv_proj.num_kv_heads,
             head_size=model.head_size,
             scale=config.query_scale or model.head_size**-0.5,
-            window_tokens=config.window_tokens if is_sliding else None,
-            chunk_tokens=config.chunk_tokens if is_chunked else None,
+            window_tokens=config.window_tokens if kind == SLIDING else None,
+            chunk_tokens=config.chunk_tokens if kind == CHUNKED else None,
             soft_cap=config.attn_logit_softcap,
             is_causal=model.is_causal,
             alibi_slopes=own_slopes(config.alibi_slopes, queries, model.head_size),

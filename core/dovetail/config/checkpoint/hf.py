@@ -15,7 +15,7 @@ from dovetail.config.checkpoint.json_files import read_json
 from dovetail.config.checkpoint.model_facts import facts_of, unused_positions
 from dovetail.config.checkpoint.quant_files import add_quantization
 from dovetail.config.checkpoint.rope import rope_rules
-from dovetail.config.checkpoint.spellings import override, settled
+from dovetail.config.checkpoint.spellings import DTYPES, override_with_part, settled
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import EncoderSpec, ModelSpec
 from dovetail.registry.files import import_target
@@ -92,7 +92,7 @@ def load_model_facts(
     """
     model_path, path = path, config_path or path
     raw = read_settings(path, config_format)
-    override(raw, overrides or {})
+    override_with_part(raw, _text_part(raw), overrides or {})
     _refuse_parts_elsewhere(path, raw)
     text = text_config(raw)
     generation = read_json(Path(model_path) / "generation_config.json", is_required=False)
@@ -147,7 +147,11 @@ def _refuse_parts_elsewhere(path: str | Path, raw: Mapping[str, Any]) -> None:
 
 def has_text_part(raw: Mapping[str, Any]) -> bool:
     """Return whether a text model is one part of what a checkpoint holds."""
-    return any(isinstance(raw.get(key), dict) for key in _TEXT_CONFIGS)
+    return _text_part(raw) is not None
+
+
+def _text_part(raw: Mapping[str, Any]) -> dict[str, Any] | None:
+    return next((raw[key] for key in _TEXT_CONFIGS if isinstance(raw.get(key), dict)), None)
 
 
 def text_config(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,10 +160,12 @@ def text_config(raw: Mapping[str, Any]) -> dict[str, Any]:
     What the file leaves out is filled in with the defaults of its model type, and what the type
     calls by another name stands under the usual name too.
     """
-    nested = next((raw[key] for key in _TEXT_CONFIGS if isinstance(raw.get(key), dict)), None)
+    nested = _text_part(raw)
     own = dict(raw) if nested is None else dict(nested)
     if nested is not None:
-        own = {key: raw[key] for key in _INHERITED if key in raw} | own
+        has_dtype = any(key in own for key in DTYPES)
+        left = [key for key in _INHERITED if key in raw and not (has_dtype and key in DTYPES)]
+        own = {key: raw[key] for key in left} | own
         own |= {key: raw[key] for key in _OF_THE_WHOLE if key in raw}
     own = settled(own)
     facts = facts_of(own)

@@ -13,7 +13,16 @@ from dovetail.config.checkpoint.model_facts import facts_of, other_names
 from dovetail.config.checkpoint.rope import one_rope, overridden_rope
 from dovetail.config.sections.convert import merge_deep
 
-_DTYPES = ("dtype", "torch_dtype")
+DTYPES = ("dtype", "torch_dtype")
+_OLDER_KINDS = {
+    "attention": "full_attention",
+    "deepseek_sparse_attention": "indexed_attention",
+    "mamba": "linear_attention",
+    "qwen_sparse_attention": "indexed_attention",
+}
+"""Older names of kinds of layers, as transformers replaces them in every config."""
+_KINDS = ("layer_types", "mtp_layer_types")
+_OF_THE_WHOLE = ("architectures", "auto_map", "model_type")
 
 
 def settled(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,7 +32,33 @@ def settled(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     names = other_names(config).items()
     stated = {own: config[other] for other, own in names if config.get(other) is not None}
-    return one_rope({**config, **stated})
+    return one_rope(_with_kinds({**config, **stated}))
+
+
+def _with_kinds(config: dict[str, Any]) -> dict[str, Any]:
+    """Return settings whose layers' kinds have their present names."""
+    lists = {key: config[key] for key in _KINDS if isinstance(config.get(key), list)}
+    named = {key: [_OLDER_KINDS.get(str(one), one) for one in lists[key]] for key in lists}
+    return config | named
+
+
+def override_with_part(
+    config: dict[str, Any], part: dict[str, Any] | None, more: Mapping[str, Any]
+) -> None:
+    """Lay `more` over the content of config.json and over its text `part`, if it has one: what is
+    no setting of the whole alone is one of the text. What `more` says of the part itself counts
+    more. Mutates: config, part"""
+    if part is not None:
+        override(part, {k: v for k, v in more.items() if _is_of_part(k, config, part)})
+    override(config, more)
+
+
+def _is_of_part(key: str, config: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
+    if key in _OF_THE_WHOLE:
+        return False
+    if any(name in part for name in (key, *_same(key, part))):
+        return True
+    return key not in config and not key.endswith("_config")
 
 
 def override(config: dict[str, Any], more: Mapping[str, Any]) -> None:
@@ -42,8 +77,8 @@ def override(config: dict[str, Any], more: Mapping[str, Any]) -> None:
 
 def _same(key: str, config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the other names of a setting, of a config's model type."""
-    if key in _DTYPES:
-        yield from _DTYPES
+    if key in DTYPES:
+        yield from DTYPES
     for pairs in (other_names(config), facts_of(config).attribute_map):
         own = pairs.get(key, key)
         yield from (name for name, stored in pairs.items() if stored == own)

@@ -181,3 +181,71 @@ def test_every_type_with_other_names_is_in_the_table() -> None:
         names = mapping[kind].attribute_map.items()
         wanted = {a: b for a, b in names if a != b and not _is_encoders(a, b)}
         assert dict(other_names().get(kind, {})) == wanted, kind
+
+
+GEMMA3: dict[str, Any] = {
+    "model_type": "gemma3",
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "dtype": "bfloat16",
+    "eos_token_id": 1,
+    "text_config": {
+        **LLAMA,
+        "model_type": "gemma3_text",
+        "dtype": "float32",
+        "eos_token_id": 2,
+        "rope_parameters": PLAIN,
+    },
+    "vision_config": {"hidden_size": 32},
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "read"),
+    [
+        ("max_position_embeddings", 999, "max_position_embeddings"),
+        ("sliding_window", 77, "sliding_window"),
+        ("hidden_size", 128, "hidden_size"),
+        ("eos_token_id", 9, "eos_token_id"),
+        ("torch_dtype", "float16", "dtype"),
+        ("rms_norm_eps", 0.5, "rms_norm_eps"),
+    ],
+)
+def test_an_override_without_a_part_is_of_the_text(
+    tmp_path: Path, key: str, value: Any, read: str
+) -> None:
+    plain = facts(tmp_path, GEMMA3, **{"text_config": {key: value}}).hf_config
+    changed = facts(tmp_path, GEMMA3, **{key: value}).hf_config
+    found = stored_dtype(changed) if read == "dtype" else changed[read]
+    assert found == value
+    assert stored_dtype(plain) == stored_dtype(changed)
+    assert plain.get(read) == changed.get(read)
+
+
+def test_an_override_of_rotary_settings_reaches_the_text(tmp_path: Path) -> None:
+    model = facts(tmp_path, GEMMA3, rope_scaling=LINEAR)
+    assert rule(model) == {**LINEAR, "type": None, "rope_theta": 500.0}
+    assert rule(model) == rule(facts(tmp_path, GEMMA3, text_config={"rope_scaling": LINEAR}))
+
+
+def test_an_override_of_the_part_counts_more(tmp_path: Path) -> None:
+    both = {"sliding_window": 5, "text_config": {"sliding_window": 6}}
+    assert facts(tmp_path, GEMMA3, **both).hf_config["sliding_window"] == 6
+
+
+def test_what_is_of_the_whole_or_of_another_part_stays_there(tmp_path: Path) -> None:
+    more = {"vision_config": {"hidden_size": 48}, "architectures": ["X"], "dtype": "float16"}
+    model = facts(tmp_path, GEMMA3, **more)
+    assert model.whole_config["vision_config"] == {"hidden_size": 48}
+    assert model.architecture == "X"
+    text = model.whole_config["text_config"]
+    assert text["architectures"] == LLAMA["architectures"] and "vision_config" not in text
+    assert model.whole_config["model_type"] == "gemma3" and text["model_type"] == "gemma3_text"
+
+
+def test_older_names_of_layers_are_read_as_transformers_reads_them() -> None:
+    from transformers import configuration_utils
+
+    older = configuration_utils._LEGACY_LAYER_TYPE_REMAP
+    for key in ("layer_types", "mtp_layer_types"):
+        found = settled({"model_type": "llama", key: [*older, "sliding_attention"]})[key]
+        assert found == [*older.values(), "sliding_attention"]
