@@ -37,7 +37,8 @@ def normalise(
     `content_format` is "string" or "openai"; `media_kinds` are what the model takes beside text
     (`interfaces.media_settings.KINDS`), and `places` marks them in texts.
 
-    Raises: RequestError for parts that the model does not take
+    Raises: RequestError for parts that the model does not take and arguments that nest too
+    deep.
     """
     reader = _Reader(content_format, template_source, media_kinds, places)
     turns = [reader.message(message, f"messages[{i}]") for i, message in enumerate(messages)]
@@ -119,7 +120,7 @@ def _message(message: Message, content: Any, where: str, source: str) -> dict[st
         if THINKING.search(source) and not (content and message.tool_calls):
             turn["thinking"] = reasoning
     if message.tool_calls:
-        turn["tool_calls"] = [_call(call) for call in message.tool_calls]
+        turn["tool_calls"] = [_call(call, where) for call in message.tool_calls]
     extra = message.model_extra or {}
     turn |= {name: value for name, value in extra.items() if name in source}
     return turn
@@ -140,22 +141,26 @@ def _part_text(part: ContentPart, where: str) -> str:
     return text
 
 
-def _call(call: MessageToolCall) -> dict[str, Any]:
-    function = {"name": call.function.name, "arguments": _arguments(call)}
+def _call(call: MessageToolCall, where: str) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": _arguments(call, where)}
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _arguments(call: MessageToolCall) -> dict[str, Any]:
+def _arguments(call: MessageToolCall, where: str) -> dict[str, Any]:
     """Return the arguments of an earlier call as templates read them. Those that are not a JSON
     object, such as those of an answer that was cut, are an empty one: the result that follows tells
-    the model that the call failed."""
+    the model that the call failed. Raises: RequestError for arguments that nest too deep"""
     arguments = call.function.arguments
     if isinstance(arguments, dict):
         return arguments
     try:
         parsed = json.loads(arguments)
-    except (ValueError, RecursionError):
+    except ValueError:
         return {}
+    except RecursionError as error:
+        raise RequestError(
+            f"the arguments of {call.function.name} nest too deep.", where=where
+        ) from error
     return parsed if isinstance(parsed, dict) else {}
 
 
