@@ -128,7 +128,7 @@ def _child(
         process.kill_with_parent()
         if os.getppid() != parent_pid:  # it ended before it could be the signal's cause
             os._exit(0)
-        os.nice(10)  # running streams come first
+        # At the priority of plain requests: somebody waits for every constraint.
         _limit(cache.spec.compile_memory_bytes, cache.spec.compile_limit_s)
         with os.fdopen(writer, "wb") as stream:
             stream.write(msgspec.msgpack.encode(_compile(cache, probe, job)))

@@ -29,7 +29,15 @@ SLOW_S = 3.0
 it at 128,000 tokens."""
 SPEND_S = 0.1
 """Processor time after which no further token is tried, except the first of the first answer."""
+SURE_S = 0.001
+"""Processor time after which no further answer is begun, unless a token took DOUBT_S."""
+DOUBT_S = 0.01
 FIRST_TOKENS = 3
+NUM_RANDOM = 3
+SLICE = 4096
+SPARSE = 512
+"""Words of a mask below which all of its tokens are looked at; in others a long one is soon found.
+"""
 NOTHING = "no text that this model can write meets this constraint"
 
 
@@ -43,6 +51,10 @@ class FirstTokenProbe:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._lengths = np.array([len(text) for text in vocabulary.tokens])
+        self._longest_first = np.argsort(-self._lengths, kind="stable")
+        self._no_ends = np.full(vocabulary.mask_words, 0xFFFFFFFF, dtype=np.uint32)
+        for token_id in vocabulary.eos_ids:
+            self._no_ends[token_id // 32] &= ~(np.uint32(1) << np.uint32(token_id % 32))
 
     def compiled(self, backend: StructuredOutputBackend, constraint: Constraint) -> bytes:
         """Return the artifact of a constraint under which answers can begin.
@@ -59,18 +71,22 @@ class FirstTokenProbe:
         """Return why no answer can begin, or None. Raises: TooSlow, and what the library raises"""
         chance = random.Random(0)
         ways: Sequence[Callable[[np.ndarray], int]] = (
-            lambda ids: int(ids[-1]),
-            lambda ids: int(ids[self._lengths[ids].argmax()]),
-            *(3 * [lambda ids: int(chance.choice(ids))]),
+            lambda mask: _last_of(mask, len(mask) - 1),
+            self._longest,
+            *(NUM_RANDOM * [lambda mask: _last_of(mask, chance.randrange(len(mask)))]),
         )
-        begun_s = time.process_time()
+        begun_s, slowest_s = time.process_time(), 0.0
         for number, way in enumerate(ways):
+            if number and slowest_s < DOUBT_S and time.process_time() - begun_s > SURE_S:
+                return None
             matcher = loaded.matcher()
             for position in range(NUM_TOKENS):
+                step_s = time.process_time()
                 must = number == 0 and position < FIRST_TOKENS
-                if not must and time.process_time() - begun_s > SPEND_S:
+                if not must and step_s - begun_s > SPEND_S:
                     return None
                 goes_on, fault = self._step(matcher, way, is_first=position == 0)
+                slowest_s = max(slowest_s, time.process_time() - step_s)
                 if fault is not None:
                     return fault
                 if not goes_on:
@@ -84,13 +100,34 @@ class FirstTokenProbe:
         begun_s = time.process_time()
         mask = np.zeros(self._vocabulary.mask_words, dtype=np.uint32)
         matcher.fill(mask)
-        ids = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-        going = ids[~np.isin(ids, self._vocabulary.eos_ids)]
-        if not len(ids):
+        if not mask.any():
             return False, NOTHING
-        if len(going) and not matcher.accept(way(going)):
+        mask &= self._no_ends
+        goes_on = bool(mask.any())
+        if goes_on and not matcher.accept(way(mask)):
             return False, "the backend forbids a token that its own mask allows"
         took_s = time.process_time() - begun_s
         if took_s > SLOW_S and not is_first:
             raise TooSlow(f"takes {took_s:.1f} s per token to enforce")
-        return bool(len(going)), None
+        return goes_on, None
+
+    def _longest(self, mask: np.ndarray) -> int:
+        """Return the longest token of a mask that is not empty."""
+        words = np.flatnonzero(mask)
+        if len(words) < SPARSE:
+            bits = np.unpackbits(mask[words].view(np.uint8), bitorder="little")
+            ids = (32 * words[:, None] + np.arange(32)).ravel()[bits != 0]
+            return int(ids[self._lengths[ids].argmax()])
+        starts = range(0, len(self._longest_first), SLICE)
+        for ids in (self._longest_first[start : start + SLICE] for start in starts):
+            allowed = mask[ids // 32] >> (ids % 32).astype(np.uint32) & np.uint32(1)
+            if allowed.any():
+                return int(ids[allowed.argmax()])
+        raise AssertionError("a bit beyond the vocabulary is set")
+
+
+def _last_of(mask: np.ndarray, word: int) -> int:
+    """Return the last token of a mask in this word or before; where there is none, of the mask."""
+    before = np.flatnonzero(mask[: word + 1])
+    word = int(before[-1] if len(before) else np.flatnonzero(mask)[-1])
+    return 32 * word + int(mask[word]).bit_length() - 1

@@ -20,7 +20,7 @@ from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.structured_output import Matcher
 from dovetail.sampling.seen import on_device
 from dovetail.structured_output.cache import CachedConstraint, ConstraintCache
-from dovetail.structured_output.early_close import WINDOW_TOKENS
+from dovetail.structured_output.early_close import WINDOW_TOKENS, EarlyClose
 from dovetail.structured_output.trigger import BLANKS
 from dovetail_kernels.token_mask import OP
 
@@ -52,7 +52,7 @@ class _Row:
         self, tokens: RowTokens, cached: CachedConstraint, cache: ConstraintCache, vocab_size: int
     ) -> None:
         vocabulary = cache.vocabulary
-        self._early_close = cache.early_close
+        self._early_close = cache.early_close if cached.closes else None
         self.output_ids = tokens.output_ids
         self.may_force = _may_force(tokens.params)
         self.max_tokens = tokens.params.max_tokens
@@ -165,8 +165,8 @@ class _Row:
         if self._matcher is not None:
             mask[:] = 0
             self._matcher.fill(mask)
-            if self._cached.closes:
-                self._close(self._matcher, mask)
+            if self._early_close is not None:
+                self._close(self._early_close, self._matcher, mask)
             self._allow_own_ends(mask)
             return
         mask[:] = ALL
@@ -174,12 +174,12 @@ class _Row:
             over = trigger.forbidden(self._tail)
             np.bitwise_and.at(mask, over // 32, ~(np.uint32(1) << (over % 32).astype(np.uint32)))
 
-    def _close(self, matcher: Matcher, mask: np.ndarray) -> None:
+    def _close(self, early_close: EarlyClose, matcher: Matcher, mask: np.ndarray) -> None:
         """Near max_tokens, keep only tokens that let the answer end in time. Mutates: mask"""
         left = (self.max_tokens or 0) - len(self.output_ids)
         if left > WINDOW_TOKENS:
             return
-        self._early_close.keep_closable(matcher, mask, left)
+        early_close.keep_closable(matcher, mask, left)
 
     def _allow_own_ends(self, mask: np.ndarray) -> None:
         """Allow the request's own end tokens where what is written may end, and only there."""

@@ -91,6 +91,7 @@ class Guidance(StructuredOutputBackend):
 
         self.vocabulary = vocabulary
         self._words = _Tokens(vocabulary)
+        self._last: tuple[str, Any] = ("", None)
         self._tokenizer = LLTokenizer(
             TokenizerWrapper(self._words),
             n_vocab=vocabulary.size,
@@ -113,25 +114,27 @@ class Guidance(StructuredOutputBackend):
 
     def compile(self, constraint: Constraint) -> bytes:
         """Return the grammar's text. Raises: InvalidConstraint"""
-        from llguidance import LLMatcher
-
         text = _Lark(self.vocabulary.special).grammar(constraint)
-        is_wrong, said = LLMatcher.validate_grammar_with_warnings(
-            text, self._tokenizer, limits=_limits()
-        )
-        if is_wrong or said:
-            raise InvalidConstraint("; ".join(map(_plain_words, said)) or "the grammar is wrong")
+        matcher = self._matcher(text)
+        if said := matcher.get_grammar_warnings():
+            raise InvalidConstraint("; ".join(map(_plain_words, said)))
+        self._last = (text, matcher)
         return text.encode()
 
     def load(self, artifact: bytes) -> LoadedConstraint:
         """Return the grammar, copied into a matcher for each answer."""
+        text = artifact.decode()
+        known, matcher = self._last  # what was compiled is tried at once
+        return _Loaded(matcher if text == known else self._matcher(text), self._words)
+
+    def _matcher(self, text: str) -> Any:
+        """Return a matcher of a grammar. Raises: InvalidConstraint"""
         from llguidance import LLMatcher
 
-        text = artifact.decode()
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_limits())
         if matcher.is_error():
             raise InvalidConstraint(_plain_words(matcher.get_error()))
-        return _Loaded(matcher, self._words)
+        return matcher
 
 
 def _limits() -> Any:

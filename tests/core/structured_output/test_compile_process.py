@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from dovetail.config.checkpoint.model_path import DEMO_PATH
 from dovetail.config.rules.selections import select
-from dovetail.interfaces.constraint import Literal
+from dovetail.interfaces.constraint import JsonSchema, Literal
 from dovetail.interfaces.spec import StructuredOutputSpec
 from dovetail.structured_output.compiler import ConstraintCompiler
 from support.impostors import make_impostors
@@ -102,6 +104,33 @@ def test_callers_that_leave_while_they_wait_leave_no_place_taken() -> None:
                 assert compiler._num_waiting == 0 and task.cancelled()
             async with asyncio.timeout(20):
                 assert (await compiler.compile(Literal("last"), where="f")).artifact
+        finally:
+            await compiler.close()
+
+    asyncio.run(body())
+
+
+def test_a_constraint_is_compiled_at_the_priority_of_its_server() -> None:
+    """A lower one lets clients with a schema wait for minutes on a busy machine."""
+    properties = {str(i): {"enum": list(range(i, 900))} for i in range(40)}
+
+    async def body() -> None:
+        compiler = ConstraintCompiler(spec())
+        try:
+            await compiler.compile(Literal("x"), where="f")
+            assert compiler._process is not None
+            worker = psutil.Process(compiler._process.pid)
+            schema = JsonSchema({"type": "object", "properties": properties})
+            task = asyncio.ensure_future(compiler.compile(schema, where="f"))
+            found: list[int] = []
+            while not found and not task.done():
+                await asyncio.sleep(0)
+                for child in worker.children():
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        found.append(child.nice())
+            await asyncio.wait([task])
+            assert found
+            assert set(found) == {psutil.Process().nice()}
         finally:
             await compiler.close()
 

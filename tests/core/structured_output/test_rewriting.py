@@ -368,10 +368,12 @@ def test_constants_that_json_cannot_write_are_refused(schema: dict[str, Any]) ->
 
 def test_a_search_without_an_end_is_the_schemas_fault() -> None:
     """Telling 500 branches apart pair by pair takes more work than one schema may cost."""
-    branches = [
-        {"type": "object", "required": ["kind"], "properties": {"kind": {"const": f"k{i}"}}}
-        for i in range(500)
-    ]
+
+    def nested(schema: dict[str, Any], depth: int) -> dict[str, Any]:
+        inner = nested(schema, depth - 1) if depth else schema
+        return {"type": "object", "required": ["in"], "properties": {"in": inner}}
+
+    branches = [nested({"const": f"k{i}"}, 5) for i in range(500)]
     with pytest.raises(InvalidConstraint) as caught:
         rewritten({"properties": {"a": {"oneOf": branches}}})
     assert caught.value.pointer == "/properties/a"
