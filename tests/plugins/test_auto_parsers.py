@@ -451,12 +451,25 @@ FAMILIES = {
         "iquest_q1",
         "qwen3",
     ),
+    "Nemotron Nano v2": (
+        "nvidia/NVIDIA-Nemotron-Nano-9B-v2",
+        f"{SPLITS_THINKING}<TOOLCALL>[{{{{ '{{\"name\": \"' + c.function.name }}}}]</TOOLCALL>",
+        "nemotron_v2",
+        "qwen3",
+    ),
     "Hy3": (
         "tencent/Hy3-preview",
         f"{SPLITS_THINKING}<tool_calls>\n<tool_call>f<tool_sep>\n<arg_key>k</arg_key>\n"
         "<arg_value>v</arg_value>\n</tool_call>\n</tool_calls>",
         "hy_v3",
-        "qwen3",
+        "hy_v3",
+    ),
+    "Hy3 with suffixes": (
+        "tencent/Hy3",
+        f"{SPLITS_THINKING}<tool_calls:6124c78e>\n<tool_call:6124c78e>f<tool_sep:6124c78e>\n"
+        "<arg_key:6124c78e>k</arg_key:6124c78e>\n{{ '</think:6124c78e>' }}",
+        "hy_v3",
+        "hy_v3",
     ),
     "Kimi K3": (
         "moonshotai/Kimi-K3",

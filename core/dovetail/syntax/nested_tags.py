@@ -162,7 +162,7 @@ class NestedTags:
         """Return whether a tag belongs to what is no call, and leave that where it is over: behind
         its closing tag, or where the next call begins. Mutates: read, open_ones"""
         if tag is not None and _INVOKE.match(tag) is not None:
-            if open_ones:
+            if open_ones or (read.name and not read.parts and read.broken is None):
                 read.broken = read.begin
                 open_ones.clear()
             if read.broken is not None:

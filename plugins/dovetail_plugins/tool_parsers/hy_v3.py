@@ -1,20 +1,28 @@
 """Tool calls of Hunyuan 3 (Hy3): a name, then keys and values in tags, in one section.
 
-Source: the chat template of Hy3-preview.
+Source: the chat template of Hy3-preview. Checkpoints after it write every tag with a suffix of
+their own, `<tool_calls:opensource>` say, which their vocabulary has.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar, Self
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, ToolCall
+from dovetail.interfaces.tokenizer import Tokenizer
+from dovetail.syntax.tag_suffixes import suffix_of, suffixed, variant
 from dovetail.syntax.templates import unmentioned
 from dovetail.syntax.xml_params import XmlCalls
 from dovetail.syntax.xml_parser import XmlToolParser
 
 SECTION = Markers(start="<tool_calls>", end="</tool_calls>")
 SEPARATOR = "<tool_sep>"
+INNER = (
+    "<tool_call>", "</tool_call>", SEPARATOR, "<arg_key>", "</arg_key>", "<arg_value>",
+    "</arg_value>",
+)  # fmt: skip
 
 
 class HyV3(XmlToolParser):
@@ -26,10 +34,7 @@ class HyV3(XmlToolParser):
     )
     auto_rank = 2
     markers: ClassVar[tuple[Markers, ...]] = (SECTION,)
-    inner: ClassVar[tuple[str, ...]] = (
-        "<tool_call>", "</tool_call>", SEPARATOR, "<arg_key>", "</arg_key>", "<arg_value>",
-        "</arg_value>",
-    )  # fmt: skip
+    inner: ClassVar[tuple[str, ...]] = INNER
     calls: ClassVar[XmlCalls] = XmlCalls(
         head=f"<tool_call>NAME{SEPARATOR}",
         key="<arg_key>NAME</arg_key>\n<arg_value>",
@@ -72,4 +77,16 @@ class HyV3(XmlToolParser):
     @classmethod
     def why_not(cls, query: Any) -> list[str]:
         """Return why a chat template (str) does not ask for this syntax."""
-        return unmentioned(query, SEPARATOR, "<arg_key>")
+        return unmentioned(query, ("<tool_sep>", "<tool_sep:"), ("<arg_key>", "<arg_key:"))
+
+    def bound(self, tokenizer: Tokenizer) -> Self:
+        """Return the parser for the tags that the vocabulary has: their suffix, if any."""
+        suffix = suffix_of(tokenizer, "tool_calls")
+        if not suffix:
+            return self
+        names = ("head", "key", "value_end", "tail")
+        tags = {name: suffixed(getattr(self.calls, name), suffix) for name in names}
+        section = Markers(start=suffixed(SECTION.start, suffix), end=suffixed(SECTION.end, suffix))
+        inner = tuple(suffixed(text, suffix) for text in self.inner)
+        calls = replace(self.calls, **tags)
+        return variant(type(self), calls=calls, markers=(section,), inner=inner)(self.options)

@@ -72,3 +72,10 @@ def test_a_call_whose_end_is_missing_is_over_where_the_next_begins() -> None:
     open_one = f'{M}<invoke name="find">{M}<a>1{M}</a>'
     got = _read("minimax_m3", before + open_one + GOOD["minimax_m3"][0] + behind)
     assert [call.name for call in got.calls] == ["find", "now"]
+
+
+def test_a_head_alone_is_no_call_without_arguments() -> None:
+    before, _, behind = AROUND["minimax_m3"]
+    head = f'{M}<invoke name="find">'
+    got = _read("minimax_m3", before + head + GOOD["minimax_m3"][0] + behind)
+    assert ([call.name for call in got.calls], got.content) == (["now"], head)

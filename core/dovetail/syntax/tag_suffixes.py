@@ -1,0 +1,34 @@
+"""Tags that a family's checkpoints write with a suffix of their own, `<think:opensource>` say.
+
+The vocabulary says which: its added tokens hold the tags as the checkpoint writes them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+from dovetail.interfaces.tokenizer import Tokenizer
+
+T = TypeVar("T")
+_TAG_END = re.compile(r"(?<=[a-z_])>")
+
+
+def suffix_of(tokenizer: Tokenizer, name: str) -> str:
+    """Return what stands behind the name in the vocabulary's tag of this name, "" if nothing or no
+    such tag is there."""
+    tag = re.compile(rf"<{re.escape(name)}(:[^\s<>:]{{1,64}})?>")
+    found = sorted(
+        match[1] or "" for text in tokenizer.added_texts() if (match := tag.fullmatch(text))
+    )
+    return found[0] if found else ""
+
+
+def suffixed(text: str, suffix: str) -> str:
+    """Return a text whose tags have this suffix behind their names."""
+    return _TAG_END.sub(lambda _: suffix + ">", text)
+
+
+def variant(plugin: type[T], **attributes: Any) -> type[T]:
+    """Return a plugin's class with other attributes."""
+    return type(plugin.__name__, (plugin,), attributes)
