@@ -198,6 +198,13 @@ class FrontendConfig:
         "restart interrupts go on",
         default_note="no files and batches",
     )
+    file_storage_quota: int = flag(
+        64 * 2**30,
+        ge=1,
+        unit="bytes",
+        help="bytes that the files of one API key may take in --file-storage; uploads and batches "
+        "above it are refused",
+    )
     max_body_bytes: int = flag(
         16 * 2**20, ge=1024, unit="bytes", help="maximum size of a request body"
     )

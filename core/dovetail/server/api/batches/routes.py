@@ -6,8 +6,9 @@ Source: the OpenAI API reference, files and batches.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -26,6 +27,7 @@ from dovetail.server.generate.bodies import Body, Metadata
 from dovetail.server.generate.dependencies import ServerOf, state_of
 from dovetail.server.http.owner import owner_of
 
+logger = logging.getLogger("dovetail.batch")
 MAX_PAGE = 100
 ENDPOINTS = (
     "/v1/chat/completions",
@@ -70,8 +72,11 @@ async def upload_file(request: Request, state: BatchesOf) -> Any:
     purpose = parts["purpose"].data.decode("utf-8", "replace") if "purpose" in parts else ""
     if purpose != "batch":
         raise RequestError('must be "batch"; files serve nothing else here.', where="purpose")
-    facts = state.storage.new_file(owner_of(request), parts["file"].filename or "file", purpose)
-    await asyncio.to_thread(state.storage.keep_file, facts, parts["file"].data)
+    owner, data = owner_of(request), parts["file"].data
+    facts = state.storage.new_file(owner, parts["file"].filename or "file", purpose)
+    with _storing():
+        await asyncio.to_thread(state.storage.check_room, owner, len(data))
+        await asyncio.to_thread(state.storage.keep_file, facts, data)
     return JSONResponse(facts.told())
 
 
@@ -115,7 +120,12 @@ async def create_batch(body: NewBatch, request: Request, server: ServerOf, state
         raise RequestError(f"must be one of {', '.join(ENDPOINTS)}.", where="endpoint")
     owner = owner_of(request)
     facts = state.storage.file(body.input_file_id, owner, "input_file_id")
-    batch = state.storage.new_batch(owner, body.endpoint, facts.id, body.metadata)
+    with _storing():
+        await asyncio.to_thread(state.storage.check_new_batch, owner)
+        batch = await asyncio.to_thread(
+            state.storage.new_batch, owner, body.endpoint, facts.id, body.metadata
+        )
+    state.runner.has_news.set()
     return JSONResponse(batch.told())
 
 
@@ -134,9 +144,25 @@ async def cancel_batch(batch_id: str, request: Request, state: BatchesOf) -> Any
     """End a batch; what is answered already stays."""
     batch = state.storage.batch(batch_id, owner_of(request))
     if batch.is_open:
-        state.storage.cancel(batch)
+        with _storing():
+            await asyncio.to_thread(state.storage.cancel, batch)
         batch.status = "cancelling"
     return JSONResponse(batch.told())
+
+
+@contextmanager
+def _storing() -> Iterator[None]:
+    """Let a disk that takes nothing be said in words. Raises: RequestError"""
+    try:
+        yield
+    except OSError as error:
+        logger.error("the folder of --file-storage takes nothing: %s", error)
+        raise RequestError(
+            f"the server cannot store this now: {error.strerror}.",
+            fix="try again later.",
+            code="storage_unavailable",
+            status=507,
+        ) from error
 
 
 def _page(found: Sequence[dict[str, Any]], request: Request) -> JSONResponse:
@@ -192,7 +218,7 @@ class BatchesApi(Api):
         if frontend.file_storage is None:
             yield None
             return
-        storage = FileStorage(frontend.file_storage)
+        storage = FileStorage(frontend.file_storage, frontend.file_storage_quota)
         runner = BatchRunner(storage, frontend.max_body_bytes, frontend.api_key)
         task = supervised("batches", runner.run)
         try:

@@ -8,10 +8,12 @@ as they come; one whose line was torn by a crash is answered again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -19,6 +21,7 @@ import msgspec
 
 from dovetail.server.api.batches.answer import Result, answer
 from dovetail.server.api.batches.call import Caller
+from dovetail.server.api.batches.disk import ResultFile, is_passing, mended_lines
 from dovetail.server.api.batches.lines import (
     BadLine,
     Line,
@@ -27,7 +30,7 @@ from dovetail.server.api.batches.lines import (
     parse,
     read_lines,
 )
-from dovetail.server.api.batches.storage import BatchFacts, FileStorage, LineFault
+from dovetail.server.api.batches.storage import BatchFacts, FileFacts, FileStorage, LineFault
 from dovetail.server.http.owner import owner_of_key
 
 if TYPE_CHECKING:
@@ -36,9 +39,12 @@ if TYPE_CHECKING:
     from dovetail.server.generate.server_state import ServerState
 
 logger = logging.getLogger("dovetail.batch")
-POLL_S = 0.2
+POLL_S = 0.02
+"""How often lines look whether clients still wait."""
+LOOK_S = 1.0
+"""How often batches of other processes are looked for."""
 RETRY_S = 0.5
-PROGRESS_S = 0.1
+PROGRESS_S = 1.0
 SHARE = 2
 """A batch takes at most one of so many rows."""
 MAX_FAULTS = 100
@@ -52,8 +58,43 @@ PRIORITY = 1 << 20
 """What a line's request gets where it says none: after everybody else, where that is looked at."""
 
 
+class _Named(msgspec.Struct, frozen=True):
+    """The part of a result that says which line it answers."""
+
+    id: str
+
+
+@dataclass(slots=True)
+class _Work:
+    """A batch that is being answered: `good` and `bad` are the names of the lines that have a
+    result."""
+
+    batch: BatchFacts
+    path: Path
+    caller: Caller
+    good: set[str]
+    bad: set[str]
+    output: ResultFile = field(init=False)
+    errors: ResultFile = field(init=False)
+
+    def has(self, name: str) -> bool:
+        """Return whether a line has its result."""
+        return name in self.good or name in self.bad
+
+    def add(self, result: Result) -> None:
+        """Write a result. Raises: OSError. Mutates: self"""
+        file, names = (self.errors, self.bad) if result.is_failed else (self.output, self.good)
+        file.add(msgspec.json.encode(result))
+        names.add(result.id)
+
+    def count(self) -> None:
+        """Let the batch say how far it is. Mutates: self.batch"""
+        self.batch.completed, self.batch.failed = len(self.good), len(self.bad)
+
+
 class BatchRunner:
-    """Runs the batches of a folder, one after another, as long as `run` does."""
+    """Runs the batches of a folder, one after another, as long as `run` does. `has_news` is set
+    where this process has made a batch."""
 
     def __init__(self, storage: FileStorage, max_line_bytes: int, keys: Sequence[str]) -> None:
         self.app: FastAPI | None = None
@@ -61,54 +102,64 @@ class BatchRunner:
         self._max_line_bytes = max_line_bytes
         self._keys = {owner_of_key(key): key for key in keys}
         self._closed: set[str] = set()
+        self.has_news = asyncio.Event()
         self._kept_s = 0.0
 
     async def run(self) -> None:
-        """Look for batches and answer them, until cancelled."""
+        """Look for batches and answer them, until cancelled. Raises: OSError"""
         with (self._storage.folder / ".lock").open("ab") as lock:
             while not _locked(lock):
-                await asyncio.sleep(POLL_S)  # another process of this server runs them
+                await asyncio.sleep(LOOK_S)  # another process of this server runs them
+            await asyncio.to_thread(self._storage.tidy)
             while True:
+                self.has_news.clear()
                 batch = None
                 if self.app is not None:
                     batch = await asyncio.to_thread(self._storage.next_batch, self._closed)
-                if batch is None:
-                    await asyncio.sleep(POLL_S)
+                if batch is not None:
+                    await self._run_one(batch)
                     continue
-                try:
-                    await self._one(batch)
-                except Exception:
-                    logger.exception("batch %s failed", batch.id)
-                    fault = LineFault(code="server_error", message="see the log of the server.")
-                    batch.faults = [fault]
-                    self._goes(batch, "failed")
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):
+                        await self.has_news.wait()
 
-    def _goes(self, batch: BatchFacts, status: str) -> None:
-        batch.goes(status)
-        self._storage.keep_batch(batch)
+    async def _run_one(self, batch: BatchFacts) -> None:
+        """Run a batch to its end. What may pass, as a full disk does, is raised: the batch goes on
+        later. Raises: OSError, ExceptionGroup"""
+        try:
+            await self._one(batch)
+        except Exception as error:
+            if is_passing(error):
+                raise
+            logger.exception("batch %s failed", batch.id)
+            batch.faults = [LineFault(code="server_error", message="see the log of the server.")]
+            await self._end(batch, "failed")
+
+    async def _end(self, batch: BatchFacts, status: str) -> None:
+        await asyncio.to_thread(self._storage.end_batch, batch, status)
 
     async def _one(self, batch: BatchFacts) -> None:
         caller = self._caller_for(batch)
         if caller is None:
+            logger.warning("batch %s: %s", batch.id, KEY_GONE.message)
             batch.faults = [KEY_GONE]
-            self._goes(batch, "failed")
+            await self._end(batch, "failed")
             return
         path = self._storage.content(batch.input_file_id)
         if batch.status == "validating":
             batch.faults, batch.total = await asyncio.to_thread(self._checked, batch, path, caller)
             if batch.faults:
-                self._goes(batch, "failed")
+                await self._end(batch, "failed")
                 return
-            kinds = ("output", "error")
-            made = [
-                self._storage.new_file(batch.owner, f"{batch.id}_{kind}.jsonl", f"batch_{kind}")
-                for kind in kinds
-            ]
-            batch.output_file_id, batch.error_file_id = (facts.id for facts in made)
-            for facts in made:
-                self._storage.keep_file(facts, b"")
-            self._goes(batch, "in_progress")
+            await asyncio.to_thread(self._begin, batch)
         await self._answer_lines(batch, path, caller)
+
+    def _begin(self, batch: BatchFacts) -> None:
+        """Make the files of results. Mutates: batch"""
+        batch.output_file_id = self._storage.result_file(batch, "output").id
+        batch.error_file_id = self._storage.result_file(batch, "error").id
+        batch.goes("in_progress")
+        self._storage.keep_batch(batch)
 
     def _caller_for(self, batch: BatchFacts) -> Caller | None:
         """Return who asks for the owner of a batch; None where its key is none of the server's any
@@ -147,68 +198,79 @@ class BatchRunner:
 
     async def _answer_lines(self, batch: BatchFacts, path: Path, caller: Caller) -> None:
         """Answer what has no result yet. Mutates: batch"""
-        assert batch.output_file_id is not None and batch.error_file_id is not None
-        assert self.app is not None
-        server: ServerState = self.app.state.server
-        ids = (batch.output_file_id, batch.error_file_id)
-        good, bad = (_answered(self._storage.content(one)) for one in ids)
-        batch.completed, batch.failed = len(good), len(bad)
-        done = good | bad
-        gate = asyncio.Semaphore(max(1, server.engine.spec.total_rows // SHARE))
+        files = [
+            await asyncio.to_thread(self._storage.result_file, batch, kind)
+            for kind in ("output", "error")
+        ]
+        good, bad = [
+            {one.id for one in await asyncio.to_thread(self._results, facts)} for facts in files
+        ]
+        work = _Work(batch, path, caller, good, bad - good)
         with (
-            self._storage.content(ids[0]).open("ab", buffering=0) as output,
-            self._storage.content(ids[1]).open("ab", buffering=0) as errors,
+            ResultFile(self._storage.content(files[0].id)) as work.output,
+            ResultFile(self._storage.content(files[1].id)) as work.errors,
         ):
-            end = await self._run_lines(
-                batch, read_lines(path, self._max_line_bytes), caller, gate, done, output, errors
-            )
-        for file_id in ids:
-            self._storage.keep_file(self._storage.file(file_id, batch.owner))
-        self._drop_empty(batch)
-        self._goes(batch, end)
+            try:
+                await self._run_lines(work)
+            finally:
+                work.count()
+            for file in (work.output, work.errors):
+                await asyncio.to_thread(file.sync)
+        await asyncio.to_thread(self._finish, batch, files, self._end_of(batch) or "completed")
 
-    async def _run_lines(
-        self,
-        batch: BatchFacts,
-        lines: Iterable[Line],
-        caller: Caller,
-        gate: asyncio.Semaphore,
-        done: set[str],
-        output: IO[bytes],
-        errors: IO[bytes],
-    ) -> str:
-        """Answer lines side by side; return the state in which the batch ends."""
+    def _results(self, facts: FileFacts) -> list[_Named]:
+        return list(mended_lines(self._storage.content(facts.id), _Named))
+
+    def _finish(self, batch: BatchFacts, files: Sequence[FileFacts], status: str) -> None:
+        """End a batch whose results are on the disk, without files that hold none. Mutates:
+        batch"""
+        for name, facts in zip(("output_file_id", "error_file_id"), files, strict=True):
+            is_empty = not self._storage.content(facts.id).stat().st_size
+            if is_empty:
+                self._storage.drop_file(facts.id)
+            else:
+                self._storage.keep_file(facts)
+            setattr(batch, name, None if is_empty else facts.id)
+        self._storage.end_batch(batch, status)
+
+    async def _run_lines(self, work: _Work) -> None:
+        """Answer lines side by side, until all have an answer or the batch ends."""
+        server = self._server
+        gate = asyncio.Semaphore(max(1, server.engine.spec.total_rows // SHARE))
 
         async def one(line: Line, name: str, custom_id: str | None) -> None:
             try:
-                result = await self._result(batch, line, name, custom_id, caller)
+                result = await self._result(work.batch, line, name, custom_id, work.caller)
             finally:
                 gate.release()
-            if result is None:
-                return
-            (errors if result.is_failed else output).write(msgspec.json.encode(result) + b"\n")
-            batch.failed += result.is_failed
-            batch.completed += not result.is_failed
-            self._keep_counts(batch)
+            if result is not None:
+                work.add(result)
+                await self._keep_counts(work)
 
         async with asyncio.TaskGroup() as group:
-            for line in lines:
+            for line in read_lines(work.path, self._max_line_bytes):
                 custom_id = custom_id_of(line)
                 name = name_of_line(line, custom_id)
-                if name in done:
+                if work.has(name):
                     continue
                 await gate.acquire()
                 await self._wait_for_room()
-                if self._end_of(batch) is not None:
+                if self._end_of(work.batch) is not None:
                     break
                 group.create_task(one(line, name, custom_id))
-        return self._end_of(batch) or "completed"
 
-    def _keep_counts(self, batch: BatchFacts) -> None:
-        """Write how far a batch has come, now and then: the results say it again after a crash."""
+    async def _keep_counts(self, work: _Work) -> None:
+        """Note how far a batch has come, and write it now and then."""
+        self._storage.live[work.batch.id] = (len(work.good), len(work.bad))
         if time.monotonic() - self._kept_s > PROGRESS_S:
             self._kept_s = time.monotonic()
-            self._storage.keep_batch(batch, syncs=False)
+            await asyncio.to_thread(self._storage.keep_counts, work.batch)
+
+    @property
+    def _server(self) -> ServerState:
+        assert self.app is not None
+        server: ServerState = self.app.state.server
+        return server
 
     def _end_of(self, batch: BatchFacts) -> str | None:
         """Return why a batch ends before its lines do."""
@@ -218,10 +280,9 @@ class BatchRunner:
 
     async def _wait_for_room(self) -> None:
         """Wait while requests of clients wait: they come first."""
-        assert self.app is not None
-        server: ServerState = self.app.state.server
+        server = self._server
         while server.engine.load()[1] > 0:
-            await asyncio.sleep(POLL_S / 10)
+            await asyncio.sleep(POLL_S)
 
     async def _result(
         self, batch: BatchFacts, line: Line, name: str, custom_id: str | None, caller: Caller
@@ -236,15 +297,6 @@ class BatchRunner:
                 return None
             await asyncio.sleep(RETRY_S)
 
-    def _drop_empty(self, batch: BatchFacts) -> None:
-        """Forget a file of results without any. Mutates: batch"""
-        for name in ("output_file_id", "error_file_id"):
-            file_id = getattr(batch, name)
-            if self._storage.content(file_id).stat().st_size == 0:
-                setattr(batch, name, None)
-                self._storage.keep_batch(batch)
-                self._storage.drop_file(file_id)
-
 
 def _last_in_line(line: Line) -> Line:
     """Return the line with the lowest priority, unless it sets a priority itself."""
@@ -254,20 +306,6 @@ def _last_in_line(line: Line) -> Line:
     except (msgspec.MsgspecError, TypeError, KeyError, AttributeError):
         return line  # whoever reads it says what is wrong
     return Line(number=line.number, raw=msgspec.json.encode(request), is_whole=line.is_whole)
-
-
-def _answered(path: Path) -> set[str]:
-    """Return the names of the lines that have a result; a last line that was torn is cut off.
-
-    Mutates: the file
-    """
-    if not path.exists():
-        return set()
-    raw = path.read_bytes()
-    whole = raw[: raw.rfind(b"\n") + 1]
-    if len(whole) < len(raw):
-        path.write_bytes(whole)
-    return {msgspec.json.decode(line)["id"] for line in whole.splitlines() if line}
 
 
 def _locked(file: IO[bytes]) -> bool:

@@ -7,7 +7,8 @@ is there when it is asked.
 from __future__ import annotations
 
 import contextlib
-import os
+import hashlib
+import logging
 import re
 import secrets
 import time
@@ -17,11 +18,23 @@ from typing import Any
 
 import msgspec
 
-from dovetail.errors import ConfigError, NotFound
+from dovetail.errors import ConfigError, NotFound, RequestError
+from dovetail.observability import metrics
+from dovetail.server.api.batches.disk import NEW, write_whole
 
+logger = logging.getLogger("dovetail.batch")
+DAMAGED = metrics.counter(
+    "dovetail:damaged_batch_records", "Records of files and batches that cannot be read", ("kind",)
+)
 FLAG = "--file-storage"
 _ID = re.compile(r"(file|batch)_[0-9a-f]{32}")
 DAY_S = 86400
+MAX_BYTES = 64 * 2**30
+MAX_FILES = 10_000
+"""Files that one key may have."""
+MAX_OPEN_BATCHES = 1_000
+LEFT_OVER_S = 600.0
+"""A file that is being written is touched within this time."""
 
 
 class FileFacts(msgspec.Struct, kw_only=True):
@@ -119,8 +132,12 @@ class BatchFacts(msgspec.Struct, kw_only=True):
 class FileStorage:
     """One folder."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
         self.folder = Path(folder)
+        self.live: dict[str, tuple[int, int]] = {}
+        """How many lines have been answered, and how many failed, of the batches run here."""
+        self._damaged: set[Path] = set()
         try:
             for name in ("files", "batches"):
                 (self.folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -142,6 +159,47 @@ class FileStorage:
             created_at=int(time.time()),
         )
 
+    def result_file(self, batch: BatchFacts, kind: str) -> FileFacts:
+        """Return the facts of a batch's file of results, made unless it is there. Its id follows
+        from the batch's: a process that is killed half-way leaves nothing that the next does not
+        find. Raises: OSError"""
+        digest = hashlib.blake2b(f"{batch.id}:{kind}".encode(), digest_size=16).hexdigest()
+        facts = self.new_file(batch.owner, f"{batch.id}_{kind}.jsonl", f"batch_{kind}")
+        facts.id = f"file_{digest}"
+        with contextlib.suppress(DamagedRecord):
+            found = self._read(self.folder / "files", facts.id, FileFacts)
+            if found is not None:
+                return found
+        self.content(facts.id).touch(mode=0o600)
+        self.keep_file(facts)
+        return facts
+
+    def check_room(self, owner: str, num_bytes: int = 0) -> None:
+        """Raise RequestError where a key's files would take more than they may."""
+        mine = self.files(owner)
+        held = sum(one.bytes for one in mine)
+        if held + num_bytes <= self._max_bytes and len(mine) < MAX_FILES:
+            return
+        raise RequestError(
+            f"the files of this key take {held} bytes in {len(mine)} files. It may have "
+            f"{self._max_bytes} bytes in {MAX_FILES} files.",
+            where="file",
+            fix="delete files that are not needed any more.",
+            code="file_quota_exceeded",
+        )
+
+    def check_new_batch(self, owner: str) -> None:
+        """Raise RequestError where a key has no room for results, or too many batches open."""
+        self.check_room(owner)
+        num_open = sum(batch.is_open for batch in self.batches(owner))
+        if num_open >= MAX_OPEN_BATCHES:
+            raise RequestError(
+                f"{num_open} batches of this key have not ended yet, which is the most.",
+                fix="wait until some have ended, or cancel some.",
+                code="too_many_batches",
+                status=429,
+            )
+
     def content(self, file_id: str) -> Path:
         """Return where a file's bytes lie."""
         return self.folder / "files" / f"{file_id}.bin"
@@ -149,13 +207,13 @@ class FileStorage:
     def keep_file(self, facts: FileFacts, data: bytes | None = None) -> None:
         """Write a file, or only the facts of one whose bytes are there already. Mutates: facts"""
         if data is not None:
-            _write(self.content(facts.id), data)
+            write_whole(self.content(facts.id), data)
         facts.bytes = self.content(facts.id).stat().st_size
-        _write(self.folder / "files" / f"{facts.id}.json", msgspec.json.encode(facts))
+        write_whole(self.folder / "files" / f"{facts.id}.json", msgspec.json.encode(facts))
 
     def file(self, file_id: str, owner: str, where: str = "file_id") -> FileFacts:
         """Return the facts of a file. Raises: NotFound"""
-        found = _read(self.folder / "files", file_id, FileFacts)
+        found = self._read(self.folder / "files", file_id, FileFacts)
         if found is None or found.owner != owner:
             raise NotFound(
                 f'there is no file "{file_id[:128]}".', where=where, code="file_not_found"
@@ -165,7 +223,7 @@ class FileStorage:
     def files(self, owner: str) -> list[FileFacts]:
         """Return the files of a key, the newest first."""
         return sorted(
-            (one for one in _all(self.folder / "files", FileFacts) if one.owner == owner),
+            (one for one in self._all(self.folder / "files", FileFacts) if one.owner == owner),
             key=lambda one: (-one.created_at, one.id),
         )
 
@@ -192,39 +250,70 @@ class FileStorage:
         self.keep_batch(batch)
         return batch
 
-    def keep_batch(self, batch: BatchFacts, *, syncs: bool = True) -> None:
-        """Write a batch as it is; without `syncs` the news may be lost with the machine."""
-        path = self.folder / "batches" / f"{batch.id}.json"
-        _write(path, msgspec.json.encode(batch), syncs=syncs)
+    def keep_batch(self, batch: BatchFacts) -> None:
+        """Write a batch as it is. Raises: OSError"""
+        write_whole(self.folder / "batches" / f"{batch.id}.json", msgspec.json.encode(batch))
 
     def next_batch(self, closed: set[str]) -> BatchFacts | None:
         """Return the oldest batch that is open. `closed` are the ids of those that are known not to
         be. Mutates: closed"""
         waiting: list[BatchFacts] = []
         for path in (self.folder / "batches").glob("*.json"):
-            one = None if path.stem in closed else _read(path.parent, path.stem, BatchFacts)
-            if one is not None and one.is_open:
-                waiting.append(one)
-            elif one is not None:
-                closed.add(path.stem)
+            if path.stem in closed:
+                continue
+            with contextlib.suppress(DamagedRecord):  # logged and counted where it is read
+                one = self._read(path.parent, path.stem, BatchFacts)
+                if one is not None and one.is_open:
+                    waiting.append(one)
+                elif one is not None:
+                    closed.add(path.stem)
         return min(waiting, key=lambda one: (one.created_at, one.id), default=None)
 
     def batch(self, batch_id: str, owner: str) -> BatchFacts:
         """Return a batch. Raises: NotFound"""
-        found = _read(self.folder / "batches", batch_id, BatchFacts)
+        found = self._read(self.folder / "batches", batch_id, BatchFacts)
         if found is None or found.owner != owner:
             raise NotFound(
                 f'there is no batch "{batch_id[:128]}".', where="batch_id", code="batch_not_found"
             )
         found.status = "cancelling" if self.is_cancelled(found) else found.status
-        return found
+        return self._counted(found)
+
+    def _counted(self, batch: BatchFacts) -> BatchFacts:
+        """Return a batch with its newest counts, which are written apart while it runs."""
+        if not batch.is_open:
+            return batch
+        if batch.id in self.live:
+            batch.completed, batch.failed = self.live[batch.id]
+            return batch
+        with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
+            counts = msgspec.json.decode(self._counts(batch).read_bytes(), type=tuple[int, int])
+            batch.completed, batch.failed = counts
+        return batch
+
+    def _counts(self, batch: BatchFacts) -> Path:
+        return self.folder / "batches" / f"{batch.id}.counts"
+
+    def keep_counts(self, batch: BatchFacts) -> None:
+        """Write for other processes how far a batch run here is. The results say it too: it may be
+        lost. Raises: OSError"""
+        write_whole(self._counts(batch), msgspec.json.encode(self.live[batch.id]), syncs=False)
+
+    def end_batch(self, batch: BatchFacts, status: str) -> None:
+        """Write that a batch has ended, and forget what only an open one needs. Mutates: batch.
+        Raises: OSError"""
+        batch.goes(status)
+        self.keep_batch(batch)
+        self.live.pop(batch.id, None)
+        self._counts(batch).unlink(missing_ok=True)
+        (self.folder / "batches" / f"{batch.id}.cancel").unlink(missing_ok=True)
 
     def batches(self, owner: str | None = None) -> list[BatchFacts]:
         """Return the batches of a key, the newest first; of all keys without one."""
         return sorted(
             (
-                one
-                for one in _all(self.folder / "batches", BatchFacts)
+                self._counted(one)
+                for one in self._all(self.folder / "batches", BatchFacts)
                 if owner is None or one.owner == owner
             ),
             key=lambda one: (-one.created_at, one.id),
@@ -232,36 +321,54 @@ class FileStorage:
 
     def cancel(self, batch: BatchFacts) -> None:
         """Ask the runner of a batch to end it."""
-        _write(self.folder / "batches" / f"{batch.id}.cancel", b"")
+        write_whole(self.folder / "batches" / f"{batch.id}.cancel", b"")
 
     def is_cancelled(self, batch: BatchFacts) -> bool:
         """Return whether a batch that is open is to end."""
         return batch.is_open and (self.folder / "batches" / f"{batch.id}.cancel").exists()
 
+    def tidy(self) -> None:
+        """Remove what processes that were killed left half written. Raises: OSError"""
+        before_s = time.time() - LEFT_OVER_S
+        for path in (*self.folder.glob(f"*/*{NEW}"), *self.folder.glob("files/*.bin")):
+            is_whole = path.suffix != NEW and path.with_suffix(".json").exists()
+            with contextlib.suppress(FileNotFoundError):
+                if not is_whole and path.stat().st_mtime < before_s:
+                    logger.info("%s was left half written; it is removed", path)
+                    path.unlink()
 
-def _all(folder: Path, kind: type[Any]) -> Iterator[Any]:
-    for path in folder.glob("*.json"):
-        found = _read(folder, path.stem, kind)
-        if found is not None:
-            yield found
+    def _all(self, folder: Path, kind: type[Any]) -> Iterator[Any]:
+        for path in folder.glob("*.json"):
+            with contextlib.suppress(DamagedRecord):  # logged and counted where it is read
+                found = self._read(folder, path.stem, kind)
+                if found is not None:
+                    yield found
+
+    def _read(self, folder: Path, name: str, kind: type[Any]) -> Any:
+        """Return what is stored under a name; None for an invalid name, and where nothing is.
+        Raises: DamagedRecord"""
+        if not _ID.fullmatch(name):
+            return None
+        path = folder / f"{name}.json"
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=kind)
+        except FileNotFoundError:
+            return None
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            if path not in self._damaged:
+                self._damaged.add(path)
+                DAMAGED.labels(folder.name).inc()
+                logger.error("%s is damaged and left out: %s", path, error)
+            raise DamagedRecord(name) from error
 
 
-def _read(folder: Path, name: str, kind: type[Any]) -> Any:
-    """Return what is stored under a name; None for an invalid name, and where nothing is."""
-    if not _ID.fullmatch(name):
-        return None
-    with contextlib.suppress(FileNotFoundError):
-        return msgspec.json.decode((folder / f"{name}.json").read_bytes(), type=kind)
-    return None
+class DamagedRecord(RequestError):
+    """The record of a file or batch cannot be read."""
 
-
-def _write(path: Path, data: bytes, *, syncs: bool = True) -> None:
-    """Write a file that is there whole or not at all, also after a crash of the process, and with
-    `syncs` of the machine."""
-    new = path.with_suffix(f".{secrets.token_hex(4)}.new")
-    with new.open("wb") as file:
-        file.write(data)
-        file.flush()
-        if syncs:
-            os.fsync(file.fileno())
-    new.replace(path)
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the server's record of {name} is damaged.",
+            fix="ask the operator to restore it, or send the file or the batch again.",
+            code="record_damaged",
+            status=500,
+        )

@@ -50,7 +50,8 @@ class OwnedObjects(Generic[Kept]):
 
     def get(self, name: str, owner: str) -> Kept | None:
         """Return an owner's object; None where it has none of this id."""
-        return self._by_owner.get(owner, {}).get(name)
+        mine = self._by_owner.get(owner)
+        return None if mine is None else mine.get(name)
 
     def has(self, name: str, kept: Kept) -> bool:
         """Return whether this very object is here."""
@@ -83,8 +84,8 @@ class OwnedObjects(Generic[Kept]):
     def drop_oldest(self, is_old: Callable[[Kept], bool]) -> None:
         """Forget of each owner's objects the first ones that are old. Mutates: self"""
         for mine in list(self._by_owner.values()):
-            able = (name for name, kept in mine.items() if self._may_go(kept))
-            for name in list(takewhile(lambda name, mine=mine: is_old(mine[name]), able)):
+            able = ((name, kept) for name, kept in mine.items() if self._may_go(kept))
+            for name, _ in list(takewhile(lambda one: is_old(one[1]), able)):
                 self.drop(name)
 
     def _victim(self) -> str | None:
