@@ -1,6 +1,6 @@
 """Requests of every kind, cut off at random moments: the server is then as it was before.
 
-DOVETAIL_CUTS=1000 cuts each of the twenty kinds a thousand times, where `make test` cuts each five
+CANCELLED_PER_KIND=1000 cuts each of the twenty kinds a thousand times, where `make test` cuts each five
 times.
 """
 
@@ -14,13 +14,14 @@ import pytest
 from support.cuts import KINDS, NAME, Holdings, Verdicts, cut_all, demo_app, settled
 
 pytest.importorskip("dovetail_plugins")
-NUM_EACH = int(os.environ.get("DOVETAIL_CUTS", "5"))
+NUM_EACH = int(os.environ.get("CANCELLED_PER_KIND", "5"))
 NUM_WARM = 2
 SPARE_DESCRIPTORS = 4
 """Threads of the pool that start later, and the descriptors of a process that has been idle."""
 SPARE_BYTES = 64 << 20
 
 
+@pytest.mark.timeout(max(600, 10 * NUM_EACH))
 def test_a_server_is_as_before_after_requests_of_every_kind_were_cut_off() -> None:
     async def main() -> tuple[Holdings, Holdings, Verdicts]:
         async with demo_app("--max-num-seqs", "16", "--served-model-name", NAME) as app:

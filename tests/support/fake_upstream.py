@@ -8,6 +8,8 @@ from argparse import Namespace
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from dovetail.json_values import InvalidJson, json_value
+
 
 class FakeServer:
     """An upstream that notes what it gets, and answers in its own words."""
@@ -29,7 +31,7 @@ class FakeServer:
     async def answer(
         self, method: str, target: bytes, headers: Sequence[Any], body: bytes
     ) -> AsyncIterator[Any]:
-        self.got.append((dict(headers), json.loads(body)))
+        self.got.append((dict(headers), _value_of(body)))
         words = self.words
         if target == b"/tokenize":
             words = {"tokens": [ord(letter) for letter in json.loads(body)["prompt"]]}
@@ -42,3 +44,11 @@ class FakeServer:
 
     async def is_healthy(self) -> bool:
         return True
+
+
+def _value_of(body: bytes) -> Any:
+    """Return what a body says, or the body itself where it is not JSON."""
+    try:
+        return json_value(body)
+    except InvalidJson:
+        return body

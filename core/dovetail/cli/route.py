@@ -31,8 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at")
     parser.add_argument("--port", type=int, default=8080, help="port to listen at")
+    largest = flags()["max_body_bytes"]
     parser.add_argument(
-        "--max-body-bytes", type=int, default=1 << 26, help="largest body that is taken"
+        "--max-body-bytes", type=int, default=largest.default, help=largest.meta.help
     )
     parser.add_argument(
         "--kv-events-config",
@@ -104,9 +105,17 @@ def frontend_of(args: argparse.Namespace) -> FrontendConfig:
         raise ConfigError("a key is empty.", where="--api-key", fix="give one, or leave it out.")
     if args.ssl_cert_reqs not in (0, 1, 2):
         raise ConfigError(f"{args.ssl_cert_reqs} is not 0, 1 or 2.", where="--ssl-cert-reqs")
+    if args.max_body_bytes < 1:
+        raise ConfigError(f"{args.max_body_bytes} is not above 0.", where="--max-body-bytes")
     tls: dict[str, Any] = {name: getattr(args, name) for name in TLS_FLAGS}
     return FrontendConfig(
-        host=args.host, port=args.port, api_key=keys, disable_uvicorn_access_log=True, **tls
+        host=args.host,
+        port=args.port,
+        api_key=keys,
+        max_body_bytes=args.max_body_bytes,
+        enable_request_id_headers=True,
+        disable_uvicorn_access_log=True,
+        **tls,
     )
 
 
@@ -114,18 +123,20 @@ def server_of(args: argparse.Namespace, frontend: FrontendConfig) -> uvicorn.Con
     """Return what answers requests, with its TLS. Raises: ConfigError"""
     from dovetail.errors import ConfigError
     from dovetail.gateway.prefill_choice import prefill_choice
-    from dovetail.gateway.two_halves import TwoHalves, guarded
+    from dovetail.gateway.route_app import build_route
+    from dovetail.gateway.two_halves import TwoHalves
     from dovetail.gateway.upstream import upstream_of
+    from dovetail.server.api.families import build_apis
     from dovetail.server.launch.lifecycle import uvicorn_config
     from dovetail.server.launch.tls import tls_of
 
     if args.block_size < 1:
         raise ConfigError(f"{args.block_size} is not above 0.", where="--block-size")
     prefill = [upstream_of(url, "--prefill") for url in args.prefill]
-    app = TwoHalves(
+    halves = TwoHalves(
         prefill,
         [upstream_of(url, "--decode") for url in args.decode],
-        max_body_bytes=args.max_body_bytes,
-        choice=prefill_choice(prefill, args.kv_events_config, args.block_size),
+        prefill_choice(prefill, args.kv_events_config, args.block_size),
     )
-    return uvicorn_config(guarded(app, frontend.api_key), frontend, tls_of(frontend))
+    app = build_route(halves, frontend, build_apis().values())
+    return uvicorn_config(app, frontend, tls_of(frontend))

@@ -23,8 +23,10 @@ from dovetail.interfaces.api import Api
 from dovetail.observability import metrics
 from dovetail.server.api.admin.routes import FLAG as DEV
 from dovetail.server.api.families import flags_by_path
-from dovetail.server.app import add_handlers, add_layers, error_bodies_of
+from dovetail.server.generate.generation import CLAMPED_HEADER
+from dovetail.server.generate.ignored_fields import HEADER
 from dovetail.server.http.errors import problem
+from dovetail.server.http.front_door import add_front_door
 from dovetail.server.http.middleware import OpenRequests
 from dovetail.version import __version__
 
@@ -70,12 +72,12 @@ def build_gateway(fleet: Fleet, frontend: FrontendConfig, apis: Iterable[Api]) -
     app.router.routes.append(
         Route("/{path:path}", Forward(fleet, closed, lambda: doors.is_draining))
     )
-    add_handlers(app)
-    add_layers(
+    add_front_door(
         app,
         frontend,
-        error_bodies_of(families),
+        families,
         is_busy=lambda: any(model.num_running for model in fleet.models),
+        shown_headers=(HEADER, CLAMPED_HEADER),
     )
     return app
 

@@ -20,8 +20,7 @@ from dovetail.gateway.fleet import Fleet
 from dovetail.gateway.model import Model, State
 from dovetail.gateway.routing import named_model
 from dovetail.gateway.server import Server
-from dovetail.server.generate.streaming import ClientDisconnected
-from dovetail.server.http.errors import ErrorBodies, problem_of
+from dovetail.server.http.errors import ClientDisconnected, ErrorBodies, problem_of
 from dovetail.server.http.middleware import REQUEST_ID
 
 logger = logging.getLogger("dovetail.gateway")

@@ -20,6 +20,7 @@ from dovetail.gateway.connections import Header
 from dovetail.gateway.upstream import ASK_LIMIT_S, Upstream, least_busy
 from dovetail.interfaces.kv_event_publisher import EventFeed
 from dovetail.interfaces.router import RoutedRequest, Router, RouterFacts
+from dovetail.json_values import json_value
 
 FLAG = "--kv-events-config"
 CACHE_TOKENS = 1 << 22
@@ -56,7 +57,7 @@ class PrefillChoice:
             return ()
         prompt = fields.get("prompt")
         if isinstance(prompt, list):
-            return tuple(prompt)
+            return tuple(prompt) if _are_ids(prompt) else ()
         server = least_busy(self._servers)
         if server is None:
             return ()
@@ -68,7 +69,8 @@ class PrefillChoice:
                 server.answer("POST", b"/tokenize", headers, asked) as answer,
             ):
                 whole = b"".join([piece async for piece in answer.pieces()])
-            return tuple(json.loads(whole)["tokens"]) if answer.status == 200 else ()
+            tokens = json_value(whole)["tokens"] if answer.status == 200 else ()
+            return tuple(tokens) if _are_ids(tokens) else ()
         except (ConnectionError, TimeoutError, ValueError, LookupError, TypeError):
             return ()
 
@@ -104,6 +106,11 @@ class PrefillChoice:
             self._news.close()
 
 
+def _are_ids(values: Sequence[Any]) -> bool:
+    """Return whether these can be token ids, as routers hash them."""
+    return all(type(one) is int and 0 <= one < 1 << 31 for one in values)
+
+
 def prefill_choice(
     servers: Sequence[Upstream], events: Sequence[str], block_tokens: int
 ) -> PrefillChoice:
@@ -135,7 +142,7 @@ def prefill_choice(
 def _feed(text: str, server: Upstream) -> EventFeed:
     """Return the feed of a server that was started with this flag. Raises: ConfigError"""
     try:
-        keys = dict(json.loads(text))
+        keys = dict(json_value(text))
     except (ValueError, TypeError):
         raise ConfigError(
             "is not a JSON object.", where=FLAG, fix="repeat the flag of the prefill server."

@@ -9,6 +9,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from dovetail.errors import RequestError
+from dovetail.json_values import InvalidJson, json_struct
 from dovetail.server.api.batches.multipart import parts_of
 
 FIELD = "model"
@@ -35,9 +36,10 @@ def named_model(scope: Scope, body: bytes) -> str | None:
     if body.lstrip()[:1] != b"{":
         return None
     try:
-        return msgspec.json.decode(body, type=_Named).model
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+        named: _Named = json_struct(body, _Named)
+    except InvalidJson:
         return None
+    return named.model
 
 
 def _of_form(kind: str, body: bytes) -> str | None:

@@ -9,7 +9,6 @@ prompt itself. A client that leaves ends whichever half is under way.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 from collections.abc import Sequence
@@ -17,15 +16,15 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from dovetail.gateway.connections import Answer, Header
 from dovetail.gateway.forward import EVENT_STREAM, OF_THE_CONNECTION
 from dovetail.gateway.prefill_choice import PrefillChoice
 from dovetail.gateway.upstream import Upstream, least_busy
+from dovetail.json_values import InvalidJson, json_value
 from dovetail.server.http.errors import problem
-from dovetail.server.http.middleware import REQUEST_ID, ApiKeyMiddleware, request_id_of
+from dovetail.server.http.middleware import REQUEST_ID
 
 logger = logging.getLogger("dovetail.route")
 
@@ -37,39 +36,27 @@ WHOLE = ("prompt_logprobs", "use_beam_search", "echo", "suffix")
 """Fields with which a prompt is computed where the answer is."""
 OF_THE_ANSWER = ("stream_options", "min_tokens", "best_of", "logprobs", "top_logprobs", "n")
 """Fields that mean nothing to the first half, and could contradict its single token."""
+RETURNED_ANEW = OF_THE_CONNECTION | {b"date", b"server", REQUEST_ID.encode()}
+"""Headers of a server that are not the client's: they are this process's own."""
 PREFILL_HEADER = b"x-dovetail-prefill"
 
 
 class TwoHalves:
-    """An ASGI application over two sorts of servers."""
+    """An ASGI endpoint over two sorts of servers. `route_app` has what surrounds it."""
 
     def __init__(
         self,
         prefill: Sequence[Upstream],
         decode: Sequence[Upstream],
-        *,
-        max_body_bytes: int,
         choice: PrefillChoice | None = None,
     ) -> None:
         self._prefill = prefill
         self._choice = choice or PrefillChoice(prefill, None, None)
         self._decode = decode
-        self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        if scope["type"] != "http":
-            return
-        if scope["path"] == HEALTH:
-            await (await self.health())(scope, receive, send)
-            return
-        body = b""
-        async for piece in Request(scope, receive).stream():
-            body += piece
-            if len(body) > self._max_body_bytes:
-                told = problem(413, f"the body has more than {self._max_body_bytes} bytes.")
-                await told.response()(scope, receive, send)
-                return
+        body = await Request(scope, receive).body()
         gone = asyncio.ensure_future(_gone(receive))
         work = asyncio.ensure_future(self._answer(scope, body, send))
         try:
@@ -80,6 +67,11 @@ class TwoHalves:
             gone.cancel()
             work.cancel()
             await asyncio.gather(gone, work, return_exceptions=True)
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether any server has a request."""
+        return any(one.num_open for one in (*self._prefill, *self._decode))
 
     async def health(self, request: Request | None = None) -> JSONResponse:
         """Return each server's state; 503 where nobody could answer."""
@@ -134,9 +126,8 @@ class TwoHalves:
             if 400 <= answer.status < 500 and answer.status != 429:
                 return None, (answer.status, answer.headers, whole), None
             if answer.status == 200:
-                with contextlib.suppress(ValueError):
-                    params = json.loads(whole).get(FIELD)
-                    return params, None, server if params else None
+                params = _params_of(whole)
+                return params, None, server if params else None
             logger.warning("%s: the prefill server answered %d", server.url, answer.status)
         return None, None, None
 
@@ -157,23 +148,24 @@ class TwoHalves:
                 target = _target(scope)
                 async with server.answer(scope["method"], target, headers, body) as answer:
                     has_begun = True
-                    await _pass_back(answer, scope, send, first)
+                    await _pass_back(answer, send, first)
                 return
             except ConnectionError as error:
                 server.failed()
                 logger.warning("%s: the decode server cannot be reached: %s", server.url, error)
                 if has_begun:
                     raise
-        told = problem(503, "no decode server can be reached.", kind="unavailable").response()
-        kept = [(name, value) for name, value in told.raw_headers if name != b"content-length"]
-        await _send_whole(send, 503, kept, bytes(told.body))
+        told = problem(503, "no decode server can be reached.", kind="unavailable").response(scope)
+        await _send_whole(send, 503, told.raw_headers, bytes(told.body))
 
 
-def guarded(app: TwoHalves, keys: Sequence[str]) -> ASGIApp:
-    """Return the application behind API keys, of which a client has to send one; `/health` is
-    open. Without keys everyone may ask."""
-    health = Route(HEALTH, app.health)
-    return ApiKeyMiddleware(app, keys=keys, routes=lambda: (health,), open_endpoints={app.health})
+def _params_of(whole: bytes) -> Any:
+    """Return what an answer says of how to go on with it, None where it says nothing."""
+    try:
+        answer = json_value(whole)
+    except InvalidJson:
+        return None
+    return answer.get(FIELD) if isinstance(answer, dict) else None
 
 
 def _divided(scope: Scope, body: bytes) -> dict[str, Any] | None:
@@ -181,8 +173,9 @@ def _divided(scope: Scope, body: bytes) -> dict[str, Any] | None:
     if scope["method"] != "POST" or scope["path"] not in DIVIDED_PATHS:
         return None
     try:
-        fields = json.loads(body)
-    except ValueError:
+        fields = json_value(body)
+        json.dumps(fields, allow_nan=False)
+    except (ValueError, RecursionError):  # which no server would get as the client wrote it
         return None
     if not isinstance(fields, dict) or any(fields.get(name) for name in WHOLE):
         return None
@@ -197,13 +190,10 @@ def _target(scope: Scope) -> bytes:
 
 
 def _headers_on(scope: Scope) -> list[Header]:
-    """Return the request's headers as servers get them, with an id that all of them share: the
-    client's, where a server would keep it. Mutates: scope"""
-    dropped = OF_THE_CONNECTION | {b"content-length", b"host", REQUEST_ID.encode()}
+    """Return the request's headers as servers get them, with an id that all of them share."""
+    dropped = OF_THE_CONNECTION | {b"content-length", b"host", b"origin", REQUEST_ID.encode()}
     headers = [(name, value) for name, value in scope["headers"] if name not in dropped]
-    request_id = request_id_of(scope).encode()
-    scope["state"] = {"request_id": request_id}
-    return [*headers, (REQUEST_ID.encode(), request_id)]
+    return [*headers, (REQUEST_ID.encode(), scope["state"]["request_id"].encode())]
 
 
 async def _gone(receive: Receive) -> None:
@@ -213,18 +203,16 @@ async def _gone(receive: Receive) -> None:
 
 
 async def _send_whole(send: Send, status: int, headers: Sequence[Header], body: bytes) -> None:
-    dropped = OF_THE_CONNECTION | {b"content-length", b"date", b"server"}
+    dropped = RETURNED_ANEW | {b"content-length"}
     kept = [(name, value) for name, value in headers if name not in dropped]
     kept.append((b"content-length", str(len(body)).encode()))
     await send({"type": "http.response.start", "status": status, "headers": kept})
     await send({"type": "http.response.body", "body": body})
 
 
-async def _pass_back(answer: Answer, scope: Scope, send: Send, first: Upstream | None) -> None:
+async def _pass_back(answer: Answer, send: Send, first: Upstream | None) -> None:
     """Send an answer on, piece by piece as it comes. Raises: ConnectionError"""
-    dropped = OF_THE_CONNECTION | {b"date", b"server", REQUEST_ID.encode()}
-    headers = [(name, value) for name, value in answer.headers if name not in dropped]
-    headers.append((REQUEST_ID.encode(), scope["state"]["request_id"]))
+    headers = [(name, value) for name, value in answer.headers if name not in RETURNED_ANEW]
     if first is not None:
         headers.append((PREFILL_HEADER, first.url.encode()))
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})

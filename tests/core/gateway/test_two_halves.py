@@ -17,8 +17,11 @@ import pytest
 import uvicorn
 
 from dovetail.cli import route
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
-from dovetail.gateway.two_halves import TwoHalves, guarded
+from dovetail.gateway.route_app import build_route
+from dovetail.gateway.two_halves import TwoHalves
+from dovetail.server.api.families import build_apis
 from dovetail.server.launch.sockets import bind
 from support.certificates import Certificates, make_certificates
 from support.fake_upstream import FakeServer
@@ -32,8 +35,9 @@ class Halves:
     def __init__(self, *keys: str) -> None:
         self.prefill = FakeServer("http://a", kv_transfer_params={"remote_port": 7})
         self.decode = FakeServer("http://b", text="hello")
-        made = TwoHalves([self.prefill], [self.decode], max_body_bytes=1000)  # type: ignore[list-item]
-        self.app = guarded(made, keys)
+        made = TwoHalves([self.prefill], [self.decode])  # type: ignore[list-item]
+        frontend = FrontendConfig(api_key=keys, enable_request_id_headers=True)
+        self.app = build_route(made, frontend, build_apis().values())
 
     def ask(self, method: str = "POST", path: str = "/v1/completions", **headers: str) -> Any:
         async def main() -> Any:

@@ -31,7 +31,7 @@ from dovetail.observability import metrics
 from dovetail.server.generate.as_chat import in_words_of
 from dovetail.server.generate.dialect import AnswerEnd, Dialect
 from dovetail.server.generate.events import CountedSession, Event, SessionPlan
-from dovetail.server.http.errors import Problem, problem_of
+from dovetail.server.http.errors import ClientDisconnected, Problem, problem_of
 from dovetail.uninterrupted import ended, uninterrupted
 
 logger = logging.getLogger("dovetail.server")
@@ -40,10 +40,6 @@ KEEP_ALIVE = b": keep-alive\n\n"
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 Answer = TypeVar("Answer")
 Item = TypeVar("Item")
-
-
-class ClientDisconnected(Exception):
-    """The client closed the connection before its answer was complete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,12 @@ _KINDS = {
     405: "invalid_request_error",
     413: "invalid_request_error",
 }
+
+
+class ClientDisconnected(Exception):
+    """The client closed the connection before its answer was complete."""
+
+
 ErrorBody = Callable[[int, ApiError, str | None], bytes]
 """Makes a family's error body of status, error and the request's id."""
 

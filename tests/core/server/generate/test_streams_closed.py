@@ -11,11 +11,11 @@ import pytest
 from starlette.requests import Request
 
 from dovetail.server.generate.streaming import (
-    ClientDisconnected,
     EventStream,
     StreamHead,
     cancel_on_disconnect,
 )
+from dovetail.server.http.errors import ClientDisconnected
 from support.serving import post_scope
 
 

@@ -1,0 +1,55 @@
+"""JSON that others wrote: the value of a text, or one error that says why there is none.
+
+A parser has more ways to fail than one: what is not JSON, not UTF-8 or half of a character, nested
+deeper than Python's stack, a number too long to read. Callers who name some of them let a stranger
+choose the others; here all become InvalidJson.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+
+class InvalidJson(ValueError):
+    """A text has no value that can be used. Its message is the rest of a sentence about the
+    text: "is nested too deep."."""
+
+
+def json_value(
+    data: str | bytes | bytearray,
+    *,
+    object_hook: Callable[[dict[str, Any]], Any] | None = None,
+    parse_constant: Callable[[str], Any] | None = None,
+    strict: bool = True,
+) -> Any:
+    """Return the value of a JSON text, as Python's `json` reads it. Raises: InvalidJson"""
+    try:
+        return json.loads(
+            data, object_hook=object_hook, parse_constant=parse_constant, strict=strict
+        )
+    except (ValueError, RecursionError, OverflowError) as error:
+        raise InvalidJson(_why(error)) from error
+
+
+def json_struct(data: str | bytes | bytearray, kind: Any = Any) -> Any:
+    """Return the value of a JSON text as a type of msgspec's. Raises: InvalidJson"""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
+        raise InvalidJson(_why(error)) from error
+
+
+def _why(error: Exception) -> str:
+    match error:
+        case RecursionError():
+            return "is nested too deep."
+        case UnicodeError():
+            return "is not valid Unicode."
+        case json.JSONDecodeError() | msgspec.MsgspecError():
+            return f"is not valid JSON: {error}."
+        case _:
+            return f"has a value that cannot be read: {error}."
