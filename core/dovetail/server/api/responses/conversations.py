@@ -19,9 +19,9 @@ from fastapi import Request
 from pydantic import Field
 
 from dovetail.errors import NotFound, RequestError
-from dovetail.server.api.responses.input import messages_of
 from dovetail.server.api.responses.input_items import as_items
 from dovetail.server.api.responses.protocol import MAX_METADATA, Item
+from dovetail.server.api.responses.turns import messages_of
 from dovetail.server.generate.as_chat import in_words_of
 from dovetail.server.generate.bodies import Body
 from dovetail.server.generate.server_state import ServerState
@@ -117,6 +117,11 @@ class ConversationStore:
         conversation.num_bytes += len(json.dumps(list(items)))
         while sum(one.num_bytes for one in self._kept.values()) > self._max_bytes:
             self._kept.popitem(last=False)
+
+    def find_item(self, item_id: str, owner: bytes) -> Item | None:
+        """Return an item of the owner's conversations."""
+        items = (item for one in self._kept.values() if one.owner == owner for item in one.items)
+        return next((item for item in items if item.get("id") == item_id), None)
 
     def drop(self, conversation_id: str) -> None:
         """Forget a conversation. Mutates: self"""

@@ -121,6 +121,21 @@ class ResponseStore:
             )
         return kept
 
+    def find_item(self, item_id: str, owner: bytes) -> dict[str, Any] | None:
+        """Return an item of the owner's responses that have ended, of their output or of what they
+        were asked; the newest first."""
+        self._trim()
+        mark = json.dumps(item_id).encode()
+        for kept in reversed(self._kept.values()):
+            if kept.owner != owner or kept.answer is not None:
+                continue
+            if mark not in kept.reply and mark not in kept.items:
+                continue
+            for item in (*json.loads(kept.reply)["output"], *json.loads(kept.items)):
+                if item.get("id") == item_id:
+                    return dict(item)
+        return None
+
     def drop(self, response_id: str) -> None:
         """Forget a response. Mutates: self"""
         kept = self._kept.pop(response_id, None)
