@@ -187,8 +187,8 @@ def with_offered_tools(body: ChatRequest, frontend: FrontendConfig) -> ChatReque
 
 
 def _named(tool: Any, where: str) -> tuple[str, str]:
-    """Return "function" and the name in {"type": "function", "function": {"name"}}, or beside the type; of custom
-    tools likewise. Raises: RequestError"""
+    """Return the type and the name in {"type": "function", "function": {"name"}}, or beside the
+    type; of custom tools likewise. Raises: RequestError"""
     kind = tool.get("type", "function") if isinstance(tool, dict) else None
     inner = tool.get(kind, tool) if kind in ("function", "custom") else None
     name = inner.get("name") if isinstance(inner, dict) else None

@@ -183,7 +183,6 @@ def test_a_call_that_must_be_made_needs_a_form(choice: dict[str, Any]) -> None:
 
 REFUSED = [
     {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-    {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
     {"tool_choice": {"type": "tool", "name": "gone"}, "tools": TOOLS},
     {"output_config": {"format": {"type": "xml"}}},
     {"max_tokens": 0},

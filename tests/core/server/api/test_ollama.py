@@ -133,7 +133,6 @@ def test_options_are_sampling_fields(path: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "where"),
     [
-        ({"options": {"num_ctx": 4097}}, "options.num_ctx: the context of this server has 4096"),
         ({"options": {"mirostat": 2}}, "options.mirostat: this way of sampling"),
         ({"options": {"temperature": -1}}, "options.temperature: "),
         ({"options": {"num_predict": 0}}, "options.num_predict: an answer has at least one"),
@@ -272,3 +271,14 @@ def test_a_slow_stream_is_kept_open_by_empty_lines_of_an_answer() -> None:
     lines = [json.loads(line) for line in answer.text.splitlines()]
     assert len(lines) > 2
     assert "".join(line["message"]["content"] for line in lines) == "a"
+
+
+def test_a_longer_context_than_the_servers_is_named() -> None:
+    app, _ = app_for()
+    for size, is_named in ((4096, False), (4097, True), (131072, True)):
+        body = {"model": "fake", "messages": USER, "stream": False, "options": {"num_ctx": size}}
+        answer = send(app, "POST", "/api/chat", body)
+        assert answer.status_code == 200
+        assert (
+            "options.num_ctx" in answer.headers.get("x-dovetail-ignored-fields", "")
+        ) == is_named

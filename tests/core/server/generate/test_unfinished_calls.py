@@ -85,7 +85,7 @@ def test_responses_call_the_item_incomplete(cause: str) -> None:
 
 @pytest.mark.parametrize("cause", CAUSES)
 def test_streamed_responses_call_it_incomplete_too(cause: str) -> None:
-    app = _app(list(LONG) + ["</tool_call> and on"], cause)
+    app = _app([*list(LONG), "</tool_call> and on"], cause)
     tools = [{"type": "function", "name": name} for name in ("add", "sub")]
     body = {"input": "x", "tools": tools, "stream": True}
     events = events_of_messages(send(app, "POST", "/v1/responses", body).text)

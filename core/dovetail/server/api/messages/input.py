@@ -6,8 +6,10 @@ Source: the Anthropic API reference, messages.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+
+from pydantic import ValidationError
 
 from dovetail.errors import RequestError
 from dovetail.server.api.messages.protocol import (
@@ -17,9 +19,11 @@ from dovetail.server.api.messages.protocol import (
     OutputConfig,
     Turn,
 )
+from dovetail.server.api.messages.words import BLOCKS, tool_word
 from dovetail.server.generate.as_chat import Content, as_chat, check_one, joined
 from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.template.switches import Switch, switch
+from dovetail.server.generate.words import is_left_out
 
 NAMES = {
     "response_format.json_schema": "output_config.format",
@@ -29,8 +33,6 @@ NAMES = {
     "reasoning_effort": "output_config.effort",
 }
 """Chat's names of fields that have another one here."""
-DROPPED = frozenset({"redacted_thinking"})
-"""Blocks of other servers that nobody here could read."""
 
 
 def chat_of(body: CountRequest, *, can_budget: bool) -> ChatRequest:
@@ -72,10 +74,23 @@ def ignored_fields(body: CountRequest, *, can_budget: bool) -> list[str]:
         names.append("thinking.budget_tokens")
     if isinstance(body, MessagesRequest) and body.metadata:
         names.append("metadata")
-    turns = [b for turn in body.messages if not isinstance(turn.content, str) for b in turn.content]
-    if any(block.type in DROPPED for block in turns):
-        names.append("messages.content.redacted_thinking")
-    return names
+    kinds = dict.fromkeys(block.type for block in _blocks(body))
+    return names + [f"messages.content.{kind}" for kind in kinds if is_left_out(BLOCKS, kind)]
+
+
+def left_out_tools(body: CountRequest) -> list[str]:
+    """Return the names to report of tools that are left out."""
+    kinds = dict.fromkeys(tool.type or "custom" for tool in body.tools or ())
+    return [f"tools.{kind}" for kind in kinds if tool_word(kind) != "custom"]
+
+
+def _blocks(body: CountRequest) -> Iterator[Block]:
+    """Yield the blocks of all turns, those of tool results among them."""
+    for turn in body.messages:
+        for block in turn.content if not isinstance(turn.content, str) else ():
+            yield block
+            if block.type == "tool_result" and isinstance(block.content, list):
+                yield from block.content
 
 
 def _messages(body: CountRequest) -> Iterable[dict[str, Any]]:
@@ -97,9 +112,9 @@ def _user(role: str, blocks: Sequence[Block], where: str) -> Iterable[dict[str, 
     for number, block in enumerate(blocks):
         at = f"{where}[{number}]"
         if block.type == "tool_result":
-            content = _content_of(block.content or "", f"{at}.content")
+            content = _content_of(_listed(block.content, at), f"{at}.content")
             yield {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": content}
-        else:
+        elif not is_left_out(BLOCKS, block.type):
             others.append(_part(block, at))
     if others or not blocks:
         yield {"role": role, "content": joined(others)}
@@ -114,7 +129,7 @@ def _assistant(turn: Turn, where: str) -> dict[str, Any]:
             thoughts.append(block.thinking or "")
         elif block.type == "tool_use":
             calls.append(_call(block, f"{where}[{number}]"))
-        elif block.type not in DROPPED:
+        elif not is_left_out(BLOCKS, block.type):
             texts.append(_text(block, f"{where}[{number}]"))
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
     if thoughts:
@@ -127,7 +142,8 @@ def _assistant(turn: Turn, where: str) -> dict[str, Any]:
 def _call(block: Block, where: str) -> dict[str, Any]:
     if not block.name:
         raise RequestError("must have a name.", where=where)
-    arguments = json.dumps(block.input or {}, ensure_ascii=False)
+    given = block.input if block.input is not None else {}
+    arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
     return {"id": block.id or "", "function": {"name": block.name, "arguments": arguments}}
 
 
@@ -140,14 +156,27 @@ def _text_of(content: str | Sequence[Block], where: str) -> str:
 def _content_of(content: str | Sequence[Block], where: str) -> Content:
     if isinstance(content, str):
         return content
-    return joined([_part(block, f"{where}[{i}]") for i, block in enumerate(content)])
+    return joined(
+        [
+            _part(block, f"{where}[{i}]")
+            for i, block in enumerate(content)
+            if not is_left_out(BLOCKS, block.type)
+        ]
+    )
+
+
+def _listed(content: Any, where: str) -> str | Sequence[Block]:
+    """Return a result's content. Raises: RequestError for one that is neither text nor blocks"""
+    if isinstance(content, dict):
+        raise RequestError("must be text or a list of blocks.", where=f"{where}.content")
+    return content or ""
 
 
 def _part(block: Block, where: str) -> str | dict[str, Any]:
     """Return a block as chat's part, or its text. Raises: RequestError"""
     if block.type != "image":
         return _text(block, where)
-    source = block.source or {}
+    source = block.source if isinstance(block.source, dict) else {}
     kind, data = source.get("type"), source.get("data")
     if kind == "url" and isinstance(source.get("url"), str):
         return {"type": "image_url", "image_url": {"url": source["url"]}}
@@ -161,7 +190,52 @@ def _part(block: Block, where: str) -> str | dict[str, Any]:
     )
 
 
+def _document(block: Block, where: str) -> str:
+    """Return a document as text: its title, what it is about, and its text. Raises: RequestError"""
+    source = block.source if isinstance(block.source, dict) else {}
+    kind, data = source.get("type"), source.get("data")
+    if kind == "content":
+        inner = source.get("content")
+        text = inner if isinstance(inner, str) else _inner(inner, f"{where}.source.content")
+    elif kind == "text" and isinstance(data, str):
+        text = data
+    else:
+        raise RequestError(
+            "documents are read as text alone: PDFs, URLs and files are not.",
+            where=f"{where}.source",
+            fix='send {"type": "text", "media_type": "text/plain", "data": TEXT}.',
+            code="unsupported_field",
+        )
+    return _lines(block.title, block.context, text)
+
+
+def _found(block: Block, where: str) -> str:
+    """Return a search result as text. Raises: RequestError"""
+    source = block.source if isinstance(block.source, str) else None
+    content = _listed(block.content, where)
+    return _lines(block.title, source, _text_of(content, f"{where}.content"))
+
+
+def _inner(blocks: Any, where: str) -> str:
+    """Return the text of a document's own blocks. Raises: RequestError"""
+    try:
+        return _text_of([Block.model_validate(one) for one in blocks or ()], where)
+    except (ValidationError, TypeError) as error:
+        raise RequestError("must be text or a list of text blocks.", where=where) from error
+
+
+def _lines(*texts: str | None) -> str:
+    return "\n".join(text for text in texts if text)
+
+
 def _text(block: Block, where: str) -> str:
+    match BLOCKS[block.type].read_as if block.type in BLOCKS else "":
+        case "document":
+            return _document(block, where)
+        case "found":
+            return _found(block, where)
+        case "compaction":
+            return block.content if isinstance(block.content, str) else ""
     if block.type != "text":
         raise RequestError(
             f'blocks of type "{block.type[:64]}" are not supported here.',
@@ -176,12 +250,10 @@ def _text(block: Block, where: str) -> str:
 def _tools(body: CountRequest) -> list[dict[str, Any]] | None:
     tools = []
     for number, tool in enumerate(body.tools or ()):
-        if tool.type not in (None, "custom"):
-            raise RequestError(
-                f'tools of type "{tool.type[:64]}" are not supported; only client tools are.',
-                where=f"tools[{number}].type",
-                code="unsupported_field",
-            )
+        if tool_word(tool.type) != "custom":
+            continue
+        if tool.name is None or tool.name.split() != [tool.name]:
+            raise RequestError("must be a name without blanks.", where=f"tools[{number}].name")
         function = {
             "name": tool.name,
             "description": tool.description,

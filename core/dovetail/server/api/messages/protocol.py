@@ -24,12 +24,16 @@ class Block(Body):
     text: str | None = None
     id: str | None = None
     name: str | None = None
-    input: dict[str, Any] | None = None
+    input: Any = None
     tool_use_id: str | None = None
-    content: str | Annotated[list[Block], Field(max_length=MAX_PARTS)] | None = None
+    content: str | Annotated[list[Block], Field(max_length=MAX_PARTS)] | dict[str, Any] | None = (
+        None
+    )
     thinking: str | None = None
     signature: str | None = None
-    source: dict[str, Any] | None = None
+    source: dict[str, Any] | str | None = None
+    title: str | None = None
+    context: str | None = None
 
 
 class Turn(Body):
@@ -42,7 +46,7 @@ class Turn(Body):
 class MessageTool(Body):
     """A function the client offers. Tools with another type than custom are the server's own."""
 
-    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)] | None = None
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None

@@ -11,7 +11,13 @@ from fastapi import Request
 from dovetail.interfaces.api import GENERATE, Api, ApiError, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.server.api.messages.errors import error_body
-from dovetail.server.api.messages.input import NAMES, chat_of, ignored_fields, switches
+from dovetail.server.api.messages.input import (
+    NAMES,
+    chat_of,
+    ignored_fields,
+    left_out_tools,
+    switches,
+)
 from dovetail.server.api.messages.protocol import CountReply, CountRequest, MessagesRequest
 from dovetail.server.api.messages.response import (
     MESSAGES,
@@ -70,6 +76,7 @@ def _translated(server: ServerState, body: CountRequest) -> tuple[ChatRequest, l
     """Return the body in chat's words, and the names of what changes nothing."""
     budgets = server.parsers.reasoning is not None and server.engine.constraint_compiler is not None
     ignored = server.fields.check(body, known=UNCOUNTED)
+    ignored += server.fields.report(left_out_tools(body))
     with in_words_of(NAMES):
         chat = chat_of(body, can_budget=budgets)
     return chat, [*ignored, *ignored_fields(body, can_budget=budgets)]

@@ -94,7 +94,8 @@ def check_fields(server: ServerState, body: OllamaRequest | OllamaEmbedFields) -
     options = body.options
     if options is None:
         return names
-    _check_context(server, options)
+    if options.num_ctx is not None and options.num_ctx > server.engine.spec.run.max_model_tokens:
+        names.append("options.num_ctx")
     if options.repeat_last_n is not None and options.repeat_last_n > 0:
         names.append("options.repeat_last_n")
     unknown = []
@@ -107,14 +108,3 @@ def check_fields(server: ServerState, body: OllamaRequest | OllamaEmbedFields) -
             unknown.append(f"options.{name}")
     server.fields.report(unknown)
     return names
-
-
-def _check_context(server: ServerState, options: OllamaOptions) -> None:
-    served = server.engine.spec.run.max_model_tokens
-    if options.num_ctx is not None and options.num_ctx > served:
-        raise RequestError(
-            f"the context of this server has {served} tokens.",
-            where="options.num_ctx",
-            fix="leave it out, or start the server with another --max-model-len.",
-            code="context_length_exceeded",
-        )

@@ -16,10 +16,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from dovetail.errors import NotFound, RequestError
-from dovetail.server.api.responses.input import messages_of
 from dovetail.server.api.responses.input_items import as_items
 from dovetail.server.api.responses.owned import OwnedObjects
 from dovetail.server.api.responses.protocol import Item
+from dovetail.server.api.responses.turns import messages_of
 from dovetail.server.generate.as_chat import in_words_of
 from dovetail.server.generate.bodies import Body, Metadata
 from dovetail.server.generate.server_state import ServerState
@@ -126,6 +126,11 @@ class ConversationStore:
         """Give a conversation other metadata. Mutates: self, conversation"""
         conversation.metadata = metadata
         self._kept.keep(conversation.id, conversation)
+
+    def find_item(self, item_id: str, owner: str) -> Item | None:
+        """Return an item of the owner's conversations."""
+        items = (item for one in self._kept.of(owner) for item in one.items)
+        return next((item for item in items if item.get("id") == item_id), None)
 
     def drop(self, conversation_id: str) -> None:
         """Forget a conversation. Mutates: self"""

@@ -6,7 +6,7 @@ Source: the OpenAI API reference, responses: list input items.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.datastructures import QueryParams
@@ -23,6 +23,8 @@ _PREFIXES = {
     "function_call_output": "fco",
     "mcp_call": "mcp",
     "mcp_list_tools": "mcpl",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
 }
 
 
@@ -34,13 +36,40 @@ def as_items(given: str | Sequence[Item]) -> list[Item]:
 
 
 def _as_item(item: Mapping[str, Any]) -> Item:
-    kind = str(item.get("type", "message"))
+    kind = str(item.get("type") or "message")
     item_id = item.get("id") or f"{_PREFIXES.get(kind, 'item')}_{secrets.token_hex(24)}"
     found = {**item, "id": item_id, "type": kind, "status": item.get("status") or "completed"}
     if kind == "message" and isinstance(item.get("content"), str):
         part = "output_text" if item.get("role") == "assistant" else "input_text"
         extra: Item = {"annotations": []} if part == "output_text" else {}
         found["content"] = [{"type": part, "text": item["content"], **extra}]
+    return found
+
+
+def with_references(
+    given: str | Sequence[Item], find: Callable[[str], Item | None]
+) -> str | list[Item]:
+    """Return input with the items in it that references name, by `find`. Raises: NotFound"""
+    if isinstance(given, str):
+        return given
+    return [_referred(item, f"input[{number}].id", find) for number, item in enumerate(given)]
+
+
+def _referred(item: Item, where: str, find: Callable[[str], Item | None]) -> Item:
+    is_bare = item.get("type") is None and "role" not in item and "id" in item
+    if item.get("type") != "item_reference" and not is_bare:
+        return item
+    item_id = item.get("id")
+    if not isinstance(item_id, str):
+        raise RequestError("must be text.", where=where)
+    found = find(item_id)
+    if found is None:
+        raise NotFound(
+            f'there is no item "{item_id[:128]}".',
+            where=where,
+            fix="send the item itself; items are stored with their responses, for an hour.",
+            code="item_not_found",
+        )
     return found
 
 

@@ -53,6 +53,10 @@ class OwnedObjects(Generic[Kept]):
         mine = self._by_owner.get(owner)
         return None if mine is None else mine.get(name)
 
+    def of(self, owner: str) -> list[Kept]:
+        """Return an owner's objects, the one used longest ago first."""
+        return list(self._by_owner.get(owner, {}).values())
+
     def has(self, name: str, kept: Kept) -> bool:
         """Return whether this very object is here."""
         return self.get(name, kept.owner) is kept

@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.server.api.responses.call_text import ARGUMENTS, INPUT
 from dovetail.server.api.responses.input import NAMES, conversation_id
 from dovetail.server.api.responses.logprobs import TextLogprobs
 from dovetail.server.api.responses.mcp import McpTool
+from dovetail.server.api.responses.offered_tools import namespaces_of, repeated
 from dovetail.server.api.responses.protocol import (
     InputDetails,
     Item,
@@ -33,8 +35,7 @@ from dovetail.server.generate.usage import UsageCounter
 from dovetail.server.http.errors import Problem
 
 PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
-TOOL_FIELDS = ("type", "name", "description", "parameters", "strict")
-MCP_FIELDS = ("type", "server_label", "allowed_tools", "require_approval")
+CHOICE_FIELDS = ("type", "name", "namespace", "server_label", "mode", "tools")
 RUNNING = frozenset({"queued", "in_progress"})
 
 
@@ -107,6 +108,7 @@ class Answer:
         self._unlisted = list(lists)
         self._lists: list[Item] = []
         self._labels = {tool.name: listed.label for listed in lists for tool in listed.tools}
+        self._namespaces = namespaces_of(body)
         self._ends: dict[int, CallEnd] = {}
         self._turn, self._turn_start = 0, 0
 
@@ -210,8 +212,8 @@ class Answer:
             store=self._is_stored,
             temperature=self._params.temperature,
             text={"format": {"type": "text"}} | text,
-            tool_choice=_known(body.tool_choice, ("type", "name")) or "auto",
-            tools=[_tool(tool) for tool in body.tools or ()],
+            tool_choice=_known(body.tool_choice, CHOICE_FIELDS) or "auto",
+            tools=[one for tool in body.tools or () for one in repeated(tool)],
             top_logprobs=body.top_logprobs or 0,
             top_p=self._params.top_p,
             truncation=body.truncation or "disabled",
@@ -263,8 +265,14 @@ class Answer:
             case "call" if self._is_mcp(block):
                 return item | self._mcp_call(block)
             case "call":
-                call = {"type": "function_call", "call_id": block.call_id, "name": block.name}
-                return item | call | {"arguments": block.text}
+                return item | self._call(block)
+
+    def _call(self, block: ContentBlock) -> Item:
+        """Return a call of the client's tool, named as the client names it."""
+        namespace, name = self._namespaces.get(block.name, ("", block.name))
+        text = INPUT if block.is_custom else ARGUMENTS
+        call = {"type": text.item, "call_id": block.call_id, "name": name, text.field: block.text}
+        return call | ({"namespace": namespace} if namespace else {})
 
     def _mcp_call(self, block: ContentBlock) -> Item:
         end = self._ends.get(block.index)
@@ -302,6 +310,7 @@ class Answer:
         block, place = change.block, self._place(change.block)
         if change.what == "opened":
             prefix = "mcp" if self._is_mcp(block) else PREFIXES[block.kind]
+            prefix = "ctc" if block.is_custom else prefix
             self._ids.append(f"{prefix}_{secrets.token_hex(24)}")
         inner = place | {"item_id": self._ids[block.index]}
         if self._is_mcp(block):
@@ -313,7 +322,8 @@ class Answer:
                 return self._opened(block, place, inner)
             case "grown":
                 more = self._grown(block, change.text)
-                return [self._event(_DELTAS[block.kind], delta=change.text, **more, **inner)]
+                kind = INPUT.delta if block.is_custom else _DELTAS[block.kind]
+                return [self._event(kind, delta=change.text, **more, **inner)]
             case "closed":
                 return self._closed(block, place, inner)
 
@@ -322,9 +332,8 @@ class Answer:
     ) -> list[dict[str, Any]]:
         item = self._item(block) | {"status": "in_progress"}
         if block.kind == "call":
-            return [
-                self._event("response.output_item.added", item=item | {"arguments": ""}, **place)
-            ]
+            name = INPUT.field if block.is_custom else ARGUMENTS.field
+            return [self._event("response.output_item.added", item=item | {name: ""}, **place)]
         return [
             self._event("response.output_item.added", item=item | {"content": []}, **place),
             self._event("response.content_part.added", part=_part(block, ""), **inner),
@@ -335,8 +344,11 @@ class Answer:
     ) -> list[dict[str, Any]]:
         done = self._event
         if block.kind == "call":
-            told = {"name": block.name, "arguments": block.text}
-            ends = [done("response.function_call_arguments.done", **told, **inner)]
+            text = INPUT if block.is_custom else ARGUMENTS
+            told = {text.field: block.text}
+            if not block.is_custom:
+                told["name"] = self._namespaces.get(block.name, ("", block.name))[1]
+            ends = [done(text.done, **told, **inner)]
         else:
             more = {"logprobs": self._told.get(block.index, [])} if block.kind == "text" else {}
             ends = [
@@ -411,7 +423,7 @@ class Answer:
 _DELTAS = {
     "reasoning": "response.reasoning_text.delta",
     "text": "response.output_text.delta",
-    "call": "response.function_call_arguments.delta",
+    "call": ARGUMENTS.delta,
 }
 _DONES = {"reasoning": "response.reasoning_text.done", "text": "response.output_text.done"}
 
@@ -419,13 +431,6 @@ _DONES = {"reasoning": "response.reasoning_text.done", "text": "response.output_
 def _known(given: Any, names: Sequence[str]) -> Any:
     """Return an object of the request with the fields that were read; anything else as it is."""
     return {n: given[n] for n in names if n in given} if isinstance(given, dict) else given
-
-
-def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool of the request as the response repeats it."""
-    if tool.get("type") == "mcp":
-        return dict(_known(tool, MCP_FIELDS))
-    return {"strict": None, **_known(tool, TOOL_FIELDS)}
 
 
 def _list_item(listed: Listed) -> Item:

@@ -26,13 +26,12 @@ from dovetail.server.api.responses.input import (
     chat_of,
     conversation_id,
     ignored_fields,
-    messages_of,
-    output_messages,
     tells_logprobs,
     without_oldest,
 )
-from dovetail.server.api.responses.input_items import as_items, page_of
+from dovetail.server.api.responses.input_items import as_items, page_of, with_references
 from dovetail.server.api.responses.logprobs import TextLogprobs
+from dovetail.server.api.responses.offered_tools import left_out_tools
 from dovetail.server.api.responses.protocol import (
     DeletedReply,
     InputTokensReply,
@@ -53,6 +52,7 @@ from dovetail.server.api.responses.state import (
     opened_state,
 )
 from dovetail.server.api.responses.tool_turns import Offer, Turns, offer_of
+from dovetail.server.api.responses.turns import messages_of, output_messages
 from dovetail.server.generate.as_chat import in_words_of
 from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.conversation import count_prompt_tokens, prepare
@@ -93,6 +93,7 @@ async def create_response(
     unknown = server.fields.check(body)
     with in_words_of(NAMES):
         plan = _plan(server, state, body, request, unknown)
+    body = plan.body
     async with AsyncExitStack() as owned:
         owned.callback(server.admission.admit(1).close)
         generation = await _prepare(server, plan, request)
@@ -198,10 +199,11 @@ def _plan(
     request: Request,
     unknown: Sequence[str],
 ) -> Plan:
+    owner = owner_of(request)
+    body = _with_referred(body, state, owner)
     offer = offer_of(body, state.tool_servers)
     ignored = [*unknown, *ignored_fields(body)]
-    ignored += server.fields.report(offer.ignored)
-    owner = owner_of(request)
+    ignored += server.fields.report([*offer.ignored, *left_out_tools(body)])
     is_stored = _is_stored(server, body)
     earlier: list[Message] = []
     conversation: Conversation | None = None
@@ -228,6 +230,16 @@ def _plan(
         is_stored=is_stored,
         drops_turns=body.truncation == "auto",
     )
+
+
+def _with_referred(body: ResponsesRequest, state: ResponsesState, owner: str) -> ResponsesRequest:
+    """Return the request with the items that its references name. Raises: NotFound"""
+
+    def find(item_id: str) -> dict[str, Any] | None:
+        found = state.stored.find_item(item_id, owner)
+        return found or state.conversations.find_item(item_id, owner)
+
+    return body.model_copy(update={"input": with_references(body.input, find)})
 
 
 def _is_stored(server: ServerState, body: ResponsesRequest) -> bool:

@@ -106,8 +106,7 @@ class ResponseStore:
 
     def get(self, response_id: str, owner: str) -> StoredResponse:
         """Return a response. Raises: NotFound, also for another key's"""
-        oldest_s = self._clock() - self._kept_s
-        self._kept.drop_oldest(lambda kept: kept.since_s < oldest_s)
+        self._drop_old()
         kept = self._kept.get(response_id, owner)
         if kept is None:
             raise NotFound(
@@ -117,6 +116,25 @@ class ResponseStore:
                 code="response_not_found",
             )
         return kept
+
+    def find_item(self, item_id: str, owner: str) -> dict[str, Any] | None:
+        """Return an item of the owner's responses that have ended, of their output or of what they
+        were asked; the newest first."""
+        self._drop_old()
+        mark = json.dumps(item_id).encode()
+        for kept in reversed(self._kept.of(owner)):
+            if kept.answer is not None:
+                continue
+            if mark not in kept.reply and mark not in kept.items:
+                continue
+            for item in (*json.loads(kept.reply)["output"], *json.loads(kept.items)):
+                if item.get("id") == item_id:
+                    return dict(item)
+        return None
+
+    def _drop_old(self) -> None:
+        oldest_s = self._clock() - self._kept_s
+        self._kept.drop_oldest(lambda kept: kept.since_s < oldest_s)
 
     def drop(self, response_id: str) -> None:
         """Forget a response. Mutates: self"""

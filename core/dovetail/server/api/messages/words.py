@@ -1,0 +1,73 @@
+"""What the tools and content blocks of a message's request mean here: two tables.
+
+Types of tools stand without their date. Source: the Anthropic API reference, messages.
+"""
+
+from __future__ import annotations
+
+import re
+
+from dovetail.server.generate.words import Words, words_of
+
+TOOLS: Words = {
+    **words_of("honoured", "a function of the client", "custom"),
+    **words_of(
+        "left out",
+        "what a service runs itself, or a tool whose calls have a form of their own",
+        "advisor",
+        "bash",
+        "browser_toolset",
+        "code_execution",
+        "computer",
+        "computer_toolset",
+        "mcp_toolset",
+        "memory",
+        "text_editor",
+        "tool_search_tool_bm25",
+        "tool_search_tool_regex",
+        "web_fetch",
+        "web_search",
+    ),
+}
+"""What the types of tools mean. Others are left out too."""
+
+BLOCKS: Words = {
+    **words_of("honoured", "text", "text", read_as="text"),
+    **words_of("honoured", "an image in base64 or by URL, for models that take it", "image"),
+    **words_of(
+        "mapped",
+        "its text, with title and context; a PDF is refused",
+        "document",
+        read_as="document",
+    ),
+    **words_of("mapped", "its text, with title and source", "search_result", read_as="found"),
+    **words_of("mapped", "its text", "compaction", read_as="compaction"),
+    **words_of("honoured", "thinking", "thinking"),
+    **words_of("honoured", "a call", "tool_use"),
+    **words_of("honoured", "its result", "tool_result"),
+    **words_of("left out", "thinking that only the service can read", "redacted_thinking"),
+    **words_of(
+        "left out",
+        "what a service did itself; the text that followed is read",
+        "advisor_tool_result",
+        "bash_code_execution_tool_result",
+        "code_execution_tool_result",
+        "container_upload",
+        "mcp_tool_result",
+        "mcp_tool_use",
+        "server_tool_use",
+        "text_editor_code_execution_tool_result",
+        "tool_reference",
+        "tool_search_tool_result",
+        "web_fetch_tool_result",
+        "web_search_tool_result",
+    ),
+}
+"""What the types of blocks mean. Others are refused."""
+
+_DATE = re.compile(r"_\d{8}$")
+
+
+def tool_word(kind: str | None) -> str:
+    """Return a tool's type as the table has it: without its date."""
+    return _DATE.sub("", kind or "custom")
