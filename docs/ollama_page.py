@@ -115,7 +115,7 @@ INSTEAD: dict[str, dict[str, str]] = {
         "OLLAMA_LOAD_TIMEOUT": "`--load-wait-s`, of several models; `/ready` tells of one alone",
         "OLLAMA_ORIGINS": "`--allowed-origins`",
         "OLLAMA_DEBUG": "`--log-level`",
-        "OLLAMA_NOHISTORY": "the flag `--no-history` of `dovetail chat` and `dovetail run`",
+        "OLLAMA_NOHISTORY": "`dovetail chat --no-history`, `dovetail run --no-history`",
         "OLLAMA_NOPRUNE": "absent: nothing is pruned",
         "OLLAMA_MULTIUSER_CACHE": "absent: the prefix cache is shared by all requests, or divided "
         "by `cache_salt`",

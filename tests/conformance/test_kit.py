@@ -343,6 +343,52 @@ def test_what_failed_is_said_in_sentences() -> None:
     assert "test_plugin.py" in shown
 
 
+@pytest.mark.parametrize(
+    ("attribute", "found"),
+    [
+        ("Greedy", "`torch.equal(logits[index], before[index])` is not so, for it was: False."),
+        ("Raising", "`return TABLE[28]` ended with KeyError: 28."),
+    ],
+)
+def test_a_finding_without_words_is_a_sentence(attribute: str, found: str, tmp_path: Path) -> None:
+    file = tmp_path / "odd.py"
+    file.write_text(ODD, encoding="utf-8")
+    told = run_kit(f"logits_processor:{file}:{attribute}", "--clause", "other_rows_stay").stdout
+    assert f"  found:    {found}" in told.splitlines()
+
+
+ODD = '''
+from dovetail.interfaces.logits import LogitsProcessor
+from dovetail.interfaces.plugin import Info
+
+TABLE = {}
+
+class Greedy(LogitsProcessor):
+    """Changes every row."""
+
+    info = Info(summary="changes every row")
+
+    @classmethod
+    def wants(cls, params):
+        return True
+
+    def add_row(self, tokens):
+        pass
+
+    def remove_row(self, row):
+        pass
+
+    def apply(self, logits, rows):
+        logits += 1
+
+class Raising(Greedy):
+    """Looks for what is not there."""
+
+    def add_row(self, tokens):
+        return TABLE[28]
+'''
+
+
 def test_known_fault_is_reported_as_such(outcomes: Outcomes) -> None:
     clauses = outcomes[id_of(POLICY, f"{PLAIN}:KnownFailure")]
     assert clauses["keys_compare"] == "xfailed"

@@ -16,6 +16,8 @@ import pytest
 from dovetail.errors import ConfigError
 
 _INI = Path(__file__).with_name("kit.ini")
+FEWEST_WORDS = 3
+"""Of a message that says something by itself."""
 _WORDS = {"passed": "passed", "failed": "failed", "skipped": "not run", "xfailed": "known faults"}
 
 
@@ -94,10 +96,23 @@ def _cause(report: pytest.TestReport) -> str:
     if crash is None:
         return str(report.longrepr)
     text = str(crash.message).removeprefix("AssertionError: ")
-    if text.startswith("assert "):  # a comparison that says enough, or nothing
-        compared = text.removeprefix("assert ").partition("\n")[0]
-        return f"it does not hold that {compared}" if "==" in compared else "it does not hold"
-    return " ".join(text.partition("\nassert ")[0].split())
+    said = text.removeprefix("assert ").partition("\nassert ")[0].partition("\n +")[0]
+    said = " ".join(said.split())
+    if not text.startswith("assert ") and len(said.split()) >= FEWEST_WORDS:
+        return said
+    statement = _statement(report)
+    if statement.startswith("assert "):
+        return f"`{statement.removeprefix('assert ')}` is not so, for it was: {said}."
+    return f"`{statement}` ended with {said}."
+
+
+def _statement(report: pytest.TestReport) -> str:
+    """Return the statement of the kit that failed, on one line."""
+    entries = report.longrepr.reprtraceback.reprentries  # type: ignore[union-attr]
+    lines = [line.lstrip("> ") for line in entries[-1].lines]
+    known = [line.strip() for line in lines if not line.startswith(("E ", "E\t"))]
+    marks = " ^~"
+    return " ".join(line for line in known if line.strip(marks))
 
 
 def _summary(rows: Sequence[dict[str, Any]]) -> list[str]:
