@@ -213,7 +213,7 @@ GEMMA3: dict[str, Any] = {
 def test_an_override_without_a_part_is_of_the_text(
     tmp_path: Path, key: str, value: Any, read: str
 ) -> None:
-    plain = facts(tmp_path, GEMMA3, **{"text_config": {key: value}}).hf_config
+    plain = facts(tmp_path, GEMMA3, text_config={key: value}).hf_config
     changed = facts(tmp_path, GEMMA3, **{key: value}).hf_config
     found = stored_dtype(changed) if read == "dtype" else changed[read]
     assert found == value
