@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from dovetail_plugins.adapters import lora
+from dovetail_plugins.adapters import lora, prompt
 
 peft = pytest.importorskip("peft")
 
@@ -43,6 +43,22 @@ def test_every_key_of_lora_is_used_or_refused() -> None:
 def test_every_key_of_ia3_is_used() -> None:
     known = OF_ALL | NO_NUMBERS | IN_TENSORS | OF_TRAINING | {"feedforward_modules"}
     assert {field.name for field in dataclasses.fields(peft.IA3Config)} - known == set()
+
+
+PROMPT_IN_TENSORS = {"token_dim", "num_attention_heads", "num_layers", "modules_to_save"}
+"""What the vectors' shape says; a tensor beside the vectors is refused by name."""
+PROMPT_OF_TRAINING = {
+    *("num_transformer_submodules", "prompt_tuning_init", "prompt_tuning_init_text"),
+    *("tokenizer_name_or_path", "tokenizer_kwargs", "encoder_reparameterization_type"),
+    *("encoder_hidden_size", "encoder_num_layers", "encoder_dropout"),
+}
+"""How the vectors were begun and learned: what is saved are the vectors that came of it."""
+
+
+@pytest.mark.parametrize("kind", [peft.PromptTuningConfig, peft.PromptEncoderConfig])
+def test_every_key_of_vectors_before_prompts_is_used(kind: type) -> None:
+    known = OF_ALL | NO_NUMBERS | PROMPT_IN_TENSORS | PROMPT_OF_TRAINING | {prompt.NUM_TOKENS}
+    assert {field.name for field in dataclasses.fields(kind)} - known == set()
 
 
 def test_each_way_of_starting_that_changes_the_base_is_refused() -> None:
