@@ -453,7 +453,7 @@ FAMILIES = {
     ),
     "Nemotron Nano v2": (
         "nvidia/NVIDIA-Nemotron-Nano-9B-v2",
-        f"{SPLITS_THINKING}<TOOLCALL>[{{{{ '{{\"name\": \"' + c.function.name }}}}]</TOOLCALL>",
+        f'{SPLITS_THINKING}<TOOLCALL>[{{{{ \'{{"name": "\' + c.function.name }}}}]</TOOLCALL>',
         "nemotron_v2",
         "qwen3",
     ),
