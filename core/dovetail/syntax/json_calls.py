@@ -22,7 +22,7 @@ from dovetail.syntax.json_text import Checked, Member, check, loads, members, sk
 from dovetail.syntax.type_words import with_json_types
 
 EMPTY = "{}"
-_NOTHING = re.compile(r"null|\"\"|\{\s*\}")
+_NOTHING = re.compile(r"null|\"\"|\{\s*\}?")
 BLANKS = " \t\r\n"
 
 

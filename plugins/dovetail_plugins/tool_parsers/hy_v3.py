@@ -85,7 +85,7 @@ class HyV3(XmlToolParser):
         if not suffix:
             return self
         names = ("head", "key", "value_end", "tail")
-        tags = {name: suffixed(getattr(self.calls, name), suffix) for name in names}
+        tags: dict[str, Any] = {name: suffixed(getattr(self.calls, name), suffix) for name in names}
         section = Markers(start=suffixed(SECTION.start, suffix), end=suffixed(SECTION.end, suffix))
         inner = tuple(suffixed(text, suffix) for text in self.inner)
         calls = replace(self.calls, **tags)

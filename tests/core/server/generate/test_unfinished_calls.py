@@ -85,7 +85,7 @@ def test_responses_call_the_item_incomplete(cause: str) -> None:
 
 @pytest.mark.parametrize("cause", CAUSES)
 def test_streamed_responses_call_it_incomplete_too(cause: str) -> None:
-    app = _app([*list(LONG), "</tool_call> and on"], cause)
+    app = _app([*LONG, "</tool_call> and on"], cause)
     tools = [{"type": "function", "name": name} for name in ("add", "sub")]
     body = {"input": "x", "tools": tools, "stream": True}
     events = events_of_messages(send(app, "POST", "/v1/responses", body).text)
@@ -111,8 +111,16 @@ HEADS = [
     ("minimax_m3", ']<]minimax[>[<tool_call>]<]minimax[>[<invoke na', ""),
     ("hermes", "a <t", "a <t"),
     ("hermes", "<tool_call>not a call", "<tool_call>not a call"),
-    ("llama3_json", '{"na', '{"na'),
-    ("xlam", '[{"na', '[{"na'),
+    ("llama3_json", '{"na', ""),
+    ("llama3_json", '{"type": "function", "name": "ad', ""),
+    ("llama3_json", '{"name": "add", "param', ""),
+    ("llama3_json", '{"name": "Ann', '{"name": "Ann'),
+    ("llama3_json", '{"answer": 4', '{"answer": 4'),
+    ("xlam", '[{"na', ""),
+    ("xlam", '```json\n[{"name": "ad', ""),
+    ("pythonic", "[ad", ""),
+    ("pythonic", "[1, 2", "[1, 2"),
+    ("pythonic", "[Ann", "[Ann"),
 ]  # fmt: skip
 
 
@@ -123,3 +131,16 @@ def test_a_call_that_is_cut_in_its_head_is_not_shown(name: str, text: str, conte
     for pieces in ([text], *random_cuts(text, seed=1, num=20)):
         got = parse_in_pieces(pieces, tool_parser=parser, tools=tools, is_cut=True)
         assert (got.content, got.calls) == (content, ())
+
+
+@pytest.mark.parametrize("head", ['<tool_call>{"na', "<tool_call>", "<tool_c"])
+def test_a_head_that_is_cut_in_open_thinking_is_not_shown(head: str) -> None:
+    hermes: Any = registry.make(registry.choose("tool_parser", "hermes"))
+    thinks: Any = registry.make(registry.choose("reasoning_parser", "qwen3"))
+    text = "<think>I add." + head
+    for pieces in ([text], *random_cuts(text, seed=2, num=20)):
+        got = parse_in_pieces(
+            pieces, tool_parser=hermes, reasoning=thinks.markers, tools=(Tool(name="add"),),
+            is_cut=True,
+        )  # fmt: skip
+        assert (got.reasoning, got.content, got.calls) == ("I add.", "", ())

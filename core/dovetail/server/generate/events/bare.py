@@ -6,11 +6,16 @@ passed on before the text ends, or shows that it is something else.
 
 from __future__ import annotations
 
+import re
+
 from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, UnfinishedToolCall
 from dovetail.server.generate.events.region import LOOK_EVERY_CHARS, LOOK_EVERY_SHARE
 
 OPENINGS = ("{", "[")
+WORDS = ("name", "type", "function", "id", "arguments", "parameters")
+"""Words in the head of a call that is written in JSON."""
+_WORD = re.compile(r"[\w.\-]+")
 
 
 def knows_bare(parser: ToolParser | None, tools: tuple[Tool, ...]) -> bool:
@@ -24,6 +29,15 @@ def knows_bare(parser: ToolParser | None, tools: tuple[Tool, ...]) -> bool:
     except MalformedToolCall:
         return False
     return True
+
+
+def may_name(text: str, tools: tuple[Tool, ...]) -> bool:
+    """Return whether the beginning of a call ends within the name of one of these tools, or within
+    a word that stands before it or its arguments."""
+    last = _WORD.findall(text)[-1:]
+    return any(
+        name.startswith(word) for word in last for name in (*WORDS, *(t.name for t in tools))
+    )
 
 
 class BareAnswer:

@@ -201,6 +201,14 @@ def is_whole(call: ToolCall) -> bool:
     return _sure(call)[1]
 
 
+def only_closes(calls: list[ToolCall], begun: list[ToolCall]) -> bool:
+    """Return whether calls say no more than what was sure before they were taken as whole."""
+    sure = [call.arguments for call in begun] + ["{"] * (len(calls) - len(begun))
+    return all(
+        call.arguments in (before, before + "}") for call, before in zip(calls, sure, strict=False)
+    )
+
+
 def _sure(call: ToolCall) -> tuple[str, bool, bool]:
     """Return (the arguments as far as they are JSON, whether they are whole, or broken)."""
     text = call.arguments

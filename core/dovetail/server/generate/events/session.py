@@ -14,7 +14,7 @@ from dovetail.engine.client.stop import StopMatcher
 from dovetail.interfaces.answer_reader import ReadingPlan
 from dovetail.interfaces.text import Markers, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, UnfinishedToolCall
-from dovetail.server.generate.events.bare import OPENINGS, BareAnswer, knows_bare
+from dovetail.server.generate.events.bare import OPENINGS, BareAnswer, knows_bare, may_name
 from dovetail.server.generate.events.held import HeldCall
 from dovetail.server.generate.events.matcher import (
     find_first,
@@ -22,7 +22,7 @@ from dovetail.server.generate.events.matcher import (
     without,
     without_cut_marker,
 )
-from dovetail.server.generate.events.region import Mark, Region, is_whole
+from dovetail.server.generate.events.region import Mark, Region, is_whole, only_closes
 from dovetail.server.generate.events.speech import Speech
 from dovetail.server.generate.events.types import ContentDelta, Event
 
@@ -281,6 +281,8 @@ class Session:
         if not is_closed and held.is_call is None:
             held.judge(trial.feed(text))
             held.judge(trial.finish(is_cut=self._is_cut) if is_final else ())
+        if is_final and self._is_cut and not is_closed and held.is_call is None:
+            return False
         is_none = held.is_call is False or (is_final and not held.is_call)
         if not (is_closed or is_none or is_final):
             return False
@@ -363,7 +365,7 @@ class Session:
         begun = self._begun(body) or []
         if calls is None and not can_grow and all(map(is_whole, begun)):
             calls = begun
-        if not calls or not _only_closes(calls, begun):
+        if not calls or not only_closes(calls, begun):
             self._pending = mark.rest
             return True
         return self._close_region(region, calls, body, mark.text + mark.rest)
@@ -393,10 +395,11 @@ class Session:
         """Return whether a cut answer ends within a call's head, which nobody is to see."""
         assert self.plan.tool_parser is not None
         is_known = "streams" in self.plan.tool_parser.capabilities
-        if not is_known or region.has_told or region.num_ends or region.markers.opens_answer:
+        if not is_known or region.has_told or region.num_ends:
             return False
         begun = self._begun(body)
-        return begun is not None and not any(call.name for call in begun)
+        is_begun = begun is not None and not any(call.name for call in begun)
+        return is_begun and (not region.markers.opens_answer or may_name(body, self.plan.tools))
 
     def _syntax_end(self, region: Region, body: str) -> int | None:
         """Return where a region without an end marker is over, or None."""
@@ -487,14 +490,6 @@ class Session:
         self.num_calls = before + region.num_told
         if region.has_told:
             self._speech.set_apart()
-
-
-def _only_closes(calls: list[ToolCall], begun: list[ToolCall]) -> bool:
-    """Return whether calls say no more than what was sure before they were taken as whole."""
-    sure = [call.arguments for call in begun] + ["{"] * (len(calls) - len(begun))
-    return all(
-        call.arguments in (before, before + "}") for call, before in zip(calls, sure, strict=False)
-    )
 
 
 def _longest_first(texts: tuple[str, ...]) -> tuple[str, ...]:
