@@ -149,6 +149,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         "core/gateway/test_gateway.py::test_idle_models_sleep_and_wake_up",
     ),
     "file_storage": ("core/server/api/test_batches.py::test_a_batch_from_file_to_file",),
+    "file_storage_quota": ("core/server/api/test_batch_faults.py::test_a_key_has_a_quota",),
     "enable_log_deltas": (f"{NEWER}::test_pieces_are_logged",),
     "enable_per_request_metrics": (f"{NEWER}::test_times_are_told",),
     "logits_processor_pattern": (

@@ -6,6 +6,8 @@ The order is that of `dovetail serve`. The first fault ends it, with its cause a
 from __future__ import annotations
 
 import argparse
+import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dovetail.cli.serve import COMMON as COMMON
@@ -13,6 +15,7 @@ from dovetail.cli.serve import add_arguments as add_serve_arguments
 
 if TYPE_CHECKING:
     from dovetail.config.config import Config
+    from dovetail.interfaces.selection import Selection
     from dovetail.interfaces.spec import EngineSpec
     from dovetail.server.launch.preview import Preview
 
@@ -31,15 +34,15 @@ def run(args: argparse.Namespace) -> int:
     from dovetail.config.resolve import resolve
     from dovetail.engine.ipc.transport import make_socket_folder
     from dovetail.server.launch.engine_start import chosen_apis
-    from dovetail.server.launch.frontend_checks import check_frontend
     from dovetail.server.launch.preview import look_ahead
+    from dovetail.server.launch.serve import with_checked_frontend
     from dovetail.server.launch.sockets import listening, url_of
 
     config = parse_config(args)
     given = sum(origin != DEMO for origin in config.origins.values())
     _say("settings", f"{given} given, all known and in range")
-    check_frontend(config.frontend)
-    chosen_apis(config)
+    config = with_checked_frontend(config)
+    apis = chosen_apis(config)
     _say("HTTP flags", _frontend_text(config))
     spec = resolve(config)
     _say("model", _model_text(spec))
@@ -52,9 +55,20 @@ def run(args: argparse.Namespace) -> int:
     _say("tokenizer", _tokenizer_text(spec, ahead))
     _say("chat template", _template_text(config, ahead))
     _say("parsers", _parsers_text(ahead))
+    asyncio.run(_open_apis(apis, config))
+    _say("APIs", "the folders and servers of tools that they need can be used")
     with listening(config.frontend) as sock:
         _say("address", f"{url_of(sock, has_tls=config.frontend.ssl_certfile is not None)} is free")
     return 0
+
+
+async def _open_apis(apis: Sequence[Selection], config: Config) -> None:
+    """Open what API families need, folders and servers of tools, and close it again. Raises:
+    ConfigError"""
+    from dovetail.server.api.families import build_apis, opened_apis
+
+    async with opened_apis(build_apis(apis), config.frontend):
+        pass
 
 
 def _say(what: str, text: str) -> None:

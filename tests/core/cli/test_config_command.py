@@ -157,7 +157,7 @@ def test_check_says_what_is_right(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0].removeprefix("OK").strip() for line in lines] == [
         "settings", "HTTP flags", "model", "plugins", "memory", "socket", "tokenizer",
-        "chat template", "parsers", "address",
+        "chat template", "parsers", "APIs", "address",
     ]  # fmt: skip
     assert all(line.startswith("OK  ") for line in lines)
 
@@ -224,3 +224,13 @@ def test_no_torch_is_loaded(part: str, tmp_path: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_check_finds_a_folder_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    folder = str(blocker / "x")
+    assert main(["config", "check", "--port", "0", "--file-storage", folder]) != 0
+    assert "--file-storage" in capsys.readouterr().err

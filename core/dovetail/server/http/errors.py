@@ -134,8 +134,17 @@ def _of_validation(error: RequestValidationError) -> Problem:
     if fault is None:
         return problem(400, "the request body is not valid.")
     if fault.code == "json_invalid":
-        return problem(400, "the request body is not valid JSON.", code="invalid_json")
+        return problem(400, _of_json(error), code="invalid_json")
     message = fault.message
     if not fault.param and fault.code in ("missing", "model_attributes_type"):
         message = "send a JSON object with the header Content-Type: application/json."
     return problem(400, message, param=fault.param or None, code=fault.code)
+
+
+def _of_json(error: RequestValidationError) -> str:
+    """Return what is wrong with a body that is not JSON, and where."""
+    found = error.errors()[0]
+    place, why = found["loc"][-1], str(found.get("ctx", {}).get("error", ""))
+    if not isinstance(place, int) or not why:
+        return "the request body is not valid JSON."
+    return f"the request body is not valid JSON: {why[0].lower()}{why[1:]} at character {place}."

@@ -6,8 +6,10 @@ Source of the paths: the HTTP API of `vllm serve`, whose clients may ask for the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 from starlette.types import Scope
 
 from dovetail.server.http.errors import Problem, problem, problem_of
@@ -49,5 +51,18 @@ def not_found(error: HTTPException, scope: Scope, flags: Mapping[str, str]) -> P
     if own in flags:
         what = f"{path} is there only where the server was started {flags[own]}."
         return problem(404, what, code="unknown_path", headers=headers)
-    what = f"there is no path {path}; those of the OpenAI API begin with /v1."
+    near = _nearest(own, scope)
+    hint = f"Did you mean {near}?" if near else "Those of the OpenAI API begin with /v1."
+    what = f"there is no path {path}. {hint}"
     return problem(404, what, code="unknown_path", headers=headers)
+
+
+def _nearest(path: str, scope: Scope) -> str | None:
+    """Return the path that was probably meant: one with another beginning, or a few other
+    letters."""
+    routes = scope["app"].router.routes if "app" in scope else ()
+    known = [route.path for route in routes if isinstance(route, Route)]
+    bare = "/" + "/".join(part for part in path.split("/") if part)
+    ends = [one for one in known if one.endswith(bare) or (len(one) > 1 and bare.endswith(one))]
+    found = sorted(ends, key=len, reverse=True) if len(bare) > 1 else []
+    return next(iter(found or get_close_matches(bare, known, n=1, cutoff=0.75)), None)

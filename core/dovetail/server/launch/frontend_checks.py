@@ -54,17 +54,9 @@ def _names_tls(frontend: FrontendConfig) -> bool:
 
 def _check_logs(frontend: FrontendConfig) -> None:
     if frontend.enable_log_outputs and not frontend.enable_log_requests:
-        raise ConfigError(
-            "answers can only be logged together with their requests.",
-            where="--enable-log-outputs",
-            fix="add --enable-log-requests.",
-        )
+        logger.warning("--enable-log-outputs has no effect without --enable-log-requests")
     if frontend.enable_log_deltas and not frontend.enable_log_outputs:
-        raise ConfigError(
-            "pieces of answers can only be logged together with the answers.",
-            where="--enable-log-deltas",
-            fix="add --enable-log-outputs.",
-        )
+        logger.warning("--enable-log-deltas has no effect without --enable-log-outputs")
     silent_paths(frontend)
 
 

@@ -28,6 +28,8 @@ from dovetail.server.launch.tls import REFRESH_PERIOD_S, Tls, tls_of
 logger = logging.getLogger("dovetail.server")
 
 WATCH_PERIOD_S = 0.05
+LOOK_PERIOD_S = 0.5
+"""How often a server looks whether its engine still lives."""
 DEATH_NOTICE_S = 2.0
 """How long a server whose engine died still answers 503, so that a balancer can see it."""
 
@@ -119,7 +121,7 @@ class ServerLifecycle:
 
     async def _watch_engine(self) -> None:
         while self._engine.is_alive:
-            await asyncio.sleep(WATCH_PERIOD_S)
+            await asyncio.sleep(LOOK_PERIOD_S)
         if self._drain is not None and self._engine.death_reason is None:
             return
         logger.error("the engine is gone: %s", self._engine.death_reason or "unknown cause")

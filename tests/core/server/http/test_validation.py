@@ -50,3 +50,35 @@ def test_keys_of_a_body_may_look_like_types() -> None:
     body = {"messages": USER, "tools": [{"function": {"name": "f", "parameters": [1]}}]}
     error = send(app, "POST", "/v1/chat/completions", body).json()["error"]
     assert error["param"] == "tools[0].function.parameters"
+
+
+def test_a_body_that_is_not_json_says_where() -> None:
+    app, _ = app_for()
+    body = b'{"prompt": "a",, "n": 1}'
+    answer = send(app, "POST", "/v1/completions", body)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["code"] == "invalid_json"
+    assert error["message"].endswith("at character 15."), error
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/v1/chat/completion", "/v1/chat/completions"),
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1//embeddings", "/v1/embeddings"),
+        ("/v1/embedding", "/v1/embeddings"),
+        ("/api/v1/models", "/v1/models"),
+    ],
+)
+def test_a_path_that_is_not_there_names_the_one_that_was_meant(path: str, meant: str) -> None:
+    app, _ = app_for()
+    error = send(app, "POST", path, {}).json()["error"]
+    assert error["code"] == "unknown_path"
+    assert error["message"].endswith(f"Did you mean {meant}?"), error
+
+
+def test_a_path_like_no_other_names_none() -> None:
+    app, _ = app_for()
+    assert "Did you mean" not in send(app, "GET", "/qqqqqqqqqqqq").text

@@ -108,7 +108,7 @@ def mended_lines(path: Path, kind: type[Any]) -> Iterator[Any]:
             lines.append(line + b"\n")
         except (msgspec.MsgspecError, UnicodeDecodeError):
             if line:
-                logger.warning("%s: %d bytes that are no result are taken out", path, len(line))
+                logger.warning("%s: %d bytes that hold no result are taken out", path, len(line))
     whole = b"".join(lines)
     if whole != raw:
         write_whole(path, whole)
