@@ -8,6 +8,7 @@ its memory, and the next constraint starts from the same state.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import os
@@ -22,12 +23,13 @@ import psutil
 
 from dovetail import process
 from dovetail.errors import DovetailError
-from dovetail.interfaces.constraint import decode_constraint
+from dovetail.interfaces.constraint import decode_constraint, encode_constraint
 from dovetail.interfaces.spec import StructuredOutputSpec
 from dovetail.interfaces.structured_output import InvalidConstraint
 from dovetail.structured_output.cache import ConstraintCache
 from dovetail.structured_output.first_token_probe import FirstTokenProbe, TooSlow
-from dovetail.structured_output.rewriting.pipeline import original_pointer
+from dovetail.structured_output.rewriting.pipeline import original_pointer, rewritten_constraint
+from dovetail.structured_output.select_backend import unsupported_parts
 
 PIECE_BYTES = 1 << 20
 WALL_FACTOR = 6.0
@@ -36,20 +38,27 @@ may have the cores meanwhile."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A constraint to compile, as `encode_constraint` writes it; empty: only load the backend."""
+    """A constraint to compile, as `encode_constraint` writes it; empty: only load the backend.
+
+    `is_given`: as a request has it; its schemas are to be rewritten first.
+    """
 
     backend: str
     constraint: bytes
+    is_given: bool = False
 
 
 class CompileResult(msgspec.Struct, frozen=True, kw_only=True):
     """The artifact, or what is wrong and where in the constraint.
 
     `is_too_complex`: the constraint reached the limits, and would reach them again. `is_starved`:
-    it was given too little of the processor to tell.
+    it was given too little of the processor to tell. `rewritten` is a given constraint as backends
+    read it; the artifact is empty where its backend does not enforce that.
     """
 
     artifact: bytes = b""
+    rewritten: bytes = b""
+    code: str = "invalid_grammar"
     fault: str | None = None
     pointer: str = ""
     is_too_complex: bool = False
@@ -163,6 +172,8 @@ def _limit(more_bytes: int, most_s: float) -> None:
 def _compile(cache: ConstraintCache, probe: FirstTokenProbe, job: Job) -> CompileResult:
     """Return the result of compiling; any error is reported as a fault of the constraint."""
     try:
+        if job.is_given:
+            return _read(cache, probe, job)
         backend = cache.backend(job.backend)
         artifact = probe.compiled(backend, decode_constraint(job.constraint))
         return CompileResult(artifact=artifact)
@@ -179,3 +190,19 @@ def _compile(cache: ConstraintCache, probe: FirstTokenProbe, job: Job) -> Compil
         return CompileResult(fault="it is nested too deep")
     except Exception as error:
         return CompileResult(fault=f"{type(error).__name__}: {error}")
+
+
+def _read(cache: ConstraintCache, probe: FirstTokenProbe, job: Job) -> CompileResult:
+    """Return a given constraint with its schemas rewritten, and compiled if its backend can."""
+    try:
+        constraint = rewritten_constraint(decode_constraint(job.constraint))
+    except InvalidConstraint as error:
+        what = str(error)
+        return CompileResult(fault=what, pointer=error.pointer, code="unsupported_schema")
+    data, artifact = encode_constraint(constraint), b""
+    backend = cache.backend(job.backend)
+    if not unsupported_parts(type(backend), constraint):
+        # Why it cannot be compiled, whoever asks this backend for it is told.
+        with contextlib.suppress(InvalidConstraint):
+            artifact = probe.compiled(backend, constraint)
+    return CompileResult(rewritten=data, artifact=artifact)

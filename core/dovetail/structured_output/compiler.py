@@ -18,12 +18,23 @@ from typing import Any
 
 from dovetail.child_channel import ChildChannel
 from dovetail.errors import Overloaded, RequestError
-from dovetail.interfaces.constraint import Constraint, Literal, encode_constraint
+from dovetail.interfaces.constraint import (
+    Constraint,
+    Literal,
+    decode_constraint,
+    encode_constraint,
+)
 from dovetail.interfaces.spec import StructuredOutputSpec
 from dovetail.interfaces.structured_output import AnswerConstraint, TriggeredConstraints
 from dovetail.structured_output.cache import constraint_key
 from dovetail.structured_output.compile_worker import WALL_FACTOR, CompileResult, Job
-from dovetail.structured_output.select_backend import first_backend, prepared, select_backends
+from dovetail.structured_output.rewriting.pipeline import has_schema
+from dovetail.structured_output.select_backend import (
+    check_backend,
+    first_backend,
+    none_installed,
+    select_backends,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +51,8 @@ MAX_WAIT_S = 45.0
 MAX_REFUSED = 256
 MAX_REWRITTEN = 64
 """Constraints whose schemas are kept as rewritten."""
-REFUSED_FOR_S = {"grammar_too_complex": 120.0, "invalid_grammar": float("inf")}
-"""How long a refusal is remembered, by its code: a limit may be met another time."""
+REFUSED_FOR_S = {"grammar_too_complex": 120.0}
+"""How long a refusal is remembered, by its code: a limit may be met another time. Others stay."""
 
 
 class ConstraintCompiler:
@@ -125,7 +136,12 @@ class ConstraintCompiler:
         the next backend try. Raises: RequestError, that of the first backend
         """
         first: RequestError | None = None
-        constraints = [await self._read(constraint, where) for constraint in constraints]
+        if not self.spec.backends:
+            raise none_installed(where)
+        preferred = backend or self.spec.backend
+        check_backend(self.spec, preferred, where)
+        asked = first_backend(self.spec) if preferred == "auto" else preferred
+        constraints = [await self._read(one, asked, where) for one in constraints]
         written = [encode_constraint(constraint) for constraint in constraints]
         names = select_backends(self.spec, constraints, backend, where)
         while (name := await _next(names, sum(map(len, written)))) is not None:
@@ -138,19 +154,14 @@ class ConstraintCompiler:
         assert first is not None
         raise first
 
-    async def _read(self, constraint: Constraint, where: str) -> Constraint:
-        """Return a constraint as backends read it, outside the event loop if it is a new one.
-
-        Raises: RequestError
-        """
+    async def _read(self, constraint: Constraint, backend: str, where: str) -> Constraint:
+        """Return a constraint as backends read it. Rewriting may take long, so the process does it,
+        and compiles for the backend that is asked first. Raises: RequestError, Overloaded"""
         data = _written(constraint, where)
+        if not has_schema(constraint):
+            return constraint
         if data not in self._rewritten:
-            loop = asyncio.get_running_loop()
-            rewritten = await loop.run_in_executor(None, prepared, constraint, where)
-            self._rewritten[data] = rewritten
-            while len(self._rewritten) > MAX_REWRITTEN:
-                self._rewritten.popitem(last=False)
-            return rewritten
+            await self._in_turn(Job(backend=backend, constraint=data, is_given=True), where)
         self._rewritten.move_to_end(data)
         return self._rewritten[data]
 
@@ -164,7 +175,13 @@ class ConstraintCompiler:
         await self._kill()
 
     async def _artifact(self, backend: str, data: bytes, where: str) -> bytes:
-        self._check_refused((backend, data))  # before it would wait
+        return await self._in_turn(Job(backend=backend, constraint=data), where)
+
+    async def _in_turn(self, job: Job, where: str) -> bytes:
+        """Return what a job comes to, done before or after those that wait already. Raises:
+        RequestError, Overloaded"""
+        backend = job.backend
+        self._check_refused((backend, job.constraint))  # before it would wait
         if self._num_waiting >= MAX_WAITING:
             raise Overloaded("too many constraints wait to be compiled.")
         self._num_waiting += 1
@@ -179,9 +196,7 @@ class ConstraintCompiler:
             self._num_waiting -= 1
         # A caller that is cancelled leaves the turn to this task: a result that nobody reads would
         # be taken for that of the next constraint.
-        self._task = asyncio.ensure_future(
-            self._with_turn(Job(backend=backend, constraint=data), where)
-        )
+        self._task = asyncio.ensure_future(self._with_turn(job, where))
         self._task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(self._task)
 
@@ -207,12 +222,24 @@ class ConstraintCompiler:
         key = (job.backend, job.constraint)
         try:
             self._check_refused(key)
+            if job.is_given:
+                if job.constraint not in self._rewritten:
+                    self._note_read(job, await self._compiled(job, where))
+                return b""
             if key not in self._artifacts:
-                self._keep(key, await self._compiled(job, where))
+                self._keep(key, (await self._compiled(job, where)).artifact)
             self._artifacts.move_to_end(key)
             return self._artifacts[key]
         finally:
             self._turn.release()
+
+    def _note_read(self, job: Job, result: CompileResult) -> None:
+        """Keep a constraint as it was rewritten, and its artifact if there is one. Mutates: self"""
+        self._rewritten[job.constraint] = decode_constraint(result.rewritten)
+        while len(self._rewritten) > MAX_REWRITTEN:
+            self._rewritten.popitem(last=False)
+        if result.artifact:
+            self._keep((job.backend, result.rewritten), result.artifact)
 
     def _check_refused(self, key: tuple[str, bytes]) -> None:
         """Raise RequestError for what was refused lately, so that it costs the time only once."""
@@ -225,7 +252,7 @@ class ConstraintCompiler:
 
     def _remember(self, key: tuple[str, bytes], error: RequestError) -> None:
         """Remember why a constraint cannot be compiled. Mutates: self"""
-        until_s = time.monotonic() + REFUSED_FOR_S[str(error.code)]
+        until_s = time.monotonic() + REFUSED_FOR_S.get(str(error.code), float("inf"))
         self._refused[key] = _Refusal(error, until_s)
         while len(self._refused) > MAX_REFUSED:
             self._refused.popitem(last=False)
@@ -237,8 +264,8 @@ class ConstraintCompiler:
             gone, old = self._artifacts.popitem(last=False)
             self._num_bytes -= len(gone[1]) + len(old)
 
-    async def _compiled(self, job: Job, where: str) -> bytes:
-        """Return the artifact. Raises: RequestError, also for a constraint that takes too long;
+    async def _compiled(self, job: Job, where: str) -> CompileResult:
+        """Return the result. Raises: RequestError, also for a constraint that takes too long;
         Overloaded"""
         process = await self._started(job.backend)
         try:
@@ -250,7 +277,7 @@ class ConstraintCompiler:
             what = "the process that compiles constraints ended or does not respond."
             raise RequestError(what, status=500) from error
         if result.fault is None:
-            return result.artifact
+            return result
         if result.is_starved:
             raise Overloaded(f"the constraint {result.fault}.")
         refusal = _refusal(result, where)
@@ -317,7 +344,7 @@ def _refusal(result: CompileResult, where: str) -> RequestError:
             fix="make the constraint smaller or less nested.",
             code="grammar_too_complex",
         )
-    return RequestError(result.fault, where=f"{where}{result.pointer}", code="invalid_grammar")
+    return RequestError(result.fault, where=f"{where}{result.pointer}", code=result.code)
 
 
 def _written(constraint: Constraint, where: str) -> bytes:

@@ -430,3 +430,30 @@ def test_a_refusal_points_at_what_is_not_enforced() -> None:
         with pytest.raises(RequestError) as caught:
             select_backend(spec_of("guidance", "xgrammar"), [JsonSchema(schema)], wish, "here")
         assert caught.value.where == "here/properties/a~1b/not"
+
+
+def test_schemas_are_rewritten_where_they_can_be_killed() -> None:
+    """Work without an end ends the child at the limit, and the event loop goes on meanwhile."""
+    names = [f"{'a' * (n % 7)}{n}" for n in range(400)]
+    parts = [{"type": "string", "pattern": f"^(a|b)*{name}(c|d)*$"} for name in names]
+
+    async def body() -> None:
+        compiler = ConstraintCompiler(spec_of("guidance", limit_s=0.2))
+        await compiler.compile(Literal("x"), where="f")
+        begun_s = time.process_time()
+        with pytest.raises(RequestError) as caught:
+            await compiler.compile(JsonSchema({"oneOf": parts}), where="f")
+        assert caught.value.status == 400
+        assert caught.value.code == "grammar_too_complex"
+        assert time.process_time() - begun_s < 0.2
+        with pytest.raises(RequestError) as caught:
+            await compiler.compile(JsonSchema({"properties": {"a": {"not": 3}}}), where="f")
+        assert (caught.value.code, caught.value.where) == (
+            "unsupported_schema",
+            "f/properties/a/not",
+        )
+        schema = {"$id": "http://[", "type": "integer"}
+        assert (await compiler.compile(JsonSchema(schema), where="f")).artifact
+        await compiler.close()
+
+    asyncio.run(body())

@@ -104,6 +104,18 @@ def rewritten_constraint(constraint: Constraint) -> Constraint:
     return constraint
 
 
+def has_schema(constraint: Constraint) -> bool:
+    """Return whether a schema is part of a constraint."""
+    match constraint:
+        case JsonSchema():
+            return True
+        case Concat(parts) | Choice(parts):
+            return any(map(has_schema, parts))
+        case Repeat(part):
+            return has_schema(part)
+    return False
+
+
 def _applied(schema: Any, context: Context, depth: int) -> Any:
     """Return a schema after all passes, and so its parts."""
     if not isinstance(schema, Mapping):

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote, urldefrag, urljoin
+from urllib.parse import unquote, urljoin
 
 from dovetail.interfaces.structured_output import InvalidConstraint
 from dovetail.structured_output.rewriting.tree import (
@@ -70,7 +70,7 @@ def _indexed(document: Schema, draft: int | None) -> _Index:
         if isinstance(own, str) and own.startswith("#"):
             index.anchors[base, own[1:]] = node
         elif isinstance(own, str):
-            base = urldefrag(_joined(base, own)).url
+            base = _joined(base, own).partition("#")[0]
             index.resources.setdefault(base, node)
         for keyword in ("$anchor", "$dynamicAnchor"):
             if isinstance(node.get(keyword), str):
@@ -86,7 +86,7 @@ def _indexed(document: Schema, draft: int | None) -> _Index:
 
 def _joined(base: str, reference: str) -> str:
     if reference.startswith("#"):
-        return urldefrag(base).url + reference
+        return base.partition("#")[0] + reference
     try:
         return urljoin(base, reference)
     except ValueError:
