@@ -1,7 +1,7 @@
 """Requests of every kind, cut off at random moments: the server is then as it was before.
 
-CANCELLED_PER_KIND=1000 cuts each of the twenty kinds a thousand times, `make test` each five
-times.
+CANCELLED_PER_KIND=1000 cuts each of the twenty kinds a thousand times, where `make test` cuts each
+five times.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -378,3 +379,16 @@ def test_nothing_is_told_unless_asked_to(model: str, folder: str) -> None:
     null = {"kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}}
     with LLM(model=model, **ENGINE, **null) as llm:
         llm.generate([[3, 4, 5]], GREEDY, use_tqdm=False)
+
+
+def test_events_are_for_this_machine_alone_unless_an_address_is_given() -> None:
+    from dovetail_plugins.kv_event_publishers.zmq import ZmqOptions, ZmqPublisher
+
+    engine = 1 + secrets.randbelow(9000)  # its number moves the port away from other tests'
+    publisher = ZmqPublisher(ZmqOptions(), engine)
+    try:
+        opened = publisher._events.getsockopt_string(zmq.LAST_ENDPOINT)
+        assert opened == f"tcp://127.0.0.1:{5557 + engine}"
+    finally:
+        publisher.close()
+    assert ZmqPublisher.feed(ZmqOptions(), 0, host="10.0.0.7") is None

@@ -4,6 +4,7 @@ with peers that end in the middle."""
 from __future__ import annotations
 
 import secrets
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,26 @@ def test_a_request_names_the_engine_that_has_its_prompt(paths: Paths, port: int)
         assert other._engine.core._elsewhere.num_failures == 1
         nonsense = {"do_remote_prefill": True, "remote_host": "no.such.host", "remote_port": "x"}
         assert run(other, LONG[:60], nonsense).finish_reason == "length"
+
+
+def test_an_engine_asks_nobody_that_only_a_request_names(
+    paths: Paths, port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = {"model": str(paths("LlamaForCausalLM")), **ENGINE}
+    alone = {"kv_parallel_size": 1}
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        door.setblocking(False)
+        named = {"remote_host": "127.0.0.1", "remote_port": door.getsockname()[1]}
+        with LLM(**model, **peer(port, 0, "kv_consumer", **alone)) as engine:
+            assert run(engine, LONG, {"do_remote_prefill": True} | named).finish_reason == "length"
+        with pytest.raises(BlockingIOError):
+            door.accept()
+    with (
+        LLM(**model, **peer(port, 0, "kv_producer", **alone)) as one,
+        LLM(**model, **peer(port, 1, "kv_consumer", extra={"asks_any": True}, **alone)) as other,
+    ):
+        ticket = run(one, LONG, ASKED).transfer
+        assert ticket is not None and run(other, LONG, ticket).num_cached_tokens == 96
 
 
 def test_engines_of_other_machines_prove_a_secret(

@@ -24,8 +24,15 @@ FEW = ("--num-gpu-blocks-override", "80")
 WHERE = {"kv_ip": "127.0.0.1", "kv_parallel_size": 1}
 
 
-def server(model: Path, role: str, port: int, *flags: str) -> ServerProcess:
-    transfer = {"kv_connector": "p2p", "kv_role": role, "kv_port": port, "engine_id": role}
+def server(model: Path, role: str, port: int, *flags: str, peer: int = 0) -> ServerProcess:
+    transfer: dict[str, Any] = {
+        "kv_connector": "p2p",
+        "kv_role": role,
+        "kv_port": port,
+        "engine_id": role,
+    }
+    if peer:
+        transfer["kv_connector_extra_config"] = {"peers": [f"127.0.0.1:{peer}"]}
     return ServerProcess(
         str(model), "--port", "0", "--dtype", "float32", "--max-model-len", "2048",
         "--hf-overrides", '{"max_position_embeddings": 2048}',
@@ -41,7 +48,7 @@ class Halves:
     def __init__(self, model: Path) -> None:
         port = 20_000 + secrets.randbelow(900) * 40
         self.prefill = server(model, "kv_producer", port)
-        self.decode = server(model, "kv_consumer", port + 16, "--block-size", "32", *FEW)
+        self.decode = server(model, "kv_consumer", port + 16, "--block-size", "32", *FEW, peer=port)
         urls = [one.wait_ready().url for one in (self.prefill, self.decode)]
         self.route = ServerProcess(
             "--port", "0", "--prefill", urls[0], "--decode", urls[1], command="route"

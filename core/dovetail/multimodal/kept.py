@@ -21,6 +21,7 @@ from threading import Lock
 import msgspec
 
 from dovetail.interfaces.media import ReadMedium
+from dovetail.own_folder import is_own, own_folder
 
 MAX_NAMES = 1 << 14
 """Names of clients that are remembered."""
@@ -95,12 +96,11 @@ class SharedMedia(KeptMedia):
         """Open the folder, which is made where it is not there. Raises: OSError"""
         self._folder = Path(folder)
         self._max_bytes, self._max_item_bytes = max_bytes, max_item_bytes
-        base = self._folder.parent
-        base.mkdir(mode=0o700, exist_ok=True)
+        base = own_folder(self._folder.parent)
         with (base / LOCK).open("a") as guard:  # one process at a time opens a folder
             fcntl.flock(guard, fcntl.LOCK_EX)
             remove_unused(base)
-            self._folder.mkdir(mode=0o700, exist_ok=True)
+            own_folder(self._folder)
             held = os.open(self._folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
             fcntl.flock(held, fcntl.LOCK_SH)
         self._held = held
@@ -175,8 +175,10 @@ def remove_unused(base: Path) -> None:
     """Remove the folders below `base` that no process holds."""
     for lock in base.glob(f"*/{LOCK}"):
         try:
-            held = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
+            if not is_own(lock.parent):
+                continue
+            held = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:  # it is gone, a link, or another user's
             continue
         if _locks_alone(held):
             shutil.rmtree(lock.parent, ignore_errors=True)

@@ -30,8 +30,8 @@ FORMAT = "%(asctime)s %(levelname)-7s %(process)d %(name)s: %(message)s"
 
 
 class LineFormatter(logging.Formatter):
-    """UTC times to the millisecond; a message never spans lines, save for a traceback, and holds
-    nothing that a terminal takes for a command."""
+    """UTC times to the millisecond; a message never spans lines, a traceback's are marked, and
+    nothing is left that a terminal takes for a command."""
 
     converter = staticmethod(time.gmtime)
     default_time_format = "%H:%M:%S"
@@ -42,9 +42,21 @@ class LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
-        record.message = record.getMessage()
-        text = visible(super().format(record))
-        return text if record.exc_info else text.replace("\n", "\\n")
+        whole = visible(super().format(record))
+        head, *rest = self._parts(record, whole)
+        return "\n".join([head, *(f"{BELOW}{line}" for line in rest)])
+
+    def _parts(self, record: logging.LogRecord, whole: str) -> list[str]:
+        """Return the line of a message, and those of its traceback: a text that somebody sent
+        stands in both, and makes no line that looks like another's."""
+        message = visible(self.formatMessage(record))
+        head = message.replace("\n", "\\n")
+        below = whole[len(message) :].removeprefix("\n")
+        return [head, *below.split("\n")] if below else [head]
+
+
+BELOW = "  | "
+"""What a line of a traceback begins with, as no other line does."""
 
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")

@@ -75,6 +75,10 @@ class P2POptions:
     peers: tuple[str, ...] = field(
         default=(), metadata={"help": "HOST:PORT of other engines that are asked for blocks"}
     )
+    asks_any: bool = field(
+        default=False,
+        metadata={"help": "ask whatever engine a request names, not only those above"},
+    )
     host_bytes: int = field(
         default=4 << 30, metadata={"help": "host memory for blocks", "unit": "bytes", "ge": 0}
     )
@@ -222,10 +226,17 @@ class P2PIndex(StoreIndex):
         if host is None and port is None:
             return None
         try:
-            return place_of(f"{host}:{port}")
+            place = place_of(f"{host}:{port}")
         except ValueError as error:
             log.warning("kv_transfer_params: %s", error)
             return None
+        if self._options.asks_any or place in self._others:
+            return place
+        log.warning(
+            "kv_transfer_params: %s is none of the peers, and is not asked; name it in %s.peers, "
+            "or set %s.asks_any where every client is trusted.", place.name, EXTRA, EXTRA,
+        )  # fmt: skip
+        return None
 
     def ticket(self, num_tokens: int) -> dict[str, Any]:
         """Return where this engine is met, in the words of vLLM's connectors."""

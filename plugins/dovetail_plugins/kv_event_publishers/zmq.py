@@ -30,6 +30,10 @@ END = (-1).to_bytes(8, "big", signed=True)
 POLL_MS = 50
 CLOSE_WAIT_S = 2.0
 LINGER_MS = 1000
+OF_THIS_MACHINE = "tcp://127.0.0.1:5557"
+"""Where events are without an endpoint; it is opened, where one that is given and names a host is
+connected to."""
+HERE = ("", "127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +42,11 @@ class ZmqOptions:
     other address `_dpNUMBER`."""
 
     endpoint: str = field(
-        default="tcp://*:5557", metadata={"help": "ZeroMQ address of the PUB socket"}
+        default="",
+        metadata={
+            "help": "ZeroMQ address of the PUB socket, such as tcp://*:5557 for every interface; "
+            f"without one {OF_THIS_MACHINE}, which this machine alone reaches"
+        },
     )
     replay_endpoint: str | None = field(
         default=None, metadata={"help": "ZeroMQ address of the ROUTER socket for what was missed"}
@@ -77,8 +85,9 @@ class ZmqPublisher(KVEventPublisher):
     @classmethod
     def feed(cls, options: ZmqOptions, engine: int, host: str = "") -> EventFeed | None:
         """Return a subscriber, None where the engine does not open the address."""
-        endpoint = address_of(options.endpoint, engine)
-        if not _is_opened_here(endpoint) or endpoint.startswith("inproc://"):
+        endpoint = address_of(options.endpoint or OF_THIS_MACHINE, engine)
+        is_met = host in HERE if not options.endpoint else _is_opened_here(endpoint)
+        if not is_met or endpoint.startswith("inproc://"):
             return None
         replay = options.replay_endpoint
         return ZmqFeed(
@@ -117,12 +126,10 @@ class ZmqPublisher(KVEventPublisher):
         socket = self._context.socket(sort)
         socket.setsockopt(zmq.LINGER, LINGER_MS)
         socket.setsockopt(zmq.SNDHWM, room)
-        own = address_of(address, engine)
+        own = address_of(address or OF_THIS_MACHINE, engine)
         try:
             # An address with a wildcard or a protocol on this machine alone is this side's to open.
-            if _is_opened_here(own):
-                socket.bind(own)
-            elif name == "endpoint":
+            if address and name == "endpoint" and not _is_opened_here(own):
                 socket.connect(own)
             else:
                 socket.bind(own)

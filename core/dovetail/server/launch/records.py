@@ -17,6 +17,8 @@ from pathlib import Path
 
 import psutil
 
+from dovetail.own_folder import is_own, own_folder
+
 logger = logging.getLogger("dovetail.server")
 CLOCK_ERROR_S = 2.0
 """How far two readings of a process's start may lie apart: boot time is not read exactly."""
@@ -49,7 +51,7 @@ def write_record(url: str, names: Sequence[str], path: str) -> None:
         pid=own.pid, started_s=own.create_time(), url=url, names=tuple(names), path=path
     )
     try:
-        folder = _own_folder(records_folder())
+        folder = own_folder(records_folder())
         part = folder / f"{own.pid}.part"
         part.write_text(json.dumps(asdict(record)), encoding="utf-8")
         part.replace(folder / f"{own.pid}.json")
@@ -67,7 +69,7 @@ def running_servers() -> list[ServerRecord]:
     """Return the servers that run, the oldest first; records of others are removed."""
     found = []
     folder = records_folder()
-    if not _is_own(folder):
+    if not is_own(folder):
         return []
     for file in sorted(folder.glob("*.json")):
         record = _read(file)
@@ -101,19 +103,6 @@ def _read(file: Path) -> ServerRecord | None:
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _own_folder(folder: Path) -> Path:
-    """Return the folder, made where it is missing. Raises: OSError for one of another user"""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not _is_own(folder):
-        raise PermissionError(f"{folder} belongs to another user")
-    return folder
-
-
-def _is_own(folder: Path) -> bool:
-    """Return whether the folder is there, no link, and this user's."""
-    return not folder.is_symlink() and folder.is_dir() and folder.stat().st_uid == os.getuid()
 
 
 @contextlib.contextmanager

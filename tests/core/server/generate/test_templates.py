@@ -64,6 +64,62 @@ def render(source: str, **variables: Any) -> str:
     return ChatTemplate(source).render({"messages": MESSAGES} | variables)
 
 
+WIDE = "{% set x = ['y'] * 1000 %}{% set x = [x] * 1000 %}{% set x = [x] * 1000 %}"
+NESTED = "{% set n = namespace(x=['y']) %}" + "{% set n.x = [n.x, n.x] %}" * 30
+TWICE = NESTED + NESTED.replace("n.", "m.").replace(" n ", " m ")
+TUPLES = "{% set n = namespace(x=(1,)) %}" + "{% set n.x = (n.x, n.x) %}" * 30
+TEXT = "{% set s = 'y' * 100000 %}"
+NATIVE = [
+    WIDE + "{{ x }}",
+    WIDE + "{{ x | string }}",
+    WIDE + "{{ x | tojson }}",
+    WIDE + "{{ x | upper }}",
+    WIDE + "{{ x ~ 'a' }}",
+    WIDE + "{{ x | join('') }}",
+    WIDE + "{{ x | pprint }}",
+    WIDE + "{{ '%s' % [x] }}",
+    WIDE + "{{ '%s' | format(x) }}",
+    WIDE + "{{ '{}'.format(x) }}",
+    WIDE + "{{ {'a': x} }}",
+    WIDE + "{{ {'a': x} | tojson }}",
+    NESTED + "{{ n.x }}",
+    TWICE + "{{ n.x == m.x }}",
+    TWICE + "{{ n.x in [m.x] }}",
+    TWICE + "{{ n.x is eq(m.x) }}",
+    TWICE + "{{ [n.x, m.x] | sort }}",
+    TWICE + "{{ [n.x].count(m.x) }}",
+    TUPLES + "{{ {n.x: 1} | length }}",
+    TUPLES + "{{ {'a': 1}[n.x] }}",
+    TUPLES + "{{ {'a': 1}.get(n.x) }}",
+    TUPLES + "{{ [n.x, n.x] | unique | list | length }}",
+    TEXT + "{{ ('%s' * 10000) % ((s,) * 10000) }}",
+    TEXT + "{{ ('%(a)s' * 10000) % {'a': s} }}",
+    TEXT + "{{ ('%(a)s' * 10000) | format(a=s) }}",
+    TEXT + "{{ ('{0}' * 10000).format(s) }}",
+    TEXT + "{{ ('{a}' * 10000).format_map({'a': s}) }}",
+    "{{ '{:{}}'.format('x', '999999999') }}",
+    TEXT + "{{ ([s] * 10000) | join }}",
+]
+"""A few short steps make what one native call would write, compare or hash for hours."""
+
+
+@pytest.mark.parametrize("source", NATIVE)
+def test_no_native_call_is_long_or_large(source: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start_s = time.thread_time()
+    with pytest.raises((RequestError, ConfigError)):
+        render(source)
+    assert time.thread_time() - start_s < 2
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
+
+
+def test_what_is_written_once_is_written() -> None:
+    assert render("{{ [1, [2, ('a',)]] }}{{ {'a': [1]} }}") == "[1, [2, ('a',)]]{'a': [1]}"
+    assert render("{{ '%s-%s' % (1, [2]) }}{{ '{}{a}'.format(1, a=[2]) }}") == "1-[2]1[2]"
+    assert render("{{ '{{{0}}}'.format(1) }}{{ [1] == [1] }}{{ [1] in [[1]] }}") == "{1}TrueTrue"
+    assert render("{{ {(1, 2): 3}[(1, 2)] }}{{ [3, 1] | sort }}") == "3[1, 3]"
+
+
 @pytest.mark.parametrize("source", RUNAWAYS)
 def test_runaways_are_refused_quickly(source: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

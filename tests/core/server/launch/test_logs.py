@@ -16,6 +16,7 @@ from dovetail.config.rules.log_config import read_log_config
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
 from dovetail.observability.logging import UVICORN_LOGGERS, configure
+from dovetail.server.http.access_log import silence
 from dovetail.server.launch.lifecycle import ServerLifecycle
 from dovetail.server.launch.sockets import bind
 from support.serving import app_for
@@ -164,7 +165,7 @@ def test_nothing_in_a_line_moves_the_terminal(capsys: pytest.CaptureFixture[str]
         logging.getLogger("dovetail.x").exception("a\x1b[2Jb\r\x9b31m\tc")
     logging.getLogger("dovetail.x").warning("two\nlines\x1b[0m \u2028é")
     text = capsys.readouterr().err
-    assert "a\\x1b[2Jb\\r\\x9b31m\tc\nTraceback" in text
+    assert "a\\x1b[2Jb\\r\\x9b31m\tc\n  | Traceback" in text
     assert "ValueError: \\x1b]0;owned\\x07\\u202e\n" in text
     assert "two\\nlines\\x1b[0m \\u2028é\n" in text
 
@@ -180,3 +181,48 @@ def test_plugins_and_kernels_log_as_dovetail_does(capsys: pytest.CaptureFixture[
         "from dovetail_kernels.cpu.library",
     ]
     assert all(line.startswith("[rank 1] ") for line in lines)
+
+
+FORGED = "x\n08:00:00.000 INFO    1 dovetail.server: ready\r\x1b[2K\u2028y"
+
+
+def test_what_somebody_sent_makes_no_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("info")
+    logger = logging.getLogger("dovetail.server")
+    try:
+        try:
+            raise KeyError(FORGED)
+        except KeyError as error:
+            raise ValueError(FORGED) from error
+    except ValueError as error:
+        logger.info("refused: %s", FORGED, exc_info=error)
+    logger.info("refused: %s", FORGED, stack_info=True)
+    lines = capsys.readouterr().err.splitlines()
+    starts = [line for line in lines if not line.startswith("  | ")]
+    assert len(starts) == 2 and all("refused: x\\n08:00" in line for line in starts)
+    assert sum("ValueError: x" in line for line in lines) == 1 and len(lines) > 10
+
+
+@pytest.mark.parametrize(
+    ("query", "shown"),
+    [
+        ("", ""),
+        ("?api_key=s3cret", "?api_key=***"),
+        ("?a=1&API-Key=s3cret&b=2", "?a=1&API-Key=***&b=2"),
+        ("?api%5Fkey=s3cret", "?api%5Fkey=***"),
+        ("?%61pi_key=s3cret;x=1", "?%61pi_key=***;x=1"),
+        ("?access_token=s3cret?x", "?access_token=***"),
+        ("?key=s3cret&key=s3cret", "?key=***&key=***"),
+        ("?apikey=", "?apikey=***"),
+        ("?stream=true&starting_after=4", "?stream=true&starting_after=4"),
+    ],
+)
+def test_keys_in_queries_are_not_in_the_access_log(
+    query: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure("info", uvicorn_level="info")
+    silence(FrontendConfig())
+    args = ("1.2.3.4:5", "GET", f"/v1/models{query}", "1.1", 200)
+    logging.getLogger("uvicorn.access").info('%s - "%s %s HTTP/%s" %d', *args)
+    line = capsys.readouterr().err
+    assert "s3cret" not in line and f"GET /v1/models{shown} HTTP/1.1" in line

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -20,8 +21,11 @@ MAX_SECONDS = 1.0
 MAX_RANGE = 100_000
 MAX_PAD = 10_000
 MAX_INT_BITS = 256
+MAX_DEPTH = 500
+CONTAINERS = (list, tuple, set, frozenset, Mapping)
 _TICKS_PER_LOOK = 16
 _WIDE_FIELD = re.compile(r"\d{5,}|\*")
+_COMPUTED_WIDTH = re.compile(r"\{[^{}]*:[^{}]*\{")
 
 
 class TemplateLimit(RequestError):
@@ -89,6 +93,43 @@ def check_items(size: int) -> None:
     BUDGET.get().charge(size)
 
 
+def check_written(*values: Any) -> None:
+    """Raise TemplateLimit when a value would be huge if it were written out or compared.
+
+    A list may hold another many times over, and so take no room itself: a thousand times a thousand
+    times a thousand items are three short steps, and one native call that writes them takes hours.
+    """
+    size = sum(written_size(value) for value in values)
+    if size > MAX_CHARS:
+        raise TemplateLimit(f"the chat template writes more than {MAX_CHARS} characters at once.")
+
+
+def written_size(value: Any) -> int:
+    """Return about how many characters a value has once it is written out."""
+    return _written_size(value, {}, 0) if isinstance(value, CONTAINERS) else _plain_size(value)
+
+
+def _plain_size(value: Any) -> int:
+    return len(value) if isinstance(value, str) else 1
+
+
+def _written_size(value: Any, known: dict[int, int], depth: int) -> int:
+    """Return the size of a list or mapping, each part of which is looked at once. Mutates: known"""
+    if id(value) in known:
+        return known[id(value)]
+    if depth > MAX_DEPTH:
+        raise TemplateLimit(f"the chat template nests lists more than {MAX_DEPTH} deep.")
+    parts = (*value, *value.values()) if isinstance(value, Mapping) else value
+    size = 2
+    for part in parts:
+        if isinstance(part, CONTAINERS):
+            size += _written_size(part, known, depth + 1)
+        else:
+            size += _plain_size(part)
+    known[id(value)] = size
+    return size
+
+
 def check_pad(*values: Any) -> None:
     """Raise TemplateLimit when a number given to a filter or text method is a huge width."""
     for value in values:
@@ -98,13 +139,20 @@ def check_pad(*values: Any) -> None:
 
 def check_format(text: str) -> None:
     """Raise TemplateLimit when a format string asks for a huge or computed width."""
-    if _WIDE_FIELD.search(text):
+    if _WIDE_FIELD.search(text) or _COMPUTED_WIDTH.search(text.replace("{{", "")):
         raise TemplateLimit("the chat template formats with a huge width.")
 
 
 def joined_size(separator: str, parts: list[Any]) -> int:
     """Return the characters of a join."""
-    return len(separator) * len(parts) + sum(len(p) for p in parts if isinstance(p, str))
+    return len(separator) * len(parts) + sum(map(written_size, parts))
+
+
+def formatted_size(text: str, mark: str, values: Any) -> int:
+    """Return an upper bound of the characters of a text whose fields, each of which has a mark,
+    are filled: a field may name any value."""
+    is_one_each = mark == "%" and isinstance(values, tuple)
+    return len(text) + written_size(values) * (1 if is_one_each else text.count(mark))
 
 
 def replaced_size(text: str, old: str, new: str) -> int:

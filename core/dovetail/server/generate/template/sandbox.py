@@ -25,6 +25,52 @@ from dovetail.server.generate.template import budget
 
 _BOUND_LOOP = "dovetail_loop"
 _JOIN = "dovetail_join"
+_COMPARED = "dovetail_compared"
+_SHALLOW = frozenset(
+    [
+        "attr",
+        "batch",
+        "count",
+        "d",
+        "default",
+        "first",
+        "items",
+        "last",
+        "length",
+        "list",
+        "map",
+        "random",
+        "reject",
+        "rejectattr",
+        "reverse",
+        "safe",
+        "select",
+        "selectattr",
+        "slice",
+    ]
+)
+"""Filters that look at no more than the items of a list; all others write or compare what is in
+them."""
+_DEEP_TESTS = frozenset(
+    [
+        "!=",
+        "<",
+        "<=",
+        "==",
+        ">",
+        ">=",
+        "eq",
+        "equalto",
+        "ge",
+        "greaterthan",
+        "gt",
+        "in",
+        "le",
+        "lessthan",
+        "lt",
+        "ne",
+    ]
+)
 _DROPPED_GLOBALS = ("lipsum", "cycler", "joiner")
 
 
@@ -47,10 +93,29 @@ class _Bounder(NodeTransformer):
         node.iter = nodes.Filter(node.iter, _BOUND_LOOP, [], [], None, None, lineno=node.lineno)
         return node
 
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
+        self.generic_visit(node)
+        if not isinstance(node.key, nodes.Const):
+            node.key = _looked_at(node.key)
+        return node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        places: list[Any] = [node, *node.ops]
+        for place in places:
+            if not isinstance(place.expr, nodes.Const):
+                place.expr = _looked_at(place.expr)
+        return node
+
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         first, *rest = node.nodes
         return nodes.Filter(first, _JOIN, rest, [], None, None, lineno=node.lineno)
+
+
+def _looked_at(node: nodes.Expr) -> nodes.Expr:
+    """Return an expression whose value is compared or hashed, with all that is in it."""
+    return nodes.Filter(node, _COMPARED, [], [], None, None, lineno=node.lineno)
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
@@ -60,9 +125,18 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, LoopControls]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[GenerationTag, LoopControls],
+            finalize=_written,
         )
-        self.filters = {name: _bounded(fn) for name, fn in self.filters.items()}
+        self.filters = {
+            name: _bounded(fn, is_deep=name not in _SHALLOW) for name, fn in self.filters.items()
+        }
+        self.tests = {
+            name: _bounded_test(fn) if name in _DEEP_TESTS else fn
+            for name, fn in self.tests.items()
+        }
         self.filters |= {
             "tojson": _to_json,
             "join": _joined(self.filters["join"]),
@@ -71,6 +145,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             "format": _formatted(self.filters["format"]),
             "sum": _summed(self.filters["sum"]),
             _BOUND_LOOP: _loop,
+            _COMPARED: _written,
             _JOIN: _join,
         }
         for name in _DROPPED_GLOBALS:
@@ -97,6 +172,11 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         tree = _Bounder().visit(self.parse(source))
         return self.from_string(tree)
 
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """Return an item; a key of lists, all of which is hashed, may not be huge. Raises:
+        TemplateLimit"""
+        return super().getitem(obj, _written(argument))
+
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Run an operator unless its result would be huge. Raises: TemplateLimit"""
         _check_binop(operator, left, right)
@@ -108,6 +188,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         owner = getattr(__obj, "__self__", None)
         if isinstance(owner, str):
             _check_text_method(owner, __obj.__name__, args, kwargs)
+        elif isinstance(owner, list | tuple):
+            budget.check_written(owner, *args)  # count and index compare
+        elif isinstance(owner, dict):
+            budget.check_written(*args)  # keys are hashed
         result = super().call(__context, __obj, *args, **kwargs)
         _charge(result)
         return result
@@ -115,14 +199,25 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Return the safe stand-in for str.format; huge widths are refused."""
         safe = super().wrap_str_format(value)
-        if safe is not None:
-            budget.check_format(value.__self__)
-        return safe
+        return None if safe is None else _bounded_format(value.__self__, safe)
+
+
+def _bounded_format(text: str, fn: Callable[..., str]) -> Callable[..., str]:
+    """Wrap str.format or str.format_map of a text: what it builds may not be huge."""
+    budget.check_format(text)
+
+    @functools.wraps(fn)
+    def run(*args: Any, **kwargs: Any) -> str:
+        budget.check_size(budget.formatted_size(text, "{", [*args, *kwargs.values()]))
+        return fn(*args, **kwargs)
+
+    return run
 
 
 def _check_binop(operator: str, left: Any, right: Any) -> None:
     if operator == "%" and isinstance(left, str):
         budget.check_format(left)
+        budget.check_size(budget.formatted_size(left, "%", right))
     elif operator == "+":
         _check_length(left, right)
     elif operator == "*":
@@ -167,13 +262,36 @@ def _first_int(values: Iterable[Any], default: int) -> int:
     return next((abs(v) for v in values if isinstance(v, int)), default)
 
 
-def _bounded(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a filter: numbers among its arguments may not be huge, and it counts as a call."""
+def _written(value: Any) -> Any:
+    """Return what an expression shows or compares, if it would not be huge once written. Raises:
+    TemplateLimit"""
+    if isinstance(value, budget.CONTAINERS):
+        budget.check_written(value)
+    return value
+
+
+def _bounded_test(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a test that compares its arguments."""
+
+    @functools.wraps(fn)
+    def run(*args: Any) -> Any:
+        for value in args:
+            _written(value)
+        return fn(*args)
+
+    return run
+
+
+def _bounded(fn: Callable[..., Any], *, is_deep: bool) -> Callable[..., Any]:
+    """Wrap a filter: numbers among its arguments may not be huge, and it counts as a call. One
+    that is deep writes or compares what is in lists."""
 
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
         budget.tick()
         budget.check_pad(*args[1:], *kwargs.values())
+        for value in args if is_deep else ():
+            _written(value)
         result = fn(*args, **kwargs)
         _charge(result)
         return result
@@ -221,7 +339,9 @@ def _indented(fn: Callable[..., Any]) -> Callable[..., Any]:
 def _formatted(fn: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fn)
     def run(value: Any, *args: Any, **kwargs: Any) -> Any:
+        budget.check_written(value)
         budget.check_format(str(value))
+        budget.check_size(budget.formatted_size(str(value), "%", args or kwargs))
         return fn(value, *args, **kwargs)
 
     return run
@@ -245,6 +365,7 @@ def _loop(values: Any) -> Iterator[Any]:
 
 
 def _join(first: Any, *rest: Any) -> str:
+    budget.check_written(first, *rest)
     parts = [str(part) for part in (first, *rest)]
     budget.check_size(sum(map(len, parts)))
     return "".join(parts)
@@ -269,6 +390,7 @@ def _to_json(
     """Return JSON as transformers' filter does: no HTML escapes, text kept as it is."""
     if indent is not None and indent > 16:
         raise budget.TemplateLimit("the chat template indents JSON by more than 16.")
+    budget.check_written(value)
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
