@@ -104,7 +104,6 @@ FEATURES: dict[str, Unsupported] = {
         "use temperature, top_p, top_k, min_p and the penalties",
     ),
     "sampler_order": Unsupported("the order of the sampling steps cannot be chosen"),
-    "predicted_outputs": Unsupported("predicted outputs are not supported"),
     "web_search": Unsupported("there is no web search here"),
     "stored_prompts": Unsupported("prompts are not kept here", "send the text itself"),
 }

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load as load_safetensors
 
 from dovetail.errors import RequestError
+from dovetail.multimodal.base64_text import plain_base64
 
 MAX_VALUES = 1 << 26
 MAX_DIMENSIONS = 4
@@ -29,15 +30,19 @@ WHOLE = (torch.int64, torch.int32)
 
 def decode_embeddings(given: Mapping[str, str], max_bytes: int) -> dict[str, torch.Tensor]:
     """Return the tensors of base64 texts, by their names. Blocks. Raises: RequestError"""
-    if sum(map(len, given.values())) > max_bytes * 4 // 3 + 8:
+    try:
+        texts = {name: plain_base64(text) for name, text in given.items()}
+    except UnicodeEncodeError:
+        raise _invalid("the embeddings are not in base64.") from None
+    if sum(map(len, texts.values())) > max_bytes * 4 // 3 + 8:
         raise _invalid(f"the embeddings have more than {max_bytes} bytes.")
-    tensors = {name: _tensor(text) for name, text in given.items()}
+    tensors = {name: _tensor(text) for name, text in texts.items()}
     if not any(tensor.is_floating_point() for tensor in tensors.values()):
         raise _invalid("the embeddings must be float32, float16 or bfloat16.")
     return tensors
 
 
-def _tensor(text: str) -> torch.Tensor:
+def _tensor(text: bytes) -> torch.Tensor:
     try:
         data = base64.b64decode(text, validate=True)
     except ValueError:

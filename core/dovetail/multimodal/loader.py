@@ -11,7 +11,7 @@ import base64
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes
 
 import msgspec
 
@@ -24,6 +24,7 @@ from dovetail.interfaces.media_settings import (
     MediaOptions,
     MediaSettings,
 )
+from dovetail.multimodal.base64_text import plain_base64
 from dovetail.multimodal.content import (
     EMBEDS,
     Decoded,
@@ -130,19 +131,21 @@ class MediaLoader:
         check_content_type(item, words[0])
         body = url[comma + 1 :]
         if words[-1].strip().lower() == "base64":
-            return self._inline(item, body), True
-        self._inline(item, body)
+            return self._inline(item, unquote(body) if "%" in body else body), True
+        if len(body) > self._settings.max_bytes[item.modality] * 3 + 4:
+            raise too_large(item, self._settings.max_bytes[item.modality])
         return unquote_to_bytes(body), False
 
     def _inline(self, item: MediaItem, text: str) -> bytes:
-        """Return text that is data, as bytes; of too many it becomes none."""
+        """Return base64 as decoders take it. Raises: RequestError for too much of it"""
         max_bytes = self._settings.max_bytes[item.modality]
-        if len(text) > max_bytes * 4 // 3 + 4:
-            raise too_large(item, max_bytes)
         try:
-            return text.strip().encode("ascii")
+            found = plain_base64(text)
         except UnicodeEncodeError:
             raise invalid(item, "the data are not in base64.") from None
+        if len(found) > max_bytes * 4 // 3 + 4:
+            raise too_large(item, max_bytes)
+        return found
 
     def _embeddings(self, item: MediaItem) -> LoadedMedium:
         from dovetail.multimodal.embeds import decode_embeddings  # imports torch

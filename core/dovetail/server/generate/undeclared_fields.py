@@ -29,6 +29,7 @@ WITHOUT_EFFECT = frozenset(
         "metadata",
         "mirostat_eta",
         "mirostat_tau",
+        "prediction",
         "prompt_cache_key",
         "prompt_cache_retention",
         "repeat_last_n",
@@ -38,17 +39,18 @@ WITHOUT_EFFECT = frozenset(
         "store",
         "strict",
         "user",
+        "verbosity",
         "xtc_threshold",
     }
 )
-"""Fields that may be sent anywhere, change nothing here, and are reported without a warning."""
+"""Fields that may be sent anywhere, change nothing here, and are reported without a warning. Hints,
+such as `prediction` and `verbosity`, are among them: they ask for speed or style, not for sense."""
 
 UNSUPPORTED_FIELDS = {
     "modalities": "media_answers",
     "audio": "media_answers",
     "image_data": "media",
     "images": "media",
-    "prediction": "predicted_outputs",
     "web_search_options": "web_search",
     "custom_logit_processor": "request_processors",
     **dict.fromkeys(
@@ -114,7 +116,6 @@ MISPLACED_FIELDS = {
     "safe_prompt": "send the words as a system message",
     "system_prompt": "send the words as a system message",
     "truncate": "use truncate_prompt_tokens",
-    "verbosity": "say in the prompt how long the answer is to be",
     "vllm_xargs": "use logits_processors, with the settings of each",
     **dict.fromkeys(("bad_words_ids", "custom_token_bans"), "use logit_bias or bad_words"),
     **dict.fromkeys(
@@ -174,7 +175,6 @@ _SWITCHES = frozenset({"do_sample", "enable_thinking", "think", "web_search_opti
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "do_sample": (True,),
     "modalities": (["text"],),
-    "verbosity": ("medium",),
     **dict.fromkeys(
         (
             "cfg_scale",

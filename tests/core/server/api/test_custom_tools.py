@@ -158,3 +158,33 @@ def test_tools_that_say_nothing_are_refused(tool: Any, where: str) -> None:
     answer = ask(app_for()[0], tools=[tool])
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == where
+
+
+@pytest.mark.parametrize(
+    ("turn", "where"),
+    [
+        ({"role": "usr", "content": "x"}, "messages[0].role"),
+        ({"role": "user"}, "messages[0].content"),
+        ({"role": "user", "content": None}, "messages[0].content"),
+        ({"role": "system"}, "messages[0].content"),
+        ({"role": "tool", "tool_call_id": "c"}, "messages[0].content"),
+        ({"role": "assistant"}, "messages[0].content"),
+    ],
+)
+def test_turns_that_say_nothing_are_refused(turn: dict[str, Any], where: str) -> None:
+    answer = ask(app_for()[0], messages=[turn, *USER])
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, where)
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"role": "user", "content": ""},
+        {"role": "assistant", "content": None},
+        {"role": "assistant", "refusal": "no"},
+        {"role": "developer", "content": "x"},
+        {"role": "function", "name": "f", "content": "x"},
+    ],
+)
+def test_turns_that_say_something_are_taken(turn: dict[str, Any]) -> None:
+    assert ask(app_for()[0], messages=[turn, *USER]).status_code == 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import typing
 from typing import Any
 
@@ -137,3 +138,10 @@ def test_inputs_of_a_cut_answer_do_not_end_a_session(given: Any) -> None:
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "no"}]},
     ]  # fmt: skip
     assert ask(app_for()[0], turns).status_code == 200
+
+
+def test_a_prompt_that_does_not_fit_is_told_in_anthropics_words() -> None:
+    answer = ask(app_for()[0], "much " * 5000)
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert re.match(r"prompt is too long: \d+ tokens > 4096 maximum", message), message

@@ -31,7 +31,7 @@ ASKS: dict[str, dict[str, Any]] = {
         ("no_repeat_ngram_size", 3), ("repeat_penalty", 1.1), ("max_new_tokens", 5),
         ("num_predict", 5), ("do_sample", False), ("random_seed", 7), ("samplers", ["top_k"]),
         ("options", {"num_ctx": 5}), ("lora_request", {"name": "x"}), ("images", ["x"]),
-        ("verbosity", "low"), ("think", False), ("stop_words", ["x"]), ("web_search_options", {}),
+        ("think", False), ("stop_words", ["x"]), ("web_search_options", {}),
         ("vllm_xargs", {"x": 1}), ("max_completion_tokenz", None), ("num_beams", True),
     ],
 )  # fmt: skip
@@ -88,11 +88,19 @@ def test_documents_that_no_template_reads_are_refused() -> None:
     assert chat(app, documents=[]).status_code == 200
 
 
-def test_a_responses_verbosity_is_refused() -> None:
+@pytest.mark.parametrize("path", ASKS)
+def test_hints_never_refuse(path: str) -> None:
     app, _ = app_for()
-    for value, status in (("low", 400), ("medium", 200)):
-        answer = send(app, "POST", "/v1/responses", {"input": "x", "text": {"verbosity": value}})
-        assert answer.status_code == status, answer.text
+    hints = {"verbosity": "low", "prediction": {"type": "content", "content": "x"}}
+    answer = send(app, "POST", path, ASKS[path] | hints)
+    assert answer.status_code == 200, answer.text
+    assert set(hints) <= set(answer.headers["x-dovetail-ignored-fields"].split(", "))
+
+
+def test_a_responses_verbosity_is_named() -> None:
+    app, _ = app_for()
+    answer = send(app, "POST", "/v1/responses", {"input": "x", "text": {"verbosity": "low"}})
+    assert answer.headers["x-dovetail-ignored-fields"] == "text.verbosity"
 
 
 def test_what_an_answer_has_not_is_null() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from dovetail.interfaces.api import ApiError
 from dovetail.server.api.messages.protocol import MessageErrorInfo, MessageErrorReply
 
@@ -16,8 +18,22 @@ _TYPES = {
 }
 
 
+_TOO_LONG = re.compile(r"the prompt has (\d+) tokens; .*?(\d+) tokens")
+"""What `engine.context_length` says of a prompt that does not fit."""
+
+
+def _in_own_words(message: str) -> str:
+    """Return a message with the words of Anthropic's that clients look for before they shorten a
+    conversation."""
+    found = _TOO_LONG.search(message)
+    if found is None:
+        return message
+    return f"prompt is too long: {found[1]} tokens > {found[2]} maximum ({message})"
+
+
 def error_body(status: int, error: ApiError, request_id: str | None) -> bytes:
     """Return an error as Anthropic's JSON body."""
     default = "api_error" if status >= 500 else "invalid_request_error"
-    info = MessageErrorInfo(type=_TYPES.get(status, default), message=error.message)
+    message = _in_own_words(error.message)
+    info = MessageErrorInfo(type=_TYPES.get(status, default), message=message)
     return MessageErrorReply(error=info, request_id=request_id).model_dump_json().encode()

@@ -14,7 +14,6 @@ from dovetail.server.api.responses.protocol import Item, ResponsesRequest
 from dovetail.server.api.responses.turns import left_out_items
 from dovetail.server.generate.as_chat import as_chat, check_one, is_deep
 from dovetail.server.generate.chat_body import ChatRequest
-from dovetail.server.generate.undeclared_fields import fault_of
 from dovetail.unsupported import remedy, sentence
 
 NAMES = {
@@ -81,10 +80,6 @@ def tells_logprobs(body: ResponsesRequest) -> bool:
 def _check_supported(body: ResponsesRequest) -> None:
     """Raise RequestError for the first thing that is asked for and not supported."""
     asks = [(name, feature) for name, feature in UNSUPPORTED_FIELDS.items() if getattr(body, name)]
-    verbosity = body.text.verbosity if body.text else None
-    fault = None if verbosity is None else fault_of("verbosity", verbosity)
-    if fault is not None:
-        raise RequestError(fault, where="text.verbosity", code="unsupported_field")
     for where, feature in asks:
         fix = remedy(feature, "leave it out")
         raise RequestError(sentence(feature), where=where, fix=fix, code="unsupported_field")
@@ -109,6 +104,8 @@ def ignored_fields(body: ResponsesRequest) -> list[str]:
     found += ["include"] if set(body.include or ()) - {TEXT_LOGPROBS} else []
     if body.max_tool_calls is not None and not any(map(is_mcp, body.tools or ())):
         found.append("max_tool_calls")
+    if body.text is not None and body.text.verbosity is not None:
+        found.append("text.verbosity")
     if body.reasoning is not None:
         names = ("summary", "generate_summary")
         found += [f"reasoning.{name}" for name in names if getattr(body.reasoning, name)]

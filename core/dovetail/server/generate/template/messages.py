@@ -21,6 +21,8 @@ from dovetail.server.generate.template.places import MediaPlaces
 from dovetail.unsupported import sentence
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+"""The roles of OpenAI's chat; a template may know others."""
 THINKING = re.compile(r"\bthinking\b")
 """A template that reads reasoning by this name (gpt-oss, LFM2.5, Command A Reasoning)."""
 
@@ -65,8 +67,27 @@ class _Reader:
 
     def message(self, message: Message, where: str) -> dict[str, Any]:
         """Return a message as the template reads it. Raises: RequestError. Mutates: self"""
+        self._check(message, where)
         content = self._content(message, where)
         return _message(message, content, where, self.source)
+
+    def _check(self, message: Message, where: str) -> None:
+        """Raise RequestError for a role that nobody reads, and for a turn that says nothing."""
+        role, is_known = message.role, message.role in ROLES
+        if not is_known and role not in self.source:
+            raise RequestError(
+                f'"{role}" is not a role of this model\'s chat template.',
+                where=f"{where}.role",
+                fix="use system, developer, user, assistant or tool.",
+            )
+        is_read = any(name in self.source for name in message.model_extra or {})
+        says = (message.content, message.refusal, message.tool_calls, message.reasoning)
+        is_silent = all(one is None for one in (*says, message.reasoning_content))
+        is_answer = role == "assistant" and "content" in message.model_fields_set
+        if is_known and is_silent and not is_read and not is_answer:
+            raise RequestError(
+                "a message needs content.", where=f"{where}.content", fix='send text, or "".'
+            )
 
     def _content(self, message: Message, where: str) -> Any:
         content = message.content
