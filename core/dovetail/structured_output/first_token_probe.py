@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -29,8 +30,9 @@ SLOW_S = 3.0
 it at 128,000 tokens."""
 SPEND_S = 0.1
 """Processor time after which no further token is tried, except the first of the first answer."""
+SURE_ANSWERS = 2
 SURE_S = 0.001
-"""Processor time after which no further answer is begun, unless a token took DOUBT_S."""
+"""Processor time after which no further answer than these is begun, unless a token took DOUBT_S."""
 DOUBT_S = 0.01
 FIRST_TOKENS = 3
 NUM_RANDOM = 3
@@ -46,7 +48,7 @@ class TooSlow(Exception):
 
 
 class FirstTokenProbe:
-    """Begins answers over one vocabulary: by the last allowed tokens, the longest, random ones."""
+    """Begins answers over one vocabulary: by the last allowed tokens, random ones, the longest."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -69,15 +71,15 @@ class FirstTokenProbe:
 
     def fault(self, loaded: LoadedConstraint) -> str | None:
         """Return why no answer can begin, or None. Raises: TooSlow, and what the library raises"""
-        chance = random.Random(0)
-        ways: Sequence[Callable[[np.ndarray], int]] = (
-            lambda mask: _last_of(mask, len(mask) - 1),
-            self._longest,
-            *(NUM_RANDOM * [lambda mask: _last_of(mask, chance.randrange(len(mask)))]),
-        )
+        at_random = partial(_at_random, random.Random(0))
+        ways = (_last, at_random, self._longest, *((NUM_RANDOM - 1) * [at_random]))
         begun_s, slowest_s = time.process_time(), 0.0
         for number, way in enumerate(ways):
-            if number and slowest_s < DOUBT_S and time.process_time() - begun_s > SURE_S:
+            if (
+                number >= SURE_ANSWERS
+                and slowest_s < DOUBT_S
+                and time.process_time() - begun_s > SURE_S
+            ):
                 return None
             matcher = loaded.matcher()
             for position in range(NUM_TOKENS):
@@ -126,8 +128,11 @@ class FirstTokenProbe:
         raise AssertionError("a bit beyond the vocabulary is set")
 
 
-def _last_of(mask: np.ndarray, word: int) -> int:
-    """Return the last token of a mask in this word or before; where there is none, of the mask."""
-    before = np.flatnonzero(mask[: word + 1])
-    word = int(before[-1] if len(before) else np.flatnonzero(mask)[-1])
+def _last(mask: np.ndarray) -> int:
+    word = int(np.flatnonzero(mask)[-1])
     return 32 * word + int(mask[word]).bit_length() - 1
+
+
+def _at_random(chance: random.Random, mask: np.ndarray) -> int:
+    word = int(chance.choice(np.flatnonzero(mask)))
+    return 32 * word + chance.choice([bit for bit in range(32) if int(mask[word]) >> bit & 1])

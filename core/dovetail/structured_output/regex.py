@@ -9,6 +9,7 @@ refused. \\s is ASCII white space, \\S excludes that of Unicode.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from dovetail.interfaces.structured_output import InvalidConstraint
@@ -116,7 +117,7 @@ _CLASSES = {
     "S": outside(ALL_BLANKS),
 }
 _CONTROLS = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "0": 0}
-_HEX_DIGITS = {"x": 2, "u": 4}
+_HEX_DIGITS = {"x": 2}
 ANYTHING = Many(Chars(ANY), 0, None)
 
 
@@ -284,6 +285,8 @@ class _Parser:
             code = _CONTROLS[letter]
         elif letter in ("p", "P"):
             return self.property_set(is_negative=letter == "P")
+        elif letter == "u":
+            code = self.unicode_escape()
         elif letter in _HEX_DIGITS:
             size = _HEX_DIGITS[letter]
             digits = self.text[self.at : self.at + size]
@@ -300,6 +303,20 @@ class _Parser:
             code = ord(letter)
         return ((code, code),)
 
+    def unicode_escape(self) -> int:
+        r"""Return the character of \\u0041, \\u{1F600} or a pair of halves; its letter was read."""
+        pattern = r"\{0*([0-9a-fA-F]{1,6})\}|([0-9a-fA-F]{4})(?:\\u([dD][c-fC-F][0-9a-fA-F]{2}))?"
+        found = re.compile(pattern).match(self.text, self.at)
+        code = int(found[1] or found[2], 16) if found else -1
+        if found and 0xD800 <= code <= 0xDBFF and found[3]:
+            code = 0x10000 + ((code - 0xD800) << 10) + int(found[3], 16) - 0xDC00
+            self.at = found.end()
+        elif found:
+            self.at = found.end(1 if found[1] else 2) + bool(found[1])
+        if not 0 <= code <= LAST or 0xD800 <= code <= 0xDFFF:
+            raise self.fault("has an escape without a character")
+        return code
+
     def property_set(self, *, is_negative: bool) -> Ranges:
         r"""Return the set of a Unicode property, \\p{L} or \\pL; its letter p was read."""
         name = self.next()
@@ -314,6 +331,8 @@ class _Parser:
         """Return the set that a bracket holds; the opening one was read."""
         is_negative = self.take("^")
         ranges: list[tuple[int, int]] = []
+        if is_negative and self.takes_anything():
+            return ANY
         is_first, start = True, self.at
         while is_first or self.peek() != "]":
             is_first = False
@@ -336,6 +355,16 @@ class _Parser:
         if not characters:
             raise self.fault("has an empty set")
         return characters
+
+    def takes_anything(self) -> bool:
+        """Return whether a negative set is the whole of ECMA-262's [^], and go behind it. In other
+        dialects a bracket comes first in a set that is closed later: that one is left as it is."""
+        end = self.text.find("]", self.at + 1)
+        opened = self.text.find("[", self.at)
+        if self.peek() == "]" and (end < 0 or 0 <= opened < end):
+            self.at += 1
+            return True
+        return False
 
     def bracket_item(self, is_negative: bool) -> Ranges:
         character = self.next()
