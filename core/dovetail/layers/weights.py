@@ -21,8 +21,8 @@ from dovetail.layers.placement import Placement, WeightHolder, is_optional
 
 NAMES_SHOWN = 10
 TIED_FIX = (
-    'set "tie_word_embeddings" to false in config.json or with --hf-overrides if the head is a '
-    "matrix of its own, else remove the one that is wrong from the file"
+    'set "tie_word_embeddings" to false with --hf-overrides or in config.json where the model was '
+    "trained with both, and remove the wrong one from the file where it was not"
 )
 
 Finish = Callable[[WeightHolder], None]

@@ -136,6 +136,15 @@ _PAIRS: dict[tuple[str, str], str] = {
 """A name, and the one under which the config class of these types stores it."""
 
 
+OLDER_KINDS = {
+    "attention": "full_attention",
+    "deepseek_sparse_attention": "indexed_attention",
+    "mamba": "linear_attention",
+    "qwen_sparse_attention": "indexed_attention",
+}
+"""Older names of kinds of layers, as transformers replaces them in the config of any type."""
+
+
 def other_names() -> dict[str, Mapping[str, str]]:
     """Return, for each model type, other names of settings and the type's own for them."""
     found: dict[str, dict[str, str]] = {}

@@ -9,7 +9,7 @@ import dataclasses
 
 from dovetail.interfaces.model_facts import ModelFacts, ModelFactsTable, Positions
 from dovetail.interfaces.plugin import Value
-from dovetail_plugins.model_types._other_names import other_names
+from dovetail_plugins.model_types._other_names import OLDER_KINDS, other_names
 from dovetail_plugins.model_types.bart import OF_DECODER
 
 _OF_POSITIONS: dict[Positions, tuple[str, ...]] = {
@@ -42,5 +42,5 @@ def _types() -> dict[str, ModelFacts]:
 
 TYPES = Value(
     summary="the types that only transformers' code runs",
-    value=ModelFactsTable(types=_types(), other_names=other_names()),
+    value=ModelFactsTable(types=_types(), other_names=other_names(), older_kinds=OLDER_KINDS),
 )

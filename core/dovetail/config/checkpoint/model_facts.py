@@ -46,6 +46,12 @@ def other_names(config: Mapping[str, Any]) -> Mapping[str, str]:
     return _value(TABLE, ModelFactsTable).other_names.get(str(config.get("model_type")), {})
 
 
+def older_kinds() -> Mapping[str, str]:
+    """Return older names of kinds of layers, each with its present one. Raises: as `facts_of`"""
+    names = registry.names(KIND)
+    return _value(TABLE, ModelFactsTable).older_kinds if TABLE in names else {}
+
+
 def has_rotary(config: Mapping[str, Any]) -> bool:
     """Return whether a model's positions are rotations: a config may say that there are none."""
     has_none = config.get("position_embedding_type") == "nope"

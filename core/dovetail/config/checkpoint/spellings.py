@@ -9,18 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dovetail.config.checkpoint.model_facts import facts_of, other_names
+from dovetail.config.checkpoint.model_facts import facts_of, older_kinds, other_names
 from dovetail.config.checkpoint.rope import one_rope, overridden_rope
 from dovetail.config.sections.convert import merge_deep
 
 DTYPES = ("dtype", "torch_dtype")
-_OLDER_KINDS = {
-    "attention": "full_attention",
-    "deepseek_sparse_attention": "indexed_attention",
-    "mamba": "linear_attention",
-    "qwen_sparse_attention": "indexed_attention",
-}
-"""Older names of kinds of layers, as transformers replaces them in every config."""
 _KINDS = ("layer_types", "mtp_layer_types")
 _OF_THE_WHOLE = ("architectures", "auto_map", "model_type")
 
@@ -38,7 +31,8 @@ def settled(config: Mapping[str, Any]) -> dict[str, Any]:
 def _with_kinds(config: dict[str, Any]) -> dict[str, Any]:
     """Return settings whose layers' kinds have their present names."""
     lists = {key: config[key] for key in _KINDS if isinstance(config.get(key), list)}
-    named = {key: [_OLDER_KINDS.get(str(one), one) for one in lists[key]] for key in lists}
+    older = older_kinds() if lists else {}
+    named = {key: [older.get(str(one), one) for one in lists[key]] for key in lists}
     return config | named
 
 

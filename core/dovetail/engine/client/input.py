@@ -1,7 +1,6 @@
 """InputProcessor: a prompt and sampling params, checked and made into engine requests.
 
-Everything a client can get wrong is found here, in the API process, before the engine hears of the
-request.
+Everything a client can get wrong is found here, before the engine hears of the request.
 """
 
 from __future__ import annotations
