@@ -7,13 +7,13 @@ Source: Wang et al., Qwen2-VL, 2024; video_preprocessor_config.json of Qwen2-VL 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from dovetail.config.checkpoint.json_files import read_json
 from dovetail.multimodal.content import Video
 from dovetail.multimodal.extra import package
 
@@ -163,7 +163,7 @@ def stored_settings(folder: Path, field: str) -> dict[str, Any]:
     for file, part in FILES:
         path = folder / file
         if path.is_file():
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = read_json(path)
             found = found.get(part) if part else found
             if isinstance(found, dict) and field in found:
                 return found

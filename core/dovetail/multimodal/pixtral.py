@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dovetail.config.checkpoint.json_files import read_json
 from dovetail.errors import ConfigError
 
 DEFAULTS: dict[str, Any] = {
@@ -38,7 +39,7 @@ class PixtralProcessor:
         path = Path(folder) / "processor_config.json"
         if not path.is_file():
             raise ConfigError("the file is missing.", where=str(path))
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = read_json(path)
         return cls(
             transformers.AutoImageProcessor.from_pretrained(folder, trust_remote_code=False),
             transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False),

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dovetail.config.checkpoint.json_files import read_json
 from dovetail.errors import ConfigError
 from dovetail.interfaces.media_settings import AUDIO
 from dovetail.multimodal.extra import package
@@ -64,7 +64,7 @@ def _named(folder: Path) -> str | None:
     for file in FILES:
         path = folder / file
         if path.is_file():
-            name = json.loads(path.read_text(encoding="utf-8")).get("processor_class")
+            name = read_json(path).get("processor_class")
             if isinstance(name, str):
                 return name
     return None

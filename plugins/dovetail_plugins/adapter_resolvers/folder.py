@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.adapter_resolver import AdapterResolver, ResolverFacts
 from dovetail.interfaces.adapter_spec import AdapterSource
 from dovetail.interfaces.plugin import Info
+from dovetail.json_values import json_value
 
 BASE = "base_model_name_or_path"
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class FolderResolver(AdapterResolver):
             return None
         folder = self._folder / name
         try:
-            config = json.loads((folder / CONFIG).read_bytes())
+            config = json_value((folder / CONFIG).read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

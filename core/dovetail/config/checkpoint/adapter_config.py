@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ConfigError
+from dovetail.json_values import json_value
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -17,7 +17,7 @@ def adapter_config(folder: Path) -> dict[str, Any]:
     """Return adapter_config.json. Raises: ConfigError"""
     path = folder / CONFIG
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json_value(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(
             "there is no such file.", where=str(path), fix="name the folder of an adapter."

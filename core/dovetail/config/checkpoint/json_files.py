@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ConfigError
+from dovetail.json_values import json_value
 
 FLOAT_TAG = "__float__"
 SPECIAL_FLOATS = ("Infinity", "-Infinity", "NaN")
@@ -37,8 +37,8 @@ def read_value(path: Path, *, is_required: bool = True) -> Any:
             fix="give a folder in Hugging Face layout (config.json, tokenizer.json, weights).",
         )
     try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"), object_hook=_special_float)
-    except (OSError, ValueError, RecursionError) as error:
+        content: Any = json_value(path.read_text(encoding="utf-8"), object_hook=_special_float)
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"cannot be read as JSON: {error}.", where=str(path), fix="download the file again."
         ) from error

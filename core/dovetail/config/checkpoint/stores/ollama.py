@@ -7,13 +7,13 @@ models/blobs/sha256-HEX. Source: docs and manifest files of ollama/ollama.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from dovetail.config.checkpoint.stores.stored import OLLAMA, StoredModel
+from dovetail.json_values import json_value
 
 HOST, NAMESPACE, TAG = "registry.ollama.ai", "library", "latest"
 _KIND = "application/vnd.ollama.image."
@@ -107,7 +107,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_MANIFEST_BYTES:
             return {}
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        content = json_value(path.read_bytes())
+    except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from dovetail.errors import RequestError
+from dovetail.json_values import InvalidJson, json_struct
 from dovetail.server.api.audio.languages import LANGUAGES
 from dovetail.server.api.batches.multipart import form_parts
 
@@ -82,9 +83,9 @@ def audio_request(content_type: str, body: bytes, *, is_translation: bool) -> Au
 def _json_fields(body: bytes) -> dict[str, list[str]]:
     """Return the fields of a JSON body as a form has them. Raises: RequestError"""
     try:
-        given = msgspec.json.decode(body, type=dict[str, _Scalar | list[str]])
-    except msgspec.DecodeError as error:
-        raise RequestError(f"the body is not what is expected: {error}.", fix=MISSING) from None
+        given = json_struct(body, dict[str, _Scalar | list[str]])
+    except InvalidJson as error:
+        raise RequestError(f"the body {error}", fix=MISSING) from None
     return {
         name.removesuffix("[]"): value if isinstance(value, list) else [_as_text(value)]
         for name, value in given.items()

@@ -5,7 +5,6 @@ Source: the container contract of Amazon SageMaker, and the HTTP API of `vllm se
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from typing import Any
 
@@ -16,6 +15,7 @@ from dovetail.errors import RequestError
 from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.pooling_params import CLASSIFY, EMBED
+from dovetail.json_values import InvalidJson, json_value
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 EMBEDDINGS, CLASSIFY_PATH, POOLING = "/v1/embeddings", "/classify", "/pooling"
@@ -57,8 +57,8 @@ def targets(tasks: Collection[str]) -> dict[str, str]:
 def target_of(raw: bytes, tasks: Collection[str]) -> str:
     """Return the path that answers a body. Raises: RequestError"""
     try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError) as error:
+        body = json_value(raw)
+    except InvalidJson as error:
         raise RequestError("the request body is not valid JSON.", code="invalid_json") from error
     by_field = targets(tasks)
     paths = [path for name, path in by_field.items() if isinstance(body, dict) and name in body]
