@@ -69,10 +69,10 @@ def _merged(events: Sequence[Event]) -> list[Event]:
                 found[-1] = ContentDelta(text=first + second)
             case ReasoningDelta(text=first), ReasoningDelta(text=second):
                 found[-1] = ReasoningDelta(text=first + second)
-            case ToolCallArgsDelta(index=last, text=first), ToolCallArgsDelta(
+            case ToolCallArgsDelta(index=last, text=first) as begun, ToolCallArgsDelta(
                 index=index, text=second
             ) if last == index:
-                found[-1] = replace(found[-1], text=first + second)
+                found[-1] = replace(begun, text=first + second)
             case _:
                 found.append(event)
     return found

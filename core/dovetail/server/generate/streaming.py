@@ -225,9 +225,19 @@ async def begun_within(items: AsyncIterator[Item], limit_s: float) -> asyncio.Fu
     return first
 
 
+_LINE_ENDS = {c.encode(): f"\\u{ord(c):04x}".encode() for c in "\u0085\u2028\u2029"}
+
+
+def one_line(data: bytes) -> bytes:
+    """Return JSON in which no character ends a line for readers that know Unicode's line ends."""
+    for char, escape in _LINE_ENDS.items():
+        data = data.replace(char, escape)
+    return data
+
+
 def data_frame(data: bytes) -> bytes:
     """Return an event without a name."""
-    return b"data: " + data + b"\n\n"
+    return b"data: " + one_line(data) + b"\n\n"
 
 
 def named_frame(name: str, data: bytes) -> bytes:

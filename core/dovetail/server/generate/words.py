@@ -1,7 +1,7 @@
 """Word: what a tool, an item or a block of a client's request means here.
 
-Every dialect has one table of them, by the client's own name of the type. `docs/reference/words.md`
-is made of these tables.
+Every dialect has its tables of them, by the client's own name of the type;
+`docs/how_to/use_the_apis.md` tells them.
 """
 
 from __future__ import annotations

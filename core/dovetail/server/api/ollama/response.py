@@ -21,7 +21,7 @@ from dovetail.server.generate.content_blocks import BlockChange, ContentBlock, C
 from dovetail.server.generate.dialect import AnswerEnd, Dialect
 from dovetail.server.generate.generation import ResponseMeta
 from dovetail.server.generate.logprobs import chat_logprobs
-from dovetail.server.generate.streaming import Framing, Step
+from dovetail.server.generate.streaming import Framing, Step, one_line
 from dovetail.server.http.errors import Problem
 
 NS_PER_S = 1_000_000_000
@@ -194,7 +194,7 @@ async def whole_answer(steps: AsyncIterator[Step], answer: Answer) -> bytes:
 
 def encoded(fields: Fields) -> bytes:
     """Return an object as JSON, halves of surrogate pairs replaced."""
-    return json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace")
+    return one_line(json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 def line(data: bytes) -> bytes:

@@ -139,7 +139,7 @@ def _named(entry: Any, labels: Mapping[str, str], where: str) -> list[dict[str, 
             code="unsupported_field",
         )
     name = in_namespace(entry.get("namespace"), inner["name"])
-    return [{"type": kind, kind: {"name": name}}]
+    return [{"type": kind, str(kind): {"name": name}}]
 
 
 def _is_left(tool: Mapping[str, Any]) -> bool:

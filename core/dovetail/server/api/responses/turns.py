@@ -211,7 +211,7 @@ def _content(content: Any, where: str) -> Content:
 
 def _text_or_medium(part: Any, where: str) -> str | dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind in PARTS and PARTS[kind].read_as == "medium":
+    if isinstance(kind, str) and kind in PARTS and PARTS[kind].read_as == "medium":
         if part.get("file_id") is not None:
             raise RequestError(
                 "files are not kept here.",
@@ -227,7 +227,7 @@ def _part(part: Any, where: str) -> str:
     if not isinstance(part, dict):
         raise RequestError("must be an object.", where=where)
     kind = part.get("type", "text")
-    if kind not in PARTS or PARTS[kind].read_as != "text":
+    if not isinstance(kind, str) or kind not in PARTS or PARTS[kind].read_as != "text":
         raise RequestError(
             f'parts of type "{str(kind)[:64]}" are not supported.',
             where=where,

@@ -115,10 +115,10 @@ def joined(events: Sequence[Event]) -> list[Event]:
             case (ContentDelta(text=first), ContentDelta(text=second)):
                 merged[-1] = ContentDelta(text=first + second)
             case (
-                ToolCallArgsDelta(index=index, text=first),
+                ToolCallArgsDelta(index=index, text=first) as begun,
                 ToolCallArgsDelta(index=other, text=second),
             ) if index == other:
-                merged[-1] = replace(merged[-1], text=first + second)
+                merged[-1] = replace(begun, text=first + second)
             case _:
                 merged.append(event)
     return merged
