@@ -82,8 +82,8 @@ class ModelFactsTable:
 
     Consulted after the types that have their own entry, so adding a family removes nothing here.
     `other_names` are those of any type: another name of a setting -> the type's own, which
-    transformers reads alike. `older_kinds` are older names of kinds of layers (`layer_types`) -> the
-    present ones, of all types.
+    transformers reads alike. `older_kinds` are older names of kinds of layers (`layer_types`) ->
+    the present ones, of all types.
     """
 
     types: Mapping[str, ModelFacts]

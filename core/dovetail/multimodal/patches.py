@@ -163,8 +163,8 @@ def stored_settings(folder: Path, field: str) -> dict[str, Any]:
     for file, part in FILES:
         path = folder / file
         if path.is_file():
-            found = read_json(path)
-            found = found.get(part) if part else found
+            settings = read_json(path)
+            found = settings.get(part) if part else settings
             if isinstance(found, dict) and field in found:
                 return found
     return {}

@@ -72,7 +72,12 @@ class FirstTokenProbe:
     def fault(self, loaded: LoadedConstraint) -> str | None:
         """Return why no answer can begin, or None. Raises: TooSlow, and what the library raises"""
         at_random = partial(_at_random, random.Random(0))
-        ways = (_last, at_random, self._longest, *((NUM_RANDOM - 1) * [at_random]))
+        ways: tuple[Callable[[np.ndarray], int], ...] = (
+            _last,
+            at_random,
+            self._longest,
+            *((NUM_RANDOM - 1) * [at_random]),
+        )
         begun_s, slowest_s = time.process_time(), 0.0
         for number, way in enumerate(ways):
             if (

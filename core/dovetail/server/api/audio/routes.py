@@ -87,8 +87,8 @@ async def _answered(
 async def _worked_out(
     request: Request, raw: bytes, server: ServerState, state: AudioState, *, is_translation: bool
 ) -> Response:
-    head = request.headers.get("content-type", "")
-    asked = await asyncio.to_thread(audio_request, head, raw, is_translation=is_translation)
+    kind = request.headers.get("content-type", "")
+    asked = await asyncio.to_thread(audio_request, kind, raw, is_translation=is_translation)
     model = await server.model_name(asked.model)
     async with AsyncExitStack() as owned:
         owned.callback(server.admission.admit(1).close)
@@ -96,7 +96,7 @@ async def _worked_out(
         segments = listener.segments()
         owned.push_async_callback(segments.aclose)
         if asked.stream:
-            first = await anext(segments, None)  # what is wrong is told before the stream begins
+            first = await anext(segments, None)  # errors come before the stream begins
             head = StreamHead(
                 headers={},
                 request_id=listener.request_id,

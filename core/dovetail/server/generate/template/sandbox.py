@@ -10,7 +10,7 @@ import datetime
 import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import jinja2
 from jinja2 import nodes
@@ -134,7 +134,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             name: _bounded(fn, is_deep=name not in _SHALLOW) for name, fn in self.filters.items()
         }
         self.tests = {
-            name: _bounded_test(fn) if name in _DEEP_TESTS else fn
+            name: _bounded_test(cast(Callable[..., Any], fn)) if name in _DEEP_TESTS else fn
             for name, fn in self.tests.items()
         }
         self.filters |= {
