@@ -1,7 +1,6 @@
 """Settings that transformers reads under two names, by the model types that have them.
 
-Source: `attribute_map` of the config classes of transformers 5; a test compares. Sizes of an
-encoder next to a decoder are left out: here the usual names are the decoder's.
+Source: `attribute_map` of the config classes of transformers 5; a test compares.
 """
 
 from __future__ import annotations
@@ -18,7 +17,11 @@ _PAIRS: dict[tuple[str, str], str] = {
     ("bias", "mlp_bias"): "internlm3",
     ("boi_token_id", "boi_token_index"): "gemma3 llama4 shieldgemma2",
     ("bos_index", "bos_token_id"): "flaubert xlm",
+    ("decoder_attention_heads", "num_heads"): "pix2struct_text_model",
+    ("decoder_layers", "num_layers"): "pix2struct_text_model",
     ("embedding_multiplier", "logits_mup_width_multiplier"): "inkling_text",
+    ("encoder_attention_heads", "num_heads"): "pix2struct_text_model",
+    ("encoder_layers", "num_layers"): "pix2struct_text_model",
     ("eoi_token_id", "eoi_token_index"): "gemma3 llama4 shieldgemma2 t5gemma2",
     ("eos_index", "eos_token_id"): "flaubert xlm",
     ("head_dim", "attention_head_dim"): "zamba zamba2",
@@ -71,10 +74,15 @@ _PAIRS: dict[tuple[str, str], str] = {
     ("num_attention_heads", "attention_heads"): "kosmos_2_5_text_model kosmos_2_text_model xglm",
     ("num_attention_heads", "decoder_attention_heads"): "seamless_m4t seamless_m4t_v2 trocr",
     ("num_attention_heads", "decoder_num_attention_heads"): "moonshine",
+    ("num_attention_heads", "encoder_attention_heads"): (
+        "bart bigbird_pegasus blenderbot blenderbot-small fsmt led m2m_100 marian mbart mvp "
+        "nllb-moe pegasus pegasus_x plbart pp_formulanet_text speech_to_text speecht5 whisper"
+    ),
     ("num_attention_heads", "n_head"): (
         "bloom codegen ctrl funnel gpt-sw3 gpt2 gpt_bigcode gptj openai-gpt xlnet"
     ),
     ("num_attention_heads", "n_heads"): "dbrx distilbert flaubert mpt xlm",
+    ("num_attention_heads", "num_encoder_attention_heads"): "prophetnet",
     ("num_attention_heads", "num_heads"): (
         "gpt_neo longt5 mt5 pix2struct_text_model pop2piano switch_transformers t5 udop umt5"
     ),
@@ -91,6 +99,10 @@ _PAIRS: dict[tuple[str, str], str] = {
     ("num_experts_per_tok", "num_experts_per_token"): "bailing_hybrid kimi_linear",
     ("num_hidden_layers", "decoder_layers"): "seamless_m4t seamless_m4t_v2 trocr",
     ("num_hidden_layers", "decoder_num_hidden_layers"): "moonshine",
+    ("num_hidden_layers", "encoder_layers"): (
+        "bart bigbird_pegasus blenderbot blenderbot-small fsmt led m2m_100 marian mbart mvp "
+        "nllb-moe pegasus pegasus_x plbart pp_formulanet_text speech_to_text speecht5 whisper"
+    ),
     ("num_hidden_layers", "layers"): "kosmos_2_5_text_model kosmos_2_text_model",
     ("num_hidden_layers", "n_layer"): (
         "bloom codegen ctrl gpt-sw3 gpt2 gpt_bigcode gptj openai-gpt xlnet"
@@ -100,6 +112,7 @@ _PAIRS: dict[tuple[str, str], str] = {
         "gpt_neo longt5 mt5 pix2struct_text_model pop2piano switch_transformers t5 udop umt5 xglm"
     ),
     ("num_key_value_heads", "decoder_num_key_value_heads"): "moonshine",
+    ("num_key_value_heads", "encoder_attention_heads"): "whisper",
     ("num_layers", "num_hidden_layers"): "exaone",
     ("num_local_experts", "n_routed_experts"): (
         "axk1 axk2 deepseek_v3 deepseek_v32 deepseek_v4 dots1 dots3_note_text glm4_moe "

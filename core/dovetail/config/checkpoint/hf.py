@@ -172,7 +172,7 @@ def text_config(raw: Mapping[str, Any]) -> dict[str, Any]:
     other = {usual: own[name] for usual, name in facts.attribute_map.items() if name in own}
     stated = {**facts.defaults, **other, **own}
     renamed = {usual: stated[name] for usual, name in facts.attribute_map.items() if name in stated}
-    return renamed | stated
+    return renamed | stated | other
 
 
 def architecture(path: str | Path, raw: Mapping[str, Any]) -> str:

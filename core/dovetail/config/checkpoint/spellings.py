@@ -21,11 +21,17 @@ _OF_THE_WHOLE = ("architectures", "auto_map", "model_type")
 def settled(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of config.json with what it says under other names under the type's own.
 
-    As in transformers: where a file has both, the other name counts.
+    As in transformers: where a file has both, the other name counts. A usual name that means the
+    encoder's size there goes: here such names are the decoder's.
     """
-    names = other_names(config).items()
-    stated = {own: config[other] for other, own in names if config.get(other) is not None}
-    return one_rope(_with_kinds({**config, **stated}))
+    names = other_names(config)
+    stated = {own: config[other] for other, own in names.items() if config.get(other) is not None}
+    left = {key: value for key, value in config.items() if not _is_encoders(names.get(key, ""))}
+    return one_rope(_with_kinds({**left, **stated}))
+
+
+def _is_encoders(own: str) -> bool:
+    return own.startswith(("encoder_", "num_encoder_"))
 
 
 def _with_kinds(config: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +79,9 @@ def _same(key: str, config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the other names of a setting, of a config's model type."""
     if key in DTYPES:
         yield from DTYPES
-    for pairs in (other_names(config), facts_of(config).attribute_map):
+    names = other_names(config)
+    usual = {k: v for k, v in facts_of(config).attribute_map.items() if k not in names}
+    for pairs in (names, usual):
         own = pairs.get(key, key)
         yield from (name for name, stored in pairs.items() if stored == own)
         yield own

@@ -148,14 +148,8 @@ def aliases() -> list[tuple[str, str, str]]:
         (kind, other, own)
         for kind in sorted(other_names())
         for other, own in sorted(mapping[kind].attribute_map.items())
-        if other != own and not _is_encoders(other, own)
+        if other != own
     ]
-
-
-def _is_encoders(other: str, own: str) -> bool:
-    return ("encoder_" in own and "decoder_" not in own) or other.startswith(
-        ("encoder_", "decoder_")
-    )
 
 
 @pytest.mark.parametrize(("kind", "other", "own"), aliases())
@@ -177,9 +171,12 @@ def test_every_type_with_other_names_is_in_the_table() -> None:
     from dovetail_plugins.model_types._other_names import other_names
 
     mapping = transformers.models.auto.configuration_auto.CONFIG_MAPPING
-    for kind in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        names = mapping[kind].attribute_map.items()
-        wanted = {a: b for a, b in names if a != b and not _is_encoders(a, b)}
+    for kind in {
+        *modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        *modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        *modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+    }:
+        wanted = {a: b for a, b in mapping[kind].attribute_map.items() if a != b}
         assert dict(other_names().get(kind, {})) == wanted, kind
 
 
@@ -249,3 +246,20 @@ def test_older_names_of_layers_are_read_as_transformers_reads_them() -> None:
     for key in ("layer_types", "mtp_layer_types"):
         found = settled({"model_type": "llama", key: [*older, "sliding_attention"]})[key]
         assert found == [*older.values(), "sliding_attention"]
+
+
+@pytest.mark.parametrize("kind", ["bart", "mbart", "marian", "pegasus", "whisper"])
+def test_usual_names_mean_the_encoder_in_a_file_and_the_decoder_here(
+    kind: str, tmp_path: Path
+) -> None:
+    """Files of Whisper large v3 turbo have 32 layers by the usual name, and 4 of the decoder."""
+    sizes = {"d_model": 64, "decoder_layers": 3, "decoder_attention_heads": 2}
+    stored = {"model_type": kind, "architectures": ["X"], **sizes}
+    usual = {"num_hidden_layers": 5, "num_attention_heads": 4}
+    model = facts(tmp_path, stored | usual)
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert (model.num_layers, model.num_heads, model.head_size) == (3, 2, 32)
+    assert model.hf_config["encoder_layers"] == theirs.encoder_layers == 5
+    assert model.hf_config["encoder_attention_heads"] == theirs.encoder_attention_heads == 4
+    changed = facts(tmp_path, stored | {"encoder_layers": 2}, num_hidden_layers=7)
+    assert changed.hf_config["encoder_layers"] == 7 and changed.num_layers == 3
