@@ -222,7 +222,7 @@ class DecoderAttention(nn.Module):
             num_kv_heads=self.qkv_proj.num_kv_heads,
             head_size=model.head_size,
             scale=config.query_scale or model.head_size**-0.5,
-            window_tokens=config.window_tokens if kind == SLIDING else None,
+            window_tokens=config.window_tokens or None if kind == SLIDING else None,
             chunk_tokens=config.chunk_tokens if kind == CHUNKED else None,
             soft_cap=config.attn_logit_softcap,
             is_causal=model.is_causal,

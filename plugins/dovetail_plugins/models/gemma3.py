@@ -92,9 +92,7 @@ class Gemma3ForCausalLM(DecoderForCausalLM):
                 "a model with bidirectional attention cannot generate text.",
                 where="config.json: use_bidirectional_attention",
             )
-        every = int(
-            config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
-        )
+        every = int(config.get("sliding_window_pattern") or 6)
         derived = [SLIDING if (i + 1) % every else FULL for i in range(model.num_layers)]
         return gemma_config(
             model,

@@ -9,6 +9,7 @@ from dovetail.layers.decoder import (
     DecoderForCausalLM,
     usual_config,
     window_in_all_layers,
+    windows_by_layer,
 )
 
 
@@ -19,5 +20,8 @@ class MistralForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return the usual config, windowed where config.json gives a window."""
-        return usual_config(model, **window_in_all_layers(model))
+        """Return the usual config, windowed where config.json gives a window: in all layers, or in
+        those that it lists, which transformers reads as Ministral."""
+        has_list = bool(model.hf_config.get("layer_types"))
+        windows = windows_by_layer(model, every=0) if has_list else window_in_all_layers(model)
+        return usual_config(model, **windows)

@@ -81,6 +81,5 @@ class Qwen2MoeForCausalLM(DecoderForCausalLM):
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
         """Return the config: biases on q, k, v unless config.json says no."""
         has_bias = bool(model.hf_config.get("qkv_bias", True))
-        return usual_config(
-            model, has_qkv_bias=has_bias, has_out_bias=False, **qwen_window_layers(model)
-        )
+        windows = qwen_window_layers(model, alternates=True)
+        return usual_config(model, has_qkv_bias=has_bias, has_out_bias=False, **windows)

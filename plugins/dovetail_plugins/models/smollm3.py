@@ -28,5 +28,5 @@ class SmolLM3ForCausalLM(DecoderForCausalLM):
             rope_theta=2e6,
             unrotated=frozenset(i for i in numbers if not rotated[i]),
             layer_types=tuple(config.get("layer_types") or derived),
-            window_tokens=config["sliding_window"] if has_windows else None,
+            window_tokens=config.get("sliding_window"),
         )

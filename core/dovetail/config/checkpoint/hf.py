@@ -98,6 +98,8 @@ def load_model_facts(
     generation = read_json(Path(model_path) / "generation_config.json", is_required=False)
     num_heads = _count(path, text, "num_heads")
     hidden_size = _count(path, text, "hidden_size")
+    num_layers = _count(path, text, "num_layers")
+    _verify_windows(path, text, num_layers)
     facts = facts_of(text)
     name = architecture(path, raw)
     encoder = None if name.endswith(ALONE) else _encoder(text, generation)
@@ -111,7 +113,7 @@ def load_model_facts(
         dtype=dtype,
         vocab_size=_count(path, text, "vocab_size"),
         hidden_size=hidden_size,
-        num_layers=_count(path, text, "num_layers"),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=_kv_heads(path, text, num_heads),
         head_size=_head_size(path, text, hidden_size, num_heads),
@@ -219,6 +221,24 @@ def _count(path: str | Path, text: Mapping[str, Any], fact: str) -> int:
             fix=f"set it with `--hf-overrides.{name} N`{' if the model has it' * bool(has_none)}.",
         )
     return value
+
+
+def _verify_windows(path: str | Path, text: Mapping[str, Any], num_layers: int) -> None:
+    """Raise ConfigError for a window of no length, or kinds of some layers only."""
+    window, kinds = text.get("sliding_window"), text.get("layer_types")
+    where = str(Path(path) / "config.json")
+    if window is not None and (type(window) is not int or window < 0):
+        raise ConfigError(
+            f"sliding_window is {window!r}, which is no number of tokens.",
+            where=where,
+            fix="set it with `--hf-overrides.sliding_window N`, or null for none.",
+        )
+    if isinstance(kinds, list) and 0 < len(kinds) < num_layers:
+        raise ConfigError(
+            f"layer_types names the kinds of {len(kinds)} layers, and there are {num_layers}.",
+            where=where,
+            fix="give the kind of each layer, or leave layer_types out.",
+        )
 
 
 def _encoder(text: Mapping[str, Any], generation: Mapping[str, Any]) -> EncoderSpec | None:
