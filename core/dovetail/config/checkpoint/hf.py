@@ -15,7 +15,7 @@ from dovetail.config.checkpoint.json_files import read_json
 from dovetail.config.checkpoint.model_facts import facts_of, unused_positions
 from dovetail.config.checkpoint.quant_files import add_quantization
 from dovetail.config.checkpoint.rope import rope_rules
-from dovetail.config.checkpoint.spellings import DTYPES, override_with_part, settled
+from dovetail.config.checkpoint.spellings import DTYPES, WHOLE_FIRST, override_with_part, settled
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import EncoderSpec, ModelSpec
 from dovetail.registry.files import import_target
@@ -61,15 +61,6 @@ _NAMES: dict[str, tuple[str, ...]] = {
 GENERATES = "ForCausalLM"
 """The end of the names of classes that a model type's own stands for."""
 _TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
-_INHERITED = (
-    "bos_token_id",
-    "dtype",
-    "eos_token_id",
-    "quantization_config",
-    "torch_dtype",
-)
-_OF_THE_WHOLE = ("tie_word_embeddings",)
-"""What the whole model's settings decide, whatever those of its text part say."""
 ALONE = "ForCausalLM"
 """End of the names of classes of a decoder without the encoder that its type may have."""
 DEFAULT_POSITIONS = 2048
@@ -132,7 +123,7 @@ def read_config(path: Path) -> dict[str, Any] | None:
     if not file.is_file():
         return None
     config = read_json(file)
-    add_quantization(path, config)
+    add_quantization(path, config, _text_part(config))
     return config
 
 
@@ -165,10 +156,10 @@ def text_config(raw: Mapping[str, Any]) -> dict[str, Any]:
     nested = _text_part(raw)
     own = dict(raw) if nested is None else dict(nested)
     if nested is not None:
-        has_dtype = any(key in own for key in DTYPES)
-        left = [key for key in _INHERITED if key in raw and not (has_dtype and key in DTYPES)]
-        own = {key: raw[key] for key in left} | own
-        own |= {key: raw[key] for key in _OF_THE_WHOLE if key in raw}
+        whole = {key: raw[key] for key in WHOLE_FIRST if raw.get(key) is not None}
+        if any(key in whole for key in DTYPES):
+            own = {key: value for key, value in own.items() if key not in DTYPES}
+        own |= whole
     own = settled(own)
     facts = facts_of(own)
     other = {usual: own[name] for usual, name in facts.attribute_map.items() if name in own}

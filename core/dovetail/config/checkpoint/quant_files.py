@@ -8,6 +8,7 @@ Sources: AutoGPTQ (quantize_config.json), AutoAWQ (quant_config.json), ModelOpt
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +30,16 @@ FILES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 """Files, and of which method they are if they do not name it: that of the first key they have."""
 
 
-def add_quantization(path: Path, config: dict[str, Any]) -> None:
-    """Complete config.json's settings with what the folder `path` says elsewhere of how it is
-    quantized, and its method's name by the one spelling used here. Mutates: config
+def add_quantization(
+    path: Path, config: dict[str, Any], part: Mapping[str, Any] | None = None
+) -> None:
+    """Complete config.json's settings with what their text `part`, or the folder `path`, says
+    elsewhere of how it is quantized, and its method's name by the one spelling used here. Mutates:
+    config
 
     Raises: ConfigError for a file that is not a JSON object.
     """
-    older = config.get(OLDER_KEY)
-    if isinstance(older, dict):
-        older = {METHOD: "compressed-tensors", **older}
-    stored = config.get(KEY) or older or _beside(path)
+    stored = _stated(config) or _stated(part or {}) or _beside(path)
     if not isinstance(stored, dict):
         return
     method = stored.get(METHOD)
@@ -46,6 +47,14 @@ def add_quantization(path: Path, config: dict[str, Any]) -> None:
         name = method.lower().rpartition("/")[2]  # some writers put their own name before it
         stored = {**stored, METHOD: OTHER_NAMES.get(name, name)}
     config[KEY] = stored
+
+
+def _stated(config: Mapping[str, Any]) -> Any:
+    """Return what settings say of how a checkpoint is quantized, None for nothing."""
+    older = config.get(OLDER_KEY)
+    if isinstance(older, dict):
+        older = {METHOD: "compressed-tensors", **older}
+    return config.get(KEY) or older or None
 
 
 def build_method(selection: Selection, model: ModelSpec) -> QuantMethod:

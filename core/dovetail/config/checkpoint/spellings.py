@@ -16,6 +16,10 @@ from dovetail.config.sections.convert import merge_deep
 DTYPES = ("dtype", "torch_dtype")
 _KINDS = ("layer_types", "mtp_layer_types")
 _OF_THE_WHOLE = ("architectures", "auto_map", "model_type")
+WHOLE_FIRST = (
+    *("bos_token_id", "eos_token_id", "quantization_config", "tie_word_embeddings", *DTYPES),
+)
+"""What the settings of a whole decide, as in transformers, where its text part says it too."""
 
 
 def settled(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,6 +55,11 @@ def override_with_part(
     if part is not None:
         override(part, {k: v for k, v in more.items() if _is_of_part(k, config, part)})
     override(config, more)
+    of_part = next((v for k, v in more.items() if config.get(k) is part and part is not None), {})
+    for key in WHOLE_FIRST:
+        names = set(_same(key, config))
+        if names & set(of_part) and not names & set(more):
+            config.pop(key, None)
 
 
 def _is_of_part(key: str, config: Mapping[str, Any], part: Mapping[str, Any]) -> bool:

@@ -263,3 +263,28 @@ def test_usual_names_mean_the_encoder_in_a_file_and_the_decoder_here(
     assert model.hf_config["encoder_attention_heads"] == theirs.encoder_attention_heads == 4
     changed = facts(tmp_path, stored | {"encoder_layers": 2}, num_hidden_layers=7)
     assert changed.hf_config["encoder_layers"] == 7 and changed.num_layers == 3
+
+
+def test_the_whole_decides_the_type_and_the_ends_as_in_transformers(tmp_path: Path) -> None:
+    model = facts(tmp_path, GEMMA3)
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path)
+    ends = transformers.GenerationConfig.from_model_config(theirs).eos_token_id
+    assert f"torch.{stored_dtype(model.hf_config)}" == str(theirs.dtype) == "torch.bfloat16"
+    assert model.eos_token_ids == (ends,) == (1,)
+    none = facts(tmp_path, GEMMA3 | {"eos_token_id": None, "dtype": None})
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path)
+    ends = transformers.GenerationConfig.from_model_config(theirs).eos_token_id
+    assert none.eos_token_ids == (ends,) == (2,)
+    assert stored_dtype(none.hf_config) == "float32"
+
+
+@pytest.mark.parametrize("place", ["the whole", "the part", "both"])
+@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
+def test_a_quantized_text_part_is_seen(tmp_path: Path, key: str, place: str) -> None:
+    stored = {"quant_method": "compressed_tensors", "ignore": ["lm_head"]}
+    config = GEMMA3 | ({key: stored} if place != "the part" else {})
+    if place != "the whole":
+        own = stored if place == "the part" else {"quant_method": "awq"}
+        config = config | {"text_config": {**GEMMA3["text_config"], key: own}}
+    found = facts(tmp_path, config).hf_config["quantization_config"]
+    assert found == {"quant_method": "compressed-tensors", "ignore": ["lm_head"]}
