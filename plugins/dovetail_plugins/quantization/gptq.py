@@ -20,7 +20,7 @@ from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.checkpoint_method import HEAD, Layout, StoredMethod
+from dovetail.layers.checkpoint_method import HEAD, Layout, StoredMethod, listed
 from dovetail.layers.layer_names import one_for_parts, parts_of
 from dovetail.layers.rounding import IntegerOptions
 from dovetail_plugins.quantization._estimates import qweight_estimate, tiles_estimate
@@ -100,7 +100,7 @@ class Gptq(StoredMethod):
         self.format = self._format()
         self.dynamic: Mapping[str, Any] = self.config.get("dynamic") or {}
         lists = self.config.get("modules_in_block_to_quantize") or ()
-        self.listed = tuple(str(name) for names in lists for name in names)
+        self.listed = tuple(name for names in lists for name in listed(names))
         self.usual = self._checked(
             GptqLayout(
                 bits=int(self.config.get("bits", 4)),
