@@ -57,7 +57,8 @@ class Ia3Adapter(AdapterMethod):
 
 
 def _matcher(folder: Path, config: Mapping[str, Any]) -> Any:
-    """Return what says whether a module is a feed-forward one. Raises: ConfigError"""
+    """Return what says whether a module is a feed-forward one: one whose name ends as a name of the
+    list, or that is what the pattern means, as in PEFT. Raises: ConfigError"""
     key = "feedforward_modules"
     given = config.get(key) or ()
     if isinstance(given, str):
@@ -74,4 +75,4 @@ def _matcher(folder: Path, config: Mapping[str, Any]) -> Any:
             where=f"{folder / CONFIG}: {key}",
         )
     names = tuple(given)
-    return lambda module: any(module == n or module.endswith(f".{n}") for n in names)
+    return lambda module: module.endswith(names)

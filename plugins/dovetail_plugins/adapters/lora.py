@@ -266,6 +266,8 @@ CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 NOT_DONE = {
     "arrow_config": "routing among adapters (Arrow)",
     "kasa_config": "KaSA",
+    "monteclora_config": "MonteCLoRA",
+    "velora_config": "VeLoRA",
     "use_bdlora": "BD-LoRA",
     "use_qalora": "QA-LoRA",
     "alora_invocation_tokens": "LoRA that begins at an invocation (aLoRA)",

@@ -44,6 +44,7 @@ IA3: dict[str, dict[str, Any]] = {
         "target_modules": ["k_proj", "v_proj", "down_proj"],
         "feedforward_modules": ["down_proj"],
     },
+    "ia3_end": {"target_modules": r".*\.(k|down)_proj", "feedforward_modules": ["n_proj"]},
     "ia3_all": {"target_modules": LINEAR, "feedforward_modules": FEED_FORWARD},
 }
 NAMES = (*LORA, *IA3)

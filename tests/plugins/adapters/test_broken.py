@@ -154,6 +154,10 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     },
     "Arrow": (config_changed(arrow_config={"top_k": 3}), "Arrow", "arrow_config"),
     "KaSA": (config_changed(kasa_config={"beta": 1e-4}), "KaSA", "kasa_config"),
+    "MonteCLoRA": (
+        config_changed(monteclora_config={"num_samples": 4}), "MonteCLoRA", "monteclora_config"
+    ),
+    "VeLoRA": (config_changed(velora_config={"rank": 4}), "VeLoRA", "velora_config"),
     "BD-LoRA": (config_changed(use_bdlora={"nblocks": 2}), "BD-LoRA", "use_bdlora"),
     "QA-LoRA": (config_changed(use_qalora=True), "QA-LoRA", "use_qalora"),
     "layers": (config_changed(layer_replication=[[0, 2]]), "repetition", "layer_replication"),

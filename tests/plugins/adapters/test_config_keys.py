@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
-from dovetail_plugins.adapters import lora, prompt
+from dovetail.errors import ConfigError, RequestError
+from dovetail.interfaces.adapter_spec import AdapterSource, AdapterSpec
+from dovetail.interfaces.selection import Selection
+from dovetail.runner.adapters import RunnerAdapters
+from dovetail.testing.contract import model_spec
+from dovetail_plugins.adapters import ia3, lora, prompt
 
 peft = pytest.importorskip("peft")
 
@@ -23,7 +33,7 @@ IN_TENSORS = {
 """What the names and shapes of the tensors say."""
 OF_TRAINING = {
     *("lora_dropout", "eva_config", "corda_config", "loftq_config", "lora_ga_config"),
-    *("monteclora_config", "velora_config", "qalora_group_size", "runtime_config"),
+    *("qalora_group_size", "runtime_config"),
     *("megatron_config", "megatron_core", "fan_in_fan_out", "init_ia3_weights"),
 }
 """How it was trained, or how PEFT holds the layer: tensors are stored alike, or refused by name."""
@@ -31,6 +41,13 @@ LORA_USED = {
     *("lora_alpha", "alpha_pattern", "use_rslora", lora.TIES, lora.INDICES, "target_parameters"),
     "init_lora_weights",
 }
+
+
+def test_every_variant_of_lora_is_computed_or_refused() -> None:
+    """PEFT marks the keys that have a layer compute otherwise."""
+    fields = dataclasses.fields(peft.LoraConfig)
+    variants = {field.name for field in fields if field.metadata.get("is_lora_variant")}
+    assert variants - lora.NOT_DONE.keys() == {"use_dora"}
 
 
 def test_every_key_of_lora_is_used_or_refused() -> None:
@@ -68,3 +85,29 @@ def test_each_way_of_starting_that_changes_the_base_is_refused() -> None:
     text = getsource(peft.tuners.lora.model.LoraModel._convert_state_dict_for_initial_model)
     for start in ("pissa", "corda", "olora", "lora_ga"):
         assert start in text and start.startswith(lora.CHANGES_BASE)
+
+
+METHODS = {"lora": lora.LoraAdapter, "ia3": ia3.Ia3Adapter, "prompt": prompt.PromptAdapter}
+SERVED = {kind for method in METHODS.values() for kind in method.peft_types}
+KINDS = sorted(kind.value for kind in peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING)
+
+
+def test_the_types_that_are_read() -> None:
+    assert {"LORA", "IA3", "PROMPT_TUNING", "P_TUNING"} == SERVED <= set(KINDS)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in SERVED])
+def test_every_other_type_of_peft_is_refused_by_name(kind: str, tmp_path: Path) -> None:
+    """As PEFT writes its config: X-LoRA, VeRA, LoHa, LoKr, OFT, BOFT, FourierFT and the rest."""
+    names = {field.name for field in dataclasses.fields(peft.LoraConfig)}
+    config = dict.fromkeys(names & {"r", "target_modules", "lora_alpha"}) | {"peft_type": kind}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    methods = tuple(
+        Selection(kind="adapter", name=name, target=f"{found.__module__}:{found.__name__}")
+        for name, found in METHODS.items()
+    )
+    spec = AdapterSpec(max_slots=1, max_rank=8, dtype="float32", takes_bias=True, methods=methods)
+    run: Any = SimpleNamespace(model=model_spec())
+    adapters = RunnerAdapters(spec, run, torch.device("cpu"))
+    with pytest.raises((ConfigError, RequestError), match=rf"'{kind}' are not supported"):
+        adapters.read(AdapterSource(name="x", path=str(tmp_path), key="x"))
