@@ -443,7 +443,7 @@ class DecoderForCausalLM(nn.Module, Model):
         """Return the names: the checkpoint's own, with q, k, v and gate, up fused."""
         tied = {"lm_head.weight": "model.embed_tokens.weight"} if self.is_tied else {}
         fused = {k: to for k, to in FUSED.items() if self.is_gated or to[0] != "gate_up_proj"}
-        return WeightMap(prefixes=BARE, fused=fused, ignored=("rotary_emb.inv_freq",), tied=tied)
+        return WeightMap(prefixes=BARE, fused=fused, ignored=(".inv_freq",), tied=tied)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the final hidden states. Shapes: token_ids, positions [T] -> [T, E]"""

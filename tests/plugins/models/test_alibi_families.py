@@ -63,13 +63,14 @@ def test_ranks_and_stages_compute_as_one(
     "family", ["BloomForCausalLM", "FalconForCausalLM", "MptForCausalLM", "GPTJForCausalLM"]
 )
 def test_names_of_checkpoints_without_a_head(family: str, tmp_path: Path) -> None:
-    """Files of published models begin where the trunk does; some hold masks."""
+    """Files of published models begin where the trunk does; some hold masks or frequencies."""
     path = write_tiny_checkpoint(tmp_path, family)
     wanted = pieces(PagedModel(load_model(path)))
     tensors = load_file(path / "model.safetensors")
     bare = {name.removeprefix("transformer."): x for name, x in tensors.items()}
     masks = {"h.0.attn.bias": torch.ones(4, 4), "h.0.attn.masked_bias": torch.ones(1)}
-    extra = masks if family == "GPTJForCausalLM" else {}
+    angles = {"h.0.self_attention.maybe_rotary.inv_freq": torch.ones(4)}
+    extra = {"GPTJForCausalLM": masks, "FalconForCausalLM": angles}.get(family, {})
     save_file({**bare, **extra}, path / "model.safetensors", metadata={"format": "pt"})
     assert torch.equal(pieces(PagedModel(load_model(path))), wanted)
 
