@@ -55,7 +55,9 @@ def override_with_part(
     if part is not None:
         override(part, {k: v for k, v in more.items() if _is_of_part(k, config, part)})
     override(config, more)
-    of_part = next((v for k, v in more.items() if config.get(k) is part and part is not None), {})
+    of_part: Mapping[str, Any] = next(
+        (v for k, v in more.items() if part and config.get(k) is part), {}
+    )
     for key in WHOLE_FIRST:
         names = set(_same(key, config))
         if names & set(of_part) and not names & set(more):
