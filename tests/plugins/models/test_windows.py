@@ -85,8 +85,8 @@ def test_the_layers_that_slide(family: str, settings: dict[str, Any], tmp_path: 
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        ({"sliding_window": -1}, "which is no number of tokens"),
-        ({"sliding_window": "8"}, "which is no number of tokens"),
+        ({"sliding_window": -1}, "which is not a number of tokens"),
+        ({"sliding_window": "8"}, "which is not a number of tokens"),
         ({"sliding_window": 8, "layer_types": ["full_attention"]}, "kinds of 1 layers"),
         ({"sliding_window": 8, "layer_types": FIRST}, "use_sliding_window is off"),
     ],

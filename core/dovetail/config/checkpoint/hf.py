@@ -220,7 +220,7 @@ def _verify_windows(path: str | Path, text: Mapping[str, Any], num_layers: int) 
     where = str(Path(path) / "config.json")
     if window is not None and (type(window) is not int or window < 0):
         raise ConfigError(
-            f"sliding_window is {window!r}, which is no number of tokens.",
+            f"sliding_window is {window!r}, which is not a number of tokens.",
             where=where,
             fix="set it with `--hf-overrides.sliding_window N`, or null for none.",
         )
