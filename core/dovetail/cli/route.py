@@ -7,6 +7,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import socket
+
     import uvicorn
 
     from dovetail.config.sections.frontend import FrontendConfig
@@ -72,10 +74,10 @@ def run(args: argparse.Namespace) -> int:
     import logging
     import time
 
-    import uvicorn
-
     from dovetail import registry
     from dovetail.observability.logging import setup
+    from dovetail.server.launch.event_loop import run_loop
+    from dovetail.server.launch.serve import stopped_while_starting
     from dovetail.server.launch.sockets import listening, url_of
 
     began_s = time.monotonic()
@@ -87,8 +89,16 @@ def run(args: argparse.Namespace) -> int:
         took_s = time.monotonic() - began_s
         name = url_of(sock, has_tls=frontend.ssl_certfile is not None)
         logging.getLogger("dovetail.route").info("ready in %.1f s at %s", took_s, name)
-        server = uvicorn.Server(config)
-        server.run(sockets=[sock])
+        return run_loop(_serve(config, sock), stopped_while_starting)
+
+
+async def _serve(config: uvicorn.Config, sock: socket.socket) -> int:
+    """Answer until a signal says to stop; return the exit status."""
+    from dovetail.server.launch.http_server import HttpServer
+
+    server = HttpServer(config)
+    server.end_on_signals()
+    await server.serve(sockets=[sock])
     return 0 if server.started else 1
 
 
@@ -127,7 +137,7 @@ def server_of(args: argparse.Namespace, frontend: FrontendConfig) -> uvicorn.Con
     from dovetail.gateway.two_halves import TwoHalves
     from dovetail.gateway.upstream import upstream_of
     from dovetail.server.api.families import build_apis
-    from dovetail.server.launch.lifecycle import uvicorn_config
+    from dovetail.server.launch.http_server import uvicorn_config
     from dovetail.server.launch.tls import tls_of
 
     if args.block_size < 1:

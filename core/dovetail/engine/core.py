@@ -52,7 +52,9 @@ logger = logging.getLogger(__name__)
 
 # A scheduler that plans nothing though requests wait and nothing runs has this long to think.
 STALL_LIMIT_S = 10.0
-IDLE_WAKE_S = 0.5
+IDLE_WAKE_S = 2.0
+"""How often an engine without work and messages looks after its executor. API processes ask it for
+a sign of life every second, and it looks then too."""
 IDLE_WAKE_TOGETHER_S = 0.002
 LEAVE_LIMIT_S = 2.0
 """How long an engine that ends steps along with others that share its experts."""

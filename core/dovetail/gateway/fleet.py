@@ -26,6 +26,9 @@ from dovetail.server.api.ollama.models import LATEST
 
 logger = logging.getLogger("dovetail.gateway")
 WATCH_PERIOD_S = 0.1
+"""How often one who waits for room, or for a model's last answers, looks again."""
+LOOK_PERIOD_S = 1.0
+"""How often deaths and idle models are looked for; a request looks at its model itself."""
 SETTLED_S = 1.0
 """An idle model stays at least so long once it is loaded, so that those who waited for it come
 first."""
@@ -65,6 +68,7 @@ class Fleet:
         self._room = asyncio.Lock()
         self._watch: asyncio.Task[None] | None = None
         self._endings: set[asyncio.Task[None]] = set()
+        self._ended = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         self._watch = supervised("models-watch", self._watch_models)
@@ -105,9 +109,14 @@ class Fleet:
             figures.OPEN.labels(model.name).dec()
             model.used()
 
+    async def wait_end(self) -> None:
+        """Return once this has been shut down: models come and go, the fleet stays."""
+        await self._ended.wait()
+
     async def shutdown(self) -> None:
         """End every model's server, with all that is running."""
         self.is_alive = False
+        self._ended.set()
         changes = [model.change for model in self.models if model.change is not None]
         tasks = [*changes, *([self._watch] if self._watch else [])]
         for task in tasks:
@@ -324,7 +333,7 @@ class Fleet:
                 if model.state in (State.LOADED, State.ASLEEP) and model.change is None:
                     self._lives(model)
                     self._put_away_if_idle(model, time.monotonic())
-            await asyncio.sleep(WATCH_PERIOD_S)
+            await asyncio.sleep(LOOK_PERIOD_S)
 
     def _put_away_if_idle(self, model: Model, now_s: float) -> None:
         after_s = model.entry.idle_after_s

@@ -257,6 +257,7 @@ class FakeAsyncEngine(FakeAdapters):
         self.script = script or Script()
         self.is_alive = True
         self.death_reason: str | None = None
+        self._ended = asyncio.Event()
         self.heartbeat_s = 0.0
         self.counts = (0, 0)
         self.engine_states: list[EngineState] = []
@@ -314,6 +315,11 @@ class FakeAsyncEngine(FakeAdapters):
     def die(self, reason: str = "killed") -> None:
         """End the engine; whatever runs raises EngineDead at its next step."""
         self.is_alive, self.death_reason = False, reason
+        self._ended.set()
+
+    async def wait_end(self) -> None:
+        """Return once the engine has died."""
+        await self._ended.wait()
 
     async def reset_prefix_cache(self) -> None:
         """Count the wish. Raises: what the test set."""

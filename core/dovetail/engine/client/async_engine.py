@@ -93,6 +93,7 @@ class AsyncEngine(EngineOperations):
         self._serials = itertools.count()
         self._is_draining = False
         self._is_shut_down = False
+        self._ended = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._tidying: list[asyncio.Task[None]] = []
         self._stats = StatLoggers([])
@@ -222,6 +223,10 @@ class AsyncEngine(EngineOperations):
         """Return what sleeps in every engine that lives: then none takes requests."""
         states = [connection.asleep for connection in self._living()]
         return states[0] if states and all(states) else ()
+
+    async def wait_end(self) -> None:
+        """Return once no engine lives any more, or this has been shut down."""
+        await self._ended.wait()
 
     def _living(self) -> list[EngineConnection]:
         return [connection for connection in self._connections if connection.is_alive]
@@ -437,6 +442,8 @@ class AsyncEngine(EngineOperations):
             )
             if self._living():  # one that hangs still has its memory
                 self._tidying.append(self._loop.create_task(closed(connection.host, 0.0)))
+        if not self._living():
+            self._ended.set()
         hooks.tell(hooks.engine_stopped, {"reason": reason}, using=self._hooks)
 
     def _end_sharers(self, dead: EngineConnection) -> None:
@@ -480,6 +487,7 @@ class AsyncEngine(EngineOperations):
         if self._is_shut_down:
             return
         self._is_shut_down = True
+        self._ended.set()
         self._routing.close()
         for task in self._tasks:
             task.cancel()

@@ -96,14 +96,7 @@ class EngineProcess:
 
     def watch(self, on_exit: OnExit) -> None:
         """Ask to be told when the engine ends."""
-
-        def wait() -> None:
-            status = self._child.wait()
-            assert status is not None
-            on_exit(how_it_ended(status))
-
-        self._watcher = threading.Thread(target=wait, name="engine-watcher", daemon=True)
-        self._watcher.start()
+        self._watcher = self._child.on_exit(lambda status: on_exit(how_it_ended(status)))
 
     def stop(self, timeout_s: float = KILL_WAIT_S) -> None:
         """End the child, by force after `timeout_s`. Blocks; may be called twice."""
