@@ -303,12 +303,8 @@ class Fleet:
     async def _ended(self, model: Model, why: str) -> None:
         while model.num_running and model.server is not None and model.server.status is None:
             await asyncio.sleep(WATCH_PERIOD_S)
-        server = model.server
-        assert server is not None
-        try:
-            await server.stop()
-        except Exception as error:
-            logger.error("%s: its server did not end in order", model.name, exc_info=error)
+        assert model.server is not None
+        await self._stopped(model, model.server)
         model.server, model.state = None, State.UNLOADED
         figures.UNLOADS.labels(model.name, why).inc()
         logger.info("%s: unloaded (%s)", model.name, why)
@@ -359,11 +355,18 @@ class Fleet:
         model.died(f"its server ended with status {status}.")
         return False
 
+    async def _stopped(self, model: Model, server: Server) -> None:
+        """End a server; a fault of that is logged."""
+        try:
+            await server.stop()
+        except Exception as error:
+            logger.error("%s: its server did not end in order", model.name, exc_info=error)
+
     def _end(self, model: Model) -> None:
         """Take a model's server away and end what is left of it. Mutates: model"""
         server, model.server, model.state = model.server, None, State.UNLOADED
         if server is not None:
-            task = asyncio.ensure_future(server.stop())
+            task = asyncio.ensure_future(self._stopped(model, server))
             self._endings.add(task)
             task.add_done_callback(self._endings.discard)
 

@@ -27,6 +27,7 @@ from dovetail.engine.ipc.transport import (
 from dovetail.engine.messages import Boot, Shutdown, ToEngine
 from dovetail.errors import EngineDead
 from dovetail.interfaces.spec import EngineSpec
+from dovetail.observability.supervise import note_failure
 
 logger = logging.getLogger(__name__)
 
@@ -142,12 +143,17 @@ class EngineThread:
         self._thread.start()
 
     def _main(self, spec: EngineSpec) -> None:
-        status = self._run(spec, self._link.engine_end)
+        reason = "the engine thread ended by a fault; see the log."
+        try:
+            status = self._run(spec, self._link.engine_end)
+            reason = f"the engine thread ended with status {status}."
+        except Exception as error:
+            note_failure("engine", error)
         with self._lock:
-            self._reason = f"the engine thread ended with status {status}."
+            self._reason = reason
             on_exit = self._on_exit
         if on_exit is not None:
-            on_exit(self._reason)
+            on_exit(reason)
 
     def address_for(self, process: int) -> None:
         """No other process reaches a thread."""
