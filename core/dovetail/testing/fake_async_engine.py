@@ -379,6 +379,7 @@ class FakeAsyncEngine(FakeAdapters):
             extras["adapter"] = adapter
         self.asked.append((request_id, prepared.params, extras))
         self.running.add(request_id)
+        self.most_running = max(self.most_running, len(self.running))
         is_done = False
         try:
             async for output in self._outputs(prepared.prompt_ids, prepared.params, request_id):

@@ -33,6 +33,8 @@ MAX_BYTES = 64 * 2**30
 MAX_FILES = 10_000
 """Files that one key may have."""
 MAX_OPEN_BATCHES = 1_000
+MAX_ENDED_BATCHES = 10_000
+"""Records of ended batches that one key may have."""
 LEFT_OVER_S = 600.0
 """A file that is being written is touched within this time."""
 
@@ -189,9 +191,11 @@ class FileStorage:
         )
 
     def check_new_batch(self, owner: str) -> None:
-        """Raise RequestError where a key has no room for results, or too many batches open."""
+        """Raise RequestError where a key has no room for results, or too many batches open. Of
+        those that have ended the oldest go."""
         self.check_room(owner)
-        num_open = sum(batch.is_open for batch in self.batches(owner))
+        mine = self.batches(owner)
+        num_open = sum(batch.is_open for batch in mine)
         if num_open >= MAX_OPEN_BATCHES:
             raise RequestError(
                 f"{num_open} batches of this key have not ended yet, which is the most.",
@@ -199,6 +203,8 @@ class FileStorage:
                 code="too_many_batches",
                 status=429,
             )
+        for batch in [one for one in mine if not one.is_open][MAX_ENDED_BATCHES - 1 :]:
+            (self.folder / "batches" / f"{batch.id}.json").unlink(missing_ok=True)
 
     def content(self, file_id: str) -> Path:
         """Return where a file's bytes lie."""
@@ -254,9 +260,9 @@ class FileStorage:
         """Write a batch as it is. Raises: OSError"""
         write_whole(self.folder / "batches" / f"{batch.id}.json", msgspec.json.encode(batch))
 
-    def next_batch(self, closed: set[str]) -> BatchFacts | None:
-        """Return the oldest batch that is open. `closed` are the ids of those that are known not to
-        be. Mutates: closed"""
+    def open_batches(self, closed: set[str]) -> list[BatchFacts]:
+        """Return the batches that are open, the oldest first. `closed` are the ids of those that
+        are known not to be. Mutates: closed"""
         waiting: list[BatchFacts] = []
         for path in (self.folder / "batches").glob("*.json"):
             if path.stem in closed:
@@ -267,7 +273,7 @@ class FileStorage:
                     waiting.append(one)
                 elif one is not None:
                     closed.add(path.stem)
-        return min(waiting, key=lambda one: (one.created_at, one.id), default=None)
+        return sorted(waiting, key=lambda one: (one.created_at, one.id))
 
     def batch(self, batch_id: str, owner: str) -> BatchFacts:
         """Return a batch. Raises: NotFound"""
