@@ -33,6 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at")
     parser.add_argument("--port", type=int, default=8080, help="port to listen at")
+    for name in ("allowed_hosts", "allowed_origins"):
+        flag = flags()[name]
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            nargs="+",
+            metavar=flag.meta.metavar,
+            help=flag.meta.help,
+        )
     largest = flags()["max_body_bytes"]
     parser.add_argument(
         "--max-body-bytes", type=int, default=largest.default, help=largest.meta.help
@@ -117,7 +125,10 @@ def frontend_of(args: argparse.Namespace) -> FrontendConfig:
         raise ConfigError(f"{args.ssl_cert_reqs} is not 0, 1 or 2.", where="--ssl-cert-reqs")
     if args.max_body_bytes < 1:
         raise ConfigError(f"{args.max_body_bytes} is not above 0.", where="--max-body-bytes")
-    tls: dict[str, Any] = {name: getattr(args, name) for name in TLS_FLAGS}
+    others: dict[str, Any] = {name: getattr(args, name) for name in TLS_FLAGS}
+    if args.allowed_origins:
+        others["allowed_origins"] = tuple(args.allowed_origins)
+    all_hosts = ["*"] if "*" in (args.allowed_origins or ()) else []  # pages of every origin
     return FrontendConfig(
         host=args.host,
         port=args.port,
@@ -125,7 +136,8 @@ def frontend_of(args: argparse.Namespace) -> FrontendConfig:
         max_body_bytes=args.max_body_bytes,
         enable_request_id_headers=True,
         disable_uvicorn_access_log=True,
-        **tls,
+        allowed_hosts=(*(args.allowed_hosts or ()), *all_hosts),
+        **others,
     )
 
 
