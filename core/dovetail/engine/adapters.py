@@ -120,9 +120,9 @@ class Adapters:
         Raises, at once or by the future: RequestError saying what is wrong. Mutates: self
         """
         loading = [(one, done) for one, done in self._loading if one.name == source.name]
-        for one, done in loading:
+        for one, begun in loading:
             if not replaces and msgspec.structs.replace(one, key=source.key) == source:
-                return done  # another process of this server asks for the same
+                return begun  # another process of this server asks for the same
         self._check_free(source, [one for one, _ in loading], replaces=replaces)
         key = f"{source.name}#{next(self._serials)}"
         keyed = self._known[key] = msgspec.structs.replace(source, key=key)

@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 QUIET_S = 0.3
 """Blocks that are waited for come one after the other; so long after the last one no more do."""
-WAITING_POLL_S = 0.002
+WAITING_POLL_MS = 2
 CLOSE_WAIT_S = 2.0
 MAX_QUESTION_BYTES = 1 << 26
 MAX_WAIT_S = 60.0
@@ -161,7 +161,7 @@ class PeerServer:
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._is_over, zmq.POLLIN)
         while not self._is_over.is_set():
-            found = dict(poller.poll(1000 * WAITING_POLL_S if self._waiting else None))
+            found = dict(poller.poll(WAITING_POLL_MS if self._waiting else None))
             if self._socket in found:
                 sender, *_, data = self._socket.recv_multipart()
                 self._take(sender, data)
@@ -228,7 +228,7 @@ class PeerServer:
                 question = _question_from(connection)
                 began_s = time.monotonic()
                 while not self._is_ready(question, began_s) and not self._is_over.is_set():
-                    time.sleep(WAITING_POLL_S)
+                    time.sleep(WAITING_POLL_MS / 1000)
                 send_message(connection, self._answer(question))
         except (OSError, EOFError, msgspec.MsgspecError) as error:
             log.debug("the connection with %s ended: %s", address, error)

@@ -11,7 +11,9 @@ import hashlib
 import logging
 import re
 import secrets
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -140,6 +142,8 @@ class FileStorage:
         self.live: dict[str, tuple[int, int]] = {}
         """How many lines have been answered, and how many failed, of the batches run here."""
         self._damaged: set[Path] = set()
+        self._coming: Counter[str] = Counter()
+        self._lock = threading.Lock()
         try:
             for name in ("files", "batches"):
                 (self.folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -189,6 +193,18 @@ class FileStorage:
             fix="delete files that are not needed any more.",
             code="file_quota_exceeded",
         )
+
+    def add_file(self, facts: FileFacts, data: bytes) -> None:
+        """Write a file where its key has room, also beside those that it sends at the same time.
+        Raises: RequestError, OSError. Mutates: facts"""
+        with self._lock:
+            self.check_room(facts.owner, self._coming[facts.owner] + len(data))
+            self._coming[facts.owner] += len(data)
+        try:
+            self.keep_file(facts, data)
+        finally:
+            with self._lock:
+                self._coming[facts.owner] -= len(data)
 
     def check_new_batch(self, owner: str) -> None:
         """Raise RequestError where a key has no room for results, or too many batches open. Of
