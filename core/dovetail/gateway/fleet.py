@@ -68,7 +68,7 @@ class Fleet:
         self._room = asyncio.Lock()
         self._watch: asyncio.Task[None] | None = None
         self._endings: set[asyncio.Task[None]] = set()
-        self._ended = asyncio.Event()
+        self._is_over = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         self._watch = supervised("models-watch", self._watch_models)
@@ -111,12 +111,12 @@ class Fleet:
 
     async def wait_end(self) -> None:
         """Return once this has been shut down: models come and go, the fleet stays."""
-        await self._ended.wait()
+        await self._is_over.wait()
 
     async def shutdown(self) -> None:
         """End every model's server, with all that is running."""
         self.is_alive = False
-        self._ended.set()
+        self._is_over.set()
         changes = [model.change for model in self.models if model.change is not None]
         tasks = [*changes, *([self._watch] if self._watch else [])]
         for task in tasks:

@@ -91,9 +91,7 @@ class AsyncEngine(EngineOperations):
         self._homes: dict[int, EngineConnection] = {}
         self._keys: dict[str, set[int]] = {}
         self._serials = itertools.count()
-        self._is_draining = False
-        self._is_shut_down = False
-        self._ended = asyncio.Event()
+        self._is_draining = self._is_shut_down = False
         self._tasks: list[asyncio.Task[None]] = []
         self._tidying: list[asyncio.Task[None]] = []
         self._stats = StatLoggers([])
@@ -223,10 +221,6 @@ class AsyncEngine(EngineOperations):
         """Return what sleeps in every engine that lives: then none takes requests."""
         states = [connection.asleep for connection in self._living()]
         return states[0] if states and all(states) else ()
-
-    async def wait_end(self) -> None:
-        """Return once no engine lives any more, or this has been shut down."""
-        await self._ended.wait()
 
     def _living(self) -> list[EngineConnection]:
         return [connection for connection in self._connections if connection.is_alive]
@@ -470,11 +464,8 @@ class AsyncEngine(EngineOperations):
         """Refuse new requests and wait for those under way; return whether all have finished."""
         self._is_draining = True
         deadline_s = time.monotonic() + timeout_s
-        while self._mailboxes and self.is_alive:
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                return False
-            await asyncio.sleep(min(0.02, left_s))
+        while self._mailboxes and self.is_alive and time.monotonic() < deadline_s:
+            await asyncio.sleep(0.01)
         return not self._mailboxes
 
     async def _close_compiler(self) -> None:
