@@ -77,12 +77,12 @@ class Reception:
         self._guests: dict[int, _Guest] = {}
         self._has_started = False
         self._is_closed = False
-        self._is_over = WakeSignal()
         self._lock = threading.Lock()
         self._places = threading.BoundedSemaphore(MAX_GREETED)
         self._socket = _listening(meeting)
         self.meeting = self._meeting = replace(meeting, port=self._socket.getsockname()[1])
         self._socket.setblocking(False)
+        self._is_over = WakeSignal()
         self._thread = supervised_thread("reception", self._accept, is_over=self._is_over)
         self._thread.start()
 

@@ -115,7 +115,6 @@ class PeerServer:
         self._facts = facts
         self._place = place
         self._secret = secret
-        self._is_over = WakeSignal()
         self._carrier = carrier
         self._waiting: list[tuple[bytes, Which, float]] = []
         self._connections: set[socket.socket] = set()
@@ -130,6 +129,7 @@ class PeerServer:
                 where=PORT_FLAG,
                 fix="give each engine its own kv_port or kv_rank.",
             ) from error
+        self._is_over = WakeSignal()
         self._start()
 
     def _start(self) -> None:
