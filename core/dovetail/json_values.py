@@ -43,6 +43,20 @@ def json_struct(data: str | bytes | bytearray, kind: Any = Any) -> Any:
         raise InvalidJson(_why(error)) from error
 
 
+def body_fault(error: Exception) -> str:
+    """Return what is wrong with a request's body that could not be read as JSON, and where."""
+    if isinstance(error, InvalidJson) and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    if isinstance(error, json.JSONDecodeError):
+        return not_json(error.msg, error.pos)
+    return f"the request body is not valid JSON: it {_why(error)}"
+
+
+def not_json(why: str, place: int) -> str:
+    """Return that a request's body is not JSON from a character on."""
+    return f"the request body is not valid JSON: {why[0].lower()}{why[1:]} at character {place}."
+
+
 def _why(error: Exception) -> str:
     match error:
         case RecursionError():

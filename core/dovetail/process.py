@@ -21,7 +21,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, BinaryIO, TypeVar
 
 import msgspec
@@ -73,6 +73,17 @@ class Child:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
+
+    def on_exit(self, call: Callable[[int], None]) -> threading.Thread:
+        """Have `call` get the exit status when the child has ended, from the thread that is
+        returned: it waits for nothing else, and wakes up only then."""
+
+        def watch() -> None:
+            call(self._process.wait())
+
+        thread = threading.Thread(target=watch, name=f"watch-{self.pid}", daemon=True)
+        thread.start()
+        return thread
 
     def send_signal(self, number: int) -> None:
         """Send a signal; a child that has ended is fine."""

@@ -288,7 +288,6 @@ REFUSED = [
     ({"kv_connector": "offloading"}, "kv_role"),
     ({"kv_connector": "offloading", "kv_role": "both"}, "not a role"),
     ({"kv_role": "kv_both"}, "no connector is named"),
-    ({"kv_connector": "offloading", "kv_role": "kv_both", "kv_port": 1}, "talks to no other"),
     ({"kv_connector": "offloading", "kv_role": "kv_both", "colour": 1}, "no such key"),
     (
         {"kv_connector": "NixlConnector", "kv_role": "kv_both"},
@@ -299,14 +298,6 @@ REFUSED = [
     ({"kv_connector": "P2pNcclConnector", "kv_role": "kv_both"}, "NCCL"),
     ({"kv_connector": "shared_storage", "kv_role": "kv_both"}, "no folder is named"),
     ({"kv_connector": "multi", "kv_role": "kv_both"}, "no connectors are named"),
-    (
-        {"kv_connector": "offloading", "kv_role": "kv_both", "enable_permute_local_kv": True},
-        "not permuted",
-    ),
-    (
-        {"kv_connector": "offloading", "kv_role": "kv_both", "kv_buffer_device": "cuda"},
-        "host memory",
-    ),
     (
         {"kv_connector": "offloading", "kv_role": "kv_both", "kv_load_failure_policy": "cry"},
         "not a policy",
@@ -367,3 +358,13 @@ def test_the_command_lists_checks_and_removes_blocks(
     assert "0 files" in told("rm", folder, "--unused-days", "1", "-y")[1]
     assert "8 files" in told("rm", folder, "--model", path, "-y")[1]
     assert not list(tmp_path.rglob("*.0"))
+
+
+def test_keys_that_change_nothing_are_logged(
+    paths: Paths, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = {"kv_port": 1, "enable_permute_local_kv": True, "kv_buffer_device": "cuda"}
+    with LLM(model=str(paths("LlamaForCausalLM")), **ENGINE, **connected("offloading", **keys)):
+        pass
+    told = [r.getMessage() for r in caplog.records if "has no effect" in r.getMessage()]
+    assert {line.split()[0] for line in told} == {f"--kv-transfer-config.{key}" for key in keys}

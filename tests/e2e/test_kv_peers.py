@@ -15,6 +15,7 @@ from dovetail import LLM, SamplingParams
 from dovetail.engine.client.outputs import GenerationResult
 from dovetail.engine.messages import EngineRequest, RequestUpdate
 from dovetail.errors import ConfigError
+from dovetail_plugins.kv_connectors import _peer_client
 from support import kv_engines
 from support.kv_engines import (
     ENGINE,
@@ -90,7 +91,11 @@ def test_another_engine_goes_on_from_the_blocks(
             other._engine.core.check_idle()
 
 
-def test_engines_of_one_and_two_ranks_give_each_other_their_heads(paths: Paths, port: int) -> None:
+def test_engines_of_one_and_two_ranks_give_each_other_their_heads(
+    paths: Paths, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if the second engine started in no time: the first has asked for it in vain before.
+    monkeypatch.setattr(_peer_client, "LEFT_ALONE_S", 1000.0)
     model = {"model": str(paths("LlamaForCausalLM")), **ENGINE}
     mine, theirs = PROMPTS[:2], [list(reversed(prompt)) for prompt in PROMPTS[:2]]
     few = {"num_gpu_blocks_override": 20}
@@ -196,8 +201,6 @@ def test_an_engine_asks_nobody_that_only_a_request_names(
 def test_engines_of_other_machines_prove_a_secret(
     paths: Paths, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dovetail_plugins.kv_connectors import _peer_client
-
     model = {"model": str(paths("LlamaForCausalLM")), **ENGINE}
     for name, text in (("right", "0123456789abcdef"), ("wrong", "fedcba9876543210")):
         (tmp_path / name).write_text(text)

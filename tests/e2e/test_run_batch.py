@@ -233,10 +233,6 @@ def test_addresses_bad_lines_and_a_signal(store: Any, tmp_path: Path) -> None:
         (["-o", "out"], "--input-file: must be given"),
         (["-i", "in.jsonl", "-o", "in.jsonl"], "--output-file: is also the input file"),
         (["-i", "absent", "-o", "out"], "--input-file: there is no file absent"),
-        (
-            ["-i", "in.jsonl", "-o", "out", "--port", "1"],
-            "--port: has no effect without --enable-metrics",
-        ),
         (["-i", "doubled.jsonl", "-o", "out"], "lines 1 and 3 have the same custom_id 'id-0'"),
         (["-i", "in.jsonl", "-o", "out", "--api-key", "k"], "unknown flag --api-key"),
     ],

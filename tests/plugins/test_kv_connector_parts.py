@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dovetail.interfaces.kv_connector import BlockStore, Part, StoreIndex
+from dovetail_plugins.kv_connectors import _peer_client
+from dovetail_plugins.kv_connectors._eviction import eviction_of
+from dovetail_plugins.kv_connectors._peer_client import PeerEngine
 from dovetail_plugins.kv_connectors._peer_memory import SharedMemory
+from dovetail_plugins.kv_connectors._peer_messages import Facts, Place
+from dovetail_plugins.kv_connectors._peer_server import PeerServer, Shelf
 from dovetail_plugins.kv_connectors.multi import MultiIndex, MultiStore
 
 ASKING = """
@@ -154,3 +161,24 @@ def test_each_of_several_reads_from_its_own_place() -> None:
     assert MultiIndex(holders[:1]).look([b"a"], {}) == ""
     with pytest.raises(OSError, match="broken"):
         list(holders[1].gather([b"c"], "broken", None))
+
+
+def facts_of(rank: int) -> Facts:
+    return Facts(identity="m", unit_tokens=16, rank=rank, num_ranks=2, block_bytes=8)
+
+
+def test_an_engine_that_starts_after_it_was_asked_is_asked_again_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_peer_client, "LEFT_ALONE_S", 1000.0)
+    port = 20_000 + secrets.randbelow(900) * 40
+    with closing(PeerEngine(Place("127.0.0.1", port), facts_of(0), None)) as peer, ExitStack() as s:
+        for rank in range(2):
+            assert peer.which([b"k"], 0.0) == frozenset()
+            assert peer.is_left_alone
+            shelf = Shelf(eviction_of("lru", 8))
+            shelf.put(b"k", b"block")
+            place = Place("127.0.0.1", port + rank)
+            s.enter_context(closing(PeerServer(shelf, facts_of(rank), place, None, SharedMemory())))
+            assert not peer.is_left_alone
+        assert peer.which([b"k"], 0.0) == {b"k"}

@@ -17,6 +17,7 @@ import pytest
 
 from dovetail import LLM, SamplingParams
 from dovetail.engine.client.outputs import GenerationResult
+from dovetail.ranks.worker_calls import worker_call
 from dovetail.testing.tiny_models import write_tiny_checkpoint
 
 IS_FULL = os.environ.get("KV_TESTS") == "full"
@@ -88,10 +89,18 @@ def settle(llm: LLM) -> None:
         core.step()
     executor = core._executor
     if hasattr(executor, "worker"):
-        transfer = executor.worker.runner.transfers._current
-        while transfer._pending_bytes:
-            assert time.monotonic() < deadline_s, "blocks are not written"
-            time.sleep(0.001)
+        wait_written(executor.worker)
+    else:
+        executor.collective_rpc(worker_call(wait_written))
+
+
+def wait_written(worker: Any) -> None:
+    """Return once a rank's store has all blocks that its steps have copied."""
+    transfer = worker.runner.transfers._current
+    deadline_s = time.monotonic() + 30
+    while transfer._pending_bytes:
+        assert time.monotonic() < deadline_s, "blocks are not written"
+        time.sleep(0.001)
 
 
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Paths]:

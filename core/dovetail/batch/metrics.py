@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 
 import uvicorn
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from dovetail.observability.supervise import supervised
 
 PATH = "/metrics"
 
@@ -31,7 +33,7 @@ async def serving(app: ASGIApp, sock: socket.socket) -> AsyncIterator[None]:
         server_header=False, timeout_graceful_shutdown=1,
     )  # fmt: skip
     server = _Uvicorn(config)
-    task = asyncio.ensure_future(server.serve(sockets=[sock]))
+    task = supervised("metrics", partial(server.serve, sockets=[sock]))
     try:
         yield
     finally:

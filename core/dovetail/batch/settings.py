@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ from dovetail.config.config import GROUPS, Config
 from dovetail.config.sections.field import Flag, flag, flags_of
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 ENGINE_GROUPS = tuple(group for group in GROUPS.values() if group is not FrontendConfig)
 
@@ -114,5 +117,4 @@ def check_flags(flags: BatchFlags, given: Iterable[str]) -> None:
             fix = "e.g. `dovetail run-batch -i requests.jsonl -o results.jsonl MODEL`."
             raise ConfigError("must be given.", where=name, fix=fix)
     for name in {"url", "port"} & set(given) if not flags.enable_metrics else ():
-        fix = f"add --enable-metrics, or leave --{name} out."
-        raise ConfigError("has no effect without --enable-metrics.", where=f"--{name}", fix=fix)
+        log.warning("--%s has no effect without --enable-metrics", name)

@@ -31,23 +31,53 @@ def run(args: argparse.Namespace) -> int:
     """Check; return the exit status. Raises: ConfigError for the first fault."""
     from dovetail.config.parse.parse_config import parse_config
     from dovetail.config.report.show import DEMO
-    from dovetail.config.resolve import resolve
-    from dovetail.engine.ipc.transport import make_socket_folder
     from dovetail.server.launch.engine_start import chosen_apis
-    from dovetail.server.launch.preview import look_ahead
     from dovetail.server.launch.serve import with_checked_frontend
     from dovetail.server.launch.sockets import listening, url_of
 
+    models = list(args.model_tag)
+    args.model_tag = models[0] if models else None
     config = parse_config(args)
     given = sum(origin != DEMO for origin in config.origins.values())
     _say("settings", f"{given} given, all known and in range")
     config = with_checked_frontend(config)
     apis = chosen_apis(config)
     _say("HTTP flags", _frontend_text(config))
+    for name, own in _models(config, models):
+        if name:
+            print(f"{name}:", flush=True)
+        _check_model(own)
+    asyncio.run(_open_apis(apis, config))
+    _say("APIs", "the folders and servers of tools that they need can be used")
+    with listening(config.frontend) as sock:
+        _say("address", f"{url_of(sock, has_tls=config.frontend.ssl_certfile is not None)} is free")
+    return 0
+
+
+def _models(config: Config, models: Sequence[str]) -> Sequence[tuple[str, Config]]:
+    """Return the configs of the models that `dovetail serve` would serve, named where there are
+    several. Raises: ConfigError"""
+    if len(models) < 2 and config.gateway.models is None:
+        from dovetail.config.rules.one_model import check_one_model
+
+        check_one_model(config)
+        return [("", config)]
+    from dovetail.gateway.serve import checked_entries
+
+    return [(entry.name, entry.config) for entry in checked_entries(config, models)]
+
+
+def _check_model(config: Config) -> None:
+    """Check what one model's engine needs. Raises: ConfigError"""
+    from dovetail.config.resolve import resolve
+    from dovetail.engine.ipc.transport import make_socket_folder
+    from dovetail.server.launch.preview import look_ahead, make_parts
+
     spec = resolve(config)
     _say("model", _model_text(spec))
     _say("plugins", _plugins_text(spec))
     _say("memory", _memory_text(spec))
+    make_parts(spec)
     ahead = look_ahead(config, spec)
     folder = make_socket_folder(spec.socket_dir)
     folder.rmdir()
@@ -55,11 +85,6 @@ def run(args: argparse.Namespace) -> int:
     _say("tokenizer", _tokenizer_text(spec, ahead))
     _say("chat template", _template_text(config, ahead))
     _say("parsers", _parsers_text(ahead))
-    asyncio.run(_open_apis(apis, config))
-    _say("APIs", "the folders and servers of tools that they need can be used")
-    with listening(config.frontend) as sock:
-        _say("address", f"{url_of(sock, has_tls=config.frontend.ssl_certfile is not None)} is free")
-    return 0
 
 
 async def _open_apis(apis: Sequence[Selection], config: Config) -> None:

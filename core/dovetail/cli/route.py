@@ -7,6 +7,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import socket
+
     import uvicorn
 
     from dovetail.config.sections.frontend import FrontendConfig
@@ -31,6 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at")
     parser.add_argument("--port", type=int, default=8080, help="port to listen at")
+    for name in ("allowed_hosts", "allowed_origins"):
+        flag = flags()[name]
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            nargs="+",
+            metavar=flag.meta.metavar,
+            help=flag.meta.help,
+        )
     largest = flags()["max_body_bytes"]
     parser.add_argument(
         "--max-body-bytes", type=int, default=largest.default, help=largest.meta.help
@@ -72,10 +82,10 @@ def run(args: argparse.Namespace) -> int:
     import logging
     import time
 
-    import uvicorn
-
     from dovetail import registry
     from dovetail.observability.logging import setup
+    from dovetail.server.launch.event_loop import run_loop
+    from dovetail.server.launch.serve import stopped_while_starting
     from dovetail.server.launch.sockets import listening, url_of
 
     began_s = time.monotonic()
@@ -87,8 +97,16 @@ def run(args: argparse.Namespace) -> int:
         took_s = time.monotonic() - began_s
         name = url_of(sock, has_tls=frontend.ssl_certfile is not None)
         logging.getLogger("dovetail.route").info("ready in %.1f s at %s", took_s, name)
-        server = uvicorn.Server(config)
-        server.run(sockets=[sock])
+        return run_loop(_serve(config, sock), stopped_while_starting)
+
+
+async def _serve(config: uvicorn.Config, sock: socket.socket) -> int:
+    """Answer until a signal says to stop; return the exit status."""
+    from dovetail.server.launch.http_server import HttpServer
+
+    server = HttpServer(config)
+    server.end_on_signals()
+    await server.serve(sockets=[sock])
     return 0 if server.started else 1
 
 
@@ -107,7 +125,10 @@ def frontend_of(args: argparse.Namespace) -> FrontendConfig:
         raise ConfigError(f"{args.ssl_cert_reqs} is not 0, 1 or 2.", where="--ssl-cert-reqs")
     if args.max_body_bytes < 1:
         raise ConfigError(f"{args.max_body_bytes} is not above 0.", where="--max-body-bytes")
-    tls: dict[str, Any] = {name: getattr(args, name) for name in TLS_FLAGS}
+    others: dict[str, Any] = {name: getattr(args, name) for name in TLS_FLAGS}
+    if args.allowed_origins:
+        others["allowed_origins"] = tuple(args.allowed_origins)
+    all_hosts = ["*"] if "*" in (args.allowed_origins or ()) else []  # pages of every origin
     return FrontendConfig(
         host=args.host,
         port=args.port,
@@ -115,7 +136,8 @@ def frontend_of(args: argparse.Namespace) -> FrontendConfig:
         max_body_bytes=args.max_body_bytes,
         enable_request_id_headers=True,
         disable_uvicorn_access_log=True,
-        **tls,
+        allowed_hosts=(*(args.allowed_hosts or ()), *all_hosts),
+        **others,
     )
 
 
@@ -127,7 +149,7 @@ def server_of(args: argparse.Namespace, frontend: FrontendConfig) -> uvicorn.Con
     from dovetail.gateway.two_halves import TwoHalves
     from dovetail.gateway.upstream import upstream_of
     from dovetail.server.api.families import build_apis
-    from dovetail.server.launch.lifecycle import uvicorn_config
+    from dovetail.server.launch.http_server import uvicorn_config
     from dovetail.server.launch.tls import tls_of
 
     if args.block_size < 1:

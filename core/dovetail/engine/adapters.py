@@ -49,6 +49,17 @@ def unknown_adapter(name: str) -> RequestError:
     )
 
 
+def of_another_key(name: str) -> RequestError:
+    """Return the refusal to change an adapter for one who has not loaded it."""
+    return RequestError(
+        f'the adapter "{name}" was loaded with another key, or when the server started.',
+        where="lora_name",
+        fix="use the key that loaded it, or another name.",
+        code="adapter_of_another_key",
+        status=403,
+    )
+
+
 def without(source: AdapterSource) -> int:
     """Return 0: of adapters that only change modules."""
     return 0
@@ -108,18 +119,32 @@ class Adapters:
 
         Raises, at once or by the future: RequestError saying what is wrong. Mutates: self
         """
-        if source.name in self._served and not replaces:
-            raise RequestError(
-                f'an adapter "{source.name}" is loaded already.',
-                where="lora_name",
-                fix="unload it first, or load it in place.",
-            )
+        loading = [(one, done) for one, done in self._loading if one.name == source.name]
+        for one, begun in loading:
+            if not replaces and msgspec.structs.replace(one, key=source.key) == source:
+                return begun  # another process of this server asks for the same
+        self._check_free(source, [one for one, _ in loading], replaces=replaces)
         key = f"{source.name}#{next(self._serials)}"
         keyed = self._known[key] = msgspec.structs.replace(source, key=key)
         done: Future[None] = Future()
         self._loading.append((keyed, done))
         self._bring(key)
         return done
+
+    def _check_free(
+        self, source: AdapterSource, loading: Iterable[AdapterSource], *, replaces: bool
+    ) -> None:
+        """Raise RequestError where an adapter has the name already, or is about to, and stays."""
+        served = self._served.get(source.name)
+        present = [*loading, *([served] if served else [])]
+        if present and not replaces:
+            raise RequestError(
+                f'an adapter "{source.name}" is loaded already.',
+                where="lora_name",
+                fix="unload it first, or load it in place.",
+            )
+        if any(one.owner != source.owner for one in present):
+            raise of_another_key(source.name)
 
     def unload(self, name: str) -> None:
         """Serve an adapter no more; requests under way keep it. Raises: RequestError"""

@@ -52,8 +52,8 @@ logger = logging.getLogger(__name__)
 
 # A scheduler that plans nothing though requests wait and nothing runs has this long to think.
 STALL_LIMIT_S = 10.0
-IDLE_WAKE_S = 0.5
-IDLE_WAKE_TOGETHER_S = 0.002
+IDLE_WAKE_S = 2.0
+"""Without work and messages; API processes ask for a sign of life every second."""
 LEAVE_LIMIT_S = 2.0
 """How long an engine that ends steps along with others that share its experts."""
 
@@ -139,7 +139,7 @@ class EngineCore:
     @property
     def idle_wake_s(self) -> float:
         """Return how long the engine may look away while there is no work."""
-        return IDLE_WAKE_S if self._together is None else IDLE_WAKE_TOGETHER_S
+        return IDLE_WAKE_S if self._together is None else self._together.look_again_s
 
     def counts(self) -> tuple[int, int]:
         """Return (running, waiting)."""
@@ -369,7 +369,7 @@ class EngineCore:
                 if together.is_behind:
                     self._step_along()
                 else:
-                    time.sleep(IDLE_WAKE_TOGETHER_S)
+                    time.sleep(together.look_again_s)
         except EngineDead as error:
             logger.debug("this engine ends with another: %s", error)
 

@@ -1,7 +1,7 @@
 """The engine's loop: receive messages, step, send outputs. Runs in its own process or in a thread.
 
 Knows which client sent which request and nothing else about them. It blocks while there is no
-work; a wake-up every half second asks the executor whether its workers live.
+work; whatever wakes it, it asks the executor whether its workers live.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class EngineLoop:
             self._greet(client)
 
     def _note_worker_death(self, reason: str) -> None:
-        self._worker_death = reason  # any thread; the loop looks within IDLE_WAKE_S
+        self._worker_death = reason  # any thread; the loop looks when it wakes up
 
     def run(self) -> None:
         """Serve until told to stop. Raises: EngineDead and whatever ends the engine."""

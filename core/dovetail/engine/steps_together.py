@@ -8,8 +8,13 @@ no model and no message.
 from __future__ import annotations
 
 import mmap
+import time
 from pathlib import Path
 
+LOOK_S, REST_S = 0.002, 0.02
+"""How often an engine without work looks whether another has begun a step: soon after steps, and
+once there has been none for REST_AFTER_S. The first step after that is so much later."""
+REST_AFTER_S = 1.0
 BYTES = 8
 FILE = "steps"
 
@@ -28,6 +33,12 @@ class StepsTogether:
         self._numbers = memoryview(self._memory).cast("q")
         self._place, self._num_engines = place, num_engines
         self._is_open = True
+        self._began_s = time.monotonic()
+
+    @property
+    def look_again_s(self) -> float:
+        """Return how long this engine may look away from the others while it has no work."""
+        return REST_S if time.monotonic() - self._began_s > REST_AFTER_S else LOOK_S
 
     @property
     def is_behind(self) -> bool:
@@ -38,6 +49,7 @@ class StepsTogether:
     def begin(self) -> None:
         """Count a step of this engine, which is handed over now. Mutates: self"""
         self._numbers[self._place] += 1
+        self._began_s = time.monotonic()
 
     def leave(self) -> None:
         """Say that this engine begins no more steps but those it owes the others. Mutates: self"""

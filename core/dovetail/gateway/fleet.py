@@ -26,6 +26,9 @@ from dovetail.server.api.ollama.models import LATEST
 
 logger = logging.getLogger("dovetail.gateway")
 WATCH_PERIOD_S = 0.1
+"""How often one who waits for room, or for a model's last answers, looks again."""
+LOOK_PERIOD_S = 1.0
+"""How often deaths and idle models are looked for; a request looks at its model itself."""
 SETTLED_S = 1.0
 """An idle model stays at least so long once it is loaded, so that those who waited for it come
 first."""
@@ -65,6 +68,7 @@ class Fleet:
         self._room = asyncio.Lock()
         self._watch: asyncio.Task[None] | None = None
         self._endings: set[asyncio.Task[None]] = set()
+        self._is_over = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         self._watch = supervised("models-watch", self._watch_models)
@@ -105,9 +109,14 @@ class Fleet:
             figures.OPEN.labels(model.name).dec()
             model.used()
 
+    async def wait_end(self) -> None:
+        """Return once this has been shut down: models come and go, the fleet stays."""
+        await self._is_over.wait()
+
     async def shutdown(self) -> None:
         """End every model's server, with all that is running."""
         self.is_alive = False
+        self._is_over.set()
         changes = [model.change for model in self.models if model.change is not None]
         tasks = [*changes, *([self._watch] if self._watch else [])]
         for task in tasks:
@@ -294,12 +303,8 @@ class Fleet:
     async def _ended(self, model: Model, why: str) -> None:
         while model.num_running and model.server is not None and model.server.status is None:
             await asyncio.sleep(WATCH_PERIOD_S)
-        server = model.server
-        assert server is not None
-        try:
-            await server.stop()
-        except Exception as error:
-            logger.error("%s: its server did not end in order", model.name, exc_info=error)
+        assert model.server is not None
+        await self._stopped(model, model.server)
         model.server, model.state = None, State.UNLOADED
         figures.UNLOADS.labels(model.name, why).inc()
         logger.info("%s: unloaded (%s)", model.name, why)
@@ -324,7 +329,7 @@ class Fleet:
                 if model.state in (State.LOADED, State.ASLEEP) and model.change is None:
                     self._lives(model)
                     self._put_away_if_idle(model, time.monotonic())
-            await asyncio.sleep(WATCH_PERIOD_S)
+            await asyncio.sleep(LOOK_PERIOD_S)
 
     def _put_away_if_idle(self, model: Model, now_s: float) -> None:
         after_s = model.entry.idle_after_s
@@ -350,11 +355,18 @@ class Fleet:
         model.died(f"its server ended with status {status}.")
         return False
 
+    async def _stopped(self, model: Model, server: Server) -> None:
+        """End a server; a fault of that is logged."""
+        try:
+            await server.stop()
+        except Exception as error:
+            logger.error("%s: its server did not end in order", model.name, exc_info=error)
+
     def _end(self, model: Model) -> None:
         """Take a model's server away and end what is left of it. Mutates: model"""
         server, model.server, model.state = model.server, None, State.UNLOADED
         if server is not None:
-            task = asyncio.ensure_future(server.stop())
+            task = asyncio.ensure_future(self._stopped(model, server))
             self._endings.add(task)
             task.add_done_callback(self._endings.discard)
 

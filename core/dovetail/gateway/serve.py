@@ -33,16 +33,10 @@ logger = logging.getLogger("dovetail.gateway")
 
 def run(config: Config, models: Sequence[str]) -> int:
     """Serve several models until a signal says to stop. Raises: ConfigError"""
-    if launched(config) is not None:
-        raise ConfigError(
-            "a launcher starts the ranks of one model.",
-            where="--models" if config.gateway.models else "MODEL",
-            fix="serve several models without a launcher; each may have its own ranks.",
-        )
     set_process_up(config)
     timer = StartupTimer()
     config = with_checked_frontend(config)
-    entries = entries_of(config, models)
+    entries = checked_entries(config, models)
     with listening(config.frontend) as sock:
         with timer.time("config"):
             apis = build_apis(chosen_apis(config))
@@ -50,6 +44,17 @@ def run(config: Config, models: Sequence[str]) -> int:
         _tell_needs(checked)
         serving = _serve(config, checked, list(apis.values()), sock, timer)
         return run_loop(serving, stopped_while_starting)
+
+
+def checked_entries(config: Config, models: Sequence[str]) -> tuple[Entry, ...]:
+    """Return the models that are to be served. Raises: ConfigError"""
+    if launched(config) is not None:
+        raise ConfigError(
+            "a launcher starts the ranks of one model.",
+            where="--models" if config.gateway.models else "MODEL",
+            fix="serve several models without a launcher; each may have its own ranks.",
+        )
+    return entries_of(config, models)
 
 
 def _checked(entry: Entry) -> Model:

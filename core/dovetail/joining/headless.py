@@ -205,9 +205,10 @@ class _Engine:
     def _listen(self) -> None:
         """Tell what the server says, to the connection's end."""
         try:
-            while True:
-                self._tell(receive_message(self._arrived.control, Order).order)
-        except (OSError, EOFError, msgspec.MsgspecError):
+            with contextlib.suppress(OSError, EOFError, msgspec.MsgspecError):
+                while True:
+                    self._tell(receive_message(self._arrived.control, Order).order)
+        finally:
             self._tell(Lost())
 
     def start(self) -> None:

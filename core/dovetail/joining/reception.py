@@ -31,6 +31,7 @@ from dovetail.joining.messages import CONTROL, Hello, Welcome
 from dovetail.joining.remote_engine import RemoteEngine
 from dovetail.observability.supervise import supervised_thread
 from dovetail.version import __version__
+from dovetail.wake import WakeSignal
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +81,9 @@ class Reception:
         self._places = threading.BoundedSemaphore(MAX_GREETED)
         self._socket = _listening(meeting)
         self.meeting = self._meeting = replace(meeting, port=self._socket.getsockname()[1])
-        self._thread = supervised_thread("reception", self._accept)
+        self._socket.setblocking(False)
+        self._is_over = WakeSignal()
+        self._thread = supervised_thread("reception", self._accept, is_over=self._is_over)
         self._thread.start()
 
     def __enter__(self) -> Reception:
@@ -95,7 +98,9 @@ class Reception:
             self._is_closed = True
             guests = [] if self._has_started else list(self._guests.values())
             self._guests.clear()
+        self._is_over.set()
         self._thread.join()
+        self._is_over.close()
         self._socket.close()
         for guest in guests:
             guest.close()
@@ -154,11 +159,10 @@ class Reception:
 
     def _accept(self) -> None:
         """Greet everybody who comes, in a thread each."""
-        self._socket.settimeout(LOOK_PERIOD_S)
-        while not self._is_closed:
+        while self._is_over.wait_for(self._socket):
             try:
                 connection, _ = self._socket.accept()
-            except TimeoutError:
+            except BlockingIOError:  # who came has gone again
                 continue
             except OSError as error:  # too many open files, for example
                 logger.warning("an engine could not come in: %s", error)

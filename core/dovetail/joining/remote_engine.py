@@ -46,12 +46,13 @@ class RemoteEngine:
         """Ask to be told when the engine ends."""
 
         def wait() -> None:
+            reason = f"{self._name} ended, or lost its connection."
             try:
-                reason = receive_message(self._control, Ended).reason
-            except (OSError, EOFError, msgspec.MsgspecError):
-                reason = f"{self._name} ended, or lost its connection."
-            self._has_ended.set()
-            on_exit(reason)
+                with contextlib.suppress(OSError, EOFError, msgspec.MsgspecError):
+                    reason = receive_message(self._control, Ended).reason
+            finally:
+                self._has_ended.set()
+                on_exit(reason)
 
         self._watcher = threading.Thread(target=wait, name="engine-watcher", daemon=True)
         self._watcher.start()

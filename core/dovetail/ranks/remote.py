@@ -5,7 +5,9 @@ It ends when the executor is gone, also while it waits for other ranks within a 
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import sys
 import threading
 import time
@@ -54,11 +56,23 @@ def serve_remote(task: RankTask, guest: Guest) -> int:
         guest.orders.close()  # the other one ends with the process, whose end it tells
 
 
+def _await_end(pid: int) -> None:
+    """Return when a process has ended, at once on systems that cannot tell."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            descriptor = os.pidfd_open(pid)
+            try:
+                select.select([descriptor], [], [])
+            finally:
+                os.close(descriptor)
+
+
 def on_launcher_gone(call: Callable[[], None]) -> None:
     """Ask to be called, in a thread of its own, when the process that started this one is gone."""
     parent = os.getppid()
 
     def watch() -> None:
+        _await_end(parent)
         while os.getppid() == parent:
             time.sleep(LOOK_PERIOD_S)
         call()

@@ -43,6 +43,7 @@ from dovetail.interfaces.spec import (
 from dovetail.interfaces.step import Pooled, TokenLogprobs
 from dovetail.interfaces.tokenizer import Tokenizer, TokenStream
 from dovetail.testing.fake_adapters import FakeAdapters
+from dovetail.testing.fake_end import FakeEnd
 
 VOCAB_SIZE = 0x110000
 EOS_ID = 0
@@ -241,7 +242,7 @@ def _selection(kind: str) -> Selection:
     return Selection(kind=kind, name="fake", target="dovetail.testing.fake_async_engine:Fake")
 
 
-class FakeAsyncEngine(FakeAdapters):
+class FakeAsyncEngine(FakeAdapters, FakeEnd):
     """Has the methods of AsyncEngine that the server calls, and notes what it was asked."""
 
     def __init__(
@@ -255,8 +256,7 @@ class FakeAsyncEngine(FakeAdapters):
         self.tokenizer = FakeTokenizer(facts=facts)
         self.text_process = None
         self.script = script or Script()
-        self.is_alive = True
-        self.death_reason: str | None = None
+        FakeEnd.__init__(self)
         self.heartbeat_s = 0.0
         self.counts = (0, 0)
         self.engine_states: list[EngineState] = []
@@ -310,10 +310,6 @@ class FakeAsyncEngine(FakeAdapters):
     def heartbeat_age_s(self) -> float:
         """Return the age the test set."""
         return self.heartbeat_s
-
-    def die(self, reason: str = "killed") -> None:
-        """End the engine; whatever runs raises EngineDead at its next step."""
-        self.is_alive, self.death_reason = False, reason
 
     async def reset_prefix_cache(self) -> None:
         """Count the wish. Raises: what the test set."""
@@ -373,6 +369,7 @@ class FakeAsyncEngine(FakeAdapters):
             extras["adapter"] = adapter
         self.asked.append((request_id, prepared.params, extras))
         self.running.add(request_id)
+        self.most_running = max(self.most_running, len(self.running))
         is_done = False
         try:
             async for output in self._outputs(prepared.prompt_ids, prepared.params, request_id):

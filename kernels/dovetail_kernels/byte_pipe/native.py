@@ -17,8 +17,9 @@ LINE_BYTES = 128
 RING_HEADER_BYTES = 384
 CAPACITY_BYTES = 1 << 18
 """Of a ring. A plan goes into it while the step before still runs, unless its prompts are long."""
-NAP_NS = 100_000_000
-"""Of one native wait: Python's handlers of signals run between two."""
+NAP_NS, LONGEST_NAP_NS = 100_000_000, 1_600_000_000
+"""Of one native wait: Python's handlers of signals run between two. Each nap in which no bell was
+rung doubles the next one, so that an idle rank wakes up less than once a second."""
 
 _pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
 
@@ -125,6 +126,7 @@ class BellWaiter:
         self._args = BellArgs(bell=bell)
         self._reference = ctypes.byref(self._args)
         self._wait = pipes.kernel("bell_wait", BellArgs)
+        self._nap_ns = NAP_NS
 
     def mark(self) -> int:
         """Return the bell's count: to be noted before looking for what there is to do."""
@@ -133,10 +135,15 @@ class BellWaiter:
     def wait(self, mark: int, *, awake_s: float = 0.0, most_s: float | None = None) -> None:
         """Return when the bell has been rung since `mark`, or after about `most_s`, or earlier when
         a signal wants to be handled. The first `awake_s` seconds do not sleep."""
-        most_ns = NAP_NS if most_s is None else min(NAP_NS, max(0, int(most_s * 1e9)))
+        nap_ns = self._nap_ns
+        most_ns = nap_ns if most_s is None else min(nap_ns, max(0, int(most_s * 1e9)))
         self._args.seen, self._args.most_ns = mark, most_ns
         self._args.awake_ns = int(awake_s * 1e9)
         self._wait(self._reference)
+        if self.mark() != mark:
+            self._nap_ns = NAP_NS
+        elif most_ns == nap_ns:
+            self._nap_ns = min(2 * nap_ns, LONGEST_NAP_NS)
 
 
 class PipeEnd:

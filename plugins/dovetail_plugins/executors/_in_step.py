@@ -25,6 +25,7 @@ from dovetail.errors import DovetailError, EngineDead
 from dovetail.interfaces.executor import Loaded, Preparation, WorkerCall
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
+from dovetail.observability.supervise import note_failure
 from dovetail.ranks.connection import SocketConnection
 from dovetail.ranks.executor import MortalExecutor
 from dovetail.ranks.messages import (
@@ -280,12 +281,16 @@ class InStep(MortalExecutor):
 
     def _serve(self, processors: Sequence[int]) -> None:
         """Be the rank, until the first rank's engine ends."""
-        keep_to(processors)
-        self._server.serve()
-        if not self._is_over:
-            self._die(self._server.last_words or "the engine of rank 0 has ended.")
-        self._server.taken.put(None)
-        self._server.prepared.put(None)
+        try:
+            keep_to(processors)
+            self._server.serve()
+        except Exception as error:
+            note_failure("dovetail-rank", error)
+        finally:
+            if not self._is_over:
+                self._die(self._server.last_words or "the engine of rank 0 has ended.")
+            self._server.taken.put(None)
+            self._server.prepared.put(None)
 
     def _die(self, reason: str) -> None:
         if self._death is not None:

@@ -38,7 +38,8 @@ CONNECT_LIMIT_S, ASK_LIMIT_S = 3.0, 10.0
 SLICE_S = 0.05
 """A peer on this machine that has ended is noticed within this time."""
 LEFT_ALONE_S = 2.0
-"""How long nothing is asked of an engine that did not answer."""
+"""How long nothing is asked of an engine that did not answer, unless it was not there and has
+started on this machine since."""
 
 
 class Wire(Protocol):
@@ -200,12 +201,14 @@ class PeerEngine:
         self._is_same = False
         self._batch = 1
         self._left_alone_until_s = 0.0
+        self._absent: list[Place] = []
         self._has_told = False
 
     @property
     def is_left_alone(self) -> bool:
-        """Return whether the engine has just not answered."""
-        return time.monotonic() < self._left_alone_until_s
+        """Return whether the engine has just not answered, and has not started since."""
+        has_started = bool(self._absent) and all(map(is_served, self._absent))
+        return time.monotonic() < self._left_alone_until_s and not has_started
 
     def which(self, keys: Sequence[bytes], wait_s: float) -> frozenset[bytes]:
         """Return the keys of blocks of which every rank has its part; none where the engine does
@@ -296,6 +299,8 @@ class PeerEngine:
         if not self._has_told:
             log.warning("%s did not give KV blocks: %s", self.place.name, error)
         self._has_told = True
+        places = [rank.place for rank in self._ranks] or [self.place]
+        self._absent = [place for place in places if not is_served(place)]
         self.close()
         self._left_alone_until_s = time.monotonic() + LEFT_ALONE_S
 

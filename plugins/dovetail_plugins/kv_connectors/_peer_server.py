@@ -28,6 +28,7 @@ from dovetail.interfaces.kv_connector import Buffer
 from dovetail.interfaces.kv_eviction import KVEviction
 from dovetail.observability.supervise import supervised_thread
 from dovetail.process import LENGTH
+from dovetail.wake import WakeSignal
 from dovetail_plugins.kv_connectors._peer_memory import Carrier
 from dovetail_plugins.kv_connectors._peer_messages import (
     QUESTIONS,
@@ -49,7 +50,7 @@ log = logging.getLogger(__name__)
 
 QUIET_S = 0.3
 """Blocks that are waited for come one after the other; so long after the last one no more do."""
-POLL_S, WAITING_POLL_S = 0.1, 0.002
+WAITING_POLL_MS = 2
 CLOSE_WAIT_S = 2.0
 MAX_QUESTION_BYTES = 1 << 26
 MAX_WAIT_S = 60.0
@@ -114,7 +115,6 @@ class PeerServer:
         self._facts = facts
         self._place = place
         self._secret = secret
-        self._is_over = threading.Event()
         self._carrier = carrier
         self._waiting: list[tuple[bytes, Which, float]] = []
         self._connections: set[socket.socket] = set()
@@ -129,6 +129,7 @@ class PeerServer:
                 where=PORT_FLAG,
                 fix="give each engine its own kv_port or kv_rank.",
             ) from error
+        self._is_over = WakeSignal()
         self._start()
 
     def _start(self) -> None:
@@ -154,9 +155,14 @@ class PeerServer:
     # Over ZeroMQ
 
     def _serve_local(self) -> None:
+        import zmq
+
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._is_over, zmq.POLLIN)
         while not self._is_over.is_set():
-            poll_s = WAITING_POLL_S if self._waiting else POLL_S
-            if self._socket.poll(int(poll_s * 1000)):
+            found = dict(poller.poll(WAITING_POLL_MS if self._waiting else None))
+            if self._socket in found:
                 sender, *_, data = self._socket.recv_multipart()
                 self._take(sender, data)
             self._answer_waiting()
@@ -197,9 +203,11 @@ class PeerServer:
     def _accept(self) -> None:
         assert self._listener is not None
         while not self._is_over.is_set():
+            if not self._is_over.wait_for(self._listener):
+                return
             try:
                 connection, address = self._listener.accept()
-            except TimeoutError:
+            except BlockingIOError:  # who came has gone again
                 continue
             except OSError:  # too many open files, for example: tried again
                 if self._is_over.is_set():
@@ -220,7 +228,7 @@ class PeerServer:
                 question = _question_from(connection)
                 began_s = time.monotonic()
                 while not self._is_ready(question, began_s) and not self._is_over.is_set():
-                    time.sleep(WAITING_POLL_S)
+                    time.sleep(WAITING_POLL_MS / 1000)
                 send_message(connection, self._answer(question))
         except (OSError, EOFError, msgspec.MsgspecError) as error:
             log.debug("the connection with %s ended: %s", address, error)
@@ -269,12 +277,14 @@ class PeerServer:
         if self._is_over.is_set():
             return
         self._is_over.set()
-        self._close_listener()
         for connection in tuple(self._connections):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(CLOSE_WAIT_S)
+        if not any(thread.is_alive() for thread in self._threads):
+            self._is_over.close()
+        self._close_listener()
         remove_file(self._place.socket_path)
         self._lock.close()
 
@@ -304,5 +314,5 @@ def _listening(place: Place) -> socket.socket:
             where=IP_FLAG,
             fix="name an address of this machine, and a port that is free.",
         ) from error
-    listener.settimeout(POLL_S)
+    listener.setblocking(False)
     return listener

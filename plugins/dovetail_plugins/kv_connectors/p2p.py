@@ -99,12 +99,16 @@ class P2POptions:
         number = self.kv_rank + facts.engine
         return Place(self.kv_ip, self.kv_port + PORTS_PER_ENGINE * number + rank)
 
-    def others(self, facts: StoreFacts) -> list[Place]:
-        """Return where the other engines are met. Raises: ConfigError"""
+    def named_peers(self) -> list[Place]:
+        """Return where the engines are met that are named. Raises: ConfigError"""
         try:
-            places = [place_of(peer) for peer in self.peers]
+            return [place_of(peer) for peer in self.peers]
         except ValueError as error:
             raise ConfigError(f"{error}.", where=f"{EXTRA}.peers") from error
+
+    def others(self, facts: StoreFacts) -> list[Place]:
+        """Return where the other engines are met. Raises: ConfigError"""
+        places = self.named_peers()
         own = self.place(facts, 0)
         for number in range(self.kv_parallel_size):
             places.append(Place(self.kv_ip, self.kv_port + PORTS_PER_ENGINE * number))
@@ -117,6 +121,12 @@ class P2P(KVConnector):
     info = Info(summary="engine to engine: shared memory on one machine, TCP between machines")
     capabilities = frozenset({"has_ports", "peers", "pieces", "slow_look_up"})
     Options = P2POptions
+
+    def __init__(self, options: P2POptions) -> None:
+        """Raises: ConfigError for an address, a secret or peers that no engine could use"""
+        super().__init__(options)
+        _check_address(options.kv_ip, read_secret(options.secret_file, f"{EXTRA}.secret_file"))
+        options.named_peers()
 
     @classmethod
     def sample_options(cls, folder: str) -> dict[str, object]:

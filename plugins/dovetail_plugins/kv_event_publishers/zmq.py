@@ -8,10 +8,10 @@ message has the number -1 (8 bytes of ones) and an empty batch. Source: vLLM's K
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,7 +101,9 @@ class ZmqPublisher(KVEventPublisher):
 
         self._encoder = msgspec.msgpack.Encoder()
         self._topic = options.topic.encode()
-        self._queue: queue.Queue[tuple[int, EventBatch]] = queue.Queue(options.max_queue_size)
+        self._queue: queue.Queue[tuple[int, EventBatch] | None] = queue.Queue(
+            options.max_queue_size
+        )
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=options.buffer_steps)
         self._num_made = 0
         self._num_lost = 0
@@ -156,14 +158,16 @@ class ZmqPublisher(KVEventPublisher):
 
     def _serve(self) -> None:
         """Send batches, and answer who asks again, until told to end."""
+        wait_s = None if self._replay is None else POLL_MS / 1000
         while not self._is_cut.is_set():
             self._answer_replays()
             try:
-                number, batch = self._queue.get(timeout=POLL_MS / 1000)
+                item = self._queue.get(timeout=wait_s)
             except queue.Empty:
-                if self._is_over.is_set():
-                    return
                 continue
+            if item is None:
+                return
+            number, batch = item
             payload = self._encoder.encode(batch)
             self._kept.append((number, payload))
             self._events.send_multipart((self._topic, number.to_bytes(8, "big"), payload))
@@ -187,10 +191,10 @@ class ZmqPublisher(KVEventPublisher):
         if self._is_over.is_set():
             return
         self._is_over.set()
-        deadline_s = time.monotonic() + CLOSE_WAIT_S
-        while not self._queue.empty() and time.monotonic() < deadline_s:
-            time.sleep(0.001)
-        if num_left := self._queue.qsize():
+        with contextlib.suppress(queue.Full):
+            self._queue.put(None, timeout=CLOSE_WAIT_S)
+        self._thread.join(CLOSE_WAIT_S)
+        if num_left := sum(item is not None for item in tuple(self._queue.queue)):
             log.warning("%d batches of KV cache events are not sent: the engine ends", num_left)
         self._is_cut.set()
         self._thread.join(CLOSE_WAIT_S)

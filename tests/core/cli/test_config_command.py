@@ -234,3 +234,35 @@ def test_check_finds_a_folder_that_cannot_be_written(
     folder = str(blocker / "x")
     assert main(["config", "check", "--port", "0", "--file-storage", folder]) != 0
     assert "--file-storage" in capsys.readouterr().err
+
+
+def test_check_looks_at_every_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "models.yaml"
+    rows = [
+        {"model": str(DEMO_PATH), "served_model_name": ["first"]},
+        {"model": "/no/such/folder", "served_model_name": ["second"]},
+    ]
+    file.write_text(json.dumps({"models": rows}))
+    assert main(["config", "check", "--port", "0", "--models", str(file)]) == 2
+    told = capsys.readouterr()
+    assert "first:" in told.out and "second:" in told.out and "/no/such/folder" in told.err
+    file.write_text(json.dumps({"models": rows[:1]}))
+    assert main(["config", "check", "--port", "0", "--models", str(file)]) == 0
+    assert main(["config", "check", "--port", "0", str(DEMO_PATH), str(DEMO_PATH)]) == 2
+    assert "dovetail serve` takes several" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        (["--load-wait-s", "3"], "--load-wait-s"),
+        (["--kv-transfer-config.kv_connector_extra_config.secret_file", "/no/such"], "secret_file"),
+        (["--kv-transfer-config.kv_connector_extra_config.peers", "[nowhere]"], "peers"),
+    ],
+)
+def test_check_finds_what_serve_refuses(
+    words: list[str], cause: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    p2p = ["--kv-transfer-config.kv_connector", "p2p", "--kv-transfer-config.kv_role", "kv_both"]
+    assert main(["config", "check", "--port", "0", *(p2p if "kv" in words[0] else ()), *words]) == 2
+    assert cause in capsys.readouterr().err

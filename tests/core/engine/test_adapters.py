@@ -220,3 +220,28 @@ def test_nothing_is_lost_in_two_thousand_operations() -> None:
                 running.append((name, holder))
     assert num_ended == num_begun and not running and not waiting
     assert adapters.names_in_use == ((), ())
+
+
+def of(owner: str, path: str = "p") -> AdapterSource:
+    return AdapterSource(name="x", path=path, owner=owner)
+
+
+def test_a_name_belongs_to_the_key_that_loads_it_while_it_is_read_too() -> None:
+    adapters, ranks = made(is_late=True)
+    first = adapters.load(of("a"))
+    assert adapters.load(of("a")) is first
+    for replaces in (False, True):
+        with pytest.raises(RequestError, match=r"loaded already|another key"):
+            adapters.load(of("b"), replaces=replaces)
+    with pytest.raises(RequestError, match="loaded already"):
+        adapters.load(of("a", "q"))
+    ranks.arrive()
+    adapters.poll()
+    assert first.done() and [one.owner for one in adapters.served()] == ["a"]
+    with pytest.raises(RequestError) as refused:
+        adapters.load(of("b"), replaces=True)
+    assert (refused.value.status, refused.value.code) == (403, "adapter_of_another_key")
+    again = adapters.load(of("a", "q"), replaces=True)
+    ranks.arrive()
+    adapters.poll()
+    assert again.done() and [one.path for one in adapters.served()] == ["q"]

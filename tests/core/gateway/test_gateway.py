@@ -24,6 +24,7 @@ PATH = "/v1/completions"
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the fleet look at its models more often than it does otherwise."""
     monkeypatch.setattr(fleet_module, "WATCH_PERIOD_S", 0.005)
+    monkeypatch.setattr(fleet_module, "LOOK_PERIOD_S", 0.005)
     monkeypatch.setattr(fleet_module, "SETTLED_S", 0.0)
 
 

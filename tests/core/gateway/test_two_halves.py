@@ -150,3 +150,12 @@ def test_an_address_of_its_own_over_tls(certificates: Certificates, tmp_path: Pa
             httpx.get(f"http://localhost:{port}/health")
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"https://localhost:{port}/health")
+
+
+def test_names_that_a_route_without_a_key_answers_to() -> None:
+    """What LocalOnly advises can be done: --allowed-hosts, --allowed-origins."""
+    page = "https://chat.example.com"
+    frontend = route.frontend_of(parsed("--allowed-hosts", "proxy", "--allowed-origins", page))
+    assert (frontend.allowed_hosts, frontend.allowed_origins) == (("proxy",), (page,))
+    assert route.frontend_of(parsed("--allowed-origins", "*")).allowed_hosts == ("*",)
+    assert route.frontend_of(parsed()).allowed_hosts == ()

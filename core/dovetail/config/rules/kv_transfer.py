@@ -1,12 +1,14 @@
 """--kv-transfer-config and --kv-events-config resolved: where KV blocks are kept beside the device,
 and where changes of the prefix cache are told.
 
-Every key is honoured or refused. What blocks depend on beside tokens and layout becomes one digest.
+Every key is honoured, refused, or logged where it changes nothing. What blocks depend on beside
+tokens and layout becomes one digest.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,6 +28,8 @@ from dovetail.interfaces.kv_connector import FAIL, RECOMPUTE, TransferSpec
 from dovetail.interfaces.kv_event_publisher import EventsSpec
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.version import __version__
+
+log = logging.getLogger(__name__)
 
 FLAG, EVENTS_FLAG = "--kv-transfer-config", "--kv-events-config"
 CONNECTOR = "kv_connector"
@@ -177,17 +181,11 @@ def _check(keys: TransferKeys, config: Config, run: RunSpec) -> None:
             fix=f"use {RECOMPUTE} or {FAIL}.",
         )
     if keys.enable_permute_local_kv:
-        raise ConfigError(
-            "blocks are not permuted: engines exchange them only if their layouts are the same.",
-            where=f"{FLAG}.enable_permute_local_kv",
-            fix="leave it out.",
-        )
+        why = "engines exchange blocks only if their layouts are the same"
+        log.warning("%s.enable_permute_local_kv has no effect: %s", FLAG, why)
     if keys.kv_buffer_device not in (None, "cpu"):
-        raise ConfigError(
-            f'blocks on their way are kept in host memory, not on "{keys.kv_buffer_device}".',
-            where=f"{FLAG}.kv_buffer_device",
-            fix="use cpu, or leave it out.",
-        )
+        why = "blocks on their way are kept in host memory"
+        log.warning("%s.kv_buffer_device has no effect: %s", FLAG, why)
     for name in ("kv_buffer_size", "kv_load_timeout"):
         if getattr(keys, name) <= 0:
             raise ConfigError("is not above 0.", where=f"{FLAG}.{name}")
@@ -277,11 +275,8 @@ def _with_ports(keys: TransferKeys, connector: Selection) -> Selection:
         registry.options_for(cls, options, where=FLAG)
         return msgspec.structs.replace(connector, options=options)
     for name in given:
-        raise ConfigError(
-            f"the connector {connector.name} talks to no other engine.",
-            where=f"{FLAG}.{name}",
-            fix="leave it out.",
-        )
+        why = f"the connector {connector.name} talks to no other engine"
+        log.warning("%s.%s has no effect: %s", FLAG, name, why)
     return connector
 
 
@@ -295,13 +290,13 @@ def _unit_tokens(keys: TransferKeys, connector: Selection, run: RunSpec) -> int:
     if not can_divide or not says_axes or is_divided:
         if given:
             why = (
-                f"the connector {connector.name} exchanges whole blocks."
+                f"the connector {connector.name} exchanges whole blocks"
                 if not can_divide
-                else "stages and context parallelism exchange whole blocks."
+                else "stages and context parallelism exchange whole blocks"
                 if is_divided
-                else f"{run.attention.name} does not say how a block can be divided."
+                else f"{run.attention.name} does not say how a block can be divided"
             )
-            raise ConfigError(why, where=place, fix="leave it out.")
+            log.warning("%s has no effect: %s", place, why)
         return 0
     cell = backend.cell_tokens
     if given is None:

@@ -3,13 +3,16 @@ not."""
 
 from __future__ import annotations
 
+import logging
+
 from dovetail.config.config import Config, flags
 from dovetail.config.rules.context_parallel import FLAG, context_size
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import ModelSpec
 
+log = logging.getLogger(__name__)
+
 _ABOUT_DRAWS = (
-    "speculative_config",
     "structured_outputs_config",
     "logits_processors",
     "max_logprobs",
@@ -18,15 +21,18 @@ _ABOUT_DRAWS = (
 
 
 def check_pooled_flags(config: Config, model: ModelSpec) -> None:
-    """Raise ConfigError for a flag that can have no effect, since nothing is drawn or cached."""
+    """Log flags that have no effect, since nothing is drawn. Raises: ConfigError for a drafter, and
+    for a cache that is to be divided, where there is none"""
     for name in _ABOUT_DRAWS:
         flag = flags()[name]
         if config.is_given(name) and config.value(name) != flag.default:
-            raise ConfigError(
-                "the model draws no tokens, so this has no effect.",
-                where=flag.spelling,
-                fix="leave it out, or use --runner generate with a model that generates.",
-            )
+            log.warning("%s has no effect: the model draws no tokens", flag.spelling)
+    if config.speculative.speculative_config:
+        raise ConfigError(
+            "the model draws no tokens, so there is nothing to draft.",
+            where="--speculative-config",
+            fix="leave it out, or use --runner generate with a model that generates.",
+        )
     if not model.is_causal and context_size(config) > 1:
         raise ConfigError(
             "the model keeps nothing of a prompt, so there is no cache to divide.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import msgspec
@@ -9,6 +10,8 @@ import msgspec
 from dovetail.config.config import Config
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import ACTIVATIONS, MAKES_VECTORS, ModelSpec
+
+log = logging.getLogger(__name__)
 
 POOLER_CONFIG = "--pooler-config"
 _OF_VECTORS = ("normalize", "dimensions", "enable_chunked_processing", "max_embed_len")
@@ -61,7 +64,7 @@ def verify_fits(asked: PoolerConfig, model: ModelSpec, *, size: int, num_classes
     for key in _OF_CLASSES if makes_vectors else _OF_VECTORS:
         if getattr(asked, key) != _default(key):
             does = "makes vectors of prompts" if makes_vectors else "tells classes apart"
-            raise _fault(key, f"the model {does}, so this has no effect.", "leave it out.")
+            log.warning("%s.%s has no effect: the model %s", POOLER_CONFIG, key, does)
     if asked.dimensions is not None and not 1 <= asked.dimensions <= size:
         raise _fault("dimensions", f"must be 1 to {size}, the size of the model's vectors.")
     if asked.step_tag_id is not None and not 0 <= asked.step_tag_id < model.vocab_size:

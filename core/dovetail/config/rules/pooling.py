@@ -6,6 +6,7 @@ sentence-transformers pools. --runner, --convert and --pooler-config decide othe
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,8 @@ from dovetail.interfaces.spec import (
     WorkerDraftSpec,
 )
 
+log = logging.getLogger(__name__)
+
 _CONVERTED = {"embed": NOTHING, "classify": CLASSES, "reward": TOKEN_CLASSES}
 _TASKS: dict[str, tuple[str, ...]] = {
     NOTHING: (EMBED, TOKEN_EMBED),
@@ -85,10 +88,8 @@ def purpose(config: Config, model: ModelSpec) -> Purpose:
     head = _head(config, model, sentences)
     if head == LOGITS:
         if config.model.pooler_config:
-            raise ConfigError(
-                "the model generates and pools nothing.",
-                where=POOLER_CONFIG,
-                fix="leave it out, or add --runner pooling.",
+            log.warning(
+                "%s has no effect: the model generates; --runner pooling pools", POOLER_CONFIG
             )
         return Purpose(model=_of_decoder(model))
     facts = facts_of(model.hf_config)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from dovetail import registry
 from dovetail.config.checkpoint.context_length import (
     model_tokens,
@@ -18,6 +20,8 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.platform import Platform, PlatformDefaults
 from dovetail.interfaces.schedule_spec import ScheduleSpec
 from dovetail.interfaces.spec import ModelSpec
+
+log = logging.getLogger(__name__)
 
 STEP_TOKENS = "--max-num-batched-tokens"
 KEPT_ENCODER_ROWS = 8192
@@ -102,14 +106,15 @@ def _is_for_adapters(config: Config, model: ModelSpec) -> bool:
 
 
 def _max_partial(scheduler: SchedulerConfig) -> int | None:
-    """Return how many prompts may be in parts. Raises: ConfigError for limits that clash."""
+    """Return how many prompts may be in parts, None for any number. Raises: ConfigError for limits
+    that clash."""
     most, most_long = scheduler.max_num_partial_prefills, scheduler.max_long_partial_prefills
     if not scheduler.enable_chunked_prefill and max(most or 1, most_long or 1) > 1:
-        raise ConfigError(
-            "it has no effect without chunked prefill.",
-            where="--max-num-partial-prefills",
-            fix="leave it and --max-long-partial-prefills out, or allow chunked prefill.",
+        log.warning(
+            "--max-num-partial-prefills and --max-long-partial-prefills have no effect: they need "
+            "chunked prefill"
         )
+        return None
     if most is not None and most_long is not None and most_long > most:
         raise ConfigError(
             f"{most_long} long partial prefills are more than {most} partial prefills in total.",

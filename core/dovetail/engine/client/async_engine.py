@@ -91,8 +91,7 @@ class AsyncEngine(EngineOperations):
         self._homes: dict[int, EngineConnection] = {}
         self._keys: dict[str, set[int]] = {}
         self._serials = itertools.count()
-        self._is_draining = False
-        self._is_shut_down = False
+        self._is_draining = self._is_shut_down = False
         self._tasks: list[asyncio.Task[None]] = []
         self._tidying: list[asyncio.Task[None]] = []
         self._stats = StatLoggers([])
@@ -437,6 +436,8 @@ class AsyncEngine(EngineOperations):
             )
             if self._living():  # one that hangs still has its memory
                 self._tidying.append(self._loop.create_task(closed(connection.host, 0.0)))
+        if not self._living():
+            self._ended.set()
         hooks.tell(hooks.engine_stopped, {"reason": reason}, using=self._hooks)
 
     def _end_sharers(self, dead: EngineConnection) -> None:
@@ -463,11 +464,8 @@ class AsyncEngine(EngineOperations):
         """Refuse new requests and wait for those under way; return whether all have finished."""
         self._is_draining = True
         deadline_s = time.monotonic() + timeout_s
-        while self._mailboxes and self.is_alive:
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                return False
-            await asyncio.sleep(min(0.02, left_s))
+        while self._mailboxes and self.is_alive and time.monotonic() < deadline_s:
+            await asyncio.sleep(0.01)
         return not self._mailboxes
 
     async def _close_compiler(self) -> None:
@@ -480,6 +478,7 @@ class AsyncEngine(EngineOperations):
         if self._is_shut_down:
             return
         self._is_shut_down = True
+        self._ended.set()
         self._routing.close()
         for task in self._tasks:
             task.cancel()

@@ -16,6 +16,8 @@ from dovetail.interfaces.router import Router
 from dovetail.observability.supervise import supervised_thread
 
 READ_EVERY_S = 0.02
+REST_S = 0.64
+"""How long the thread rests where nothing has come for a while and nobody has asked the router."""
 MOST_WAITING = 100_000
 """So many batches wait for a request at most; then all that is known is dropped."""
 
@@ -40,6 +42,7 @@ class CacheNews:
         self._feeds = feeds
         self._waiting: deque[_News] = deque()
         self._is_over = threading.Event()
+        self._is_asked = threading.Event()
         self._thread = supervised_thread(
             "kv-news", self._read, is_over=self._is_over, end=self._close_feeds
         )
@@ -47,9 +50,15 @@ class CacheNews:
 
     def _read(self) -> None:
         """Gather what comes. Mutates: self"""
-        while not self._is_over.wait(READ_EVERY_S):
+        wait_s = READ_EVERY_S
+        while not self._is_over.is_set():
+            is_asked = self._is_asked.wait(wait_s)
+            self._is_asked.clear()
+            num_before = len(self._waiting)
             for number, feed in self._feeds.items():
                 self._waiting.extend((number, events) for events in feed.read())
+            has_come = len(self._waiting) > num_before
+            wait_s = READ_EVERY_S if has_come or is_asked else min(2 * wait_s, REST_S)
             if len(self._waiting) > MOST_WAITING:
                 self._waiting.clear()
                 self._waiting.extend((number, None) for number in self._feeds)
@@ -60,10 +69,12 @@ class CacheNews:
 
     def tell(self, router: Router) -> None:
         """Hand over what has come. Mutates: self, router"""
+        self._is_asked.set()
         while self._waiting:
             router.learn(*self._waiting.popleft())
 
     def close(self) -> None:
         """Read no more. May be called twice."""
         self._is_over.set()
+        self._is_asked.set()
         self._thread.join()

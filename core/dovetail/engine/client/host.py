@@ -27,6 +27,7 @@ from dovetail.engine.ipc.transport import (
 from dovetail.engine.messages import Boot, Shutdown, ToEngine
 from dovetail.errors import EngineDead
 from dovetail.interfaces.spec import EngineSpec
+from dovetail.observability.supervise import note_failure
 
 logger = logging.getLogger(__name__)
 
@@ -96,14 +97,7 @@ class EngineProcess:
 
     def watch(self, on_exit: OnExit) -> None:
         """Ask to be told when the engine ends."""
-
-        def wait() -> None:
-            status = self._child.wait()
-            assert status is not None
-            on_exit(how_it_ended(status))
-
-        self._watcher = threading.Thread(target=wait, name="engine-watcher", daemon=True)
-        self._watcher.start()
+        self._watcher = self._child.on_exit(lambda status: on_exit(how_it_ended(status)))
 
     def stop(self, timeout_s: float = KILL_WAIT_S) -> None:
         """End the child, by force after `timeout_s`. Blocks; may be called twice."""
@@ -149,12 +143,17 @@ class EngineThread:
         self._thread.start()
 
     def _main(self, spec: EngineSpec) -> None:
-        status = self._run(spec, self._link.engine_end)
+        reason = "the engine thread ended by a fault; see the log."
+        try:
+            status = self._run(spec, self._link.engine_end)
+            reason = f"the engine thread ended with status {status}."
+        except Exception as error:
+            note_failure("engine", error)
         with self._lock:
-            self._reason = f"the engine thread ended with status {status}."
+            self._reason = reason
             on_exit = self._on_exit
         if on_exit is not None:
-            on_exit(self._reason)
+            on_exit(reason)
 
     def address_for(self, process: int) -> None:
         """No other process reaches a thread."""

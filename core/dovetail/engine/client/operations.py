@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, TypeVar
 
 from dovetail.engine.client.vocabularies import Vocabularies
@@ -40,6 +41,15 @@ class EngineOperations(ABC):
 
     spec: EngineSpec
     vocabularies: Vocabularies
+
+    @cached_property
+    def _ended(self) -> asyncio.Event:
+        """Return what is set once no engine lives any more, or the client has been shut down."""
+        return asyncio.Event()
+
+    async def wait_end(self) -> None:
+        """Return once nothing can be asked for any more."""
+        await self._ended.wait()
 
     @abstractmethod
     async def call_each(

@@ -25,6 +25,7 @@ from dovetail.engine.client.long_text import Rest, encoded, no_rest, too_many_ch
 from dovetail.errors import RequestError
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.tokenizer import Tokenizer
+from dovetail.json_values import body_fault
 
 NICENESS, PATIENT_NICENESS = 5, 19
 PART = 1 << 14
@@ -238,8 +239,8 @@ class TextReader:
         """Return a body as msgpack, its texts checked and cut. Raises: RequestError"""
         try:
             body = json.loads(data)
-        except (ValueError, RecursionError):
-            raise RequestError("the request body is not valid JSON.", code="invalid_json") from None
+        except (ValueError, RecursionError) as error:
+            raise RequestError(body_fault(error), code="invalid_json") from None
         self._rest()
         self._check(body, is_bounded=is_bounded and not _truncates(body))
         self._cut(body)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from dovetail import registry
 from dovetail.config.checkpoint.adapter_path import find_adapter
 from dovetail.config.checkpoint.hub import Hub
+from dovetail.engine.adapters import of_another_key
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.adapter_resolver import AdapterResolver, ResolverFacts
 from dovetail.interfaces.adapter_spec import AdapterSource
@@ -117,13 +118,7 @@ class ServedAdapters:
         """Raise RequestError where the adapter of this name is another owner's."""
         found = next((source for source in await self.all() if source.name == name), None)
         if found is not None and found.owner != owner:
-            raise RequestError(
-                f'the adapter "{name}" was loaded with another key, or when the server started.',
-                where="lora_name",
-                fix="use the key that loaded it, or another name.",
-                code="adapter_of_another_key",
-                status=403,
-            )
+            raise of_another_key(name)
 
     def _check_on(self) -> None:
         if not self._is_on:

@@ -16,6 +16,7 @@ from starlette.types import Scope
 
 from dovetail.errors import DovetailError, EngineDead, Overloaded, RequestError, RequestFault
 from dovetail.interfaces.api import ApiError, openai_error
+from dovetail.json_values import not_json
 from dovetail.server.http.validation import fault_of
 
 _KINDS = {
@@ -147,4 +148,4 @@ def _of_json(error: RequestValidationError) -> str:
     place, why = found["loc"][-1], str(found.get("ctx", {}).get("error", ""))
     if not isinstance(place, int) or not why:
         return "the request body is not valid JSON."
-    return f"the request body is not valid JSON: {why[0].lower()}{why[1:]} at character {place}."
+    return not_json(why, place)

@@ -1,5 +1,7 @@
 """LimitedHttpProtocol: uvicorn's HTTP protocol with bounds on a head: bytes, headers, time.
 
+It also dates the answers, which uvicorn leaves to a timer of its server (`launch.http_server`).
+
 uvicorn on httptools collects headers without end, and takes what follows a body (trailers) for
 headers of it. Bodies are bounded by `middleware.BodyLimitMiddleware`.
 Source of the status: RFC 6585, section 5 (431).
@@ -8,6 +10,7 @@ Source of the status: RFC 6585, section 5 (431).
 from __future__ import annotations
 
 import asyncio
+from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, NoReturn
 
@@ -77,6 +80,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self.max_head_bytes:
             self._end_parsing(self._too_large())
+        self.server_state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

@@ -11,6 +11,8 @@ import logging
 import os
 import signal
 import socket
+import threading
+from collections.abc import Callable
 
 import msgspec
 
@@ -37,7 +39,8 @@ from dovetail.server.launch.settings import settings_in_force
 from dovetail.server.launch.startup_timer import StartupTimer
 
 logger = logging.getLogger("dovetail.server")
-WATCH_PERIOD_S = 0.1
+LOOK_PERIOD_S = 1.0
+"""How often the parent reads its children's beats. Signals and ends of children wake it at once."""
 GRACE_S = 5.0
 START_LIMIT_S = 120.0
 
@@ -69,17 +72,21 @@ async def run(
             pass  # what is wrong with a state is told here, once, not by every child
         engine = await starting
         children: list[Child] = []
-        stop = _stop_event()
+        watchers: list[threading.Thread] = []
+        news = _signals()
         try:
             for boot in _boots(config, spec, apis, sock, engine):
                 children.append(_spawn(boot, sock))
+                watchers.append(children[-1].on_exit(_teller(news)))
             engine.hand_over()
             await _wait_started(children)
             tell_ready(config, spec, sock, timer)
             beats = Beats(children, spec.step_timeout_s)
-            return await _watch(children, engine, stop, beats, config.frontend.shutdown_timeout)
+            return await _watch(children, engine, news, beats, config.frontend.shutdown_timeout)
         finally:
             _end(children)
+            for watcher in watchers:
+                watcher.join()
 
 
 def _boots(
@@ -148,18 +155,42 @@ async def _received(loop: asyncio.AbstractEventLoop, channel: socket.socket) -> 
         return b""
 
 
-def _stop_event() -> asyncio.Queue[int]:
+_News = asyncio.Queue[int]
+"""What wakes the parent: the number of a signal, or NO_SIGNAL when a child has ended."""
+NO_SIGNAL = 0
+
+
+def _signals() -> _News:
     """Return a queue that gets every SIGTERM and SIGINT."""
-    signals: asyncio.Queue[int] = asyncio.Queue()
+    news: _News = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
-    return signals
+        asyncio.get_running_loop().add_signal_handler(number, news.put_nowait, number)
+    return news
+
+
+def _teller(news: _News) -> Callable[[int], None]:
+    """Return what a thread calls when a child has ended."""
+    loop = asyncio.get_running_loop()
+
+    def tell(_: int) -> None:
+        loop.call_soon_threadsafe(news.put_nowait, NO_SIGNAL)
+
+    return tell
+
+
+async def _next(news: _News) -> int:
+    """Return the next signal, NO_SIGNAL when there is something else to look at."""
+    try:
+        async with asyncio.timeout(LOOK_PERIOD_S):
+            return await news.get()
+    except TimeoutError:
+        return NO_SIGNAL
 
 
 async def _watch(
     children: list[Child],
     engine: AsyncEngine,
-    signals: asyncio.Queue[int],
+    news: _News,
     beats: Beats,
     timeout_s: float,
 ) -> int:
@@ -167,9 +198,7 @@ async def _watch(
     loop = asyncio.get_running_loop()
     deadline_s: float | None = None
     while True:
-        await asyncio.sleep(WATCH_PERIOD_S)
-        while not signals.empty():
-            signals.get_nowait()
+        if await _next(news) != NO_SIGNAL:
             deadline_s = deadline_s or loop.time() + timeout_s + GRACE_S
             _signal(children, signal.SIGTERM)
         gone = [child.status for child in children if child.status is not None]

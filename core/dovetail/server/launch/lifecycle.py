@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-import uvicorn
 from fastapi import FastAPI
-from starlette.types import ASGIApp
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.observability.supervise import supervised
-from dovetail.server.http.access_log import silence
-from dovetail.server.http.addresses import ANY, is_local_only
-from dovetail.server.http.head_limits import limited_http_protocol
-from dovetail.server.http.local_only import LocalOnly
+from dovetail.server.launch.http_server import HttpServer, uvicorn_config
 from dovetail.server.launch.sockets import port_taken
 from dovetail.server.launch.tls import REFRESH_PERIOD_S, Tls, tls_of
 
 logger = logging.getLogger("dovetail.server")
 
-WATCH_PERIOD_S = 0.05
-LOOK_PERIOD_S = 0.5
-"""How often a server looks whether its engine still lives."""
+DRAIN_PERIOD_S = 0.05
+"""How often a server that is to end looks whether anything still runs."""
 DEATH_NOTICE_S = 2.0
 """How long a server whose engine died still answers 503, so that a balancer can see it."""
 
@@ -47,6 +40,9 @@ class Served(Protocol):
     def death_reason(self) -> str | None:
         """Return why not."""
 
+    async def wait_end(self) -> None:
+        """Return once nothing can be answered any more."""
+
     async def shutdown(self) -> None:
         """End it, with all that is running."""
 
@@ -58,15 +54,6 @@ class Doors(Protocol):
     is_draining: bool
 
 
-class _Uvicorn(uvicorn.Server):
-    """uvicorn without its own signal handling: `ServerLifecycle` decides what a signal means."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave the signals alone."""
-        yield
-
-
 class ServerLifecycle:
     """From listening to the end. `run` returns the exit status."""
 
@@ -75,7 +62,7 @@ class ServerLifecycle:
         self._frontend = frontend
         self._admission: Doors = app.state.server.admission
         self._tls = tls_of(frontend)
-        self._uvicorn = _Uvicorn(uvicorn_config(app, frontend, self._tls))
+        self._server = HttpServer(uvicorn_config(app, frontend, self._tls))
         self._drain: asyncio.Task[None] | None = None
         self._status = 0
 
@@ -90,7 +77,7 @@ class ServerLifecycle:
         if self._tls is not None and self._frontend.enable_ssl_refresh:
             tasks.append(supervised("tls-refresh", partial(_refresh, self._tls)))
         try:
-            await self._uvicorn.serve(sockets=[sock])
+            await self._server.serve(sockets=[sock])
         except OSError as error:
             raise port_taken(sock, error) from error
         finally:
@@ -112,16 +99,14 @@ class ServerLifecycle:
             loop.add_signal_handler(number, self.stop)
 
     async def _tell_ready(self, on_ready: Callable[[], None]) -> None:
-        while not self._uvicorn.started:
-            await asyncio.sleep(WATCH_PERIOD_S)
+        await self._server.has_started.wait()
         # What start-up made lives for ever: later collections, each a pause, need not look at it.
         gc.collect()
         gc.freeze()
         on_ready()
 
     async def _watch_engine(self) -> None:
-        while self._engine.is_alive:
-            await asyncio.sleep(LOOK_PERIOD_S)
+        await self._engine.wait_end()
         if self._drain is not None and self._engine.death_reason is None:
             return
         logger.error("the engine is gone: %s", self._engine.death_reason or "unknown cause")
@@ -145,43 +130,15 @@ class ServerLifecycle:
                 logger.warning("stopping: %d did not finish in time", admission.num_inside)
                 await self._engine.shutdown()
                 break
-            await asyncio.sleep(WATCH_PERIOD_S)
+            await asyncio.sleep(DRAIN_PERIOD_S)
         self._exit()
 
     def _exit(self, *, is_forced: bool = False) -> None:
-        self._uvicorn.should_exit = True
-        self._uvicorn.force_exit |= is_forced
+        self._server.should_exit = True
+        self._server.force_exit |= is_forced
 
 
 async def _refresh(tls: Tls) -> None:
     while True:
         await asyncio.sleep(REFRESH_PERIOD_S)
         tls.refresh()
-
-
-def uvicorn_config(app: ASGIApp, frontend: FrontendConfig, tls: Tls | None) -> uvicorn.Config:
-    """Return uvicorn's settings. Its loggers' levels are set by `observability.logging`."""
-    protocol = limited_http_protocol(
-        max_head_bytes=frontend.h11_max_incomplete_event_size,
-        max_headers=frontend.h11_max_header_count,
-    )
-    served: ASGIApp = app
-    if is_local_only(frontend):
-        named = [origin for origin in frontend.allowed_origins if origin != ANY]
-        served = LocalOnly(app, hosts=frontend.allowed_hosts, origins=named)
-    config = uvicorn.Config(
-        served,
-        http=protocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level=None,
-        access_log=not frontend.disable_uvicorn_access_log,
-        timeout_keep_alive=frontend.timeout_keep_alive,
-        timeout_graceful_shutdown=2,
-        server_header=False,
-    )
-    silence(frontend)
-    config.load()
-    config.ssl = None if tls is None else tls.context
-    return config

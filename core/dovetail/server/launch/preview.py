@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail import registry
 from dovetail.config.config import Config
 from dovetail.config.report.show import DEFAULT, MODEL
 from dovetail.config.rules.chat_template import load_template
 from dovetail.engine.client.input import load_tokenizer
+from dovetail.interfaces.adapter_resolver import ResolverFacts
 from dovetail.interfaces.spec import EngineSpec, Selection
 from dovetail.interfaces.tokenizer import TokenizerFacts
 from dovetail.server.generate.parsers import ParserChoice, build_parsers, choose_parsers
@@ -46,6 +48,17 @@ def look_ahead(config: Config, spec: EngineSpec) -> Preview:
     parsers = choose_parsers(config, renderer.source)
     build_parsers(parsers, tokenizer)
     return Preview(facts=facts, template=renderer.source, parsers=parsers)
+
+
+def make_parts(spec: EngineSpec) -> None:
+    """Make the plugins that look at their options only when they are made, and need no weights:
+    what finds adapters, and what carries KV blocks. Raises: ConfigError"""
+    search = spec.adapter_search
+    facts = ResolverFacts(base_names=search.base_names, model_path=spec.run.model.path)
+    for resolver in search.resolvers:
+        registry.make(resolver, facts)
+    if spec.run.transfer is not None:
+        registry.make(spec.run.transfer.connector)
 
 
 def found(config: Config, spec: EngineSpec, ahead: Preview) -> dict[str, tuple[Any, str]]:

@@ -80,9 +80,9 @@ def test_a_body_becomes_what_json_reads() -> None:
 
 LONG = "x" * 1000
 FAULTS: list[tuple[bytes, str, str | None, str | None]] = [
-    (b'{"a": ', "not valid JSON", None, "invalid_json"),
+    (b'{"a": ', "not valid JSON: expecting value at character 6", None, "invalid_json"),
     (b"\xff\xfe\xfa", "not valid JSON", None, "invalid_json"),
-    (b"[" * 100_000, "not valid JSON", None, "invalid_json"),
+    (b"[" * 100_000, "not valid JSON: it is nested too deep", None, "invalid_json"),
     (b'{"a": 18446744073709551616}', "64 bits", None, None),
     (b'{"a": [0, "\\ud800"]}', "not valid Unicode", "a[1]", None),
     (b'{"\\ud800": 1}', "not valid Unicode", None, None),

@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,28 @@ def test_a_key_has_a_quota(tmp_path: Path) -> None:
                 await uploaded(client, b"x" * 200)
             assert found.value.code == "file_quota_exceeded"
             await uploaded(client.with_options(api_key="b"), b"x" * 900)
+
+    asyncio.run(main())
+
+
+def test_a_quota_holds_for_uploads_that_come_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = storage.write_whole
+
+    def slowly(path: Path, data: bytes, *, syncs: bool = True) -> None:
+        time.sleep(0.05)
+        write(path, data, syncs=syncs)
+
+    monkeypatch.setattr(storage, "write_whole", slowly)
+
+    async def main() -> None:
+        async with serving(tmp_path, engine_for(), file_storage_quota=1000) as client:
+            ends = await asyncio.gather(
+                *(uploaded(client, b"x" * 300) for _ in range(6)), return_exceptions=True
+            )
+            assert sum(isinstance(end, openai.BadRequestError) for end in ends) >= 3
+            assert sum([one.bytes async for one in client.files.list()]) <= 1000
 
     asyncio.run(main())
 

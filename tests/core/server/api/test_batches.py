@@ -6,9 +6,11 @@ import asyncio
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dovetail.errors import ConfigError, RequestError
+from dovetail.server.api.batches import storage as storage_module
 from dovetail.server.api.batches.multipart import parts_of
 from dovetail.server.api.batches.runner import PRIORITY
 from dovetail.server.api.batches.storage import FileStorage
@@ -143,6 +145,44 @@ def test_a_batch_is_cancelled(tmp_path: Path) -> None:
             assert done.request_counts.completed < 200
 
     asyncio.run(main())
+
+
+def test_a_long_batch_of_one_key_holds_up_none_of_another(tmp_path: Path) -> None:
+    engine = FakeAsyncEngine(lambda text, index: Script(pieces=["x"], step_s=0.02))
+    engine.spec = msgspec.structs.replace(
+        engine.spec, schedule=msgspec.structs.replace(engine.spec.schedule, max_rows=2)
+    )
+
+    async def main() -> None:
+        async with serving(tmp_path, engine, api_key=("k", "other")) as client:
+            long = await begun(client, lines(*[{"prompt": f"p{n}"} for n in range(300)]))
+            while not (await client.batches.retrieve(long.id)).request_counts.completed:
+                await asyncio.sleep(0.01)
+            stranger = client.with_options(api_key="other")
+            short = await ended(stranger, await begun(stranger, lines({"prompt": "a"})))
+            assert short.status == "completed" and short.request_counts.completed == 1
+            left = await client.batches.retrieve(long.id)
+            assert left.status == "in_progress" and left.request_counts.completed < 300
+            await client.batches.cancel(long.id)
+            await ended(client, long)
+
+    asyncio.run(main())
+    assert engine.most_running == 1  # both together take a part of the rows
+
+
+def test_a_key_keeps_so_many_ended_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage_module, "MAX_ENDED_BATCHES", 3)
+    storage = FileStorage(str(tmp_path))
+    made = []
+    for number in range(5):
+        storage.check_new_batch("mine")
+        made.append(storage.new_batch("mine", COMPLETIONS, "file_x", None))
+        made[-1].created_at = number
+        storage.end_batch(made[-1], "completed")
+        other = storage.new_batch(f"other{number}", COMPLETIONS, "file_x", None)
+        storage.end_batch(other, "completed")
+    assert [one.id for one in storage.batches("mine")] == [one.id for one in reversed(made[-3:])]
+    assert len(storage.batches()) == 8
 
 
 def test_clients_come_first(tmp_path: Path) -> None:

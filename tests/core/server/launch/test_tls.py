@@ -16,7 +16,7 @@ from fastapi import FastAPI
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
-from dovetail.server.launch import lifecycle
+from dovetail.server.launch import http_server, lifecycle
 from dovetail.server.launch.frontend_checks import check_frontend
 from dovetail.server.launch.sockets import bind
 from support.certificates import Certificates, make_certificates
@@ -242,6 +242,6 @@ def test_one_file_may_hold_both(made: Certificates, tmp_path: Path) -> None:
 
 def test_no_tls_is_plain_http(made: Certificates) -> None:
     app = FastAPI()
-    assert lifecycle.uvicorn_config(app, FrontendConfig(), None).ssl is None
+    assert http_server.uvicorn_config(app, FrontendConfig(), None).ssl is None
     with pytest.raises((ssl.SSLError, ConnectionError)):
         served(FrontendConfig(), lambda port: status(port, client(made)))

@@ -75,8 +75,7 @@ async def upload_file(request: Request, state: BatchesOf) -> Any:
     owner, data = owner_of(request), parts["file"].data
     facts = state.storage.new_file(owner, parts["file"].filename or "file", purpose)
     with _storing():
-        await asyncio.to_thread(state.storage.check_room, owner, len(data))
-        await asyncio.to_thread(state.storage.keep_file, facts, data)
+        await asyncio.to_thread(state.storage.add_file, facts, data)
     return JSONResponse(facts.told())
 
 

@@ -1,5 +1,5 @@
 """BatchRunner: answers batches beside live traffic, a few lines at a time, and goes on after a
-restart.
+restart. The batches of a key run one after another, those of several keys side by side.
 
 Lines wait while requests of clients wait, and take at most a part of the rows. Results are written
 as they come; one whose line was torn by a crash is answered again.
@@ -14,11 +14,13 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import msgspec
 
+from dovetail.observability.supervise import supervised
 from dovetail.server.api.batches.answer import Result, answer
 from dovetail.server.api.batches.call import Caller
 from dovetail.server.api.batches.disk import ResultFile, is_passing, mended_lines
@@ -44,9 +46,11 @@ POLL_S = 0.02
 LOOK_S = 1.0
 """How often batches of other processes are looked for."""
 RETRY_S = 0.5
+MOST_LANES = 16
+"""Keys whose batches run at once; those of others wait for one of them to have none left."""
 PROGRESS_S = 1.0
 SHARE = 2
-"""A batch takes at most one of so many rows."""
+"""Batches take at most one of so many rows, all together."""
 MAX_FAULTS = 100
 BUSY = 503
 KEY_GONE = LineFault(
@@ -74,6 +78,7 @@ class _Work:
     caller: Caller
     good: set[str]
     bad: set[str]
+    kept_s: float = 0.0
     output: ResultFile = field(init=False)
     errors: ResultFile = field(init=False)
 
@@ -93,8 +98,8 @@ class _Work:
 
 
 class BatchRunner:
-    """Runs the batches of a folder, one after another, as long as `run` does. `has_news` is set
-    where this process has made a batch."""
+    """Runs the batches of a folder as long as `run` does. `has_news` is set where this process has
+    made a batch, or a key has none left."""
 
     def __init__(self, storage: FileStorage, max_line_bytes: int, keys: Sequence[str]) -> None:
         self.app: FastAPI | None = None
@@ -103,7 +108,7 @@ class BatchRunner:
         self._keys = {owner_of_key(key): key for key in keys}
         self._closed: set[str] = set()
         self.has_news = asyncio.Event()
-        self._kept_s = 0.0
+        self._gate: asyncio.Semaphore | None = None
 
     async def run(self) -> None:
         """Look for batches and answer them, until cancelled. Raises: OSError"""
@@ -111,17 +116,38 @@ class BatchRunner:
             while not _locked(lock):
                 await asyncio.sleep(LOOK_S)  # another process of this server runs them
             await asyncio.to_thread(self._storage.tidy)
-            while True:
-                self.has_news.clear()
-                batch = None
-                if self.app is not None:
-                    batch = await asyncio.to_thread(self._storage.next_batch, self._closed)
-                if batch is not None:
-                    await self._run_one(batch)
-                    continue
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_S):
-                        await self.has_news.wait()
+            lanes: dict[str, asyncio.Task[None]] = {}
+            try:
+                while True:
+                    self.has_news.clear()
+                    await self._begin_lanes(lanes)
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(LOOK_S):
+                            await self.has_news.wait()
+            finally:
+                for lane in lanes.values():
+                    lane.cancel()
+                await asyncio.gather(*lanes.values(), return_exceptions=True)
+
+    async def _begin_lanes(self, lanes: dict[str, asyncio.Task[None]]) -> None:
+        """Give each key that has an open batch a lane of its own. Mutates: lanes"""
+        for owner in [owner for owner, lane in lanes.items() if lane.done()]:
+            lanes.pop(owner).result()
+        for batch in await self._open_batches():
+            if batch.owner not in lanes and len(lanes) < MOST_LANES:
+                lanes[batch.owner] = supervised("batches", partial(self._run_lane, batch.owner))
+
+    async def _open_batches(self) -> list[BatchFacts]:
+        if self.app is None:
+            return []
+        return await asyncio.to_thread(self._storage.open_batches, self._closed)
+
+    async def _run_lane(self, owner: str) -> None:
+        """Run a key's batches, the oldest first, until none is open. Raises: OSError,
+        ExceptionGroup"""
+        while mine := [batch for batch in await self._open_batches() if batch.owner == owner]:
+            await self._run_one(mine[0])
+        self.has_news.set()
 
     async def _run_one(self, batch: BatchFacts) -> None:
         """Run a batch to its end. What may pass, as a full disk does, is raised: the batch goes on
@@ -235,14 +261,12 @@ class BatchRunner:
 
     async def _run_lines(self, work: _Work) -> None:
         """Answer lines side by side, until all have an answer or the batch ends."""
-        server = self._server
-        gate = asyncio.Semaphore(max(1, server.engine.spec.total_rows // SHARE))
+        gate = self._gate = self._gate or asyncio.Semaphore(
+            max(1, self._server.engine.spec.total_rows // SHARE)
+        )
 
         async def one(line: Line, name: str, custom_id: str | None) -> None:
-            try:
-                result = await self._result(work.batch, line, name, custom_id, work.caller)
-            finally:
-                gate.release()
+            result = await self._result(work.batch, line, name, custom_id, work.caller)
             if result is not None:
                 work.add(result)
                 await self._keep_counts(work)
@@ -253,17 +277,21 @@ class BatchRunner:
                 name = name_of_line(line, custom_id)
                 if work.has(name):
                     continue
-                await gate.acquire()
-                await self._wait_for_room()
-                if self._end_of(work.batch) is not None:
-                    break
-                group.create_task(one(line, name, custom_id))
+                with contextlib.ExitStack() as place:
+                    await gate.acquire()
+                    place.callback(gate.release)
+                    await self._wait_for_room()
+                    if self._end_of(work.batch) is not None:
+                        break
+                    place.pop_all()  # given back when the line is answered
+                    task = group.create_task(one(line, name, custom_id))
+                    task.add_done_callback(lambda _: gate.release())
 
     async def _keep_counts(self, work: _Work) -> None:
         """Note how far a batch has come, and write it now and then."""
         self._storage.live[work.batch.id] = (len(work.good), len(work.bad))
-        if time.monotonic() - self._kept_s > PROGRESS_S:
-            self._kept_s = time.monotonic()
+        if time.monotonic() - work.kept_s > PROGRESS_S:
+            work.kept_s = time.monotonic()
             await asyncio.to_thread(self._storage.keep_counts, work.batch)
 
     @property

@@ -11,7 +11,9 @@ import hashlib
 import logging
 import re
 import secrets
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,8 @@ MAX_BYTES = 64 * 2**30
 MAX_FILES = 10_000
 """Files that one key may have."""
 MAX_OPEN_BATCHES = 1_000
+MAX_ENDED_BATCHES = 10_000
+"""Records of ended batches that one key may have."""
 LEFT_OVER_S = 600.0
 """A file that is being written is touched within this time."""
 
@@ -138,6 +142,8 @@ class FileStorage:
         self.live: dict[str, tuple[int, int]] = {}
         """How many lines have been answered, and how many failed, of the batches run here."""
         self._damaged: set[Path] = set()
+        self._coming: Counter[str] = Counter()
+        self._lock = threading.Lock()
         try:
             for name in ("files", "batches"):
                 (self.folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -188,10 +194,24 @@ class FileStorage:
             code="file_quota_exceeded",
         )
 
+    def add_file(self, facts: FileFacts, data: bytes) -> None:
+        """Write a file where its key has room, also beside those that it sends at the same time.
+        Raises: RequestError, OSError. Mutates: facts"""
+        with self._lock:
+            self.check_room(facts.owner, self._coming[facts.owner] + len(data))
+            self._coming[facts.owner] += len(data)
+        try:
+            self.keep_file(facts, data)
+        finally:
+            with self._lock:
+                self._coming[facts.owner] -= len(data)
+
     def check_new_batch(self, owner: str) -> None:
-        """Raise RequestError where a key has no room for results, or too many batches open."""
+        """Raise RequestError where a key has no room for results, or too many batches open. Of
+        those that have ended the oldest go."""
         self.check_room(owner)
-        num_open = sum(batch.is_open for batch in self.batches(owner))
+        mine = self.batches(owner)
+        num_open = sum(batch.is_open for batch in mine)
         if num_open >= MAX_OPEN_BATCHES:
             raise RequestError(
                 f"{num_open} batches of this key have not ended yet, which is the most.",
@@ -199,6 +219,8 @@ class FileStorage:
                 code="too_many_batches",
                 status=429,
             )
+        for batch in [one for one in mine if not one.is_open][MAX_ENDED_BATCHES - 1 :]:
+            (self.folder / "batches" / f"{batch.id}.json").unlink(missing_ok=True)
 
     def content(self, file_id: str) -> Path:
         """Return where a file's bytes lie."""
@@ -254,9 +276,9 @@ class FileStorage:
         """Write a batch as it is. Raises: OSError"""
         write_whole(self.folder / "batches" / f"{batch.id}.json", msgspec.json.encode(batch))
 
-    def next_batch(self, closed: set[str]) -> BatchFacts | None:
-        """Return the oldest batch that is open. `closed` are the ids of those that are known not to
-        be. Mutates: closed"""
+    def open_batches(self, closed: set[str]) -> list[BatchFacts]:
+        """Return the batches that are open, the oldest first. `closed` are the ids of those that
+        are known not to be. Mutates: closed"""
         waiting: list[BatchFacts] = []
         for path in (self.folder / "batches").glob("*.json"):
             if path.stem in closed:
@@ -267,7 +289,7 @@ class FileStorage:
                     waiting.append(one)
                 elif one is not None:
                     closed.add(path.stem)
-        return min(waiting, key=lambda one: (one.created_at, one.id), default=None)
+        return sorted(waiting, key=lambda one: (one.created_at, one.id))
 
     def batch(self, batch_id: str, owner: str) -> BatchFacts:
         """Return a batch. Raises: NotFound"""

@@ -15,7 +15,7 @@ from dovetail.errors import RequestError
 from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.pooling_params import CLASSIFY, EMBED
-from dovetail.json_values import InvalidJson, json_value
+from dovetail.json_values import InvalidJson, body_fault, json_value
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 EMBEDDINGS, CLASSIFY_PATH, POOLING = "/v1/embeddings", "/classify", "/pooling"
@@ -59,7 +59,7 @@ def target_of(raw: bytes, tasks: Collection[str]) -> str:
     try:
         body = json_value(raw)
     except InvalidJson as error:
-        raise RequestError("the request body is not valid JSON.", code="invalid_json") from error
+        raise RequestError(body_fault(error), code="invalid_json") from error
     by_field = targets(tasks)
     paths = [path for name, path in by_field.items() if isinstance(body, dict) and name in body]
     if len(paths) != 1:

@@ -1,7 +1,8 @@
 """OwnedObjects: what clients keep in the memory of one process, bounded in bytes.
 
 Each object belongs to an owner. When room is needed, the owner that holds most gives up what it
-used longest ago, so that one client cannot push out what others keep.
+used longest ago, and nobody gives up what lies within its share, an equal part of the room: one
+client cannot push out what others keep, not even with what may not go yet.
 """
 
 from __future__ import annotations
@@ -93,8 +94,12 @@ class OwnedObjects(Generic[Kept]):
                 self.drop(name)
 
     def _victim(self) -> str | None:
-        """Return what goes next: of the owner that holds most, what it used longest ago."""
-        for owner, _ in self._bytes_of.most_common():
+        """Return what goes next: of the owner that holds most, what it used longest ago; nothing of
+        an owner that holds no more than its share."""
+        share = self._max_bytes / len(self._by_owner)
+        for owner, num_bytes in self._bytes_of.most_common():
+            if num_bytes <= share:
+                return None
             for name, kept in self._by_owner[owner].items():
                 if self._may_go(kept):
                     return name
