@@ -95,7 +95,7 @@ async def create_response(
         plan = _plan(server, state, body, request, unknown)
     body = plan.body
     async with AsyncExitStack() as owned:
-        owned.callback(server.admission.admit(1).close)
+        owned.enter_context(server.admission.admit(1))
         generation = await _prepare(server, plan, request)
         meta = generation.meta
         answer = Answer(
