@@ -43,9 +43,18 @@ AT_ONCE = 24
 NUM_WARM = 20
 """Cuts of each kind before the start is measured: by then caches and pools have what they hold."""
 NUM_ROWS = 10
+WHOLE_EVERY = 8
+"""One request of so many is not cut: moments are drawn from the time that it took."""
+SMALL_CACHES = (
+    "--kv-cache-memory-bytes", "24M", "--structured-outputs-config.cache_bytes", "16777216",
+)  # fmt: skip
+"""Caches that are full by the start, so that memory that grows later is lost."""
 START_LIMIT_S = 400.0
 SETTLE_LIMIT_S = 90.0
-LONGEST_MOMENT_S = 3.0
+PATIENCE_S = 60.0
+ASK_LIMIT_S = 300.0
+"""A busy machine lets the server work off requests whose clients have long left."""
+PARTS, RESETS, WHOLE = (2, 3), (1, 3), 4
 FIRST_GUESS_S = 0.2
 SPARE_DESCRIPTORS = 4
 SPARE_MIB = 64
@@ -59,7 +68,7 @@ def started(folder: Path) -> Iterator[tuple[psutil.Process, int, Path]]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     words = ["--port", str(port), "--served-model-name", NAME, "--max-num-seqs", "16"]
-    words += ["--file-storage", str(folder / "files"), "--cpu-cores", "nobind"]
+    words += ["--file-storage", str(folder / "files"), "--cpu-cores", "nobind", *SMALL_CACHES]
     log = folder / "server.log"
     with log.open("w") as out:
         command = [sys.executable, "-m", "dovetail", "serve", *words]
@@ -108,12 +117,12 @@ class Held:
 
 def held(server: psutil.Process, port: int) -> Held:
     """Return what the server holds now."""
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=ASK_LIMIT_S) as client:
         queue, metrics = client.get("/load").json(), client.get("/metrics").text
     share = next(line for line in metrics.splitlines() if line.startswith("vllm:kv_cache_usage"))
     family = [server, *server.children(recursive=True)]
     return Held(
-        queue=queue | {"inside": queue["inside"]},
+        queue=queue,
         kv_share=float(share.split()[-1]),
         connections=sum(
             one.status == psutil.CONN_ESTABLISHED and one.laddr.port == port
@@ -148,12 +157,18 @@ class Seen:
     def note(self, kind: str, way: int, answer: bytes, took_s: float | None) -> None:
         """Count one request; `took_s` if its whole answer came. Mutates: self"""
         status = answer[9:12].decode() or "none"
-        if took_s is not None and way < 2:
-            self.whole_s[kind] = 0.8 * self.whole_s.get(kind, took_s) + 0.2 * took_s
+        if took_s is not None and way == WHOLE:
+            self.whole_s[kind] = 0.7 * self.whole_s.get(kind, took_s) + 0.3 * took_s
         end = "answered" if took_s is not None else "cut in its answer" if answer else "cut before"
-        self.ends["cut in the request" if way >= 2 and took_s is None else end] += 1
+        end = "cut in the request" if way in PARTS and took_s is None else end
+        self.ends["not cut" if way == WHOLE else end] += 1
         if status.startswith("5") and status != "503":
             self.faults.append(f"{kind}: {answer[:400]!r}")
+
+    @property
+    def num_cuts(self) -> int:
+        """Return how many were cut, or answered just before."""
+        return self.ends.total() - self.ends["not cut"]
 
 
 def request_bytes(kind: str, number: int, ids: dict[str, str]) -> bytes:
@@ -173,11 +188,12 @@ def request_bytes(kind: str, number: int, ids: dict[str, str]) -> bytes:
 
 async def cut(port: int, kind: str, raw: bytes, draw: random.Random, way: int, seen: Seen) -> None:
     """Send one request and leave: in order (way 0 and 2) or by a reset (1 and 3); after the whole
-    of it (0 and 1) or a part. Mutates: seen"""
-    moment_s = draw.random() * min(LONGEST_MOMENT_S, 1.1 * seen.whole_s.get(kind, FIRST_GUESS_S))
-    sent = raw if way < 2 else raw[: draw.randrange(len(raw))]
+    of it (0 and 1) or a part; or stay (WHOLE). Mutates: seen"""
+    moment_s = draw.random() * 1.1 * seen.whole_s.get(kind, FIRST_GUESS_S)
+    moment_s = PATIENCE_S if way == WHOLE else moment_s
+    sent = raw[: draw.randrange(len(raw))] if way in PARTS else raw
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    if way % 2:
+    if way in RESETS:
         linger = struct.pack("ii", 1, 0)
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
     begun_s, answer, took_s = time.monotonic(), b"", None
@@ -196,14 +212,15 @@ async def cut(port: int, kind: str, raw: bytes, draw: random.Random, way: int, s
 async def cut_each(port: int, numbers: range, seed: int, ids: dict[str, str], seen: Seen) -> None:
     """Cut one request of each kind for every number, in an order that the seed decides."""
     draw = random.Random(seed)
-    work = [(kind, number) for kind in ALL_KINDS for number in numbers]
+    work = [(kind, number, number % 4) for kind in ALL_KINDS for number in numbers]
+    work += [(kind, number, WHOLE) for kind, number, _ in work if number % WHOLE_EVERY == 0]
     draw.shuffle(work)
     turns = asyncio.Semaphore(AT_ONCE)
     async with asyncio.TaskGroup() as group:
-        for kind, number in work:
+        for kind, number, way in work:
             await turns.acquire()
             raw = request_bytes(kind, number, ids)
-            task = group.create_task(cut(port, kind, raw, draw, number % 4, seen))
+            task = group.create_task(cut(port, kind, raw, draw, way, seen))
             task.add_done_callback(lambda _: turns.release())
 
 
@@ -269,7 +286,7 @@ def measure(num_cuts: int, say: Any) -> list[str]:
             numbers = range(1000 + part * each, 1000 + (part + 1) * each)
             asyncio.run(cut_each(port, numbers, 2 + part, ids, seen))
             now = settled(server, port, start)
-            say(row(sum(seen.ends.values()), now))
+            say(row(seen.num_cuts, now))
         say(f"\n{len(ALL_KINDS)} kinds; {dict(seen.ends)}")
         wrong = [*seen.faults, *now.beyond(start), *log_faults(log)]
         after = whole_answers(port, ids)
