@@ -28,6 +28,7 @@ from dovetail.config.checkpoint.model_path import (
     find_config,
     find_model,
 )
+from dovetail.config.checkpoint.odd_values import odd_values_named
 from dovetail.config.checkpoint.rope import rope_rules, with_rope
 from dovetail.config.checkpoint.weights_check import check_weights, has_weights, no_weights
 from dovetail.config.config import Config
@@ -109,8 +110,17 @@ def resolve(config: Config) -> EngineSpec:
     config = checked(config)
     chosen, platform = select_platform(config)
     executor = _executor(config, platform)  # a model may take long to come
-    folder = _find_model(config)
-    aim = purpose(config, _model(config, folder, platform))
+    model = _model(config, _find_model(config), platform)
+    with odd_values_named(Path(model.path, "config.json"), model.hf_config):
+        spec = _resolved(config, purpose(config, model), platform, executor)
+        spec = msgspec.structs.replace(with_engines(spec, config, platform), platform=chosen)
+        platform.check(spec)
+    if registry.hook_entries():
+        registry.hooks.tell(registry.hooks.config_resolved, {"spec": spec})
+    return spec
+
+
+def _resolved(config: Config, aim: Purpose, platform: Platform, executor: Selection) -> EngineSpec:
     model = _with_code(config, aim.model)
     aim = replace(aim, model=model)
     schedule = schedule_spec(config, model, platform, aim.max_tokens)
@@ -130,12 +140,7 @@ def resolve(config: Config) -> EngineSpec:
     cache = cache_spec(config, cached, schedule, kv_dtype, platform, beside)
     schedule = _fit_schedule(config, cached, schedule, cache, kv_dtype, beside)
     aim = replace(aim, drafts=drafts)
-    spec = _engine_spec(config, aim, schedule, cache, kv_dtype, platform, executor)
-    spec = msgspec.structs.replace(with_engines(spec, config, platform), platform=chosen)
-    platform.check(spec)
-    if registry.hook_entries():
-        registry.hooks.tell(registry.hooks.config_resolved, {"spec": spec})
-    return spec
+    return _engine_spec(config, aim, schedule, cache, kv_dtype, platform, executor)
 
 
 def cache_spec(
