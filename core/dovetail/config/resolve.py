@@ -122,11 +122,10 @@ def resolve(config: Config) -> EngineSpec:
 
 def _resolved(config: Config, aim: Purpose, platform: Platform, executor: Selection) -> EngineSpec:
     model = _with_code(config, aim.model)
-    aim = replace(aim, model=model)
     schedule = schedule_spec(config, model, platform, aim.max_tokens)
     if config.model.disable_sliding_window:
         model = without_window(model)
-        aim = replace(aim, model=model)
+    aim = replace(aim, model=model)
     requested = registry.value_of("kv_cache_dtype", config.cache.kv_cache_dtype)
     kv_dtype = requested or platform.defaults().kv_dtype or model.weight_dtype
     check_dtypes(platform, kept=model.weight_dtype, kv_dtype=kv_dtype)
@@ -135,11 +134,10 @@ def _resolved(config: Config, aim: Purpose, platform: Platform, executor: Select
     if config.scheduler.disable_hybrid_kv_cache_manager:
         cached = without_window(cached)
     check_states(config, model)
-    drafts = _worker_drafts(config, aim, schedule, kv_dtype, platform)
-    beside = draft_bytes(drafts, kv_dtype, rank.tensor_size)
+    aim = replace(aim, drafts=_worker_drafts(config, aim, schedule, kv_dtype, platform))
+    beside = draft_bytes(aim.drafts, kv_dtype, rank.tensor_size)
     cache = cache_spec(config, cached, schedule, kv_dtype, platform, beside)
     schedule = _fit_schedule(config, cached, schedule, cache, kv_dtype, beside)
-    aim = replace(aim, drafts=drafts)
     return _engine_spec(config, aim, schedule, cache, kv_dtype, platform, executor)
 
 
