@@ -19,6 +19,14 @@ class InvalidJson(ValueError):
     text: "is nested too deep."."""
 
 
+class TooDeep(InvalidJson):
+    """The text may be JSON, but nests deeper than can be read."""
+
+
+class WrongShape(InvalidJson):
+    """The text is JSON, of another shape than what is asked for."""
+
+
 def json_value(
     data: str | bytes | bytearray,
     *,
@@ -32,15 +40,16 @@ def json_value(
             data, object_hook=object_hook, parse_constant=parse_constant, strict=strict
         )
     except (ValueError, RecursionError, OverflowError) as error:
-        raise InvalidJson(_why(error)) from error
+        raise _fault(error) from error
 
 
 def json_struct(data: str | bytes | bytearray, kind: Any = Any) -> Any:
-    """Return the value of a JSON text as a type of msgspec's. Raises: InvalidJson"""
+    """Return the value of a JSON text as a type of msgspec's. Raises: InvalidJson, of which
+    WrongShape says that it is JSON"""
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
-        raise InvalidJson(_why(error)) from error
+        raise _fault(error) from error
 
 
 def body_fault(error: Exception) -> str:
@@ -49,7 +58,7 @@ def body_fault(error: Exception) -> str:
         error = error.__cause__
     if isinstance(error, json.JSONDecodeError):
         return not_json(error.msg, error.pos)
-    return f"the request body is not valid JSON: it {_why(error)}"
+    return f"the request body is not valid JSON: it {_fault(error)}"
 
 
 def not_json(why: str, place: int) -> str:
@@ -57,13 +66,15 @@ def not_json(why: str, place: int) -> str:
     return f"the request body is not valid JSON: {why[0].lower()}{why[1:]} at character {place}."
 
 
-def _why(error: Exception) -> str:
+def _fault(error: Exception) -> InvalidJson:
     match error:
         case RecursionError():
-            return "is nested too deep."
+            return TooDeep("is nested too deep.")
         case UnicodeError():
-            return "is not valid Unicode."
+            return InvalidJson("is not valid Unicode.")
+        case msgspec.ValidationError():
+            return WrongShape(f"has a value of another kind: {error}.")
         case json.JSONDecodeError() | msgspec.MsgspecError():
-            return f"is not valid JSON: {error}."
+            return InvalidJson(f"is not valid JSON: {error}.")
         case _:
-            return f"has a value that cannot be read: {error}."
+            return InvalidJson(f"has a value that cannot be read: {error}.")

@@ -317,7 +317,7 @@ def test_a_renewed_certificate_is_used_by_every_process(
     [
         (["--ssl-certfile", "first.pem", "--ssl-keyfile", "second.key"], "does not belong to"),
         (["--middleware", "nowhere.Thing"], "nowhere"),
-        (["--log-config-file", "leaf.cnf"], "is not JSON"),
+        (["--log-config-file", "leaf.cnf"], "is not valid JSON"),
     ],
 )
 def test_faults_are_told_before_the_engine_loads(

@@ -113,7 +113,7 @@ def test_jsonl(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "text"),
-    [("{", "not JSON"), ("[]", "prompt"), ('{"prompt": ""}', "prompt"),
+    [("{", "not valid JSON"), ("[]", "prompt"), ('{"prompt": ""}', "prompt"),
      ('{"prompt": "a", "output_tokens": "b"}', "output_tokens"), ("", "no usable entry")],
 )  # fmt: skip
 def test_wrong_lines_are_named(line: str, text: str, tmp_path: Path) -> None:

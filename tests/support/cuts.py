@@ -3,7 +3,7 @@ and after.
 
 A request is cut in one of two ways: its client leaves, or the task that answers it is cancelled, as
 a server's shutdown does. Requests call the application without sockets, so that thousands take
-minutes.
+minutes; `benchmarks/cuts.py` cuts them at a server's sockets.
 """
 
 from __future__ import annotations
@@ -13,100 +13,20 @@ import contextlib
 import gc
 import json
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
 from fastapi import FastAPI
 
+from support.cut_kinds import KINDS
 from support.serving import post_scope
 
-NAME = "demo"
-USER = [{"role": "user", "content": "hi"}]
 AT_ONCE = 24
 SETTLE_S = 60.0
 LATEST_S = 0.25
 """Requests are cut before this time; most have an answer by then."""
-
-_WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-_TOOL = {"type": "function", "function": {"name": "weather", "parameters": _WEATHER}}
-
-
-def _schema(which: int) -> dict[str, Any]:
-    """Return a schema that nobody has sent before, so that it waits to be compiled."""
-    names = {f"name_{which}": {"type": "string"}, "n": {"enum": list(range(which % 50 + 1))}}
-    return {"type": "object", "properties": names, "required": list(names)}
-
-
-def _formatted(which: int) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": {"name": "x", "schema": _schema(which)}}
-
-
-def _chat(**fields: Any) -> dict[str, Any]:
-    return {"messages": USER, "max_tokens": 24, "seed": 1} | fields
-
-
-LONG_TEXT = "word " * 60_000
-KINDS: dict[str, tuple[str, Callable[[int], Any]]] = {
-    "chat": ("/v1/chat/completions", lambda i: _chat()),
-    "chat stream": ("/v1/chat/completions", lambda i: _chat(stream=True)),
-    "chat n": ("/v1/chat/completions", lambda i: _chat(n=3, stream=bool(i % 2))),
-    "chat schema": ("/v1/chat/completions", lambda i: _chat(response_format=_formatted(i))),
-    "chat schema stream": (
-        "/v1/chat/completions",
-        lambda i: _chat(response_format=_formatted(i), stream=True),
-    ),
-    "chat tools": (
-        "/v1/chat/completions",
-        lambda i: _chat(tools=[_TOOL], tool_choice="required", stream=bool(i % 2)),
-    ),
-    "chat beams": ("/v1/chat/completions", lambda i: _chat(use_beam_search=True, n=2)),
-    "chat long": (
-        "/v1/chat/completions",
-        lambda i: _chat(messages=[{"role": "user", "content": f"{i} {LONG_TEXT}"}]),
-    ),
-    "completion": ("/v1/completions", lambda i: {"prompt": "hi", "max_tokens": 24}),
-    "completions": (
-        "/v1/completions",
-        lambda i: {"prompt": ["a", "b", "c"], "max_tokens": 16, "stream": bool(i % 2)},
-    ),
-    "completion best_of": (
-        "/v1/completions",
-        lambda i: {"prompt": "hi", "max_tokens": 8, "n": 1, "best_of": 3},
-    ),
-    "completion regex": (
-        "/v1/completions",
-        lambda i: {"prompt": "hi", "structured_outputs": {"regex": f"[a-z]{{{i % 900 + 1}}}"}},
-    ),
-    "response": ("/v1/responses", lambda i: {"input": "hi", "max_output_tokens": 24}),
-    "response stream": (
-        "/v1/responses",
-        lambda i: {"input": "hi", "max_output_tokens": 24, "stream": True},
-    ),
-    "response background": (
-        "/v1/responses",
-        lambda i: {"input": "hi", "max_output_tokens": 24, "background": True},
-    ),
-    "message": (
-        "/v1/messages",
-        lambda i: {"messages": USER, "max_tokens": 24},
-    ),
-    "message stream": (
-        "/v1/messages",
-        lambda i: {"messages": USER, "max_tokens": 24, "stream": True},
-    ),
-    "ollama chat": (
-        "/api/chat",
-        lambda i: {"model": NAME, "messages": USER, "options": {"num_predict": 24}},
-    ),
-    "ollama generate": (
-        "/api/generate",
-        lambda i: {"model": NAME, "prompt": "hi", "stream": bool(i % 2), "format": _schema(i)},
-    ),
-    "tokenize": ("/tokenize", lambda i: {"prompt": f"{i} {LONG_TEXT}"}),
-}
-"""Path and body of each kind of request, by its number."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -15,6 +15,7 @@ import msgspec
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from dovetail.json_values import InvalidJson, json_struct
 from dovetail.observability.supervise import supervised
 from dovetail.server.api.batches.answer import Result
 from dovetail.server.api.batches.lines import Scan
@@ -66,8 +67,8 @@ class Progress:
 
     def _count(self, body: bytes) -> None:
         try:
-            usage = msgspec.json.decode(body, type=_Counted).usage
-        except msgspec.MsgspecError:
+            usage = json_struct(body, _Counted).usage
+        except InvalidJson:
             return  # a route that counts no tokens
         if usage is not None:
             read = usage.input_tokens + usage.cache_read_input_tokens

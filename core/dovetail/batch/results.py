@@ -16,6 +16,7 @@ from typing import Any, Self
 import msgspec
 
 from dovetail.errors import ConfigError, DovetailError
+from dovetail.json_values import InvalidJson, json_struct
 from dovetail.server.api.batches.answer import Result
 from dovetail.server.api.batches.lines import ID_PREFIX, name_of
 
@@ -113,8 +114,8 @@ class Results:
 
     def _is_result(self, raw: bytes) -> bool:
         try:
-            msgspec.json.decode(raw, type=_Kept)
-        except msgspec.MsgspecError:
+            json_struct(raw, _Kept)
+        except InvalidJson:
             return False
         return True
 
@@ -122,8 +123,8 @@ class Results:
         if not raw.strip():
             return
         try:
-            kept = msgspec.json.decode(raw, type=_Kept)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            kept = json_struct(raw, _Kept)
+        except InvalidJson as error:
             raise _foreign(self.path, number) from error
         name = kept.id if kept.custom_id is None else name_of(kept.custom_id)
         self.answered.add(name)

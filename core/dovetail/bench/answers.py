@@ -12,13 +12,13 @@ OpenAI API, the last one `[DONE]`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from dovetail.bench.client import Trace
+from dovetail.json_values import json_value
 
 MAX_ERROR_CHARS = 300
 TEXT_FIELDS = ("content", "reasoning_content", "reasoning", "refusal")
@@ -100,7 +100,7 @@ def _read_stream(trace: Trace) -> Answer:
         if data == "[DONE]":
             break
         try:
-            body = json.loads(data)
+            body = json_value(data)
         except ValueError:
             return failed_answer(trace, f"an event is not JSON: {data}")
         if not isinstance(body, dict) or body.get("error"):
@@ -197,7 +197,7 @@ def message_of(body: bytes) -> str:
     """Return the message of an error body in OpenAI's shape, or its beginning as it stands."""
     text = body.decode("utf-8", "replace")
     try:
-        error = json.loads(text)["error"]
+        error = json_value(text)["error"]
     except (ValueError, KeyError, TypeError):
         return text[:MAX_ERROR_CHARS] or "no body"
     message = error.get("message") if isinstance(error, dict) else error

@@ -19,6 +19,7 @@ from typing import Any
 from dovetail.bench.settings import COMPARE_GROUPS, PictureFlags
 from dovetail.config.parse.flags import add_groups, group_of
 from dovetail.errors import ConfigError
+from dovetail.json_values import InvalidJson, json_value
 
 HELP = "compare two results: ratios with their spread"
 RATES = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s", "goodput_requests_per_s")
@@ -80,8 +81,10 @@ def run(args: argparse.Namespace) -> int:
 def read_result(name: str) -> Result:
     """Return the result in a file. Raises: ConfigError"""
     try:
-        found = json.loads(Path(name).expanduser().read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        found = json_value(Path(name).expanduser().read_text(encoding="utf-8"))
+    except InvalidJson as error:
+        raise ConfigError(str(error), where=name) from error
+    except (OSError, UnicodeError) as error:
         raise ConfigError(f"cannot be read: {error}.", where=name) from error
     if not isinstance(found, dict) or not isinstance(found.get("results"), dict):
         raise ConfigError(

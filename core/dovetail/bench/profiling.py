@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -10,6 +9,7 @@ from typing import Any
 
 from dovetail.bench.dialect import models_path
 from dovetail.errors import ConfigError, DovetailError
+from dovetail.json_values import json_value
 
 FLAG = "--profile"
 
@@ -65,7 +65,7 @@ async def _post(target: Any, path: str) -> dict[str, Any]:
             fix="start the server with --profiler-config FOLDER.",
         )
     try:
-        found = json.loads(trace.body)
+        found = json_value(trace.body)
     except ValueError:  # another server, whose answer is empty
         return {}
     return found if isinstance(found, dict) else {}

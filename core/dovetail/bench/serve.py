@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-import json
 import os
 import sys
 import time
@@ -28,6 +27,7 @@ from dovetail.bench.dialect import (
 )
 from dovetail.config.parse.flags import add_groups, group_of
 from dovetail.errors import DovetailError
+from dovetail.json_values import json_value
 
 HELP = "load a running server and measure its answers"
 COMMON = frozenset(
@@ -262,7 +262,7 @@ async def _model_cards(target: Any, patience_s: float) -> list[dict[str, Any]]:
             fix="give it with --api-key or OPENAI_API_KEY.",
         )
     try:
-        cards = json.loads(trace.body)["data"]
+        cards = json_value(trace.body)["data"]
     except (ValueError, KeyError, TypeError):
         return []
     return [card for card in cards if isinstance(card, dict) and "id" in card]

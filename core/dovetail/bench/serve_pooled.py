@@ -21,6 +21,7 @@ from dovetail.bench.report import number, result_of, settings_of, summary_rows, 
 from dovetail.bench.serve_report import Checked
 from dovetail.bench.stats import peak_overlap, summary
 from dovetail.interfaces.bench_dataset import BenchPrompt
+from dovetail.json_values import json_value
 from dovetail.observability.plot import draw_distributions
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def read_pooled(trace: Trace) -> Answer:
         said = trace.error or f"status {trace.status}: {message_of(trace.body)}"
         return failed_answer(trace, said)
     try:
-        usage = json.loads(trace.body).get("usage") or {}
+        usage = json_value(trace.body).get("usage") or {}
     except (ValueError, AttributeError):
         return failed_answer(trace, "the answer is not a JSON object")
     tokens = usage.get("prompt_tokens", usage.get("total_tokens"))

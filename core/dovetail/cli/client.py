@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from dovetail.errors import ConfigError, DovetailError
+from dovetail.json_values import json_value
 
 DEFAULT_URL = "http://localhost:8000/v1"
 CONNECT_TIMEOUT_S = 10.0
@@ -137,7 +138,7 @@ def read_events(lines: Any) -> Iterator[dict[str, Any]]:
         if data == "[DONE]":
             return
         try:
-            yield json.loads(data)
+            yield json_value(data)
         except ValueError as error:
             raise ServerError(f"the server sent no JSON: {data[:80]!r}.") from error
 
@@ -167,7 +168,7 @@ def _fix_of(error: Exception) -> str:
 
 def _json(response: http.client.HTTPResponse) -> dict[str, Any]:
     try:
-        content = json.loads(response.read())
+        content = json_value(response.read())
     except (ValueError, OSError, http.client.HTTPException) as error:
         raise ServerError("the answer is not JSON.", fix="check --url; it ends in /v1.") from error
     finally:

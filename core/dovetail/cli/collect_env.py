@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.config.report.secrets import masked_variable
+from dovetail.json_values import json_value
 
 HELP = "describe machine and installation, for a bug report"
 
@@ -228,7 +229,7 @@ def _asked(code: str, limit_s: float) -> dict[str, Any]:
     paths = os.pathsep.join(path for path in sys.path if path)
     try:
         told = _output([sys.executable, "-c", code], limit_s, PYTHONPATH=paths)
-        answer: dict[str, Any] = json.loads(told.strip().splitlines()[-1])
+        answer: dict[str, Any] = json_value(told.strip().splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         return {"fault": str(error)}
     return answer

@@ -28,6 +28,7 @@ from dovetail.config.checkpoint.model_path import (
     find_config,
     find_model,
 )
+from dovetail.config.checkpoint.odd_values import odd_values_named
 from dovetail.config.checkpoint.rope import rope_rules, with_rope
 from dovetail.config.checkpoint.weights_check import check_weights, has_weights, no_weights
 from dovetail.config.config import Config
@@ -109,14 +110,22 @@ def resolve(config: Config) -> EngineSpec:
     config = checked(config)
     chosen, platform = select_platform(config)
     executor = _executor(config, platform)  # a model may take long to come
-    folder = _find_model(config)
-    aim = purpose(config, _model(config, folder, platform))
+    model = _model(config, _find_model(config), platform)
+    with odd_values_named(Path(model.path, "config.json"), model.hf_config):
+        spec = _resolved(config, purpose(config, model), platform, executor)
+        spec = msgspec.structs.replace(with_engines(spec, config, platform), platform=chosen)
+        platform.check(spec)
+    if registry.hook_entries():
+        registry.hooks.tell(registry.hooks.config_resolved, {"spec": spec})
+    return spec
+
+
+def _resolved(config: Config, aim: Purpose, platform: Platform, executor: Selection) -> EngineSpec:
     model = _with_code(config, aim.model)
-    aim = replace(aim, model=model)
     schedule = schedule_spec(config, model, platform, aim.max_tokens)
     if config.model.disable_sliding_window:
         model = without_window(model)
-        aim = replace(aim, model=model)
+    aim = replace(aim, model=model)
     requested = registry.value_of("kv_cache_dtype", config.cache.kv_cache_dtype)
     kv_dtype = requested or platform.defaults().kv_dtype or model.weight_dtype
     check_dtypes(platform, kept=model.weight_dtype, kv_dtype=kv_dtype)
@@ -125,17 +134,11 @@ def resolve(config: Config) -> EngineSpec:
     if config.scheduler.disable_hybrid_kv_cache_manager:
         cached = without_window(cached)
     check_states(config, model)
-    drafts = _worker_drafts(config, aim, schedule, kv_dtype, platform)
-    beside = draft_bytes(drafts, kv_dtype, rank.tensor_size)
+    aim = replace(aim, drafts=_worker_drafts(config, aim, schedule, kv_dtype, platform))
+    beside = draft_bytes(aim.drafts, kv_dtype, rank.tensor_size)
     cache = cache_spec(config, cached, schedule, kv_dtype, platform, beside)
     schedule = _fit_schedule(config, cached, schedule, cache, kv_dtype, beside)
-    aim = replace(aim, drafts=drafts)
-    spec = _engine_spec(config, aim, schedule, cache, kv_dtype, platform, executor)
-    spec = msgspec.structs.replace(with_engines(spec, config, platform), platform=chosen)
-    platform.check(spec)
-    if registry.hook_entries():
-        registry.hooks.tell(registry.hooks.config_resolved, {"spec": spec})
-    return spec
+    return _engine_spec(config, aim, schedule, cache, kv_dtype, platform, executor)
 
 
 def cache_spec(

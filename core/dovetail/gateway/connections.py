@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import ssl
 import time
 from collections import deque
@@ -17,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import httptools
+
+from dovetail.json_values import json_value
 
 CONNECT_LIMIT_S = 5.0
 IDLE_S = 60.0
@@ -43,7 +44,7 @@ class Whole:
 
     def json(self) -> Any:
         """Return what the body says. Raises: ValueError"""
-        return json.loads(self.body)
+        return json_value(self.body)
 
 
 class Connections:

@@ -84,10 +84,17 @@ def upstream_of(url: str, flag: str) -> Upstream:
         raise ConfigError(
             f'"{url}" is not the URL of a server.', where=flag, fix="write http://HOST:PORT."
         )
+    if "@" in parts.netloc:
+        raise ConfigError(
+            f"the URL of {parts.hostname} holds a user or a password, which nothing here sends, "
+            "and which health reports and headers would show.",
+            where=flag,
+            fix="leave it out; a client's own key is passed on.",
+        )
     tls = ssl.create_default_context() if parts.scheme == "https" else None
     return Upstream(
         url=url.rstrip("/"),
-        host=parts.netloc.rpartition("@")[2],
+        host=parts.netloc,
         path=parts.path.rstrip("/"),
         connections=Connections((parts.hostname, port), tls),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from dovetail.inspect.how import How
 from dovetail.inspect.layers import EMBEDDING, HEAD, UNUSED, num_blocks, purpose_of
 from dovetail.interfaces.headers import StoredLayer
 from dovetail.interfaces.spec import LOGITS, ModelSpec
+from dovetail.json_values import json_value
 
 _FLOATS = ("float32", "bfloat16", "float16")
 _PICKLED = (".bin", ".pt", ".pth")
@@ -132,7 +132,7 @@ def of_text(model: ModelSpec, text: TextFacts | None) -> list[str]:
 def _json(file: Path) -> dict[str, Any]:
     """Return a file's object, nothing where it cannot be read: its user reports that."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        content = json_value(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

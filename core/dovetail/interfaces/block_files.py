@@ -8,12 +8,12 @@ says whose blocks they are.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from dovetail.interfaces.sealed_block import unsealed
+from dovetail.json_values import json_value
 
 ABOUT = "about.json"
 UNFINISHED = ".new"
@@ -68,7 +68,7 @@ def stores_in(folder: Path) -> list[BlockFiles]:
     found = []
     for about in sorted(folder.rglob(ABOUT)):
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            told = json.loads(about.read_bytes())
+            told = json_value(about.read_bytes())
             found.append(
                 BlockFiles(
                     root=about.parent,

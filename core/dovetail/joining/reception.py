@@ -171,7 +171,12 @@ class Reception:
             if not self._places.acquire(blocking=False):
                 connection.close()
                 continue
-            threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
+            try:
+                threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
+            except RuntimeError as error:  # too many threads, for example
+                logger.warning("an engine could not come in: %s", error)
+                connection.close()
+                self._places.release()
 
     def _greet(self, connection: socket.socket) -> None:
         """Let a connection in, or refuse it."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ConfigError
+from dovetail.json_values import json_value
 
 BEGIN = "[BEGIN_AUDIO]"
 """What stands before a sound's places."""
@@ -38,7 +39,7 @@ class VoxtralProcessor:
                 where=str(folder),
                 fix="write one of its tekken.json with transformers.",
             )
-        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+        config = json_value((Path(folder) / "config.json").read_text(encoding="utf-8"))
         hears = config["audio_config"]
         rows = hears["max_source_positions"] * hears["hidden_size"] // hears["intermediate_size"]
         return cls(
@@ -52,7 +53,7 @@ class VoxtralProcessor:
         """Write the processor's files."""
         self.feature_extractor.save_pretrained(folder)
         path = Path(folder) / FILE
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = json_value(path.read_text(encoding="utf-8"))
         stored["processor_class"] = type(self).__name__
         path.write_text(json.dumps(stored), encoding="utf-8")
 

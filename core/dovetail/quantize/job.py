@@ -22,6 +22,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import LoadFormat
 from dovetail.interfaces.quantizer import Block, Inputs, Quantized, Quantizer, QuantizeTask
 from dovetail.interfaces.spec import RankSpec, RunSpec, Selection
+from dovetail.json_values import json_value
 from dovetail.layers.weights import TIED_FIX
 from dovetail.quantize.calibration import Calibration
 from dovetail.quantize.plan import TABLES, TOKEN_TABLES, WEIGHT, Plan, group_of, plan_of
@@ -205,7 +206,7 @@ class Job:
         code = self._run.model.code
         for name, text in code.files.items() if code is not None else ():
             (out / name).write_text(text, encoding="utf-8", newline="")
-        config: dict[str, Any] = json.loads((source / CONFIG).read_text(encoding="utf-8"))
+        config: dict[str, Any] = json_value((source / CONFIG).read_text(encoding="utf-8"))
         whole = [name for name in sorted(self._plan.whole) if not name.endswith(TOKEN_TABLES)]
         config[STORED] = dict(self._quantizer.settings(whole))
         (out / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -17,6 +17,7 @@ import msgspec
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import Plugin
+from dovetail.json_values import InvalidJson, json_value
 from dovetail.registry.kinds import Kind, kind_of
 
 
@@ -153,8 +154,8 @@ def _unknown(place: str, name: str, known: list[str]) -> ConfigError:
 
 def _json_or_text(text: str) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError:
+        return json_value(text)
+    except InvalidJson:
         return text
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from itertools import islice
 from typing import Any, ClassVar
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.bench_dataset import BenchDataset, BenchPrompt, DatasetQuery
 from dovetail.interfaces.plugin import Info
+from dovetail.json_values import InvalidJson, json_value
 from dovetail_plugins.bench_datasets import _files
 
 OUTPUT_TOKENS = 128
@@ -35,9 +35,9 @@ class Jsonl(BenchDataset):
 
 def _prompt(line: str, query: DatasetQuery, where: str) -> BenchPrompt:
     try:
-        entry = json.loads(line)
-    except ValueError as error:
-        raise ConfigError(f"not JSON: {error}.", where=where) from error
+        entry = json_value(line)
+    except InvalidJson as error:
+        raise ConfigError(str(error), where=where) from error
     prompt = entry.get("prompt") if isinstance(entry, dict) else None
     if isinstance(prompt, list) and prompt and all(isinstance(i, int) for i in prompt):
         if query.needs_text:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from dovetail.errors import ConfigError
 from dovetail.interfaces.bench_dataset import BenchDataset, BenchPrompt, DatasetQuery
 from dovetail.interfaces.plugin import Info
+from dovetail.json_values import InvalidJson, json_value
 from dovetail_plugins.bench_datasets import _files
 
 LEAST_TOKENS = 4
@@ -83,9 +84,9 @@ def _usable(pairs: list[tuple[str, str]], query: DatasetQuery) -> list[BenchProm
 def _pairs(text: str, where: str) -> Iterator[tuple[str, str]]:
     """Yield (question, answer) of every conversation that begins with them."""
     try:
-        conversations = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"not JSON: {error}.", where=where) from error
+        conversations = json_value(text)
+    except InvalidJson as error:
+        raise ConfigError(str(error), where=where) from error
     for item in conversations if isinstance(conversations, list) else ():
         turns = item.get("conversations") if isinstance(item, dict) else ()
         told = [turn for turn in turns or () if isinstance(turn, dict) and turn.get("value")]

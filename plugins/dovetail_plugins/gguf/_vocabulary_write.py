@@ -17,6 +17,7 @@ from tokenizers import Regex, Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
 from dovetail.errors import ConfigError
+from dovetail.json_values import json_value
 from dovetail_plugins.gguf._file import Model
 from dovetail_plugins.gguf._splits import KINDS
 from dovetail_plugins.gguf._vocabulary import TEMPLATE, tokenizer_of
@@ -43,7 +44,7 @@ def tokenizer_settings(folder: Path, vocab_size: int) -> dict[str, Any]:
     file = folder / "tokenizer.json"
     try:
         raw = file.read_text(encoding="utf-8")
-        content = json.loads(raw)
+        content = json_value(raw)
         real = Tokenizer.from_str(raw)
     except (OSError, ValueError) as error:
         raise ConfigError(
@@ -71,7 +72,7 @@ def tokenizer_settings(folder: Path, vocab_size: int) -> dict[str, Any]:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+    return dict(json_value(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
 
 def _merges(content: Mapping[str, Any]) -> list[list[str]]:

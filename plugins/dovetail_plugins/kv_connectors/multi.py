@@ -25,6 +25,7 @@ from dovetail.interfaces.kv_connector import (
 )
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.selection import Selection
+from dovetail.json_values import json_value
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +160,7 @@ class MultiStore(BlockStore):
     ) -> Iterator[tuple[bytes, Parts]]:
         """Yield the blocks of the first store, then of the second those that are missing, and so
         on; a fault of one is that one's."""
-        sources = json.loads(source) if source else [""] * len(self._stores)
+        sources = json_value(source) if source else [""] * len(self._stores)
         missing = dict.fromkeys(keys)
         for store, own in zip(self._stores, sources, strict=True):
             try:

@@ -16,6 +16,7 @@ import msgspec
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.headers import TensorHeader
+from dovetail.json_values import InvalidJson, WrongShape, json_struct
 from dovetail_plugins.load_formats._files import check_is_content
 
 MAX_HEADER_BYTES = 100_000_000
@@ -57,10 +58,6 @@ class _Told(msgspec.Struct):
     data_offsets: tuple[Count, Count]
 
 
-_HEADER = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_TENSOR = msgspec.json.Decoder(_Told)
-
-
 class Entry(NamedTuple):
     """One tensor; `dtype` is torch's name, `start` and `end` count bytes from the file's start."""
 
@@ -81,9 +78,9 @@ def read_metadata(path: Path) -> dict[str, str]:
     """Return the file's metadata. Raises: ConfigError when it has no valid header."""
     words = _words(path, _raw(path)[0]).get(METADATA, msgspec.Raw(b"{}"))
     try:
-        found = msgspec.json.decode(words)
-    except (ValueError, RecursionError) as error:
-        raise malformed(path, f"{METADATA} is not valid JSON: {error}") from error
+        found = json_struct(words)
+    except InvalidJson as error:
+        raise malformed(path, f"{METADATA} {error}") from error
     return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
 
 
@@ -138,19 +135,19 @@ def _raw(path: Path) -> tuple[bytes, int]:
 def _words(path: Path, raw: bytes) -> dict[str, msgspec.Raw]:
     """Return what a header says of each name, not yet looked at. Raises: ConfigError"""
     try:
-        return _HEADER.decode(raw)
-    except msgspec.ValidationError as error:
+        return dict(json_struct(raw, dict[str, msgspec.Raw]))
+    except WrongShape as error:
         raise malformed(path, "the header is not a JSON object") from error
-    except (ValueError, RecursionError) as error:
-        raise malformed(path, f"the header is not valid JSON: {error}") from error
+    except InvalidJson as error:
+        raise malformed(path, f"the header {error}") from error
 
 
 def _entry(path: Path, name: str, words: msgspec.Raw, data_start: int) -> Entry:
     """Return one checked header entry."""
     try:
-        told = _TENSOR.decode(words)
-    except (ValueError, RecursionError) as error:
-        what = f'tensor "{name}" has no valid shape, data_offsets or dtype: {error}'
+        told: _Told = json_struct(words, _Told)
+    except InvalidJson as error:
+        what = f'tensor "{name}" has no valid shape, data_offsets or dtype: it {error}'
         raise malformed(path, what) from error
     shape, (start, end) = told.shape, told.data_offsets
     known = TYPES.get(told.dtype)

@@ -13,6 +13,7 @@ from typing import Any
 
 from dovetail.config.checkpoint.json_files import read_json
 from dovetail.errors import ConfigError
+from dovetail.json_values import json_value
 
 FILE = "params.json"
 WEIGHTS = "consolidated*.safetensors"
@@ -82,7 +83,7 @@ def stored_type(path: str | Path) -> str | None:
             length = int.from_bytes(stream.read(8), "little")
             text = stream.read(length) if length <= MAX_HEADER_BYTES else b""
         try:
-            entry = json.loads(text)["tok_embeddings.weight"]
+            entry = json_value(text)["tok_embeddings.weight"]
             return _TYPES.get(entry["dtype"])
         except (ValueError, KeyError, TypeError, RecursionError):
             continue  # in another file, or damaged: the check of the weights tells of that

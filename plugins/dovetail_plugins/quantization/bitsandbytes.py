@@ -13,7 +13,6 @@ https://github.com/bitsandbytes-foundation/bitsandbytes; Dettmers et al., QLoRA,
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
+from dovetail.json_values import json_value
 from dovetail.layers.checkpoint_method import Layout, listed
 from dovetail.layers.rounding import AUTO, INTEGERS
 from dovetail_plugins.quantization._either import EitherMethod, SkipOptions
@@ -214,7 +214,7 @@ class BitsAndBytes(EitherMethod):
             return None
         scales = found[NESTED[0]]
         try:
-            state = json.loads(bytes(found[STATE].tolist()))
+            state = json_value(bytes(found[STATE].tolist()))
             block, offset = int(state["blocksize"]), float(state.get("nested_offset", 0.0))
             nested_block = int(state.get("nested_blocksize", 1))
             outputs, inputs = (int(size) for size in state["shape"])

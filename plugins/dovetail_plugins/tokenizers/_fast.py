@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as Backend
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.tokenizer import PairFrame, TokenStream
+from dovetail.json_values import json_value
 from dovetail_plugins.tokenizers import _files
 from dovetail_plugins.tokenizers._pairs import frame_of
 from dovetail_plugins.tokenizers._plain_words import PlainWords
@@ -52,7 +53,7 @@ class FastTokenizer:
                 where=str(file),
                 fix="download the file again.",
             ) from error
-        decoder = json.loads(content).get("decoder") or {}
+        decoder = json_value(content).get("decoder") or {}
         self._decoder_types = _types(decoder)
         self._marks_spaces = SPACE_MARK in json.dumps(decoder, ensure_ascii=False)
         self._named = _files.special_tokens(self._settings)
@@ -107,7 +108,7 @@ class FastTokenizer:
 
     @cached_property
     def _shape(self) -> Shape:
-        return shape_of(json.loads(self._backend.to_str()), self._byte_of)
+        return shape_of(json_value(self._backend.to_str()), self._byte_of)
 
     def added_texts(self) -> frozenset[str]:
         """Return the texts of all added tokens."""

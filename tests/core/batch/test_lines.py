@@ -72,7 +72,7 @@ def test_what_is_answered_is_counted(tmp_path: Path) -> None:
     ("raw", "code", "words"),
     [
         (b"{", "invalid_json", "not valid JSON"),
-        (line_of("DEEP").replace(b"{}", DEEP), "invalid_json", "not valid JSON"),
+        (line_of("DEEP").replace(b"{}", DEEP), "invalid_json", "nested too deep"),
         (b"[1]", "invalid_request", "got `array`"),
         (b'{"custom_id": "a"}', "invalid_request", "method"),
         (line_of(custom_id=7), "invalid_request", "custom_id"),  # type: ignore[arg-type]

@@ -260,7 +260,7 @@ FAULTS: list[tuple[Any, list[str], str]] = [
         "mine",
     ),
     (bad_yaml, ["--config", "FOLDER/settings.yaml"], "not YAML"),
-    (nothing, ["--hf-overrides", "{a"], "not JSON"),
+    (nothing, ["--hf-overrides", "{a"], "not valid JSON"),
     (nothing, ["--dtype", "bfloat61"], "bfloat16"),
     (nothing, ["--max-model-len", "2000"], "1024"),
     (nothing, ["--max-model-len", "1k", "--kv-cache-memory-bytes", "100k"], "do not fit"),

@@ -21,6 +21,7 @@ from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
 from dovetail.gateway.route_app import build_route
 from dovetail.gateway.two_halves import TwoHalves
+from dovetail.gateway.upstream import upstream_of
 from dovetail.server.api.families import build_apis
 from dovetail.server.launch.sockets import bind
 from support.certificates import Certificates, make_certificates
@@ -159,3 +160,12 @@ def test_names_that_a_route_without_a_key_answers_to() -> None:
     assert (frontend.allowed_hosts, frontend.allowed_origins) == (("proxy",), (page,))
     assert route.frontend_of(parsed("--allowed-origins", "*")).allowed_hosts == ("*",)
     assert route.frontend_of(parsed()).allowed_hosts == ()
+
+
+@pytest.mark.parametrize(
+    "url", ["http://me:hidden@host:1", "https://hidden@host", "http://@host:1"]
+)
+def test_no_url_of_a_server_holds_a_password(url: str) -> None:
+    with pytest.raises(ConfigError, match="a user or a password") as caught:
+        upstream_of(url, "--prefill")
+    assert "hidden" not in str(caught.value)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ConfigError
-from dovetail.json_values import json_value
+from dovetail.json_values import InvalidJson, json_value
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -22,7 +22,9 @@ def adapter_config(folder: Path) -> dict[str, Any]:
         raise ConfigError(
             "there is no such file.", where=str(path), fix="name the folder of an adapter."
         ) from error
-    except (OSError, ValueError) as error:
+    except InvalidJson as error:
+        raise ConfigError(f"the file cannot be read: it {error}", where=str(path)) from error
+    except (OSError, UnicodeError) as error:
         raise ConfigError(f"the file cannot be read: {error}.", where=str(path)) from error
     if not isinstance(config, dict):
         raise ConfigError("the file does not hold an object.", where=str(path))

@@ -13,6 +13,7 @@ from typing import Any
 from dovetail.config.checkpoint.formats import read_settings
 from dovetail.config.checkpoint.json_files import read_json
 from dovetail.config.checkpoint.model_facts import facts_of, unused_positions
+from dovetail.config.checkpoint.odd_values import odd_values_named
 from dovetail.config.checkpoint.quant_files import add_quantization
 from dovetail.config.checkpoint.rope import rope_rules
 from dovetail.config.checkpoint.spellings import DTYPES, WHOLE_FIRST, override_with_part, settled
@@ -58,6 +59,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "model_max_length",
     ),
 }
+CONFIG = "config.json"
 GENERATES = "ForCausalLM"
 """The end of the names of classes that a model type's own stands for."""
 _TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
@@ -83,7 +85,15 @@ def load_model_facts(
     """
     model_path, path = path, config_path or path
     raw = read_settings(path, config_format)
-    override_with_part(raw, _text_part(raw), overrides or {})
+    with odd_values_named(Path(path) / CONFIG, raw, are_the_cause=True):
+        override_with_part(raw, _text_part(raw), overrides or {})
+        return _facts(path, model_path, raw, dtype)
+
+
+def _facts(
+    path: str | Path, model_path: str | Path, raw: Mapping[str, Any], dtype: str
+) -> ModelSpec:
+    """Return the facts of settings. Raises: ConfigError"""
     _refuse_parts_elsewhere(path, raw)
     text = text_config(raw)
     generation = read_json(Path(model_path) / "generation_config.json", is_required=False)
@@ -119,7 +129,7 @@ def load_model_facts(
 
 def read_config(path: Path) -> dict[str, Any] | None:
     """Return config.json, None where the folder has none. Raises: ConfigError."""
-    file = path / "config.json"
+    file = path / CONFIG
     if not file.is_file():
         return None
     config = read_json(file)

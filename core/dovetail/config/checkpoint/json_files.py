@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ConfigError
-from dovetail.json_values import json_value
+from dovetail.json_values import InvalidJson, json_value
 
 FLOAT_TAG = "__float__"
 SPECIAL_FLOATS = ("Infinity", "-Infinity", "NaN")
@@ -38,9 +38,13 @@ def read_value(path: Path, *, is_required: bool = True) -> Any:
         )
     try:
         content: Any = json_value(path.read_text(encoding="utf-8"), object_hook=_special_float)
-    except (OSError, ValueError) as error:
+    except InvalidJson as error:
         raise ConfigError(
-            f"cannot be read as JSON: {error}.", where=str(path), fix="download the file again."
+            f"cannot be read as JSON: it {error}", where=str(path), fix="download the file again."
+        ) from error
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(
+            f"the file cannot be read: {error}.", where=str(path), fix="download the file again."
         ) from error
     return content
 

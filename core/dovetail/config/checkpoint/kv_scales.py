@@ -9,7 +9,6 @@ calibration tools for models that are not quantized otherwise.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from dovetail.config.config import Config
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import SCALED_KV_DTYPES
 from dovetail.interfaces.spec import ModelSpec
+from dovetail.json_values import InvalidJson, json_value
 
 FILE_FLAG, MEASURE_FLAG = "--quantization-param-path", "--calculate-kv-scales"
 FILE_DTYPE = "float8_e4m3fn"
@@ -130,8 +130,10 @@ def _read(path: Path) -> Mapping[str, Any]:
             raise _fault(
                 path, f"larger than {MAX_FILE_BYTES >> 20} MiB, too large for a list of scales"
             )
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        content = json_value(path.read_text(encoding="utf-8"))
+    except InvalidJson as error:
+        raise _fault(path, str(error).rstrip(".")) from error
+    except (OSError, UnicodeError) as error:
         raise _fault(path, f"cannot be read: {error}") from error
     return _mapping(path, {"the file": content}, "the file")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from urllib.parse import quote, urlencode
 from urllib.request import Request, urlopen
 
 from dovetail.config.checkpoint.stores.folders import modelscope_folder
+from dovetail.json_values import json_value
 
 DOMAIN = "www.modelscope.cn"
 BRANCH = "master"
@@ -51,7 +51,7 @@ def listed(name: str, revision: str | None) -> list[RepoFile]:
     """Return the files of a model. Raises: OSError, ValueError for an answer that is not a list"""
     query = urlencode({"Revision": revision or BRANCH, "Recursive": "true"})
     with _opened(f"{_base(name)}/repo/files?{query}") as response:
-        answer = json.load(response)
+        answer = json_value(response.read())
     files = (answer.get("Data") or {}).get("Files") if isinstance(answer, dict) else None
     if not isinstance(files, list):
         said = answer.get("Message") if isinstance(answer, dict) else None

@@ -6,7 +6,6 @@ Format: safetensors (8 bytes header length, JSON header with data_offsets, data)
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from dovetail.config.checkpoint.json_files import read_json
 from dovetail.errors import ConfigError
+from dovetail.json_values import json_value
 
 MAX_HEADER_BYTES = 100 * 2**20
 WHOLE_MODELS = (".gguf",)
@@ -126,9 +126,9 @@ def _check_file(file: Path) -> None:
             raise _damaged(file, "its header is longer than the file")
         text = stream.read(length)
     try:
-        header = json.loads(text)
+        header = json_value(text)
         ends = [_end(entry) for name, entry in header.items() if name != "__metadata__"]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise _damaged(file, "its header is not a safetensors header") from error
     wanted = 8 + length + max(ends, default=0)
     if wanted != size:

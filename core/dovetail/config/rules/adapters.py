@@ -3,7 +3,6 @@ of the start, and where others are found."""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from dovetail.errors import ConfigError, PluginError
 from dovetail.interfaces.adapter_resolver import ResolverFacts
 from dovetail.interfaces.adapter_spec import AdapterSearch, AdapterSource, AdapterSpec
 from dovetail.interfaces.spec import NO_TOKENIZER, ModelSpec, Selection
+from dovetail.json_values import json_value
 
 log = logging.getLogger(__name__)
 
@@ -238,7 +238,7 @@ def _source(text: str, flag: str) -> AdapterSource:
 
 def _from_object(text: str, flag: str) -> AdapterSource:
     try:
-        given: Mapping[str, Any] = json.loads(text)
+        given: Mapping[str, Any] = json_value(text)
         name, path = given["name"], given["path"]
         base = given.get("base_model_name") or ""
         if not all(isinstance(word, str) for word in (name, path, base)) or not (name and path):

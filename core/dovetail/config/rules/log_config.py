@@ -7,13 +7,13 @@ Read once, in the parent; every process gets its content. What it means is decid
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from dovetail import registry
 from dovetail.config.sections.observability import ObservabilityConfig
 from dovetail.errors import ConfigError
+from dovetail.json_values import InvalidJson, json_value
 
 FLAG = "--log-config-file"
 
@@ -35,12 +35,12 @@ def read_log_config(path: str | None) -> dict[str, Any] | None:
         return None
     fix = "name a JSON file in the form of Python's logging dictConfig."
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json_value(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"cannot read {path}: {reason}.", where=FLAG, fix=fix) from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}.", where=FLAG, fix=fix) from error
+    except InvalidJson as error:
+        raise ConfigError(f"{path} {error}", where=FLAG, fix=fix) from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path} holds no JSON object.", where=FLAG, fix=fix)
     return content

@@ -14,6 +14,7 @@ from typing import Any
 
 from dovetail.config.sections.field import Flag
 from dovetail.errors import ConfigError
+from dovetail.json_values import InvalidJson, json_value
 
 _SUFFIXES: dict[str, int] = {
     "k": 10**3,
@@ -94,7 +95,7 @@ def split_items(text: str) -> list[str]:
     Items that are not text stay JSON.
     """
     if text.lstrip().startswith(("[", "{")):
-        found = json.loads(text)
+        found = json_value(text)
         items = found if isinstance(found, list) else [found]
         return [item if isinstance(item, str) else json.dumps(item) for item in items]
     return [part.strip() for part in text.split(",") if part.strip()]
@@ -157,7 +158,7 @@ def _item(flag: Flag, value: Any) -> str:
 def _split(flag: Flag, text: str) -> list[str]:
     try:
         return split_items(text)
-    except json.JSONDecodeError as error:
+    except InvalidJson as error:
         raise _wrong(flag, text) from error
 
 
@@ -176,10 +177,10 @@ def _json(flag: Flag, text: str) -> Any:
     if _PAIRS.fullmatch(text):
         return {key: scalar(item) for key, item in (p.split("=", 1) for p in text.split(","))}
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
+        return json_value(text)
+    except InvalidJson as error:
         raise ConfigError(
-            f"not JSON: {error.msg} at character {error.pos + 1} of {_shown(flag, text)}.",
+            f"{_shown(flag, text)} {error}",
             where=flag.spelling,
             fix=f"quote the whole value, `{flag.spelling} '{{\"key\": 1}}'`, "
             f"or set one key: `{flag.spelling}.key 1`.",
@@ -250,8 +251,8 @@ def scalar(text: str) -> Any:
     """Return a value on the command line as it stands within JSON: parsed as JSON, else the text
     itself."""
     try:
-        return json.loads(text)
-    except json.JSONDecodeError:
+        return json_value(text)
+    except InvalidJson:
         return text
 
 

@@ -202,6 +202,8 @@ class _Lane:
                 async with asyncio.timeout(IDLE_S):
                     await self._has_work.wait()
             except TimeoutError:
+                if self._has_work.is_set():  # it came at the last moment
+                    continue
                 self._task = None
                 await self._end_worker()
                 return

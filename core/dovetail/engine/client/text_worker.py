@@ -8,7 +8,6 @@ parent says so: that one knows whether others need the processor, which may chan
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -25,7 +24,7 @@ from dovetail.engine.client.long_text import Rest, encoded, no_rest, too_many_ch
 from dovetail.errors import RequestError
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.tokenizer import Tokenizer
-from dovetail.json_values import body_fault
+from dovetail.json_values import InvalidJson, body_fault, json_value
 
 NICENESS, PATIENT_NICENESS = 5, 19
 PART = 1 << 14
@@ -238,8 +237,8 @@ class TextReader:
     def _parsed(self, data: bytes, *, is_bounded: bool) -> bytes:
         """Return a body as msgpack, its texts checked and cut. Raises: RequestError"""
         try:
-            body = json.loads(data)
-        except (ValueError, RecursionError) as error:
+            body = json_value(data)
+        except InvalidJson as error:
             raise RequestError(body_fault(error), code="invalid_json") from None
         self._rest()
         self._check(body, is_bounded=is_bounded and not _truncates(body))

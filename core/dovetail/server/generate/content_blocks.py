@@ -6,11 +6,11 @@ one list, in the order in which they came.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from dovetail.json_values import InvalidJson, json_value
 from dovetail.server.generate.events import (
     ContentDelta,
     Event,
@@ -44,8 +44,8 @@ class ContentBlock:
     def arguments(self) -> dict[str, Any] | None:
         """Return the arguments of a call; None where the answer ended within them."""
         try:
-            value = json.loads(self.text)
-        except (ValueError, RecursionError):
+            value = json_value(self.text)
+        except InvalidJson:
             return None
         return value if isinstance(value, dict) else None
 

@@ -7,7 +7,6 @@ the OpenAI API reference (response_format), the structured output fields of `vll
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -29,6 +28,7 @@ from dovetail.interfaces.constraint import (
 from dovetail.interfaces.spec import StructuredOutputSpec
 from dovetail.interfaces.structured_output import InvalidConstraint
 from dovetail.interfaces.text import Markers
+from dovetail.json_values import InvalidJson, TooDeep, json_value
 from dovetail.server.generate.bodies import SamplingFields, StructuredOutputs
 from dovetail.server.generate.chat_body import ResponseFormat
 from dovetail.server.generate.structural_tags import TaggedText, read_format, read_structures
@@ -344,12 +344,11 @@ def _object(given: str | dict[str, Any], where: str) -> dict[str, Any]:
 def _read_json(text: str, where: str) -> Any:
     """Return the value of a JSON text. Raises: RequestError, also for what is nested too deep"""
     try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise RequestError(f"is not JSON: {error}.", where=where) from error
-    except RecursionError as error:
+        return json_value(text)
+    except TooDeep as error:
         raise _too_deep(where) from error
-    return value
+    except InvalidJson as error:
+        raise RequestError(str(error), where=where) from error
 
 
 def _check_depth(value: Any, where: str) -> None:

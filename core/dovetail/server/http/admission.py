@@ -28,13 +28,22 @@ class EngineLoad(Protocol):
 
 
 class Ticket:
-    """The right of one request to be inside. `close` may be called twice."""
+    """The right of one request to be inside: entered at once, by `with` or an exit stack, which
+    closes it. `close` may be called twice."""
 
     __slots__ = ("_admission", "_size")
 
     def __init__(self, admission: Admission, size: int) -> None:
         self._admission = admission
         self._size = size
+
+    def __enter__(self) -> Ticket:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Release the places. Mutates: the admission's count"""
+        self.close()
 
     def close(self) -> None:
         """Release the places. Mutates: the admission's count"""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from dovetail.json_values import InvalidJson, json_struct
 from dovetail.process import Child
 
 PERIOD_S = 1.0
@@ -91,6 +92,6 @@ def _received(channel: socket.socket) -> bytes:
 def _read(line: bytes) -> GivenUp:
     """Return what a beat says; nothing where a part of it is missing."""
     try:
-        return msgspec.json.decode(line, type=GivenUp)
-    except msgspec.MsgspecError:
+        return json_struct(line, GivenUp)
+    except InvalidJson:
         return {}

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from dovetail.json_values import json_value
 from dovetail.own_folder import is_own, own_folder
 
 logger = logging.getLogger("dovetail.server")
@@ -93,7 +94,7 @@ def process_of(record: ServerRecord) -> psutil.Process | None:
 def _read(file: Path) -> ServerRecord | None:
     """Return a record, None for a file that is none."""
     try:
-        content = json.loads(file.read_bytes())
+        content = json_value(file.read_bytes())
         return ServerRecord(
             pid=int(content["pid"]),
             started_s=float(content["started_s"]),

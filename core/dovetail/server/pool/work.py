@@ -147,14 +147,11 @@ async def answered(server: ServerState, job: Job, told: Callable[[RequestOutput]
     if not job.prompts:
         return Answers()
     window = min(len(job.prompts), server.engine.spec.total_rows)
-    ticket = server.admission.admit(window)
-    try:
+    with server.admission.admit(window):
         run = _Run(server, job, told)
         with logged(server, job, run.answers):
             await run.all(window)
         return run.answers
-    finally:
-        ticket.close()
 
 
 class _Run:

@@ -212,7 +212,7 @@ def test_a_missing_file_is_refused() -> None:
     [
         (["--max-modl-len", "3"], "did you mean --max-model-len"),
         (["--modle-impl=auto"], "--model-impl"),
-        (["--hf-overrides", "{"], "not JSON"),
+        (["--hf-overrides", "{"], "not valid JSON"),
         (["--hf-overrides", "[1]"], "JSON object"),
         (["--hf-overrides"], "needs a value"),
         (["--hf-overrides.a", "1", "--hf-overrides.a.b", "2"], "cannot set a.b"),

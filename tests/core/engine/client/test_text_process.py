@@ -390,3 +390,26 @@ def test_the_start_of_a_text_is_tokenized_alone() -> None:
     )
     assert list(ids) == tokenizer.encode(text[:1000])[:50]
     assert Counting.num_chars < 20_000
+
+
+def test_a_text_that_comes_as_the_process_is_given_up_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(text_process, "IDLE_S", 0.2)
+
+    async def work(process: TextProcess) -> None:
+        await process.describe("ab", add_special_tokens=False, shows_texts=False)
+        lane = process._lane(b"ab")
+        job = text_process.Describe(num_bytes=2, add_special_tokens=False, shows_texts=False)
+        asked = lane.run(job, b"ab")
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.21, lambda: asked.send(None))  # in the turn in which the limit passes
+        loop.call_soon(time.sleep, 0.3)
+        async with asyncio.timeout(20):
+            while not lane._waiting:
+                await asyncio.sleep(0)
+            while lane._waiting:
+                await asyncio.sleep(0.02)
+        asked.close()
+
+    run(work)

@@ -130,7 +130,7 @@ def test_the_access_log(has_flag: bool, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ("{", "is not JSON"),
+        ("{", "is not valid JSON"),
         ("[1]", "holds no JSON object"),
         ({}, "version"),
         ({"version": 7}, "version"),

@@ -91,7 +91,7 @@ async def _worked_out(
     asked = await asyncio.to_thread(audio_request, kind, raw, is_translation=is_translation)
     model = await server.model_name(asked.model)
     async with AsyncExitStack() as owned:
-        owned.callback(server.admission.admit(1).close)
+        owned.enter_context(server.admission.admit(1))
         listener = await _listener(request, server, state, asked, model)
         segments = listener.segments()
         owned.push_async_callback(segments.aclose)

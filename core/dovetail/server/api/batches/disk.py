@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import msgspec
+from dovetail.json_values import InvalidJson, json_struct
 
 logger = logging.getLogger("dovetail.batch")
 NEW = ".new"
@@ -104,9 +104,9 @@ def mended_lines(path: Path, kind: type[Any]) -> Iterator[Any]:
     lines: list[bytes] = []
     for line in raw.split(b"\n"):
         try:
-            good.append(msgspec.json.decode(line, type=kind))
+            good.append(json_struct(line, kind))
             lines.append(line + b"\n")
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except InvalidJson:
             if line:
                 logger.warning("%s: %d bytes that hold no result are taken out", path, len(line))
     whole = b"".join(lines)

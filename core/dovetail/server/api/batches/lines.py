@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from dovetail.errors import ConfigError
+from dovetail.json_values import InvalidJson, WrongShape, json_struct
 
 ID_PREFIX = "batch_req_"
 ID_BYTES = 16
@@ -88,8 +89,8 @@ def _skip_line(file: BinaryIO, max_bytes: int) -> None:
 def custom_id_of(line: Line) -> str | None:
     """Return the line's custom_id; None where it has none that can be read."""
     try:
-        return msgspec.json.decode(line.raw, type=_Named).custom_id if line.is_whole else None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return json_struct(line.raw, _Named).custom_id if line.is_whole else None
+    except InvalidJson:
         return None
 
 
@@ -144,11 +145,11 @@ def parse(line: Line) -> BatchRequest:
     if not line.is_whole:
         raise BadLine("line_too_long", "the line is longer than --max-body-bytes allows.")
     try:
-        request = msgspec.json.decode(line.raw, type=BatchRequest)
-    except msgspec.ValidationError as error:
-        raise BadLine("invalid_request", f"the line is not a request: {error}.") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadLine("invalid_json", f"the line is not valid JSON: {error}.") from error
+        request = json_struct(line.raw, BatchRequest)
+    except WrongShape as error:
+        raise BadLine("invalid_request", f"the line is not a request: it {error}") from error
+    except InvalidJson as error:
+        raise BadLine("invalid_json", f"the line {error}") from error
     if request.method != "POST":
         raise BadLine("invalid_method", f"method: must be POST, not {request.method[:64]!r}.")
     _check_body(request.body)
@@ -157,8 +158,8 @@ def parse(line: Line) -> BatchRequest:
 
 def _check_body(body: msgspec.Raw) -> None:
     try:
-        is_stream = bool(msgspec.json.decode(body, type=_Body).stream)
-    except msgspec.MsgspecError as error:
+        is_stream = bool(json_struct(body, _Body).stream)
+    except InvalidJson as error:
         raise BadLine("invalid_body", "body: must be a JSON object.") from error
     if is_stream:
         raise BadLine("stream_in_batch", "body.stream: a batch has whole answers; leave it out.")

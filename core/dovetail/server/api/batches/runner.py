@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING
 
 import msgspec
 
+from dovetail.json_values import InvalidJson, json_struct
 from dovetail.observability.supervise import supervised
 from dovetail.server.api.batches.answer import Result, answer
 from dovetail.server.api.batches.call import Caller
@@ -329,9 +330,9 @@ class BatchRunner:
 def _last_in_line(line: Line) -> Line:
     """Return the line with the lowest priority, unless it sets a priority itself."""
     try:
-        request = msgspec.json.decode(line.raw)
+        request = json_struct(line.raw)
         request["body"].setdefault("priority", PRIORITY)
-    except (msgspec.MsgspecError, TypeError, KeyError, AttributeError):
+    except (InvalidJson, TypeError, KeyError, AttributeError):
         return line  # whoever reads it says what is wrong
     return Line(number=line.number, raw=msgspec.json.encode(request), is_whole=line.is_whole)
 

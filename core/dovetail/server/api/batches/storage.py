@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from dovetail.errors import ConfigError, NotFound, RequestError
+from dovetail.json_values import InvalidJson, json_struct
 from dovetail.observability import metrics
 from dovetail.server.api.batches.disk import NEW, write_whole
 
@@ -308,8 +309,8 @@ class FileStorage:
         if batch.id in self.live:
             batch.completed, batch.failed = self.live[batch.id]
             return batch
-        with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
-            counts = msgspec.json.decode(self._counts(batch).read_bytes(), type=tuple[int, int])
+        with contextlib.suppress(FileNotFoundError, InvalidJson):
+            counts = json_struct(self._counts(batch).read_bytes(), tuple[int, int])
             batch.completed, batch.failed = counts
         return batch
 
@@ -373,10 +374,10 @@ class FileStorage:
             return None
         path = folder / f"{name}.json"
         try:
-            return msgspec.json.decode(path.read_bytes(), type=kind)
+            return json_struct(path.read_bytes(), kind)
         except FileNotFoundError:
             return None
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except InvalidJson as error:
             if path not in self._damaged:
                 self._damaged.add(path)
                 DAMAGED.labels(folder.name).inc()

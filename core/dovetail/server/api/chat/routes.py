@@ -28,7 +28,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, server: Se
     """Answer a conversation, streamed or whole."""
     options = _response_options(server, body)
     async with AsyncExitStack() as owned:
-        owned.callback(server.admission.admit(max(body.n or 1, body.best_of or 1)).close)
+        owned.enter_context(server.admission.admit(max(body.n or 1, body.best_of or 1)))
         ignored = server.fields.check(body, known=("messages.",))
         generation = await prepare(server, body, request, dialect=CHAT, ignored=ignored)
         steps = generation.steps(server, is_whole=not body.stream)

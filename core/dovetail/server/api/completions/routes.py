@@ -65,7 +65,7 @@ async def create_completion(body: CompletionRequest, request: Request, server: S
     usage = stream_usage(server, body.stream, body.stream_options)
     async with AsyncExitStack() as owned:
         num_answers = len(prompts) * max(body.n or 1, body.best_of or 1)
-        owned.callback(server.admission.admit(num_answers).close)
+        owned.enter_context(server.admission.admit(num_answers))
         meta, generations, options = await _prepare(server, body, request, prompts, usage)
         steps = merged([_steps(server, body, generation) for generation in generations])
         owned.push_async_callback(steps.aclose)

@@ -47,7 +47,7 @@ async def create_message(body: MessagesRequest, request: Request, server: Server
     """Answer a conversation in Anthropic's shapes, streamed or whole."""
     chat, ignored = _translated(server, body)
     async with AsyncExitStack() as owned:
-        owned.callback(server.admission.admit(1).close)
+        owned.enter_context(server.admission.admit(1))
         generation = await prepare(
             server, chat, request, dialect=MESSAGES, ignored=ignored, others=switches(body)
         )

@@ -78,7 +78,7 @@ async def create_chat(body: OllamaChatRequest, request: Request, server: ServerO
     with in_words_of(CHAT_NAMES):
         chat = chat_of(body)
     async with AsyncExitStack() as owned:
-        owned.callback(server.admission.admit(1).close)
+        owned.enter_context(server.admission.admit(1))
         generation = await _prepared(server, body, chat, request, CHAT, model, ignored)
         return await _answered(server, body, request, owned, generation, as_message, began_ns)
 
@@ -90,7 +90,7 @@ async def create_answer(body: OllamaGenerateRequest, request: Request, server: S
     if not (body.prompt or body.suffix or body.images):
         return _loaded(body, as_response)
     async with AsyncExitStack() as owned:
-        owned.callback(server.admission.admit(1).close)
+        owned.enter_context(server.admission.admit(1))
         if body.raw or body.suffix:
             generation = await prepare_continuation(
                 server, body, request, model=model, ignored=ignored

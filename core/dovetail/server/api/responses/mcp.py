@@ -19,6 +19,7 @@ from typing import Any
 import httptools
 
 from dovetail.errors import ConfigError
+from dovetail.json_values import json_value
 from dovetail.registry.unsupported_names import why_unsupported
 from dovetail.server.generate.as_chat import is_deep
 from dovetail.version import __version__
@@ -284,9 +285,9 @@ def _parsed(address: str) -> tuple[str, int]:
 def _message(data: bytes, number: int | None) -> dict[str, Any] | None:
     """Return the answer to `number` in the JSON of one message or several, None for others."""
     try:
-        found = json.loads(data.decode("utf-8", "replace"))
+        found = json_value(data.decode("utf-8", "replace"))
         # Halves of surrogate pairs would end the request that the text goes into.
-        found = json.loads(json.dumps(found, ensure_ascii=False).encode("utf-8", "replace"))
+        found = json_value(json.dumps(found, ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return None
     for one in found if isinstance(found, list) else [found]:

@@ -19,6 +19,7 @@ from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import RequestError
 from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.interfaces.plugin import Info
+from dovetail.json_values import json_value
 from dovetail.server.api.responses.conversation_routes import CONVERSATION_ROUTES
 from dovetail.server.api.responses.conversations import Conversation, check_keeps
 from dovetail.server.api.responses.input import (
@@ -95,7 +96,7 @@ async def create_response(
         plan = _plan(server, state, body, request, unknown)
     body = plan.body
     async with AsyncExitStack() as owned:
-        owned.callback(server.admission.admit(1).close)
+        owned.enter_context(server.admission.admit(1))
         generation = await _prepare(server, plan, request)
         meta = generation.meta
         answer = Answer(
@@ -154,7 +155,7 @@ async def delete_response(response_id: str, request: Request, state: ResponsesSt
 async def list_input_items(response_id: str, request: Request, state: ResponsesStateOf) -> Any:
     """Return the input items of a stored response, a page at a time."""
     kept = state.stored.get(response_id, owner_of(request))
-    page = page_of(json.loads(kept.items), request.query_params)
+    page = page_of(json_value(kept.items), request.query_params)
     return _json(json.dumps(page).encode())
 
 
@@ -265,7 +266,7 @@ def _earlier(state: ResponsesState, response_id: str, owner: str) -> list[Messag
     kept = state.stored.get(response_id, owner)
     if kept.answer is not None:
         raise RequestError("that response has not ended yet.", where="previous_response_id")
-    found: list[Message] = json.loads(kept.messages)
+    found: list[Message] = json_value(kept.messages)
     return found
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dovetail.errors import NotFound
+from dovetail.json_values import json_value
 from dovetail.server.api.responses.owned import OwnedObjects
 
 MAX_BYTES = 64 << 20
@@ -127,7 +128,7 @@ class ResponseStore:
                 continue
             if mark not in kept.reply and mark not in kept.items:
                 continue
-            for item in (*json.loads(kept.reply)["output"], *json.loads(kept.items)):
+            for item in (*json_value(kept.reply)["output"], *json_value(kept.items)):
                 if item.get("id") == item_id:
                     return dict(item)
         return None

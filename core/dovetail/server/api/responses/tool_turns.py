@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dovetail.errors import RequestError
+from dovetail.json_values import InvalidJson, json_value
 from dovetail.server.api.responses.mcp import McpFault, McpServer, McpTool
 from dovetail.server.api.responses.protocol import ResponsesRequest
 from dovetail.server.api.responses.response import Answer, CallEnd, Listed, News, TurnEnd
@@ -188,8 +189,8 @@ class Turns:
     async def _call(self, block: ContentBlock) -> CallEnd:
         """Return the result of a call; a fault is passed on to the model and ends nothing."""
         try:
-            arguments = json.loads(block.text or "{}")
-        except (ValueError, RecursionError):
+            arguments = json_value(block.text or "{}")
+        except InvalidJson:
             arguments = None
         if not isinstance(arguments, dict):
             return _fault(block, "the arguments are not a JSON object.", -32602)

@@ -5,11 +5,11 @@ Knows no tools but by name; `custom_tools` says what the model sees of them.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+from dovetail.json_values import json_value
 from dovetail.server.generate.events.types import Event, ToolCallArgsDelta, ToolCallStart
 
 _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
@@ -79,7 +79,7 @@ def _unescaped(escape: str) -> str:
     """Return what an escape stands for. One that JSON does not know stands for itself, half a
     character for the sign of a missing one."""
     try:
-        text = str(json.loads(f'"{escape}"'))
+        text = str(json_value(f'"{escape}"'))
     except ValueError:
         return escape
     return "\ufffd" if "\ud800" <= text <= "\udfff" else text

@@ -7,13 +7,13 @@ for every endpoint.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from dovetail.errors import RequestError
 from dovetail.interfaces.text import Tool
+from dovetail.json_values import InvalidJson, TooDeep, json_value
 from dovetail.multimodal.content import MediaItem
 from dovetail.multimodal.parts import FILES, KIND_OF, media_item, media_type
 from dovetail.server.generate.chat_body import ContentPart, Message, MessageToolCall, ToolBody
@@ -175,13 +175,13 @@ def _arguments(call: MessageToolCall, where: str) -> dict[str, Any]:
     if isinstance(arguments, dict):
         return arguments
     try:
-        parsed = json.loads(arguments)
-    except ValueError:
-        return {}
-    except RecursionError as error:
+        parsed = json_value(arguments)
+    except TooDeep as error:
         raise RequestError(
             f"the arguments of {call.function.name} nest too deep.", where=where
         ) from error
+    except InvalidJson:
+        return {}
     return parsed if isinstance(parsed, dict) else {}
 
 
