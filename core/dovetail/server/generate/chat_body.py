@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dovetail.server.generate.bodies import (
     INT31,
@@ -57,10 +57,16 @@ class ContentPart(Body):
 
 
 class FunctionCall(Body):
-    """The function call of an earlier answer; `arguments` is JSON text or already an object."""
+    """The function call of an earlier answer; `arguments` is JSON text or already an object. Other
+    values are what some clients make of an answer that was cut, and say nothing."""
 
     name: Name
     arguments: str | dict[str, Any] = ""
+
+    @field_validator("arguments", mode="before")
+    @classmethod
+    def _text_or_object(cls, given: Any) -> Any:
+        return given if isinstance(given, str | dict) else ""
 
 
 class MessageToolCall(Body):

@@ -5,7 +5,6 @@ Source: the Anthropic API reference, messages.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -142,9 +141,7 @@ def _assistant(turn: Turn, where: str) -> dict[str, Any]:
 def _call(block: Block, where: str) -> dict[str, Any]:
     if not block.name:
         raise RequestError("must have a name.", where=where)
-    given = block.input if block.input is not None else {}
-    arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-    return {"id": block.id or "", "function": {"name": block.name, "arguments": arguments}}
+    return {"id": block.id or "", "function": {"name": block.name, "arguments": block.input}}
 
 
 def _text_of(content: str | Sequence[Block], where: str) -> str:

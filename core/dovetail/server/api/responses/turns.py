@@ -151,10 +151,7 @@ def _name(item: Item, where: str) -> str:
 
 
 def _function(item: Item, where: str) -> dict[str, Any]:
-    """Return a call's function. Arguments that are no object come from answers that were cut, and
-    are what chat makes of them."""
-    given = item.get("arguments")
-    return {"name": _name(item, where), "arguments": given if isinstance(given, str | dict) else ""}
+    return {"name": _name(item, where), "arguments": item.get("arguments")}
 
 
 _NO_ARGUMENTS = frozenset({"type", "id", "call_id", "status", "created_by", "caller"})
