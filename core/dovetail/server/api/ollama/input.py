@@ -124,7 +124,7 @@ def _with_images(text: str, images: Sequence[Any] | None, where: str) -> Content
         return text
     if not all(isinstance(image, str) for image in images):
         raise RequestError("must be images in base64.", where=where)
-    urls = [i if i.startswith("data:") else f"data:;base64,{i}" for i in images]
+    urls = [i if i[:5].lower() == "data:" else f"data:;base64,{i}" for i in map(str.strip, images)]
     parts = [{"type": "image_url", "image_url": url} for url in urls]
     return [*parts, {"type": "text", "text": text}]
 

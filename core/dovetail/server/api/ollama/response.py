@@ -134,10 +134,9 @@ class Answer:
         return {
             "done_reason": step.finish_reason,
             "total_duration": time.monotonic_ns() - self._began_ns,
-            "load_duration": 0,
             "prompt_eval_count": step.num_prompt_tokens,
             "eval_count": step.num_generated_tokens,
-            **_durations(step.metrics),
+            **_durations(step.metrics, self._began_ns),
         }
 
 
@@ -156,11 +155,13 @@ def written_time(when: datetime) -> str:
     return when.isoformat().replace("+00:00", "Z")
 
 
-def _durations(metrics: RequestMetrics | None) -> Fields:
-    """Return the times for prompt and answer, in nanoseconds; none where they are not known."""
+def _durations(metrics: RequestMetrics | None, began_ns: int) -> Fields:
+    """Return the times before the prompt, for it and for the answer, in nanoseconds; none where
+    they are not known. Like Ollama's, the first is the wait for a model that is ready."""
     if metrics is None or not metrics.first_scheduled_s or not metrics.first_token_s:
-        return {}
+        return {"load_duration": 0}
     spans = {
+        "load_duration": max(0.0, metrics.first_scheduled_s - began_ns / NS_PER_S),
         "prompt_eval_duration": metrics.first_token_s - metrics.first_scheduled_s,
         "eval_duration": metrics.last_token_s - metrics.first_token_s,
     }
