@@ -251,7 +251,6 @@ REFUSED = [
     ({"top_logprobs": 21}, "logprobs"),
     ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
     ({"n": 2}, "n"),
-    ({"background": True, "stream": True}, "background"),
     ({"background": True, "store": False}, "background"),
     ({"input": [{"type": "computer_callx"}]}, "input[0].type"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
