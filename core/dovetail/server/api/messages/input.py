@@ -29,7 +29,6 @@ NAMES = {
     "response_format": "output_config.format",
     "stop": "stop_sequences",
     "thinking_token_budget": "thinking.budget_tokens",
-    "reasoning_effort": "output_config.effort",
 }
 """Chat's names of fields that have another one here."""
 
@@ -60,10 +59,16 @@ def chat_of(body: CountRequest, *, can_budget: bool) -> ChatRequest:
 
 
 def switches(body: CountRequest) -> list[Switch]:
-    """Return the body's switches of thinking."""
-    if body.thinking is None or body.thinking.type == "adaptive":
-        return []
-    return [switch("thinking", body.thinking.type == "enabled")]
+    """Return the body's switches of thinking, and how hard to think. The effort alone switches
+    nothing; beside adaptive thinking it switches it on."""
+    effort = body.output_config.effort if body.output_config else None
+    found = []
+    kind = body.thinking.type if body.thinking else None
+    if kind in ("enabled", "disabled") or (kind == "adaptive" and effort is not None):
+        found.append(switch("thinking", kind != "disabled"))
+    if effort is not None:
+        found.append(Switch(field="output_config.effort", kwargs={"reasoning_effort": effort}))
+    return found
 
 
 def ignored_fields(body: CountRequest, *, can_budget: bool) -> list[str]:
@@ -275,7 +280,7 @@ def _tool_choice(body: CountRequest) -> dict[str, Any]:
 
 def _output(body: CountRequest) -> dict[str, Any]:
     config = body.output_config or OutputConfig.model_construct()
-    fields: dict[str, Any] = {"reasoning_effort": config.effort}
+    fields: dict[str, Any] = {}
     if config.format is not None and body.output_format is not None:
         raise RequestError("cannot be combined with output_config.format.", where="output_format")
     wanted = body.output_format if config.format is None else config.format

@@ -206,7 +206,7 @@ def _text_logprobs(body: ResponsesRequest, generation: Generation) -> TextLogpro
     if not tells_logprobs(body):
         return None
     num_top = len(body.logprob_token_ids or ()) or body.top_logprobs or 0
-    return TextLogprobs(num_top, generation.meta.names)
+    return TextLogprobs(num_top, generation.meta.names, is_named=bool(body.logprob_token_ids))
 
 
 def _plan(
