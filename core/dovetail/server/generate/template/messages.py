@@ -23,6 +23,8 @@ from dovetail.unsupported import sentence
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 """The roles of OpenAI's chat; a template may know others."""
+NULLABLE = frozenset({"assistant", "function"})
+"""Those whose content may be null."""
 THINKING = re.compile(r"\bthinking\b")
 """A template that reads reasoning by this name (gpt-oss, LFM2.5, Command A Reasoning)."""
 
@@ -83,8 +85,8 @@ class _Reader:
         is_read = any(name in self.source for name in message.model_extra or {})
         says = (message.content, message.refusal, message.tool_calls, message.reasoning)
         is_silent = all(one is None for one in (*says, message.reasoning_content))
-        is_answer = role == "assistant" and "content" in message.model_fields_set
-        if is_known and is_silent and not is_read and not is_answer:
+        may_be_null = role in NULLABLE and "content" in message.model_fields_set
+        if is_known and is_silent and not is_read and not may_be_null:
             raise RequestError(
                 "a message needs content.", where=f"{where}.content", fix='send text, or "".'
             )
