@@ -141,11 +141,15 @@ class _Turns:
         """Yield the turns. Raises: RequestError for images that are not text. Mutates: self"""
         for number, message in enumerate(messages):
             turn = self._turn(message)
-            where = f"messages[{number}].images"
-            yield turn | {"content": _with_images(turn["content"], message.images, where)}
+            if message.images:
+                text, where = message.content or "", f"messages[{number}].images"
+                turn["content"] = _with_images(text, message.images, where)
+            yield turn
 
     def _turn(self, message: OllamaMessage) -> dict[str, Any]:
-        turn: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        turn: dict[str, Any] = {"role": message.role}
+        if "content" in message.model_fields_set:
+            turn["content"] = message.content
         if message.role == "tool":
             turn["tool_call_id"] = message.tool_call_id or self._answered(message.tool_name)
             if message.tool_name:
