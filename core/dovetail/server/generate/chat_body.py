@@ -96,7 +96,7 @@ class MessageToolCall(Body):
 
 
 class Message(Body):
-    """One turn. All names of the reasoning field are read, and a call in its older form."""
+    """One turn. Both names of the reasoning field are read, and a call in its older form."""
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: str | Annotated[list[ContentPart | str], Field(max_length=MAX_PARTS)] | None = None
@@ -115,12 +115,6 @@ class Message(Body):
             return given
         others = {name: value for name, value in given.items() if name != "function_call"}
         return others | {"tool_calls": [{"function": call}]}
-
-    @property
-    def thoughts(self) -> str:
-        """Return what the assistant thought, whatever the client calls it."""
-        given = (self.model_extra or {}).get("thinking")
-        return self.reasoning_content or self.reasoning or (given if isinstance(given, str) else "")
 
 
 class FunctionTool(Body):

@@ -17,7 +17,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from dovetail.config.sections.frontend import FrontendConfig
-from dovetail.errors import RequestError
+from dovetail.errors import NotFound, RequestError
 from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.server.api.responses.conversation_routes import CONVERSATION_ROUTES
@@ -273,7 +273,15 @@ def _is_stored(server: ServerState, body: ResponsesRequest) -> bool:
 
 def _earlier(state: ResponsesState, response_id: str, owner: str) -> list[Message]:
     """Return the turns that a response left behind. Raises: RequestError"""
-    kept = state.stored.get(response_id, owner)
+    try:
+        kept = state.stored.get(response_id, owner)
+    except NotFound as error:
+        raise RequestError(
+            error.what,
+            where="previous_response_id",
+            fix=error.fix,
+            code="previous_response_not_found",
+        ) from error
     if kept.answer is not None:
         raise RequestError("that response has not ended yet.", where="previous_response_id")
     found: list[Message] = json.loads(kept.messages)

@@ -86,7 +86,7 @@ class _Reader:
             )
         extra = message.model_extra or {}
         is_read = any(name in self.source for name in extra)
-        says = (message.content, message.refusal, message.tool_calls, message.thoughts or None)
+        says = (message.content, message.refusal, message.tool_calls, _thoughts(message) or None)
         is_silent = all(one is None for one in says)
         may_be_null = role in NULLABLE and "content" in message.model_fields_set
         if is_silent and not is_read and extra.get("audio") is not None:
@@ -148,7 +148,7 @@ def _message(message: Message, content: Any, where: str, source: str) -> dict[st
     for name in ("name", "tool_call_id"):
         if getattr(message, name) is not None:
             turn[name] = getattr(message, name)
-    reasoning = message.thoughts
+    reasoning = _thoughts(message)
     if reasoning:
         turn |= {"reasoning": reasoning, "reasoning_content": reasoning}
         # gpt-oss's template reads the content before a call as the thoughts, and takes one of them.
@@ -157,6 +157,13 @@ def _message(message: Message, content: Any, where: str, source: str) -> dict[st
     if message.tool_calls:
         turn["tool_calls"] = [_call(call, where) for call in message.tool_calls]
     return turn | {n: v for n, v in _extras(message).items() if n in source}
+
+
+def _thoughts(message: Message) -> str:
+    """Return what the assistant thought, whatever the client calls it."""
+    given = (message.model_extra or {}).get("thinking")
+    other = given if isinstance(given, str) else ""
+    return message.reasoning_content or message.reasoning or other
 
 
 def _extras(message: Message) -> dict[str, Any]:
