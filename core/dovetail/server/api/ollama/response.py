@@ -7,6 +7,7 @@ Source: Ollama's API reference. Format of a stream: a JSON object on each line, 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from dovetail.server.http.errors import Problem
 NS_PER_S = 1_000_000_000
 MEDIA_TYPE = "application/x-ndjson"
 Fields = dict[str, Any]
+_NOT_SERVED = re.compile(r'the model ("[^"]*") is(?= not served here)')
 
 
 def finish_reason(end: AnswerEnd) -> str:
@@ -204,8 +206,8 @@ def line(data: bytes) -> bytes:
 
 
 def error_body(status: int, error: ApiError, request_id: str | None) -> bytes:
-    """Return an error as Ollama's JSON body."""
-    return encoded({"error": error.message})
+    """Return an error as Ollama's JSON body, with the words that its clients look for."""
+    return encoded({"error": _NOT_SERVED.sub(r"model \1 not found: it is", error.message)})
 
 
 def framing(answer: Answer) -> Framing:
