@@ -21,6 +21,10 @@ def page_routes(frontend: FrontendConfig) -> dict[str, Endpoint]:
     """Return the endpoints of the page's files by path; none with --no-ui."""
     files = PageFiles()
 
+    async def show_root(request: Request) -> Response:
+        """Return the page to browsers, and a line of text to programs."""
+        return await ui.show_root(request, files)
+
     async def show_page(request: Request) -> Response:
         """Return the page on which one chats with the models and watches the server."""
         return await ui.show_page(request, files)
@@ -29,7 +33,7 @@ def page_routes(frontend: FrontendConfig) -> dict[str, Endpoint]:
         """Return a script or a style sheet of the page."""
         return await ui.show_part(request, request.path_params["name"], files)
 
-    page = {"/": show_page, "/ui": show_page, "/ui/{name}": show_part}
+    page = {"/": show_root, "/ui": show_page, "/ui/{name}": show_part}
     return page if frontend.ui else {}
 
 

@@ -21,6 +21,7 @@ from dovetail.config.checkpoint.generation import default_sampling
 from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.config.checkpoint.model_path import find_model
 from dovetail.config.checkpoint.quant_files import build_method
+from dovetail.config.checkpoint.stored_layers import layers_of
 from dovetail.config.config import Config
 from dovetail.config.resolve import hub_of, resolve
 from dovetail.config.rules import selections
@@ -30,7 +31,6 @@ from dovetail.inspect import memory, warnings
 from dovetail.inspect.compatibility import chosen, listening
 from dovetail.inspect.facts import Inspected, Memory, ModelFacts, TextFacts, WeightFile
 from dovetail.inspect.how import How
-from dovetail.inspect.layers import layers_of
 from dovetail.inspect.purpose import purpose_from
 from dovetail.inspect.trial import refusal
 from dovetail.inspect.weights import groups_of

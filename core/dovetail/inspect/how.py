@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dovetail.inspect.layers import EMBEDDING, HEAD
+from dovetail.config.checkpoint.stored_layers import EMBEDDING, HEAD
 from dovetail.interfaces.quantization import QuantMethod
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.rounding import AUTO

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.config.checkpoint.dtypes import stored_dtype
+from dovetail.config.checkpoint.stored_layers import EMBEDDING, HEAD, UNUSED, num_blocks, purpose_of
 from dovetail.inspect.facts import Group, Memory, TextFacts, WeightFile
 from dovetail.inspect.how import How
-from dovetail.inspect.layers import EMBEDDING, HEAD, UNUSED, num_blocks, purpose_of
 from dovetail.interfaces.headers import StoredLayer
 from dovetail.interfaces.spec import LOGITS, ModelSpec
 from dovetail.json_values import json_value

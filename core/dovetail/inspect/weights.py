@@ -13,10 +13,7 @@ from dataclasses import dataclass, replace
 
 from dovetail.config.checkpoint.dtypes import BYTES
 from dovetail.config.checkpoint.experts import experts_of
-from dovetail.inspect.activations import NOT_TOLD, of_layer
-from dovetail.inspect.facts import Group
-from dovetail.inspect.how import How
-from dovetail.inspect.layers import (
+from dovetail.config.checkpoint.stored_layers import (
     EMBEDDING,
     EXPERTS,
     HEAD,
@@ -25,6 +22,9 @@ from dovetail.inspect.layers import (
     purpose_of,
     values_by_name,
 )
+from dovetail.inspect.activations import NOT_TOLD, of_layer
+from dovetail.inspect.facts import Group
+from dovetail.inspect.how import How
 from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 
 log = logging.getLogger(__name__)

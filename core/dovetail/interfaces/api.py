@@ -40,8 +40,9 @@ class Route:
     server, a field of FrontendConfig, or of an engine that may be profiled, `profiler_config`,
     without which (or with whose `--no-` form) the route is not there. `is_open`: it answers without
     a key where the server has keys. `takes_any_length`: its texts may be longer than the
-    context, because it counts or converts them, or cuts them itself. `tasks` are what the model
-    must be able to do, one of them (none: what the family says).
+    context, because it counts or converts them, or cuts them itself. `takes_any_type`: its body is
+    JSON whatever content type it has, unless a web page sends it. `tasks` are what the model must
+    be able to do, one of them (none: what the family says).
     """
 
     method: Method
@@ -51,6 +52,7 @@ class Route:
     flag: str | None = None
     is_open: bool = False
     takes_any_length: bool = False
+    takes_any_type: bool = False
     tasks: tuple[str, ...] = ()
 
 

@@ -126,6 +126,10 @@ class Tokenizer(Plugin):
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
         """Return each id's own text (for logprobs); bytes of no character become U+FFFD."""
 
+    def names(self, token_ids: Sequence[int]) -> list[str]:
+        """Return what the vocabulary calls each id ("\u0120word"). The default is its text."""
+        return self.tokens(token_ids)
+
     def token_bytes(self) -> list[bytes]:
         """Return the bytes that each id writes, by id. The default is right for ids whose own
         text is whole characters."""

@@ -70,6 +70,7 @@ def build_app(
     app.state.open_endpoints = set[Callable[..., Any]]()
     app.state.bounded_endpoints = set[Callable[..., Any]]()
     app.state.watched_endpoints = set[Callable[..., Any]]()
+    app.state.untyped_endpoints = set[Callable[..., Any]]()
     app.state.api_states = states_of(apis)
     app.state.flags_by_path = flags_by_path(served.api for served in apis)
     for served in apis:
@@ -99,6 +100,8 @@ def _add_routes(app: FastAPI, api: Api, frontend: FrontendConfig) -> None:
         app.add_api_route(route.path, endpoint, methods=[route.method], response_model=None)
         if tasks and not route.takes_any_length:
             app.state.bounded_endpoints.add(endpoint)
+        if route.takes_any_type:
+            app.state.untyped_endpoints.add(endpoint)
         if tasks and route.body is not None:
             app.state.watched_endpoints.add(endpoint)
         if route.is_open:

@@ -162,6 +162,10 @@ class FastTokenizer:
         """Return each id's own piece as text."""
         return [self._piece(i) for i in token_ids]
 
+    def names(self, token_ids: Sequence[int]) -> list[str]:
+        """Return what the vocabulary calls each id; an id without a token is empty."""
+        return [self._backend.id_to_token(i) or "" for i in token_ids]
+
     def token_bytes(self) -> list[bytes]:
         """Return the bytes that each id writes, by id."""
         return self.bytes_of(range(self._facts.vocab_size))

@@ -85,6 +85,10 @@ class SlowTokenizer:
         """Return each id's own piece as text."""
         return [self.decode([i], skip_special_tokens=False) for i in token_ids]
 
+    def names(self, token_ids: Sequence[int]) -> list[str]:
+        """Return what the vocabulary calls each id."""
+        return [str(name) for name in self._tokenizer.convert_ids_to_tokens(list(token_ids))]
+
     def token_bytes(self) -> list[bytes]:
         """Return the bytes that each id writes, by id (sentencepiece: bytes and space marks)."""
         return self.bytes_of(range(self._facts.vocab_size))

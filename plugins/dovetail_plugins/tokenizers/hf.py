@@ -129,6 +129,11 @@ class HfTokenizer(Tokenizer):
         pieces: list[str] = self._inner.tokens(token_ids)
         return pieces
 
+    def names(self, token_ids: Sequence[int]) -> list[str]:
+        """Return what the vocabulary calls each id."""
+        names: list[str] = self._inner.names(token_ids)
+        return names
+
     def token_bytes(self) -> list[bytes]:
         """Return the bytes that each id writes, by id."""
         written: list[bytes] = self._inner.token_bytes()

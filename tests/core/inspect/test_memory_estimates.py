@@ -23,11 +23,11 @@ from safetensors.torch import load_file, save_file
 from dovetail import registry
 from dovetail.cli.parser import Parser
 from dovetail.cli.serve import add_arguments
+from dovetail.config.checkpoint.stored_layers import purpose_of
 from dovetail.config.parse.parse_config import parse_config
 from dovetail.config.resolve import resolve
 from dovetail.inspect.collect import inspect
 from dovetail.inspect.facts import Inspected
-from dovetail.inspect.layers import purpose_of
 from dovetail.interfaces.headers import StoredLayer, TensorHeader
 from dovetail.interfaces.quantization import LinearSpec
 from dovetail.layers import matrix_linear

@@ -141,6 +141,16 @@ def test_tokens_are_own_pieces(folder: Path) -> None:
     assert len(tokenizer.tokens([10**6])) == 1
 
 
+def test_names_are_those_of_the_vocabulary(folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = HfTokenizer(NoOptions(), str(folder))
+    theirs = AutoTokenizer.from_pretrained(folder)
+    for text in TEXTS:
+        ids = theirs(text)["input_ids"]
+        assert tokenizer.names(ids) == theirs.convert_ids_to_tokens(ids)
+
+
 def test_bytes_of_some_tokens_are_those_of_the_table(tokenizer: HfTokenizer) -> None:
     written = tokenizer.token_bytes()
     ids = [len(written) - 1, 0, len(written) // 2]

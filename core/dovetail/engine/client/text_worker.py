@@ -73,7 +73,7 @@ class Encode(TextJob, frozen=True, kw_only=True, tag=True):
 
 
 class Describe(TextJob, frozen=True, kw_only=True, tag=True):
-    """Tokenize a text and write its ids, or its tokens' texts, as JSON."""
+    """Tokenize a text and write its ids, and its tokens' names, as JSON."""
 
     add_special_tokens: bool
     shows_texts: bool
@@ -229,7 +229,7 @@ class TextReader:
             rest=self._rest,
         )
         written = _json_list(ids, list, self._rest)
-        texts = _json_list(ids, tokenizer.tokens, self._rest) if job.shows_texts else b""
+        texts = _json_list(ids, tokenizer.names, self._rest) if job.shows_texts else b""
         payload = written + texts
         result = TextResult(num_bytes=len(payload), num_tokens=len(ids), num_id_bytes=len(written))
         return result, payload

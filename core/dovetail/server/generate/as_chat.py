@@ -10,12 +10,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
 from dovetail.engine.context_length import PROMPT
 from dovetail.errors import RequestError
 from dovetail.server.generate.bodies import SamplingFields
 from dovetail.server.generate.chat_body import ChatRequest
+from dovetail.server.http.validation import fault_of
 
 MAX_DEPTH = 200
 """What is told back stands within a response, and pydantic writes 255 levels."""
@@ -43,9 +45,9 @@ def as_chat(body: SamplingFields, fields: Mapping[str, Any]) -> ChatRequest:
     try:
         return ChatRequest.model_validate(shared | given)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise RequestError(f"{first['msg']}.", where=where, code=first["type"]) from error
+        fault = fault_of(RequestValidationError(error.errors(), body=shared | given))
+        assert fault is not None, "an error of validation has a fault"
+        raise RequestError(f"{fault.what}.", where=fault.param, code=fault.code) from error
 
 
 def check_one(body: SamplingFields) -> None:

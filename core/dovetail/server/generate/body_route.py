@@ -22,7 +22,8 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 class BodyRoute(APIRoute):
     """A route as `build_app` makes it. `app.state` names the endpoints whose texts are bounded by
-    the context, and those whose work ends when the client leaves before the response starts."""
+    the context, those whose work ends when the client leaves before the response starts, and those
+    whose bodies are JSON whatever their type says."""
 
     def get_route_handler(self) -> Handler:
         """Return the handler of a request."""
@@ -32,6 +33,8 @@ class BodyRoute(APIRoute):
 
         async def read_and_answer(request: Request) -> Response:
             state = request.app.state
+            if self.endpoint in state.untyped_endpoints:
+                request = _as_json(request)
             process: TextProcess | None = state.server.engine.text_process
             if process is not None and _is_json(request):
                 body = await request.body()
@@ -45,6 +48,16 @@ class BodyRoute(APIRoute):
             return await cancel_on_disconnect(request, answer(request))
 
         return read_and_answer
+
+
+def _as_json(request: Request) -> Request:
+    """Return the request with the type of JSON. One that a web page sends to another origin, which
+    needs nobody's leave unless its type is JSON's, stays as it is."""
+    if _is_json(request) or "origin" in request.headers:
+        return request
+    others = [(k, v) for k, v in request.scope["headers"] if k != b"content-type"]
+    headers = [*others, (b"content-type", b"application/json")]
+    return Request({**request.scope, "headers": headers}, request.receive)
 
 
 def _is_json(request: Request) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from dovetail.server.generate.bodies import (
     INT31,
@@ -25,8 +25,17 @@ MAX_NAME_CHARS = 256
 MAX_TEMPLATE_CHARS = 1 << 18
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
-NewName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS, pattern=r"^\S+$")]
-"""The name of a tool that is offered. Syntaxes of calls take blanks for its end."""
+
+
+def check_name(name: str) -> str:
+    """Return the name of a tool that is offered. Syntaxes of calls take blanks for its end. Raises:
+    ValueError for a name with blanks"""
+    if name.split() != [name]:
+        raise ValueError("must be a name without blanks")
+    return name
+
+
+NewName = Annotated[str, Field(max_length=MAX_NAME_CHARS), AfterValidator(check_name)]
 
 TOOLS: Words = {
     **words_of("honoured", "a function of the client", "function"),
@@ -57,10 +66,16 @@ class ContentPart(Body):
 
 
 class FunctionCall(Body):
-    """The function call of an earlier answer; `arguments` is JSON text or already an object."""
+    """The function call of an earlier answer; `arguments` is JSON text or already an object. Other
+    values are what some clients make of an answer that was cut, and say nothing."""
 
     name: Name
     arguments: str | dict[str, Any] = ""
+
+    @field_validator("arguments", mode="before")
+    @classmethod
+    def _text_or_object(cls, given: Any) -> Any:
+        return given if isinstance(given, str | dict) else ""
 
 
 class MessageToolCall(Body):
@@ -81,7 +96,7 @@ class MessageToolCall(Body):
 
 
 class Message(Body):
-    """One turn. Both names of the reasoning field are read."""
+    """One turn. Both names of the reasoning field are read, and a call in its older form."""
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: str | Annotated[list[ContentPart | str], Field(max_length=MAX_PARTS)] | None = None
@@ -91,6 +106,15 @@ class Message(Body):
     tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_call(cls, given: Any) -> Any:
+        call = given.get("function_call") if isinstance(given, dict) else None
+        if call is None or given.get("tool_calls"):
+            return given
+        others = {name: value for name, value in given.items() if name != "function_call"}
+        return others | {"tool_calls": [{"function": call}]}
 
 
 class FunctionTool(Body):

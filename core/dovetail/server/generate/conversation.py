@@ -89,7 +89,7 @@ def _engine_fields(server: ServerState, body: ChatRequest, plan: SessionPlan) ->
     elif body.top_logprobs:
         raise RequestError("needs logprobs to be true.", where="top_logprobs")
     if body.logprob_token_ids:
-        check_named_logprobs(is_on=bool(body.logprobs), has_top=bool(body.top_logprobs))
+        check_named_logprobs(is_on=bool(body.logprobs))
     if body.thinking_token_budget is not None:
         server.check_structured_output("thinking_token_budget")
         tokens, tokenizer = body.thinking_token_budget, server.vocabulary.tokenizer

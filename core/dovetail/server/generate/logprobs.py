@@ -56,17 +56,10 @@ class TokenNames:
         ]
 
 
-def check_named_logprobs(*, is_on: bool, has_top: bool = False) -> None:
-    """Check a request that names tokens (logprob_token_ids). Raises: RequestError without logprobs,
-    or where the most likely tokens are asked for as well"""
+def check_named_logprobs(*, is_on: bool) -> None:
+    """Raise RequestError where tokens are named (logprob_token_ids) without logprobs."""
     if not is_on:
         raise RequestError("needs logprobs to be on.", where="logprob_token_ids")
-    if has_top:
-        raise RequestError(
-            "stands in the place of the most likely tokens.",
-            where="logprob_token_ids",
-            fix="leave top_logprobs out.",
-        )
 
 
 def prompt_logprobs(
@@ -90,23 +83,23 @@ def _prompt_entry(position: TokenLogprobs, names: TokenNames) -> dict[str, Any]:
 
 
 def chat_logprobs(
-    positions: Sequence[TokenLogprobs], num_top: int, names: TokenNames
+    positions: Sequence[TokenLogprobs], num_top: int, names: TokenNames, *, is_named: bool = False
 ) -> list[TokenLogprob]:
-    """Return OpenAI's chat logprobs, one entry per token."""
-    return [_chat_entry(position, num_top, names) for position in positions]
+    """Return OpenAI's chat logprobs, one entry per token. With `is_named` the request has named the
+    tokens beside the drawn one, which then is among them."""
+    return [_chat_entry(position, num_top, names, is_named) for position in positions]
 
 
-def _chat_entry(position: TokenLogprobs, num_top: int, names: TokenNames) -> TokenLogprob:
+def _chat_entry(
+    position: TokenLogprobs, num_top: int, names: TokenNames, is_named: bool
+) -> TokenLogprob:
     top_ids = position.top_ids[:num_top] if num_top >= 0 else position.top_ids
     ids = (position.token_id, *top_ids)
-    (token, *tops), (written, *top_written) = names.of(ids), names.bytes_of(ids)
-    told = zip(tops, position.top_logprobs, top_written, strict=False)
-    return TokenLogprob(
-        token=token,
-        logprob=finite(position.logprob),
-        bytes=written,
-        top_logprobs=[
-            TopLogprob(token=text, logprob=finite(logprob), bytes=data)
-            for text, logprob, data in told
-        ],
-    )
+    logprobs = (position.logprob, *position.top_logprobs)
+    drawn, *tops = [
+        TopLogprob(token=text, logprob=finite(logprob), bytes=data)
+        for text, logprob, data in zip(names.of(ids), logprobs, names.bytes_of(ids), strict=False)
+    ]
+    if is_named and position.token_id not in top_ids:
+        tops = [drawn, *tops]
+    return TokenLogprob(**drawn.model_dump(), top_logprobs=tops)

@@ -82,6 +82,7 @@ def error_bodies_of(apis: Iterable[Api]) -> ErrorBodies:
             for api in apis
             if type(api).error_body is not Api.error_body
             for route in api.routes
+            if route.path != "/"  # which several families share
         }
     )
 

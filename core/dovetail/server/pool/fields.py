@@ -11,16 +11,18 @@ from typing import Annotated, Literal, cast
 from pydantic import Field
 
 from dovetail.engine.client.input import Prompt
-from dovetail.server.generate.bodies import INT31, Body, Reply, TokenId
+from dovetail.server.generate.bodies import INT31, Body, Reply
 from dovetail.server.generate.usage import PromptTokensDetails
 from dovetail.server.http.middleware import MAX_REQUEST_ID_CHARS
 
 Side = Literal["left", "right"]
+TokenId = Annotated[int, Field(ge=0, le=INT31, strict=True)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 TokenIdLists = Annotated[list[TokenIds], Field(min_length=1, fail_fast=True)]
-Inputs = str | Texts | TokenIds | TokenIdLists
-"""One text, several, the token ids of one, or those of several."""
+Mixed = Annotated[list[str | TokenIds], Field(min_length=1, fail_fast=True)]
+Inputs = str | Texts | TokenIds | TokenIdLists | Mixed
+"""One text, the token ids of one, or several of either."""
 
 
 class PoolFields(Body):
@@ -46,7 +48,7 @@ class PromptUsage(Reply):
 
 
 def listed(inputs: Inputs) -> tuple[Sequence[Prompt], bool]:
-    """Return the inputs as a list, all text or all token ids, and whether it was one already."""
+    """Return the inputs as a list, each text or token ids, and whether it was one already."""
     match inputs:
         case str() | [int(), *_]:
             return [cast("Prompt", inputs)], False

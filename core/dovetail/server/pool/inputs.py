@@ -97,13 +97,13 @@ def _with_instruction(
     server: ServerState, body: InputFields, prompts: Sequence[Prompt], field: str
 ) -> Sequence[Prompt]:
     """Return the texts with what the model is to see before them; token ids as they are."""
-    if not isinstance(prompts[0], str):
+    if not any(isinstance(prompt, str) for prompt in prompts):
         return prompts
     server.check_text(field)
     before = instruction(
         pooling_of(server), prompt_name=body.prompt_name, input_type=body.input_type
     )
-    return [f"{before}{text}" for text in prompts] if before else prompts
+    return [f"{before}{p}" if before and isinstance(p, str) else p for p in prompts]
 
 
 async def _chat_prompt(

@@ -137,10 +137,12 @@ def test_logprobs_of_tokens_that_are_named() -> None:
     ids = [70, 72]
     assert complete(app, logprobs=1, logprob_token_ids=ids).status_code == 200
     assert engine.asked[0][1].logprob_token_ids == (70, 72)
-    for fields in ({}, {"logprobs": True, "top_logprobs": 2}):
-        answer = chat(app, logprob_token_ids=ids, **fields)
-        assert answer.json()["error"]["param"] == "logprob_token_ids"
-    assert chat(app, logprob_token_ids=ids, logprobs=True).status_code == 200
+    answer = chat(app, logprob_token_ids=ids)
+    assert answer.json()["error"]["param"] == "logprob_token_ids"
+    for fields in ({}, {"top_logprobs": 0}, {"top_logprobs": 1}, {"top_logprobs": 5}):
+        answer = chat(app, logprob_token_ids=ids, logprobs=True, **fields)
+        assert answer.status_code == 200
+        assert engine.asked[-1][1].logprob_token_ids == (70, 72)
     assert complete(app, logprob_token_ids=ids).status_code == 400
 
 
@@ -172,3 +174,21 @@ def test_processors_as_older_clients_name_them() -> None:
         error = complete(app, logits_processors=wrong).json()["error"]
         assert error["param"] == "logits_processors"
         assert error["message"].startswith("logits_processors: each must be a name")
+
+
+def test_the_drawn_token_is_among_those_that_are_named() -> None:
+    app, _ = app_for(Script(pieces=["ab"]))
+    for ids in ([70, 72], [97, 70], [70]):
+        fields = {"logprobs": True, "top_logprobs": len(ids), "logprob_token_ids": ids}
+        for token, entry in zip("ab", chat_entries(app, fields), strict=True):
+            tops = [top["token"] for top in entry["top_logprobs"]]
+            assert tops.count(token) == 1, (ids, tops)
+            place = tops.index(token)
+            assert entry["top_logprobs"][place]["logprob"] == entry["logprob"]
+            assert entry["top_logprobs"][place]["bytes"] == [ord(token)]
+
+
+def chat_entries(app: Any, fields: dict[str, Any]) -> Any:
+    answer = chat(app, **fields)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["logprobs"]["content"]

@@ -220,3 +220,29 @@ def test_errors_become_the_clients_exceptions() -> None:
             await client.messages.create(model="fake", **wanted)
 
     with_anthropic(app, locked, key="wrong")
+
+
+@pytest.mark.parametrize(
+    ("fields", "thinks"),
+    [
+        ({"output_config": {"effort": "high"}}, None),
+        ({"output_config": {"effort": "high"}, "thinking": {"type": "disabled"}}, False),
+        ({"output_config": {"effort": "low"}, "thinking": {"type": "enabled"}}, True),
+        ({"output_config": {"effort": "low"}, "thinking": {"type": "adaptive"}}, True),
+        ({"thinking": {"type": "adaptive"}}, None),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_effort_alone_switches_no_thinking_on(
+    path: str, fields: dict[str, Any], thinks: bool | None
+) -> None:
+    body = {"messages": USER} | ({"max_tokens": 9} if path == "/v1/messages" else {})
+    given = send(app_for()[0], "POST", path, body | fields)
+    type_of = {True: "enabled", False: "disabled"}
+    alike = {} if thinks is None else {"thinking": {"type": type_of[thinks]}}
+    plain = send(app_for()[0], "POST", path, body | alike)
+    assert given.status_code == plain.status_code == 200
+    counts = [answer.json().get("usage", answer.json()) for answer in (given, plain)]
+    assert counts[0] == counts[1]
+    ignored = given.headers.get("x-dovetail-ignored-fields", "")
+    assert ("output_config.effort" in ignored) == ("output_config" in fields)

@@ -13,9 +13,11 @@ import pytest
 from fastapi import FastAPI
 
 from dovetail.errors import RequestFault
+from dovetail.server.api.ollama.input import chat_of_prompt
+from dovetail.server.api.ollama.protocol import OllamaGenerateRequest
 from dovetail.testing.fake_async_engine import FakeAsyncEngine, Script, fake_spec
 from dovetail.version import __version__
-from support.serving import TOOLS, USER, app_for, send
+from support.serving import TOOLS, USER, app_for, send, with_client
 
 ollama = pytest.importorskip("ollama")
 ANSWER = '<think>why</think>Hello [call]add {"a": 1}[/call][call]sub {}[/call] bye'
@@ -89,6 +91,7 @@ def test_streamed_equals_whole(seed: int) -> None:
         )
         assert last.prompt_eval_count == whole.prompt_eval_count
         assert (last.prompt_eval_duration, last.eval_duration) == (500_000_000, 1_000_000_000)
+        assert last.load_duration >= 0
         assert 0 < last.total_duration < 20_000_000_000
 
     with_ollama(app, work)
@@ -282,3 +285,40 @@ def test_a_longer_context_than_the_servers_is_named() -> None:
         assert (
             "options.num_ctx" in answer.headers.get("x-dovetail-ignored-fields", "")
         ) == is_named
+
+
+@pytest.mark.parametrize("kind", ["", "application/x-www-form-urlencoded", "text/plain"])
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [("/api/chat", {"messages": USER}), ("/api/generate", {"prompt": "hi"}), ("/api/show", {})],
+)
+def test_bodies_are_json_whatever_their_type_says(kind: str, path: str, said: Any) -> None:
+    app, _ = app_for()
+    body = json.dumps({"model": "fake", "stream": False, **said}).encode()
+
+    def ask_with(**headers: str) -> httpx.Response:
+        kinds = {"content-type": kind} if kind else {}
+        return with_client(
+            app, lambda c: c.request("POST", path, content=body, headers=kinds | headers)
+        )
+
+    assert ask_with().status_code == 200
+    from_a_page = ask_with(origin="http://evil.example")
+    assert from_a_page.status_code == 400
+    assert "Content-Type: application/json" in from_a_page.json()["error"]
+
+
+def test_a_body_of_no_type_that_is_no_json_is_refused() -> None:
+    answer = with_client(app_for()[0], lambda c: c.request("POST", "/api/chat", content=b"a=1"))
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith("the request body is not valid JSON")
+
+
+@pytest.mark.parametrize("url", ["data:image/png;base64,", " DATA:image/png;base64,", "", "\n"])
+def test_images_may_be_data_urls(url: str) -> None:
+    body = OllamaGenerateRequest(model="m", prompt="a", images=[f"{url}AAAA"])
+    content = chat_of_prompt(body).messages[0].content
+    assert isinstance(content, list)
+    part = content[0].model_dump(exclude_unset=True)
+    assert part["image_url"].lower().startswith("data:")
+    assert part["image_url"].endswith(";base64,AAAA")

@@ -323,3 +323,29 @@ def test_the_langchain_client() -> None:
         assert found == [pytest.approx(numbers(text), abs=1e-7) for text in TEXTS]
 
     with_client(serving()[0], made, embeds)
+
+
+def test_texts_and_token_ids_are_mixed_in_one_input() -> None:
+    app, _ = serving()
+    mixed = ["ab", [ord("a"), ord("b")], "cd", [ord("c")]]
+    data = told(app, "/v1/embeddings", {"input": mixed})["data"]
+    assert [one["embedding"] for one in data] == [numbers(t) for t in ("ab", "ab", "cd", "c")]
+    body = {"inputs": [[ord("a")], "b"], "prompt_name": "query"}
+    assert told(app, "/embed", body) == [numbers("a"), numbers("ask: b")]
+    for bad, place in ((["a", [1, "x"]], "input[1]"), (["a", {}], "input[1]"), ([], "input")):
+        error = send(app, "POST", "/v1/embeddings", {"input": bad}).json()["error"]
+        assert error["param"].startswith(place), error
+
+
+@pytest.mark.parametrize(
+    ("pooling", "path", "body"),
+    [
+        (None, "/embed", {"inputs": TEXTS}),
+        (CLASSES, "/predict", {"inputs": "ab"}),
+        (SCORES, "/rerank", {"query": "a", "texts": TEXTS}),
+    ],
+)
+def test_the_root_answers_what_the_model_does(pooling: Any, path: str, body: Any) -> None:
+    app, _ = serving(pooling) if pooling else serving()
+    assert told(app, "/", body) == told(app, path, body)
+    assert send(app, "POST", "/", {}).status_code == 400

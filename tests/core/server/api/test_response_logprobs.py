@@ -43,7 +43,7 @@ def test_each_token_of_the_text_has_its_entry(wish: dict[str, Any], size: int) -
         for entry in part["logprobs"]:
             assert set(entry) == {"token", "logprob", "bytes", "top_logprobs"}
             assert entry["bytes"] == list(entry["token"].encode())
-            num_top = 3 if "logprob_token_ids" in wish else wish.get("top_logprobs", 0)
+            num_top = 4 if "logprob_token_ids" in wish else wish.get("top_logprobs", 0)
             assert len(entry["top_logprobs"]) <= num_top
     text = send(app, "POST", "/v1/responses", body | {"stream": True}).text
     events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]

@@ -190,3 +190,23 @@ def test_references_name_stored_items_of_their_owner() -> None:
 def test_unknown_items_are_refused() -> None:
     answer = ask(app_for()[0], input=[{"type": "mesage", "role": "user", "content": "x"}])
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input[0].type")
+
+
+@pytest.mark.parametrize("content", [None, [], [{"type": "reasoning_text", "text": ""}]])
+def test_thinking_without_text_says_nothing(content: Any) -> None:
+    item = {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "x"}
+    item |= {} if content is None else {"content": content}
+    user = {"role": "user", "content": "go on"}
+    assert messages_of([user, item, user]) == [user, user]
+    app, _ = app_for()
+    for items in ([user, item], [user, item, user], [item, user]):
+        assert ask(app, input=items).status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["tool_search_call", "tool_search_output", "function_call_output"])
+def test_ids_of_calls_may_be_null(kind: str) -> None:
+    item = {"type": kind, "id": None, "call_id": None, "output": "x", "arguments": {}, "tools": []}
+    answer = ask(app_for()[0], input=[{"role": "user", "content": "hi"}, item])
+    assert answer.status_code == 200, answer.text
+    wrong = ask(app_for()[0], input=[{"role": "user", "content": "hi"}, item | {"call_id": 3}])
+    assert wrong.json()["error"]["param"] == "input[1].call_id"

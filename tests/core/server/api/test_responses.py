@@ -171,7 +171,12 @@ def test_store_false_keeps_nothing() -> None:
     assert len(app.state.api_states[ResponsesState].stored) == 0
     assert send(app, "GET", f"/v1/responses/{kept['id']}").status_code == 404
     answer = ask(app, previous_response_id=kept["id"])
-    assert answer.status_code == 404
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (
+        400,
+        "previous_response_not_found",
+        "previous_response_id",
+    )
 
 
 def test_what_is_kept_belongs_to_its_key() -> None:
@@ -251,7 +256,6 @@ REFUSED = [
     ({"top_logprobs": 21}, "logprobs"),
     ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
     ({"n": 2}, "n"),
-    ({"background": True, "stream": True}, "background"),
     ({"background": True, "store": False}, "background"),
     ({"input": [{"type": "computer_callx"}]}, "input[0].type"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),

@@ -14,10 +14,24 @@ FILES = sorted(path for path in FOLDER.iterdir() if path.name != "index.html")
 TEXTS = {path.name: path.read_text() for path in FOLDER.iterdir()}
 
 
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+
+
+def test_programs_that_ask_for_the_root_get_the_line_that_ollamas_clients_look_for() -> None:
+    app, _ = app_for(api_key=("key",))
+    for accept in ("*/*", "application/json, text/plain, */*", ""):
+        answer = send(app, "GET", "/", accept=accept)
+        assert (answer.status_code, answer.text) == (200, "Ollama is running")
+        assert answer.headers["content-type"].startswith("text/plain")
+        assert "Accept" in answer.headers["vary"].split(", ")
+    head = send(app, "HEAD", "/")
+    assert (head.status_code, head.content) == (200, b"")
+
+
 def test_the_page_needs_no_key_and_may_do_nothing_but_ask_its_server() -> None:
     app, engine = app_for(api_key=("key",))
     for path in ("/", "/ui"):
-        answer = send(app, "GET", path)
+        answer = send(app, "GET", path, accept=BROWSER)
         assert answer.status_code == 200
         assert answer.headers["content-type"] == "text/html; charset=utf-8"
         policy = dict(
@@ -38,13 +52,14 @@ def test_the_page_needs_no_key_and_may_do_nothing_but_ask_its_server() -> None:
 def test_who_has_a_file_gets_it_once() -> None:
     app, _ = app_for()
     for path in ("/", "/ui/app.js"):
-        first = send(app, "GET", path)
+        first = send(app, "GET", path, accept=BROWSER)
         tag = first.headers["etag"]
         for known in (tag, f'"other", W/{tag}', "*"):
-            again = send(app, "GET", path, if_none_match=known)
+            again = send(app, "GET", path, accept=BROWSER, if_none_match=known)
             assert (again.status_code, again.content) == (304, b"")
             assert again.headers["etag"] == tag
-        assert send(app, "GET", path, if_none_match='"other"').content == first.content
+        other = send(app, "GET", path, accept=BROWSER, if_none_match='"other"')
+        assert other.content == first.content
         head = send(app, "HEAD", path)
         assert (head.status_code, head.content) == (200, b"")
 

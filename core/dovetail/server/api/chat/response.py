@@ -70,6 +70,7 @@ class ChatResponseOptions:
 
     role: str
     num_top_logprobs: int | None = None
+    names_tokens: bool = False
     shows_token_ids: bool = False
     shows_reasoning: bool = True
     stream_usage: StreamUsage = "never"
@@ -126,7 +127,8 @@ def _step_logprobs(
 ) -> list[TokenLogprob] | None:
     if options.num_top_logprobs is None or step.logprobs is None:
         return None
-    return chat_logprobs(step.logprobs, options.num_top_logprobs, generation.meta.names)
+    num_top, names = options.num_top_logprobs, generation.meta.names
+    return chat_logprobs(step.logprobs, num_top, names, is_named=options.names_tokens)
 
 
 def _prompt_fields(

@@ -46,6 +46,7 @@ def _response_options(server: ServerState, body: ChatRequest) -> ChatResponseOpt
     return ChatResponseOptions(
         role=role,
         num_top_logprobs=num_top_logprobs(body),
+        names_tokens=bool(body.logprob_token_ids),
         shows_token_ids=body.return_token_ids,
         shows_reasoning=body.include_reasoning,
         shows_cached=server.frontend.enable_prompt_tokens_details,

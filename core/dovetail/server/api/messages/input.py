@@ -5,7 +5,6 @@ Source: the Anthropic API reference, messages.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -30,7 +29,6 @@ NAMES = {
     "response_format": "output_config.format",
     "stop": "stop_sequences",
     "thinking_token_budget": "thinking.budget_tokens",
-    "reasoning_effort": "output_config.effort",
 }
 """Chat's names of fields that have another one here."""
 
@@ -61,10 +59,16 @@ def chat_of(body: CountRequest, *, can_budget: bool) -> ChatRequest:
 
 
 def switches(body: CountRequest) -> list[Switch]:
-    """Return the body's switches of thinking."""
-    if body.thinking is None or body.thinking.type == "adaptive":
-        return []
-    return [switch("thinking", body.thinking.type == "enabled")]
+    """Return the body's switches of thinking, and how hard to think. The effort alone switches
+    nothing; beside adaptive thinking it switches it on."""
+    effort = body.output_config.effort if body.output_config else None
+    found = []
+    kind = body.thinking.type if body.thinking else None
+    if kind in ("enabled", "disabled") or (kind == "adaptive" and effort is not None):
+        found.append(switch("thinking", kind != "disabled"))
+    if effort is not None:
+        found.append(Switch(field="output_config.effort", kwargs={"reasoning_effort": effort}))
+    return found
 
 
 def ignored_fields(body: CountRequest, *, can_budget: bool) -> list[str]:
@@ -142,9 +146,7 @@ def _assistant(turn: Turn, where: str) -> dict[str, Any]:
 def _call(block: Block, where: str) -> dict[str, Any]:
     if not block.name:
         raise RequestError("must have a name.", where=where)
-    given = block.input if block.input is not None else {}
-    arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-    return {"id": block.id or "", "function": {"name": block.name, "arguments": arguments}}
+    return {"id": block.id or "", "function": {"name": block.name, "arguments": block.input}}
 
 
 def _text_of(content: str | Sequence[Block], where: str) -> str:
@@ -278,7 +280,7 @@ def _tool_choice(body: CountRequest) -> dict[str, Any]:
 
 def _output(body: CountRequest) -> dict[str, Any]:
     config = body.output_config or OutputConfig.model_construct()
-    fields: dict[str, Any] = {"reasoning_effort": config.effort}
+    fields: dict[str, Any] = {}
     if config.format is not None and body.output_format is not None:
         raise RequestError("cannot be combined with output_config.format.", where="output_format")
     wanted = body.output_format if config.format is None else config.format

@@ -124,7 +124,7 @@ def _with_images(text: str, images: Sequence[Any] | None, where: str) -> Content
         return text
     if not all(isinstance(image, str) for image in images):
         raise RequestError("must be images in base64.", where=where)
-    urls = [i if i.startswith("data:") else f"data:;base64,{i}" for i in images]
+    urls = [i if i[:5].lower() == "data:" else f"data:;base64,{i}" for i in map(str.strip, images)]
     parts = [{"type": "image_url", "image_url": url} for url in urls]
     return [*parts, {"type": "text", "text": text}]
 
@@ -141,11 +141,15 @@ class _Turns:
         """Yield the turns. Raises: RequestError for images that are not text. Mutates: self"""
         for number, message in enumerate(messages):
             turn = self._turn(message)
-            where = f"messages[{number}].images"
-            yield turn | {"content": _with_images(turn["content"], message.images, where)}
+            if message.images:
+                text, where = message.content or "", f"messages[{number}].images"
+                turn["content"] = _with_images(text, message.images, where)
+            yield turn
 
     def _turn(self, message: OllamaMessage) -> dict[str, Any]:
-        turn: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        turn: dict[str, Any] = {"role": message.role}
+        if "content" in message.model_fields_set:
+            turn["content"] = message.content
         if message.role == "tool":
             turn["tool_call_id"] = message.tool_call_id or self._answered(message.tool_name)
             if message.tool_name:

@@ -6,6 +6,7 @@ reference.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Collection
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ from dovetail.interfaces.media_settings import IMAGE
 from dovetail.interfaces.pooling_params import EMBED
 from dovetail.server.api.ollama.protocol import OllamaShowRequest
 from dovetail.server.api.ollama.response import written_time
+from dovetail.server.api.ollama.weights import weights_of
 from dovetail.server.generate.dependencies import ServerOf
 from dovetail.server.generate.infill import infill_of
 from dovetail.server.generate.server_state import ServerState
@@ -29,7 +31,6 @@ LATEST = ":latest"
 """The tag that clients add to a name without one."""
 NEVER = "9999-12-31T23:59:59Z"
 """When the model is unloaded."""
-UNQUANTIZED = "none"
 MAX_KNOWN = 4
 
 
@@ -42,7 +43,8 @@ async def meant_model(server: ServerState, asked: str) -> str:
 
 async def list_models(server: ServerOf) -> dict[str, Any]:
     """Return the served names, as Ollama lists the models of a machine."""
-    return {"models": [_entry(server, name) for name in await _names(server)]}
+    details = await _details(server)
+    return {"models": [_entry(server, name, details) for name in await _names(server)]}
 
 
 async def list_loaded(server: ServerOf) -> dict[str, Any]:
@@ -54,7 +56,8 @@ async def list_loaded(server: ServerOf) -> dict[str, Any]:
         "size_vram": 0 if run.device == "cpu" else size,
         "context_length": run.max_model_tokens,
     }
-    return {"models": [_entry(server, name) | loaded for name in await _names(server)]}
+    details = await _details(server)
+    return {"models": [_entry(server, name, details) | loaded for name in await _names(server)]}
 
 
 async def _names(server: ServerState) -> list[str]:
@@ -76,7 +79,7 @@ async def show_model(body: OllamaShowRequest, server: ServerOf) -> dict[str, Any
         "modelfile": "\n".join(lines),
         "parameters": "\n".join(parameters),
         "template": server.renderer.source,
-        "details": {**_details(server), "parent_model": base if adapter else ""},
+        "details": {**await _details(server), "parent_model": base if adapter else ""},
         "model_info": _model_info(server),
         "capabilities": _capabilities(server),
         "modified_at": _modified_at(server),
@@ -88,7 +91,7 @@ async def show_version() -> dict[str, str]:
     return {"version": __version__}
 
 
-def _entry(server: ServerState, name: str) -> dict[str, Any]:
+def _entry(server: ServerState, name: str, details: dict[str, Any]) -> dict[str, Any]:
     digest = hashlib.sha256(f"{server.fingerprint} {name}".encode()).hexdigest()
     return {
         "name": name,
@@ -96,21 +99,21 @@ def _entry(server: ServerState, name: str) -> dict[str, Any]:
         "modified_at": _modified_at(server),
         "size": _weights_bytes(server.engine.spec.run.model.path),
         "digest": digest,
-        "details": _details(server),
+        "details": details,
     }
 
 
-def _details(server: ServerState) -> dict[str, Any]:
+async def _details(server: ServerState) -> dict[str, Any]:
     run = server.engine.spec.run
     family = _family(server)
-    quantized = run.quantization.name
+    weights = await asyncio.to_thread(weights_of, run)
     return {
         "parent_model": "",
         "format": "gguf" if is_whole_model(Path(run.model.path)) else "safetensors",
         "family": family,
         "families": [family],
-        "parameter_size": "",
-        "quantization_level": run.model.dtype if quantized == UNQUANTIZED else quantized,
+        "parameter_size": weights.parameter_size,
+        "quantization_level": weights.quantization_level,
     }
 
 

@@ -12,7 +12,7 @@ from dovetail.server.generate.chat_body import (
     MAX_MESSAGES,
     MAX_PARTS,
     MAX_TOOLS,
-    Name,
+    FunctionCall,
     ToolBody,
 )
 
@@ -36,11 +36,9 @@ class OllamaOptions(Body):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
 
 
-class OllamaCallFunction(Body):
+class OllamaCallFunction(FunctionCall):
     """The function of a call, with its arguments as an object."""
 
-    name: Name
-    arguments: dict[str, Any] | str = Field(default_factory=dict)
     index: int | None = None
 
 

@@ -7,6 +7,7 @@ Source: Ollama's API reference. Format of a stream: a JSON object on each line, 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from dovetail.server.http.errors import Problem
 NS_PER_S = 1_000_000_000
 MEDIA_TYPE = "application/x-ndjson"
 Fields = dict[str, Any]
+_NOT_SERVED = re.compile(r'the model ("[^"]*") is(?= not served here)')
 
 
 def finish_reason(end: AnswerEnd) -> str:
@@ -134,10 +136,9 @@ class Answer:
         return {
             "done_reason": step.finish_reason,
             "total_duration": time.monotonic_ns() - self._began_ns,
-            "load_duration": 0,
             "prompt_eval_count": step.num_prompt_tokens,
             "eval_count": step.num_generated_tokens,
-            **_durations(step.metrics),
+            **_durations(step.metrics, self._began_ns),
         }
 
 
@@ -156,11 +157,13 @@ def written_time(when: datetime) -> str:
     return when.isoformat().replace("+00:00", "Z")
 
 
-def _durations(metrics: RequestMetrics | None) -> Fields:
-    """Return the times for prompt and answer, in nanoseconds; none where they are not known."""
+def _durations(metrics: RequestMetrics | None, began_ns: int) -> Fields:
+    """Return the times before the prompt, for it and for the answer, in nanoseconds; none where
+    they are not known. Like Ollama's, the first is the wait for a model that is ready."""
     if metrics is None or not metrics.first_scheduled_s or not metrics.first_token_s:
-        return {}
+        return {"load_duration": 0}
     spans = {
+        "load_duration": max(0.0, metrics.first_scheduled_s - began_ns / NS_PER_S),
         "prompt_eval_duration": metrics.first_token_s - metrics.first_scheduled_s,
         "eval_duration": metrics.last_token_s - metrics.first_token_s,
     }
@@ -203,8 +206,8 @@ def line(data: bytes) -> bytes:
 
 
 def error_body(status: int, error: ApiError, request_id: str | None) -> bytes:
-    """Return an error as Ollama's JSON body."""
-    return encoded({"error": error.message})
+    """Return an error as Ollama's JSON body, with the words that its clients look for."""
+    return encoded({"error": _NOT_SERVED.sub(r"model \1 not found: it is", error.message)})
 
 
 def framing(answer: Answer) -> Framing:

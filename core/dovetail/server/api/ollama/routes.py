@@ -201,6 +201,7 @@ class OllamaApi(Api):
             endpoint=create_chat,
             body=OllamaChatRequest,
             tasks=(GENERATE_TASK,),
+            takes_any_type=True,
         ),
         Route(
             method="POST",
@@ -208,6 +209,7 @@ class OllamaApi(Api):
             endpoint=create_answer,
             body=OllamaGenerateRequest,
             tasks=(GENERATE_TASK,),
+            takes_any_type=True,
         ),
         Route(
             method="POST",
@@ -216,6 +218,7 @@ class OllamaApi(Api):
             body=OllamaEmbedRequest,
             tasks=(EMBED,),
             takes_any_length=True,
+            takes_any_type=True,
         ),
         Route(
             method="POST",
@@ -224,10 +227,17 @@ class OllamaApi(Api):
             body=OllamaEmbeddingsRequest,
             tasks=(EMBED,),
             takes_any_length=True,
+            takes_any_type=True,
         ),
         Route(method="GET", path="/api/tags", endpoint=list_models),
         Route(method="GET", path="/api/ps", endpoint=list_loaded),
-        Route(method="POST", path="/api/show", endpoint=show_model, body=OllamaShowRequest),
+        Route(
+            method="POST",
+            path="/api/show",
+            endpoint=show_model,
+            body=OllamaShowRequest,
+            takes_any_type=True,
+        ),
         Route(method="GET", path="/api/version", endpoint=show_version),
         Route(method="POST", path="/api/pull", endpoint=refuse_change),
         Route(method="POST", path="/api/push", endpoint=refuse_change),

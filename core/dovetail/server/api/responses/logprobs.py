@@ -16,10 +16,12 @@ Entry = dict[str, Any]
 
 
 class TextLogprobs:
-    """Tokens that have come and belong to no text yet. `num_top` are reported beside each."""
+    """Tokens that have come and belong to no text yet. `num_top` are reported beside each,
+    with the token itself where the request names them (`is_named`)."""
 
-    def __init__(self, num_top: int, names: TokenNames) -> None:
+    def __init__(self, num_top: int, names: TokenNames, *, is_named: bool) -> None:
         self._num_top = num_top
+        self._is_named = is_named
         self._names = names
         self._texts = TokenNames(tokenizer=names.tokenizer)
         self._pending: list[tuple[str, TokenLogprob]] = []
@@ -27,7 +29,7 @@ class TextLogprobs:
     def note(self, positions: Sequence[TokenLogprobs]) -> None:
         """Take the tokens of a step. Mutates: self"""
         texts = self._texts.of([position.token_id for position in positions])
-        told = chat_logprobs(positions, self._num_top, self._names)
+        told = chat_logprobs(positions, self._num_top, self._names, is_named=self._is_named)
         self._pending += zip(texts, told, strict=True)
 
     def skip(self, text: str) -> None:

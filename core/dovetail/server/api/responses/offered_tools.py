@@ -44,9 +44,7 @@ class _Tool:
     def name(self) -> str:
         """Return the name that the model sees. Raises: RequestError"""
         name = self.given.get("name")
-        if not isinstance(name, str):
-            raise RequestError("must be text.", where=f"{self.where}.name")
-        return in_namespace(self.namespace, name)
+        return in_namespace(self.namespace, _checked(name, self.where))
 
 
 def tools_of(body: ResponsesRequest, offered: Sequence[Item]) -> list[dict[str, Any]]:
@@ -163,8 +161,7 @@ def _tools(body: ResponsesRequest) -> Iterator[_Tool]:
 def _within(tool: Mapping[str, Any], where: str) -> Iterator[_Tool]:
     """Yield the tools of a namespace. Raises: RequestError"""
     name, inner = tool.get("name"), tool.get("tools")
-    if not isinstance(name, str) or not name:
-        raise RequestError("must be text.", where=f"{where}.name")
+    space = _checked(name, where)
     if not isinstance(inner, list):
         raise RequestError("must be a list of tools.", where=f"{where}.tools")
     for number, one in enumerate(inner):
@@ -173,7 +170,14 @@ def _within(tool: Mapping[str, Any], where: str) -> Iterator[_Tool]:
             raise RequestError("must be an object.", where=at)
         if (one.get("type") or "function") not in ("function", "custom"):
             raise RequestError("a namespace holds functions and custom tools.", where=f"{at}.type")
-        yield _Tool(given=one, where=at, namespace=name)
+        yield _Tool(given=one, where=at, namespace=space)
+
+
+def _checked(name: Any, where: str) -> str:
+    """Return the name of a tool or a namespace. Raises: RequestError"""
+    if not isinstance(name, str) or name.split() != [name]:
+        raise RequestError("must be a name without blanks.", where=f"{where}.name")
+    return name
 
 
 def _check(tools: Sequence[_Tool]) -> None:

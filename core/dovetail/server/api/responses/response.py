@@ -128,7 +128,16 @@ class Answer:
 
     def take(self, news: News) -> list[dict[str, Any]]:
         """Return the events of what has come. Mutates: self"""
+        started = self._start()
+        return [*started, *self._taken(news)]
+
+    def _start(self) -> list[dict[str, Any]]:
+        """Return the event that a response has left the queue, if it was there. Mutates: self"""
+        was_queued = self.status == "queued"
         self.status = "in_progress"
+        return [self.told("response.in_progress")] if was_queued else []
+
+    def _taken(self, news: News) -> list[dict[str, Any]]:
         match news:
             case CallEnd():
                 return self._call_ended(news)
@@ -168,7 +177,7 @@ class Answer:
 
     def begin(self) -> list[dict[str, Any]]:
         """Return the events that come before the first step. Mutates: self"""
-        return [self.told("response.created"), self.told("response.in_progress")]
+        return [self.told("response.created"), self.told(f"response.{self.status}")]
 
     def fail(self, found: Problem) -> dict[str, Any]:
         """End with an error; return the event that tells it. Mutates: self"""

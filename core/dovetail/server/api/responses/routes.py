@@ -6,6 +6,7 @@ POST answers, streamed, whole or in the background; the others read, end and for
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -16,12 +17,13 @@ from fastapi import Request
 from starlette.responses import Response
 
 from dovetail.config.sections.frontend import FrontendConfig
-from dovetail.errors import RequestError
+from dovetail.errors import NotFound, RequestError
 from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.json_values import json_value
 from dovetail.server.api.responses.conversation_routes import CONVERSATION_ROUTES
 from dovetail.server.api.responses.conversations import Conversation, check_keeps
+from dovetail.server.api.responses.event_log import EventLog
 from dovetail.server.api.responses.input import (
     NAMES,
     chat_of,
@@ -43,6 +45,7 @@ from dovetail.server.api.responses.response import (
     RESPONSES,
     Answer,
     News,
+    framed,
     framing,
     response_body,
     response_frames,
@@ -65,10 +68,12 @@ from dovetail.server.generate.generation import (
 )
 from dovetail.server.generate.ignored_fields import json_reply
 from dovetail.server.generate.server_state import ServerState
+from dovetail.server.generate.streaming import EventStream, Framing, StreamHead
 from dovetail.server.http.errors import problem_of
 from dovetail.server.http.owner import owner_of
 
 Message = dict[str, Any]
+MAX_DIGITS = 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,14 +119,20 @@ async def create_response(
         if plan.conversation is not None:
             owned.callback(_add_to, plan.conversation, state, body, answer)
         if plan.is_stored:
+            log = EventLog() if body.background and body.stream else None
             kept = state.stored.begin(
-                answer, plan.owner, is_background=bool(body.background), items=as_items(body.input)
+                answer,
+                plan.owner,
+                is_background=bool(body.background),
+                items=as_items(body.input),
+                events=log,
             )
             owned.callback(_settle, state, plan, answer)
             if body.background:
                 reply = answer.encoded()
-                kept.task = asyncio.create_task(_run(owned.pop_all(), answer, steps))
-                return _json(reply, meta.headers())
+                kept.task = asyncio.create_task(_run(owned.pop_all(), answer, steps, log))
+                headers = meta.headers()
+                return _json(reply, headers) if log is None else _followed(log, request, headers)
         if body.stream:
             frames = framing(answer)
 
@@ -133,14 +144,20 @@ async def create_response(
 
 
 async def get_response(response_id: str, request: Request, state: ResponsesStateOf) -> Any:
-    """Return a kept response, as far as it has come."""
-    if request.query_params.get("stream", "").lower() in ("true", "1"):
+    """Return a kept response, as far as it has come, or its stream after the event that the query
+    names in `starting_after`."""
+    kept = state.stored.get(response_id, owner_of(request))
+    after = _starting_after(request.query_params.get("starting_after"))
+    if request.query_params.get("stream", "").lower() not in ("true", "1"):
+        return _json(kept.reply_json())
+    if kept.events is None:
         raise RequestError(
-            "a stored response cannot be streamed; request it without stream.",
+            "only responses made with background and stream can be streamed again.",
             where="stream",
+            fix="request it without stream.",
             code="unsupported_field",
         )
-    return _json(state.stored.get(response_id, owner_of(request)).reply_json())
+    return _followed(kept.events, request, {}, after)
 
 
 async def delete_response(response_id: str, request: Request, state: ResponsesStateOf) -> Any:
@@ -190,7 +207,7 @@ def _text_logprobs(body: ResponsesRequest, generation: Generation) -> TextLogpro
     if not tells_logprobs(body):
         return None
     num_top = len(body.logprob_token_ids or ()) or body.top_logprobs or 0
-    return TextLogprobs(num_top, generation.meta.names)
+    return TextLogprobs(num_top, generation.meta.names, is_named=bool(body.logprob_token_ids))
 
 
 def _plan(
@@ -252,18 +269,20 @@ def _is_stored(server: ServerState, body: ResponsesRequest) -> bool:
             check_keeps(server, name)
     if body.background and body.store is False:
         raise RequestError("needs store to be true.", where="background")
-    if body.background and body.stream:
-        raise RequestError(
-            "cannot be combined with stream; poll the response until it has ended.",
-            where="background",
-            code="unsupported_field",
-        )
     return can_store and body.store is not False
 
 
 def _earlier(state: ResponsesState, response_id: str, owner: str) -> list[Message]:
     """Return the turns that a response left behind. Raises: RequestError"""
-    kept = state.stored.get(response_id, owner)
+    try:
+        kept = state.stored.get(response_id, owner)
+    except NotFound as error:
+        raise RequestError(
+            error.what,
+            where="previous_response_id",
+            fix=error.fix,
+            code="previous_response_not_found",
+        ) from error
     if kept.answer is not None:
         raise RequestError("that response has not ended yet.", where="previous_response_id")
     found: list[Message] = json_value(kept.messages)
@@ -335,14 +354,45 @@ def _settle(state: ResponsesState, plan: Plan, answer: Answer) -> None:
     state.stored.settle(answer, [*plan.messages, *output_messages(answer.output())])
 
 
-async def _run(owned: AsyncExitStack, answer: Answer, steps: AsyncGenerator[News, None]) -> None:
-    """Answer without anybody waiting. Mutates: answer"""
-    async with owned:
-        try:
-            async for step in steps:
-                answer.take(step)
-        except Exception as error:
-            answer.fail(problem_of(error))
+def _starting_after(given: str | None) -> int:
+    """Return the number of the event after which a stream begins; -1 for its beginning. Raises:
+    RequestError"""
+    if given is None or given == "":
+        return -1
+    if not given.isdecimal() or len(given) > MAX_DIGITS:
+        raise RequestError("must be the sequence_number of an event.", where="starting_after")
+    return int(given)
+
+
+def _followed(
+    log: EventLog, request: Request, headers: dict[str, str], after: int = -1
+) -> EventStream:
+    """Return the stream of a response that runs whether anybody reads it or not."""
+    head = StreamHead(
+        headers=headers,
+        request_id=request.state.request_id,
+        keep_alive_s=request.app.state.server.frontend.sse_keep_alive_interval,
+        framing=Framing(frame=bytes, end=b""),
+    )
+    return EventStream(log.after(after), AsyncExitStack(), head)
+
+
+async def _run(
+    owned: AsyncExitStack,
+    answer: Answer,
+    steps: AsyncGenerator[News, None],
+    log: EventLog | None,
+) -> None:
+    """Answer without anybody waiting; `log` gets the events. Mutates: answer, log"""
+    kept = log or EventLog()
+    with contextlib.closing(kept):
+        async with owned:
+            try:
+                async for frame in response_frames(steps, answer):
+                    if log is not None:
+                        log.add(frame)
+            except Exception as error:
+                kept.add(framed(answer.fail(problem_of(error))))
 
 
 def _json(data: bytes, headers: dict[str, str] | None = None) -> Response:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from dovetail.errors import NotFound
 from dovetail.json_values import json_value
+from dovetail.server.api.responses.event_log import EventLog
 from dovetail.server.api.responses.owned import OwnedObjects
 
 MAX_BYTES = 64 << 20
@@ -34,12 +35,13 @@ class StoredResponse:
     """One response. While it runs `answer` is it; then `reply` and `messages` are its JSON.
 
     `messages` are the turns of the conversation, this answer's included; `items` are the JSON of
-    what this response was asked.
+    what this response was asked. `events` are its stream, where it is streamed in the background.
     """
 
     owner: str
     since_s: float
     is_background: bool
+    events: EventLog | None = None
     answer: LiveResponse | None = None
     task: asyncio.Task[None] | None = None
     reply: bytes = b""
@@ -49,7 +51,8 @@ class StoredResponse:
     @property
     def num_bytes(self) -> int:
         """Return the memory that it takes."""
-        return len(self.reply) + len(self.messages) + len(self.items)
+        events = 0 if self.events is None else self.events.num_bytes
+        return len(self.reply) + len(self.messages) + len(self.items) + events
 
     def reply_json(self) -> bytes:
         """Return the response as it is now."""
@@ -80,12 +83,14 @@ class ResponseStore:
         *,
         is_background: bool,
         items: Sequence[dict[str, Any]] = (),
+        events: EventLog | None = None,
     ) -> StoredResponse:
         """Keep a response that is about to run, and what it was asked. Mutates: self"""
         kept = StoredResponse(
             owner=owner,
             since_s=self._clock(),
             is_background=is_background,
+            events=events,
             answer=answer,
             items=json.dumps(list(items)).encode(),
         )

@@ -73,7 +73,7 @@ class _Turns:
                 self._call(item, where, {"function": function})
             case "output":
                 output = _content(item.get("output"), f"{where}.output")
-                self._result(_word(item, "call_id", where), output)
+                self._result(_id_of_call(item, where), output)
             case "result":
                 self._result(_id_of_call(item, where), _result(item, where))
             case "mcp":
@@ -89,11 +89,12 @@ class _Turns:
         self._other({"role": "tool", "tool_call_id": call_id, "content": content})
 
     def _reasoning(self, item: Item, where: str) -> None:
+        thought = _thought(item, where)
+        if not thought:
+            return
         self._assistant(begins_with=())
         assert self._open is not None
-        thought = _thought(item, where)
-        if thought:
-            self._open["reasoning_content"] = thought
+        self._open["reasoning_content"] = thought
 
     def _mcp_call(self, item: Item, where: str) -> None:
         """Take a call that a server of tools has answered; one that was cut short says nothing."""
@@ -140,10 +141,10 @@ def _word(item: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def _id_of_call(item: Item, where: str) -> str:
-    """Return the id of a call, which some items hold in their own. Raises: RequestError"""
-    return _word(
-        item, "call_id" if item.get("call_id") is not None or "id" not in item else "id", where
-    )
+    """Return the id of a call, which some items hold in their own, and others leave out. Raises:
+    RequestError"""
+    name = next((name for name in ("call_id", "id") if item.get(name) is not None), None)
+    return "" if name is None else _word(item, name, where)
 
 
 def _name(item: Item, where: str) -> str:
@@ -151,10 +152,7 @@ def _name(item: Item, where: str) -> str:
 
 
 def _function(item: Item, where: str) -> dict[str, Any]:
-    """Return a call's function. Arguments that are no object come from answers that were cut, and
-    are what chat makes of them."""
-    given = item.get("arguments")
-    return {"name": _name(item, where), "arguments": given if isinstance(given, str | dict) else ""}
+    return {"name": _name(item, where), "arguments": item.get("arguments")}
 
 
 _NO_ARGUMENTS = frozenset({"type", "id", "call_id", "status", "created_by", "caller"})

@@ -1,4 +1,4 @@
-"""POST /embed, /embed_all, /predict and /similarity, GET /info.
+"""POST /embed, /embed_all, /predict and /similarity, POST / for what the model does, GET /info.
 
 Its /rerank is answered by the family `scores`, which tells it by its field `texts`.
 """
@@ -40,6 +40,8 @@ from dovetail.server.pool.work import (
 from dovetail.version import __version__
 
 FIELD = "inputs"
+ROOT_PATHS = {"embedding": "/embed", "classifier": "/predict", "reranker": "/rerank"}
+"""The path that answers POST /, by the type of the model."""
 
 
 async def embed(body: EmbedRequest, request: Request, server: ServerOf) -> Any:
@@ -123,6 +125,15 @@ def _cut(body: CutFields) -> dict[str, Any]:
     return {"truncate_prompt_tokens": -1 if body.truncate else None, "truncation_side": side}
 
 
+async def answer_root(request: Request, server: ServerOf) -> Any:
+    """Answer as the path for what the model does: vectors, classes or a ranking."""
+    (kind,) = _model_type(server)
+    path = ROOT_PATHS[kind]
+    routes = request.app.router.routes
+    route = next(one for one in routes if getattr(one, "path", None) == path)
+    return await route.get_route_handler()(request)
+
+
 async def show_info(server: ServerOf) -> dict[str, Any]:
     """Return what is known of the model and the limits of requests."""
     run = server.engine.spec.run
@@ -192,6 +203,7 @@ class TeiApi(Api):
             tasks=(EMBED,),
             takes_any_length=True,
         ),
+        Route(method="POST", path="/", endpoint=answer_root, tasks=(EMBED, CLASSIFY)),
         Route(method="GET", path="/info", endpoint=show_info, tasks=TASKS),
     )
 

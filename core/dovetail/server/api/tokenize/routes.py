@@ -47,7 +47,7 @@ async def _tokenize(server: ServerState, body: TokenizeRequest) -> Response:
             plain=rendered.plain,
             takes_any_length=True,
         )
-    strings = server.vocabulary.tokenizer.tokens(token_ids) if body.return_token_strs else None
+    strings = server.vocabulary.tokenizer.names(token_ids) if body.return_token_strs else None
     reply = TokenizeReply(
         count=len(token_ids),
         max_model_len=server.engine.spec.run.max_model_tokens,

@@ -1,7 +1,9 @@
 """GET / and /ui: the page; GET /ui/{name}: its scripts and styles.
 
-The page is as open as /health, because it says nothing: what it shows it asks for with the key that
-its reader types. It is files of this package alone and loads nothing from elsewhere.
+Programs ask for / to see whether a server is there: those that do not ask for HTML get a line of
+text, which Ollama's clients look for. The page is as open as /health, because it says nothing: what
+it shows it asks for with the key that its reader types. It is files of this package alone and loads
+nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from dovetail.errors import NotFound
 from dovetail.interfaces.api import Api, Route
@@ -21,7 +23,16 @@ from dovetail.server.api.ui.files import PageFiles
 from dovetail.server.generate.dependencies import state_of
 
 FLAG = "ui"
+RUNNING = "Ollama is running"
 FilesOf = Annotated[PageFiles, Depends(state_of(PageFiles))]
+
+
+async def show_root(request: Request, files: FilesOf) -> Response:
+    """Return the page to browsers, and a line of text to programs."""
+    is_browser = "text/html" in request.headers.get("accept", "").lower()
+    response = files.page().response(request) if is_browser else PlainTextResponse(RUNNING)
+    response.headers["Vary"] = "Accept"
+    return response
 
 
 async def show_page(request: Request, files: FilesOf) -> Response:
@@ -42,7 +53,7 @@ class UiApi(Api):
 
     info = Info(summary="a page at / to chat with the model and watch the server")
     routes = (
-        Route(method="GET", path="/", endpoint=show_page, flag=FLAG, is_open=True),
+        Route(method="GET", path="/", endpoint=show_root, flag=FLAG, is_open=True),
         Route(method="GET", path="/ui", endpoint=show_page, flag=FLAG, is_open=True),
         Route(method="GET", path="/ui/{name}", endpoint=show_part, flag=FLAG, is_open=True),
     )

@@ -21,8 +21,12 @@ from dovetail.server.generate.template.places import MediaPlaces
 from dovetail.unsupported import sentence
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
+_OF_FUNCTIONS = re.compile(r"""role\W{1,6}(==|in)\W[^%}]*["']function["']""")
+"""A template that knows the older role of results."""
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 """The roles of OpenAI's chat; a template may know others."""
+NULLABLE = frozenset({"assistant", "function"})
+"""Those whose content may be null."""
 THINKING = re.compile(r"\bthinking\b")
 """A template that reads reasoning by this name (gpt-oss, LFM2.5, Command A Reasoning)."""
 
@@ -80,18 +84,26 @@ class _Reader:
                 where=f"{where}.role",
                 fix="use system, developer, user, assistant or tool.",
             )
-        is_read = any(name in self.source for name in message.model_extra or {})
-        says = (message.content, message.refusal, message.tool_calls, message.reasoning)
-        is_silent = all(one is None for one in (*says, message.reasoning_content))
-        is_answer = role == "assistant" and "content" in message.model_fields_set
-        if is_known and is_silent and not is_read and not is_answer:
+        extra = message.model_extra or {}
+        is_read = any(name in self.source for name in extra)
+        says = (message.content, message.refusal, message.tool_calls, _thoughts(message) or None)
+        is_silent = all(one is None for one in says)
+        may_be_null = role in NULLABLE and "content" in message.model_fields_set
+        if is_silent and not is_read and extra.get("audio") is not None:
+            raise RequestError(
+                "answers in sound are not kept here.",
+                where=f"{where}.audio",
+                fix="send what was said as content.",
+                code="unsupported_field",
+            )
+        if is_known and is_silent and not is_read and not may_be_null:
             raise RequestError(
                 "a message needs content.", where=f"{where}.content", fix='send text, or "".'
             )
 
     def _content(self, message: Message, where: str) -> Any:
         content = message.content
-        if content is None:
+        if not content:
             return message.refusal or ""
         if isinstance(content, str):
             return content
@@ -127,6 +139,8 @@ def _message(message: Message, content: Any, where: str, source: str) -> dict[st
     role = message.role
     if role == "developer" and "developer" not in source:
         role = "system"
+    if role == "function" and not _OF_FUNCTIONS.search(source):
+        role = "tool"
     turn: dict[str, Any] = {
         "role": role,
         "content": content,
@@ -134,7 +148,7 @@ def _message(message: Message, content: Any, where: str, source: str) -> dict[st
     for name in ("name", "tool_call_id"):
         if getattr(message, name) is not None:
             turn[name] = getattr(message, name)
-    reasoning = message.reasoning_content or message.reasoning
+    reasoning = _thoughts(message)
     if reasoning:
         turn |= {"reasoning": reasoning, "reasoning_content": reasoning}
         # gpt-oss's template reads the content before a call as the thoughts, and takes one of them.
@@ -142,14 +156,26 @@ def _message(message: Message, content: Any, where: str, source: str) -> dict[st
             turn["thinking"] = reasoning
     if message.tool_calls:
         turn["tool_calls"] = [_call(call, where) for call in message.tool_calls]
-    extra = message.model_extra or {}
-    turn |= {name: value for name, value in extra.items() if name in source}
-    return turn
+    return turn | {n: v for n, v in _extras(message).items() if n in source}
+
+
+def _thoughts(message: Message) -> str:
+    """Return what the assistant thought, whatever the client calls it."""
+    given = (message.model_extra or {}).get("thinking")
+    other = given if isinstance(given, str) else ""
+    return message.reasoning_content or message.reasoning or other
+
+
+def _extras(message: Message) -> dict[str, Any]:
+    """Return the fields of a message that say something and are not read here."""
+    extra = (message.model_extra or {}).items()
+    is_thought = isinstance((message.model_extra or {}).get("thinking"), str)
+    return {n: v for n, v in extra if v not in (None, []) and not (is_thought and n == "thinking")}
 
 
 def unused_extras(messages: Sequence[Message], template_source: str) -> set[str]:
     """Return the names of message fields that neither dovetail nor the template knows."""
-    names = {name for message in messages for name in message.model_extra or {}}
+    names = {name for message in messages for name in _extras(message)}
     return {name for name in names if name not in template_source}
 
 

@@ -1,0 +1,47 @@
+"""EventLog: the events of a response that runs in the background, for clients that come and go.
+
+An event's place is its `sequence_number`, so a client that left goes on after the last it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+
+class EventLog:
+    """Events of one response as they are sent, kept until the response is forgotten."""
+
+    def __init__(self) -> None:
+        self._frames: list[bytes] = []
+        self._is_closed = False
+        self._news = asyncio.Event()
+        self.num_bytes = 0
+
+    def add(self, frame: bytes) -> None:
+        """Append an event. Mutates: self"""
+        self._frames.append(frame)
+        self.num_bytes += len(frame)
+        self._wake()
+
+    def close(self) -> None:
+        """Let readers end after the last event. Mutates: self"""
+        self._is_closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def after(self, number: int) -> AsyncGenerator[bytes, None]:
+        """Yield the events after that of a number, and those that are still to come."""
+        place = number + 1
+        while True:
+            news = self._news
+            while place < len(self._frames):
+                yield self._frames[place]
+                place += 1
+            if self._is_closed:
+                return
+            if news is self._news:
+                await news.wait()
