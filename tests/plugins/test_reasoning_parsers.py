@@ -12,6 +12,7 @@ from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.testing.text_splits import parse_in_pieces, random_cuts
 from dovetail_plugins.reasoning_parsers.deepseek_r1 import DeepseekR1
 from dovetail_plugins.reasoning_parsers.qwen3 import Qwen3
+from support.parser_fuzz import examples
 
 NUM_CUTS = 400
 
@@ -84,7 +85,16 @@ def test_random_cuts_of_random_texts(name: str, starts_inside: bool) -> None:
     parser, chance = made(name), random.Random(1)
     tool_parser = tool_parser_beside(name)
     markers = parser.markers
-    parts = [markers.start, markers.end, markers.end[:-1], *parser.layout, "\n\n", "why ", "<", "☃"]
+    parts = [
+        markers.start,
+        markers.end,
+        markers.end[:-1],
+        *examples(parser.layout),
+        "\n\n",
+        "why ",
+        "<",
+        "☃",
+    ]
     parts += [sample.text for sample in tool_parser.samples] if tool_parser else []
     for number in range(NUM_CUTS // 10):
         text = "".join(chance.choices(parts, k=chance.randint(1, 7)))

@@ -7,14 +7,14 @@ from typing import Any, ClassVar, Self
 
 from dovetail.interfaces.answer_reader import AnswerQuery, ReadingPlan
 from dovetail.interfaces.plugin import Plugin
-from dovetail.interfaces.text import Markers, Sample
+from dovetail.interfaces.text import Layout, Markers, Sample
 from dovetail.interfaces.tokenizer import Tokenizer
 
 
 class ReasoningParser(Plugin):
     """Immutable and shared by all requests. Core finds the regions by `markers`.
 
-    `layout` are texts around the answer that are never content (<answer> tags, say).
+    `layout` are texts and tags that are never content (<answer>, say).
     """
 
     interface_version: ClassVar[int] = 1
@@ -22,7 +22,7 @@ class ReasoningParser(Plugin):
         "implicit_start": "reasoning may begin without the opening marker",
     }
     markers: ClassVar[Markers]
-    layout: ClassVar[tuple[str, ...]] = ()
+    layout: ClassVar[Layout] = ()
     samples: ClassVar[tuple[Sample, ...]] = ()
 
     def __init__(self, options: Any) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
+
+MAX_TAG_CHARS = 64
+"""How many characters may stand between the start and the end of a `Tag`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +28,28 @@ class Markers:
     may_reopen: bool = False
     stays: bool = False
     ends_with_call: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tag:
+    """A tag of which only the shape is known: `start`, some of the characters `inside`, and ">"."""
+
+    start: str
+    inside: str
+
+    @property
+    def pattern(self) -> str:
+        """Return the regular expression of the whole tag."""
+        return f"{self.begun}>"
+
+    @property
+    def begun(self) -> str:
+        """Return the regular expression of the tag without its end."""
+        return f"{re.escape(self.start)}[{re.escape(self.inside)}]{{0,{MAX_TAG_CHARS}}}"
+
+
+Layout = tuple[str | Tag, ...]
+"""Texts and tags that are never content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ INVOKE = (
 )
 
 
-@pytest.mark.parametrize("name", ["deepseek_v32", "deepseek_v4"])
+@pytest.mark.parametrize("name", ["deepseek_v32", "deepseek_v4", "deepseek_v41"])
 @pytest.mark.parametrize(
     ("before", "behind"),
     [
@@ -48,13 +48,20 @@ INVOKE = (
         (f"<{DSML}tool_calls>", f"</{DSML}tool_calls>"),
         (f"<{DSML}tool_call>\n", f"\n</{DSML}tool_call>"),
         (f"<{DSML}function_call>", f"</{DSML}function_calls>"),
+        (f"<{DSML}fucntion_calls>\n", f"\n</{DSML}fucntion_calls>\n"),
+        (f"<{DSML} tool-use>", f"</{DSML} Invokes>"),
+        ("", f"</{DSML}anything>"),
+        (f"<{DSML}function_calls>", f"</{DSML}function_call>"),
+        (f"<{DSML}tool_calls>", ""),
     ],
 )
 def test_invokes_count_whatever_their_section_is_called(
     name: str, before: str, behind: str
 ) -> None:
-    got = _read(name, f"I look.{before}{INVOKE}\n{INVOKE}{behind}")
-    assert (_made(got), got.content) == ([("f", {"a": "x"})] * 2, "I look.")
+    space = " " if name == "deepseek_v41" else ""
+    calls = f"{INVOKE}\n{INVOKE}".replace(DSML, DSML + space)
+    got = _read(name, f"I look.{before}{calls}{behind} Done.")
+    assert (_made(got), got.content.split()) == ([("f", {"a": "x"})] * 2, ["I", "look.", "Done."])
 
 
 def test_closing_tags_that_are_left_out_on_one_line() -> None:

@@ -22,11 +22,12 @@ from dovetail.interfaces.constraint import (
 )
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.spec import StructuredOutputSpec
-from dovetail.interfaces.text import Markers, Tool
+from dovetail.interfaces.text import Layout, Markers, Tag, Tool
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.server.generate.chat_body import TOOLS, ChatRequest, ToolBody
 from dovetail.server.generate.events import SessionPlan
+from dovetail.server.generate.events.session import longest_first
 from dovetail.server.generate.server_state import Parsers
 from dovetail.server.generate.structured_outputs import ConstraintRequest, requested_constraint
 from dovetail.server.generate.template.messages import tool_values
@@ -308,10 +309,11 @@ def known_markers(reasoning: ReasoningParser | None) -> Markers | None:
     return reasoning.markers if reasoning and reasoning.markers.end else None
 
 
-def layout_in_use(parser: ToolParser | None, reasoning: ReasoningParser | None) -> tuple[str, ...]:
-    """Return the texts that are never content, the longest first."""
-    texts = {*(parser.layout if parser else ()), *(reasoning.layout if reasoning else ())}
-    return tuple(sorted(texts, key=lambda text: (-len(text), text)))
+def layout_in_use(parser: ToolParser | None, reasoning: ReasoningParser | None) -> Layout:
+    """Return the texts and tags that are never content, the longest first."""
+    return longest_first(
+        (*(parser.layout if parser else ()), *(reasoning.layout if reasoning else ()))
+    )
 
 
 def kept_special_ids(
@@ -331,4 +333,5 @@ def texts_in_use(plan: SessionPlan) -> frozenset[str]:
     if parser is not None:
         regions += parser.markers
     markers = {text for region in regions for text in (region.start, region.end) if text}
-    return frozenset((*markers, *plan.layout, *(parser.inner if parser else ())))
+    layout = [word.start if isinstance(word, Tag) else word for word in plan.layout]
+    return frozenset((*markers, *layout, *(parser.inner if parser else ())))

@@ -8,11 +8,12 @@ are looked for in content alone; what follows one is not read.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from dovetail.engine.client.stop import StopMatcher
 from dovetail.interfaces.answer_reader import ReadingPlan
-from dovetail.interfaces.text import Markers, Tool, ToolCall
+from dovetail.interfaces.text import Layout, Markers, Tag, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, UnfinishedToolCall
 from dovetail.server.generate.events.bare import OPENINGS, BareAnswer, knows_bare, may_name
 from dovetail.server.generate.events.held import HeldCall
@@ -42,8 +43,8 @@ class SessionPlan:
     """How the text of a request's answers is read.
 
     `special_starts` are the markers of calls that begin with a special token. `starts_inside` says
-    that the rendered prompt ends inside a reasoning region. `layout` are texts of the chat format
-    that are not content but may stand in a call's strings. `max_calls` None is unbounded.
+    that the rendered prompt ends inside a reasoning region. `layout` are texts and tags of the chat
+    format that are not content but may stand in a call's strings. `max_calls` None is unbounded.
     `is_forced_call`: the request named the tool to call. `stops` are the stop strings, which count
     from the token `min_tokens` on. `reads_bare`: an answer that is nothing but calls without their
     markers, as far as the parser knows such, is calls. `reasoning_reading` and `tool_reading` say
@@ -56,7 +57,7 @@ class SessionPlan:
     tools: tuple[Tool, ...] = ()
     special_starts: frozenset[str] = frozenset()
     starts_inside: bool = False
-    layout: tuple[str, ...] = ()
+    layout: Layout = ()
     max_calls: int | None = None
     is_forced_call: bool = False
     stops: tuple[str, ...] = ()
@@ -99,7 +100,7 @@ class Session:
         self.plan = plan
         self.num_calls = 0
         self._regions = plan.tool_parser.markers if plan.tool_parser else ()
-        self._layout = _longest_first(plan.layout)
+        self._layout = longest_first(plan.layout)
         self._phase = "reasoning" if plan.reasoning and plan.starts_inside else "content"
         self._pending = ""
         stops = StopMatcher(plan.stops, includes_stop=plan.includes_stop)
@@ -168,23 +169,22 @@ class Session:
                 more = self._step_content(is_final)
         return self._speech.take()
 
-    def _next_marker(self, markers: tuple[str, ...], is_final: bool) -> tuple[str, str] | None:
+    def _next_marker(self, markers: Layout, is_final: bool) -> tuple[str, str | Tag] | None:
         """Return (text before, marker) and cut both from the pending text, or None after saying
         all text that cannot be part of a marker."""
         match = find_first(self._pending, markers)
         if is_final and self._is_cut and match is None:
             starts = [region.start for region in self._regions if not region.opens_answer]
-            self._pending = without_cut_marker(self._pending, starts)
+            tags = [word for word in self._layout if isinstance(word, Tag)]
+            self._pending = without_cut_marker(self._pending, (*starts, *tags))
         held = 0 if is_final else partial_length(self._pending, markers)
         safe = len(self._pending) - held
         if match is None or (held and safe <= match.start):
             text, self._pending = self._pending[:safe], self._pending[safe:]
             self._say(text)
             return None
-        marker = markers[match.which]
-        before = self._pending[: match.start]
-        self._pending = self._pending[match.start + len(marker) :]
-        return before, marker
+        before, self._pending = self._pending[: match.start], self._pending[match.end :]
+        return before, markers[match.which]
 
     def _step_content(self, is_final: bool) -> bool:
         if self._opens_bare():
@@ -201,6 +201,8 @@ class Session:
             return False
         before, marker = found
         self._say(before)
+        if isinstance(marker, Tag):
+            return True
         which = starts.index(marker) if marker in starts else -1
         if which >= 0 and regions[which].opens_answer and self._speech.has_said:
             self._say(marker)
@@ -244,6 +246,8 @@ class Session:
             return False
         before, marker = found
         self._say(before)
+        if isinstance(marker, Tag):
+            return True
         if marker == markers.end:
             self._is_closed_ahead = False
             self._leave("content")
@@ -445,10 +449,10 @@ class Session:
         return bool(self._pending)
 
     def _give_up(self, region: Region, rest: str) -> bool:
-        """Let a region's opening marker pass as plain text, and read on behind it."""
+        """Let a region's opening marker pass as plain text, unless it is layout, and read on."""
         self._phase, self._region = "content", None
         self._num_given_up += 1
-        if not region.markers.stays:
+        if not region.markers.stays and without(region.markers.start, self._layout):
             self._say(region.markers.start)
         self._pending = region.unread() + rest
         if self._num_given_up >= MAX_GIVEN_UP:
@@ -492,5 +496,10 @@ class Session:
             self._speech.set_apart()
 
 
-def _longest_first(texts: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(sorted(set(texts), key=lambda text: (-len(text), text)))
+def longest_first(layout: Iterable[str | Tag]) -> Layout:
+    """Return texts and tags, each once: the longest first, tags last."""
+    return tuple(sorted(set(layout), key=_size))
+
+
+def _size(word: str | Tag) -> tuple[bool, int, str]:
+    return (True, 0, word.pattern) if isinstance(word, Tag) else (False, -len(word), word)
