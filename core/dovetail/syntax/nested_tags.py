@@ -73,7 +73,7 @@ class _Node:
 class _Read:
     """The calls read from a text: those that are over, and the open one, which begins at `begin`.
     `broken`: where text begins that is no call, until it is known where it is over. `is_none`: the
-    text holds no calls at all."""
+    text holds no calls at all. `is_amid`: it ends within an argument."""
 
     text: str
     calls: list[ToolCall] = field(default_factory=list)
@@ -82,6 +82,7 @@ class _Read:
     begin: int = 0
     broken: int | None = None
     is_none: bool = False
+    is_amid: bool = False
     fault: str = ""
 
     def made(self, end: str, text: str = "") -> ToolCall:
@@ -113,10 +114,12 @@ class NestedTags:
     mark: str
 
     def parse(self, text: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls of a whole text. Raises: MalformedToolCall"""
+        """Return the calls of a whole text, which closes the last one. Raises: MalformedToolCall"""
         read = self._run(text, tools, is_whole=True)
         if read.broken is not None:
             read.leave(len(text))
+        elif read.name and not read.is_amid:
+            read.close()
         is_some = any(call.name and not call.text for call in read.calls)
         if read.name or not is_some:
             raise MalformedToolCall(read.fault or "no call, or one that is cut")
@@ -154,6 +157,7 @@ class NestedTags:
                 open_ones.clear()
             if read.is_none:
                 break
+        read.is_amid = bool(open_ones)
         return read
 
     def _passes_broken(

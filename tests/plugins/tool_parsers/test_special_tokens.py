@@ -14,6 +14,7 @@ from dovetail.server.generate.server_state import Parsers
 from dovetail.testing.text_splits import Parsed, cuts, parse_in_pieces
 
 DSML = "｜DSML｜"
+MM = "]<]minimax[>["
 TOOLS = (
     Tool(name="f", parameters={"properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}),
     Tool(name='a"&<b', parameters={"properties": {"x y": {}, 'k"': {}}}),
@@ -21,8 +22,12 @@ TOOLS = (
 )
 
 
+def _parser(name: str) -> Any:
+    return registry.make(registry.choose("tool_parser", name))
+
+
 def _read(name: str, text: str, **more: Any) -> Parsed:
-    parser: Any = registry.make(registry.choose("tool_parser", name))
+    parser = _parser(name)
     whole = parse_in_pieces([text], tool_parser=parser, tools=TOOLS, **more)
     for pieces in cuts(text):
         assert parse_in_pieces(pieces, tool_parser=parser, tools=TOOLS, **more) == whole, pieces
@@ -31,6 +36,34 @@ def _read(name: str, text: str, **more: Any) -> Parsed:
 
 def _made(got: Parsed) -> list[tuple[str, Any]]:
     return [(call.name, json.loads(call.arguments)) for call in got.calls]
+
+
+K3_CALL = (
+    '<|open|>call tool="f" index="1"<|sep|><|open|>argument key="a" type="string"<|sep|>x<|close|>'
+    "argument<|sep|><|close|>call<|sep|>"
+)
+ONE_CALL = {
+    "kimi_k2": '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": "x"}'
+    "<|tool_call_end|>",
+    "kimi_k3": K3_CALL,
+    "deepseek_v3": '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": "x"}\n```'
+    "<｜tool▁call▁end｜>",
+    "deepseek_v31": '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": "x"}<｜tool▁call▁end｜>',
+    "step3": '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="f"><steptml:parameter '
+    'name="a">x</steptml:parameter></steptml:invoke><｜tool_call_end｜>',
+    "minimax_m3": f'{MM}<invoke name="f">{MM}<a>x{MM}</a>{MM}</invoke>',
+    "hy_v3": "<tool_call>f<tool_sep><arg_key>a</arg_key><arg_value>x</arg_value></tool_call>",
+}
+
+
+@pytest.mark.parametrize("name", ONE_CALL)
+def test_calls_count_without_their_section(name: str) -> None:
+    call, section = ONE_CALL[name], _parser(name).markers[0]
+    for before, behind in (("", ""), (section.start, ""), ("", section.end)):
+        got = _read(name, f"I look.{before}{call}\n{call}{behind}")
+        assert (_made(got), got.content) == ([("f", {"a": "x"})] * 2, "I look.")
+    got = _read(name, f"I look.\n{call} Done.")
+    assert (_made(got), got.content.split()) == ([("f", {"a": "x"})], ["I", "look.", "Done."])
 
 
 INVOKE = (
