@@ -66,14 +66,16 @@ class ToolCall:
     """A call the model made. `arguments` is JSON text, the model's own where it wrote JSON.
 
     `id` is what the model called the call, if its syntax has a place for that; empty: core makes
-    one. `text` is what the model wrote for a call that is not one, among others that are: core
-    passes it on as content in the call's stead. Neither is part of what makes two calls equal.
+    one. `may_be_named`: an id may still follow, so a short call waits. `text` is what the model
+    wrote for a call that is not one, among others that are: core passes it on as content in the
+    call's stead. None of these is part of what makes two calls equal.
     """
 
     name: str
     arguments: str
     id: str = field(default="", compare=False)
     text: str = field(default="", compare=False)
+    may_be_named: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

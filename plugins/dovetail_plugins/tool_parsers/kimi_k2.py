@@ -24,7 +24,7 @@ END = "<|tool_call_end|>"
 SECTION_TAGS = tuple(
     f"<|tool_{word}_section_{at}|>" for word in ("calls", "call") for at in ("begin", "end")
 )
-"""Models also leave the section out, or write it in the singular: a special token is never prose."""
+"""Models also leave the section out, or write "call": a special token is never prose."""
 DIGIT = Choice(tuple(Literal(digit) for digit in "0123456789"))
 
 

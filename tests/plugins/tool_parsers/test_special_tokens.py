@@ -49,8 +49,8 @@ ONE_CALL = {
     "deepseek_v3": '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": "x"}\n```'
     "<｜tool▁call▁end｜>",
     "deepseek_v31": '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": "x"}<｜tool▁call▁end｜>',
-    "step3": '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="f"><steptml:parameter '
-    'name="a">x</steptml:parameter></steptml:invoke><｜tool_call_end｜>',
+    "step3": '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="f">'
+    '<steptml:parameter name="a">x</steptml:parameter></steptml:invoke><｜tool_call_end｜>',
     "minimax_m3": f'{MM}<invoke name="f">{MM}<a>x{MM}</a>{MM}</invoke>',
     "hy_v3": "<tool_call>f<tool_sep><arg_key>a</arg_key><arg_value>x</arg_value></tool_call>",
 }

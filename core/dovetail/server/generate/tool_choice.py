@@ -27,7 +27,7 @@ from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.server.generate.chat_body import TOOLS, ChatRequest, ToolBody
 from dovetail.server.generate.events import SessionPlan
-from dovetail.server.generate.events.session import longest_first
+from dovetail.server.generate.events.matcher import longest_first
 from dovetail.server.generate.server_state import Parsers
 from dovetail.server.generate.structured_outputs import ConstraintRequest, requested_constraint
 from dovetail.server.generate.template.messages import tool_values

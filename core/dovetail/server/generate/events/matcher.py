@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from dovetail.interfaces.text import MAX_TAG_CHARS, Tag
+from dovetail.interfaces.text import MAX_TAG_CHARS, Layout, Tag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +81,15 @@ def _is_most(tail: str, marker: str | Tag) -> bool:
     if isinstance(marker, Tag):
         return tail.startswith(marker.start)
     return marker.startswith(tail) and 2 * len(tail) >= len(marker)
+
+
+def longest_first(layout: Iterable[str | Tag]) -> Layout:
+    """Return texts and tags, each once: the longest first, tags last."""
+    return tuple(sorted(set(layout), key=_size))
+
+
+def _size(word: str | Tag) -> tuple[bool, int, str]:
+    return (True, 0, word.pattern) if isinstance(word, Tag) else (False, -len(word), word)
 
 
 def without(text: str, words: Sequence[str | Tag]) -> str:

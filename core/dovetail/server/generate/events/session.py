@@ -8,7 +8,6 @@ are looked for in content alone; what follows one is not read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from dovetail.engine.client.stop import StopMatcher
@@ -19,6 +18,7 @@ from dovetail.server.generate.events.bare import OPENINGS, BareAnswer, knows_bar
 from dovetail.server.generate.events.held import HeldCall
 from dovetail.server.generate.events.matcher import (
     find_first,
+    longest_first,
     partial_length,
     without,
     without_cut_marker,
@@ -114,6 +114,7 @@ class Session:
         self._trial: Session | None = None
         self._num_trials = 0
         self._is_closed_ahead = False
+        self._used_ids: set[str] = set()
 
     @property
     def matched(self) -> str | None:
@@ -227,6 +228,7 @@ class Session:
             others=(*others, markers.start),
             id_prefix=parser.id_prefix,
             id_digits=parser.id_digits,
+            used_ids=self._used_ids,
         )
 
     def _open_reasoning(self, marker: str) -> None:
@@ -420,7 +422,7 @@ class Session:
             return self._end_unmarked(region, at)
         calls = self._begun(body)
         if calls is not None:
-            self._tell(region, calls)
+            self._tell(region, calls, is_growing=True)
         elif not region.has_told:
             return self._give_up(region, "")
         return False
@@ -487,19 +489,10 @@ class Session:
         except MalformedToolCall:
             return None
 
-    def _tell(self, region: Region, calls: list[ToolCall], *, may_be_cut: bool = False) -> None:
+    def _tell(self, region: Region, calls: list[ToolCall], **how: bool) -> None:
         before = self.num_calls - region.num_told
-        events = region.tell(calls, before, self.plan.max_calls, may_be_cut=may_be_cut)
+        events = region.tell(calls, before, self.plan.max_calls, **how)
         self._speech.add(events)
         self.num_calls = before + region.num_told
         if region.has_told:
             self._speech.set_apart()
-
-
-def longest_first(layout: Iterable[str | Tag]) -> Layout:
-    """Return texts and tags, each once: the longest first, tags last."""
-    return tuple(sorted(set(layout), key=_size))
-
-
-def _size(word: str | Tag) -> tuple[bool, int, str]:
-    return (True, 0, word.pattern) if isinstance(word, Tag) else (False, -len(word), word)
