@@ -115,10 +115,13 @@ def test_kimi_k3_writes_names_with_entities() -> None:
     assert _made(_read("kimi_k3", text)) == [('a"&<b', {'k"': "1 &amp; 2"})]
 
 
-def test_an_empty_message_calls_what_needs_nothing() -> None:
+def test_an_empty_message_is_a_call_without_arguments() -> None:
     start = "<|channel|>commentary to=functions."
+    for name, nothing in (("now", ""), ("f", " "), ("now", "null"), ("f", '""'), ("now", "()")):
+        text = f"{start}{name} <|constrain|>json<|message|>{nothing}<|call|>"
+        assert _made(_read("openai", text)) == [(name, {})]
+        assert _made(_read("openai", text.removesuffix("<|call|>"))) == [(name, {})]
     text = f"{start}now <|constrain|>json<|message|><|call|>"
-    assert _made(_read("openai", text)) == [("now", {})]
     assert _read("openai", text, is_cut=True).content == ""
     assert _read("openai", f"{start}other<|message|><|call|>").calls == ()
 
