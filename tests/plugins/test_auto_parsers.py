@@ -595,7 +595,8 @@ SAME = {
     "tool_parser": {
         "deepseekv3": "deepseek_v3", "deepseekv31": "deepseek_v31", "deepseekv32": "deepseek_v32",
         "deepseekv4": "deepseek_v4", "deepseekv41": "deepseek_v41", "glm": "glm45",
-        "hunyuan": "hy_v3", "hy_v4": "hy_v3", "nanbeige": "qwen3_coder", "internlm2": "internlm", "interns1": "internlm", "ling3": "glm45",
+        "hunyuan": "hy_v3", "internlm2": "internlm", "interns1": "internlm", "ling3": "glm45",
+        "hy_v4": "hy_v3", "nanbeige": "qwen3_coder",
         "llama3": "llama3_json", "minimax-m2": "minimax_m2", "minimax-m3": "minimax_m3",
         "qwen": "hermes", "qwen25": "hermes", "spark25": "glm45", "trinity": "hermes",
     },
