@@ -46,7 +46,7 @@ class _Node:
     def made(self) -> str:
         """Return the value as JSON text. Raises: MalformedToolCall"""
         if not self.parts:
-            return self._empty() or as_json(self.text, self.schema)
+            return as_json(self.text, with_json_types(self.schema))
         if self.text.strip():
             raise MalformedToolCall("text stands beside tags")
         if all(name == ITEM for name, _ in self.parts) and _may_be(self.schema, "array"):
@@ -54,13 +54,6 @@ class _Node:
         first = dict(reversed(self.parts))
         names = dict.fromkeys(name for name, _ in self.parts)
         return "{" + ", ".join(f"{quoted(name)}: {first[name]}" for name in names) + "}"
-
-    def _empty(self) -> str:
-        """Return the list or the object that a tag with nothing in it is, or ""."""
-        allowed = kinds(with_json_types(self.schema))
-        if self.text.strip() or allowed is None or "string" in allowed:
-            return ""
-        return "[]" if "array" in allowed else "{}" if "object" in allowed else ""
 
     def inner_schema(self, name: str) -> Mapping[str, Any]:
         """Return the schema of a tag within."""
