@@ -6,9 +6,10 @@ Source: the chat template of Solar-Open-100B. An id that the model writes is the
 from __future__ import annotations
 
 import re
+from string import ascii_lowercase, digits
 from typing import Any, ClassVar
 
-from dovetail.interfaces.constraint import Constraint, JsonSchema, Regex, concat
+from dovetail.interfaces.constraint import Choice, Constraint, JsonSchema, Literal, Repeat, concat
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Layout, Markers, Sample, Tool, ToolCall
 from dovetail.syntax.json_calls import schema_of
@@ -20,6 +21,7 @@ from dovetail_plugins.tool_parsers import _solar_open
 SECTION = Markers(start="<|tool_calls|>", end="<|calls|>")
 BEGIN, END = "<|tool_call:begin|>", "<|tool_call:end|>"
 NAME, ARGUMENTS = "<|tool_call:name|>", "<|tool_call:args|>"
+LETTER = Choice(tuple(Literal(letter) for letter in ascii_lowercase + digits))
 
 
 class SolarOpen(TaggedToolParser):
@@ -72,5 +74,5 @@ class SolarOpen(TaggedToolParser):
 
     def constraint(self, tool: Tool) -> Constraint:
         """Return the text of one call within a section."""
-        head = (BEGIN, Regex("[a-z0-9]{10}"), f"{NAME}{tool.name}{ARGUMENTS}")
+        head = (BEGIN, Repeat(LETTER, 10, 10), f"{NAME}{tool.name}{ARGUMENTS}")
         return concat(*head, JsonSchema(schema_of(tool)), END)
