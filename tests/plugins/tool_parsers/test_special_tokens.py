@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from dovetail import registry
 from dovetail.interfaces.text import Markers, Tool
 from dovetail.server.generate.events import Collected, Session, SessionPlan
+from dovetail.server.generate.parsers import ParserChoice, build_parsers
 from dovetail.server.generate.server_state import Parsers
 from dovetail.testing.text_splits import Parsed, cuts, parse_in_pieces
 
@@ -151,6 +153,19 @@ def test_a_special_token_ends_thinking_of_every_family() -> None:
             answer.add(session.finish())
             assert len(answer.calls) == num_calls
             assert answer.reasoning.startswith("hm")
+
+
+def test_added_tokens_count_as_special_ones() -> None:
+    """Qwen's <tool_call> is one token of the vocabulary, but none of its special tokens."""
+    tokenizer: Any = SimpleNamespace(
+        added_texts=lambda: frozenset({"<tool_call>", "<s", ""}),
+        facts=lambda: SimpleNamespace(special_texts={}),
+    )
+    choice = ParserChoice(
+        tool=registry.choose("tool_parser", "hermes"),
+        reasoning=registry.choose("reasoning_parser", "seed_oss"),
+    )
+    assert build_parsers(choice, tokenizer).special_starts == {"<tool_call>"}
 
 
 LENGTHS = (127, 128, 129, 200, 255, 256, 257, 400)

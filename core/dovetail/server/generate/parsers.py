@@ -121,7 +121,7 @@ def build_parsers(choice: ParserChoice, tokenizer: Tokenizer) -> Parsers:
     return Parsers(
         tool=_build(choice.tool, tokenizer),
         reasoning=_build(choice.reasoning, tokenizer),
-        special_texts=frozenset(tokenizer.facts().special_texts.values()),
+        special_texts=tokenizer.added_texts(),
     )
 
 
