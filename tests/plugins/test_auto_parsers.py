@@ -443,6 +443,13 @@ FAMILIES = {
         "gigachat35",
         "qwen3",
     ),
+    "K2 Horizon": (
+        "IFM/K2-Horizon-7B",
+        "<|ifm|im_start|>assistant\n<ifm|think>\n{{ r }}</ifm|think>{{ m }}<ifm|tool_calls>"
+        "<ifm|tool_call>{{ n }}\n<ifm|arg_key>{{ k }}</ifm|arg_key>",
+        "k2_horizon",
+        "k2_horizon",
+    ),
     "Solar Open": (
         "upstage/Solar-Open-100B",
         "<|begin|>assistant<|think|>{{ r }}<|end|><|begin|>assistant<|content|>{{ m }}<|end|>"

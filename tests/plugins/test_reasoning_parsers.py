@@ -9,6 +9,7 @@ import pytest
 from dovetail import registry
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.tool_parser import ToolParser
+from dovetail.server.generate.tool_choice import known_markers
 from dovetail.testing.text_splits import parse_in_pieces, random_cuts
 from dovetail_plugins.reasoning_parsers.deepseek_r1 import DeepseekR1
 from dovetail_plugins.reasoning_parsers.qwen3 import Qwen3
@@ -76,6 +77,16 @@ def pairs() -> list[str]:
         for entry in registry.entries("reasoning_parser")
     }
     return sorted(found.values())
+
+
+@pytest.mark.parametrize("word", ["think", "think_fast", "think_faster"])
+def test_k2_horizon_closes_the_tag_that_the_prompt_opened(word: str) -> None:
+    parser, prompt = made("k2_horizon"), f"</ifm|think>so<|ifm|im_start|>assistant\n<ifm|{word}>\n"
+    assert parser.starts_inside(prompt)
+    assert not parser.starts_inside(f"{prompt}</ifm|{word}>")
+    markers = known_markers(parser, prompt)
+    got = parse_in_pieces([f"why</ifm|{word}>2"], reasoning=markers, starts_inside=True)
+    assert (got.reasoning, got.content) == ("why", "2")
 
 
 @pytest.mark.parametrize("name", pairs())

@@ -40,10 +40,16 @@ class ReasoningParser(Plugin):
         them by the markers. `markers` without texts then say that none are known."""
         return None
 
+    def markers_in(self, prompt: str) -> Markers:
+        """Return the markers of the thinking that follows a rendered prompt. The default: whatever
+        the prompt says, they are the same."""
+        return self.markers
+
     def starts_inside(self, prompt: str) -> bool:
         """Return whether the rendered prompt leaves the model inside a thinking region.
 
         The default: the last opening marker in the prompt is not followed by a closing one.
         """
-        opened = prompt.rfind(self.markers.start)
-        return opened >= 0 and prompt.find(self.markers.end, opened) < 0
+        markers = self.markers_in(prompt)
+        opened = prompt.rfind(markers.start)
+        return opened >= 0 and prompt.find(markers.end, opened) < 0

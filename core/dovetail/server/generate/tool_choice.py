@@ -50,7 +50,7 @@ def session_plan(
     reasoning, tools = parsers.reasoning, tool_values(body.tools or ())
     query = AnswerQuery(tools=tools, tail=tail, request=lambda: body.model_dump(mode="json"))
     return SessionPlan(
-        reasoning=known_markers(reasoning),
+        reasoning=known_markers(reasoning, tail),
         reasoning_reading=reasoning.reads(query) if reasoning else None,
         starts_inside=reasoning is not None and reasoning.starts_inside(tail),
         tool_parser=parser,
@@ -304,9 +304,11 @@ def _needed(parser: ToolParser | None) -> ToolParser:
     return parser
 
 
-def known_markers(reasoning: ReasoningParser | None) -> Markers | None:
-    """Return the markers of the reasoning, or None where there are none, or they are not known."""
-    return reasoning.markers if reasoning and reasoning.markers.end else None
+def known_markers(reasoning: ReasoningParser | None, tail: str) -> Markers | None:
+    """Return the markers of the reasoning behind a prompt, or None where there are none, or they
+    are not known."""
+    markers = reasoning.markers_in(tail) if reasoning else None
+    return markers if markers and markers.end else None
 
 
 def layout_in_use(parser: ToolParser | None, reasoning: ReasoningParser | None) -> Layout:
