@@ -64,7 +64,7 @@ class DeepseekV3(TaggedToolParser):
         ),
         Sample(
             text=f"{SECTION.start}nothing{SECTION.end} and on",
-            content="nothing and on",
+            content=f"{SECTION.start}nothing{SECTION.end} and on",
         ),
         Sample(
             text=f'{SECTION.start}{BEGIN}function{SEPARATOR}weather\n```json\n{{"city": "Pa',

@@ -55,7 +55,7 @@ class DeepseekV31(TaggedToolParser):
         ),
         Sample(
             text=f"{SECTION.start}{BEGIN}weather{END}{SECTION.end} and on",
-            content=f"{BEGIN}weather{END} and on",
+            content=f"{SECTION.start}{BEGIN}weather{END}{SECTION.end} and on",
         ),
         Sample(
             text=f'{SECTION.start}{BEGIN}weather{SEPARATOR}{{"city": "Pa',

@@ -49,7 +49,10 @@ def samples_of(section: Markers) -> tuple[Sample, ...]:
                 ),
             ),
         ),
-        Sample(text=f"{section.start}none{section.end} and on", content="none and on"),
+        Sample(
+            text=f"{section.start}none{section.end} and on",
+            content=f"{section.start}none{section.end} and on",
+        ),
         Sample(
             text=f'{section.start}\n{invoke}"weather">\n{param}"days" string="false">2{end}\n'
             f'{param}"city" string="true">Pa',

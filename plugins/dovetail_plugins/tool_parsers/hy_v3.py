@@ -66,7 +66,10 @@ class HyV3(XmlToolParser):
                 ),
             ),
         ),
-        Sample(text=f"{SECTION.start}none{SECTION.end} and on", content="none and on"),
+        Sample(
+            text=f"{SECTION.start}none{SECTION.end} and on",
+            content=f"{SECTION.start}none{SECTION.end} and on",
+        ),
         Sample(
             text=f"{SECTION.start}\n<tool_call>weather{SEPARATOR}\n<arg_key>days</arg_key>\n"
             "<arg_value>2</arg_value>\n<arg_key>city</arg_key>\n<arg_value>Pa",

@@ -68,7 +68,7 @@ class KimiK2(TaggedToolParser):
         ),
         Sample(
             text=f"{SECTION.start}{BEGIN}weather{END}{SECTION.end} and on",
-            content=f"{BEGIN}weather{END} and on",
+            content=f"{SECTION.start}{BEGIN}weather{END}{SECTION.end} and on",
         ),
         Sample(
             text=f'{SECTION.start}{BEGIN}functions.weather:0{ARGUMENTS}{{"city": "Pa',

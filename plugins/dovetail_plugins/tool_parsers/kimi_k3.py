@@ -70,7 +70,10 @@ class KimiK3(XmlToolParser):
                 ),
             ),
         ),
-        Sample(text=f"{SECTION.start}none{SECTION.end} and on", content="none and on"),
+        Sample(
+            text=f"{SECTION.start}none{SECTION.end} and on",
+            content=f"{SECTION.start}none{SECTION.end} and on",
+        ),
         Sample(
             text=f"{SECTION.start}{_call('weather', 1)}{_key('days', 'number')}2{VALUE_END}"
             f"{_key('city', 'string')}Pa",

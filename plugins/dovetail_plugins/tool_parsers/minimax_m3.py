@@ -55,7 +55,10 @@ class MinimaxM3(ToolParser):
                 ToolCall(name="find", arguments='{"q": "<b> ☃", "o": {"a": [1.50, "x"]}}'),
             ),
         ),
-        Sample(text=f"{SECTION.start}none{SECTION.end} and on", content="none and on"),
+        Sample(
+            text=f"{SECTION.start}none{SECTION.end} and on",
+            content=f"{SECTION.start}none{SECTION.end} and on",
+        ),
         Sample(
             text=f'{SECTION.start}{MARK}<invoke name="weather">{_arg("days", "2")}{MARK}<city>Pa',
             calls=(ToolCall(name="weather", arguments='{"days": 2'),),

@@ -59,7 +59,7 @@ class SolarOpen(TaggedToolParser):
         ),
         Sample(
             text=f"{SECTION.start}{BEGIN}weather{END}{SECTION.end} and on",
-            content=f"{BEGIN}weather{END} and on",
+            content=f"{SECTION.start}{BEGIN}weather{END}{SECTION.end} and on",
         ),
         Sample(
             text=f'{SECTION.start}{BEGIN}0{NAME}weather{ARGUMENTS}{{"city": "Pa',

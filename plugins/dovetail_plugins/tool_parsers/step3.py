@@ -57,7 +57,10 @@ class Step3(XmlToolParser):
                 ToolCall(name="find", arguments=f'{{"q": "\\"x\\" \\\\ {SECTION.end} ☃\\n"}}'),
             ),
         ),
-        Sample(text=f"{SECTION.start}none{SECTION.end} and on", content="none and on"),
+        Sample(
+            text=f"{SECTION.start}none{SECTION.end} and on",
+            content=f"{SECTION.start}none{SECTION.end} and on",
+        ),
         Sample(
             text=f'{SECTION.start}<steptml:invoke name="weather"><steptml:parameter name="days">2'
             '</steptml:parameter><steptml:parameter name="city">Pa',

@@ -62,6 +62,7 @@ class Session:
         self._num_trials = 0
         self._is_closed_ahead = self._is_passing = False
         self._used_ids: set[str] = set()
+        self._ends_of_none: list[str] = []
 
     @property
     def matched(self) -> str | None:
@@ -118,8 +119,8 @@ class Session:
         return self._speech.take()
 
     def _next_marker(self, markers: Layout, is_final: bool) -> tuple[str, str] | None:
-        """Return (text before, marker, "" for a tag) and cut both from the pending text, or None
-        after saying all text that cannot be part of a marker."""
+        """Return (text before, marker) and cut both from the pending text, or None after saying
+        all text that cannot be part of a marker."""
         match = find_first(self._pending, markers)
         if is_final and self._is_cut and match is None:
             starts = [region.start for region in self._regions if not region.opens_answer]
@@ -131,9 +132,9 @@ class Session:
             text, self._pending = self._pending[:safe], self._pending[safe:]
             self._say(text)
             return None
-        before, self._pending = self._pending[: match.start], self._pending[match.end :]
-        marker = markers[match.which]
-        return before, "" if isinstance(marker, Tag) else marker
+        before, marker = self._pending[: match.start], self._pending[match.start : match.end]
+        self._pending = self._pending[match.end :]
+        return before, marker
 
     def _step_content(self, is_final: bool) -> bool:
         if self._opens_bare():
@@ -157,6 +158,9 @@ class Session:
             self._open_region(regions[which])
         elif marker in opening:
             self._open_reasoning(marker)
+        elif marker in self._ends_of_none:
+            self._ends_of_none.remove(marker)
+            self._say(marker)
         return True
 
     def _open_region(self, markers: Markers) -> None:
@@ -401,10 +405,11 @@ class Session:
         return bool(self._pending)
 
     def _give_up(self, region: Region, rest: str) -> bool:
-        """Let a region's opening marker pass as plain text, unless it is layout, and read on."""
+        """Let a region's opening marker pass as plain text, and its end, and read on behind it."""
         self._phase, self._region = "content", None
         self._num_given_up += 1
-        if not region.markers.stays and without(region.markers.start, self._layout):
+        self._ends_of_none.append(region.markers.end)
+        if not region.markers.stays:
             self._say(region.markers.start)
         self._pending = region.unread() + rest
         if self._num_given_up >= MAX_GIVEN_UP:
