@@ -86,8 +86,6 @@ INVOKE = (
         (f"<{DSML}fucntion_calls>\n", f"\n</{DSML}fucntion_calls>\n"),
         (f"<{DSML} tool-use>", f"</{DSML} Invokes>"),
         ("", f"</{DSML}anything>"),
-        (f"<{DSML}function_calls>", f"</{DSML}function_call>"),
-        (f"<{DSML}tool_calls>", ""),
     ],
 )
 def test_invokes_count_whatever_their_section_is_called(
