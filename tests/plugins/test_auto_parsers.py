@@ -419,9 +419,44 @@ FAMILIES = {
     ),
     "ERNIE 4.5 Thinking": (
         "baidu/ERNIE-4.5-21B-A3B-Thinking",
-        f"{CHATML}{QWEN_TOOLS}{SPLITS_THINKING}<response>\n{{{{ m.content }}}}\n</response>",
+        f"<|im_start|>system\n<global_setting>\nthink_mode=True\n</global_setting><|im_end|>{CHATML}"
+        f"{QWEN_TOOLS}{SPLITS_THINKING}<response>\n{{{{ m.content }}}}\n</response>",
         "hermes",
         "ernie45",
+    ),
+    "Qwen3 with answers in tags": (
+        "Qwen/Qwen3-8B",
+        f"{CHATML}{QWEN_TOOLS}{SPLITS_THINKING}<answer>{{{{ m.content }}}}</answer>",
+        "hermes",
+        "qwen3",
+    ),
+    "Qwen3 with tool responses": (
+        "Qwen/Qwen3-8B",
+        f"{CHATML}{QWEN_TOOLS}{SPLITS_THINKING}<response>{{{{ m.content }}}}</response>",
+        "hermes",
+        "qwen3",
+    ),
+    "GigaChat 3.5": (
+        "ai-sage/GigaChat3.5-432B-A28B",
+        "<think>{{ r }}</think>{{ m }}<|message_sep|><｜GCML｜tool_calls>\n<｜GCML｜invoke "
+        'name="f">\n<｜GCML｜parameter name="k" string="true">v</｜GCML｜parameter>',
+        "gigachat35",
+        "qwen3",
+    ),
+    "K2 Horizon": (
+        "IFM/K2-Horizon-7B",
+        "<|ifm|im_start|>assistant\n<ifm|think>\n{{ r }}</ifm|think>{{ m }}<ifm|tool_calls>"
+        "<ifm|tool_call>{{ n }}\n<ifm|arg_key>{{ k }}</ifm|arg_key>",
+        "k2_horizon",
+        "k2_horizon",
+    ),
+    "Solar Open": (
+        "upstage/Solar-Open-100B",
+        "<|begin|>assistant<|think|>{{ r }}<|end|><|begin|>assistant<|content|>{{ m }}<|end|>"
+        "<|tool_calls|><|tool_call:begin|>{{ i }}<|tool_call:name|>{{ n }}<|tool_call:args|>{{ a }}"
+        "<|tool_call:end|><|calls|>",
+        "solar_open",
+        "solar_open",
     ),
     "DeepSeek-V3.2": (
         "deepseek-ai/DeepSeek-V3.2",
@@ -568,13 +603,17 @@ SAME = {
         "deepseekv3": "deepseek_v3", "deepseekv31": "deepseek_v31", "deepseekv32": "deepseek_v32",
         "deepseekv4": "deepseek_v4", "deepseekv41": "deepseek_v41", "glm": "glm45",
         "hunyuan": "hy_v3", "internlm2": "internlm", "interns1": "internlm", "ling3": "glm45",
+        "hy_v4": "hy_v3", "nanbeige": "qwen3_coder",
         "llama3": "llama3_json", "minimax-m2": "minimax_m2", "minimax-m3": "minimax_m3",
         "qwen": "hermes", "qwen25": "hermes", "spark25": "glm45", "trinity": "hermes",
     },
     "reasoning_parser": {
         "deepseek-r1": "deepseek_r1", "deepseek-v3": "deepseek_v3", "deepseek-v4": "deepseek_v4",
         "gpt-oss": "openai_gptoss", "hunyuan": "hy_v3", "ling3": "qwen3",
-        "minimax-m3": "minimax_m3", "qwen3-thinking": "deepseek_r1",
+        "minimax-m3": "minimax_m3", "qwen3-thinking": "deepseek_r1", "hy_v4": "hy_v3",
+        "nanbeige": "qwen3", "deepseek-v41": "deepseek_v41", "dots": "qwen3", "interns1": "qwen3",
+        "nemotron_3": "nemotron_v3", "apertus2509": "apertus", "minimax": "minimax_m2",
+        "gigachat35": "deepseek_r1", "iquest_q1": "qwen3",
     },
 }  # fmt: skip
 """Kind -> another server's name of a parser -> the name of the same one here."""

@@ -180,3 +180,22 @@ def test_hostile_thinking_takes_linear_time(text: str) -> None:
         answer.add(session.feed(text[start : start + 7]))
     answer.add(session.finish())
     assert len(answer.reasoning) + len(answer.content) <= len(text)
+
+
+@pytest.mark.parametrize(
+    ("tool_name", "text"),
+    [
+        ("gpt-oss", "<think>a <|start|>assistant to=<|channel|>b<|constran|>json</think>c"),
+        ("gpt-oss", "<think>a <|start|>assistant to=<|channel|>b<|constran|>json"),
+        ("deepseek_v4", "<think>a <｜DSML｜tool_calls>b<｜DSML｜invoke>c</think>d"),
+        ("deepseek_v4", "<think>a <｜DSML｜invoke>b"),
+    ],
+)
+def test_layout_at_the_head_of_what_is_no_call(tool_name: str, text: str) -> None:
+    """It is read as layout whether or not the thinking is closed behind it."""
+    tool_parser = made("tool_parser", tool_name)
+    whole = parse_in_pieces([text], tool_parser=tool_parser, reasoning=THINK)
+    assert "<|start|>assistant" not in whole.reasoning
+    assert "DSML" not in whole.reasoning
+    for pieces in cuts(text):
+        assert parse_in_pieces(pieces, tool_parser=tool_parser, reasoning=THINK) == whole, pieces

@@ -9,9 +9,11 @@ import pytest
 from dovetail import registry
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.tool_parser import ToolParser
+from dovetail.server.generate.tool_choice import known_markers
 from dovetail.testing.text_splits import parse_in_pieces, random_cuts
 from dovetail_plugins.reasoning_parsers.deepseek_r1 import DeepseekR1
 from dovetail_plugins.reasoning_parsers.qwen3 import Qwen3
+from support.parser_fuzz import examples
 
 NUM_CUTS = 400
 
@@ -77,6 +79,16 @@ def pairs() -> list[str]:
     return sorted(found.values())
 
 
+@pytest.mark.parametrize("word", ["think", "think_fast", "think_faster"])
+def test_k2_horizon_closes_the_tag_that_the_prompt_opened(word: str) -> None:
+    parser, prompt = made("k2_horizon"), f"</ifm|think>so<|ifm|im_start|>assistant\n<ifm|{word}>\n"
+    assert parser.starts_inside(prompt)
+    assert not parser.starts_inside(f"{prompt}</ifm|{word}>")
+    markers = known_markers(parser, prompt)
+    got = parse_in_pieces([f"why</ifm|{word}>2"], reasoning=markers, starts_inside=True)
+    assert (got.reasoning, got.content) == ("why", "2")
+
+
 @pytest.mark.parametrize("name", pairs())
 @pytest.mark.parametrize("starts_inside", [False, True])
 def test_random_cuts_of_random_texts(name: str, starts_inside: bool) -> None:
@@ -84,7 +96,16 @@ def test_random_cuts_of_random_texts(name: str, starts_inside: bool) -> None:
     parser, chance = made(name), random.Random(1)
     tool_parser = tool_parser_beside(name)
     markers = parser.markers
-    parts = [markers.start, markers.end, markers.end[:-1], *parser.layout, "\n\n", "why ", "<", "☃"]
+    parts = [
+        markers.start,
+        markers.end,
+        markers.end[:-1],
+        *examples(parser.layout),
+        "\n\n",
+        "why ",
+        "<",
+        "☃",
+    ]
     parts += [sample.text for sample in tool_parser.samples] if tool_parser else []
     for number in range(NUM_CUTS // 10):
         text = "".join(chance.choices(parts, k=chance.randint(1, 7)))

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 
 from dovetail.errors import PluginError
-from dovetail.interfaces.text import Markers
+from dovetail.interfaces.text import Layout, Markers, Tag
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.testing.text_splits import damaged, parse_in_pieces, random_cuts
 
@@ -36,6 +36,11 @@ def registered() -> Iterator[tuple[str, ToolParser]]:
         yield entry.name, plugin(plugin.Options())
 
 
+def examples(layout: Layout) -> list[str]:
+    """Return each text, and of each tag one that has its shape."""
+    return [f"{w.start}{w.inside[:3]}>" if isinstance(w, Tag) else w for w in layout]
+
+
 def random_text(parser: ToolParser, chance: random.Random) -> str:
     """Return samples, damaged and cut samples, markers and noise, one after the other."""
     parts = []
@@ -50,7 +55,9 @@ def random_text(parser: ToolParser, chance: random.Random) -> str:
                     sample,
                     sample[: chance.randrange(len(sample) + 1)],
                     next(damaged(sample, seed=seed, num=1)),
-                    chance.choice((marker.start, marker.end, *parser.inner, *parser.layout)),
+                    chance.choice(
+                        (marker.start, marker.end, *parser.inner, *examples(parser.layout))
+                    ),
                     chance.choice(NOISE),
                 )
             )

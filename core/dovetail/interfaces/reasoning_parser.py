@@ -7,14 +7,14 @@ from typing import Any, ClassVar, Self
 
 from dovetail.interfaces.answer_reader import AnswerQuery, ReadingPlan
 from dovetail.interfaces.plugin import Plugin
-from dovetail.interfaces.text import Markers, Sample
+from dovetail.interfaces.text import Layout, Markers, Sample
 from dovetail.interfaces.tokenizer import Tokenizer
 
 
 class ReasoningParser(Plugin):
     """Immutable and shared by all requests. Core finds the regions by `markers`.
 
-    `layout` are texts around the answer that are never content (<answer> tags, say).
+    `layout` are texts and tags that are never content (<answer>, say).
     """
 
     interface_version: ClassVar[int] = 1
@@ -22,7 +22,7 @@ class ReasoningParser(Plugin):
         "implicit_start": "reasoning may begin without the opening marker",
     }
     markers: ClassVar[Markers]
-    layout: ClassVar[tuple[str, ...]] = ()
+    layout: ClassVar[Layout] = ()
     samples: ClassVar[tuple[Sample, ...]] = ()
 
     def __init__(self, options: Any) -> None:
@@ -40,10 +40,16 @@ class ReasoningParser(Plugin):
         them by the markers. `markers` without texts then say that none are known."""
         return None
 
+    def markers_in(self, prompt: str) -> Markers:
+        """Return the markers of the thinking that follows a rendered prompt. The default: whatever
+        the prompt says, they are the same."""
+        return self.markers
+
     def starts_inside(self, prompt: str) -> bool:
         """Return whether the rendered prompt leaves the model inside a thinking region.
 
         The default: the last opening marker in the prompt is not followed by a closing one.
         """
-        opened = prompt.rfind(self.markers.start)
-        return opened >= 0 and prompt.find(self.markers.end, opened) < 0
+        markers = self.markers_in(prompt)
+        opened = prompt.rfind(markers.start)
+        return opened >= 0 and prompt.find(markers.end, opened) < 0

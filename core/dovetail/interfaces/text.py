@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
+
+MAX_TAG_CHARS = 64
+"""How many characters may stand between the start and the end of a `Tag`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +31,28 @@ class Markers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tag:
+    """A tag of which only the shape is known: `start`, some of the characters `inside`, and ">"."""
+
+    start: str
+    inside: str
+
+    @property
+    def pattern(self) -> str:
+        """Return the regular expression of the whole tag."""
+        return f"{self.begun}>"
+
+    @property
+    def begun(self) -> str:
+        """Return the regular expression of the tag without its end."""
+        return f"{re.escape(self.start)}[{re.escape(self.inside)}]{{0,{MAX_TAG_CHARS}}}"
+
+
+Layout = tuple[str | Tag, ...]
+"""Texts and tags that are never content."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
     """A function the client offers. `parameters` is its JSON schema."""
 
@@ -40,14 +66,16 @@ class ToolCall:
     """A call the model made. `arguments` is JSON text, the model's own where it wrote JSON.
 
     `id` is what the model called the call, if its syntax has a place for that; empty: core makes
-    one. `text` is what the model wrote for a call that is not one, among others that are: core
-    passes it on as content in the call's stead. Neither is part of what makes two calls equal.
+    one. `may_be_named`: an id may still follow, so a short call waits. `text` is what the model
+    wrote for a call that is not one, among others that are: core passes it on as content in the
+    call's stead. None of these is part of what makes two calls equal.
     """
 
     name: str
     arguments: str
     id: str = field(default="", compare=False)
     text: str = field(default="", compare=False)
+    may_be_named: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

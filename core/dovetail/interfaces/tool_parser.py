@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 from dovetail.interfaces.answer_reader import AnswerQuery, ReadingPlan
 from dovetail.interfaces.constraint import Constraint, Repeat
 from dovetail.interfaces.plugin import Plugin
-from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
+from dovetail.interfaces.text import Layout, Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tokenizer import Tokenizer
 
 
@@ -30,7 +30,7 @@ class UnfinishedToolCall(MalformedToolCall):
 class ToolParser(Plugin):
     """Immutable and shared by all requests.
 
-    `layout` are texts around regions that are never content (a turn's header, say), `heads` such
+    `layout` are texts and tags that are never content (a turn's header, say), `heads` such
     texts at the beginning of regions that turn out to be content. `inner` are texts within regions
     that `parse` needs to see even where they are special tokens. Ids of calls that the model did
     not name are `id_prefix` and `id_digits` hexadecimal digits: some templates take only ids of one
@@ -44,7 +44,7 @@ class ToolParser(Plugin):
         "constrains_calls": "calls can be constrained to the tools' schemas",
     }
     markers: ClassVar[tuple[Markers, ...]]
-    layout: ClassVar[tuple[str, ...]] = ()
+    layout: ClassVar[Layout] = ()
     heads: ClassVar[re.Pattern[str] | None] = None
     inner: ClassVar[tuple[str, ...]] = ()
     auto_name: ClassVar[str] = ""

@@ -62,7 +62,8 @@ class JsonCalls:
     without a tag name them, so that an answer in JSON is soon seen to be no call. `dividers` are
     characters that may stand, with blanks, between objects in a row; None: there is one object
     only. A list of objects is always taken. `needs_brace`: an object whose last brace is missing is
-    no call, not even behind empty arguments. What is no call among others that are is text.
+    no call, not even behind empty arguments. `ids`: what a call's "id" may be; others are not the
+    call's. What is no call among others that are is text.
     """
 
     name: str = "name"
@@ -71,6 +72,7 @@ class JsonCalls:
     others: tuple[str, ...] | None = None
     dividers: str | None = None
     needs_brace: bool = False
+    ids: re.Pattern[str] | None = None
 
     def parse(self, text: str) -> list[ToolCall]:
         """Return the calls of a whole text.
@@ -150,7 +152,20 @@ class JsonCalls:
             return broken if is_whole else replace(broken, text=text[item.start : item.end])
         if call is None and item.end is not None:
             call = self._call(text[item.start : item.end], is_second=item.is_second)
-        return call
+        return call if call is None or self.ids is None else self._named(text, item, call)
+
+    def _named(self, text: str, item: _Item, call: ToolCall) -> ToolCall:
+        """Return a call with the id that the model gave it. One behind long arguments, which do not
+        wait for it, is none."""
+        is_short = len(call.arguments) < HELD_ARGUMENTS_CHARS
+        for member in members(text[: item.end], item.start):
+            if member.key == "id" and member.end is not None:
+                call_id = loads(text[member.start : member.end])
+                if isinstance(call_id, str) and self.ids and self.ids.fullmatch(call_id):
+                    return replace(call, id=call_id)
+            if member.key in self.arguments and not is_short:
+                break
+        return replace(call, may_be_named=is_short and item.end is None)
 
     def end(self, text: str) -> int | None:
         """Return where the calls are over, or None while more of them may follow."""

@@ -38,6 +38,8 @@ _ESCAPE = re.compile(
     r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL
 )
 _BEHIND_VALUE = ",)]}:"
+MAX_ROW = 2
+"""How many quotes of its text may stand directly before those that close a string."""
 MAX_QUOTES = 64
 """How many quotes that do not end it a string may hold."""
 _LETTERS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
@@ -182,22 +184,37 @@ PYTHON = Literals()
 
 def _closing_quote(text: str, at: int, quote: str) -> int:
     """Return the place of the quote that closes a string: the first one behind which a value may
-    end, or another string begin; the first of too many.
+    end, or another string begin; the first of too many. Of quotes in a row that end a value the
+    last ones close it.
 
-    Raises: UnfinishedToolCall where there is none yet.
+    Raises: UnfinishedToolCall where there is none yet, CutLiteral where the row may go on.
     """
     first, begin = -1, at
     for _ in range(MAX_QUOTES):
         inside = _INSIDE[quote].match(text, begin)
         if inside is None:
             raise UnfinishedToolCall("a string is not closed")
-        begin = inside.end()
+        begin = inside.end() + _num_more(text, inside.end(), quote)
         first = first if first >= 0 else begin - len(quote)
         following = skip_blanks(text, begin)
         is_over = following >= len(text) or text[following] in _BEHIND_VALUE
         if is_over or len(quote) > 1 or _OPENING.match(text, following):
             return begin - len(quote)
     return first
+
+
+def _num_more(text: str, at: int, quote: str) -> int:
+    """Return how many of the quotes behind a closing one belong to the same row, which ends the
+    value: text before the closing one ended with them."""
+    number = 0
+    while text.startswith(quote[0], at + number) and number < MAX_ROW:
+        number += 1
+    if not number:
+        return 0
+    following = skip_blanks(text, at + number)
+    if following >= len(text):
+        raise CutLiteral("quotes in a row, of which more may follow")
+    return number if text[following] in _BEHIND_VALUE else 0
 
 
 def _scalar(text: str, at: int) -> tuple[str, int]:

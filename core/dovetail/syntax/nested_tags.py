@@ -46,7 +46,7 @@ class _Node:
     def made(self) -> str:
         """Return the value as JSON text. Raises: MalformedToolCall"""
         if not self.parts:
-            return self._empty() or as_json(self.text, self.schema)
+            return as_json(self.text, with_json_types(self.schema))
         if self.text.strip():
             raise MalformedToolCall("text stands beside tags")
         if all(name == ITEM for name, _ in self.parts) and _may_be(self.schema, "array"):
@@ -54,13 +54,6 @@ class _Node:
         first = dict(reversed(self.parts))
         names = dict.fromkeys(name for name, _ in self.parts)
         return "{" + ", ".join(f"{quoted(name)}: {first[name]}" for name in names) + "}"
-
-    def _empty(self) -> str:
-        """Return the list or the object that a tag with nothing in it is, or ""."""
-        allowed = kinds(with_json_types(self.schema))
-        if self.text.strip() or allowed is None or "string" in allowed:
-            return ""
-        return "[]" if "array" in allowed else "{}" if "object" in allowed else ""
 
     def inner_schema(self, name: str) -> Mapping[str, Any]:
         """Return the schema of a tag within."""
@@ -73,7 +66,7 @@ class _Node:
 class _Read:
     """The calls read from a text: those that are over, and the open one, which begins at `begin`.
     `broken`: where text begins that is no call, until it is known where it is over. `is_none`: the
-    text holds no calls at all."""
+    text holds no calls at all. `is_amid`: it ends within an argument."""
 
     text: str
     calls: list[ToolCall] = field(default_factory=list)
@@ -82,6 +75,7 @@ class _Read:
     begin: int = 0
     broken: int | None = None
     is_none: bool = False
+    is_amid: bool = False
     fault: str = ""
 
     def made(self, end: str, text: str = "") -> ToolCall:
@@ -113,10 +107,12 @@ class NestedTags:
     mark: str
 
     def parse(self, text: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls of a whole text. Raises: MalformedToolCall"""
+        """Return the calls of a whole text, which closes the last one. Raises: MalformedToolCall"""
         read = self._run(text, tools, is_whole=True)
         if read.broken is not None:
             read.leave(len(text))
+        elif read.name and not read.is_amid:
+            read.close()
         is_some = any(call.name and not call.text for call in read.calls)
         if read.name or not is_some:
             raise MalformedToolCall(read.fault or "no call, or one that is cut")
@@ -154,6 +150,7 @@ class NestedTags:
                 open_ones.clear()
             if read.is_none:
                 break
+        read.is_amid = bool(open_ones)
         return read
 
     def _passes_broken(

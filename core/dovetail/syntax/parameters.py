@@ -30,6 +30,8 @@ OPEN_NAME = Regex("[a-z][a-z0-9_]{0,30}")
 """What is written for a tool that says nothing: so many parameters at most, with such names."""
 CONSTANTS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 OF_PYTHON = {"True": "true", "False": "false", "None": "null"}
+EMPTY = (("array", "[]"), ("object", "{}"), ("null", "null"))
+"""JSON types that are written as nothing at all, where text may not be."""
 SEPARABLE = frozenset(
     ("type", "properties", "required", "additionalProperties", "title", "description", "$defs",
      "definitions", "$schema", "$id", "$comment", "default", "examples", "strict")
@@ -104,13 +106,16 @@ def as_json(text: str, schema: Mapping[str, Any]) -> str:
 
     A string stays text, and so does what the schema lists as one. Else JSON keeps the model's
     bytes, where the schema allows its type; constants and lists may be Python's, and JSON that is
-    not a string may be written as one, with or without its quotes; what is none of these is text.
+    not a string may be written as one, with or without its quotes; nothing at all is an empty list
+    or object; what is none of these is text.
     """
     allowed = kinds(schema)
     written = text.strip()
     if allowed == TEXT or (written in listed(schema) and not _is_listed(written, schema)):
         return quoted(text if allowed == TEXT else written)
     may_be_text = allowed is None or "string" in allowed
+    if not written and not may_be_text:
+        return next((made for kind, made in EMPTY if kind in (allowed or ())), quoted(text))
     constant = OF_PYTHON.get(written) if may_be_text else CONSTANTS.get(written.lower())
     for candidates in (written, constant, _from_python(written)):
         if candidates is not None and _fits(candidates, allowed):

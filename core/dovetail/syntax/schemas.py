@@ -72,17 +72,6 @@ def properties_of(schema: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def required_of(schema: Mapping[str, Any]) -> frozenset[str]:
-    """Return the properties that a schema of an object requires, whatever else holds."""
-    named = schema.get("required")
-    names = {str(name) for name in named} if isinstance(named, list) else set()
-    parts = schema.get("allOf")
-    for part in parts if isinstance(parts, list) else ():
-        part_names = _followed(part, schema).get("required") if isinstance(part, dict) else None
-        names |= {str(name) for name in part_names} if isinstance(part_names, list) else set()
-    return frozenset(names)
-
-
 def inner_schema(schema: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the schema of a property, {} where none is declared; of several, any of them."""
     found = properties_of(schema).get(name, [])

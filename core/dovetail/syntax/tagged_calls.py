@@ -71,6 +71,14 @@ class TaggedCalls:
             raise MalformedToolCall(found.fault)
         return found.calls
 
+    def first_end(self, text: str) -> int | None:
+        """Return where the first call of a text is over, or None while that is not known."""
+        found = _Read(at=skip_blanks(text), is_over=False)
+        if not text.startswith(self.begin, found.at):
+            return None
+        self._read_call(text, found)
+        return len(text[: found.at].rstrip()) if found.is_over else None
+
     def _read(self, text: str) -> _Read:
         found = _Read(at=skip_blanks(text))
         while found.at < len(text) and found.is_over:

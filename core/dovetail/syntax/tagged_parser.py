@@ -31,6 +31,10 @@ class TaggedToolParser(ToolParser):
         """Return the calls as far as they are written. Raises: MalformedToolCall"""
         return self.calls.so_far(body)
 
+    def region_end(self, body: str) -> int | None:
+        """Return where a call that stands outside of a section is over."""
+        return self.calls.first_end(body)
+
     def bare(self, text: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the JSON calls that an answer is. Raises: MalformedToolCall, UnfinishedToolCall"""
         return bare_calls(text, tools)

@@ -14,7 +14,7 @@ from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCall
 from dovetail.syntax.json_text import loads, quoted
 from dovetail.syntax.parameters import as_json, schema_of_parameter
-from dovetail.syntax.schemas import is_text, kinds, properties_of, required_of
+from dovetail.syntax.schemas import is_text, kinds, properties_of
 from dovetail.syntax.xml_tags import CALL, HEAD, LINE, NAME, TYPE, XmlTags, closers, inner, pattern
 
 MAX_VALUE_ENDS = 8
@@ -41,10 +41,6 @@ class _Open:
         """Return whether the tool declares a parameter of which nothing was written."""
         declared = properties_of(self.tool.parameters) if self.tool else {}
         return name in declared and name not in self.written
-
-    def needs(self, name: str) -> bool:
-        """Return whether the tool requires a parameter."""
-        return self.tool is not None and name in required_of(self.tool.parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +193,8 @@ class Reading:
         """Return where a value is over whose closing tag was left out: where another parameter
         begins that the tool declares and the call has nowhere else, or where another call does."""
         stop = len(self.text) if end is None else end
-        is_bare, num_seen = not self.tags.is_wrapped, 0
+        is_bare = not (self.tags.is_wrapped and self.text.startswith("\n", start))
+        num_seen = 0
         for match in inner(self.tags).finditer(self.text, start, stop):
             name, head = match[NAME], match[HEAD]
             if head is None and (name == own or not call.lacks(name)):
@@ -210,7 +207,7 @@ class Reading:
                 if head is not None
                 else self.tags.is_special
                 or self._is_apart(match, start, stop)
-                or (is_bare and call.needs(name))
+                or (is_bare and self._is_amid(match, start, stop))
             )
             if not is_meant or not self._is_outside(start, match.start(), schema):
                 continue
@@ -228,9 +225,13 @@ class Reading:
     def _is_apart(self, key: re.Match[str], start: int, stop: int) -> bool:
         """Return whether the tag of a parameter stands where a template writes one, with a value
         before it and one behind."""
-        before, behind = self.text[start : key.start()], self.text[key.end() : stop]
+        behind = self.text[key.end() : stop]
         is_lined = key[LINE] is not None and (not self.tags.is_wrapped or behind[:1] in ("", "\n"))
-        return bool(before.strip() and behind.strip()) and (self.tags.has_pair or is_lined)
+        return self._is_amid(key, start, stop) and (self.tags.has_pair or is_lined)
+
+    def _is_amid(self, key: re.Match[str], start: int, stop: int) -> bool:
+        """Return whether text stands before a tag in a value and behind it."""
+        return bool(self.text[start : key.start()].strip() and self.text[key.end() : stop].strip())
 
     def _is_outside(self, start: int, at: int, schema: Mapping[str, Any]) -> bool:
         """Return whether a place of a value stands in no string of its JSON."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
+from dovetail.interfaces.text import Layout, Markers, Sample, Tag, Tool, ToolCall
 from dovetail.interfaces.tool_parser import ToolParser
 
 NUM_RANDOM_CUTS = 40
@@ -31,7 +31,7 @@ def parse_in_pieces(
     reasoning: Markers | None = None,
     starts_inside: bool = False,
     tools: tuple[Tool, ...] = (),
-    layout: tuple[str, ...] = (),
+    layout: Layout = (),
     is_cut: bool = False,
 ) -> Parsed:
     """Return the server pipeline's result for a text that comes in these pieces.
@@ -97,8 +97,10 @@ def damaged(text: str, *, seed: int, num: int) -> Iterator[str]:
         yield damaged_text
 
 
-def letters(text: str, layout: tuple[str, ...] = ()) -> str:
+def letters(text: str, layout: Layout = ()) -> str:
     """Return the text without blanks and a parser's layout: only these may be dropped."""
-    words = sorted(layout, key=len, reverse=True)
-    kept = re.sub("|".join(map(re.escape, words)), "", text) if words else text
+    words = [re.escape(word) for word in layout if isinstance(word, str)]
+    words = sorted(words, key=len, reverse=True)
+    words += [tag.pattern for tag in layout if isinstance(tag, Tag)]
+    kept = re.sub("|".join(words), "", text) if words else text
     return "".join(kept.split())

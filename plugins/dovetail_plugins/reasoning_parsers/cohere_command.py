@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Markers, Sample
+from dovetail.interfaces.text import Layout, Markers, Sample
 from dovetail_plugins.reasoning_parsers._think import ThinkTags, tagged_samples
 from dovetail_plugins.tool_parsers._cohere import LAYOUT
 
@@ -22,7 +22,7 @@ class CohereCommand(ThinkTags):
     )
     auto_rank = 1
     markers: ClassVar[Markers] = Markers(start="<|START_THINKING|>", end="<|END_THINKING|>")
-    layout: ClassVar[tuple[str, ...]] = LAYOUT
+    layout: ClassVar[Layout] = LAYOUT
     samples: ClassVar[tuple[Sample, ...]] = (
         *tagged_samples(markers),
         Sample(
@@ -30,4 +30,5 @@ class CohereCommand(ThinkTags):
             reasoning="Two.",
             content="It is 2.",
         ),
+        Sample(text="It is <co>2</co: 0:[1,2],1:[0]>.", content="It is 2."),
     )

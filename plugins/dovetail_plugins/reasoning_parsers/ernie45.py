@@ -1,6 +1,6 @@
 """Thinking that ends with </think>, an answer between <response> tags: ERNIE 4.5 Thinking.
 
-Source: the answers of ERNIE-4.5-21B-A3B-Thinking as its documentation shows them; they begin within
+Source: the chat template and the answers of ERNIE-4.5-21B-A3B-Thinking; they begin within
 the block.
 """
 
@@ -35,4 +35,7 @@ class Ernie45(ImplicitThink):
             content="It is 2.\n",
         ),
     )
-    mentions: ClassVar[tuple[str | tuple[str, ...], ...]] = ("<response>",)
+    mentions: ClassVar[tuple[str | tuple[str, ...], ...]] = (
+        "<response>",
+        ("<global_setting>", "think_mode"),
+    )

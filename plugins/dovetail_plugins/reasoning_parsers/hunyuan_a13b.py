@@ -29,4 +29,4 @@ class HunyuanA13b(ThinkTags):
             content="It is 2.",
         ),
     )
-    mentions: ClassVar[tuple[str | tuple[str, ...], ...]] = (("<answer>", "<|extra_0|>"),)
+    mentions: ClassVar[tuple[str | tuple[str, ...], ...]] = (("<|extra_0|>", "<|startoftext|>"),)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from dovetail.interfaces.constraint import Constraint, concat, separated
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Markers, Sample, ToolCall
+from dovetail.interfaces.text import Layout, Markers, Sample, ToolCall
 from dovetail.syntax.json_calls import JsonCalls
 from dovetail.syntax.json_parser import JsonToolParser
 from dovetail.syntax.templates import unmentioned
@@ -28,7 +28,7 @@ class CohereCommand(JsonToolParser):
     )
     auto_rank = 1
     markers: ClassVar[tuple[Markers, ...]] = (Markers(start=START, end=END),)
-    layout: ClassVar[tuple[str, ...]] = LAYOUT
+    layout: ClassVar[Layout] = LAYOUT
     calls: ClassVar[JsonCalls] = JsonCalls(name="tool_name", arguments=("parameters", "arguments"))
     samples: ClassVar[tuple[Sample, ...]] = (
         Sample(

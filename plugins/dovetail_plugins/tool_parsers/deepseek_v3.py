@@ -10,12 +10,20 @@ from typing import Any, ClassVar
 
 from dovetail.interfaces.constraint import Constraint, JsonSchema, concat
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
+from dovetail.interfaces.text import Layout, Markers, Sample, Tool, ToolCall
 from dovetail.syntax.json_calls import schema_of
 from dovetail.syntax.tagged_calls import TaggedCalls
 from dovetail.syntax.tagged_parser import TaggedToolParser
 from dovetail.syntax.templates import unmentioned
-from dovetail_plugins.tool_parsers._deepseek import BEGIN, END, INNER, SECTION, SEPARATOR
+from dovetail_plugins.tool_parsers._deepseek import (
+    BEGIN,
+    END,
+    INNER,
+    LAYOUT,
+    MARKERS,
+    SECTION,
+    SEPARATOR,
+)
 
 
 class DeepseekV3(TaggedToolParser):
@@ -25,7 +33,8 @@ class DeepseekV3(TaggedToolParser):
         summary="fenced JSON arguments between tags (DeepSeek-V3, R1)",
         source="https://huggingface.co/deepseek-ai/DeepSeek-V3-0324",
     )
-    markers: ClassVar[tuple[Markers, ...]] = (SECTION,)
+    markers: ClassVar[tuple[Markers, ...]] = MARKERS
+    layout: ClassVar[Layout] = LAYOUT
     inner: ClassVar[tuple[str, ...]] = INNER
     calls: ClassVar[TaggedCalls] = TaggedCalls(
         begin=BEGIN,

@@ -6,10 +6,11 @@ Source: the encoding notes of DeepSeek-V3.2 (function_calls around the calls) an
 
 from __future__ import annotations
 
+from string import ascii_letters
 from typing import Any, ClassVar
 
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Markers, Sample, ToolCall
+from dovetail.interfaces.text import Layout, Markers, Sample, Tag, ToolCall
 from dovetail.syntax.templates import unmentioned
 from dovetail.syntax.xml_params import XmlCalls
 from dovetail.syntax.xml_parser import XmlToolParser
@@ -17,14 +18,11 @@ from dovetail.syntax.xml_parser import XmlToolParser
 DSML = "｜DSML｜"
 SECTION = Markers(start=f"<{DSML}function_calls>", end=f"</{DSML}function_calls>")
 INVOKE = Markers(start=f"<{DSML}invoke", end=f"</{DSML}invoke>", is_body=True)
-SECTION_WORDS = ("function_calls", "tool_calls", "function_call", "tool_call", "calls", "invokes")
+OTHER_SECTIONS = tuple(
+    Tag(start=f"<{slash}{DSML}", inside=f"{ascii_letters}_- ") for slash in ("", "/")
+)
+"""Tags around calls whose name the model misspelt: a special token is never prose."""
 SECTION_V4 = Markers(start=f"<{DSML}tool_calls>", end=f"</{DSML}tool_calls>")
-
-
-def strays(section: Markers) -> tuple[str, ...]:
-    """Return the tags around calls but this opening one: a special token is never prose."""
-    words = [f"<{slash}{DSML}{word}>" for word in SECTION_WORDS for slash in ("", "/")]
-    return tuple(word for word in words if word != section.start)
 
 
 def samples_of(section: Markers) -> tuple[Sample, ...]:
@@ -72,7 +70,7 @@ class DeepseekV32(XmlToolParser):
     )
     auto_rank = 1
     markers: ClassVar[tuple[Markers, ...]] = (SECTION, INVOKE)
-    layout: ClassVar[tuple[str, ...]] = strays(SECTION)
+    layout: ClassVar[Layout] = OTHER_SECTIONS
     inner: ClassVar[tuple[str, ...]] = (DSML,)
     calls: ClassVar[XmlCalls] = XmlCalls(
         head=f'<{DSML}invoke name="NAME">',
@@ -99,5 +97,4 @@ class DeepseekV4(DeepseekV32):
         source="https://huggingface.co/deepseek-ai/DeepSeek-V4-Pro",
     )
     markers: ClassVar[tuple[Markers, ...]] = (SECTION_V4, INVOKE)
-    layout: ClassVar[tuple[str, ...]] = strays(SECTION_V4)
     samples: ClassVar[tuple[Sample, ...]] = samples_of(SECTION_V4)

@@ -15,6 +15,7 @@ from dovetail.syntax.xml_params import XmlCalls
 from dovetail_plugins.tool_parsers.deepseek_v32 import DSML, DeepseekV4
 
 SPACED = f"{DSML} "
+INVOKE = Markers(start=f"<{SPACED}invoke", end=f"</{SPACED}invoke>", is_body=True)
 SECTION = Markers(start=f"<{SPACED}calls>", end=f"</{SPACED}calls>")
 
 
@@ -29,7 +30,7 @@ class DeepseekV41(DeepseekV4):
         summary="DSML invoke and parameter tags with spaces (DeepSeek-V4.1)",
         source="https://huggingface.co/deepseek-ai/DeepSeek-V4.1-Flash",
     )
-    markers: ClassVar[tuple[Markers, ...]] = (SECTION,)
+    markers: ClassVar[tuple[Markers, ...]] = (SECTION, INVOKE)
     calls: ClassVar[XmlCalls] = replace(
         DeepseekV4.calls,
         head=_spaced(DeepseekV4.calls.head),

@@ -49,7 +49,7 @@ class HunyuanA13b(JsonToolParser):
     @classmethod
     def why_not(cls, query: Any) -> list[str]:
         """Return why a chat template (str) does not ask for this syntax."""
-        return unmentioned(query, "<tool_calls>", ("<answer>", "<|startoftext|>", "hunyuan"))
+        return unmentioned(query, "<tool_calls>", ("<|extra_0|>", "<|startoftext|>", "hunyuan"))
 
     def calls_constraint(self, call: Constraint, most: int | None) -> Constraint:
         """Return the text of a region of calls."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Markers, Sample, ToolCall
+from dovetail.interfaces.text import Layout, Markers, Sample, ToolCall
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.syntax.tag_suffixes import suffix_of, suffixed, variant
 from dovetail.syntax.templates import unmentioned
@@ -18,6 +18,8 @@ from dovetail.syntax.xml_params import XmlCalls
 from dovetail.syntax.xml_parser import XmlToolParser
 
 SECTION = Markers(start="<tool_calls>", end="</tool_calls>")
+CALL = Markers(start="<tool_call>", end="</tool_call>", is_body=True)
+"""Models also leave the section out: a special token is never prose."""
 SEPARATOR = "<tool_sep>"
 INNER = (
     "<tool_call>", "</tool_call>", SEPARATOR, "<arg_key>", "</arg_key>", "<arg_value>",
@@ -33,7 +35,8 @@ class HyV3(XmlToolParser):
         source="https://huggingface.co/tencent/Hy3-preview",
     )
     auto_rank = 2
-    markers: ClassVar[tuple[Markers, ...]] = (SECTION,)
+    markers: ClassVar[tuple[Markers, ...]] = (SECTION, CALL)
+    layout: ClassVar[Layout] = (SECTION.start, SECTION.end)
     inner: ClassVar[tuple[str, ...]] = INNER
     calls: ClassVar[XmlCalls] = XmlCalls(
         head=f"<tool_call>NAME{SEPARATOR}",
@@ -86,7 +89,14 @@ class HyV3(XmlToolParser):
             return self
         names = ("head", "key", "value_end", "tail")
         tags: dict[str, Any] = {name: suffixed(getattr(self.calls, name), suffix) for name in names}
-        section = Markers(start=suffixed(SECTION.start, suffix), end=suffixed(SECTION.end, suffix))
-        inner = tuple(suffixed(text, suffix) for text in self.inner)
-        calls = replace(self.calls, **tags)
-        return variant(type(self), calls=calls, markers=(section,), inner=inner)(self.options)
+        section, call = (
+            replace(region, start=suffixed(region.start, suffix), end=suffixed(region.end, suffix))
+            for region in self.markers
+        )
+        return variant(
+            type(self),
+            calls=replace(self.calls, **tags),
+            markers=(section, call),
+            layout=(section.start, section.end),
+            inner=tuple(suffixed(text, suffix) for text in self.inner),
+        )(self.options)

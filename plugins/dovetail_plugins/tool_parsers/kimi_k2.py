@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from dovetail.interfaces.constraint import Choice, Constraint, JsonSchema, Literal, Repeat, concat
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
+from dovetail.interfaces.text import Layout, Markers, Sample, Tool, ToolCall
 from dovetail.syntax.json_calls import schema_of
 from dovetail.syntax.tagged_calls import TaggedCalls
 from dovetail.syntax.tagged_parser import TaggedToolParser
@@ -21,6 +21,10 @@ SECTION = Markers(start="<|tool_calls_section_begin|>", end="<|tool_calls_sectio
 BEGIN = "<|tool_call_begin|>"
 ARGUMENTS = "<|tool_call_argument_begin|>"
 END = "<|tool_call_end|>"
+SECTION_TAGS = tuple(
+    f"<|tool_{word}_section_{at}|>" for word in ("calls", "call") for at in ("begin", "end")
+)
+"""Models also leave the section out, or write "call": a special token is never prose."""
 DIGIT = Choice(tuple(Literal(digit) for digit in "0123456789"))
 
 
@@ -31,7 +35,8 @@ class KimiK2(TaggedToolParser):
         summary="ids with names and JSON arguments between tags (Kimi K2)",
         source="https://huggingface.co/moonshotai/Kimi-K2-Instruct",
     )
-    markers: ClassVar[tuple[Markers, ...]] = (SECTION,)
+    markers: ClassVar[tuple[Markers, ...]] = (SECTION, Markers(start=BEGIN, is_body=True))
+    layout: ClassVar[Layout] = SECTION_TAGS
     inner: ClassVar[tuple[str, ...]] = (BEGIN, ARGUMENTS, END)
     calls: ClassVar[TaggedCalls] = TaggedCalls(
         begin=BEGIN,

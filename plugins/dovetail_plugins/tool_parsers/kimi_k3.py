@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Markers, Sample, ToolCall
+from dovetail.interfaces.text import Layout, Markers, Sample, ToolCall
 from dovetail.syntax.templates import unmentioned
 from dovetail.syntax.xml_params import XmlCalls
 from dovetail.syntax.xml_parser import XmlToolParser
@@ -16,6 +16,8 @@ from dovetail_plugins.tool_parsers._kimi_k3 import CLOSE, LAYOUT, OPEN, SEP
 
 SECTION = Markers(start=f"{OPEN}tools{SEP}", end=f"{CLOSE}tools{SEP}")
 END, VALUE_END = f"{CLOSE}call{SEP}", f"{CLOSE}argument{SEP}"
+CALL = Markers(start=f"{OPEN}call", end=END, is_body=True)
+"""Models also leave the section out: a special token is never prose."""
 
 
 def _call(name: str, index: int) -> str:
@@ -34,8 +36,8 @@ class KimiK3(XmlToolParser):
         source="https://huggingface.co/moonshotai/Kimi-K3",
     )
     auto_rank = 1
-    markers: ClassVar[tuple[Markers, ...]] = (SECTION,)
-    layout: ClassVar[tuple[str, ...]] = LAYOUT
+    markers: ClassVar[tuple[Markers, ...]] = (SECTION, CALL)
+    layout: ClassVar[Layout] = (*LAYOUT, SECTION.start, SECTION.end)
     inner: ClassVar[tuple[str, ...]] = (OPEN, SEP, CLOSE)
     calls: ClassVar[XmlCalls] = XmlCalls(
         head=f'{OPEN}call tool="NAME" index="TYPE"{SEP}',

@@ -20,6 +20,7 @@ from dovetail.syntax.templates import unmentioned
 START = "<|tool_call_start|>"
 END = "<|tool_call_end|>"
 _JSON = JsonCalls()
+_UNLISTED = PythonCalls(is_list=False, is_tagged=True)
 _IS_JSON = re.compile(r"\s*\[?\s*\{")
 
 
@@ -65,11 +66,17 @@ class Lfm2(PythonToolParser):
 
     def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the calls in a region. Raises: MalformedToolCall"""
-        return _JSON.parse(body) if _IS_JSON.match(body) else self.calls.parse(body, tools)
+        return _JSON.parse(body) if _IS_JSON.match(body) else self._python(body).parse(body, tools)
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the calls as far as they are written. Raises: MalformedToolCall"""
-        return _JSON.so_far(body) if _IS_JSON.match(body) else self.calls.so_far(body, tools)
+        if _IS_JSON.match(body):
+            return _JSON.so_far(body)
+        return self._python(body).so_far(body, tools) if body.strip() else []
+
+    def _python(self, body: str) -> PythonCalls:
+        """Return how the calls stand together: models leave the list's brackets out."""
+        return self.calls if body.lstrip().startswith("[") else _UNLISTED
 
     def bare(self, text: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the JSON calls that an answer is. Raises: MalformedToolCall, UnfinishedToolCall"""

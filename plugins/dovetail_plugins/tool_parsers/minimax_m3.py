@@ -10,13 +10,15 @@ from typing import Any, ClassVar
 
 from dovetail.interfaces.constraint import Constraint, concat, separated
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
+from dovetail.interfaces.text import Layout, Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.syntax.nested_tags import NestedTags
 from dovetail.syntax.templates import unmentioned
 
 MARK = "]<]minimax[>["
 SECTION = Markers(start=f"{MARK}<tool_call>", end=f"{MARK}</tool_call>")
+CALL = Markers(start=f"{MARK}<invoke", end=f"{MARK}</invoke>", is_body=True)
+"""Models also leave the section out: a special token is never prose."""
 _CALLS = NestedTags(mark=MARK)
 
 
@@ -33,7 +35,8 @@ class MinimaxM3(ToolParser):
     )
     capabilities = frozenset({"parallel_calls", "streams", "constrains_calls"})
     auto_rank = 2
-    markers: ClassVar[tuple[Markers, ...]] = (SECTION,)
+    markers: ClassVar[tuple[Markers, ...]] = (SECTION, CALL)
+    layout: ClassVar[Layout] = (SECTION.start, SECTION.end)
     inner: ClassVar[tuple[str, ...]] = (MARK,)
     samples: ClassVar[tuple[Sample, ...]] = (
         Sample(

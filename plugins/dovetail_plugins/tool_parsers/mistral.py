@@ -15,7 +15,7 @@ from dovetail.interfaces.constraint import Choice, Constraint, JsonSchema, conca
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall
-from dovetail.syntax.json_calls import object_at, schema_of
+from dovetail.syntax.json_calls import JsonCalls, object_at, schema_of
 from dovetail.syntax.json_parser import JsonToolParser
 from dovetail.syntax.json_text import check
 from dovetail.syntax.templates import unmentioned
@@ -35,6 +35,7 @@ class Mistral(JsonToolParser):
     )
     markers: ClassVar[tuple[Markers, ...]] = (Markers(start="[TOOL_CALLS]"),)
     inner: ClassVar[tuple[str, ...]] = ("[ARGS]", "[CALL_ID]")
+    calls: ClassVar[JsonCalls] = JsonCalls(ids=re.compile(r"[A-Za-z0-9]{9}"))
     id_prefix: ClassVar[str] = ""
     id_digits: ClassVar[int] = 9
     samples: ClassVar[tuple[Sample, ...]] = (

@@ -17,7 +17,6 @@ from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser
 from dovetail.syntax.json_calls import object_at, schema_of
 from dovetail.syntax.json_text import check, skip_blanks
-from dovetail.syntax.schemas import required_of
 from dovetail.syntax.templates import unmentioned
 from dovetail_plugins.tool_parsers._harmony import (
     CALL,
@@ -34,6 +33,8 @@ from dovetail_plugins.tool_parsers._harmony import (
 
 MAX_HEAD_CHARS = 256
 ASSISTANT = "assistant"
+NOTHING = ("", "null", '""', "()")
+"""Messages to a tool that was offered which call it without arguments."""
 
 
 class OpenAi(ToolParser):
@@ -96,7 +97,7 @@ class OpenAi(ToolParser):
         if head is None:
             raise MalformedToolCall("no recipient")
         text = body[head.end() :]
-        if not text.strip() and _takes_nothing(head, tools):
+        if text.strip() in NOTHING and head["name"] in {tool.name for tool in tools}:
             return [ToolCall(name=head["name"], arguments="{}")]
         if not _is_call(head, text, tools):
             return [ToolCall(name="", arguments="", text=text)]
@@ -140,12 +141,6 @@ def _is_call(head: re.Match[str], text: str, tools: Sequence[Tool]) -> bool:
     """Return whether a message is a call: JSON, and not to the assistant, unless that is a tool."""
     is_offered = head["name"] in {tool.name for tool in tools}
     return text.lstrip().startswith("{") and (head["name"] != ASSISTANT or is_offered)
-
-
-def _takes_nothing(head: re.Match[str], tools: Sequence[Tool]) -> bool:
-    """Return whether an empty message is a call: its tool was offered and requires nothing."""
-    tool = {tool.name: tool for tool in tools}.get(head["name"])
-    return tool is not None and not required_of(tool.parameters)
 
 
 def _may_be_head(body: str) -> bool:

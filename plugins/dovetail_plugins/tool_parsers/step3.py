@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Markers, Sample, ToolCall
+from dovetail.interfaces.text import Layout, Markers, Sample, ToolCall
 from dovetail.syntax.templates import unmentioned
 from dovetail.syntax.xml_params import XmlCalls
 from dovetail.syntax.xml_parser import XmlToolParser
@@ -17,6 +17,8 @@ SECTION = Markers(start="<｜tool_calls_begin｜>", end="<｜tool_calls_end｜>"
 BEGIN = "<｜tool_call_begin｜>"
 END = "<｜tool_call_end｜>"
 SEPARATOR = "<｜tool_sep｜>"
+CALL = Markers(start=BEGIN, end=END, is_body=True)
+"""Models also leave the section out: a special token is never prose."""
 
 
 class Step3(XmlToolParser):
@@ -26,7 +28,8 @@ class Step3(XmlToolParser):
         summary="<steptml:invoke> and <steptml:parameter> tags (Step3)",
         source="https://huggingface.co/stepfun-ai/step3",
     )
-    markers: ClassVar[tuple[Markers, ...]] = (SECTION,)
+    markers: ClassVar[tuple[Markers, ...]] = (SECTION, CALL)
+    layout: ClassVar[Layout] = (SECTION.start, SECTION.end)
     inner: ClassVar[tuple[str, ...]] = (BEGIN, END, SEPARATOR)
     calls: ClassVar[XmlCalls] = XmlCalls(
         before=f"{BEGIN}function{SEPARATOR}",

@@ -82,6 +82,14 @@ LEFT_OUT = [
      "</parameter>\n</function>\n</seed:tool_call>", [("find", DALLAS)]),
     ("seed_oss", "<seed:tool_call><function=find><parameter=state>TX<parameter=city>Dallas"
      "</parameter></function></seed:tool_call>", [("find", DALLAS)]),
+    ("qwen3_coder", "<tool_call><function=find><parameter=city>Dallas<parameter=state>TX"
+     "</parameter></function></tool_call>", [("find", DALLAS)]),
+    ("qwen3_coder", "<tool_call><function=find><parameter=city>Dallas<parameter=state>TX"
+     "</function></tool_call>", [("find", DALLAS)]),
+    ("seed_oss", "<seed:tool_call><function=find><parameter=city>Dallas<parameter=state>TX"
+     "</parameter></function></seed:tool_call>", [("find", DALLAS)]),
+    ("minimax_m2", f'{M_ON}<invoke name="find"><parameter name="city">Dallas<parameter '
+     f'name="state">TX</parameter></invoke>{M_OFF}', [("find", DALLAS)]),
     ("minimax_m2", f'{M_ON}\n<invoke name="find">\n<parameter name="city">Dallas\n<parameter '
      f'name="state">TX</parameter>\n</invoke>\n{M_OFF}', [("find", DALLAS)]),
     ("glm45", "<tool_call>find\n<arg_key>city</arg_key>\n<arg_value>Dallas\n<arg_key>state"

@@ -87,6 +87,26 @@ def test_what_the_schema_lists_stays(
     assert _value(name, written, _of(schema, **{"$defs": {"s": {"type": "string"}}})) == value
 
 
+@pytest.mark.parametrize("name", [*XML, "deepseek_v32", "kimi_k3"])
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"type": "array"}, []),
+        ({"type": ["array", "null"], "items": {"type": "string"}}, []),
+        ({"type": "object"}, {}),
+        ({"type": ["integer", "null"]}, None),
+        ({"anyOf": [{"type": "list"}, {"type": "null"}]}, []),
+        ({"type": ["string", "array"]}, ""),
+        ({"type": "string"}, ""),
+    ],
+)
+def test_nothing_at_all_is_what_the_schema_takes(
+    name: str, schema: dict[str, Any], value: object
+) -> None:
+    said = "true" if name == "deepseek_v32" and value == "" else ""
+    assert _value(name, "", _of(schema), said=said) == value
+
+
 @pytest.mark.parametrize("name", [*XML, *BARE])
 @pytest.mark.parametrize(
     "parameters",

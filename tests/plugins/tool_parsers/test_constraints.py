@@ -36,7 +36,7 @@ WITHOUT_CONSTRAINT = {
 }
 """Syntaxes that hold plain values alone, or need a name again where the value ends."""
 WAYS_OUT = ("<|close|>argument<|sep|>", "</｜DSML｜parameter>", "</｜DSML｜ parameter>",
-            '<|"|>', "]<]minimax[>[</city>",
+            "</｜GCML｜parameter>", "</ifm|arg_value>", '<|"|>', "]<]minimax[>[</city>",
             "</param>", "</longcat_arg_value>", "</parameter>", "\n</parameter>", "</arg_value>",
             "</steptml:parameter>", "<escape>",
             '"', "}", "]", ")")  # fmt: skip

@@ -18,6 +18,7 @@ from dovetail.errors import BrokenPlugin, PluginError
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.spec import Selection
+from dovetail.interfaces.text import Layout, Tag
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.server.generate.server_state import Parsers
@@ -84,11 +85,15 @@ def _mentioned(plugin: type[Plugin], template: str) -> list[str]:
     texts: set[str] = set()
     if issubclass(plugin, ToolParser):
         texts = {text for m in plugin.markers for text in (m.start, m.end)}
-        texts |= {*plugin.inner, *plugin.layout}
+        texts |= {*plugin.inner, *_texts(plugin.layout)}
     elif issubclass(plugin, ReasoningParser):
-        texts = {plugin.markers.start, plugin.markers.end, *plugin.layout}
+        texts = {plugin.markers.start, plugin.markers.end, *_texts(plugin.layout)}
     told = {text.strip() for text in texts if len(text.strip()) >= MIN_MARKER_CHARS}
     return sorted((text for text in told if text in template), key=lambda t: (-len(t), t))
+
+
+def _texts(layout: Layout) -> list[str]:
+    return [word.start if isinstance(word, Tag) else word for word in layout]
 
 
 def _fits(kind: str, spec: str, template: str) -> bool:
@@ -116,7 +121,7 @@ def build_parsers(choice: ParserChoice, tokenizer: Tokenizer) -> Parsers:
     return Parsers(
         tool=_build(choice.tool, tokenizer),
         reasoning=_build(choice.reasoning, tokenizer),
-        special_texts=frozenset(tokenizer.facts().special_texts.values()),
+        special_texts=tokenizer.added_texts(),
     )
 
 

@@ -57,6 +57,9 @@ SHORT_TEXT_CHARS = 4096
 MAX_TEXT_SETS = 64
 """How many parsers' texts are kept looked up among the special tokens."""
 
+MIN_TOKEN_CHARS = 3
+"""Added tokens that are shorter, of blanks say, stand in prose too."""
+
 LONG_WORK = SHORT_TEXT_CHARS + 1
 """The size of work that is done in a thread whatever its text."""
 
@@ -65,17 +68,17 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parsers:
-    """The parsers chosen for this model; None where there is none. `special_texts` are the texts of
-    the vocabulary's special tokens."""
+    """The parsers chosen for this model; None where there is none. `special_texts` are the texts
+    that are one token of the vocabulary wherever they stand."""
 
     tool: ToolParser | None = None
     reasoning: ReasoningParser | None = None
     special_texts: frozenset[str] = frozenset()
     special_starts: frozenset[str] = field(init=False)
-    """The markers of calls that begin with a special token: they are never prose."""
+    """The markers of calls that begin with such a token: they are never prose."""
 
     def __post_init__(self) -> None:
-        words = tuple(filter(None, self.special_texts))
+        words = tuple(text for text in self.special_texts if len(text) >= MIN_TOKEN_CHARS)
         starts = [markers.start for markers in self.tool.markers] if self.tool else []
         special = frozenset(start for start in starts if start.startswith(words))
         object.__setattr__(self, "special_starts", special)
@@ -129,7 +132,7 @@ class ServerState:
             adapter=adapter,
             vocabulary=vocabulary,
             renderer=renderer,
-            parsers=Parsers(tool=tool, reasoning=thinks),
+            parsers=Parsers(tool=tool, reasoning=thinks, special_texts=tokenizer.added_texts()),
             special_ids=_special_ids_of(tokenizer),
         )
 

@@ -22,11 +22,12 @@ from dovetail.interfaces.constraint import (
 )
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.spec import StructuredOutputSpec
-from dovetail.interfaces.text import Markers, Tool
+from dovetail.interfaces.text import Layout, Markers, Tag, Tool
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.server.generate.chat_body import TOOLS, ChatRequest, ToolBody
 from dovetail.server.generate.events import SessionPlan
+from dovetail.server.generate.events.matcher import longest_first
 from dovetail.server.generate.server_state import Parsers
 from dovetail.server.generate.structured_outputs import ConstraintRequest, requested_constraint
 from dovetail.server.generate.template.messages import tool_values
@@ -49,7 +50,7 @@ def session_plan(
     reasoning, tools = parsers.reasoning, tool_values(body.tools or ())
     query = AnswerQuery(tools=tools, tail=tail, request=lambda: body.model_dump(mode="json"))
     return SessionPlan(
-        reasoning=known_markers(reasoning),
+        reasoning=known_markers(reasoning, tail),
         reasoning_reading=reasoning.reads(query) if reasoning else None,
         starts_inside=reasoning is not None and reasoning.starts_inside(tail),
         tool_parser=parser,
@@ -303,15 +304,18 @@ def _needed(parser: ToolParser | None) -> ToolParser:
     return parser
 
 
-def known_markers(reasoning: ReasoningParser | None) -> Markers | None:
-    """Return the markers of the reasoning, or None where there are none, or they are not known."""
-    return reasoning.markers if reasoning and reasoning.markers.end else None
+def known_markers(reasoning: ReasoningParser | None, tail: str) -> Markers | None:
+    """Return the markers of the reasoning behind a prompt, or None where there are none, or they
+    are not known."""
+    markers = reasoning.markers_in(tail) if reasoning else None
+    return markers if markers and markers.end else None
 
 
-def layout_in_use(parser: ToolParser | None, reasoning: ReasoningParser | None) -> tuple[str, ...]:
-    """Return the texts that are never content, the longest first."""
-    texts = {*(parser.layout if parser else ()), *(reasoning.layout if reasoning else ())}
-    return tuple(sorted(texts, key=lambda text: (-len(text), text)))
+def layout_in_use(parser: ToolParser | None, reasoning: ReasoningParser | None) -> Layout:
+    """Return the texts and tags that are never content, the longest first."""
+    return longest_first(
+        (*(parser.layout if parser else ()), *(reasoning.layout if reasoning else ()))
+    )
 
 
 def kept_special_ids(
@@ -331,4 +335,5 @@ def texts_in_use(plan: SessionPlan) -> frozenset[str]:
     if parser is not None:
         regions += parser.markers
     markers = {text for region in regions for text in (region.start, region.end) if text}
-    return frozenset((*markers, *plan.layout, *(parser.inner if parser else ())))
+    layout = [word.start if isinstance(word, Tag) else word for word in plan.layout]
+    return frozenset((*markers, *layout, *(parser.inner if parser else ())))

@@ -14,8 +14,8 @@ from dovetail.server.api.ollama.input import chat_of as chat_of_ollama
 from dovetail.server.api.ollama.input import chat_of_prompt
 from dovetail.server.api.ollama.protocol import OllamaChatRequest, OllamaGenerateRequest
 from dovetail.server.api.responses.input import chat_of as chat_of_responses
-from dovetail.server.api.responses.input import messages_of
 from dovetail.server.api.responses.protocol import ResponsesRequest
+from dovetail.server.api.responses.turns import messages_of
 from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.template.chat import ChatRenderer, RenderedPrompt
 from dovetail.testing.fake_async_engine import FakeFacts

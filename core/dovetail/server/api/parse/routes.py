@@ -59,7 +59,7 @@ def _plan(body: ParseRequest, parsers: Parsers, *, is_strict: bool) -> SessionPl
         tools=tools, tail=tail, request=lambda: body.model_dump(mode="json", include={"tools"})
     )
     return SessionPlan(
-        reasoning=known_markers(reasoning),
+        reasoning=known_markers(reasoning, tail),
         tool_parser=parsers.tool,
         tools=tools,
         special_starts=parsers.special_starts,

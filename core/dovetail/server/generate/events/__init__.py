@@ -4,7 +4,8 @@ One pipeline for every endpoint, streamed or not; knows no HTTP, tokens or model
 """
 
 from dovetail.server.generate.events.collector import Collected, CollectedCall
-from dovetail.server.generate.events.session import Session, SessionPlan
+from dovetail.server.generate.events.plan import SessionPlan
+from dovetail.server.generate.events.session import Session
 from dovetail.server.generate.events.token_counting import CountedSession
 from dovetail.server.generate.events.types import (
     ContentDelta,

@@ -1,52 +1,99 @@
-"""Finding markers in text that is still growing."""
+"""Finding markers in text that is still growing: texts, and tags of which the shape is known."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+
+from dovetail.interfaces.text import MAX_TAG_CHARS, Layout, Tag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The earliest marker: where it begins, and which of the given ones it is."""
+    """The earliest marker: where it begins and ends, and which of the given ones it is."""
 
     start: int
+    end: int
     which: int
 
 
-def find_first(text: str, markers: Sequence[str], begin: int = 0) -> Found | None:
+def find_first(text: str, markers: Sequence[str | Tag], begin: int = 0) -> Found | None:
     """Return the earliest marker at or after `begin`; the longest wins where two begin alike."""
     matches = [
-        (at, -len(marker), which)
+        (place[0], -place[1], which)
         for which, marker in enumerate(markers)
-        if marker and (at := text.find(marker, begin)) >= 0
+        if marker and (place := _place(text, marker, begin)) is not None
     ]
     if not matches:
         return None
-    start, _, which = min(matches)
-    return Found(start=start, which=which)
+    start, end, which = min(matches)
+    return Found(start=start, end=-end, which=which)
 
 
-def partial_length(text: str, markers: Sequence[str]) -> int:
+def _place(text: str, marker: str | Tag, begin: int) -> tuple[int, int] | None:
+    if isinstance(marker, Tag):
+        found = _whole(marker).search(text, begin)
+        return found.span() if found else None
+    at = text.find(marker, begin)
+    return (at, at + len(marker)) if at >= 0 else None
+
+
+@cache
+def _whole(tag: Tag) -> re.Pattern[str]:
+    return re.compile(tag.pattern)
+
+
+@cache
+def _begun(tag: Tag) -> re.Pattern[str]:
+    return re.compile(tag.begun + r"\Z")
+
+
+def partial_length(text: str, markers: Sequence[str | Tag]) -> int:
     """Return how many characters at the end of `text` may be the beginning of a marker."""
-    longest = max((len(marker) for marker in markers), default=1) - 1
-    for size in range(min(longest, len(text)), 0, -1):
+    words = [marker if isinstance(marker, str) else marker.start for marker in markers]
+    begun = [_num_begun(text, marker) for marker in markers if isinstance(marker, Tag)]
+    least = max(begun, default=0)
+    longest = max(map(len, words), default=1) - 1
+    for size in range(min(longest, len(text)), least, -1):
         tail = text[-size:]
-        if any(len(marker) > size and marker.startswith(tail) for marker in markers):
+        if any(len(word) > size and word.startswith(tail) for word in words):
             return size
-    return 0
+    return least
 
 
-def without_cut_marker(text: str, markers: Sequence[str]) -> str:
+def _num_begun(text: str, tag: Tag) -> int:
+    """Return how many characters at the end of a text are a tag without its end."""
+    found = _begun(tag).search(text, max(0, len(text) - len(tag.start) - MAX_TAG_CHARS))
+    return len(text) - found.start() if found else 0
+
+
+def without_cut_marker(text: str, markers: Sequence[str | Tag]) -> str:
     """Return a text that was cut off without the marker at its end, where most of it is there."""
     size = partial_length(text, markers)
     tail = text[len(text) - size :]
-    is_most = any(m.startswith(tail) and 2 * size >= len(m) for m in markers)
+    is_most = any(_is_most(tail, marker) for marker in markers)
     return text[: len(text) - size] if size and is_most else text
 
 
-def without(text: str, words: Sequence[str]) -> str:
-    """Return a text without these words."""
+def _is_most(tail: str, marker: str | Tag) -> bool:
+    if isinstance(marker, Tag):
+        return tail.startswith(marker.start)
+    return marker.startswith(tail) and 2 * len(tail) >= len(marker)
+
+
+def longest_first(layout: Iterable[str | Tag]) -> Layout:
+    """Return texts and tags, each once: the longest first, tags last."""
+    return tuple(sorted(set(layout), key=_size))
+
+
+def _size(word: str | Tag) -> tuple[bool, int, str]:
+    return (True, 0, word.pattern) if isinstance(word, Tag) else (False, -len(word), word)
+
+
+def without(text: str, words: Sequence[str | Tag]) -> str:
+    """Return a text without these words and tags."""
     for word in words:
-        text = text.replace(word, "")
+        text = text.replace(word, "") if isinstance(word, str) else _whole(word).sub("", text)
     return text

@@ -49,7 +49,8 @@ class Mark:
 class Region:
     """One region. `read` takes text, `body` is what the parser gets.
 
-    `others` are the markers at which a call whose end is missing may be over.
+    `others` are the markers at which a call whose end is missing may be over, `used_ids` the ids of
+    the answer's calls so far: a model's own id counts once.
     """
 
     def __init__(
@@ -59,10 +60,12 @@ class Region:
         others: tuple[str, ...] = (),
         id_prefix: str = "call_",
         id_digits: int = 24,
+        used_ids: set[str] | None = None,
     ) -> None:
         self.markers = markers
         self.id_prefix = id_prefix
         self.id_digits = id_digits
+        self._used_ids = set() if used_ids is None else used_ids
         self.num_ends = 0
         self.num_others = 0
         self._others = tuple(text for text in others if text != markers.end)
@@ -149,19 +152,28 @@ class Region:
         return text[len(self.markers.start) :] if self.markers.is_body else text
 
     def tell(
-        self, calls: list[ToolCall], num_calls: int, most: int | None, *, may_be_cut: bool = False
+        self,
+        calls: list[ToolCall],
+        num_calls: int,
+        most: int | None,
+        *,
+        may_be_cut: bool = False,
+        is_growing: bool = False,
     ) -> list[Event]:
         """Return the events for what is new in the calls so far. Mutates: self
 
         Arguments are told as far as they are JSON: from the beginning once they are whole or too
         long to wait for, or, with `may_be_cut`, where the text ends in the last of them.
-        `num_calls` were told before this region; calls beyond `most` are left out.
+        `num_calls` were told before this region; calls beyond `most` are left out. `is_growing`:
+        more text follows, so the last call may wait for its id.
         """
         events: list[Event] = []
         for position, call in enumerate(calls):
             arguments, is_whole, is_broken = _sure(call)
             is_last = position == len(calls) - 1
             if position not in self._told:
+                if is_growing and call.may_be_named:
+                    continue
                 is_cut = may_be_cut and is_last and not is_broken
                 if not (is_whole or is_cut or len(arguments) >= HELD_ARGUMENTS_CHARS):
                     continue
@@ -180,7 +192,8 @@ class Region:
         self._told[position] = _Told(index=None if is_over else number)
         if is_over:
             return []
-        call_id = call.id or self._new_id()
+        call_id = call.id if call.id and call.id not in self._used_ids else self._new_id()
+        self._used_ids.add(call_id)
         return [ToolCallStart(index=number, call_id=call_id, name=call.name)]
 
     def untold(self, calls: list[ToolCall]) -> str:

@@ -8,20 +8,21 @@ are looked for in content alone; what follows one is not read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dovetail.engine.client.stop import StopMatcher
-from dovetail.interfaces.answer_reader import ReadingPlan
-from dovetail.interfaces.text import Markers, Tool, ToolCall
-from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, UnfinishedToolCall
+from dovetail.interfaces.text import Layout, Markers, Tag, ToolCall
+from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCall
 from dovetail.server.generate.events.bare import OPENINGS, BareAnswer, knows_bare, may_name
 from dovetail.server.generate.events.held import HeldCall
 from dovetail.server.generate.events.matcher import (
     find_first,
+    longest_first,
     partial_length,
     without,
     without_cut_marker,
 )
+from dovetail.server.generate.events.plan import SessionPlan
 from dovetail.server.generate.events.region import Mark, Region, is_whole, only_closes
 from dovetail.server.generate.events.speech import Speech
 from dovetail.server.generate.events.types import ContentDelta, Event
@@ -37,61 +38,6 @@ MAX_TRIALS = 16
 """How many markers of calls in open thinking are tried as its end."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionPlan:
-    """How the text of a request's answers is read.
-
-    `special_starts` are the markers of calls that begin with a special token. `starts_inside` says
-    that the rendered prompt ends inside a reasoning region. `layout` are texts of the chat format
-    that are not content but may stand in a call's strings. `max_calls` None is unbounded.
-    `is_forced_call`: the request named the tool to call. `stops` are the stop strings, which count
-    from the token `min_tokens` on. `reads_bare`: an answer that is nothing but calls without their
-    markers, as far as the parser knows such, is calls. `reasoning_reading` and `tool_reading` say
-    how parsers read their part of the answer themselves (see `stages`). `custom` are the names of
-    tools that take text.
-    """
-
-    reasoning: Markers | None = None
-    tool_parser: ToolParser | None = None
-    tools: tuple[Tool, ...] = ()
-    special_starts: frozenset[str] = frozenset()
-    starts_inside: bool = False
-    layout: tuple[str, ...] = ()
-    max_calls: int | None = None
-    is_forced_call: bool = False
-    stops: tuple[str, ...] = ()
-    includes_stop: bool = False
-    min_tokens: int = 0
-    reads_bare: bool = False
-    reasoning_reading: ReadingPlan | None = None
-    tool_reading: ReadingPlan | None = None
-    custom: frozenset[str] = frozenset()
-
-    @property
-    def can_reason(self) -> bool:
-        """Return whether a part of the answer may be reasoning."""
-        return self.reasoning is not None or self.reasoning_reading is not None
-
-    @property
-    def is_staged(self) -> bool:
-        """Return whether a parser reads its part itself."""
-        return self.reasoning_reading is not None or self.tool_reading is not None
-
-    @property
-    def is_plain(self) -> bool:
-        """Return whether text passes through unchanged, but for stop strings."""
-        return not (self.reasoning or self.tool_parser or self.layout or self.is_staged)
-
-    def with_stops(
-        self, stops: tuple[str, ...], *, includes_stop: bool, min_tokens: int
-    ) -> SessionPlan:
-        """Return the plan that looks for stop strings; where all text is content the engine does
-        it."""
-        if self.is_plain or not stops:
-            return self
-        return replace(self, stops=stops, includes_stop=includes_stop, min_tokens=min_tokens)
-
-
 class Session:
     """The state machine of one answer. Feed text, then finish once."""
 
@@ -99,7 +45,9 @@ class Session:
         self.plan = plan
         self.num_calls = 0
         self._regions = plan.tool_parser.markers if plan.tool_parser else ()
-        self._layout = _longest_first(plan.layout)
+        self._layout = longest_first(plan.layout)
+        marks = {text for region in self._regions for text in (region.start, region.end)}
+        self._layout_of_thoughts = tuple(word for word in self._layout if word not in marks)
         self._phase = "reasoning" if plan.reasoning and plan.starts_inside else "content"
         self._pending = ""
         stops = StopMatcher(plan.stops, includes_stop=plan.includes_stop)
@@ -112,7 +60,9 @@ class Session:
         self._held: HeldCall | None = None
         self._trial: Session | None = None
         self._num_trials = 0
-        self._is_closed_ahead = False
+        self._is_closed_ahead = self._is_passing = False
+        self._used_ids: set[str] = set()
+        self._ends_of_none: list[str] = []
 
     @property
     def matched(self) -> str | None:
@@ -168,22 +118,22 @@ class Session:
                 more = self._step_content(is_final)
         return self._speech.take()
 
-    def _next_marker(self, markers: tuple[str, ...], is_final: bool) -> tuple[str, str] | None:
+    def _next_marker(self, markers: Layout, is_final: bool) -> tuple[str, str] | None:
         """Return (text before, marker) and cut both from the pending text, or None after saying
         all text that cannot be part of a marker."""
         match = find_first(self._pending, markers)
         if is_final and self._is_cut and match is None:
             starts = [region.start for region in self._regions if not region.opens_answer]
-            self._pending = without_cut_marker(self._pending, starts)
+            tags = [word for word in self._layout if isinstance(word, Tag)]
+            self._pending = without_cut_marker(self._pending, (*starts, *tags))
         held = 0 if is_final else partial_length(self._pending, markers)
         safe = len(self._pending) - held
         if match is None or (held and safe <= match.start):
             text, self._pending = self._pending[:safe], self._pending[safe:]
             self._say(text)
             return None
-        marker = markers[match.which]
-        before = self._pending[: match.start]
-        self._pending = self._pending[match.start + len(marker) :]
+        before, marker = self._pending[: match.start], self._pending[match.start : match.end]
+        self._pending = self._pending[match.end :]
         return before, marker
 
     def _step_content(self, is_final: bool) -> bool:
@@ -208,6 +158,9 @@ class Session:
             self._open_region(regions[which])
         elif marker in opening:
             self._open_reasoning(marker)
+        elif marker in self._ends_of_none:
+            self._ends_of_none.remove(marker)
+            self._say(marker)
         return True
 
     def _open_region(self, markers: Markers) -> None:
@@ -225,6 +178,7 @@ class Session:
             others=(*others, markers.start),
             id_prefix=parser.id_prefix,
             id_digits=parser.id_digits,
+            used_ids=self._used_ids,
         )
 
     def _open_reasoning(self, marker: str) -> None:
@@ -238,8 +192,11 @@ class Session:
     def _step_reasoning(self, is_final: bool) -> bool:
         assert self.plan.reasoning is not None
         markers = self.plan.reasoning
+        if self._is_passing:
+            return self._pass_marker(is_final)
         starts = self._calls_that_end_it(markers)
-        found = self._next_marker((markers.end, markers.start, *starts, *self._layout), is_final)
+        words = (markers.end, markers.start, *starts, *self._layout_of_thoughts)
+        found = self._next_marker(words, is_final)
         if found is None:
             return False
         before, marker = found
@@ -289,18 +246,21 @@ class Session:
         self._pending, self._held, self._trial = held.whole(), None, None
         self._phase = "reasoning"
         self._is_closed_ahead = is_closed
-        if is_none and not is_closed:
-            start = self._first_of(self._pending)
-            self._say(start)
-            self._pending = self._pending[len(start) :]
-        elif not is_closed:
+        self._is_passing = is_none and not is_closed
+        if not is_none and not is_closed:
             self._leave("content")
         return True
 
-    def _first_of(self, text: str) -> str:
-        """Return the longest marker of a call with which a text begins."""
-        starts = [region.start for region in self._regions if text.startswith(region.start)]
-        return max(starts, key=len)
+    def _pass_marker(self, is_final: bool) -> bool:
+        """Read past the marker of a call that is none: it may begin with layout."""
+        text, layout = self._pending, self._layout_of_thoughts
+        if not is_final and partial_length(text, layout) == len(text):
+            return False
+        found = find_first(text, layout)
+        end = found.end if found and not found.start else 0
+        self._say("" if end else text[:1])
+        self._pending, self._is_passing = text[end or 1 :], False
+        return True
 
     def _leave(self, phase: str) -> None:
         """Pass from one region to the next."""
@@ -416,7 +376,7 @@ class Session:
             return self._end_unmarked(region, at)
         calls = self._begun(body)
         if calls is not None:
-            self._tell(region, calls)
+            self._tell(region, calls, is_growing=True)
         elif not region.has_told:
             return self._give_up(region, "")
         return False
@@ -445,9 +405,10 @@ class Session:
         return bool(self._pending)
 
     def _give_up(self, region: Region, rest: str) -> bool:
-        """Let a region's opening marker pass as plain text, and read on behind it."""
+        """Let a region's opening marker pass as plain text, and its end, and read on behind it."""
         self._phase, self._region = "content", None
         self._num_given_up += 1
+        self._ends_of_none.append(region.markers.end)
         if not region.markers.stays:
             self._say(region.markers.start)
         self._pending = region.unread() + rest
@@ -483,14 +444,10 @@ class Session:
         except MalformedToolCall:
             return None
 
-    def _tell(self, region: Region, calls: list[ToolCall], *, may_be_cut: bool = False) -> None:
+    def _tell(self, region: Region, calls: list[ToolCall], **how: bool) -> None:
         before = self.num_calls - region.num_told
-        events = region.tell(calls, before, self.plan.max_calls, may_be_cut=may_be_cut)
+        events = region.tell(calls, before, self.plan.max_calls, **how)
         self._speech.add(events)
         self.num_calls = before + region.num_told
         if region.has_told:
             self._speech.set_apart()
-
-
-def _longest_first(texts: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(sorted(set(texts), key=lambda text: (-len(text), text)))

@@ -13,13 +13,14 @@ from typing import Protocol
 from dovetail.engine.client.stop import StopMatcher
 from dovetail.interfaces.answer_reader import HELD_ARGUMENTS_CHARS, Reading, ReadingPlan
 from dovetail.interfaces.text import Markers, ToolCall
+from dovetail.server.generate.events.plan import SessionPlan
 from dovetail.server.generate.events.region import (
     LOOK_EVERY_CHARS,
     LOOK_EVERY_SHARE,
     Region,
     is_whole,
 )
-from dovetail.server.generate.events.session import Session, SessionPlan
+from dovetail.server.generate.events.session import Session
 from dovetail.server.generate.events.types import ContentDelta, Event, ReasoningDelta
 
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from dovetail.server.generate.events.custom_calls import CustomCalls
-from dovetail.server.generate.events.session import Session, SessionPlan
+from dovetail.server.generate.events.plan import SessionPlan
+from dovetail.server.generate.events.session import Session
 from dovetail.server.generate.events.stages import StagedSession
 from dovetail.server.generate.events.types import (
     ContentDelta,

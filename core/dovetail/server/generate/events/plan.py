@@ -1,0 +1,64 @@
+"""SessionPlan: how the answers of one request are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dovetail.interfaces.answer_reader import ReadingPlan
+from dovetail.interfaces.text import Layout, Markers, Tool
+from dovetail.interfaces.tool_parser import ToolParser
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionPlan:
+    """How the text of a request's answers is read.
+
+    `special_starts` are the markers of calls that begin with a special token. `starts_inside` says
+    that the rendered prompt ends inside a reasoning region. `layout` are texts and tags of the chat
+    format that are not content but may stand in a call's strings. `max_calls` None is unbounded.
+    `is_forced_call`: the request named the tool to call. `stops` are the stop strings, which count
+    from the token `min_tokens` on. `reads_bare`: an answer that is nothing but calls without their
+    markers, as far as the parser knows such, is calls. `reasoning_reading` and `tool_reading` say
+    how parsers read their part of the answer themselves (see `stages`). `custom` are the names of
+    tools that take text.
+    """
+
+    reasoning: Markers | None = None
+    tool_parser: ToolParser | None = None
+    tools: tuple[Tool, ...] = ()
+    special_starts: frozenset[str] = frozenset()
+    starts_inside: bool = False
+    layout: Layout = ()
+    max_calls: int | None = None
+    is_forced_call: bool = False
+    stops: tuple[str, ...] = ()
+    includes_stop: bool = False
+    min_tokens: int = 0
+    reads_bare: bool = False
+    reasoning_reading: ReadingPlan | None = None
+    tool_reading: ReadingPlan | None = None
+    custom: frozenset[str] = frozenset()
+
+    @property
+    def can_reason(self) -> bool:
+        """Return whether a part of the answer may be reasoning."""
+        return self.reasoning is not None or self.reasoning_reading is not None
+
+    @property
+    def is_staged(self) -> bool:
+        """Return whether a parser reads its part itself."""
+        return self.reasoning_reading is not None or self.tool_reading is not None
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether text passes through unchanged, but for stop strings."""
+        return not (self.reasoning or self.tool_parser or self.layout or self.is_staged)
+
+    def with_stops(
+        self, stops: tuple[str, ...], *, includes_stop: bool, min_tokens: int
+    ) -> SessionPlan:
+        """Return the plan that looks for stop strings; where all text is content the engine does
+        it."""
+        if self.is_plain or not stops:
+            return self
+        return replace(self, stops=stops, includes_stop=includes_stop, min_tokens=min_tokens)

@@ -1,0 +1,61 @@
+"""Tool calls of GigaChat 3.5: the tags of DeepSeek-V4 with a token of its own, GCML.
+
+Source: SGLang's detector of GigaChat 3.5, which describes the format.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.text import Layout, Markers, Sample, Tag
+from dovetail.syntax.templates import unmentioned
+from dovetail.syntax.xml_params import XmlCalls
+from dovetail_plugins.tool_parsers.deepseek_v32 import DSML, DeepseekV4
+from dovetail_plugins.tool_parsers.gigachat3 import OVER
+
+GCML = "｜GCML｜"
+
+
+def _own(text: str) -> str:
+    return text.replace(DSML, GCML)
+
+
+class GigaChat35(DeepseekV4):
+    """<｜GCML｜invoke name="..."> with <｜GCML｜parameter name="k" string="true">v</...>."""
+
+    info = Info(
+        summary="GCML invoke and parameter tags (GigaChat 3.5)",
+        source="https://huggingface.co/ai-sage/GigaChat3.5-432B-A28B",
+    )
+    markers: ClassVar[tuple[Markers, ...]] = tuple(
+        replace(region, start=_own(region.start), end=_own(region.end))
+        for region in DeepseekV4.markers
+    )
+    layout: ClassVar[Layout] = (
+        OVER,
+        *(replace(t, start=_own(t.start)) for t in DeepseekV4.layout if isinstance(t, Tag)),
+    )
+    inner: ClassVar[tuple[str, ...]] = (GCML,)
+    calls: ClassVar[XmlCalls] = replace(
+        DeepseekV4.calls,
+        head=_own(DeepseekV4.calls.head),
+        key=_own(DeepseekV4.calls.key),
+        value_end=_own(DeepseekV4.calls.value_end),
+        tail=_own(DeepseekV4.calls.tail),
+    )
+    samples: ClassVar[tuple[Sample, ...]] = tuple(
+        replace(
+            sample,
+            text=_own(sample.text),
+            content=_own(sample.content),
+            calls=tuple(replace(c, arguments=_own(c.arguments)) for c in sample.calls),
+        )
+        for sample in DeepseekV4.samples
+    )
+
+    @classmethod
+    def why_not(cls, query: Any) -> list[str]:
+        """Return why a chat template (str) does not ask for this syntax."""
+        return unmentioned(query, GCML)
