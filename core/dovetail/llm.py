@@ -41,6 +41,7 @@ from dovetail.multimodal.given import as_medium
 from dovetail.multimodal.loader import load_once
 from dovetail.multimodal.prompt import MediaPrompt
 from dovetail.ranks.worker_calls import APPLY_MODEL, function_name, worker_call
+from dovetail.registry.blame import blaming
 
 ChatMessages = Sequence[Mapping[str, Any]]
 
@@ -325,6 +326,7 @@ class LLM(
         self.close()
 
 
+@blaming("loading the model")
 def _opened(spec: EngineSpec, config: Config, closing: ExitStack) -> SyncEngine | SyncEngines:
     """Return the engine in this thread, or several in their processes, here or elsewhere. What is
     to be closed behind them is put on the stack. Raises: ConfigError"""
