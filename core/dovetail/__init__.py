@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from dovetail import moved
 from dovetail.version import __version__
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ __all__ = [
     "__version__",
     "register",
 ]
+
+moved.install()
 
 _HOMES = {
     "CompletionOutput": "dovetail.outputs",
