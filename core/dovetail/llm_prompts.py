@@ -30,8 +30,9 @@ def listed(prompts: Prompts) -> list[Prompt]:
 
 def salts(prompts: Prompts, count: int) -> list[str]:
     """Return the cache salt of each prompt, "" for one without."""
-    is_list = isinstance(prompts, Sequence) and not isinstance(prompts, str)
-    each: Any = prompts if is_list and len(prompts) == count else [prompts]
+    each: Any = [prompts]
+    if isinstance(prompts, Sequence) and not isinstance(prompts, str) and len(prompts) == count:
+        each = prompts
     return [one.get(SALT) or "" if isinstance(one, Mapping) else "" for one in each]
 
 
