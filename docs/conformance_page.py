@@ -11,9 +11,9 @@ HEAD = """# What the conformance kit demands
 {note}
 
 `dovetail plugins check KIND:NAME` runs the clauses of `plugin` and those of the kind, and those of
-a capability where the plugin claims it; [write a plugin](../tutorials/write_a_plugin.md) shows how. A
-finding names its clause. A clause that a plugin cannot keep goes into its `expected_failures`, with
-the reason.
+a capability where the plugin claims it; [write a plugin](../tutorials/write_a_plugin.md) shows how.
+A finding names its clause. A clause that a plugin cannot keep goes into its `expected_failures`,
+with the reason.
 """
 
 
