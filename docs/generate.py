@@ -447,6 +447,7 @@ def _enforced(backend: Any, word: str, keywords: list[str]) -> str:
 def pages() -> dict[str, str]:
     """Return file name -> text of every generated page."""
     from architectures_page import architectures_page
+    from conformance_page import conformance_page
     from migration_pages import vllm_page
     from ollama_page import ollama_page
     from quantization_page import quantization_page
@@ -462,6 +463,7 @@ def pages() -> dict[str, str]:
         "architectures.md": architectures_page(NOTE),
         "quantization.md": quantization_page(NOTE),
         "structured_output.md": structured_output_page(),
+        "conformance.md": conformance_page(NOTE),
         "http.md": http_page(),
         "metrics.md": metrics_page(),
         "errors.md": errors_page(),

@@ -8,35 +8,55 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from dovetail import moved
 from dovetail.version import __version__
 
 if TYPE_CHECKING:
     from dovetail.engine.client.async_engine import AsyncEngine
-    from dovetail.inputs import TextPrompt, TokensPrompt
+    from dovetail.inputs import PromptType, TextPrompt, TokensPrompt
     from dovetail.interfaces.pooling_params import PoolingParams
     from dovetail.interfaces.sampling_params import SamplingParams
     from dovetail.llm import LLM
     from dovetail.lora_request import LoRARequest
-    from dovetail.outputs import CompletionOutput, RequestOutput
+    from dovetail.outputs import (
+        ClassificationRequestOutput,
+        CompletionOutput,
+        EmbeddingRequestOutput,
+        PoolingRequestOutput,
+        RequestOutput,
+        ScoringRequestOutput,
+    )
     from dovetail.registry import register
 
 __all__ = [
     "LLM",
     "AsyncEngine",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "LoRARequest",
     "PoolingParams",
+    "PoolingRequestOutput",
+    "PromptType",
     "RequestOutput",
     "SamplingParams",
+    "ScoringRequestOutput",
     "TextPrompt",
     "TokensPrompt",
     "__version__",
     "register",
 ]
 
+moved.install()
+
 _HOMES = {
     "CompletionOutput": "dovetail.outputs",
     "RequestOutput": "dovetail.outputs",
+    "ClassificationRequestOutput": "dovetail.outputs",
+    "EmbeddingRequestOutput": "dovetail.outputs",
+    "PoolingRequestOutput": "dovetail.outputs",
+    "ScoringRequestOutput": "dovetail.outputs",
+    "PromptType": "dovetail.inputs",
     "TextPrompt": "dovetail.inputs",
     "TokensPrompt": "dovetail.inputs",
     "AsyncEngine": "dovetail.engine.client.async_engine",

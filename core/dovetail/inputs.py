@@ -13,6 +13,7 @@ class TextPrompt(TypedDict):
     multi_modal_data: NotRequired[dict[str, Any]]
     multi_modal_uuids: NotRequired[dict[str, Any]]
     mm_processor_kwargs: NotRequired[dict[str, Any]]
+    cache_salt: NotRequired[str]
 
 
 class TokensPrompt(TypedDict):
@@ -22,3 +23,15 @@ class TokensPrompt(TypedDict):
     multi_modal_data: NotRequired[dict[str, Any]]
     multi_modal_uuids: NotRequired[dict[str, Any]]
     mm_processor_kwargs: NotRequired[dict[str, Any]]
+    cache_salt: NotRequired[str]
+
+
+class ExplicitEncoderDecoderPrompt(TypedDict):
+    """What an encoder reads, and what the decoder begins with."""
+
+    encoder_prompt: str | TextPrompt | TokensPrompt
+    decoder_prompt: str | TextPrompt | TokensPrompt | None
+
+
+PromptType = str | Sequence[int] | TextPrompt | TokensPrompt | ExplicitEncoderDecoderPrompt
+"""What `LLM.generate` takes as one prompt."""

@@ -12,15 +12,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 from tqdm import tqdm
 
+from dovetail import registry
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.config.rules.joining import check_serves, starter_of
 from dovetail.config.rules.one_model import check_one_model
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.client.input import PreparedRequest, Prompt
 from dovetail.engine.client.outputs import GenerationResult, RequestOutput
 from dovetail.engine.client.request_collector import RequestCollector
@@ -36,11 +39,12 @@ from dovetail.llm_beams import BeamCalls
 from dovetail.llm_constraints import ConstraintCalls
 from dovetail.llm_facts import FactCalls
 from dovetail.llm_pooling import PoolingCalls
-from dovetail.llm_prompts import Prompts, listed
+from dovetail.llm_prompts import Prompts, for_each, listed, salts
 from dovetail.multimodal.given import as_medium
 from dovetail.multimodal.loader import load_once
 from dovetail.multimodal.prompt import MediaPrompt
 from dovetail.ranks.worker_calls import APPLY_MODEL, function_name, worker_call
+from dovetail.registry.blame import blaming
 
 ChatMessages = Sequence[Mapping[str, Any]]
 
@@ -86,11 +90,12 @@ class LLM(
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         lora_request: Loras = None,
-        priority: int = 0,
+        priority: int | Sequence[int] = 0,
     ) -> list[GenerationResult]:
         """Return one result per prompt, in order.
 
         A prompt is text or a list of token ids, or either in {"prompt"} and {"prompt_token_ids"}.
+        `priority`: that of all prompts, or of each.
         `lora_request`: the adapter of all prompts, or of each, which is loaded if it is not there.
 
         A request that ends with a fault has `error` set; the others go on.
@@ -100,8 +105,15 @@ class LLM(
         params = self._params_for(sampling_params, len(given))
         adapters = self._adapter_names(lora_request, len(given))
         prepared = [
-            self._engine.prepare(prompt, one, priority=priority, adapter=adapter)
-            for prompt, one, adapter in zip(given, params, adapters, strict=True)
+            self._engine.prepare(prompt, one, priority=rank, cache_salt=salt, adapter=adapter)
+            for prompt, one, rank, salt, adapter in zip(
+                given,
+                params,
+                for_each(priority, len(given), "priorities"),
+                salts(prompts, len(given)),
+                adapters,
+                strict=True,
+            )
         ]
         texts = [prompt if isinstance(prompt, str) else None for prompt in given]
         return self._run(prepared, texts, shows_progress=use_tqdm)
@@ -114,6 +126,7 @@ class LLM(
         lora_request: Loras = None,
         *,
         chat_template: str | None = None,
+        chat_template_content_format: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -122,13 +135,15 @@ class LLM(
     ) -> list[GenerationResult]:
         """Return one result per conversation; one conversation alone makes a list of one.
 
-        `lora_request` as `generate` has it; `mm_processor_kwargs` are options of the media
+        `lora_request` as `generate` has it; `chat_template_content_format` is "auto", "string" or
+        "openai" (None: as the LLM was made); `mm_processor_kwargs` are options of the media
         processor.
         Raises: RequestError as `generate`, or when the chat template refuses the messages.
         """
         single = len(messages) == 0 or isinstance(messages[0], Mapping)
         conversations: Any = [messages] if single else messages
         adapters = self._adapter_names(lora_request, len(conversations))
+        frontend = _with_content_format(self._frontend, chat_template_content_format)
         tokenizers = [self._engine.vocabularies.of(adapter).tokenizer for adapter in adapters]
         prompts = [
             self._render(
@@ -136,6 +151,7 @@ class LLM(
                 conversation,
                 tools or (),
                 chat_template,
+                frontend,
                 adds_generation_prompt=add_generation_prompt and not continue_final_message,
                 continues_final_message=continue_final_message,
                 kwargs=dict(chat_template_kwargs or {}),
@@ -169,6 +185,7 @@ class LLM(
         messages: ChatMessages,
         tools: Sequence[Mapping[str, Any]],
         template: str | None,
+        frontend: FrontendConfig,
         *,
         adds_generation_prompt: bool,
         continues_final_message: bool,
@@ -179,7 +196,7 @@ class LLM(
         from dovetail.server.generate.chat_body import ChatRequest, Message, ToolBody
         from dovetail.server.generate.template.building import build_renderer
 
-        renderer = build_renderer(self._engine, self._frontend, tokenizer, template)
+        renderer = build_renderer(self._engine, frontend, tokenizer, template)
         body = ChatRequest.model_construct(
             messages=_parsed(Message, messages, "messages"),
             tools=_parsed(ToolBody, tools, "tools"),
@@ -325,6 +342,7 @@ class LLM(
         self.close()
 
 
+@blaming("loading the model")
 def _opened(spec: EngineSpec, config: Config, closing: ExitStack) -> SyncEngine | SyncEngines:
     """Return the engine in this thread, or several in their processes, here or elsewhere. What is
     to be closed behind them is put on the stack. Raises: ConfigError"""
@@ -366,6 +384,14 @@ def _loaded_is_frozen() -> Iterator[None]:
     finally:
         _Freezing.num_inside -= 1
         gc.unfreeze()
+
+
+def _with_content_format(frontend: FrontendConfig, name: str | None) -> FrontendConfig:
+    """Return the settings with another form of contents, the same for None. Raises: PluginError"""
+    if name is None:
+        return frontend
+    registry.load("chat_content_format", name, where="chat_template_content_format")
+    return replace(frontend, chat_template_content_format=name)
 
 
 def _tokens(tokenizer: Tokenizer, rendered: Any) -> Sequence[int]:

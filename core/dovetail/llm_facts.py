@@ -18,6 +18,7 @@ ABSENT = {
     "get_num_unfinished_requests": "generate() returns when all requests have ended",
     "enqueue": "use generate()",
     "wait_for_completion": "use generate()",
+    "preprocess_chat": "use chat(); get_tokenizer().apply_chat_template() makes the text alone",
     "set_tokenizer": "name the tokenizer when the model is loaded: LLM(model, tokenizer=...)",
     "reset_mm_cache": "the cache of media is bounded, and cannot be emptied",
     "reset_encoder_cache": "the cache of media is bounded, and cannot be emptied",

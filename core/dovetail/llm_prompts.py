@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from dovetail.engine.client.encoder_prompt import DECODER, ENCODER, EncoderPrompt
 from dovetail.engine.client.input import Prompt
@@ -14,6 +14,8 @@ from dovetail.multimodal.vectors import FIELD as VECTORS
 
 Prompts = Prompt | Mapping[str, Any] | Sequence[Prompt | Mapping[str, Any]]
 MEDIA, NAMES, OPTIONS = "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs"
+SALT = "cache_salt"
+T = TypeVar("T")
 
 
 def listed(prompts: Prompts) -> list[Prompt]:
@@ -26,6 +28,24 @@ def listed(prompts: Prompts) -> list[Prompt]:
     return [_plain(prompt, keys) for prompt in prompts]  # type: ignore[arg-type]
 
 
+def salts(prompts: Prompts, count: int) -> list[str]:
+    """Return the cache salt of each prompt, "" for one without."""
+    each: Any = [prompts]
+    if isinstance(prompts, Sequence) and not isinstance(prompts, str) and len(prompts) == count:
+        each = prompts
+    return [one.get(SALT) or "" if isinstance(one, Mapping) else "" for one in each]
+
+
+def for_each(given: T | Sequence[T], count: int, what: str) -> list[T]:
+    """Return a value for each prompt, of one for all or of one for each. Raises: ValueError for
+    another number than there are prompts"""
+    if not isinstance(given, Sequence):
+        return [given] * count
+    if len(given) != count:
+        raise ValueError(f"{count} prompts, but {len(given)} {what}")
+    return list(given)
+
+
 def _plain(prompt: Prompt | Mapping[str, Any], keys: Keys) -> Prompt:
     """Return a prompt taken out of a mapping. Raises: RequestError"""
     if not isinstance(prompt, Mapping):
@@ -35,13 +55,14 @@ def _plain(prompt: Prompt | Mapping[str, Any], keys: Keys) -> Prompt:
     if set(prompt) == {VECTORS}:
         return VectorPrompt(vectors=prompt[VECTORS])
     texts = [key for key in ("prompt", "prompt_token_ids") if key in prompt]
-    foreign = sorted(map(str, set(prompt) - {*texts, MEDIA, NAMES, OPTIONS}))
+    foreign = sorted(map(str, set(prompt) - {*texts, MEDIA, NAMES, OPTIONS, SALT}))
     if len(texts) != 1 or foreign:
         raise RequestError(
             f"a prompt with the keys {', '.join(map(str, prompt)) or 'none'} is not supported.",
             where="prompts",
             fix='write {"prompt": text} or {"prompt_token_ids": ids}, or either alone; '
-            f'"{MEDIA}", "{NAMES}" and "{OPTIONS}" may stand beside it; or "{VECTORS}" alone.',
+            f'"{MEDIA}", "{NAMES}", "{OPTIONS}" and "{SALT}" may stand beside it; or "{VECTORS}" '
+            "alone.",
         )
     plain = prompt[texts[0]]
     if not prompt.get(MEDIA):

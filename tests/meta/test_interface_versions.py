@@ -77,8 +77,8 @@ def faults(was: Mapping[str, Promise], now: Mapping[str, Promise]) -> list[str]:
         if before is not None and broken and kind["version"] <= before["version"]:
             found.append(
                 f"{name}: {', '.join(broken)} changed; raise interface_version to "
-                f"{before['version'] + 1}, say what changed in docs/how_to/upgrade_a_plugin.md, "
-                f"and run `{COMMAND}`."
+                f"{before['version'] + 1}, say what changed in CHANGES of "
+                f"core/dovetail/registry/moved.py, and run `{COMMAND}`."
             )
         else:
             found.append(f"{name}: what it promises is not recorded; run `{COMMAND}`.")

@@ -30,6 +30,7 @@ VALUES_PER_BYTE = 4
 class BitNet(CheckpointMethod):
     """Three values a weight, kept as int8 with a scale per output."""
 
+    interface_version = 2
     info = Info(
         summary="BitNet checkpoints, three values a weight (an example)",
         source="https://arxiv.org/abs/2402.17764",

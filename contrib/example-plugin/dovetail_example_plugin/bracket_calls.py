@@ -16,6 +16,7 @@ from dovetail.syntax.json_text import loads
 class BracketCalls(ToolParser):
     """A name, a blank and a JSON object between double brackets."""
 
+    interface_version = 2
     info = Info(summary="calls in double brackets (an example)")
     capabilities = frozenset({"parallel_calls", "constrains_calls"})
     markers: ClassVar[tuple[Markers, ...]] = (Markers(start="[[", end="]]"),)

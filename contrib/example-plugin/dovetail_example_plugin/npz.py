@@ -34,6 +34,7 @@ BFLOAT16 = "V2"
 class Npz(LoadFormat):
     """All members of the folder's .npz files."""
 
+    interface_version = 1
     info = Info(summary="NumPy .npz archives (an example)", requires=("numpy",))
     capabilities = frozenset({"lazy", "writes"})
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 class WordList(StructuredOutputBackend):
     """Holds an answer to one of several texts."""
 
+    interface_version = 2
     info = Info(summary="one of a list of texts, without any library (an example)")
     capabilities = frozenset({"choice"})
 

@@ -41,6 +41,7 @@ class LMCacheOptions:
 class LMCache(KVConnector):
     """A client of the server beside every rank, and one in the engine."""
 
+    interface_version = 1
     info = Info(
         summary="an LMCache server that several engines share",
         source="https://docs.lmcache.ai",

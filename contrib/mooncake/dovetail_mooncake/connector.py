@@ -43,6 +43,7 @@ class MooncakeOptions:
 class Mooncake(KVConnector):
     """A client of the store beside every rank, and one in the engine."""
 
+    interface_version = 1
     info = Info(
         summary="a Mooncake store that several engines share",
         source="https://kvcache-ai.github.io/Mooncake/",

@@ -51,6 +51,7 @@ class NixlOptions(P2POptions):
 class Nixl(P2P):
     """An agent beside every rank."""
 
+    interface_version = 1
     info = Info(
         summary="engine to engine by NIXL: RDMA and what else its backends offer",
         source="https://github.com/ai-dynamo/nixl",

@@ -14,6 +14,7 @@ from dovetail.interfaces.step import KVLayer, KVLayout
 class Reserve(Paged):
     """Leaves a share of the memory to the device's programs."""
 
+    interface_version = 1
     info = Info(summary="paged blocks, a share of the memory left to the device")
 
     @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ DEVICE = "pretend"
 class PretendPlatform(Platform):
     """An accelerator with fixed sizes of steps, blocks of 32 or 64 tokens, and its own norm."""
 
+    interface_version = 1
     info = Info(summary="a pretend accelerator, on the CPU", devices=(DEVICE,))
     auto_rank = 20  # it is there because somebody wants it: before a GPU
     device_type = DEVICE

@@ -22,6 +22,7 @@ from dovetail_pretend_device.buckets import BUCKET, PADDING, bucket_of
 class BucketScheduler(ContinuousScheduler):
     """Plans as its base does. `num_planned` tokens, and `num_padding` beside them, so far."""
 
+    interface_version = 1
     info = Info(summary="continuous batching in steps of a few sizes")
 
     def __init__(

@@ -27,6 +27,7 @@ MEMORY_BYTES = 256 << 20
 class PretendWorker(DeviceWorker):
     """One ModelRunner, whose torch device is the CPU."""
 
+    interface_version = 2
     info = Info(summary="runs a model on the pretend device", devices=(DEVICE,))
     capabilities = frozenset({"sleep"})
 

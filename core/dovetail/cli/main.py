@@ -116,13 +116,15 @@ def _run(name: str, words: list[str]) -> int:
 def _run_module(command: Any, prog: str, words: list[str]) -> int:
     from dovetail.cli.helptext import show
     from dovetail.cli.parser import Parser, take_help, take_switch
+    from dovetail.registry.blame import blaming
 
     parser = Parser(prog=prog, description=command.HELP)
     command.add_arguments(parser)
     asked = take_help(words)
     if asked is None:
         rest, _ = take_switch(words, "--verbose")
-        return int(command.run(parser.parse(rest)))
+        with blaming(f"`{prog}`"):
+            return int(command.run(parser.parse(rest)))
     show(parser, asked, getattr(command, "COMMON", ()))
     return 0
 

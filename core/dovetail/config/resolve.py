@@ -103,8 +103,10 @@ from dovetail.interfaces.spec import (
     Selection,
     WorkerDraftSpec,
 )
+from dovetail.registry.blame import blaming
 
 
+@blaming("reading the configuration")
 def resolve(config: Config) -> EngineSpec:
     """Return the one resolved engine. Raises: ConfigError for the first fault found."""
     config = checked(config)

@@ -24,6 +24,7 @@ from dovetail.interfaces.adapter_spec import AdapterFacts, AdapterSource, Adapte
 from dovetail.interfaces.executor import Loaded, Preparation
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.step import NO_SLOT, AdapterMove, StepPlan
+from dovetail.registry.blame import described
 
 logger = logging.getLogger(__name__)
 
@@ -355,7 +356,7 @@ def _refusal(source: AdapterSource, error: BaseException) -> RequestError:
     if isinstance(error, RequestError):
         return error
     logger.error("adapter %s could not be read", source.name, exc_info=error)
-    what = f'the adapter "{source.name}" could not be read: {type(error).__name__}: {error}'
+    what = f'the adapter "{source.name}" could not be read: {described(error)}'
     return RequestError(what, status=500)
 
 

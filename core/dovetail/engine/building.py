@@ -32,7 +32,7 @@ def build_executor(spec: EngineSpec) -> Executor:
     """Return the executor, its ranks started."""
     executor_class = registry.load_selection(spec.executor)
     options = registry.build_options(spec.executor)
-    with blaming("starting the workers", spec):
+    with blaming("starting the workers"):
         executor: Executor = executor_class(options, spec.run, spec.worker)
     return executor
 

@@ -46,7 +46,7 @@ from dovetail.interfaces.scheduling_policy import SchedulingPolicy
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.stats import StepStats
 from dovetail.interfaces.step import NO_SLOT, StepPlan, StepResult
-from dovetail.registry.blame import blaming
+from dovetail.registry.blame import blaming, described
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class EngineCore:
         policy: SchedulingPolicy = registry.make(spec.policy)
         drafter = build_drafter(spec)
         self._executor = build_executor(spec)
-        with blaming("starting the engine", spec), ExitStack() as undo:
+        with blaming("starting the engine"), ExitStack() as undo:
             undo.callback(self._executor.shutdown)
             watch.lap("load model")
             kv_policy: KVPolicy = registry.make(spec.kv_policy)
@@ -205,8 +205,8 @@ class EngineCore:
         except Exception as error:  # a plugin's fault with this request, a policy's key for one
             logger.exception("request %s could not be queued", request.request_id)
             self._let_go(live)
-            what = f"the request could not be queued: {type(error).__name__}: {error}"
-            self._updates.append(refused(request.request_id, RequestError(what, status=500)))
+            fault = RequestError(f"it could not be queued: {described(error)}", status=500)
+            self._updates.append(refused(request.request_id, fault))
         else:
             self._live[request.request_id] = live
             self._num_with_parts += bool(live.request.parts)

@@ -17,6 +17,7 @@ from dovetail.interfaces.drafter import Drafter
 from dovetail.interfaces.scheduler import RequestState
 from dovetail.interfaces.spec import DraftSpec, EngineSpec, ModelSpec
 from dovetail.interfaces.step import StepPlan, StepResult
+from dovetail.registry.blame import described
 
 logger = logging.getLogger(__name__)
 
@@ -343,7 +344,7 @@ class Drafting:
             )
             fault = "" if self._are_known(drafts) else FOREIGN
         except Exception as error:
-            drafts, fault = (), f"{type(error).__name__}: {error}"
+            drafts, fault = (), described(error)
         return self._given_up(request, length, fault) if fault else drafts
 
     def _are_known(self, drafts: tuple[int, ...]) -> bool:

@@ -57,6 +57,7 @@ from dovetail.errors import ConfigError, DovetailError, EngineDead, RequestError
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.stats import StepStats
 from dovetail.observability.supervise import failing
+from dovetail.registry.blame import blaming, described
 
 logger = logging.getLogger(__name__)
 
@@ -107,14 +108,16 @@ def run(spec: EngineSpec, end: EngineEnd) -> int:
     gc.collect()
     gc.freeze()
     try:
-        EngineLoop(core, end, clients).run()
+        with blaming("a step"):
+            EngineLoop(core, end, clients).run()
     except Exception as error:
         if not isinstance(error, EngineDead):
             logger.exception("the engine stops because of a fault")
         _tell(end, clients, Dead(_reason(error)))
         return 1
     finally:
-        core.shutdown()
+        with blaming("the shutdown"):
+            core.shutdown()
     return 0
 
 
@@ -147,7 +150,7 @@ def _start_failure(error: Exception) -> StartFailed:
 
 
 def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, DovetailError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, DovetailError) else described(error)
 
 
 def _return(call: _PendingCall) -> Return:

@@ -18,15 +18,16 @@ of its tokens. A model can do some of them (`interfaces.spec.PoolingSpec.tasks`)
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What becomes of a prompt.
 
-    `task` is one of TASKS. `dimensions` keeps the first so many numbers of a vector, of models
-    trained for it (Kusupati et al., Matryoshka Representation Learning, 2022). `is_normalized`
+    `task` is one of TASKS ("": the call says it). `dimensions` keeps the first so many numbers of a
+    vector, of models trained for it (Kusupati et al., Matryoshka Representation Learning, 2022).
+    `is_normalized`
     scales vectors to length 1; `is_activated` turns the numbers of classes into probabilities; None
     does as the model says. The first `first_text_tokens` tokens of a prompt are its first text,
     where the model was trained to tell two texts apart (None: there is one). Its first
     `unpooled_tokens` tokens are an instruction; models that say so leave them out of the vector.
     """
 
-    task: str
+    task: str = ""
     dimensions: int | None = None
     is_normalized: bool | None = None
     is_activated: bool | None = None

@@ -6,8 +6,9 @@ like arrive here as text *and*, once the input processor has run, as token ids.
 
 from __future__ import annotations
 
+import copy
 import math
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -135,6 +136,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 force_setattr(self, name, nothing)
             elif isinstance(value, list):
                 force_setattr(self, name, tuple(value))
+
+    def clone(self) -> Self:
+        """Return a copy that shares nothing with this one."""
+        return copy.deepcopy(self)
 
     def verify(self) -> None:
         """Check every bound. Raises: RequestError naming the first field that is out of range."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from dovetail.config.rules.log_config import FLAG
 from dovetail.errors import ConfigError
+from dovetail.registry.blame import raised_by
 from dovetail.registry.files import import_target
 
 OTHER_PACKAGES = ("dovetail_plugins", "dovetail_kernels")
@@ -174,9 +175,20 @@ def setup(level: str, prefix: str = "", form: str = TEXT) -> None:
         logging.getLogger(name).parent = logger
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(import_target(form)(prefix))
+    handler.addFilter(name_plugin)
     logger.handlers = [handler]
     logger.setLevel(level.upper())
     logger.propagate = False
+
+
+def name_plugin(record: logging.LogRecord) -> bool:
+    """Add to a line with a traceback which plugin of another package raised the error. Mutates:
+    record"""
+    error = record.exc_info[1] if record.exc_info else None
+    culprit = None if error is None else raised_by(error)
+    if culprit is not None:
+        record.msg, record.args = f"{record.getMessage()} ({culprit})", ()
+    return True
 
 
 def shortened(text: str, max_chars: int | None) -> str:

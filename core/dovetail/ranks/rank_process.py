@@ -58,6 +58,7 @@ from dovetail.ranks.messages import (
 )
 from dovetail.ranks.wire import WakefulWire, Wire
 from dovetail.ranks.worker_calls import call_worker, make_worker
+from dovetail.registry.blame import described
 from dovetail_kernels.byte_pipe import Pipes
 
 logger = logging.getLogger(__name__)
@@ -276,7 +277,7 @@ class RankServer:
             answer = Prepared(order.number, fault=fault_of(error))
         except Exception as error:
             logger.exception("%s could not be loaded", what_of(order.item))
-            what = f"{what_of(order.item)} could not be loaded: {type(error).__name__}: {error}"
+            what = f"{what_of(order.item)} could not be loaded: {described(error)}"
             answer = Prepared(order.number, fault=fault_of(RequestError(what, status=500)))
         self._tell(answer)
 
@@ -285,9 +286,7 @@ class RankServer:
             self._aside.send(self._encoder.encode(message))
 
     def _say_last_words(self, error: Exception) -> None:
-        reason = (
-            error.what if isinstance(error, DovetailError) else f"{type(error).__name__}: {error}"
-        )
+        reason = error.what if isinstance(error, DovetailError) else described(error)
         self.say(f"rank {self._number} failed: {reason}")
 
     def say(self, reason: str) -> None:

@@ -34,6 +34,7 @@ __all__ = [
     "describe_entry",
     "entries",
     "find",
+    "foreign",
     "hook_entries",
     "hooks",
     "kind_named",
@@ -64,6 +65,7 @@ describe = default.describe
 describe_entry = default.describe_entry
 entries = default.entries
 find = default.find
+foreign = default.foreign
 hook_entries = default.hook_entries
 load = default.load
 load_entry = default.load_entry

@@ -1,7 +1,8 @@
-"""Which plugin raised an error: for all that runs code of plugins that others wrote.
+"""Which plugin of another package raised an error: for all that runs code of plugins.
 
-The traceback says it: the deepest frame that lies in a chosen plugin's package or file. Errors of
-dovetail's own are passed on as they are, since they say what is wrong themselves.
+The traceback says it: the deepest frame that lies in the package or the file of a plugin that this
+process has loaded. Errors of dovetail's own are passed on as they are, since they say what is wrong
+themselves.
 """
 
 from __future__ import annotations
@@ -9,20 +10,16 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import msgspec
-
+from dovetail import registry
 from dovetail.errors import BrokenPlugin, DovetailError
-from dovetail.interfaces.selection import Selection
-from dovetail.registry.entry import BUILT_IN
-from dovetail.registry.names import normal
+from dovetail.registry.entry import Entry
 
 
 @contextmanager
-def blaming(doing: str, chosen: Any) -> Iterator[None]:
-    """Name the plugin whose code raises inside a with block. `chosen` holds Selections, at any
-    depth; `doing` says what is done, as "loading the model".
+def blaming(doing: str) -> Iterator[None]:
+    """Name the plugin whose code raises inside a with block; `doing` says what is done, as "loading
+    the model".
 
     Raises: BrokenPlugin in place of an error that is none of dovetail's own. That memory ran out is
     no plugin's fault, and passed on.
@@ -34,53 +31,67 @@ def blaming(doing: str, chosen: Any) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
             raise
-        found = list(_foreign(chosen))
-        culprit = _at_fault(error, found)
+        loaded = registry.foreign()
+        culprit = _at_fault(error, loaded)
         if culprit is not None:
-            raise BrokenPlugin(
-                f"{doing} raised {type(error).__name__}: {error}.",
-                where=f"{culprit.kind} {culprit.name}",
-                fix=f"mend {culprit.target}, or choose another.",
-            ) from error
-        if found:
-            names = ", ".join(f"{one.kind} {one.name} ({one.target})" for one in found)
-            error.add_note(f"Plugins in use that are not dovetail's own: {names}")
+            raise broken(culprit, doing, error) from error
+        if loaded:
+            names = ", ".join(_named(one) for one in loaded)
+            error.add_note(f"Plugins of other packages that are loaded: {names}")
         raise
 
 
-def _foreign(chosen: Any) -> Iterator[Selection]:
-    """Yield the selections of plugins that are not dovetail's own."""
-    if isinstance(chosen, Selection):
-        if normal(chosen.distribution) != normal(BUILT_IN):
-            yield chosen
-    elif isinstance(chosen, msgspec.Struct):
-        for name in chosen.__struct_fields__:
-            yield from _foreign(getattr(chosen, name))
-    elif isinstance(chosen, tuple):
-        for one in chosen:
-            yield from _foreign(one)
+def broken(plugin: Entry, doing: str, error: Exception) -> BrokenPlugin:
+    """Return the error that names a plugin which raised another."""
+    return BrokenPlugin(
+        f"{doing} raised {type(error).__name__}: {error}.",
+        where=f"{plugin.kind} {plugin.name}",
+        fix=f"mend {_place(plugin)}, or choose another.",
+    )
 
 
-def _at_fault(error: Exception, chosen: list[Selection]) -> Selection | None:
+def described(error: BaseException) -> str:
+    """Return an error's class and text, with the plugin of another package that raised it."""
+    text = f"{type(error).__name__}: {error}"
+    culprit = raised_by(error)
+    return text if culprit is None else f"{text} ({culprit})"
+
+
+def raised_by(error: BaseException) -> str | None:
+    """Return "raised by" and the plugin of another package in whose code an error was raised."""
+    culprit = _at_fault(error, registry.foreign())
+    return None if culprit is None else f"raised by {_named(culprit)}"
+
+
+def _named(plugin: Entry) -> str:
+    place = _place(plugin)
+    is_named = plugin.origin == "path"  # its name is its place
+    return f"{plugin.kind} {place}" if is_named else f"{plugin.kind} {plugin.name}, {place}"
+
+
+def _place(plugin: Entry) -> str:
+    """Return where the plugin's code is, with its package where it is installed."""
+    is_file = plugin.origin in ("path", "file")
+    return plugin.target if is_file else f"{plugin.target} of {plugin.distribution}"
+
+
+def _at_fault(error: BaseException, loaded: list[Entry]) -> Entry | None:
     """Return the plugin in whose code the error was raised, or that called what raised it."""
+    if not loaded:
+        return None
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     for frame in reversed(frames):
         module, file = frame.f_globals.get("__name__", ""), frame.f_code.co_filename
-        near = [one for one in chosen if _is_near(one, module, file)]
-        exact = [one for one in near if _module(one) in (module, file)]
+        near = [one for one in loaded if _is_near(one, module, file)]
+        exact = [one for one in near if one.module in (module, file)]
         if near:
             return (exact or near)[0]
     return None
 
 
-def _module(selection: Selection) -> str:
-    return selection.target.rpartition(":")[0]
-
-
-def _is_near(selection: Selection, module: str, file: str) -> bool:
+def _is_near(plugin: Entry, module: str, file: str) -> bool:
     """Return whether code is of a plugin's file, or of its package."""
-    own = _module(selection)
-    if own.endswith(".py"):
-        return own == file
-    root = own.partition(".")[0]
+    if plugin.module.endswith(".py"):
+        return plugin.module == file
+    root = plugin.module.partition(".")[0]
     return module == root or module.startswith(f"{root}.")

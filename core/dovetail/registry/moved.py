@@ -1,15 +1,15 @@
-"""What plugins of other packages knew under another name: groups, modules and methods.
+"""What changed for plugins of other packages: versions of interfaces, groups and methods.
 
-A name that moved is an error, or a line in the log, that says where it went.
+What is gone is an error, or a line in the log, that says what took its place. `dovetail.moved` has
+the modules and their names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from dovetail.moved import PAGE, new_name
 from dovetail.registry.entry import Entry
-
-PAGE = "docs/how_to/upgrade_a_plugin.md"
 
 GROUPS = {
     "device": "platform",
@@ -18,18 +18,27 @@ GROUPS = {
 }
 """Kinds whose entry-point group, "dovetail." and this, has another name now."""
 
-MODULES = {
-    "dovetail.interfaces.form": "dovetail.interfaces.constraint",
-    "dovetail.interfaces.guided": "dovetail.interfaces.structured_output",
-    "dovetail.registry.known": "dovetail.registry.unsupported_names",
-    "dovetail.testing.cuts": "dovetail.testing.text_splits",
-    "dovetail.testing.drive": "dovetail.testing.scripted_steps",
-    "dovetail.testing.forms": "dovetail.testing.constraint_examples",
-    "dovetail.testing.fresh": "dovetail.testing.isolated_import",
-    "dovetail.testing.scene": "dovetail.testing.attention_scenario",
-    "dovetail.testing.walks": "dovetail.testing.random_walks",
+CHANGES: dict[str, dict[int, str]] = {
+    "tool_parser": {
+        2: "`form(tool)` is `constraint(tool)`, `forms(call, most)` is `calls_constraint(call, "
+        "most)`; both return a `Constraint` of `dovetail.interfaces.constraint`. The capability "
+        "`has_form` is `constrains_calls`.",
+    },
+    "structured_output_backend": {
+        2: "was `guided_decoding_backend`. `compile(constraint)` takes a `Constraint`, and `load` "
+        "returns a `LoadedConstraint`.",
+    },
+    "quantization": {2: "`kept(layer, packs=...)` is gone; core asks for it no longer."},
+    "worker": {
+        2: "`prepare(guide)` is `prepare(item)`, which may be a constraint, an adapter or a load "
+        "of blocks.",
+    },
+    "executor": {
+        2: "`prepare(guide)` is `prepare(item)`, which may be a constraint, an adapter or a load "
+        "of blocks.",
+    },
 }
-"""Modules that have another name now."""
+"""Kind -> version of its interface -> what changed with that version."""
 
 METHODS = {
     "tool_parser": {"form": "constraint()", "forms": "calls_constraint()"},
@@ -60,6 +69,13 @@ def advice(module: str) -> str | None:
     """Return what to do about an import from a module of dovetail that failed, None for others."""
     if module.partition(".")[0] != "dovetail":
         return None
-    if module in MODULES:
-        return f"import {MODULES[module]} in its place; {PAGE} says what changed."
+    new = new_name(module)
+    if new is not None:
+        return f"import what {new} has; {PAGE} says what changed."
     return f"import what this version of {module} has; {PAGE} says what changed."
+
+
+def changes(kind: str, has: int, wants: int) -> str:
+    """Return what changed in an interface between two versions, in sentences."""
+    told = CHANGES.get(kind, {})
+    return " ".join(told[version] for version in range(has + 1, wants + 1) if version in told)

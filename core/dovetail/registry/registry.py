@@ -35,6 +35,7 @@ logger = logging.getLogger("dovetail.registry")
 
 AUTO = "auto"
 HOOKS = "hooks"
+OWN_PACKAGES = ("dovetail", "dovetail_plugins", "dovetail_kernels")
 Loaded = type[Plugin] | Value
 
 
@@ -138,6 +139,18 @@ class Registry:
             verify(kind, plugin, target)
             self._loaded[key] = plugin
         return self._loaded[key]
+
+    def foreign(self) -> list[Entry]:
+        """Return the entries of the plugins loaded here whose code is not dovetail's own."""
+        return [
+            self._entry_of(kind, target)
+            for kind, target in list(self._loaded)
+            if target.partition(":")[0].partition(".")[0] not in OWN_PACKAGES
+        ]
+
+    def _entry_of(self, kind: str, target: str) -> Entry:
+        known = (entry for entry in self.entries(kind) if entry.target == target)
+        return next(known, None) or names.entry_of_target(kind, target, "")
 
     def status(self, entry: Entry) -> Status:
         """Return whether the entry can be selected; imports its plugin."""

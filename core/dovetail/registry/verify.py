@@ -13,8 +13,9 @@ from typing import Any
 
 from dovetail.errors import BrokenPlugin
 from dovetail.interfaces.plugin import Info, Plugin, Value
+from dovetail.moved import PAGE
 from dovetail.registry.kinds import interface_of, kind_named
-from dovetail.registry.moved import METHODS, PAGE
+from dovetail.registry.moved import METHODS, changes
 from dovetail.registry.value_rules import value_fault
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -38,7 +39,7 @@ def value_faults(kind: str, plugin: Any) -> Iterator[str]:
     if not isinstance(plugin, Value):
         yield f"it is {type(plugin).__name__}, not an instance of dovetail.interfaces.Value"
         return
-    yield from _version_faults(plugin.interface_version, Value.interface_version)
+    yield from _version_faults(kind, plugin.interface_version, Value.interface_version)
     yield from _sentence_faults("summary", plugin.summary)
     fault = value_fault(kind, plugin.value)
     if fault is not None:
@@ -53,7 +54,7 @@ def class_faults(kind: str, plugin: Any) -> Iterator[str]:
     elif not issubclass(plugin, interface) or not issubclass(plugin, Plugin):
         yield f"it does not derive from {interface.__module__}.{interface.__qualname__}"
     else:
-        yield from _version_faults(plugin.interface_version, interface.interface_version)
+        yield from _version_faults(kind, plugin.interface_version, interface.interface_version)
         yield from _abstract_faults(plugin)
         yield from _moved_faults(kind, plugin)
         yield from _sort_faults(plugin, interface)
@@ -76,11 +77,19 @@ def _sort_faults(plugin: type[Plugin], interface: type[Any]) -> Iterator[str]:
         yield f"it derives from {interface.__name__}, and should from {names}"
 
 
-def _version_faults(has: object, wants: int) -> Iterator[str]:
-    if has != wants:
+def _version_faults(kind: str, has: object, wants: int) -> Iterator[str]:
+    if type(has) is not int:
+        yield f"interface_version is {has!r}, not a whole number"
+    elif has > wants:
         yield (
-            f"it is written for version {has} of the interface, and this is version {wants} "
-            f"({PAGE} says what changed)"
+            f"it is written for version {has} of the interface, and this dovetail has version "
+            f"{wants}; install a newer dovetail"
+        )
+    elif has < wants:
+        what = changes(kind, has, wants).rstrip(".")
+        yield (
+            f"it is written for version {has} of the interface, and this is version {wants}"
+            f"{': ' * bool(what)}{what} ({PAGE} has more)"
         )
 
 

@@ -36,6 +36,7 @@ from dovetail.interfaces.sealed_block import HEADER_BYTES
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import BlockOrders, CachedLayer, KVLayout
 from dovetail.observability.supervise import supervised_thread
+from dovetail.registry.blame import described
 from dovetail.runner.block_pieces import Pieces, WholeBlocks
 
 log = logging.getLogger(__name__)
@@ -151,7 +152,7 @@ class BlockTransfer:
                         key, unit, parts, row
                     )
         except Exception as error:  # a store's fault costs no more than its blocks
-            log.warning("KV blocks could not be read: %s: %s", type(error).__name__, error)
+            log.warning("KV blocks could not be read: %s", described(error))
         return sum(1 for count in num_missing if count)
 
     def _is_placed(self, key: bytes, unit: int, parts: Sequence[Part], row: np.ndarray) -> bool:
@@ -248,7 +249,7 @@ class BlockTransfer:
         try:
             call(*args)
         except Exception as error:  # a store's fault costs no more than its blocks
-            log.warning("a KV block could not be %s: %s: %s", what, type(error).__name__, error)
+            log.warning("a KV block could not be %s: %s", what, described(error))
 
     def _wait(self, copies: _Copies) -> None:
         if copies.ready is not None:

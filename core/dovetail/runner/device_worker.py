@@ -69,7 +69,7 @@ class DeviceWorker(Worker):
         with large_imports():
             from dovetail.runner.model_runner import ModelRunner
 
-        with blaming("loading the model", self.run):
+        with blaming("loading the model"):
             runner = ModelRunner(self.run, self.device, self._device_calls())
             runner.load()
         self._runner = runner
@@ -88,9 +88,9 @@ class DeviceWorker(Worker):
             )
         if self.runner.expert_balancer is not None:
             self.runner.expert_balancer.check()
-        with blaming("creating the KV cache", self.run):
+        with blaming("creating the KV cache"):
             self.runner.allocate(layout)
-        with blaming("the first step, which warms the model up,", self.run):
+        with blaming("the first step, which warms the model up,"):
             self.runner.warm_up()
         self.runner.transfers.open()
         self._warm_up_profiler()

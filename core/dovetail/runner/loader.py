@@ -197,7 +197,7 @@ def build_model(run: RunSpec, device: torch.device, quant: QuantMethod) -> nn.Mo
 def building(run: RunSpec, selection: Selection, device: torch.device) -> Iterator[None]:
     """Make tensors on the device, in the model's type. Raises: ConfigError for what goes wrong"""
     try:
-        making = blaming("making the model", run)  # a plugin's own fault is not config.json's
+        making = blaming("making the model")  # a plugin's own fault is not config.json's
         with making, default_dtype(dtype_of(run.model.dtype)), device:
             yield
     except torch.OutOfMemoryError as error:

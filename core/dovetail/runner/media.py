@@ -25,6 +25,7 @@ from dovetail.interfaces.step import NewRow, StepPlan
 from dovetail.layers.context import StepMedia
 from dovetail.layers.dtypes import dtype_of
 from dovetail.parallel.groups import ALONE, tensor_group
+from dovetail.registry.blame import described
 from dovetail.runner.alignment import PromptAlignment
 from dovetail.runner.batch import Batch, StepInputs
 from dovetail.runner.device import DeviceCalls
@@ -205,7 +206,7 @@ class RunnerMedia:
     def _fail(self, content: Encode, error: Exception) -> None:
         """Have the requests end that show a content which cannot be encoded: by the reason on the
         last stage, which tells results, else by NaN. Mutates: self"""
-        logger.warning("media could not be encoded: %s: %s", type(error).__name__, error)
+        logger.warning("media could not be encoded: %s", described(error))
         self._failures[content.key] = f"the {content.kind} could not be encoded: {error}"
         shape = content.num_rows, self._size
         self._encodings[content.key] = torch.full(

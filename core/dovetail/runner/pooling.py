@@ -23,6 +23,7 @@ from dovetail.interfaces.pooling_params import CLASSIFY, EMBED, TOKEN_CLASSIFY, 
 from dovetail.interfaces.spec import PoolingSpec, ProjectionSpec
 from dovetail.interfaces.step import NewRow, Pooled, RowResult
 from dovetail.layers.activation import activation
+from dovetail.registry.blame import described
 from dovetail.runner.batch import StepInputs
 
 FIRST_TOKEN, LAST_TOKEN = "first_token", "last_token"
@@ -152,7 +153,7 @@ class PromptPooling:
                 return self._classes(pooled, row)
             return self._vector(pooled, params)
         except Exception as error:  # a pooler is a plugin: its fault ends this request alone
-            return f"the pooler failed: {type(error).__name__}: {error}"
+            return f"the pooler failed: {described(error)}"
 
     def _classes(self, pooled: torch.Tensor, row: _Row) -> torch.Tensor:
         """Return numbers of classes. Shapes: pooled [E] or [m, E] -> [C] or [m, C]"""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
+from dovetail.registry.blame import described
 
 log = logging.getLogger(__name__)
 STAGES = ("allow", "ban", "bias", "filter")
@@ -117,4 +118,4 @@ class ProcessorChain:
 
 
 def _fault(name: str, error: Exception) -> str:
-    return f'logits processor "{name}" failed: {type(error).__name__}: {error}'
+    return f'logits processor "{name}" failed: {described(error)}'

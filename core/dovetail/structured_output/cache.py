@@ -28,6 +28,7 @@ from dovetail.interfaces.structured_output import (
     TriggeredConstraints,
     Vocabulary,
 )
+from dovetail.registry.blame import described
 from dovetail.structured_output.artifacts import ArtifactLoader
 from dovetail.structured_output.early_close import EarlyClose
 from dovetail.structured_output.first_token_probe import FirstTokenProbe, TooSlow
@@ -194,7 +195,7 @@ class ConstraintCache:
 def _told(started: Future[StructuredOutputBackend]) -> None:
     """Log why a backend could not be constructed; the first request that needs it is told, too."""
     if (error := started.exception()) is not None:
-        logger.warning("structured output could not be prepared: %s", error)
+        logger.warning("structured output could not be prepared: %s", described(error))
 
 
 def open_constraint_cache(spec: EngineSpec) -> ConstraintCache:

@@ -26,6 +26,7 @@ from dovetail.errors import DovetailError
 from dovetail.interfaces.constraint import decode_constraint, encode_constraint
 from dovetail.interfaces.spec import StructuredOutputSpec
 from dovetail.interfaces.structured_output import InvalidConstraint
+from dovetail.registry.blame import described
 from dovetail.structured_output.cache import ConstraintCache
 from dovetail.structured_output.first_token_probe import FirstTokenProbe, TooSlow
 from dovetail.structured_output.rewriting.pipeline import original_pointer, rewritten_constraint
@@ -95,7 +96,7 @@ def _load_backend(cache: ConstraintCache, backend: str) -> CompileResult:
     except DovetailError as error:
         return CompileResult(fault=error.what)
     except Exception as error:
-        return CompileResult(fault=f"{type(error).__name__}: {error}")
+        return CompileResult(fault=described(error))
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page
     return CompileResult()
@@ -189,7 +190,7 @@ def _compile(cache: ConstraintCache, probe: FirstTokenProbe, job: Job) -> Compil
     except RecursionError:
         return CompileResult(fault="it is nested too deep")
     except Exception as error:
-        return CompileResult(fault=f"{type(error).__name__}: {error}")
+        return CompileResult(fault=described(error))
 
 
 def _read(cache: ConstraintCache, probe: FirstTokenProbe, job: Job) -> CompileResult:

@@ -21,7 +21,7 @@ from dovetail.interfaces.constraint import (
     Regex,
     Repeat,
 )
-from dovetail.interfaces.spec import StructuredOutputSpec
+from dovetail.interfaces.spec import Selection, StructuredOutputSpec
 from dovetail.interfaces.structured_output import (
     InvalidConstraint,
     StructuredOutputBackend,
@@ -58,7 +58,7 @@ def select_backends(
 
     Raises: RequestError that points to what is not enforced.
     """
-    classes = {s.name: backend_class(s.name) for s in spec.backends}
+    classes = {s.name: backend_class(s) for s in spec.backends}
     if not classes:
         raise none_installed(where)
     preferred = requested or spec.backend
@@ -86,8 +86,8 @@ def select_backends(
 
 def ranked_backends(spec: StructuredOutputSpec, preferred: str) -> list[str]:
     """Return the names of a server's backends, the preferred one first."""
-    names = [selection.name for selection in spec.backends]
-    return sorted(names, key=lambda n: (n != preferred, -backend_class(n).auto_rank, n))
+    ranks = {s.name: (s.name != preferred, -backend_class(s).auto_rank) for s in spec.backends}
+    return sorted(ranks, key=lambda name: (ranks[name], name))
 
 
 def first_backend(spec: StructuredOutputSpec) -> str:
@@ -116,9 +116,9 @@ def check_backend(spec: StructuredOutputSpec, name: str, where: str) -> None:
         )
 
 
-def backend_class(name: str) -> type[StructuredOutputBackend]:
+def backend_class(selection: Selection) -> type[StructuredOutputBackend]:
     """Return a backend's class. Raises: PluginError"""
-    plugin: type[StructuredOutputBackend] = registry.load("structured_output_backend", name)
+    plugin: type[StructuredOutputBackend] = registry.load_selection(selection)
     return plugin
 
 

@@ -31,6 +31,7 @@ from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.worker import Worker
 from dovetail.parallel import engines, groups
 from dovetail.ranks.worker_calls import call_worker, make_worker, too_late
+from dovetail.registry.blame import described
 
 T = TypeVar("T")
 STOP_WAIT_S = 5.0
@@ -175,7 +176,7 @@ class UniExecutor(Executor):
         try:
             return function(*args)
         except Exception as error:
-            self._death = f"step {step_id} failed: {type(error).__name__}: {error}"
+            self._death = f"step {step_id} failed: {described(error)}"
             for callback in self._callbacks:
                 callback(self._death)
             raise EngineDead(self._death) from error

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dovetail import registry
-from dovetail.errors import BrokenPlugin
-from dovetail.registry.moved import GROUPS, METHODS, MODULES, PAGE
-from dovetail.registry.verify import interface_of
+from dovetail import moved, registry
+from dovetail.errors import BrokenPlugin, DovetailError
+from dovetail.moved import NAMES, PAGE, new_name
+from dovetail.registry.moved import CHANGES, GROUPS, METHODS
+from dovetail.registry.verify import class_faults, interface_of
 from support.third_party import installed
 
 ROOT = Path(__file__).parents[3]
@@ -18,14 +24,84 @@ ROOT = Path(__file__).parents[3]
 
 def test_every_name_that_something_moved_to_is_there() -> None:
     assert set(GROUPS.values()) <= set(registry.KINDS) and not set(GROUPS) & set(registry.KINDS)
-    for old, new in MODULES.items():
-        importlib.import_module(new)
-        with pytest.raises(ImportError):
-            importlib.import_module(old)
     for kind, names in METHODS.items():
         assert not any(hasattr(interface_of(kind), name) for name in names)
     page = (ROOT / PAGE).read_text()
-    assert all(f"dovetail.{old}" in page for old in GROUPS)
+    assert all(
+        f"| group `dovetail.{old}` | `dovetail.{new}`" in page for old, new in GROUPS.items()
+    )
+    modules = {old: new for old, new in NAMES.items() if old.rpartition(".")[0] not in NAMES}
+    assert all(f"| `{old}` | `{new}` |" in page for old, new in modules.items())
+
+
+def test_every_version_says_what_changed() -> None:
+    page = (ROOT / PAGE).read_text()
+    for kind in (kind for kind in registry.KINDS.values() if not kind.is_value):
+        version = interface_of(kind.name).interface_version
+        told = CHANGES.get(kind.name, {})
+        assert list(told) == list(range(2, version + 1)), kind.name
+        assert all(f"| `{kind.name}` | {at} | {what} |" in page for at, what in told.items())
+
+
+@pytest.mark.parametrize("old", NAMES)
+def test_every_old_name_can_be_imported(old: str) -> None:
+    new = new_name(old)
+    assert new is not None
+    holder, _, name = old.rpartition(".")
+    sys.modules.pop(holder, None)
+    sys.modules.pop(old, None)
+    with pytest.warns(FutureWarning) as caught:
+        if holder in NAMES:
+            got = getattr(importlib.import_module(holder), name)
+        else:
+            got = importlib.import_module(old)
+    assert any(f"{old} is {new} now" in str(one.message) for one in caught)
+    try:
+        there: Any = importlib.import_module(new)
+    except ModuleNotFoundError:
+        home, _, attribute = new.rpartition(".")
+        assert got is getattr(importlib.import_module(home), attribute)
+    else:
+        public = [one for one in vars(there) if not one.startswith("_")]
+        assert all(getattr(got, one) is getattr(there, one) for one in public)
+        with pytest.raises(AttributeError, match="nothing"):
+            _ = got.nothing
+
+
+def test_a_folder_moves_with_all_that_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NAMES, "dovetail.bygone", "dovetail.interfaces")
+    monkeypatch.setitem(NAMES, "dovetail.bygone.plugin.Facts", "dovetail.interfaces.plugin.Info")
+    with pytest.warns(FutureWarning, match=r"dovetail\.bygone") as caught:
+        from dovetail.bygone.plugin import Facts, Plugin  # type: ignore[import-not-found]
+    from dovetail.interfaces.plugin import Info
+    from dovetail.interfaces.plugin import Plugin as Now
+
+    assert Facts is Info and Plugin is Now
+    assert {str(one.message).partition(" is ")[0] for one in caught} == {
+        "dovetail.bygone",
+        "dovetail.bygone.plugin.Facts",
+    }
+    with pytest.raises(ImportError, match="never"):
+        import dovetail.bygone.never  # noqa: F401
+
+
+def test_a_warning_names_the_line_that_imports(tmp_path: Path) -> None:
+    file = tmp_path / "older.py"
+    file.write_text("\n\nfrom dovetail.interfaces.form import Json\n")
+    done = subprocess.run(
+        [sys.executable, file], capture_output=True, text=True, check=True, env=os.environ
+    )
+    assert f"{file}:3: FutureWarning: dovetail.interfaces.form.Json is" in done.stderr
+    assert f"{file}:3: FutureWarning: dovetail.interfaces.form is" in done.stderr
+
+
+def test_an_old_name_in_a_module_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NAMES, "dovetail.errors.Fault", "dovetail.errors.DovetailError")
+    find = moved.attributes("dovetail.errors")
+    with pytest.warns(FutureWarning, match=r"dovetail\.errors\.Fault is"):
+        assert find("Fault") is DovetailError
+    with pytest.raises(AttributeError, match="has no attribute 'other'"):
+        find("other")
 
 
 def test_plugins_of_a_group_that_nobody_knows_are_named(
@@ -47,7 +123,7 @@ def test_plugins_of_a_group_that_nobody_knows_are_named(
 def test_an_import_of_a_module_that_moved_says_where_it_is(tmp_path: Path) -> None:
     file = tmp_path / "older.py"
     for line, told in (
-        ("from dovetail.interfaces.form import Form", "dovetail.interfaces.constraint"),
+        ("from dovetail.interfaces.form import Gone", "dovetail.interfaces.constraint"),
         ("from dovetail.interfaces.plugin import Facts", PAGE),
         ("import dovetail.interfaces.nothing", PAGE),
     ):
@@ -71,5 +147,43 @@ def test_a_method_that_is_called_no_longer_is_an_error(tmp_path: Path) -> None:
         "from dovetail_plugins.tool_parsers.hermes import Hermes\n"
         "class Older(Hermes):\n    interface_version = 1\n"
     )
-    with pytest.raises(BrokenPlugin, match=r"version 1 .* this is version 2 .*upgrade_a_plugin"):
+    with pytest.raises(BrokenPlugin, match=r"version 1 .* version 2: `form\(tool\)` .*upgrade_a_"):
         registry.load("tool_parser", f"{file}:Older")
+
+
+KINDS = [kind.name for kind in registry.KINDS.values() if not kind.is_value]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_older_and_a_newer_version_are_told_apart(kind: str) -> None:
+    interface = interface_of(kind)
+    now = interface.interface_version
+    older = type("Older", (interface,), {"interface_version": now - 1})
+    newer = type("Newer", (interface,), {"interface_version": now + 1})
+    words = type("Words", (interface,), {"interface_version": "1"})
+    told = "; ".join(class_faults(kind, older))
+    assert f"version {now - 1} of the interface, and this is version {now}" in told
+    assert CHANGES.get(kind, {}).get(now, PAGE).rstrip(".") in told
+    assert "install a newer dovetail" in "; ".join(class_faults(kind, newer))
+    assert "interface_version is '1', not a whole number" in "; ".join(class_faults(kind, words))
+
+
+def targets_of_contrib() -> list[tuple[str, str]]:
+    """Return the kind and the target of each plugin of the packages below contrib."""
+    found = []
+    for file in sorted(ROOT.glob("contrib/*/pyproject.toml")):
+        groups = tomllib.loads(file.read_text())["project"].get("entry-points", {})
+        for group, names in groups.items():
+            kind = group.removeprefix("dovetail.")
+            if kind in KINDS:
+                found += [(f"{file.parent}|{kind}", target) for target in names.values()]
+    return found
+
+
+@pytest.mark.parametrize(("place", "target"), targets_of_contrib())
+def test_packages_say_which_version_they_are_written_for(place: str, target: str) -> None:
+    folder, _, kind = place.partition("|")
+    module, _, name = target.partition(":")
+    text = (Path(folder) / (module.replace(".", "/") + ".py")).read_text()
+    body = text.partition(f"class {name}(")[2]
+    assert f"    interface_version = {interface_of(kind).interface_version}\n" in body

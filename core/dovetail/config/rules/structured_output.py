@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dovetail import registry
@@ -39,7 +40,12 @@ def structured_output_spec(
             known = ", ".join(KEYS)
             raise ConfigError("there is no such key.", where=f"{FLAG}.{key}", fix=f"use {known}.")
     said = {key: convert(value, KEYS[key], f"{FLAG}.{key}") for key, value in settings.items()}
-    backends = _backends(config, said)
+    options = config.plugin.options_of(KIND)
+    named = said.get("backend", "auto")
+    chosen = None
+    if named != "auto":
+        chosen = select(KIND, named, where=f"{FLAG}.backend", options=options)
+    backends = _backends(said.get("backends", ""), chosen, options)
     if not backends:
         return None
     fields: dict[str, Any] = {k: said[k] for k in ("compile_limit_s", "cache_bytes") if k in said}
@@ -51,29 +57,32 @@ def structured_output_spec(
         eos_ids=tuple(model.eos_token_ids),
         vocab_size=model.vocab_size,
         backends=backends,
-        backend=said.get("backend", "auto"),
+        backend="auto" if chosen is None else chosen.name,
         falls_back=not said.get("disable_fallback", False),
         closes_objects=bool(said.get("disable_additional_properties", False)),
         **fields,
     )
 
 
-def _backends(config: Config, said: dict[str, Any]) -> tuple[Selection, ...]:
-    """Return the backends that requests may use: those named, else all that work here."""
-    options = config.plugin.options_of(KIND)
-    named = said.get("backend", "auto")
-    allowed = [name.strip() for name in said.get("backends", "").split(",") if name.strip()]
-    if named != "auto":
-        registry.load(KIND, named, where=f"{FLAG}.backend")
-        allowed = [*allowed, named] if allowed else []
-    if allowed:
-        where = f"{FLAG}.backends"
-        return tuple(select(KIND, n, where=where, options=options) for n in dict.fromkeys(allowed))
-    selections = []
+def _backends(
+    words: str, chosen: Selection | None, options: Mapping[str, Any]
+) -> tuple[Selection, ...]:
+    """Return the backends that requests may use: those named, else all that work here, and the one
+    that is chosen for all."""
+    allowed = [name.strip() for name in words.split(",") if name.strip()]
+    where = f"{FLAG}.backends"
+    found = [select(KIND, name, where=where, options=options) for name in dict.fromkeys(allowed)]
+    found = found if allowed else list(_working(options))
+    if chosen is not None and chosen not in found:
+        found.append(chosen)
+    return tuple(found)
+
+
+def _working(options: Mapping[str, Any]) -> Iterator[Selection]:
+    """Yield the registered backends that can be used on this machine."""
     for name in registry.names(KIND):
         try:
             registry.load(KIND, name)
         except PluginError:
             continue  # its package is not installed; `dovetail plugins list` says so
-        selections.append(select(KIND, name, options=options))
-    return tuple(selections)
+        yield select(KIND, name, options=options)

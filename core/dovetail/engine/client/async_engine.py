@@ -1,8 +1,7 @@
 """AsyncEngine: a model as an API process sees it: prompts in, deltas out, one event loop.
 
-Behind it are one engine or several, each in a child process, in a thread, or started by another API
-process. The router chooses one for each request (`routing`); all else is asked of each of them.
-"""
+It has one engine or several: a child process, a thread, or what another API process started. The
+router chooses one for each request (`routing`); all else is asked of each of them."""
 
 from __future__ import annotations
 

@@ -5,14 +5,11 @@ Everything a client can get wrong is found here, before the engine hears of the 
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import msgspec
 
 from dovetail import registry
 from dovetail.engine.client.encoder_prompt import (
@@ -24,12 +21,12 @@ from dovetail.engine.client.encoder_prompt import (
 )
 from dovetail.engine.client.fanout import child_params, child_seed, root_seed
 from dovetail.engine.client.long_text import encoded, kept
-from dovetail.engine.client.no_tokenizer import text_refused
+from dovetail.engine.client.params import ParamsReader
+from dovetail.engine.client.prompt_checks import truncated, verify_ids, verify_text
 from dovetail.engine.client.vocabularies import Vocabularies, Vocabulary
-from dovetail.engine.context_length import PROMPT, max_tokens_within, room_for_answer
+from dovetail.engine.context_length import PROMPT, room_for_answer
 from dovetail.engine.messages import EngineRequest
 from dovetail.errors import ConfigError, RequestError
-from dovetail.interfaces.logits import LogitsProcessor
 from dovetail.interfaces.media import VECTORS, PromptPart
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
@@ -38,7 +35,6 @@ from dovetail.multimodal.prompt import MediaPrompt, PlacedPrompt, VectorPrompt, 
 from dovetail.multimodal.reader import MediaReader
 from dovetail.multimodal.vectors import has_no_tokens, placed_vectors
 
-MAX_NAME_CHARS = 256
 INLINE_PROMPT_CHARS = 2048
 """Longer prompts are tokenized in a thread, so that other requests' streams keep flowing."""
 Prompt = PlainPrompt | MediaPrompt | VectorPrompt | PlacedPrompt | EncoderPrompt
@@ -65,11 +61,10 @@ class InputProcessor:
 
     def __init__(self, spec: EngineSpec, vocabularies: Vocabularies, *, name: str = "") -> None:
         self._vocabularies = vocabularies
+        self._params = ParamsReader(spec)
         self._max_model_tokens = spec.run.max_model_tokens
         self._encoder = spec.run.model.encoder
         self._pools = spec.run.pooling is not None
-        self._max_logprobs = spec.max_logprobs
-        self._has_tokenizer = spec.has_tokenizer
         self._keeps_prefixes = spec.cache.uses_prefix_cache
         self._has_connector = spec.run.transfer is not None
         self._request_seed = spec.request_seed
@@ -80,12 +75,6 @@ class InputProcessor:
         self._media_limits = {} if spec.media is None else spec.media.settings.limits
         self._media_adapters = {} if spec.media is None else spec.media.adapters
         self._name = name
-        pattern = spec.processor_pattern
-        self._pattern = None if pattern is None else re.compile(pattern)
-        self._processors: dict[str, type[LogitsProcessor]] = {
-            selection.name: registry.load_selection(selection)
-            for selection in spec.run.logits_processors
-        }
 
     def prepare(
         self,
@@ -117,16 +106,13 @@ class InputProcessor:
         verify_text("request_id", request_id)
         verify_text("cache_salt", cache_salt)
         self._verify_reuse(cache_pin_s, kv_transfer)
-        params = _typed(params)
-        params.verify()
         vocabulary = self._vocabularies.of(adapter)
-        self._verify(params, vocabulary)
-        params = self._prepared(params, vocabulary.tokenizer)
+        params = self._params.read(params, vocabulary)
         prompt_ids, sent, parts = self._read(prompt, params, vocabulary)
         if not adapter:
             adapter = self._media_adapter(parts)
             vocabulary = self._vocabularies.of(adapter)
-        params = self._completed(params, len(prompt_ids), vocabulary)
+        params = self._params.completed(params, len(prompt_ids), vocabulary)
         seed = self._seed(params, serial)
         requests = tuple(
             EngineRequest(
@@ -337,136 +323,6 @@ class InputProcessor:
         room_for_answer(len(prompt_ids), self._max_model_tokens)
         return prompt_ids
 
-    def _completed(
-        self, params: SamplingParams, num_prompt_tokens: int, vocabulary: Vocabulary
-    ) -> SamplingParams:
-        """Return the params with everything the engine needs filled in. Raises: RequestError"""
-        room = self._max_model_tokens - num_prompt_tokens
-        max_tokens = max_tokens_within(room, params.max_tokens, params.min_tokens)
-        return msgspec.structs.replace(
-            params,
-            max_tokens=max_tokens,
-            logprobs=0 if params.logprob_token_ids else _counted(params.logprobs, vocabulary),
-            prompt_logprobs=_counted(params.prompt_logprobs, vocabulary),
-            eos_token_ids=params.eos_token_ids or vocabulary.eos_token_ids,
-            bad_words_token_ids=params.bad_words_token_ids
-            + self._bad_word_ids(params.bad_words, vocabulary),
-        )
-
-    def _bad_word_ids(
-        self, words: Sequence[str], vocabulary: Vocabulary
-    ) -> tuple[tuple[int, ...], ...]:
-        """Return the token sequences of each word, at the start of a text and after a space. Those
-        with an id that the model has no row for are left out: it cannot write them."""
-        sequences: dict[tuple[int, ...], None] = {}
-        for word in words:
-            bare = word.lstrip()
-            if not bare:
-                raise RequestError("a word must not be empty or white space.", where="bad_words")
-            for text in (bare, " " + bare):
-                ids = vocabulary.tokenizer.encode(text, add_special_tokens=False)
-                sequences[tuple(ids)] = None
-        return tuple(ids for ids in sequences if ids and max(ids) < vocabulary.num_tokens)
-
-    def _verify(self, params: SamplingParams, vocabulary: Vocabulary) -> None:
-        """Check what depends on the model, the tokenizer or the plugins. Raises: RequestError"""
-        for field in ("stop", "bad_words"):
-            texts = getattr(params, field)
-            for text in texts:
-                verify_text(field, text)
-            if texts and not self._has_tokenizer:
-                raise text_refused(field)
-        if params.stop and not params.detokenize:
-            raise RequestError("stop strings need detokenize to be true.", where="stop")
-        size = vocabulary.num_tokens
-        verify_ids("stop_token_ids", params.stop_token_ids, size)
-        verify_ids("logprob_token_ids", params.logprob_token_ids, size)
-        verify_ids("logit_bias", params.logit_bias, size)
-        verify_ids("allowed_token_ids", params.allowed_token_ids or (), size)
-        for ids in params.bad_words_token_ids:
-            verify_ids("bad_words_token_ids", ids, size)
-        if not params.logprob_token_ids:
-            self._verify_num_logprobs("logprobs", _counted(params.logprobs, vocabulary))
-        self._verify_num_logprobs("prompt_logprobs", _counted(params.prompt_logprobs, vocabulary))
-        self._verify_processors(params, size)
-
-    def _verify_num_logprobs(self, field: str, wanted: int | None) -> None:
-        if wanted is None or self._max_logprobs == -1:
-            return
-        if wanted > self._max_logprobs:
-            raise RequestError(
-                f"at most {self._max_logprobs} are given, not {wanted}.",
-                where=field,
-                fix="ask for fewer, or start the server with a higher --max-logprobs.",
-            )
-
-    def _verify_processors(self, params: SamplingParams, vocab_size: int) -> None:
-        for name in params.logits_processors:
-            if self._pattern is not None and not self._pattern.match(name[:MAX_NAME_CHARS]):
-                raise RequestError(
-                    f'this server does not let requests use the logits processor "{name[:64]}".',
-                    where="logits_processors",
-                    fix="use one that --logits-processor-pattern matches.",
-                )
-            if name not in self._processors:
-                known = ", ".join(sorted(self._processors)) or "none"
-                raise RequestError(
-                    f'no logits processor "{name}" is loaded; there are: {known}.',
-                    where="logits_processors",
-                    fix="start the server with --logits-processors naming it.",
-                )
-        for processor in self._processors.values():
-            if processor.wants(params):
-                processor.verify(params, vocab_size)
-
-    def _prepared(self, params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
-        """Return the params as the logits processors want them. Raises: RequestError"""
-        for processor in self._processors.values():
-            if processor.wants(params):
-                params = processor.prepared(params, tokenizer)
-        return params
-
-
-def _counted(num_logprobs: int | None, vocabulary: Vocabulary) -> int | None:
-    """Return for how many tokens logprobs are wanted, where -1 is all of the vocabulary."""
-    return vocabulary.num_tokens if num_logprobs == -1 else num_logprobs
-
-
-def _typed(params: SamplingParams) -> SamplingParams:
-    """Return the params with every field of its declared type (lists become tuples).
-
-    Raises: RequestError naming the field. Callers in Python are not checked otherwise.
-    """
-    try:
-        return msgspec.convert(msgspec.to_builtins(params), SamplingParams)
-    except msgspec.ValidationError as error:
-        what, _, path = str(error).partition(" - at `$.")
-        raise RequestError(f"{what}.", where=path.rstrip("`") or "sampling params") from None
-    except (TypeError, OverflowError, UnicodeError) as error:
-        raise RequestError(f"{error}.", where="sampling params") from None
-
-
-def verify_ids(field: str, ids: Iterable[int], vocab_size: int) -> None:
-    """Raise RequestError for a token id outside the vocabulary."""
-    for token_id in ids:
-        if type(token_id) is not int or not 0 <= token_id < vocab_size:
-            raise RequestError(
-                f"{token_id!r} is not a valid token id; valid ids are 0 to {vocab_size - 1}.",
-                where=field,
-            )
-
-
-def verify_text(field: str, text: str) -> None:
-    """Raise RequestError for text that has no UTF-8 form."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise RequestError(
-            f"the text is not valid Unicode: {error.reason} at character {error.start}.",
-            where=field,
-            fix="send whole characters, not halves of surrogate pairs.",
-        ) from None
-
 
 def load_tokenizer(spec: EngineSpec, folder: str = "") -> Tokenizer:
     """Return the chosen tokenizer, the model's or that of an adapter's folder. Raises: ConfigError
@@ -476,25 +332,3 @@ def load_tokenizer(spec: EngineSpec, folder: str = "") -> Tokenizer:
         raise ConfigError("a tokenizer must be a class.", where="--tokenizer-mode")
     tokenizer: Tokenizer = registry.make(spec.tokenizer, folder or spec.tokenizer_path)
     return tokenizer
-
-
-def truncated(
-    prompt_ids: Sequence[int],
-    keep: int | None,
-    max_model_tokens: int,
-    max_tokens: int | None,
-    *,
-    keeps_start: bool = False,
-) -> tuple[int, ...]:
-    """Return the end of the prompt that truncate_prompt_tokens leaves, or its start.
-
-    -1 leaves room for `max_tokens` beside the prompt, but takes at most half the context for it.
-    Raises: RequestError for 0, which would leave nothing.
-    """
-    if keep is None:
-        return tuple(prompt_ids)
-    if keep == 0:
-        raise RequestError("must be -1 or at least 1.", where="truncate_prompt_tokens")
-    if keep == -1:
-        keep = max(1, max_model_tokens - min(max_tokens or 1, max_model_tokens // 2))
-    return tuple(prompt_ids[:keep] if keeps_start else prompt_ids[-keep:])

@@ -27,6 +27,7 @@ from dovetail.engine.messages import RequestUpdate
 from dovetail.errors import DovetailError, EngineAsleep, RequestError, RequestFault
 from dovetail.interfaces.stats import Caller, RequestStats, TokenStats
 from dovetail.interfaces.step import Pooled, TokenLogprobs
+from dovetail.registry.blame import described
 
 MEMORY = 1 / 32
 """The share by which a new prompt changes the mean length of prompts."""
@@ -249,7 +250,7 @@ class OutputProcessor:
             try:
                 self._take(live, child, update, processed)
             except Exception as error:
-                fault = RequestFault(f"{type(error).__name__}: {error}", where=live.request_id)
+                fault = RequestFault(described(error), where=live.request_id)
                 fault.__cause__ = error
                 self._fail(live, fault, processed)
         return processed

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dovetail.engine.client.input import verify_text
 from dovetail.engine.client.long_text import encoded
 from dovetail.engine.client.pooled_input import no_room, tokens_kept
+from dovetail.engine.client.prompt_checks import verify_text
 from dovetail.engine.context_length import PROMPT, verify_pooled
 from dovetail.interfaces.tokenizer import Tokenizer
 

@@ -11,9 +11,10 @@ import time
 import msgspec
 
 from dovetail.engine.client.encoder_prompt import EncoderPrompt
-from dovetail.engine.client.input import PreparedRequest, Prompt, verify_ids, verify_text
+from dovetail.engine.client.input import PreparedRequest, Prompt
 from dovetail.engine.client.long_text import encoded
 from dovetail.engine.client.pieces import pieces
+from dovetail.engine.client.prompt_checks import verify_ids, verify_text
 from dovetail.engine.client.vocabularies import Vocabularies
 from dovetail.engine.context_length import PROMPT, verify_pooled
 from dovetail.engine.messages import EngineRequest

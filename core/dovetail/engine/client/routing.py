@@ -16,6 +16,7 @@ from dovetail.engine.sleep_mode import asleep_error
 from dovetail.errors import EngineDead, RequestFault
 from dovetail.interfaces.router import RoutedRequest, Router, RouterFacts
 from dovetail.interfaces.spec import EngineSpec
+from dovetail.registry.blame import described
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class Routing:
             number = router.choose(request, awake)
         except Exception as error:
             logger.exception("the router %s raised", self._name)
-            what = f"the router {self._name} raised {type(error).__name__}: {error}"
+            what = f"the router {self._name} raised {described(error)}"
             raise RequestFault(what, where=prepared.request_id) from error
         for connection in awake:
             if connection.number == number:

@@ -26,6 +26,7 @@ from dovetail.interfaces.pooling_params import PoolingParams
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.observability.stats import StatLoggers
+from dovetail.registry.blame import blaming
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,6 +66,7 @@ class SyncClient(abc.ABC):
         if not self.vocabularies.knows(adapter):
             self.adapters()
 
+    @blaming("reading a request")
     def prepare(
         self,
         prompt: Prompt,
@@ -91,6 +93,7 @@ class SyncClient(abc.ABC):
             adapter=adapter,
         )
 
+    @blaming("reading a request")
     def prepare_pooled(
         self,
         prompt: Prompt,
@@ -129,6 +132,7 @@ class SyncEngine(SyncClient):
         """Return whether any request is unfinished."""
         return len(self._output) > 0
 
+    @blaming("reading a request")
     def submit(self, prepared: PreparedRequest) -> int:
         """Queue a prepared request; return the key of its one output."""
         key = next(self._serials)
@@ -144,6 +148,7 @@ class SyncEngine(SyncClient):
         if stats is not None:
             self._stats.request(stats)
 
+    @blaming("a step")
     def step(self) -> SyncStep:
         """Run one step; return what it brought. Raises: EngineDead
 
@@ -202,11 +207,13 @@ class SyncEngine(SyncClient):
         self.vocabularies.note(found)
         return found
 
+    @blaming("a step")
     def settle(self) -> None:
         """Run the remaining steps, whose results are dropped, until the engine is idle."""
         while self.core.has_work:
             self.core.step()
 
+    @blaming("the shutdown")
     def shutdown(self) -> None:
         """Release all resources. May be called twice."""
         self.core.shutdown()

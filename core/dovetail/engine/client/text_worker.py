@@ -19,8 +19,9 @@ from typing import Any, BinaryIO
 import msgspec
 
 from dovetail import process
-from dovetail.engine.client.input import load_tokenizer, verify_text
+from dovetail.engine.client.input import load_tokenizer
 from dovetail.engine.client.long_text import Rest, encoded, no_rest, too_many_chars
+from dovetail.engine.client.prompt_checks import verify_text
 from dovetail.errors import RequestError
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.tokenizer import Tokenizer

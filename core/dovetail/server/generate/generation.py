@@ -15,8 +15,8 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail.engine.client.input import truncated
 from dovetail.engine.client.outputs import RequestOutput
+from dovetail.engine.client.prompt_checks import truncated
 from dovetail.errors import RequestError
 from dovetail.interfaces.media import PromptPart
 from dovetail.interfaces.sampling_params import SamplingParams

@@ -12,6 +12,7 @@ import msgspec
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.observability.logging import shortened
+from dovetail.registry.blame import described
 from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.streaming import Step
 
@@ -47,7 +48,7 @@ async def with_request_log(
             yield step
         end = ", ".join(causes[index] for index in sorted(causes))
     except Exception as error:
-        end = f"{type(error).__name__}: {error}"
+        end = described(error)
         raise
     finally:
         await steps.aclose()

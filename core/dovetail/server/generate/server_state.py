@@ -16,10 +16,10 @@ import msgspec
 from dovetail.config.report.in_force import InForce
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.client.claims import claimed_fields
-from dovetail.engine.client.input import verify_text
 from dovetail.engine.client.io_processing import make_io_processor
 from dovetail.engine.client.long_text import LONG_TEXT_CHARS, encoded, kept
 from dovetail.engine.client.no_tokenizer import text_refused
+from dovetail.engine.client.prompt_checks import verify_text
 from dovetail.engine.client.vocabularies import Vocabulary
 from dovetail.engine.context_length import PROMPT
 from dovetail.errors import ConfigError, RequestError, model_not_found

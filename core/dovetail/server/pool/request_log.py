@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dovetail.observability.logging import shortened
+from dovetail.registry.blame import described
 from dovetail.server.generate.server_state import ServerState
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def logged(server: ServerState, job: Job, answers: Answers) -> Iterator[None]:
         yield
         end = "stop"
     except Exception as error:
-        end = f"{type(error).__name__}: {error}"
+        end = described(error)
         raise
     finally:
         seconds = time.monotonic() - start_s

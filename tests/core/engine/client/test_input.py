@@ -214,7 +214,7 @@ def test_a_pattern_says_which_processors_may_be_named(
     """--logits-processor-pattern (logits_processor_pattern), as the engine's spec has it."""
     spec = msgspec.structs.replace(fake_spec(max_model_tokens=32), processor_pattern=pattern)
     made = InputProcessor(spec, Vocabularies(spec, ByteTokenizer(None, "")), name="api")
-    monkeypatch.setattr(made, "_processors", {"picky": Picky})
+    monkeypatch.setattr(made._params, "_processors", {"picky": Picky})
     with pytest.raises(RequestError) as caught:
         made.prepare("a", SamplingParams(logits_processors={"picky": {}}), "req")
     assert caught.value.where == ("picky" if is_taken else "logits_processors")

@@ -13,6 +13,7 @@ from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.server.generate.chat_body import Message
 from dovetail.server.generate.server_state import Parsers
 from dovetail.server.generate.template.messages import normalise
+from dovetail.server.generate.template.template import ChatTemplate
 from dovetail.syntax.json_calls import bare_calls
 from dovetail.testing.fake_async_engine import FakeAsyncEngine, FakeFacts, Script, fake_spec
 from support.serving import (
@@ -328,7 +329,7 @@ def test_earlier_calls_whose_arguments_are_no_object_have_none(arguments: str) -
             )
         ],
         "string",
-        "",
+        ChatTemplate(""),
     )
     assert found[0]["tool_calls"][0]["function"]["arguments"] == {}
 
@@ -337,7 +338,7 @@ def test_earlier_calls_whose_arguments_are_no_object_have_none(arguments: str) -
     ("source", "content", "wanted"),
     [
         ("{{ message.thinking }}", "", "because"),
-        ("{% if message['thinking'] %}", "", "because"),
+        ("{% if message['thinking'] %}{% endif %}", "", "because"),
         ("{{ enable_thinking }}", "", None),
         ("{{ message.thinking }}", "I look.", None),
     ],
@@ -349,7 +350,7 @@ def test_reasoning_reaches_templates_that_call_it_thinking(
     message = Message(
         role="assistant", content=content, reasoning_content="because", tool_calls=[call]
     )
-    found, _ = normalise([message], "string", source)
+    found, _ = normalise([message], "string", ChatTemplate(source))
     assert found[0].get("thinking") == wanted
 
 

@@ -7,8 +7,11 @@ import time
 from typing import Any
 
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from dovetail.errors import ConfigError, RequestError
+from dovetail.server.generate.chat_body import Message
+from dovetail.server.generate.template.messages import normalise
 from dovetail.server.generate.template.template import ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -189,6 +192,8 @@ def test_kwargs_are_an_allow_list() -> None:
         ("{% for m in messages %}{% for p in m['content'] %}x{% endfor %}{% endfor %}", "openai"),
         ("{% for m in messages %}{% set c = m.content %}{% for p in c %}x{% endfor %}{% endfor %}",
          "openai"),
+        ("{% for m in messages %}{% for p in m.content | selectattr('type', 'equalto', 'text') %}x"
+         "{% endfor %}{% endfor %}", "openai"),
         ("{% for m in messages %}{% for c in m.tool_calls %}x{% endfor %}{% endfor %}", "string"),
     ],
 )  # fmt: skip
@@ -204,3 +209,36 @@ def test_broken_templates_name_the_flag() -> None:
 def test_failures_are_the_requests_own() -> None:
     with pytest.raises(RequestError, match="UndefinedError"):
         render("{{ messages[0].nope.nope }}")
+
+
+LOOP = "{% for part in message['content'] FILTER %}{{ part['text'] }}{% endfor %}"
+PARTS_ALONE = (
+    LOOP.replace("FILTER", ""),
+    LOOP.replace("FILTER", "| selectattr('type', 'equalto', 'text')"),
+    "{% set c = message.content %}" + LOOP.replace("message['content'] FILTER", "c"),
+    "{{ message.role is string }}" + LOOP.replace("FILTER", ""),
+)
+
+
+@pytest.mark.parametrize("body", PARTS_ALONE)
+def test_a_text_is_a_part_where_a_template_reads_parts_alone(body: str) -> None:
+    """What LLaVA's template does. transformers' reading of the same text as a part is the same."""
+    source = "{% for message in messages %}<{{ message.role }}>" + body + "{% endfor %}"
+    wanted = render_jinja_template(
+        [[{"role": "user", "content": [{"type": "text", "text": "What is it?"}]}]],
+        chat_template=source,
+    )[0][0]
+    assert "What is it?" in wanted
+    template = ChatTemplate(source)
+    found, _ = normalise([Message(role="user", content="What is it?")], "openai", template)
+    assert template.content_format == "openai" and template.render({"messages": found}) == wanted
+
+
+@pytest.mark.parametrize("test", ["is string", "is defined and message.content is string"])
+def test_a_text_stays_one_where_a_template_asks(test: str) -> None:
+    source = (
+        "{% for message in messages %}{% if message['content'] TEST %}{{ message['content'] }}"
+        "{% else %}{% for p in message['content'] %}{{ p }}{% endfor %}{% endif %}{% endfor %}"
+    ).replace("TEST", test)
+    found, _ = normalise([Message(role="user", content="a")], "openai", ChatTemplate(source))
+    assert found[0]["content"] == "a"

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from dovetail.engine.client.input import verify_text
+from dovetail.engine.client.prompt_checks import verify_text
 from dovetail.errors import RequestError
 from dovetail.server.api.ollama.input import chat_of_prompt
 from dovetail.server.api.ollama.protocol import OllamaGenerateRequest

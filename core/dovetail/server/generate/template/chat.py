@@ -113,7 +113,7 @@ class ChatRenderer:
         content_format = self._format(template)
         kinds = self._media_kinds
         places = self._places() if kinds else None
-        messages, media = normalise(body.messages, content_format, template.source, kinds, places)
+        messages, media = normalise(body.messages, content_format, template, kinds, places)
         check_counts(media, self._media_limits)
         variables = {
             **self._default_kwargs,

@@ -18,6 +18,7 @@ from dovetail.multimodal.content import MediaItem
 from dovetail.multimodal.parts import FILES, KIND_OF, media_item, media_type
 from dovetail.server.generate.chat_body import ContentPart, Message, MessageToolCall, ToolBody
 from dovetail.server.generate.template.places import MediaPlaces
+from dovetail.server.generate.template.template import ChatTemplate
 from dovetail.unsupported import sentence
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
@@ -34,19 +35,20 @@ THINKING = re.compile(r"\bthinking\b")
 def normalise(
     messages: Sequence[Message],
     content_format: str,
-    template_source: str,
+    template: ChatTemplate,
     media_kinds: frozenset[str] = frozenset(),
     places: MediaPlaces | None = None,
 ) -> tuple[list[dict[str, Any]], tuple[MediaItem, ...]]:
     """Return template messages, and their media in the order of their parts.
 
     `content_format` is "string" or "openai"; `media_kinds` are what the model takes beside text
-    (`interfaces.media_settings.KINDS`), and `places` marks them in texts.
+    (`interfaces.media_settings.KINDS`), and `places` marks them in texts. A text alone becomes a
+    part where the template reads parts and nothing else.
 
     Raises: RequestError for parts that the model does not take and arguments that nest too
     deep.
     """
-    reader = _Reader(content_format, template_source, media_kinds, places)
+    reader = _Reader(content_format, template, media_kinds, places)
     turns = [reader.message(message, f"messages[{i}]") for i, message in enumerate(messages)]
     return turns, tuple(reader.media)
 
@@ -54,18 +56,19 @@ def normalise(
 class _Reader:
     """Reads messages for one template; `media` are those found so far."""
 
-    __slots__ = ("content_format", "media", "media_kinds", "places", "source")
+    __slots__ = ("content_format", "media", "media_kinds", "places", "source", "wraps_text")
 
     def __init__(
         self,
         content_format: str,
-        source: str,
+        template: ChatTemplate,
         media_kinds: frozenset[str],
         places: MediaPlaces | None,
     ) -> None:
         self.places = places
         self.content_format = content_format
-        self.source = source
+        self.wraps_text = content_format == "openai" and not template.takes_text
+        self.source = template.source
         self.media_kinds = media_kinds
         self.media: list[MediaItem] = []
 
@@ -106,7 +109,7 @@ class _Reader:
         if not content:
             return message.refusal or ""
         if isinstance(content, str):
-            return content
+            return [{"type": "text", "text": content}] if self.wraps_text else content
         parts = [self._part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
         if self.content_format == "openai":
             return parts

@@ -61,6 +61,7 @@ class ChatTemplate:
             self._template, tree = _compile(source, where or "--chat-template")
         self.variables = frozenset(meta.find_undeclared_variables(tree))
         self.content_format = content_format(tree)
+        self.takes_text = takes_text(tree)
         self.looked_for = looked_for(tree)
 
     def render(self, variables: Mapping[str, Any]) -> str:
@@ -139,15 +140,31 @@ def looked_for(tree: nodes.Template) -> frozenset[str]:
 
 def content_format(tree: nodes.Template) -> str:
     """Return "openai" when the template loops over a message's content parts, else "string"."""
-    names = {"content"}
-    for assign in tree.find_all(nodes.Assign):
-        if _is_content(assign.node, names) and isinstance(assign.target, nodes.Name):
-            names.add(assign.target.name)
+    names = _content_names(tree)
     loops = (loop.iter for loop in tree.find_all(nodes.For))
     return "openai" if any(_is_content(it, names) for it in loops) else "string"
 
 
-def _is_content(node: nodes.Node, names: set[str]) -> bool:
+def takes_text(tree: nodes.Template) -> bool:
+    """Return whether the template asks if a content is text, so that text need not be a part."""
+    names = _content_names(tree)
+    tests = (test for test in tree.find_all(nodes.Test) if test.name == "string")
+    return any(_is_content(test.node, names) for test in tests)
+
+
+_FILTERS_OF_PARTS = frozenset({"list", "rejectattr", "reverse", "selectattr"})
+
+
+def _content_names(tree: nodes.Template) -> set[str]:
+    """Return the variables that hold a message's content."""
+    names = {"content"}
+    for assign in tree.find_all(nodes.Assign):
+        if _is_content(assign.node, names) and isinstance(assign.target, nodes.Name):
+            names.add(assign.target.name)
+    return names
+
+
+def _is_content(node: nodes.Node | None, names: set[str]) -> bool:
     match node:
         case nodes.Getattr(attr="content"):
             return True
@@ -155,5 +172,7 @@ def _is_content(node: nodes.Node, names: set[str]) -> bool:
             return True
         case nodes.Name(name=name):
             return name in names
+        case nodes.Filter(node=inner, name=name) if name in _FILTERS_OF_PARTS:
+            return _is_content(inner, names)
         case _:
             return False
