@@ -38,18 +38,8 @@ from dovetail.structured_output.gbnf_reader import inlined, read_gbnf
 from dovetail.structured_output.json_grammar import ROOT, JsonGrammar, are_apart
 from dovetail.structured_output.lark_anchors import check_anchors
 from dovetail.structured_output.lexemes import with_lexemes
-from dovetail.structured_output.regex import (
-    Cat,
-    Chars,
-    Many,
-    Node,
-    Or,
-    Rule,
-    found_within,
-    whole_text,
-    without,
-    written,
-)
+from dovetail.structured_output.regex import Cat, Chars, Many, Node, Or, Rule, without, written
+from dovetail.structured_output.regex_reader import found_within, whole_text
 from dovetail.structured_output.rewriting.tree import VALIDATING
 from dovetail.structured_output.schema import nodes, plain_schema
 

@@ -24,10 +24,10 @@ from dovetail.structured_output.regex import (
     Or,
     Ranges,
     Rule,
-    found_within,
     outside,
     union,
 )
+from dovetail.structured_output.regex_reader import found_within
 
 MAX_STATES = 300
 MAX_PARTS = 4_000

@@ -16,17 +16,8 @@ from typing import Any
 
 from dovetail.interfaces.structured_output import InvalidConstraint
 from dovetail.structured_output.json_formats import FORMATS
-from dovetail.structured_output.regex import (
-    ANY,
-    ANYTHING,
-    Cat,
-    Chars,
-    Many,
-    Node,
-    Or,
-    literal,
-    parse,
-)
+from dovetail.structured_output.regex import ANY, ANYTHING, Cat, Chars, Many, Node, Or, literal
+from dovetail.structured_output.regex_reader import parse
 from dovetail.structured_output.rewriting.automaton import (
     Undecided,
     left,
