@@ -93,13 +93,13 @@ def outside(pairs: Ranges) -> Ranges:
 
 DIGITS = ((48, 57),)
 WORDS = union([(48, 57), (65, 90), (95, 95), (97, 122)])
-BLANKS = ranges(" \t\n\r\f\v")
-ALL_BLANKS = union(
+BLANKS = union(
     [
-        *ranges("\x85\xa0\u1680\u180e\u2028\u2029\u202f\u205f\u3000\ufeff"),
-        *(*BLANKS, (0x1C, 0x1F), (0x2000, 0x200A)),
+        *ranges(" \t\n\r\f\v\xa0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff"),
+        (0x2000, 0x200A),
     ]
 )
+"""White space and line ends of ECMA-262."""
 ANY = outside(())
 IN_LINE = outside(ranges("\n\r\u2028\u2029"))
 ANYTHING = Many(Chars(ANY), 0, None)

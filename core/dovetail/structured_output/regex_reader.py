@@ -1,7 +1,8 @@
 """Reads regular expressions, with one meaning for every backend.
 
-The common part of ECMA-262 and Python is read, with ASCII \\d and \\w. Lookaround, back references and
-word boundaries are refused. \\s is ASCII white space, \\S excludes that of Unicode.
+The common part of ECMA-262 and Python is read, with ECMA-262's sets: \\d and \\w are ASCII, \\s is
+white space and line ends, U+FEFF among them. Lookaround, back references and word boundaries are
+refused.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import re
 
 from dovetail.interfaces.structured_output import InvalidConstraint
 from dovetail.structured_output.regex import (
-    ALL_BLANKS,
     ANY,
     ANYTHING,
     BLANKS,
@@ -41,7 +41,7 @@ _CLASSES = {
     "w": WORDS,
     "W": outside(WORDS),
     "s": BLANKS,
-    "S": outside(ALL_BLANKS),
+    "S": outside(BLANKS),
 }
 _CONTROLS = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "0": 0}
 _HEX_DIGITS = {"x": 2}
@@ -144,7 +144,7 @@ class _Parser:
             case "(":
                 return self.group()
             case "[":
-                return Chars(self.folded(self.bracket()))
+                return Chars(self.bracket())
             case "\\":
                 return self.escape()
             case ".":
@@ -195,7 +195,8 @@ class _Parser:
         if letter in ("A", "Z", "z"):
             self.at += 1
             return Edge(letter == "A")
-        return Chars(self.folded(self.escaped_set()))
+        found = self.escaped_set()
+        return Chars(found if found in _CLASSES.values() else self.folded(found))
 
     def escaped_set(self) -> Ranges:
         """Return the set that an escape stands for; its backslash was read."""
@@ -254,25 +255,21 @@ class _Parser:
         ranges: list[tuple[int, int]] = []
         if is_negative and self.takes_anything():
             return ANY
-        is_first, start = True, self.at
+        is_first = True
         while is_first or self.peek() != "]":
             is_first = False
-            low = self.bracket_item(is_negative)
+            low = self.bracket_item()
             if self.peek() == "-" and self.text[self.at + 1 :][:1] not in ("]", ""):
                 self.at += 1
-                high = self.bracket_item(is_negative)
+                high = self.bracket_item()
                 if len(low) != 1 or len(high) != 1 or low[0][0] != low[0][1]:
                     raise self.fault("has a range between what is not a character")
                 low = ((low[0][0], high[0][0]),)
                 if low[0][0] > low[0][1]:
                     raise self.fault("has a range that ends before it begins")
-            ranges += low
-        body = self.text[start : self.at]
+            ranges += low if low in _CLASSES.values() else self.folded(low)
         self.at += 1
-        if not is_negative and r"\s" in body and r"\S" in body:
-            return ANY
-        whole = self.folded(union(ranges)) if self.is_folded else union(ranges)
-        characters = outside(whole) if is_negative else outside(outside(whole))
+        characters = outside(union(ranges)) if is_negative else outside(outside(union(ranges)))
         if not characters:
             raise self.fault("has an empty set")
         return characters
@@ -287,19 +284,13 @@ class _Parser:
             return True
         return False
 
-    def bracket_item(self, is_negative: bool) -> Ranges:
+    def bracket_item(self) -> Ranges:
         character = self.next()
         if character == "[" and self.peek() and self.peek() in ":=.":
             raise self.fault("has a named set")
         if character != "\\":
             return ranges(character)
-        if self.take("b"):
-            return ((8, 8),)
-        if is_negative and self.take("s"):
-            return ALL_BLANKS
-        if is_negative and self.take("S"):
-            return outside(BLANKS)
-        return self.escaped_set()
+        return ((8, 8),) if self.take("b") else self.escaped_set()
 
 
 def parse(regex: str) -> Node:
