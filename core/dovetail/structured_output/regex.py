@@ -55,13 +55,21 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """The rest of the whole text, from here to its end, matches this, or does not."""
+
+    part: Node
+    is_wanted: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
     """A reference to the rule of this name; only in grammars."""
 
     name: str
 
 
-Node = Chars | Cat | Or | Many | Edge | Rule
+Node = Chars | Cat | Or | Many | Edge | Look | Rule
 NOTHING = Cat(())
 
 
@@ -176,6 +184,8 @@ def written(node: Node) -> str:
             return whole + count_text(least, most)
         case Rule(name):
             raise InvalidConstraint(f"a recursive rule ({name}) is not a regular expression")
+        case Look():
+            raise InvalidConstraint("the expression looks ahead, which is not supported here")
     raise InvalidConstraint("the expression has an anchor in the middle")
 
 

@@ -1,8 +1,8 @@
 """Reads regular expressions, with one meaning for every backend.
 
 The common part of ECMA-262 and Python is read, with ECMA-262's sets: \\d and \\w are ASCII, \\s is
-white space and line ends, U+FEFF among them. Lookaround, back references and word boundaries are
-refused.
+white space and line ends, U+FEFF among them. Lookahead is read where a schema's pattern has it;
+lookbehind, back references and word boundaries are refused.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dovetail.structured_output.regex import (
     Cat,
     Chars,
     Edge,
+    Look,
     Many,
     Node,
     Or,
@@ -54,7 +55,7 @@ def whole_text(regex: str) -> str:
 
 def whole(regex: str) -> Node:
     """Return the texts that this expression matches whole. Raises: InvalidConstraint"""
-    return _without_edges(parse(regex), is_search=False)
+    return _without_edges(parse(regex), has_start=False, has_end=False)
 
 
 def found_within(regex: str) -> Node:
@@ -62,7 +63,7 @@ def found_within(regex: str) -> Node:
 
     Raises: InvalidConstraint
     """
-    return _without_edges(parse(regex), is_search=True)
+    return _without_edges(parse(regex), has_start=True, has_end=True)
 
 
 class _Parser:
@@ -112,7 +113,7 @@ class _Parser:
     def counted(self, part: Node) -> Node:
         """Return a part with the count behind it."""
         while (count := self.count()) is not None:
-            if isinstance(part, Edge):
+            if isinstance(part, Edge | Look):
                 raise self.fault("repeats an anchor")
             part = Many(part, *count)
             self.take("?")  # how eagerly it matches changes nothing about what matches
@@ -166,6 +167,12 @@ class _Parser:
 
     def group(self) -> Node:
         kept = (self.is_dot_all, self.is_folded)
+        if (is_wanted := self.take("?=")) or self.take("?!"):
+            seen = Look(self.remainder(self.alternatives()), is_wanted)
+            if not self.take(")"):
+                raise self.fault("has a group that is not closed")
+            self.is_dot_all, self.is_folded = kept
+            return seen
         if self.take("?"):
             self.group_head()
             if self.text[self.at - 1] == ")":
@@ -175,6 +182,12 @@ class _Parser:
             raise self.fault("has a group that is not closed")
         self.is_dot_all, self.is_folded = kept
         return inner
+
+    def remainder(self, node: Node) -> Node:
+        """Return the texts that begin with a part, and end with it where that has an anchor."""
+        if any(branch[:1] == (Edge(True),) for branch in _branches(node)):
+            raise self.fault("looks ahead for the beginning of the text")
+        return _without_edges(node, has_start=False, has_end=True)
 
     def group_head(self) -> None:
         """Read what follows "(?" up to the group's own text."""
@@ -302,8 +315,9 @@ def parse(regex: str) -> Node:
     return node
 
 
-def _without_edges(node: Node, *, is_search: bool) -> Node:
-    """Return the tree for a whole text: anchors at the edges are used up, others refused."""
+def _without_edges(node: Node, *, has_start: bool, has_end: bool) -> Node:
+    """Return the tree for a whole text: anchors at the edges are used up, others refused. Texts may
+    have more at an edge without an anchor where they have one there (`has_start`, `has_end`)."""
     branches = []
     for parts in _branches(node):
         starts, ends = parts[:1] == (Edge(True),), parts[-1:] == (Edge(False),)
@@ -311,12 +325,27 @@ def _without_edges(node: Node, *, is_search: bool) -> Node:
             parts = parts[1:]
         while parts[-1:] == (Edge(False),):
             parts = parts[:-1]
+        if has_end:
+            parts = tuple(map(_with_ends_seen, parts))
         if any(_has_edge(part) for part in parts):
             raise InvalidConstraint("the expression has an anchor in the middle")
-        if is_search:
-            parts = (*(() if starts else (ANYTHING,)), *parts, *(() if ends else (ANYTHING,)))
-        branches.append(Cat(parts))
+        before = (ANYTHING,) if has_start and not starts else ()
+        branches.append(Cat((*before, *parts, *((ANYTHING,) if has_end and not ends else ()))))
     return branches[0] if len(branches) == 1 else Or(tuple(branches))
+
+
+def _with_ends_seen(node: Node) -> Node:
+    """Return a tree in which the end of the text, in the middle, is nothing that follows."""
+    match node:
+        case Edge(False):
+            return Look(NOTHING, is_wanted=True)
+        case Cat(parts):
+            return Cat(tuple(map(_with_ends_seen, parts)))
+        case Or(parts):
+            return Or(tuple(map(_with_ends_seen, parts)))
+        case Many(part, least, most):
+            return Many(_with_ends_seen(part), least, most)
+    return node
 
 
 def _branches(node: Node) -> list[tuple[Node, ...]]:
