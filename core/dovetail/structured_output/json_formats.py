@@ -6,9 +6,10 @@ lower-case letters of Western Europe, regular expressions with anything unusual.
 addresses of full length take several expressions that all must match (`LONG`); where those cannot
 be taken together, local parts have 32 letters at most, labels 31, and there are few labels.
 
-Libraries have their own patterns; these replace them, so that a format means the same in every backend. OpenAPI's formats of integers are
-bounds. Source: RFC 3339 (times), 5321 (mail), 1123 (hosts), 4291 (IPv6), 3986 (URIs), 9562 (UUIDs);
-the format registry of OpenAPI (integers); 3987 (IRIs), 6570 (templates), 6901 (JSON Pointers).
+Libraries have their own patterns; these replace them, so that a format means the same in every
+backend. OpenAPI's formats of integers are bounds. Source: RFC 3339 (times), 5321 (mail), 1123
+(hosts), 4291 (IPv6), 3986 (URIs), 9562 (UUIDs); the format registry of OpenAPI (integers); 3987
+(IRIs), 6570 (templates), 6901 (JSON Pointers).
 """
 
 from __future__ import annotations

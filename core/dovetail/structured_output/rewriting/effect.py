@@ -137,7 +137,7 @@ def _format(node: Schema, kinds: frozenset[str]) -> Schema:
 
 
 def _names_local_times(node: Schema) -> bool:
-    """Return whether a node calls "time" what has no offset; generators do, and mean the pattern."""
+    """Return whether a node calls "time" what has no offset, as generators do."""
     if node["format"] != "time":
         return False
     try:
