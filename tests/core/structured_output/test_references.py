@@ -1,4 +1,4 @@
-"""References: to metaschemas, by `$id` and `$anchor`; held against jsonschema."""
+"""References: to metaschemas, by `$id` and `$anchor`, that lead back; held against jsonschema."""
 
 from __future__ import annotations
 
@@ -119,3 +119,128 @@ def test_an_id_that_is_no_address_harms_nothing(given: str) -> None:
     assert not ours.is_valid({"a": "x"}) and not ours.is_valid({"b": 1})
     with pytest.raises(InvalidConstraint):
         rewritten({"properties": {"a": {"$ref": f"{given or 'x'}/nowhere"}}})
+
+
+_A, _B, _T = ({"$ref": f"#/$defs/{name}"} for name in "abt")
+NODE = {"v": {"type": "integer"}, "next": {"$ref": "#/$defs/n", "minProperties": 1}}
+BACK: dict[str, tuple[Any, list[Any], list[Any]]] = {
+    "a keyword": (
+        {"$defs": {"n": {"type": "object", "properties": NODE}}, "$ref": "#/$defs/n"},
+        [{"v": 1, "next": {"v": 2, "next": {"v": 3}}}],
+        [{"next": {}}, {"v": 1, "next": {"v": 2, "next": {}}}, {"next": {"v": "a"}}],
+    ),
+    "in a list": (
+        {
+            "type": "object",
+            "properties": {
+                "v": {"type": "integer"},
+                "kids": {"type": "array", "items": {"$ref": "#", "required": ["v"]}},
+            },
+        },
+        [{"kids": [{"v": 1, "kids": []}, {"v": 2, "kids": [{"v": 3}]}]}],
+        [{"kids": [{}]}, {"kids": [{"v": 1, "kids": [{"kids": []}]}]}],
+    ),
+    "of both": (
+        {
+            "$defs": {"n": {"type": "object", "properties": {"c": {"$ref": "#/$defs/n"}}}},
+            "$ref": "#/$defs/n",
+            "properties": {"c": {"properties": {"c": {"required": ["d"]}}}},
+        },
+        [{"c": {"c": {"d": 1}}}, {"c": {"c": {"c": {"c": {}}, "d": 1}}}],
+        [{"c": {"c": {}}}, {"c": {"c": {"c": 1}}}, {"c": 1}],
+    ),
+    "two that lead to each other": (
+        {
+            "$defs": {
+                "a": {
+                    "type": "object",
+                    "properties": {"b": {"$ref": "#/$defs/b", "minProperties": 1}},
+                },
+                "b": {
+                    "type": "object",
+                    "properties": {"a": {"$ref": "#/$defs/a", "required": ["b"]}},
+                },
+            },
+            "allOf": [{"$ref": "#/$defs/a"}, {"required": ["b"]}],
+        },
+        [{"b": {"a": {"b": {}}}}],
+        [{"b": {"a": {}}}, {"b": {"a": {"b": {}}, "x": 1}}, {}],
+    ),
+    "a type": (
+        {
+            "$defs": {
+                "t": {
+                    "anyOf": [{"type": "null"}, {"items": {"$ref": "#/$defs/t"}, "type": "array"}]
+                }
+            },
+            "$ref": "#/$defs/t",
+            "type": "array",
+            "maxItems": 1,
+        },
+        [[], [None], [[None, [None]]]],
+        [None, [None, None], [1]],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BACK)
+def test_keywords_beside_a_reference_that_leads_back_are_enforced(name: str) -> None:
+    schema, right, wrong = BACK[name]
+    with skipping_unavailable():
+        plugin = registry.load("structured_output_backend", "guidance")
+    backend = plugin(plugin.Options(), small_vocabulary())
+    found = compiled_or_refusal(backend, schema)
+    assert not isinstance(found, str), found
+    judge = jsonschema.Draft202012Validator(schema)
+    for value in [*right, *wrong]:
+        assert judge.is_valid(value) is (value in right)
+        taken = follows(found.matcher(), small_vocabulary(), json.dumps(value).encode())
+        assert taken is (value in right), value
+
+
+def a_recursive_schema(chance: random.Random, depth: int) -> Any:
+    """Return a random schema that refers to two definitions, beside other keywords."""
+    made: dict[str, Any] = {}
+    if chance.random() < 0.6:
+        made["$ref"] = chance.choice(["#/$defs/p", "#/$defs/q", "#"])
+    if depth and chance.random() < 0.7:
+        made["properties"] = {
+            name: a_recursive_schema(chance, depth - 1) for name in chance.sample("ab$", 2)
+        }
+    if depth and chance.random() < 0.3:
+        made["allOf"] = [a_recursive_schema(chance, depth - 1) for _ in range(2)]
+    if chance.random() < 0.3:
+        made["required"] = [chance.choice("ab")]
+    if chance.random() < 0.2:
+        made |= chance.choice(
+            [{"type": "object"}, {"maxProperties": 1}, {"additionalProperties": False}]
+        )
+    return made
+
+
+def a_value(chance: random.Random, depth: int) -> Any:
+    if not depth or chance.random() < 0.2:
+        return chance.choice([1, {}, None, {"a": 1}])
+    return {name: a_value(chance, depth - 1) for name in chance.sample("ab$", chance.randrange(3))}
+
+
+def test_random_schemas_that_lead_back_keep_their_meaning() -> None:
+    chance, num_valid, num_made = random.Random(0), 0, 0
+    values = [a_value(chance, 4) for _ in range(150)]
+    for _ in range(150):
+        schema = a_recursive_schema(chance, 2)
+        schema["$defs"] = {
+            name: {"properties": {"a": a_recursive_schema(chance, 1)}} for name in "pq"
+        }
+        try:
+            made = rewritten(schema)
+            judge = jsonschema.Draft202012Validator(schema)
+            expected = [judge.is_valid(value) for value in values]
+        except (InvalidConstraint, RecursionError):
+            continue
+        num_made += "together_0" in json.dumps(made)
+        ours = jsonschema.Draft202012Validator(made)
+        for value, is_valid in zip(values, expected, strict=True):
+            assert not ours.is_valid(value) or is_valid, (schema, value)
+            num_valid += is_valid and ours.is_valid(value)
+    assert num_made > 30 and num_valid > 1000
