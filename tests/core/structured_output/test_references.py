@@ -121,7 +121,6 @@ def test_an_id_that_is_no_address_harms_nothing(given: str) -> None:
         rewritten({"properties": {"a": {"$ref": f"{given or 'x'}/nowhere"}}})
 
 
-_A, _B, _T = ({"$ref": f"#/$defs/{name}"} for name in "abt")
 NODE = {"v": {"type": "integer"}, "next": {"$ref": "#/$defs/n", "minProperties": 1}}
 BACK: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "a keyword": (
@@ -154,7 +153,7 @@ BACK: dict[str, tuple[Any, list[Any], list[Any]]] = {
             "$defs": {
                 "a": {
                     "type": "object",
-                    "properties": {"b": {"$ref": "#/$defs/b", "minProperties": 1}},
+                    "properties": {"b": {"$ref": "#/$defs/b", "maxProperties": 1}},
                 },
                 "b": {
                     "type": "object",
