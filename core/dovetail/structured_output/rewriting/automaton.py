@@ -89,8 +89,8 @@ def conditions(node: Node, effort: Effort) -> list[Node]:
     after the lookahead at the beginning, then each of that. Raises: Undecided"""
     parts = list(node.parts) if isinstance(node, Cat) else [node]
     found: list[Node] = []
-    while parts and isinstance(parts[0], Look):
-        seen = parts.pop(0)
+    while parts and isinstance(seen := parts[0], Look):
+        del parts[0]
         part = without_looks(seen.part, effort)
         found.append(_told_apart(part) if seen.is_wanted else _opposite(part, effort))
     return [without_looks(Cat(tuple(parts)), effort), *found]
@@ -251,7 +251,7 @@ def _derivative(node: Node, code: int) -> Node:
             again = Many(part, max(0, least - 1), None if most is None else most - 1)
             rest = _EMPTY if again.most == 0 else again
             return _cat([_derivative(part, code), rest])
-        case Edge() | Rule():
+        case Edge() | Rule() | Look():
             raise Undecided("an anchor stands within the expression")
 
 
