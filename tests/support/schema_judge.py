@@ -37,17 +37,28 @@ def _is_number(checker: Any, value: Any) -> bool:
 
 
 FORMATS = jsonschema.FormatChecker(formats=())
+_BLANKS = "\\t-\\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
+_NO_BLANKS = (
+    "\\0-\\x08\x0e-\x1f!-\x9f\xa1-\u167f\u1681-\u1fff\u200b-\u2027\u202a-\u202e\u2030-\u205e"
+    "\u2060-\u2fff\u3001-\ufefe\uff00-\U0010ffff"
+)
 
 
 def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Any:
-    """ECMA-262 means ASCII digits and words, and knows Unicode categories."""
+    """ECMA-262 means ASCII digits and words, its own white space, and knows Unicode categories."""
     if isinstance(value, str) and not re.search(_python(pattern), value, re.ASCII):
         yield jsonschema.ValidationError(f"{value!r} does not match {pattern!r}")
 
 
 def _python(pattern: str) -> str:
-    """Return a pattern whose categories (within sets only) are written as runs of letters."""
-    return re.sub(r"\\p\{(\w+)\}", lambda found: _category(found[1]), pattern)
+    """Return a pattern whose categories (within sets only) and white space are written as runs."""
+    named = re.sub(r"\\p\{(\w+)\}", lambda found: _category(found[1]), pattern)
+    is_set, made = False, ""
+    for part in re.findall(r"\\.|.", named, re.DOTALL):
+        is_set = part == "[" or (is_set and part != "]")
+        runs = {r"\s": _BLANKS, r"\S": _NO_BLANKS}.get(part)
+        made += part if runs is None else runs if is_set else f"[{runs}]"
+    return made
 
 
 @cache

@@ -32,8 +32,8 @@ from dovetail.structured_output.regex import (
     Rule,
     literal,
     outside,
-    whole,
 )
+from dovetail.structured_output.regex_reader import whole
 
 
 def rules_of(

@@ -1,12 +1,15 @@
 """The values of the schema keyword "format" that are enforced, each as a regular expression.
 
 Every text that one matches is valid by the format's RFC; rare spellings are left out: leap seconds,
-years before 1000, quoted mail addresses and local parts of more than 32 letters, labels of hosts of
-more than 31 letters or with two hyphens in a row, Unicode in host names but lower-case letters of
-Western Europe, regular expressions with anything unusual. Libraries have their own patterns; these
-replace them, so that a format means the same in every backend. OpenAPI's formats of integers are
-bounds. Source: RFC 3339 (times), 5321 (mail), 1123 (hosts), 4291 (IPv6), 3986 (URIs), 9562 (UUIDs);
-the format registry of OpenAPI (integers); 3987 (IRIs), 6570 (templates), 6901 (JSON Pointers).
+years before 1000, quoted mail addresses, two hyphens in a row in hosts, Unicode in host names but
+lower-case letters of Western Europe, regular expressions with anything unusual. Hosts and mail
+addresses of full length take several expressions that all must match (`LONG`); where those cannot
+be taken together, local parts have 32 letters at most, labels 31, and there are few labels.
+
+Libraries have their own patterns; these replace them, so that a format means the same in every
+backend. OpenAPI's formats of integers are bounds. Source: RFC 3339 (times), 5321 (mail), 1123
+(hosts), 4291 (IPv6), 3986 (URIs), 9562 (UUIDs); the format registry of OpenAPI (integers); 3987
+(IRIs), 6570 (templates), 6901 (JSON Pointers).
 """
 
 from __future__ import annotations
@@ -114,6 +117,24 @@ FORMATS: dict[str, str] = {
     "regex": rf"\^?{_GROUPED}*(?:\|{_GROUPED}+)*\$?",
 }
 """Name -> an expression that matches the whole text."""
+
+_LABELS = f"{_ALNUM}+(?:-{_ALNUM}+)*"
+_HOSTS = rf"{_LABELS}(?:\.{_LABELS})*"
+
+
+def _long_mailbox(letters: str) -> tuple[str, ...]:
+    atom = f"[{letters}!#$%&'*+/=?^_`{{|}}~\\-]+"
+    lengths = r"[^@]{1,64}@[^@.]{1,63}(?:\.[^@.]{1,63})*"
+    return rf"{atom}(?:\.{atom})*@{_HOSTS}", lengths, r"[\s\S]{3,254}"
+
+
+LONG: dict[str, tuple[str, ...]] = {
+    "email": _long_mailbox("a-zA-Z0-9"),
+    "idn-email": _long_mailbox("a-zA-Z0-9\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u4e00-\u9fff"),
+    "hostname": (_HOSTS, r"[^.]{1,63}(?:\.[^.]{1,63})*", r"[\s\S]{1,253}"),
+}
+"""Name -> expressions for texts of full length that all match the whole text: what it consists of,
+how long its parts are, and how long it is."""
 
 BOUNDS: dict[str, tuple[int, int]] = {
     "int32": (-(2**31), 2**31 - 1),

@@ -25,14 +25,13 @@ from dovetail.structured_output.regex import (
     Node,
     Or,
     Rule,
-    found_within,
     literal,
     outside,
-    parse,
     quoted,
     ranges,
     without,
 )
+from dovetail.structured_output.regex_reader import found_within, parse
 from dovetail.structured_output.rewriting.automaton import Effort, Undecided, shared
 from dovetail.structured_output.rewriting.values import meets, same
 from dovetail.structured_output.schema import resolved

@@ -6,6 +6,7 @@ Source: https://json-schema.org/draft/2020-12 (keywords), RFC 6901 (pointers).
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from dovetail.interfaces.structured_output import (
     StructuredOutputBackend,
     UnsupportedPart,
 )
-from dovetail.structured_output.json_formats import FORMATS, bounded, is_bound
+from dovetail.structured_output.json_formats import FORMATS, LONG, bounded, is_bound
 from dovetail.structured_output.rewriting.spelling import RIGHT
 from dovetail.structured_output.rewriting.tree import VALIDATING, escaped, subschemas
 
@@ -23,6 +24,7 @@ ENFORCED_BESIDE = frozenset({"uniqueItems"})
 """Keywords that are enforced beside every backend, while the answer is written (unique_items)."""
 _READ = VALIDATING | {"$defs", "definitions"}
 """Keywords that are not annotations."""
+_PART = re.compile(r"/allOf/[0-9]+$")
 
 
 def unsupported_keywords(
@@ -114,9 +116,12 @@ def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def plain_schema(schema: Mapping[str, Any], as_pattern: Callable[[str], str]) -> dict[str, Any]:
+def plain_schema(
+    schema: Mapping[str, Any], as_pattern: Callable[[str], str], *, has_long: bool = False
+) -> dict[str, Any]:
     """Return a schema without annotations, in which formats are patterns and
-    patterns are plain expressions for a whole text, as `as_pattern` writes them.
+    patterns are plain expressions for a whole text, as `as_pattern` writes them. `has_long`:
+    formats that stand alone are several patterns, for texts of full length.
 
     Raises: InvalidConstraint, with the pointer of a pattern that is not supported
     """
@@ -129,7 +134,8 @@ def plain_schema(schema: Mapping[str, Any], as_pattern: Callable[[str], str]) ->
             node |= bounded(node)
             del node["format"]
         elif "format" in node:
-            node["pattern"] = as_pattern(f"^(?:{FORMATS[node.pop('format')]})$")
+            is_alone = "allOf" not in node and not _PART.search(pointer)
+            node |= _of_format(node.pop("format"), as_pattern, is_long=has_long and is_alone)
         elif "pattern" in node:
             node["pattern"] = _pointed(as_pattern, node["pattern"], f"{pointer}/pattern")
         if "patternProperties" in node:
@@ -140,6 +146,13 @@ def plain_schema(schema: Mapping[str, Any], as_pattern: Callable[[str], str]) ->
                 raise InvalidConstraint("two of the patterns are the same", at)
             node["patternProperties"] = named
     return made
+
+
+def _of_format(name: str, as_pattern: Callable[[str], str], *, is_long: bool) -> dict[str, Any]:
+    texts = LONG.get(name, (FORMATS[name],)) if is_long else (FORMATS[name],)
+    pattern, *others = (as_pattern(f"^(?:{text})$") for text in texts)
+    more = {"allOf": [{"pattern": one} for one in others]} if others else {}
+    return {"pattern": pattern, **more}
 
 
 def _pointed(as_pattern: Callable[[str], str], pattern: str, pointer: str) -> str:

@@ -1,87 +1,63 @@
-r"""The sets of \p{...} in regular expressions: general categories, and a few properties.
+r"""The sets of \p{...} in regular expressions: categories, scripts and the properties of ECMA-262.
 
-Scripts are not known here: Python's tables do not have them. Source: Unicode Standard Annex 44
-(general categories); ECMA-262, 22.2.2.10 (names).
+The library `regex` has Unicode's tables; Python's own have no scripts and no properties. Names that
+mean different sets in different dialects (`\p{IsGreek}`, `\p{Alnum}`) are not known here. Source:
+ECMA-262, 22.2.2.10 (names); Unicode Standard Annex 44 (properties).
 """
 
 from __future__ import annotations
 
 import sys
-import unicodedata
 from functools import lru_cache
 
-_LONG = {
-    "Letter": "L",
-    "Cased_Letter": "LC",
-    "Uppercase_Letter": "Lu",
-    "Lowercase_Letter": "Ll",
-    "Titlecase_Letter": "Lt",
-    "Modifier_Letter": "Lm",
-    "Other_Letter": "Lo",
-    "Mark": "M",
-    "Combining_Mark": "M",
-    "Nonspacing_Mark": "Mn",
-    "Spacing_Mark": "Mc",
-    "Enclosing_Mark": "Me",
-    "Number": "N",
-    "Decimal_Number": "Nd",
-    "Letter_Number": "Nl",
-    "Other_Number": "No",
-    "Punctuation": "P",
-    "Connector_Punctuation": "Pc",
-    "Dash_Punctuation": "Pd",
-    "Open_Punctuation": "Ps",
-    "Close_Punctuation": "Pe",
-    "Initial_Punctuation": "Pi",
-    "Final_Punctuation": "Pf",
-    "Other_Punctuation": "Po",
-    "Symbol": "S",
-    "Math_Symbol": "Sm",
-    "Currency_Symbol": "Sc",
-    "Modifier_Symbol": "Sk",
-    "Other_Symbol": "So",
-    "Separator": "Z",
-    "Space_Separator": "Zs",
-    "Line_Separator": "Zl",
-    "Paragraph_Separator": "Zp",
-    "Other": "C",
-    "Control": "Cc",
-    "Format": "Cf",
-    "Private_Use": "Co",
-    "Unassigned": "Cn",
-}
-_FIXED = {
-    "Any": ((0, sys.maxunicode),),
-    "ASCII": ((0, 127),),
-    "White_Space": (
-        *((9, 13), (32, 32), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680)),
-        *((0x2000, 0x200A), (0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000)),
-    ),
-}
+import numpy as np
+import regex
+
+from dovetail.interfaces.structured_output import words
+
+_KEYS = words("General_Category gc Script sc Script_Extensions scx")
+_PROPERTIES = words(
+    "ASCII ASCII_Hex_Digit AHex Alphabetic Alpha Any Assigned Bidi_Control Bidi_C Bidi_Mirrored "
+    "Bidi_M Case_Ignorable CI Cased Changes_When_Casefolded CWCF Changes_When_Casemapped CWCM "
+    "Changes_When_Lowercased CWL Changes_When_Titlecased CWT Changes_When_Uppercased CWU Dash "
+    "Default_Ignorable_Code_Point DI Deprecated Dep Diacritic Dia Emoji Emoji_Component EComp "
+    "Emoji_Modifier EMod Emoji_Modifier_Base EBase Emoji_Presentation EPres Extended_Pictographic "
+    "ExtPict Extender Ext Grapheme_Base Gr_Base Grapheme_Extend Gr_Ext Hex_Digit Hex "
+    "IDS_Binary_Operator IDSB IDS_Trinary_Operator IDST ID_Continue IDC ID_Start IDS Ideographic "
+    "Ideo Join_Control Join_C Logical_Order_Exception LOE Lowercase Lower Math "
+    "Noncharacter_Code_Point NChar Pattern_Syntax Pat_Syn Pattern_White_Space Pat_WS "
+    "Quotation_Mark QMark Radical Regional_Indicator RI Sentence_Terminal STerm Soft_Dotted SD "
+    "Terminal_Punctuation Term Unified_Ideograph UIdeo Uppercase Upper Variation_Selector VS "
+    "White_Space space XID_Continue XIDC XID_Start XIDS"
+)
 
 
+@lru_cache(maxsize=64)
 def named_set(name: str) -> tuple[tuple[int, int], ...] | None:
     """Return the code points of a property, first and last of each run; None if it is unknown."""
+    for asked in _questions(name):
+        try:
+            found = regex.compile(rf"\p{{{asked}}}+").finditer(_every_character())
+        except regex.error:
+            continue
+        return tuple((run.start(), run.end() - 1) for run in found)
+    return None
+
+
+def _questions(name: str) -> tuple[str, ...]:
+    """Return what a name may stand for. A script alone is no name in ECMA-262, but is in others."""
     key, equals, value = name.partition("=")
-    if equals and key not in ("General_Category", "gc"):
-        return None
-    word = value if equals else name
-    if word in _FIXED:
-        return _FIXED[word]
-    return _runs().get(_LONG.get(word, word))
+    if not (value if equals else key).replace("_", "").isalnum() or not name.isascii():
+        return ()
+    if equals:
+        return (name,) if key in _KEYS else ()
+    return (name,) if name in _PROPERTIES else (f"gc={name}", f"sc={name}")
 
 
 @lru_cache(maxsize=1)
-def _runs() -> dict[str, tuple[tuple[int, int], ...]]:
-    """Return category -> its runs, those of one letter and of two. Takes half a second, once."""
-    made: dict[str, list[tuple[int, int]]] = {}
-    first, known = 0, unicodedata.category("\0")
-    for code in range(1, sys.maxunicode + 2):
-        category = unicodedata.category(chr(code)) if code <= sys.maxunicode else ""
-        if category == known:
-            continue
-        groups = {known, known[0]} | ({"LC"} if known in ("Lu", "Ll", "Lt") else set())
-        for group in groups - {"Cs"}:
-            made.setdefault(group, []).append((first, code - 1))
-        first, known = code, category
-    return {group: tuple(runs) for group, runs in made.items()}
+def _every_character() -> str:
+    """Return a text of all characters, each at its own number; private ones stand for halves of
+    surrogate pairs, which are none. Milliseconds: every compiled constraint may need it anew."""
+    codes = np.arange(sys.maxunicode + 1, dtype="<u4")
+    codes[0xD800:0xE000] = 0xE000
+    return codes.tobytes().decode("utf-32-le")

@@ -38,18 +38,8 @@ from dovetail.structured_output.gbnf_reader import inlined, read_gbnf
 from dovetail.structured_output.json_grammar import ROOT, JsonGrammar, are_apart
 from dovetail.structured_output.lark_anchors import check_anchors
 from dovetail.structured_output.lexemes import with_lexemes
-from dovetail.structured_output.regex import (
-    Cat,
-    Chars,
-    Many,
-    Node,
-    Or,
-    Rule,
-    found_within,
-    whole_text,
-    without,
-    written,
-)
+from dovetail.structured_output.regex import Cat, Chars, Many, Node, Or, Rule, without, written
+from dovetail.structured_output.regex_reader import found_within, whole_text
 from dovetail.structured_output.rewriting.tree import VALIDATING
 from dovetail.structured_output.schema import nodes, plain_schema
 
@@ -114,12 +104,23 @@ class Guidance(StructuredOutputBackend):
 
     def compile(self, constraint: Constraint) -> bytes:
         """Return the grammar's text. Raises: InvalidConstraint"""
-        text = _Lark(self.vocabulary.special).grammar(constraint)
-        matcher = self._matcher(text)
+        text, matcher = self._read(constraint)
         if said := matcher.get_grammar_warnings():
             raise InvalidConstraint("; ".join(map(_plain_words, said)))
         self._last = (text, matcher)
         return text.encode()
+
+    def _read(self, constraint: Constraint) -> tuple[str, Any]:
+        """Return the grammar and a matcher of it. The library cannot always take the expressions of
+        long hosts and mail addresses together with others. Raises: InvalidConstraint"""
+        text = _Lark(self.vocabulary.special, has_long=True).grammar(constraint)
+        try:
+            return text, self._matcher(text)
+        except InvalidConstraint:
+            short = _Lark(self.vocabulary.special, has_long=False).grammar(constraint)
+            if short == text:
+                raise
+            return short, self._matcher(short)
 
     def load(self, artifact: bytes) -> LoadedConstraint:
         """Return the grammar, copied into a matcher for each answer."""
@@ -245,8 +246,9 @@ class _Matcher:
 class _Lark:
     """Writes a constraint as a Lark grammar; terminals get names, everything else is inline."""
 
-    def __init__(self, special: Mapping[str, int]) -> None:
+    def __init__(self, special: Mapping[str, int], *, has_long: bool) -> None:
         self._special = special
+        self._has_long = has_long
         self._lines: list[str] = []
         self._terminals: dict[str, str] = {}
         self._lexemes: frozenset[Node] = frozenset()
@@ -292,7 +294,7 @@ class _Lark:
             if all(_is_in_rules(node) for _, node in nodes(schema)):
                 return self._rules(JsonGrammar(schema, whitespace).rules)
             held = within_doubles(schema, is_drawn=True)
-        return self._named("json", "%json " + json.dumps(as_json(held, whitespace)))
+        return self._named("json", "%json " + json.dumps(as_json(held, whitespace, self._has_long)))
 
     def _rules(self, rules: Mapping[str, Node]) -> str:
         """Return a name for what these rules say.
@@ -383,14 +385,14 @@ class _Lark:
         )
 
 
-def as_json(schema: dict[str, Any], whitespace: str) -> dict[str, Any]:
+def as_json(schema: dict[str, Any], whitespace: str, has_long: bool = False) -> dict[str, Any]:
     """Return a schema as llguidance reads it, with the white space that may stand between parts.
 
     Escapes by number are left out: a name written with one would pass for another name.
     """
     said: dict[str, Any] = {"json_allowed_escapes": 'nrtbf\\"'}
     said |= {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
-    plain = plain_schema(schema, _anchored)
+    plain = plain_schema(schema, _anchored, has_long=has_long)
     for _, node in list(nodes(plain)):
         # It knows fewer branches to be apart than we do.
         if "oneOf" in node and "anyOf" not in node and are_apart(plain, node["oneOf"]):

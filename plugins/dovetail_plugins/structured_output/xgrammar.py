@@ -37,7 +37,8 @@ from dovetail.structured_output.gbnf import as_gbnf
 from dovetail.structured_output.gbnf_reader import read_gbnf
 from dovetail.structured_output.json_grammar import ROOT, JsonGrammar
 from dovetail.structured_output.lark_anchors import check_anchors
-from dovetail.structured_output.regex import Node, whole
+from dovetail.structured_output.regex import Node
+from dovetail.structured_output.regex_reader import whole
 
 if TYPE_CHECKING:
     import numpy as np

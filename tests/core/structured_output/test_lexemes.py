@@ -11,7 +11,8 @@ import pytest
 from dovetail.structured_output.gbnf_reader import read_gbnf, regular
 from dovetail.structured_output.json_grammar import ROOT
 from dovetail.structured_output.lexemes import is_prefix_free, with_lexemes
-from dovetail.structured_output.regex import Rule, parse, written
+from dovetail.structured_output.regex import Rule, written
+from dovetail.structured_output.regex_reader import parse
 
 STRING = r'"([^"\\]|\\(["n]|u[0-9]{4}))*"'
 

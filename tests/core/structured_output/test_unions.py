@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 
 from dovetail.interfaces.structured_output import InvalidConstraint
+from dovetail.structured_output.rewriting import branches
 from dovetail.structured_output.rewriting.pipeline import rewritten
 
 VALUES: list[Any] = [
@@ -53,7 +54,32 @@ def by_name(number: int) -> Any:
     }
 
 
-@pytest.mark.parametrize("branch", [an_object, nested, untyped, by_name])
+def of_two(number: int) -> Any:
+    """Return a branch that two constants tell apart together."""
+    members = {"a": {"const": f"k{number % 25}"}, "b": {"const": number // 25}}
+    return {"type": "object", "properties": members, "required": ["a", "b"]}
+
+
+def of_different_members(number: int) -> Any:
+    """Return a branch with a constant in one of seven members."""
+    name = f"p{number % 7}"
+    return {"type": "object", "properties": {name: {"const": number}}, "required": [name]}
+
+
+def a_list(number: int) -> Any:
+    """Return a branch whose first item tells it apart."""
+    return {"type": "array", "prefixItems": [{"const": f"k{number}"}], "minItems": 1}
+
+
+def optional(number: int) -> Any:
+    """Return a branch whose constant need not be there."""
+    return {k: v for k, v in an_object(number).items() if k != "required"}
+
+
+@pytest.mark.parametrize(
+    "branch",
+    [an_object, nested, untyped, by_name, of_two, of_different_members, a_list, optional],
+)
 def test_long_unions_that_constants_or_names_tell_apart_are_taken(
     branch: Callable[[int], Any],
 ) -> None:
@@ -61,6 +87,13 @@ def test_long_unions_that_constants_or_names_tell_apart_are_taken(
     made = rewritten({"oneOf": [branch(number) for number in range(500)]})
     assert len(made["anyOf"]) == 500
     assert time.process_time() - begun_s < 3  # pair by pair it takes more than five
+
+
+def test_a_constant_that_is_needed_beside_the_union_tells_its_branches_apart() -> None:
+    union = [optional(number) for number in range(300)]
+    made = rewritten({"type": "object", "required": ["kind"], "oneOf": union})
+    assert made["anyOf"][7]["properties"]["kind"]["enum"] == ["k7"]
+    assert all("required" not in branch for branch in made["anyOf"])
 
 
 def a_branch(chance: random.Random) -> Any:
@@ -88,7 +121,12 @@ def a_branch(chance: random.Random) -> Any:
     return made | ({"type": "object"} if chance.random() < 0.6 else {})
 
 
-def test_random_unions_take_nothing_that_jsonschema_refuses() -> None:
+@pytest.mark.parametrize("is_long", [False, True])
+def test_random_unions_take_nothing_that_jsonschema_refuses(
+    is_long: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_long:  # each union is made narrower, as long ones are
+        monkeypatch.setattr(branches, "MAX_COMPARED", -1)
     chance, num_taken = random.Random(0), 0
     for _ in range(300):
         schema: dict[str, Any] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from dovetail.structured_output.json_formats import FORMATS
 from dovetail.structured_output.rewriting.pipeline import rewritten
 from dovetail.testing.contract import skipping_unavailable
 from dovetail.testing.random_walks import follows, small_vocabulary
+from support.schema_judge import Judge
 
 VALID: dict[str, list[str]] = {
     "date": ["2024-02-29", "1999-12-31", "2000-02-29"],
@@ -152,3 +154,44 @@ def test_texts_of_a_format(name: str) -> None:
         assert [
             t for t, is_taken in zip(texts, taken, strict=True) if is_taken is not is_right
         ] == []
+
+
+LONG: dict[str, tuple[list[str], list[str]]] = {
+    "hostname": (
+        [f"{'x' * 63}.com", ".".join(["ab"] * 84), "a", ".".join(["x" * 62] * 4)],
+        [f"{'x' * 64}.com", ".".join(["ab"] * 85), "a..b", ".".join(["x" * 63] * 4)],
+    ),
+    "email": (
+        [
+            f"{'a' * 64}@{'b' * 63}.com",
+            f"a@{'.'.join('abcdefghij')}",
+            f"a@{'.'.join(['b' * 62] * 4)}",
+        ],
+        [f"{'a' * 65}@b.com", f"a@{'b' * 64}.com", f"a@{'.'.join(['b' * 63] * 4)}", "a@b..c"],
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "beside", [{}, {"minLength": 1, "maxLength": 254}, {"allOf": [{"maxLength": 254}]}]
+)
+@pytest.mark.parametrize("name", LONG)
+def test_hosts_and_mail_addresses_of_full_length_are_taken(name: str, beside: Any) -> None:
+    with skipping_unavailable():
+        plugin = registry.load("structured_output_backend", "guidance")
+    vocabulary, checks = small_vocabulary(), Judge({"type": "string", "format": name})
+    backend = plugin(plugin.Options(), vocabulary)
+    schema = rewritten({"type": "string", "format": name, **beside})
+    loaded = backend.load(backend.compile(JsonSchema(schema)))
+    right, wrong = LONG[name]
+    for text in [*right, *wrong]:
+        is_right = follows(loaded.matcher(), vocabulary, json.dumps(text).encode())
+        assert is_right is (text in right) or "allOf" in beside, text
+        assert not is_right or checks.fault(json.dumps(text).encode()) is None
+
+
+def test_a_format_gives_way_only_to_a_pattern_that_excludes_it() -> None:
+    local = {"type": "string", "format": "time", "pattern": r"^\d{2}:\d{2}(?::\d{2})?$"}
+    assert rewritten(local) == {"type": "string", "pattern": local["pattern"]}
+    zoned = local | {"pattern": r"Z$"}
+    assert rewritten(zoned)["allOf"][0]["format"] == "time"

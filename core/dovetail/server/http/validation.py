@@ -13,7 +13,9 @@ from fastapi.exceptions import RequestValidationError
 
 Part = str | int
 _SOURCES = frozenset({"body", "query", "path"})
-_VALID = "Input should be a valid "
+_NAMED = "literal_error"
+_SHOULD = "Input should be "
+_VALID = f"{_SHOULD}a valid "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +35,12 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """One of pydantic's errors: where in the body, and the place of the union it is a branch of."""
+    """One of pydantic's errors: where in the body, and the place and the branch of the union it is
+    of."""
 
     path: tuple[Part, ...]
     union: tuple[Part, ...] | None
+    branch: Part | None
     kind: str
     text: str
 
@@ -48,6 +52,12 @@ class _Found:
         last = self.path[-1] if self.path else 0
         return step, len(self.path), last if isinstance(last, int) else 0
 
+    @property
+    def is_of_another_kind(self) -> bool:
+        """Return whether the branch is for other values: of another type or with another name."""
+        is_type = self.kind.endswith("_type") and self.path == self.union
+        return is_type or self.kind == _NAMED
+
 
 def fault_of(error: RequestValidationError) -> Fault | None:
     """Return the first fault of a body; None where pydantic names none."""
@@ -57,10 +67,19 @@ def fault_of(error: RequestValidationError) -> Fault | None:
     first = faults[0]
     if first.union is not None:
         branches = [one for one in faults if one.union == first.union]
-        first = max(branches, key=lambda one: one.weight)
+        first = max(_fitting(branches), key=lambda one: one.weight)
         faults = [one for one in branches if one.path == first.path]
-    what = _one_of([one.text for one in faults]) if _is_type(faults) else first.text
+    else:
+        faults = [first]
+    common = _common(faults)
+    what = _one_of([one.text for one in faults], common) if common else first.text
     return Fault(param=_dotted(first.path), what=what, code=first.kind)
+
+
+def _fitting(branches: Sequence[_Found]) -> Sequence[_Found]:
+    """Return the errors of branches that are for values of this kind; all if there are none."""
+    others = {one.branch for one in branches if one.is_of_another_kind}
+    return [one for one in branches if one.branch not in others] or branches
 
 
 def _found(error: Mapping[str, Any], body: Any) -> _Found:
@@ -68,6 +87,7 @@ def _found(error: Mapping[str, Any], body: Any) -> _Found:
     source, parts = (loc[0], loc[1:]) if loc and loc[0] in _SOURCES else ("body", loc)
     path: list[Part] = []
     union: tuple[Part, ...] | None = None
+    branch: Part | None = None
     value = body
     for number, part in enumerate(parts):
         is_absent = error["type"] == "missing" and number == len(parts) - 1
@@ -75,9 +95,9 @@ def _found(error: Mapping[str, Any], body: Any) -> _Found:
             path.append(part)
             value = value[part] if _is_within(value, part) else None
         elif union is None:
-            union = tuple(path)
+            union, branch = tuple(path), part
     text = str(error["msg"]).removeprefix("Value error, ").replace(" after validation", "")
-    return _Found(path=tuple(path), union=union, kind=error["type"], text=text)
+    return _Found(path=tuple(path), union=union, branch=branch, kind=error["type"], text=text)
 
 
 def _is_within(value: Any, part: Part) -> bool:
@@ -86,13 +106,16 @@ def _is_within(value: Any, part: Part) -> bool:
     return isinstance(value, list) and isinstance(part, int) and part < len(value)
 
 
-def _is_type(found: Sequence[_Found]) -> bool:
-    return all(one.kind.endswith("_type") and one.text.startswith(_VALID) for one in found)
+def _common(found: Sequence[_Found]) -> str:
+    """Return how the texts of errors begin that each name what one branch wants; else nothing."""
+    if all(one.kind.endswith("_type") and one.text.startswith(_VALID) for one in found):
+        return _VALID
+    return _SHOULD if all(one.kind == _NAMED for one in found) else ""
 
 
-def _one_of(texts: Sequence[str]) -> str:
-    """Return the types that several branches want as one text."""
-    return _VALID + " or ".join(dict.fromkeys(text.removeprefix(_VALID) for text in texts))
+def _one_of(texts: Sequence[str], common: str) -> str:
+    """Return what several branches want as one text."""
+    return common + " or ".join(dict.fromkeys(text.removeprefix(common) for text in texts))
 
 
 def _dotted(path: Sequence[Part]) -> str:

@@ -19,15 +19,16 @@ from dovetail.structured_output.regex import (
     Cat,
     Chars,
     Edge,
+    Look,
     Many,
     Node,
     Or,
     Ranges,
     Rule,
-    found_within,
     outside,
     union,
 )
+from dovetail.structured_output.regex_reader import found_within
 
 MAX_STATES = 300
 MAX_PARTS = 4_000
@@ -56,62 +57,69 @@ class Effort:
 
 @lru_cache(maxsize=512)
 def searched(pattern: str) -> Node:
-    """Return the texts in which a schema's pattern finds something. Raises: Undecided
-
-    Lookahead is read at the beginning of an anchored pattern: it restricts the whole text.
-    """
-    heads, rest = lookaheads(pattern)
+    """Return the texts in which a schema's pattern finds something. Raises: Undecided"""
     try:
-        node: Node | None = found_within(f"^(?:{rest})" if heads else rest)
-        effort = Effort()
-        for is_wanted, inner in heads:
-            part = found_within(f"^(?:{inner})")
-            if node is not None:
-                node = shared(node, part, effort) if is_wanted else left(node, part, effort)
+        return found_within(pattern)
     except InvalidConstraint as error:
         raise Undecided(str(error)) from error
-    return _NONE if node is None else node
 
 
-def lookaheads(pattern: str) -> tuple[list[tuple[bool, str]], str]:
-    """Return what an anchored pattern looks ahead for (wanted or not), and the rest of it."""
-    found: list[tuple[bool, str]] = []
-    if not pattern.startswith(("^(?=", "^(?!")):
-        return found, pattern
-    at = 1
-    while pattern.startswith(("(?=", "(?!"), at):
-        end = _group_end(pattern, at)
-        if end is None:
-            return [], pattern
-        found.append((pattern[at + 2] == "=", pattern[at + 3 : end]))
-        at = end + 1
-    rest = pattern[at:]
-    # An alternative at the top would begin without what stands before it.
-    return ([], pattern) if _group_end(f"({rest})", 0, stop="|") is None else (found, rest)
+@lru_cache(maxsize=4096)
+def looks(node: Node) -> bool:
+    """Return whether an expression looks ahead anywhere."""
+    match node:
+        case Look():
+            return True
+        case Cat(parts) | Or(parts):
+            return any(map(looks, parts))
+        case Many(part):
+            return looks(part)
+    return False
 
 
-def _group_end(pattern: str, start: int, stop: str = "") -> int | None:
-    """Return where the group that begins here ends; None if it does not, or `stop` comes first."""
-    depth, at, is_set = 0, start, False
-    while at < len(pattern):
-        letter = pattern[at]
-        if letter == "\\":
-            at += 1
-        elif is_set:
-            is_set = letter != "]"
-        elif letter == "[":
-            is_set = True
-            at += pattern.startswith(("]", "^]"), at + 1) * (1 + pattern.startswith("^", at + 1))
-        elif letter == "(":
-            depth += 1
-        elif letter == ")":
-            depth -= 1
-            if depth == 0:
-                return at
-        elif letter == stop and depth == 1:
-            return None
-        at += 1
-    return None
+def without_looks(node: Node, effort: Effort) -> Node:
+    """Return an expression of the same texts that does not look ahead. Raises: Undecided"""
+    if not looks(node):
+        return node
+    return _Automaton((node,), all, effort).expression() or _NONE
+
+
+def conditions(node: Node, effort: Effort) -> list[Node]:
+    """Return expressions all of which the same texts match, none of which looks ahead: what stands
+    after the lookahead at the beginning, then each of that. Raises: Undecided"""
+    parts = list(node.parts) if isinstance(node, Cat) else [node]
+    found: list[Node] = []
+    while parts and isinstance(seen := parts[0], Look):
+        del parts[0]
+        part = without_looks(seen.part, effort)
+        found.append(_told_apart(part) if seen.is_wanted else _opposite(part, effort))
+    return [without_looks(Cat(tuple(parts)), effort), *found]
+
+
+def _told_apart(node: Node) -> Node:
+    """Return an expression of the same texts in which each character leads one way: libraries try
+    all ways that "so many characters, then one of them, then anything" has."""
+    match node:
+        case Cat((Many(Chars(runs), least, most), Chars(end), rest)) if rest == ANYTHING:
+            others = outside(union([*outside(runs), *end]))
+            more = None if most is None else most - least
+            head = Many(Chars(runs), least, least)
+            return Cat((head, Many(Chars(others), 0, more), Chars(end), ANYTHING))
+    return node
+
+
+def _opposite(node: Node, effort: Effort) -> Node:
+    """Return every text that an expression does not match. "So many characters at least" has no
+    automaton of a useful size, and needs none. Raises: Undecided"""
+    match node:
+        case Cat((Many(Chars(found), least, most), *rest)) if least and (
+            rest == [ANYTHING] or (not rest and most is None)
+        ):
+            fewer, other = Many(Chars(found), 0, least - 1), outside(found)
+            ended = Cat((Many(Chars(found), 0, None), Chars(other), ANYTHING))
+            early = Cat((fewer, Chars(other), ANYTHING)) if rest else ended
+            return Or((fewer, early)) if other else fewer
+    return other_texts(node, effort) or _NONE
 
 
 def matches(node: Node, text: str, effort: Effort) -> bool:
@@ -153,8 +161,19 @@ def _cat(parts: Sequence[Node]) -> Node:
     for part in parts:
         if part == _NONE:
             return _NONE
-        made += part.parts if isinstance(part, Cat) else (part,)
+        for one in part.parts if isinstance(part, Cat) else (part,):
+            if not _is_known(one, made):
+                made.append(one)
     return made[0] if len(made) == 1 else Cat(tuple(made))
+
+
+def _is_known(node: Node, made: list[Node]) -> bool:
+    """Return whether a condition on the rest of the text stands at the same place already."""
+    if isinstance(node, Look):
+        for other in reversed(made):
+            if other == node or not isinstance(other, Look):
+                return other == node
+    return False
 
 
 def _or(parts: Sequence[Node]) -> Node:
@@ -187,6 +206,8 @@ def _may_end(node: Node) -> bool:
             return any(map(_may_end, parts))
         case Many(part, least):
             return least == 0 or _may_end(part)
+        case Look(part, is_wanted):
+            return _may_end(part) == is_wanted
     return False
 
 
@@ -194,7 +215,7 @@ def _size(node: Node) -> int:
     match node:
         case Cat(parts) | Or(parts):
             return 1 + sum(map(_size, parts))
-        case Many(part):
+        case Many(part) | Look(part):
             return 1 + _size(part)
     return 1
 
@@ -210,6 +231,8 @@ def _behind(node: Node, code: int, effort: Effort) -> Node:
 
 def _derivative(node: Node, code: int) -> Node:
     """Return what must follow a character."""
+    if looks(node):
+        return _derivative_of_looking(node, code)
     match node:
         case Chars(found):
             return _EMPTY if any(a <= code <= b for a, b in found) else _NONE
@@ -228,8 +251,53 @@ def _derivative(node: Node, code: int) -> Node:
             again = Many(part, max(0, least - 1), None if most is None else most - 1)
             rest = _EMPTY if again.most == 0 else again
             return _cat([_derivative(part, code), rest])
-        case Edge() | Rule():
+        case Edge() | Rule() | Look():
             raise Undecided("an anchor stands within the expression")
+
+
+def _derivative_of_looking(node: Node, code: int) -> Node:
+    """Return what must follow a character where the rest of the text is looked at."""
+    first, *rest = node.parts if isinstance(node, Cat) else (node,)
+    if isinstance(first, Look):
+        seen = _seen(_derivative(first.part, code), is_wanted=first.is_wanted)
+        return _cat([seen, _derivative(_cat(rest), code)])
+    if not looks(first):
+        made = [_cat([_derivative(first, code), *rest])]
+        return _or([*made, _derivative(_cat(rest), code)] if _may_end(first) else made)
+    return _or([_derivative(_cat([way, *rest]), code) for way in _ways(first)])
+
+
+def _seen(node: Node, *, is_wanted: bool) -> Node:
+    if node in (_NONE, ANYTHING):
+        return _EMPTY if (node == ANYTHING) is is_wanted else _NONE
+    return Look(node, is_wanted)
+
+
+def _ways(node: Node) -> tuple[Node, ...]:
+    """Return the ways to begin with a part that looks ahead. Raises: Undecided"""
+    match node:
+        case Or(parts):
+            return parts
+        case Many(_, _, 0):
+            return (_EMPTY,)
+        case Many(part, least, most):
+            if _may_be_empty(part):
+                raise Undecided("what is repeated looks ahead, and may be empty")
+            again = Many(part, max(0, least - 1), None if most is None else most - 1)
+            return (_cat([part, again]),) if least else (_EMPTY, _cat([part, again]))
+    return (node,)
+
+
+def _may_be_empty(node: Node) -> bool:
+    """Return whether no character may be taken, whatever follows."""
+    match node:
+        case Cat(parts):
+            return all(map(_may_be_empty, parts))
+        case Or(parts):
+            return any(map(_may_be_empty, parts))
+        case Many(part, least):
+            return least == 0 or _may_be_empty(part)
+    return isinstance(node, Look)
 
 
 def _firsts(node: Node, found: set[int]) -> None:
@@ -244,9 +312,9 @@ def _firsts(node: Node, found: set[int]) -> None:
         case Cat(parts):
             for part in parts:
                 _firsts(part, found)
-                if not _may_end(part):
+                if not _may_end(part) and not looks(part):
                     break
-        case Many(part):
+        case Many(part) | Look(part):
             _firsts(part, found)
 
 
@@ -340,9 +408,7 @@ class _Automaton:
             ways[names[state]] = {target: _or(parts) for target, parts in made.items()}
             if self.is_end[state]:
                 ways[names[state]][final] = _EMPTY
-        for state in sorted(set(ways) - {-2, final}, key=lambda s: len(ways[s])):
-            _eliminate(ways, state)
-        return ways[-2].get(final)
+        return _eliminated(ways, self._effort).get(final)
 
     def _classes(self) -> list[int]:
         """Return a number for each state; those that go on alike have the same (Moore)."""
@@ -350,6 +416,7 @@ class _Automaton:
             int(end) + 2 * int(alive) for end, alive in zip(self.is_end, self.alive, strict=True)
         ]
         while True:
+            self._effort.spend(len(names))
             kinds: dict[object, int] = {}
             fresh = []
             for state, targets in enumerate(self.steps):
@@ -372,7 +439,40 @@ def _characters(found: list[tuple[int, int]]) -> Ranges:
     return outside(outside(union(found)))
 
 
-def _eliminate(ways: dict[int, dict[int, Node]], state: int) -> None:
+def _eliminated(ways: dict[int, dict[int, Node]], effort: Effort) -> dict[int, Node]:
+    """Return what leads from the beginning to an end. States with the fewest ways on go first,
+    which makes expressions that libraries read best; where those grow too long, what is shortest.
+    """
+    pending = set(ways) - {-2, -1}
+    made = {state: dict(targets) for state, targets in ways.items()}
+    try:
+        for state in sorted(pending, key=lambda s: len(ways[s])):
+            _eliminate(made, state, effort)
+        return made[-2]
+    except Undecided:
+        made = ways
+    while pending:
+        state = min(pending, key=lambda s: (_weight(made, s), s))
+        pending.remove(state)
+        _eliminate(made, state, effort)
+    return made[-2]
+
+
+def _weight(ways: dict[int, dict[int, Node]], state: int) -> int:
+    """Return how much longer expressions become without a state."""
+    inward = [
+        _size(targets[state]) for s, targets in ways.items() if s != state and state in targets
+    ]
+    outward = [_size(part) for target, part in ways[state].items() if target != state]
+    loop = _size(ways[state][state]) if state in ways[state] else 0
+    return (
+        sum(inward) * (len(outward) - 1)
+        + sum(outward) * (len(inward) - 1)
+        + loop * (len(inward) * len(outward) - 1)
+    )
+
+
+def _eliminate(ways: dict[int, dict[int, Node]], state: int, effort: Effort) -> None:
     """Take a state out; what led through it leads around. Mutates: ways"""
     outward = ways.pop(state)
     loop = outward.pop(state, None)
@@ -384,7 +484,9 @@ def _eliminate(ways: dict[int, dict[int, Node]], state: int) -> None:
         for target, part in outward.items():
             way = _cat([inward, *again, part])
             targets[target] = _or([targets[target], way]) if target in targets else way
-            if _size(targets[target]) > MAX_PARTS:
+            size = _size(targets[target])
+            effort.spend(size)
+            if size > MAX_PARTS:
                 raise Undecided("the expression grows too long")
 
 

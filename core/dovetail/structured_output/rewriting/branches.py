@@ -30,6 +30,10 @@ from dovetail.structured_output.rewriting.values import kind_of
 
 MAX_OVERLAPS = 200
 MAX_NESTED = 3
+MAX_PLACES = 16
+"""Places of constants that are looked at."""
+MAX_COMPARED = 2_000
+"""Pairs of branches beyond which a long union is made narrower instead."""
 _SETTLED = frozenset(("type", "enum", "const", "$ref", "allOf"))
 """Keywords of a branch beside which another type would not be read, or changes nothing."""
 
@@ -57,7 +61,8 @@ def without_one_of(node: Schema, context: Context) -> Any:
     rest = {k: v for k, v in node.items() if k != "oneOf"}
     given = [branch for branch in node["oneOf"] if branch is not False]
     rest, branches = _typed(rest, given)
-    taken = any_of(list(_alone(branches, given, context, at)), at)
+    needed = {ORIGIN: at, "required": node["required"]} if "required" in node else True
+    taken = any_of(_alone(branches, given, needed, context, at), at)
     if taken is False:
         return False
     is_alone = not {"anyOf", "allOf", "$ref"} & set(rest)  # these name members, which come first
@@ -92,20 +97,54 @@ def _takes_all(branch: Any, kind: str) -> bool:
     return all(k == ORIGIN or KIND_OF.get(k, kind) != kind for k in branch)
 
 
-def _alone(branches: list[Any], given: list[Any], context: Context, at: str) -> Iterator[Any]:
-    """Yield each branch without what others meet as well. `given`: the same without types."""
+def _alone(
+    branches: list[Any], given: list[Any], needed: Any, context: Context, at: str
+) -> list[Any]:
+    """Return each branch without what others meet as well. `given`: the same without types;
+    `needed`: the members that are required beside them."""
+    whole = [all_of([branch, needed], at) for branch in branches]
+    rivals = _rivals(whole, context)
+    if sum(map(len, rivals)) <= MAX_COMPARED:
+        try:
+            return list(_without_others(branches, whole, whole, rivals, given, context, at))
+        except _TooManyOverlaps:
+            pass
+    conditions = _conditions(whole, rivals, context, at)
+    narrower = [all_of([*both], at) for both in zip(branches, conditions, strict=True)]
+    fewer = [all_of([branch, needed], at) for branch in narrower]
+    size = len(branches)
+    rivals = [  # a value of a narrower branch may meet no other as it was given
+        [other - size for other in group if other >= size and other - size != number]
+        for number, group in enumerate(_rivals([*fewer, *whole], context)[:size])
+    ]
+    return list(_without_others(narrower, fewer, whole, rivals, given, context, at))
+
+
+class _TooManyOverlaps(InvalidConstraint):
+    """More pairs of branches overlap than are told apart one by one."""
+
+
+def _without_others(
+    branches: list[Any],
+    own: list[Any],
+    others: list[Any],
+    rivals: list[list[int]],
+    given: list[Any],
+    context: Context,
+    at: str,
+) -> Iterator[Any]:
+    """Yield branches without what their rivals meet. `own`, `others`: with all that is known of
+    them, of each as a branch and as a rival."""
     names = sorted({name for part in branches for name in _names(part, context)})
     num_overlaps = 0
-    rivals = _rivals(branches, context)
     for number, branch in enumerate(branches):
         parts = [branch]
         for other_number in rivals[number]:
-            other = branches[other_number]
-            if context.are_apart(branch, other):
+            if context.are_apart(own[number], others[other_number]):
                 continue
             num_overlaps += 1
             if num_overlaps > MAX_OVERLAPS:
-                raise InvalidConstraint("too many branches of oneOf overlap", at)
+                raise _TooManyOverlaps("too many branches of oneOf overlap", at)
             try:
                 parts.append(opposite(given[other_number], context, at, names))
             except Undecided as error:
@@ -114,13 +153,51 @@ def _alone(branches: list[Any], given: list[Any], context: Context, at: str) -> 
         yield all_of(parts, at)
 
 
+def _conditions(
+    branches: list[Any], rivals: list[list[int]], context: Context, at: str
+) -> list[Any]:
+    """Return for each branch of a long union what keeps it apart from many others: it needs the
+    member that is a constant in most, and has none that others need. Fewer values are left."""
+    found = [_constants(branch, context, 0, has_all=True) for branch in branches]
+    counts = Counter(name for one in found for name in one if name.count("/") == 1)
+    common = {f"/{escaped(name)}": name for branch in branches for name in _names(branch, context)}
+    known = [name for name, count in counts.most_common() if name in common and count > 1]
+    needs = [_needed(branch, context) for branch in branches]
+    made: list[Any] = []
+    for number, one in enumerate(found):
+        if needs[number] is None:
+            made.append(True)
+            continue
+        more: Schema = {ORIGIN: at}
+        wanted = next((common[name] for name in known if name in one), None)
+        own = (needs[number] or set()) | ({wanted} if wanted is not None else set())
+        if wanted is not None:
+            more["required"] = [wanted]
+        others = Counter(n for r in rivals[number] for n in (needs[r] or set()) - own)
+        absent = sorted(name for name in others if f"/{escaped(name)}" in counts)
+        if absent:
+            more["properties"] = dict.fromkeys(absent, False)
+        context.budget.spend(1, at)
+        made.append(more)
+    return made
+
+
+def _needed(branch: Any, context: Context) -> set[str] | None:
+    """Return the members that a branch for objects needs, None for one that takes others."""
+    if context.kinds(branch) != {"object"}:
+        return None
+    nodes = [part for part in context.parts(branch) if isinstance(part, Mapping)]
+    return {name for node in nodes for name in node.get("required", ())}
+
+
 def _rivals(branches: list[Any], context: Context) -> list[list[int]]:
     """Return for each branch the others that its constants do not tell apart from it, in order.
 
     One look at each branch finds those of a long union, where every pair would be too many.
     """
     groups = [set(range(len(branches))) - {number} for number in range(len(branches))]
-    for index in (_by_constants(branches, context), _by_members(branches, context)):
+    indexes = (_by_members(branches, context), _by_absence(branches, context))
+    for index in (*_by_constants(branches, context), *indexes):
         groups = [
             group & index[number] if number in index else group
             for number, group in enumerate(groups)
@@ -128,21 +205,25 @@ def _rivals(branches: list[Any], context: Context) -> list[list[int]]:
     return [sorted(group) for group in groups]
 
 
-def _by_constants(branches: list[Any], context: Context) -> dict[int, set[int]]:
-    """Return for branches with a constant where most have one: who may have the same one there."""
+def _by_constants(branches: list[Any], context: Context) -> Iterator[dict[int, set[int]]]:
+    """Yield, for each place where several have a constant, the branches that have one there and for
+    each of them who may have the same."""
     found = [_constants(branch, context, 0) for branch in branches]
+    allowed = [_constants(branch, context, 0, has_all=True) for branch in branches]
     counts = Counter(name for one in found for name in one)
-    name = counts.most_common(1)[0][0] if counts else ""
-    by_value: dict[Any, set[int]] = {}
-    for number, one in enumerate(found):
-        for value in one.get(name, ()):
-            by_value.setdefault(value, set()).add(number)
-    unknown = {number for number, one in enumerate(found) if name not in one}
-    return {
-        number: unknown.union(*(by_value[value] for value in one[name]))
-        for number, one in enumerate(found)
-        if name in one
-    }
+    for name, count in counts.most_common(MAX_PLACES):
+        if count < 2:
+            return
+        by_value: dict[Any, set[int]] = {}
+        for number, one in enumerate(allowed):
+            for value in one.get(name, ()):
+                by_value.setdefault(value, set()).add(number)
+        unknown = {number for number, one in enumerate(allowed) if name not in one}
+        yield {
+            number: unknown.union(*(by_value.get(value, set()) for value in one[name]))
+            for number, one in enumerate(found)
+            if name in one
+        }
 
 
 def _by_members(branches: list[Any], context: Context) -> dict[int, set[int]]:
@@ -168,19 +249,61 @@ def _by_members(branches: list[Any], context: Context) -> dict[int, set[int]]:
     }
 
 
-def _constants(branch: Any, context: Context, depth: int) -> dict[str, frozenset[Any]]:
+def _by_absence(branches: list[Any], context: Context) -> dict[int, set[int]]:
+    """Return for branches of objects who has no member that they need, and needs none that they may
+    not have."""
+    everyone = set(range(len(branches)))
+    needs = {n: found for n in everyone if (found := _needed(branches[n], context)) is not None}
+    lacks = {n: _absent(branches[n], context) for n in needs}
+    needing: dict[str, set[int]] = {}
+    lacking: dict[str, set[int]] = {}
+    for number in needs:
+        for name in needs[number]:
+            needing.setdefault(name, set()).add(number)
+        for name in lacks[number]:
+            lacking.setdefault(name, set()).add(number)
+    if not lacking:
+        return {}
+    return {
+        number: everyone.difference(
+            *(lacking.get(name, ()) for name in needs[number]),
+            *(needing.get(name, ()) for name in lacks[number]),
+        )
+        for number in needs
+    }
+
+
+def _absent(branch: Any, context: Context) -> set[str]:
+    nodes = [part for part in context.parts(branch) if isinstance(part, Mapping)]
+    members = [one for node in nodes for one in node.get("properties", {}).items()]
+    return {name for name, schema in members if schema is False}
+
+
+def _constants(
+    branch: Any, context: Context, depth: int, *, has_all: bool = False
+) -> dict[str, frozenset[Any]]:
     """Return the constants of a branch, by where they are: "" is the value itself, "/NAME" a member
-    that it needs, where it takes objects alone."""
+    that it needs (any member, with `has_all`), where it takes objects alone, "/0" the first item of
+    a list that has one."""
     nodes = [part for part in context.parts(branch) if isinstance(part, Mapping)]
     found: dict[str, frozenset[Any]] = {}
     for listed in filter(None, map(_listed, nodes)):
         found[""] = listed
-    if not found and depth < MAX_NESTED and context.kinds(branch) == {"object"}:
+    if found or depth >= MAX_NESTED:
+        return found
+    inner: list[tuple[str, Any]] = []
+    kinds = context.kinds(branch)
+    if kinds == {"object"}:
         needed = {name for node in nodes for name in node.get("required", ())}
-        for node in nodes:
-            for name in needed & set(node.get("properties", ())):
-                inner = _constants(node["properties"][name], context, depth + 1)
-                found |= {f"/{escaped(name)}{at}": values for at, values in inner.items()}
+        members = [one for node in nodes for one in node.get("properties", {}).items()]
+        inner = [(escaped(n), schema) for n, schema in members if has_all or n in needed]
+    elif kinds == {"array"}:
+        least = max(node.get("minItems", 0) for node in nodes)
+        heads = [(at, s) for node in nodes for at, s in enumerate(node.get("prefixItems", ()))]
+        inner = [(str(at), schema) for at, schema in heads if at < least]
+    for name, schema in inner:
+        below = _constants(schema, context, depth + 1)
+        found |= {f"/{name}{at}": values for at, values in below.items()}
     return found
 
 

@@ -18,6 +18,7 @@ from dovetail.structured_output.rewriting.tree import (
     KINDS,
     Budget,
     Schema,
+    circular,
     kinds_of,
     resolved,
 )
@@ -32,11 +33,27 @@ MAX_RANGE = 16
 
 @dataclass(slots=True)
 class Context:
-    """A document, and what may still be spent on it."""
+    """A document, what may still be spent on it, and definitions made of parts of it.
+
+    `names`: what must hold together -> the name of its definition; `pending`: those that are not
+    rewritten yet.
+    """
 
     root: Schema
     budget: Budget
     effort: Effort = field(default_factory=Effort)
+    names: dict[str, str] = field(default_factory=dict)
+    pending: list[tuple[str, Schema]] = field(default_factory=list)
+    _circular: frozenset[str] | None = None
+
+    def leads_back(self, schema: Any) -> bool:
+        """Return whether a schema is a reference that leads back to itself, or must meet one."""
+        if not isinstance(schema, Mapping) or not {"$ref", "allOf"} & set(schema):
+            return False
+        if self._circular is None:
+            self._circular = circular(self.root)
+        parts = self.parts(schema)
+        return any(isinstance(p, Mapping) and p.get("$ref") in self._circular for p in parts)
 
     def meets(self, value: Any, schema: Any) -> bool:
         """Return whether a value is valid. Raises: Undecided"""

@@ -13,6 +13,13 @@ from typing import Any
 
 from dovetail.interfaces.structured_output import words
 from dovetail.structured_output.json_formats import BOUNDS, FORMATS, is_bound
+from dovetail.structured_output.regex_reader import parse
+from dovetail.structured_output.rewriting.automaton import (
+    Effort,
+    Undecided,
+    are_disjoint,
+    searched,
+)
 from dovetail.structured_output.rewriting.tree import (
     KIND_OF,
     KINDS,
@@ -34,6 +41,8 @@ _EVALUATING = words(
 )
 """Keywords that evaluate members and items, also where every value meets them."""
 
+MAX_COMPARED = 3_000
+"""Parts of expressions that are walked to compare a pattern with a format."""
 REACH = 10**38
 """Bounds of numbers beyond this are drawn in: nothing here writes numbers with more digits, and
 generators write the ends of their types as bounds."""
@@ -119,10 +128,23 @@ def _format(node: Schema, kinds: frozenset[str]) -> Schema:
         return {**rest, "allOf": [*rest.get("allOf", ()), part]}
     if node["format"] not in FORMATS or "string" not in kinds:
         return rest
+    if "pattern" in rest and _names_local_times(node):
+        return rest
     if "pattern" in rest:
         part = {ORIGIN: origin(node), "format": node["format"]}
         return {**rest, "allOf": [*rest.get("allOf", ()), part]}
     return node
+
+
+def _names_local_times(node: Schema) -> bool:
+    """Return whether a node calls "time" what has no offset, as generators do."""
+    if node["format"] != "time":
+        return False
+    try:
+        texts = searched(node["pattern"])
+        return are_disjoint(texts, parse(FORMATS["time"]), Effort(MAX_COMPARED))
+    except Undecided:
+        return False
 
 
 def drawn_in(node: Schema) -> Schema:

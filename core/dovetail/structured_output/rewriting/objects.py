@@ -16,25 +16,19 @@ from typing import Any
 
 from dovetail.interfaces.structured_output import InvalidConstraint
 from dovetail.structured_output.json_formats import FORMATS
-from dovetail.structured_output.regex import (
-    ANY,
-    ANYTHING,
-    Cat,
-    Chars,
-    Many,
-    Node,
-    Or,
-    literal,
-    parse,
-)
+from dovetail.structured_output.regex import ANY, ANYTHING, Cat, Chars, Many, Node, Or, literal
+from dovetail.structured_output.regex_reader import parse
 from dovetail.structured_output.rewriting.automaton import (
+    Effort,
     Undecided,
+    conditions,
     left,
-    lookaheads,
+    looks,
     matches,
     other_texts,
     searched,
     shared,
+    without_looks,
 )
 from dovetail.structured_output.rewriting.context import Context
 from dovetail.structured_output.rewriting.negation import opposite, pattern_of
@@ -56,6 +50,8 @@ MAX_ALTERNATIVES = 32
 MAX_DEPTH = 24
 MAX_COUNTED = 24
 """Characters up to which lengths beside a pattern are told exactly."""
+MAX_LOOKAHEAD = 5_000
+"""Parts of expressions that are walked to make one pattern of one that looks ahead."""
 _NOTHING = Or(())
 
 
@@ -184,7 +180,7 @@ def _of_keyword(keyword: str, node: Schema, context: Context, depth: int) -> Nod
         case "enum":
             return Or(tuple(literal(v) for v in said if isinstance(v, str)))
         case "pattern":
-            return searched(said)
+            return without_looks(searched(said), context.effort)
         case "format":
             return parse(FORMATS[said]) if said in FORMATS else None
         case "minLength":
@@ -251,23 +247,48 @@ def _cut(given: Mapping[str, Any], context: Context, at: str) -> Schema:
 
 
 def without_lookaround(node: Schema, context: Context) -> Any:
-    """Return a node whose patterns do not look ahead, where they do so at the beginning."""
+    """Return a node whose patterns do not look ahead. Raises: InvalidConstraint"""
     made = node
-    if lookaheads(node.get("pattern", ""))[0]:
-        made = {**node, "pattern": _without_lookahead(node["pattern"], f"{origin(node)}/pattern")}
+    if "pattern" in node:
+        at = f"{origin(node)}/pattern"
+        patterns = _plain_patterns(node["pattern"], at)
+        if patterns != [node["pattern"]]:
+            rest = {keyword: said for keyword, said in node.items() if keyword != "pattern"}
+            made = with_parts(rest, *({ORIGIN: at, "pattern": one} for one in patterns))
     given = node.get("patternProperties", {})
-    if any(lookaheads(pattern)[0] for pattern in given):
-        at = f"{origin(node)}/patternProperties"
-        members = [(_without_lookahead(p, at), s) for p, s in given.items()]
-        made = {**made, "patternProperties": dict(members)}
+    at = f"{origin(node)}/patternProperties"
+    plain = {pattern: _plain_patterns(pattern, at) for pattern in given}
+    if any(len(found) > 1 for found in plain.values()):
+        raise InvalidConstraint("the lookahead of a pattern of names takes too much", at)
+    if list(given) != [found[0] for found in plain.values()]:
+        made = {**made, "patternProperties": _renamed(given, plain, at)}
     return made
 
 
-def _without_lookahead(pattern: str, at: str) -> str:
-    if not lookaheads(pattern)[0]:
-        return pattern
+def _renamed(given: Schema, plain: dict[str, list[str]], at: str) -> Schema:
+    """Return members by other patterns; what two of them say of the same names, together."""
+    made: Schema = {}
+    for pattern, schema in given.items():
+        name = plain[pattern][0]
+        made[name] = all_of([made[name], schema], at) if name in made else schema
+    return made
+
+
+def _plain_patterns(pattern: str, at: str) -> list[str]:
+    """Return patterns without lookahead that all must be found: one, if that is not too large.
+    A pattern that cannot be read stays as it is."""
     try:
-        return pattern_of(searched(pattern))
+        tree = searched(pattern)
+    except Undecided:
+        return [pattern]
+    if not looks(tree):
+        return [pattern]
+    try:
+        return [pattern_of(without_looks(tree, Effort(MAX_LOOKAHEAD)))]
+    except Undecided:
+        pass
+    try:
+        return list(map(pattern_of, conditions(tree, Effort())))
     except (Undecided, InvalidConstraint) as error:
         raise InvalidConstraint(str(error), at) from error
 

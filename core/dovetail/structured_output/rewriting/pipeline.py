@@ -8,7 +8,7 @@ The passes, in order; each module says what it rewrites and where the standard h
 | references | one root and flat `$defs`; annotations and unused definitions are dropped |
 | spelling | draft 2020-12; refuses values of wrong type |
 | effect | keywords that change nothing are dropped |
-| constants, objects, arrays, conditions, branches | node by node, from the root down |
+| constants, objects, arrays, conditions, branches, recursion | node by node, from the root down |
 
 Every rewriting is exact, or narrower than the schema: what is written under it is always valid. A
 keyword that no pass rewrites stays, and the backends say whether they enforce it.
@@ -40,6 +40,7 @@ from dovetail.structured_output.rewriting.objects import (
     without_property_names,
     without_unevaluated_properties,
 )
+from dovetail.structured_output.rewriting.recursion import with_references_alone
 from dovetail.structured_output.rewriting.references import gathered
 from dovetail.structured_output.rewriting.spelling import spelled
 from dovetail.structured_output.rewriting.tree import (
@@ -67,6 +68,7 @@ PASSES: tuple[Callable[[Schema, Context], Any], ...] = (
     without_conditions,
     without_not,
     without_one_of,
+    with_references_alone,
 )
 """What happens to each node."""
 
@@ -80,7 +82,11 @@ def rewritten(schema: Schema) -> Schema:
     budget = Budget()
     try:
         root = effective(spelled(gathered(schema, budget)))
-        applied = _applied(root, Context(root, budget), 0)
+        context = Context(root, budget)
+        applied = _applied(root, context, 0)
+        while context.pending and applied is not False:
+            name, together = context.pending.pop()
+            applied.setdefault("$defs", {})[name] = _applied(together, context, 1)
     except RecursionError as error:
         raise InvalidConstraint("the schema is nested too deep, or refers to itself") from error
     if applied is False:

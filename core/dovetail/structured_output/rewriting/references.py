@@ -2,9 +2,10 @@
 
 Every reference becomes "#" or "#/$defs/NAME", whatever it was: a JSON Pointer to anywhere in the
 document, an anchor, an address relative to an `$id`. Definitions that nothing refers to are left
-out, and so is every keyword that does not validate. References to other documents are refused:
-nothing is fetched. Source: https://json-schema.org/draft/2020-12/json-schema-core (8.2, 9.2); in
-drafts 3 to 7 keywords beside `$ref` are ignored (draft 7, 8.3).
+out, and so is every keyword that does not validate. References to other documents than the
+metaschemas of drafts are refused: nothing is fetched. Source:
+https://json-schema.org/draft/2020-12/json-schema-core (8.2, 9.2); in drafts 3 to 7 keywords beside
+`$ref` are ignored (draft 7, 8.3).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from urllib.parse import unquote, urljoin
 
 from dovetail.interfaces.structured_output import InvalidConstraint
+from dovetail.structured_output.rewriting.metaschemas import metaschema
 from dovetail.structured_output.rewriting.tree import (
     OF_LISTS,
     OF_ONE,
@@ -198,10 +200,23 @@ class _Gatherer:
         resource = self._index.resources.get(address)
         if resource is None and address in ("", own):
             resource = self._document
+        if resource is None:
+            resource = self._of_schemas(address)
         target = self._within(resource, address, fragment)
         if target is None and reference.startswith("#"):
             target = self._within(self._document, own, fragment)
         return target
+
+    def _of_schemas(self, address: str) -> Any:
+        """Return the metaschema at an address, None for others. Mutates: self"""
+        found = metaschema(address)
+        if found is not None:
+            self._index.resources[address] = found
+            pending: list[Any] = [found]
+            for node in pending:
+                self._index.bases[id(node)] = address
+                pending += [inner for _, inner in below(node) if isinstance(inner, Mapping)]
+        return found
 
     def _within(self, resource: Any, address: str, fragment: str) -> Any:
         if resource is None or not fragment:

@@ -173,3 +173,29 @@ def resolved(root: Schema, reference: str) -> Any:
         return root
     name = reference.removeprefix("#/$defs/").replace("~1", "/").replace("~0", "~")
     return root.get("$defs", {}).get(name, False)
+
+
+def circular(root: Schema) -> frozenset[str]:
+    """Return the references of a gathered document whose targets lead to themselves."""
+    targets = {f"#/$defs/{escaped(name)}": schema for name, schema in root.get("$defs", {}).items()}
+    targets["#"] = {keyword: value for keyword, value in root.items() if keyword != "$defs"}
+    leads = {reference: _references(schema) for reference, schema in targets.items()}
+    return frozenset(reference for reference in leads if _reaches(leads, reference))
+
+
+def _references(schema: Any) -> set[str]:
+    found, pending = set(), [schema]
+    for node in pending:
+        if isinstance(node, Mapping):
+            found |= {node["$ref"]} if "$ref" in node else set()
+            pending += [inner for _, inner in below(node)]
+    return found
+
+
+def _reaches(leads: Mapping[str, set[str]], goal: str) -> bool:
+    seen, pending = set(leads[goal]), list(leads[goal])
+    for reference in pending:
+        fresh = leads.get(reference, set()) - seen
+        seen |= fresh
+        pending += fresh
+    return goal in seen

@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from dovetail.structured_output.json_formats import BOUNDS, FORMATS
-from dovetail.structured_output.regex import parse
+from dovetail.structured_output.regex_reader import parse
 from dovetail.structured_output.rewriting.automaton import Effort, Undecided, matches, searched
 from dovetail.structured_output.rewriting.tree import KIND_OF, Schema, resolved
 

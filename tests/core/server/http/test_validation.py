@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from dovetail.server.http.validation import Fault, fault_of
 from support.serving import USER, app_for, complete, send
 
 
@@ -82,3 +85,50 @@ def test_a_path_that_is_not_there_names_the_one_that_was_meant(path: str, meant:
 def test_a_path_like_no_other_names_none() -> None:
     app, _ = app_for()
     assert "Did you mean" not in send(app, "GET", "/qqqqqqqqqqqq").text
+
+
+class Picture(BaseModel):
+    type: Literal["picture"]
+    url: str
+    width: int = 0
+
+
+class Sound(BaseModel):
+    type: Literal["sound"]
+    data: str
+    rate: int
+
+
+def fault(union: Any, value: Any) -> Fault:
+    """Return what is wrong with a value of a field."""
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(dict[Literal["part"], union]).validate_python({"part": value})
+    errors = [{**one, "loc": ("body", *one["loc"])} for one in caught.value.errors()]
+    found = fault_of(RequestValidationError(errors, body={"part": value}))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("union", [str | Picture | Sound, Sound | Picture | str, Picture | Sound])
+@pytest.mark.parametrize(
+    ("value", "param", "what"),
+    [
+        ({"type": "picture"}, "part.url", "Field required"),
+        ({"type": "sound", "rate": 1}, "part.data", "Field required"),
+        ({"type": "sound", "data": "x"}, "part.rate", "Field required"),
+        ({"type": "picture", "url": 5}, "part.url", "Input should be a valid string"),
+        (
+            {"type": "picture", "url": "x", "width": []},
+            "part.width",
+            "Input should be a valid integer",
+        ),
+    ],
+)
+def test_the_branch_that_is_meant_is_named(union: Any, value: Any, param: str, what: str) -> None:
+    found = fault(union, value)
+    assert (found.param, found.what) == (param, what)
+
+
+def test_a_name_that_no_branch_has_lists_those_there_are() -> None:
+    found = fault(str | Picture | Sound, {"type": "photo", "url": "x"})
+    assert found.message == "part.type: Input should be 'picture' or 'sound'"
