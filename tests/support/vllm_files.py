@@ -54,7 +54,7 @@ def plan_of(
     return SessionPlan(
         tool_parser=tool,
         tools=tuple(asked.tools),
-        reasoning=known_markers(reasoning),
+        reasoning=known_markers(reasoning, asked.tail),
         tool_reading=tool.reads(asked) if tool else None,
         reasoning_reading=reasoning.reads(asked) if reasoning else None,
         **fields,

@@ -123,7 +123,7 @@ def _facts(
         bos_token_id=_first_id(text.get("bos_token_id")),
         cache=row,
         encoder=encoder,
-        whole_config=raw if has_text_part(raw) or facts_of(raw).media else {},
+        whole_config=dict(raw) if has_text_part(raw) or facts_of(raw).media else {},
     )
 
 
