@@ -27,9 +27,9 @@ from dovetail.engine.step_stats import StepCounter
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import DraftSpec
 from dovetail.interfaces.step import RowResult
-from dovetail.testing.contract import model_spec
-from dovetail.testing.simulate import SimSettings
 from dovetail_plugins.drafters.ngram import NgramDrafter, NgramOptions
+from dovetail_testing.contract import model_spec
+from dovetail_testing.simulate import SimSettings
 
 VOCAB_SIZE = 32_000
 PRICES = (0.05, 0.2)

@@ -23,7 +23,7 @@ from dovetail.engine.core import EngineCore
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.step import RowResult, StepPlan, StepResult
-from dovetail.testing.fake_engine import FakeExecutor, fake_spec
+from dovetail_testing.fake_engine import FakeExecutor, fake_spec
 
 NUM_TOKENS = 500
 LETTER = ord("a")

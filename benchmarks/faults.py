@@ -55,7 +55,7 @@ ENDS = ("refused", "503")
 ENGINE, API, RANK = (
     "dovetail.engine.ipc.process",
     "dovetail.server.launch.api_process",
-    "dovetail.ranks.rank_process",
+    "dovetail_plugins.ranks.rank_process",
 )
 
 

@@ -97,10 +97,10 @@ class SteppedLLM(LLM):
 
 def loaded(model: str, flags: Sequence[str], num_threads: int) -> SteppedLLM:
     """Return a model with the flags of `serve`."""
-    from dovetail.cli import serve
     from dovetail.cli.parser import Parser
     from dovetail.config.parse.parse_config import parse_config
     from dovetail.config.resolve import resolve
+    from dovetail_plugins.commands import serve
 
     parser = Parser(prog="serve", description="")
     serve.add_arguments(parser)

@@ -97,7 +97,7 @@ def loaded(folder: Path, **options: str) -> Any:
     from dovetail.config.config import Config
     from dovetail.config.resolve import resolve
     from dovetail.runner.loader import load_model
-    from dovetail.testing.harness import PagedModel
+    from dovetail_testing.harness import PagedModel
 
     fields = {"model": str(folder), "dtype": "float32", "use_tqdm_on_load": False}
     config = Config.from_fields({**fields, "plugin_options": {"quantization": options}})

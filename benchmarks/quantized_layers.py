@@ -116,7 +116,7 @@ def linear_of(method: str, config: dict[str, Any] | None, size: int = SIZE) -> A
     import msgspec
 
     from dovetail import registry
-    from dovetail.testing.contract import model_spec
+    from dovetail_testing.contract import model_spec
 
     spec = model_spec()
     plugin: Any = registry.load("quantization", method)
@@ -250,7 +250,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=[])
     asked = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(asked.threads)
-    from dovetail.bench.machine import machine_facts
+    from dovetail_plugins.bench.machine import machine_facts
 
     take = interpreted if asked.interpreted else measured
     stored = STORED | {"gguf": {name: {"types": {LAYER: name}} for name in GGUF}}

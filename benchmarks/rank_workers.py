@@ -13,7 +13,7 @@ from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import KVLayer, KVLayout, RowResult, StepPlan, StepResult
 from dovetail.interfaces.worker import Worker
 from dovetail.parallel.groups import stage_after, stage_before
-from dovetail.testing.stage_worker import StageWorker
+from dovetail_testing.stage_worker import StageWorker
 
 SLEEP_S = 0.01
 

@@ -38,9 +38,9 @@ from dovetail.interfaces.step import (
     RowStep,
     StepPlan,
 )
-from dovetail.testing.tiny import tiny_layout, tiny_run
 from dovetail_plugins.executors.mp import MpExecutor
 from dovetail_plugins.executors.uni import UniExecutor
+from dovetail_testing.tiny import tiny_layout, tiny_run
 
 NUM_ROWS = 32
 PLAN_S = 200e-6

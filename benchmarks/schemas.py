@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import registry
-from dovetail.bench.machine import machine_facts
 from dovetail.config.checkpoint.model_path import DEMO_PATH
 from dovetail.config.rules.selections import select
 from dovetail.errors import RequestError
@@ -38,7 +37,8 @@ from dovetail.interfaces.spec import StructuredOutputSpec
 from dovetail.interfaces.structured_output import LoadedConstraint
 from dovetail.structured_output.cache import ConstraintCache
 from dovetail.structured_output.compiler import ConstraintCompiler
-from dovetail.testing.random_walks import Wanderer, follows
+from dovetail_plugins.bench.machine import machine_facts
+from dovetail_testing.random_walks import Wanderer, follows
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests"))

@@ -28,8 +28,8 @@ from dovetail.interfaces.spec import Selection
 from dovetail.interfaces.step import StepPlan
 from dovetail.layers.attention import Attention
 from dovetail.runner.model_runner import ModelRunner
-from dovetail.testing.scripted_steps import Driver, DriveRequest
-from dovetail.testing.tiny import tiny_layout, tiny_run
+from dovetail_testing.scripted_steps import Driver, DriveRequest
+from dovetail_testing.tiny import tiny_layout, tiny_run
 
 BAR_S, BAR_ROW_S = 300e-6, 10e-6
 WAYS = {

@@ -84,7 +84,7 @@ def first_paragraph(documented: Any) -> str:
 
 def http_page() -> str:
     """Return routes with their first docstring paragraph, then the fields of each request body."""
-    from dovetail.server.api.families import build_apis, needed
+    from dovetail.server.families import build_apis, needed
 
     routes = [route for api in build_apis().values() for route in api.routes]
     parts = [
@@ -146,7 +146,7 @@ def _shown(facts: dict[str, Any]) -> str:
 
 def metrics_page() -> str:
     """Return every metric family with its names, type, labels and help text."""
-    import dovetail.gateway.figures  # noqa: F401 (declares its own)
+    import dovetail_plugins.gateway.figures  # noqa: F401 (declares its own)
     from dovetail.observability import metrics
     from dovetail_plugins.stat_loggers._families import HIDDEN
     from dovetail_plugins.stat_loggers.prometheus import PrometheusStats
@@ -202,8 +202,8 @@ def errors_page() -> str:
 
 def bench_page() -> str:
     """Return the flags of every measurement, each group once."""
-    from dovetail.bench.settings import GROUPS_BY_COMMAND
     from dovetail.config.report.docs import group_sections
+    from dovetail_plugins.bench.settings import GROUPS_BY_COMMAND
 
     groups = dict.fromkeys(group for names in GROUPS_BY_COMMAND.values() for group in names)
     parts = [
@@ -223,8 +223,8 @@ def bench_page() -> str:
 
 def batch_page() -> str:
     """Return the flags of run-batch, and which of the HTTP server's it takes."""
-    from dovetail.batch.settings import BatchFlags, answer_flags
     from dovetail.config.report.docs import group_sections
+    from dovetail_plugins.batch.settings import BatchFlags, answer_flags
 
     taken = ", ".join(f"`{flag.spelling}`" for flag in answer_flags())
     parts = [
@@ -248,8 +248,8 @@ def _anchor(group: type[object]) -> str:
 def structured_output_page() -> str:
     """Return which backend enforces what: capabilities, keywords of JSON schemas, formats."""
     from dovetail import registry
-    from dovetail.structured_output.json_formats import FORMATS
-    from dovetail.structured_output.schema import ENFORCED_BESIDE
+    from dovetail_grammars.json_formats import FORMATS
+    from dovetail_grammars.schema import ENFORCED_BESIDE
 
     kind = "structured_output_backend"
     names = [e["name"] for k in registry.describe() if k["kind"] == kind for e in k["entries"]]

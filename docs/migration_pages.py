@@ -74,8 +74,8 @@ def code(names: Iterable[str]) -> str:
 
 
 def _commands() -> str:
-    from dovetail.bench.settings import GROUPS_BY_COMMAND
     from dovetail.cli.main import COMMANDS
+    from dovetail_plugins.bench.settings import GROUPS_BY_COMMAND
 
     names = next(row["names"] for row in facts("choices") if row["kind"] == "subcommand")
     kinds = next(row["names"] for row in facts("choices") if row["kind"] == "bench_type")
@@ -176,7 +176,7 @@ def _choices() -> str:
 
 def our_routes() -> dict[str, Any]:
     """Return path -> the first route of it, of the families that come with dovetail."""
-    from dovetail.server.api.families import build_apis
+    from dovetail.server.families import build_apis
 
     routes: dict[str, Any] = {}
     for api in build_apis().values():

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from dovetail.testing.plugin import (
+from dovetail_testing.plugin import (
     pytest_collection,
     pytest_collection_finish,
     pytest_runtest_teardown,
@@ -117,7 +117,7 @@ def _turn(item: pytest.Item) -> int:
 @pytest.fixture(scope="module")
 def with_test_models() -> Iterator[None]:
     """Offer ReplayForCausalLM and RandomLogitsForCausalLM, in children of this process as well."""
-    from dovetail.testing.models import registered
+    from dovetail_testing.models import registered
 
     with registered():
         yield

@@ -29,6 +29,7 @@ from dovetail.engine.client.outputs import GenerationResult, RequestOutput
 from dovetail.engine.client.request_collector import RequestCollector
 from dovetail.engine.client.sync_engine import SyncEngine
 from dovetail.engine.client.sync_engines import SyncEngines
+from dovetail.engine.worker_calls import APPLY_MODEL, function_name, worker_call
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.profile import GET_READY, START, STOP
 from dovetail.interfaces.sampling_params import SamplingParams
@@ -43,7 +44,6 @@ from dovetail.llm_prompts import Prompts, for_each, listed, salts
 from dovetail.multimodal.given import as_medium
 from dovetail.multimodal.loader import load_once
 from dovetail.multimodal.prompt import MediaPrompt
-from dovetail.ranks.worker_calls import APPLY_MODEL, function_name, worker_call
 from dovetail.registry.blame import blaming
 
 ChatMessages = Sequence[Mapping[str, Any]]

@@ -17,7 +17,7 @@ import pytest
 
 from dovetail import registry
 from dovetail.registry.kinds import interface_of
-from dovetail.testing.contract import files_of, gates_of
+from dovetail_testing.contract import files_of, gates_of
 from support import kit_pairs
 
 pytestmark = pytest.mark.timeout(900)  # one run of the whole kit serves them all
@@ -263,8 +263,8 @@ RIGHT = [
     ("pooler", f"{POOLERS}:RightSteps"),
     ("tool_parser", f"{PLAIN}:SlashParser"),
     ("logits_processor", f"{TORCH}:RightBias"),
-    ("attention_backend", "dovetail.testing.reference:ReferenceAttention"),
-    ("model", "dovetail.testing.models:ReplayModel"),
+    ("attention_backend", "dovetail_testing.reference:ReferenceAttention"),
+    ("model", "dovetail_testing.models:ReplayModel"),
 ]
 Rows = list[tuple[str, str, str]]
 """Kinds, plugins and clauses; a clause "" is all of them."""

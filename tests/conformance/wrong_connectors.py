@@ -17,7 +17,7 @@ from dovetail.interfaces.kv_connector import (
 )
 from dovetail.interfaces.kv_event_publisher import EventBatch, KVEventPublisher
 from dovetail.interfaces.plugin import Info
-from dovetail.testing.memory_connector import MemoryIndex, MemoryStore
+from dovetail_testing.memory_connector import MemoryIndex, MemoryStore
 
 
 class Index(MemoryIndex):

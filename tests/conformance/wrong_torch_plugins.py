@@ -30,7 +30,6 @@ from dovetail.interfaces.spec import CacheSpec, ModelSpec
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.tokenizer import PairFrame
 from dovetail.layers.rotary import Frequencies, RopeSettings, linear
-from dovetail.testing.reference import ReferenceAttention
 from dovetail_kernels.op import Implementation
 from dovetail_plugins.communicators.gloo import GlooCommunicator
 from dovetail_plugins.drafters.eagle import Eagle
@@ -42,6 +41,7 @@ from dovetail_plugins.quantizers.int4 import Int4
 from dovetail_plugins.schedulers.continuous import ContinuousScheduler
 from dovetail_plugins.tokenizers.hf import HfTokenizer
 from dovetail_plugins.workers.cpu import CpuWorker
+from dovetail_testing.reference import ReferenceAttention
 
 T = TypeVar("T")
 

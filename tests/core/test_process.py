@@ -23,7 +23,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.server.generate.parsers import ParserChoice
 from dovetail.server.launch import api_processes
-from dovetail.testing.fake_engine import fake_spec
+from dovetail_testing.fake_engine import fake_spec
 from support.impostors import make_impostors
 from support.orphans import kill_parent, survivors
 
@@ -276,7 +276,7 @@ from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.server.launch import api_processes
 from dovetail.server.generate.parsers import ParserChoice
-from dovetail.testing.fake_engine import fake_spec
+from dovetail_testing.fake_engine import fake_spec
 
 async def main():
     engine = await AsyncEngine.start(fake_spec())

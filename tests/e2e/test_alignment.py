@@ -17,7 +17,7 @@ from dovetail.errors import RequestError
 from dovetail.interfaces.media import Feature, PartPlace, PromptPart
 from dovetail.interfaces.sampling_params import Alignment
 from dovetail.runner.alignment import path, prominence
-from dovetail.testing.tiny_families import VOCAB_SIZE
+from dovetail_testing.tiny_families import VOCAB_SIZE
 from support.tiny_encoder_decoders import write_encoder_decoder
 
 whisper = pytest.importorskip("transformers.models.whisper.generation_whisper")

@@ -12,7 +12,7 @@ from dovetail.config.resolve import resolve
 from dovetail.config.rules.demo import bundled_drafts
 from dovetail.errors import ConfigError
 from dovetail.interfaces.stats import StepStats
-from dovetail.testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 
 pytest.importorskip("dovetail_plugins")
 

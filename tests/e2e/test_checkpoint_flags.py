@@ -14,8 +14,8 @@ from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.engine.client.outputs import GenerationResult
 from dovetail.errors import ConfigError
-from dovetail.testing.tiny_families import VOCAB_SIZE
-from dovetail.testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny_families import VOCAB_SIZE
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 
 TOLERANCE = 1e-4
 NEW_TOKENS = 6

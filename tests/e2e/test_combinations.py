@@ -17,7 +17,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from dovetail.config.checkpoint.model_path import DEMO_PATH
-from dovetail.testing.models import write_random_checkpoint, write_replay_checkpoint
+from dovetail_testing.models import write_random_checkpoint, write_replay_checkpoint
 from support.server_process import ServerProcess
 from support.serving import events_of, joined
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from dovetail.testing.tiny_models import write_tiny_checkpoint
 from dovetail_kernels.cpu.library import ISA_VARIABLE
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """

@@ -18,7 +18,7 @@ from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.engine.draft_price import DraftPrice
 from dovetail.engine.drafting import _PricedDraftLength
-from dovetail.testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 
 pytest.importorskip("dovetail_plugins")
 

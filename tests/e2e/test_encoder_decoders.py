@@ -15,7 +15,7 @@ from dovetail.engine.client.encoder_prompt import EncoderPrompt
 from dovetail.engine.client.outputs import GenerationResult
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.media import Feature, PartPlace, PromptPart
-from dovetail.testing.tiny_families import VOCAB_SIZE
+from dovetail_testing.tiny_families import VOCAB_SIZE
 from support.older_transformers import skip_where_older
 from support.tiny_encoder_decoders import FAMILIES, write_encoder_decoder
 

@@ -15,7 +15,7 @@ from dovetail.config.checkpoint.model_path import DEMO_PATH
 from dovetail.interfaces.constraint import JsonSchema, Regex
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.llm import LLM
-from dovetail.testing.contract import skipping_unavailable
+from dovetail_testing.contract import skipping_unavailable
 from support.demo_copies import demo_copy, with_file
 
 STATED, TOKENIZERS = 2039, 2041

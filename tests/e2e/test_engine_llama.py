@@ -25,7 +25,7 @@ from dovetail.errors import EngineDead
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.llm import LLM
-from dovetail.testing.fake_engine import EOS, VOCAB_SIZE, fake_spec
+from dovetail_testing.fake_engine import EOS, VOCAB_SIZE, fake_spec
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

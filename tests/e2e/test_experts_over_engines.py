@@ -16,7 +16,7 @@ import pytest
 from dovetail import LLM
 from dovetail.config.rules.platform import usable_cores
 from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 from support.server_process import ServerProcess
 
 pytestmark = [

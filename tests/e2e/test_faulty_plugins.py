@@ -220,7 +220,7 @@ SERVED = {
     "reasoning_parser": (PLUGINS + "reasoning_parsers.qwen3:Qwen3", "starts_inside"),
     "stat_logger": (PLUGINS + "stat_loggers.jsonl:RequestLines", "request"),
     "adapter_resolver": (PLUGINS + "adapter_resolvers.folder:FolderResolver", "find"),
-    "api": ("dovetail.server.api.adapters.routes:AdaptersApi", "tasks_of"),
+    "api": ("dovetail_plugins.apis.adapters.routes:AdaptersApi", "tasks_of"),
     "router": (PLUGINS + "routers.round_robin:RoundRobin", "choose"),
 }
 ELSEWHERE = {

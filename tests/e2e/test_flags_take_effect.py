@@ -35,11 +35,11 @@ from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.step import StepPlan
 from dovetail.server.generate.parsers import choose_parsers
 from dovetail.server.launch.engine_start import max_queued
-from dovetail.testing.models import write_random_checkpoint, write_replay_checkpoint
-from dovetail.testing.tiny import tiny_run
-from dovetail.testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
 from dovetail_plugins.executors.uni import UniExecutor
 from dovetail_plugins.workers import cpu
+from dovetail_testing.models import write_random_checkpoint, write_replay_checkpoint
+from dovetail_testing.tiny import tiny_run
+from dovetail_testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
 from support.server_process import ServerProcess
 
 pytestmark = pytest.mark.usefixtures("with_test_models")
@@ -422,7 +422,7 @@ def test_stat_loggers_and_their_options(folder: Path) -> None:
 
 def test_worker_and_executor_by_path(folder: Path) -> None:
     """--worker-cls and --distributed-executor-backend: the classes named are those that run."""
-    worker = "dovetail.testing.tiny_worker:TinyWorker"
+    worker = "dovetail_testing.tiny_worker:TinyWorker"
     (executor,) = [e.target for e in registry.entries("executor") if e.name == "uni"]
     with open_llm(folder, worker_cls=worker, distributed_executor_backend=executor) as llm:
         assert type(llm._engine.core._executor.worker).__name__ == "TinyWorker"

@@ -21,8 +21,8 @@ from dovetail import LLM, LoRARequest, SamplingParams
 from dovetail.engine.client.encoder_prompt import EncoderPrompt
 from dovetail.interfaces.constraint import Regex
 from dovetail.interfaces.media import Feature, PartPlace, PromptPart
-from dovetail.testing.tiny_families import VOCAB_SIZE
-from dovetail.testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
+from dovetail_testing.tiny_families import VOCAB_SIZE
+from dovetail_testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
 from support.gpus import CPU, CUDA, NEEDS_GPU, ON_GPU, engine
 from support.media import data_url, picture
 from support.tiny_encoder_decoders import write_encoder_decoder

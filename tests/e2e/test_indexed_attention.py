@@ -15,8 +15,8 @@ import transformers
 
 from dovetail import LLM, SamplingParams
 from dovetail.engine.client.outputs import GenerationResult
-from dovetail.testing.tiny_families import VOCAB_SIZE
-from dovetail.testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny_families import VOCAB_SIZE
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 
 TOLERANCE = 1e-4
 SPARSE: dict[str, Any] = {"index_topk": 8, "index_n_heads": 8}

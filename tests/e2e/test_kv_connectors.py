@@ -15,7 +15,7 @@ from dovetail.engine.client.outputs import GenerationResult
 from dovetail.engine.messages import EngineRequest
 from dovetail.errors import ConfigError
 from dovetail.interfaces.kv_connector import BlockStore
-from dovetail.testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 from support import kv_engines
 from support.kv_engines import (
     GREEDY,

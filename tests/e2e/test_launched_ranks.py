@@ -22,7 +22,7 @@ from dovetail.cli.main import main
 from dovetail.config.rules.launch import launch_of
 from dovetail.errors import ConfigError
 from dovetail.process import child_environment
-from dovetail.testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 from support import ranks_answers
 
 pytestmark = pytest.mark.e2e

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dovetail.testing.tiny_models import write_tiny_tokenizer
+from dovetail_testing.tiny_models import write_tiny_tokenizer
 from support.server_process import ServerProcess
 
 pytestmark = pytest.mark.e2e

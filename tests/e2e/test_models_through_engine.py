@@ -12,8 +12,8 @@ import torch
 from dovetail import LLM, SamplingParams
 from dovetail.engine.client.outputs import GenerationResult
 from dovetail.engine.core import StepOutput
-from dovetail.testing.tiny_families import FAMILIES, VOCAB_SIZE
-from dovetail.testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny_families import FAMILIES, VOCAB_SIZE
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 from support.older_transformers import skip_where_older
 
 TOLERANCE = 1e-4

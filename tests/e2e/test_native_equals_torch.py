@@ -23,11 +23,11 @@ from dovetail import LLM, SamplingParams
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.runner.loader import load_model, num_bytes
-from dovetail.testing.tiny_families import VOCAB_SIZE
-from dovetail.testing.tiny_models import write_tiny_checkpoint
 from dovetail_kernels.cpu.library import ISA_VARIABLE, library, missing_reason
 from dovetail_kernels.cpu.recipe import BFLOAT16_ISAS
 from dovetail_kernels.gemm.weight import quantize_int4, quantize_int8_groups
+from dovetail_testing.tiny_families import VOCAB_SIZE
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 from support.dequantized import (
     dequantized_model,
     found_logprobs,

@@ -22,10 +22,10 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.layers.placement import WeightHolder
 from dovetail.runner.offload import HostCourier, Offload
-from dovetail.testing.tiny_models import write_tiny_checkpoint
 from dovetail_kernels.cpu import library as native
 from dovetail_plugins.platforms.cpu import CpuPlatform
 from dovetail_plugins.platforms.cuda import CudaPlatform
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 PROMPTS = [[5, 6, 7, 8, 9] * 5, [3, 4, 5]]

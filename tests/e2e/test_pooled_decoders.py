@@ -17,7 +17,7 @@ from torch import nn
 from dovetail import LLM
 from dovetail.errors import RequestError
 from dovetail.interfaces.pooling_params import PoolingParams
-from dovetail.testing.tiny_families import VOCAB_SIZE
+from dovetail_testing.tiny_families import VOCAB_SIZE
 from support.tiny_decoders import (
     SIZE,
     hidden_states,

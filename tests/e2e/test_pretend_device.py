@@ -21,7 +21,7 @@ from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.step import StepPlan, StepResult
 from dovetail.layers.native import use_ops
 from dovetail.registry import discovery
-from dovetail.testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
+from dovetail_testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
 
 SAMPLE = Path(__file__).resolve().parents[2] / "contrib" / "pretend-device"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from dovetail.process import child_environment
-from dovetail.testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 from support.orphans import survivors
 from support.server_process import ServerProcess
 

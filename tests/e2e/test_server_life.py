@@ -18,8 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
-from dovetail.bench.startup import spans_of
 from dovetail.server.launch.records import records_folder, running_servers
+from dovetail_plugins.bench.startup import spans_of
 from support.server_process import ServerProcess
 
 pytestmark = pytest.mark.e2e

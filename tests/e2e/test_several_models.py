@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from dovetail.config.checkpoint.model_path import DEMO_PATH
-from dovetail.testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
+from dovetail_testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
 from support.certificates import Certificates, make_certificates
 from support.server_process import ServerProcess
 
@@ -69,7 +69,9 @@ def states(client: httpx.Client) -> dict[str, str]:
 
 def model_servers(server: ServerProcess) -> list[psutil.Process]:
     """Return the models' own servers, in the order of their start."""
-    found = [c for c in server.descendants() if "dovetail.cli.server_child" in c.cmdline()]
+    found = [
+        c for c in server.descendants() if "dovetail_plugins.commands.server_child" in c.cmdline()
+    ]
     return sorted(found, key=lambda child: child.create_time())
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from dovetail import SamplingParams
 from dovetail.engine.client.outputs import GenerationResult
-from dovetail.testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 from support.drafts import (
     FEW,
     KNOWN,

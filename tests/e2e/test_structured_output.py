@@ -15,7 +15,7 @@ from dovetail import registry
 from dovetail.interfaces.constraint import Choice, JsonSchema, Literal, Regex
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.llm import LLM
-from dovetail.testing.contract import skipping_unavailable
+from dovetail_testing.contract import skipping_unavailable
 
 PERSON: dict[str, Any] = {
     "type": "object",

@@ -20,7 +20,7 @@ from dovetail.engine.client.outputs import GenerationResult
 from dovetail.engine.step_stats import StepCounter
 from dovetail.interfaces.constraint import Regex
 from dovetail.interfaces.stats import StepStats
-from dovetail.testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 from support.server_process import ServerProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_ranks")]
@@ -364,7 +364,9 @@ def test_a_server_with_experts_on_two_ranks_answers(tmp_path: Path) -> None:
 
 def ranks_of(server: ServerProcess) -> list[psutil.Process]:
     """Return the rank processes in the order of their start."""
-    found = [c for c in server.descendants() if "dovetail.ranks.rank_process" in c.cmdline()]
+    found = [
+        c for c in server.descendants() if "dovetail_plugins.ranks.rank_process" in c.cmdline()
+    ]
     return sorted(found, key=lambda child: child.pid)
 
 

@@ -22,7 +22,7 @@ from dovetail.config.resolve import resolve
 from dovetail.errors import AmbiguousPlugin, BrokenPlugin, ConfigError, UnknownPlugin
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.registry import BUILT_IN
-from dovetail.testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
+from dovetail_testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
 from support import serving
 from support.third_party import installed
 

@@ -25,10 +25,10 @@ from tokenizers import Tokenizer
 from dovetail.config.checkpoint.model_path import DEMO_PATH
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
-from dovetail.server.api.responses.mcp import MAX_RESULT_BYTES, McpFault, McpServer, connected
 from dovetail.server.launch.frontend_checks import check_frontend
-from dovetail.testing.fake_async_engine import FakeAsyncEngine, Script
-from dovetail.testing.models import write_replay_checkpoint
+from dovetail_plugins.apis.responses.mcp import MAX_RESULT_BYTES, McpFault, McpServer, connected
+from dovetail_testing.fake_async_engine import FakeAsyncEngine, Script
+from dovetail_testing.models import write_replay_checkpoint
 from support.server_process import ServerProcess
 from support.serving import app_for, send
 

@@ -20,7 +20,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.constraint import Regex
 from dovetail.interfaces.stats import StepStats
 from dovetail.interfaces.step import TokenLogprobs
-from dovetail.testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 
 pytest.importorskip("dovetail_plugins")
 

@@ -41,8 +41,8 @@ def cluster(kind: str) -> Any:
 def checked_settings(words: list[str]) -> Any:
     """Return the config of a `dovetail serve` command line. Raises: ConfigError"""
     from dovetail.cli.parser import Parser
-    from dovetail.cli.serve import add_arguments
     from dovetail.config.parse.parse_config import parse_config
+    from dovetail_plugins.commands.serve import add_arguments
 
     parser = Parser(prog="dovetail serve", description="")
     add_arguments(parser)
@@ -176,7 +176,7 @@ def test_the_unit_is_one(tmp_path: Path) -> None:
 
 
 def test_the_cluster_asks_the_right_paths() -> None:
-    from dovetail.server.api.health.routes import HealthApi
+    from dovetail_plugins.apis.health.routes import HealthApi
 
     pod = cluster("Deployment")["spec"]["template"]
     (container,) = pod["spec"]["containers"]

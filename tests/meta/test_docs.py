@@ -33,7 +33,7 @@ def test_what_routes_do_is_told_in_whole_sentences() -> None:
 
 
 def test_dev_endpoints_are_all_told() -> None:
-    from dovetail.server.api.admin.routes import AdminApi
+    from dovetail_plugins.apis.admin.routes import AdminApi
 
     page = (ROOT / "docs" / "how_to" / "configure.md").read_text()
     told = page.partition("`--enable-dev-endpoints` adds")[2].partition("\n- ")[0]

@@ -24,7 +24,7 @@ def test_every_group_is_a_kind() -> None:
 
 def test_nothing_of_the_kit_is_offered_to_users() -> None:
     targets = {target for group in TABLE.values() for target in group.values()}
-    assert {target for target in targets if target.startswith("dovetail.testing")} == set()
+    assert {target for target in targets if target.startswith("dovetail_testing")} == set()
 
 
 def test_every_kind_has_an_entry() -> None:

@@ -12,9 +12,9 @@ BARE = re.compile(
 )
 READER = "core/dovetail/json_values.py"
 BY_THEMSELVES = {
-    "core/dovetail/inspect/trial.py": "a refusal that a child process of its own has written",
+    "plugins/dovetail_plugins/inspect/trial.py": "a refusal that a child process of its own has written",
     "core/dovetail/interfaces/constraint.py": "constraints that this server has written",
-    "core/dovetail/syntax/json_text.py": "the one reader of calls that models write",
+    "core/dovetail/json_text.py": "the one reader of calls that models write",
     "plugins/dovetail_plugins/executors/_launched_ranks.py": "an address that rank 0 has written",
     "plugins/dovetail_plugins/gguf/_grids.py": "a file of the package",
     "plugins/dovetail_plugins/tokenizers/_plain_words.py": "a tokenizer's own state",

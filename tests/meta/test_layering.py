@@ -32,7 +32,7 @@ def modules_after(code: str) -> set[str]:
         "import dovetail.registry as r; [r.names(k) for k in r.KINDS]",
         "import dovetail.config",
         "import dovetail.cli.main",
-        "import dovetail.bench.settings, dovetail.bench.serve, dovetail.bench.throughput",
+        "import dovetail_plugins.bench.settings, dovetail_plugins.bench.serve, dovetail_plugins.bench.throughput",
     ],
 )
 def test_light_imports(code: str) -> None:
@@ -67,8 +67,8 @@ def test_a_load_on_a_server_needs_no_engine() -> None:
         "    main(['bench', 'serve', '--help=all'])\n"
         "with contextlib.redirect_stderr(io.StringIO()):\n"
         "    assert main(['bench', 'serve', '--base-url', 'http://127.0.0.1:9']) == 1\n"
-        "import dovetail.bench.serve_report\n"
-        "from dovetail.bench.prompts import load_tokenizer\n"
+        "import dovetail_plugins.bench.serve_report\n"
+        "from dovetail_plugins.bench.prompts import load_tokenizer\n"
         "from dovetail.config.checkpoint.model_path import DEMO_PATH\n"
         "load_tokenizer(DEMO_PATH)\n"
     )

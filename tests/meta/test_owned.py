@@ -18,11 +18,11 @@ PARTS = ("core/dovetail", "plugins/dovetail_plugins")
 IN_BLOCKS = ("admit", "lease")
 """What is taken by these is a context manager."""
 BY_HAND = {
-    "core/dovetail/batch/drive.py": "a line's task gives its own place back",
+    "plugins/dovetail_plugins/batch/drive.py": "a line's task gives its own place back",
     "core/dovetail/joining/reception.py": "a guest's thread gives its own place back",
     "core/dovetail/parallel/halves.py": "two threads take turns",
     "core/dovetail/runner/encoder_pass.py": "two threads take turns",
-    "core/dovetail/server/api/batches/runner.py": "a line's task gives its own place back",
+    "plugins/dovetail_plugins/apis/batches/runner.py": "a line's task gives its own place back",
     "core/dovetail/structured_output/compiler.py": "the turn is left to the task that compiles",
 }
 """Files that acquire without a block, and who releases."""
@@ -32,8 +32,8 @@ OPENERS = frozenset(
      "open_unix_connection", "spawn"]
 )  # fmt: skip
 OPENED_IN_TIME = {
-    "core/dovetail/bench/client.py": "a connection that is made is closed by `finally`",
-    "core/dovetail/gateway/connections.py": "the event loop closes what it has half opened",
+    "plugins/dovetail_plugins/bench/client.py": "a connection that is made is closed by `finally`",
+    "plugins/dovetail_plugins/gateway/connections.py": "the event loop closes what it has half opened",
     "core/dovetail/structured_output/compiler.py": "a lock that is cancelled is not taken",
 }
 """Files that open something within `asyncio.timeout`, and why nothing stays open."""

@@ -20,7 +20,7 @@ FORKING_NAMES = {"fork", "forkpty", "ProcessPoolExecutor", "preexec_fn"}
 MAY_FORK = {
     "core/dovetail/structured_output/compile_worker.py": "a child per constraint, killed in time; "
     "the process that forks has one thread and has run no parallel region",
-    "core/dovetail/testing/isolated_import.py": "torch is imported once; "
+    "plugins/dovetail_testing/isolated_import.py": "torch is imported once; "
     "no parallel region runs before",
 }
 """The files that may fork, and why that is safe there. docs/explanation/processes.md says so."""

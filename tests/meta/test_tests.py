@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "core" / "dovetail"
 TESTS = ROOT / "tests"
-KIT = "dovetail.testing"
+KIT = "dovetail_testing"
 ENTRANCES = ("contract", "plugin", "check")
 """What authors of plugins and `dovetail plugins check` use of the kit beside its contracts."""
 

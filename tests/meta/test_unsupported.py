@@ -23,12 +23,12 @@ from dovetail.config.report.describe import state_of
 from dovetail.config.report.docs import row_words
 from dovetail.errors import RequestError
 from dovetail.registry.unsupported_names import UNSUPPORTED_NAMES, why_unsupported
-from dovetail.server.api.responses.input import UNSUPPORTED_FIELDS, chat_of
-from dovetail.server.api.responses.protocol import ResponsesRequest
 from dovetail.server.generate import bodies, undeclared_fields
 from dovetail.server.generate.ignored_fields import FieldReporter
 from dovetail.server.http.not_found import UNSUPPORTED_ROUTES, unsupported_route
 from dovetail.unsupported import FEATURES
+from dovetail_plugins.apis.responses.input import UNSUPPORTED_FIELDS, chat_of
+from dovetail_plugins.apis.responses.protocol import ResponsesRequest
 
 ROOT = Path(__file__).resolve().parents[2]
 RESPONSES_VALUES: dict[str, Any] = {

@@ -14,7 +14,7 @@ from dovetail import registry
 from dovetail.cli.main import COMMANDS, load_command
 from dovetail.cli.parser import Parser
 from dovetail.moved import new_name
-from dovetail.server.api.chat.protocol import ChatReply
+from dovetail_plugins.apis.chat.protocol import ChatReply
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(

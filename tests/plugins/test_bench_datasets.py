@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from dovetail.bench.prompts import load_tokenizer
 from dovetail.config.checkpoint.model_path import DEMO_PATH
 from dovetail.errors import ConfigError
 from dovetail.interfaces.bench_dataset import BenchPrompt, DatasetQuery
 from dovetail.interfaces.tokenizer import Tokenizer
+from dovetail_plugins.bench.prompts import load_tokenizer
 from dovetail_plugins.bench_datasets.jsonl import Jsonl
 from dovetail_plugins.bench_datasets.random import Random
 from dovetail_plugins.bench_datasets.sharegpt import ShareGpt

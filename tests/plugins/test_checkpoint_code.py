@@ -12,16 +12,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dovetail.bench.prompts import tokenizer_of
-from dovetail.bench.settings import TargetFlags
 from dovetail.cli.main import main
 from dovetail.config.checkpoint.code_files import read_code
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
-from dovetail.inspect.collect import inspect
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.llm import LLM
+from dovetail_plugins.bench.prompts import tokenizer_of
+from dovetail_plugins.bench.settings import TargetFlags
+from dovetail_plugins.inspect.collect import inspect
 from support.own_code import FILES, LETTERS, own_model, write_code, write_own
 from support.server_process import ServerProcess
 
@@ -114,7 +114,7 @@ def test_what_was_hashed_runs_though_the_files_change(checkpoint: Path, tmp_path
     for name in FILES:
         (folder / name).write_text("raise SystemExit")
     from dovetail import registry
-    from dovetail.inspect import trial
+    from dovetail_plugins.inspect import trial
 
     assert trial.tried_in_child(spec.run) == trial.Refusal()
     tokenizer = registry.make(spec.tokenizer, spec.tokenizer_path)
@@ -184,7 +184,7 @@ def test_a_tokenizer_elsewhere_has_a_pin_of_its_own(checkpoint: Path, tmp_path: 
 
 def test_code_that_nothing_needs_does_not_run(tmp_path: Path) -> None:
     """dovetail has the class: the flag asks for nothing, and no pin is missing."""
-    from dovetail.testing.tiny_models import write_tiny_checkpoint
+    from dovetail_testing.tiny_models import write_tiny_checkpoint
 
     folder = write_tiny_checkpoint(tmp_path, "LlamaForCausalLM")
     settings = json.loads((folder / "config.json").read_text())

@@ -13,10 +13,10 @@ from dovetail.errors import BrokenPlugin, RequestError
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
 from dovetail.interfaces.step import RowResult, StepPlan, StepResult
-from dovetail.testing.simulate import SimSettings, simulate
 from dovetail_plugins.schedulers.continuous import ContinuousOptions, ContinuousScheduler
 from dovetail_plugins.scheduling_policies.fcfs import Fcfs
 from dovetail_plugins.scheduling_policies.priority import PriorityFirst
+from dovetail_testing.simulate import SimSettings, simulate
 
 NUM_SIMULATED_STEPS = 100_000
 

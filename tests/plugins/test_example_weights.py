@@ -16,7 +16,7 @@ from dovetail import LLM
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.registry import load
-from dovetail.testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 from support.dequantized import (
     dequantized_model,
     found_logprobs,

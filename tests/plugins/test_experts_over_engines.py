@@ -18,10 +18,10 @@ from dovetail.interfaces.spec import ExpertBalanceSpec, RankSpec
 from dovetail.layers.experts import Experts
 from dovetail.layers.weights import load_weights
 from dovetail.runner.expert_balancer import ExpertBalancer
-from dovetail.testing.contract import model_spec
-from dovetail.testing.ranks import ODD_AND_EVEN
-from dovetail.testing.thread_ranks import ThreadRanks
-from dovetail.testing.tiny import PlainWeights
+from dovetail_testing.contract import model_spec
+from dovetail_testing.ranks import ODD_AND_EVEN
+from dovetail_testing.thread_ranks import ThreadRanks
+from dovetail_testing.tiny import PlainWeights
 
 SIZE, INNER, NUM_EXPERTS, PICKED = 16, 12, 8, 3
 FUSED = {f"{name}_proj": ("gate_up_proj", name) for name in ("gate", "up")}

@@ -26,11 +26,11 @@ from dovetail.interfaces.kv_event_publisher import (
 from dovetail.interfaces.router import RoutedRequest, RouterFacts
 from dovetail.interfaces.selection import Selection
 from dovetail.registry.options import options_for
-from dovetail.testing.contract import default_options
 from dovetail_plugins.kv_event_publishers.zmq import ZmqPublisher
 from dovetail_plugins.routers import prefix_aware
 from dovetail_plugins.routers._known_blocks import KnownBlocks
 from dovetail_plugins.routers.prefix_aware import PrefixAware
+from dovetail_testing.contract import default_options
 
 SIZE = 16
 PROMPT = tuple(3 + i * i % 90 for i in range(200))

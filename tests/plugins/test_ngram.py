@@ -9,13 +9,13 @@ import pytest
 
 from dovetail.errors import ConfigError
 from dovetail.registry import options_for
-from dovetail.testing.contract import model_spec
 from dovetail_plugins.drafters.ngram import (
     MAX_CANDIDATES,
     NgramDrafter,
     NgramOptions,
     TokenIndex,
 )
+from dovetail_testing.contract import model_spec
 
 
 def searched(tokens: Sequence[int], low: int, high: int) -> int:

@@ -18,7 +18,7 @@ from dovetail.server.generate.events import (
     Session,
     SessionPlan,
 )
-from dovetail.testing.text_splits import cuts, parse_in_pieces, random_cuts
+from dovetail_testing.text_splits import cuts, parse_in_pieces, random_cuts
 from support.parser_fuzz import random_text
 from support.serving import NameAndJson
 

@@ -11,7 +11,7 @@ import pytest
 from dovetail import registry
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.text import Tool
-from dovetail.testing.text_splits import parse_in_pieces, random_cuts
+from dovetail_testing.text_splits import parse_in_pieces, random_cuts
 from support.parser_fuzz import examples, random_text, registered
 
 NUM_TEXTS = 8

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from dovetail.errors import ConfigError
-from dovetail.gateway.prefill_choice import prefill_choice
 from dovetail.interfaces.kv_event_publisher import AllBlocksCleared, BlockStored, EventBatch
 from dovetail.registry.options import options_for
+from dovetail_plugins.gateway.prefill_choice import prefill_choice
 from dovetail_plugins.kv_event_publishers.zmq import ZmqPublisher
 from support.fake_upstream import FakeServer
 

@@ -13,9 +13,9 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import ModelSpec, RunSpec, Selection
 from dovetail.runner.loader import load_model, num_bytes
-from dovetail.testing.scripted_steps import Collector, Driver, DriveRequest
-from dovetail.testing.tiny import tiny_layout, tiny_run
 from dovetail_plugins.executors.uni import UniExecutor
+from dovetail_testing.scripted_steps import Collector, Driver, DriveRequest
+from dovetail_testing.tiny import tiny_layout, tiny_run
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -9,10 +9,10 @@ import pytest
 
 from dovetail.errors import ConfigError
 from dovetail.registry import options_for
-from dovetail.testing.contract import model_spec
 from dovetail_plugins.drafters import suffix as module
 from dovetail_plugins.drafters._suffixes import MAX_PLACES, SuffixIndex
 from dovetail_plugins.drafters.suffix import SuffixDrafter
+from dovetail_testing.contract import model_spec
 
 A, B, C, X, Y = 1, 2, 3, 8, 9
 

@@ -17,7 +17,7 @@ from dovetail import LLM
 from dovetail.interfaces.adapter_spec import AdapterSource
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.layers.adapters import SlotWeights
-from dovetail.testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 from support.written_lora import write_lora
 
 RUNNING, SERVED, NUM_TOKENS = 32, 6, 8

@@ -167,11 +167,11 @@ async def demo_app(*flags: str) -> AsyncIterator[FastAPI]:
     """Give the application of the demo model with an engine of its own process."""
     import argparse
 
-    from dovetail.cli import serve
     from dovetail.config.parse.parse_config import parse_config
     from dovetail.config.resolve import resolve
     from dovetail.server.launch.startup_timer import StartupTimer
     from dovetail.server.launch.whole_app import whole_app
+    from dovetail_plugins.commands import serve
 
     parser = argparse.ArgumentParser()
     serve.add_arguments(parser)

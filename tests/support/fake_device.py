@@ -14,7 +14,7 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import Selection
 from dovetail.runner.device import Graph, HostDevice
-from dovetail.testing.reference import ReferenceAttention
+from dovetail_testing.reference import ReferenceAttention
 
 
 class FakeGraph:

@@ -15,14 +15,14 @@ from fastapi import FastAPI
 
 from dovetail.config.config import Config
 from dovetail.config.sections.frontend import FrontendConfig
-from dovetail.gateway.app import build_gateway
-from dovetail.gateway.connections import Connections
-from dovetail.gateway.entries import Entry
-from dovetail.gateway.fleet import Fleet
-from dovetail.gateway.model import Model
-from dovetail.gateway.need import Need
-from dovetail.gateway.server import ModelFailed
-from dovetail.server.api.families import build_apis
+from dovetail.server.families import build_apis
+from dovetail_plugins.gateway.app import build_gateway
+from dovetail_plugins.gateway.connections import Connections
+from dovetail_plugins.gateway.entries import Entry
+from dovetail_plugins.gateway.fleet import Fleet
+from dovetail_plugins.gateway.model import Model
+from dovetail_plugins.gateway.need import Need
+from dovetail_plugins.gateway.server import ModelFailed
 
 SIZE = 100
 """What each model needs, in bytes."""

@@ -16,8 +16,8 @@ from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.weights import load_weights
-from dovetail.testing.harness import PagedModel
-from dovetail.testing.tiny_families import VOCAB_SIZE
+from dovetail_testing.harness import PagedModel
+from dovetail_testing.tiny_families import VOCAB_SIZE
 
 
 def loaded(path: Path, *, activations: str = "float") -> PagedModel:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import pytest
 
 from dovetail.registry import Entry
-from dovetail.testing.plugin import clause_of
+from dovetail_testing.plugin import clause_of
 
 VARIABLE = "KIT_PAIRS"
 

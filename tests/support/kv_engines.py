@@ -17,8 +17,8 @@ import pytest
 
 from dovetail import LLM, SamplingParams
 from dovetail.engine.client.outputs import GenerationResult
-from dovetail.ranks.worker_calls import worker_call
-from dovetail.testing.tiny_models import write_tiny_checkpoint
+from dovetail.engine.worker_calls import worker_call
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 
 IS_FULL = os.environ.get("KV_TESTS") == "full"
 ENGINE: dict[str, Any] = {"max_model_len": 128, "dtype": "float32", "use_tqdm_on_load": False}

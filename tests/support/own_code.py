@@ -223,7 +223,7 @@ def save_weights(folder: Path) -> None:
 def own_model(folder: Path) -> Any:
     """Return a model of the class with first values, made by transformers alone."""
     from dovetail.config.checkpoint.code_files import read_code
-    from dovetail.registry.checkpoint_code import load_class
+    from dovetail_plugins.checkpoint_code import load_class
 
     code = read_code(folder)
     fields = json.loads((folder / "config.json").read_text())

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dovetail.errors import PluginError
 from dovetail.interfaces.text import Layout, Markers, Tag
 from dovetail.interfaces.tool_parser import ToolParser
-from dovetail.testing.text_splits import damaged, parse_in_pieces, random_cuts
+from dovetail_testing.text_splits import damaged, parse_in_pieces, random_cuts
 
 CUTS_PER_TEXT = 10
 PIECE_CHARS = 16

@@ -22,10 +22,10 @@ from dovetail.interfaces.structured_output import (
     StructuredOutputBackend,
 )
 from dovetail.structured_output.artifacts import ArtifactLoader, compiled, packed
-from dovetail.structured_output.rewriting.pipeline import rewritten
-from dovetail.structured_output.schema import ENFORCED_BESIDE
 from dovetail.structured_output.select_backend import unsupported_parts
-from dovetail.testing.random_walks import Wanderer, follows, small_vocabulary
+from dovetail_grammars.rewriting.pipeline import rewritten
+from dovetail_grammars.schema import ENFORCED_BESIDE
+from dovetail_testing.random_walks import Wanderer, follows, small_vocabulary
 from support.schema_judge import Judge
 from support.schema_keywords import node, placed
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from dovetail.bench.client import Target, target_of
+from dovetail_plugins.bench.client import Target, target_of
 
 Writer = asyncio.StreamWriter
 Handler = Callable[[dict[str, Any], Writer], Awaitable[None]]

@@ -19,13 +19,13 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.text import Markers, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, UnfinishedToolCall
-from dovetail.server.api.families import ServedApi, build_apis
-from dovetail.server.api.responses.mcp import McpServer
-from dovetail.server.api.responses.state import ResponsesState
-from dovetail.server.api.ui.files import PageFiles
 from dovetail.server.app import build_app
+from dovetail.server.families import ServedApi, build_apis
 from dovetail.server.generate.server_state import Parsers
-from dovetail.testing.fake_async_engine import FakeAsyncEngine, Script
+from dovetail_plugins.apis.responses.mcp import McpServer
+from dovetail_plugins.apis.responses.state import ResponsesState
+from dovetail_plugins.apis.ui.files import PageFiles
+from dovetail_testing.fake_async_engine import FakeAsyncEngine, Script
 
 Answer = TypeVar("Answer")
 

@@ -16,7 +16,7 @@ import torch
 from dovetail.interfaces.communicator import Membership
 from dovetail.interfaces.spec import RankSpec
 from dovetail.parallel import groups
-from dovetail.testing.harness import PagedModel, StagedModel, load_model
+from dovetail_testing.harness import PagedModel, StagedModel, load_model
 from support.divided_attention import LIMIT_S, Meeting, ThreadCommunicator
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from dovetail.multimodal.pixtral import PixtralProcessor
 from dovetail.multimodal.processors import processor_class
 from dovetail.multimodal.voxtral import VoxtralProcessor
-from dovetail.testing.tiny_models import randomize, write_tiny_tokenizer
+from dovetail_testing.tiny_models import randomize, write_tiny_tokenizer
 from support.tiny_llava import IMAGE_TOKEN, LLAVA_FAMILIES, TEXT, VISION, Made
 
 TEMPLATE = (

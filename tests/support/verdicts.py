@@ -13,10 +13,10 @@ from typing import Any
 
 from dovetail.config.config import Config
 from dovetail.errors import DovetailError
-from dovetail.inspect.collect import REFUSED as SERVE_REFUSES
-from dovetail.inspect.collect import inspect
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.llm import LLM
+from dovetail_plugins.inspect.collect import REFUSED as SERVE_REFUSES
+from dovetail_plugins.inspect.collect import inspect
 
 NATIVE, BACKED, REFUSED = "native", "backed", "refused"
 WRONG, CRASH = "wrong", "crash"

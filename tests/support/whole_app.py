@@ -20,11 +20,11 @@ LIMIT_S = 120.0
 @contextlib.asynccontextmanager
 async def whole_client(model: Path, *flags: str) -> AsyncIterator[httpx.AsyncClient]:
     """Give an HTTP client of a model that is served here, by flags of `dovetail serve`."""
-    from dovetail.cli import serve
     from dovetail.config.parse.parse_config import parse_config
     from dovetail.config.resolve import resolve
     from dovetail.server.launch.startup_timer import StartupTimer
     from dovetail.server.launch.whole_app import whole_app
+    from dovetail_plugins.commands import serve
 
     parser = argparse.ArgumentParser()
     serve.add_arguments(parser)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from dovetail.interfaces import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.checkpoint_method import CheckpointMethod
-from dovetail.layers.rounding import IntegerOptions
+from dovetail_plugins.layers.checkpoint_method import CheckpointMethod
+from dovetail_plugins.layers.rounding import IntegerOptions
 
 if TYPE_CHECKING:
     import torch

@@ -9,8 +9,8 @@ from dovetail.interfaces import Info
 from dovetail.interfaces.constraint import Constraint, JsonSchema, concat
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser
-from dovetail.syntax.json_calls import schema_of
-from dovetail.syntax.json_text import loads
+from dovetail.json_text import loads
+from dovetail_plugins.syntax.json_calls import schema_of
 
 
 class BracketCalls(ToolParser):

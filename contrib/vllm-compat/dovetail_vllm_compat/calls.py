@@ -21,7 +21,7 @@ from dovetail.interfaces.answer_reader import (
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser
-from dovetail.syntax.json_text import check
+from dovetail.json_text import check
 from dovetail_vllm_compat.forced import ForcedCalls
 from dovetail_vllm_compat.foreign import (
     FAULTS,

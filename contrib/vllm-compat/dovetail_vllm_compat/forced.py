@@ -11,8 +11,8 @@ from typing import ClassVar
 from dovetail.interfaces.constraint import Constraint, concat, separated
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, ToolCall
-from dovetail.syntax.json_calls import JsonCalls
-from dovetail.syntax.json_parser import JsonToolParser
+from dovetail_plugins.syntax.json_calls import JsonCalls
+from dovetail_plugins.syntax.json_parser import JsonToolParser
 
 
 class ForcedCalls(JsonToolParser):

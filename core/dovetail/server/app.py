@@ -16,7 +16,7 @@ from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import NotFound
 from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.registry import hooks
-from dovetail.server.api.families import ServedApi, flags_by_path, is_on, states_of
+from dovetail.server.families import ServedApi, flags_by_path, is_on, states_of
 from dovetail.server.generate.body_route import BodyRoute
 from dovetail.server.generate.generation import CLAMPED_HEADER
 from dovetail.server.generate.ignored_fields import HEADER

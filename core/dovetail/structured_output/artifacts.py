@@ -25,11 +25,11 @@ from dovetail.interfaces.structured_output import (
     StructuredOutputBackend,
     Vocabulary,
 )
-from dovetail.structured_output.rewriting.tree import mapped
 from dovetail.structured_output.unique_items.answer import Answer
 from dovetail.structured_output.unique_items.matcher import UniqueConstraint
-from dovetail.structured_output.unique_items.shapes import has_unique
 from dovetail.structured_output.unique_items.tokens import TokenIndex
+from dovetail_grammars.rewriting.tree import mapped
+from dovetail_grammars.unique_items.shapes import has_unique
 
 
 class Artifact(msgspec.Struct, frozen=True, array_like=True):

@@ -27,8 +27,8 @@ from dovetail.interfaces.structured_output import (
     StructuredOutputBackend,
     UnsupportedPart,
 )
-from dovetail.structured_output.rewriting.pipeline import original, rewritten_constraint
-from dovetail.structured_output.schema import unsupported_keywords
+from dovetail_grammars.rewriting.pipeline import original, rewritten_constraint
+from dovetail_grammars.schema import unsupported_keywords
 
 NAMES_SHOWN = 3
 

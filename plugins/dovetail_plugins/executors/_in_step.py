@@ -21,14 +21,16 @@ import msgspec
 
 from dovetail.engine.affinity import keep_to
 from dovetail.engine.faults import error_of
+from dovetail.engine.worker_calls import answers_of, too_late
 from dovetail.errors import DovetailError, EngineDead
 from dovetail.interfaces.executor import Loaded, Preparation, WorkerCall
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.observability.supervise import note_failure
-from dovetail.ranks.connection import SocketConnection
-from dovetail.ranks.executor import MortalExecutor
-from dovetail.ranks.messages import (
+from dovetail_plugins.executors._launched_ranks import come
+from dovetail_plugins.ranks.connection import SocketConnection
+from dovetail_plugins.ranks.executor import MortalExecutor
+from dovetail_plugins.ranks.messages import (
     Allocate,
     Answer,
     Called,
@@ -46,11 +48,9 @@ from dovetail.ranks.messages import (
     Step,
     WakeUp,
 )
-from dovetail.ranks.messages import Aside as AsideMessage
-from dovetail.ranks.rank_process import RankServer
-from dovetail.ranks.wire import Wire
-from dovetail.ranks.worker_calls import answers_of, too_late
-from dovetail_plugins.executors._launched_ranks import come
+from dovetail_plugins.ranks.messages import Aside as AsideMessage
+from dovetail_plugins.ranks.rank_process import RankServer
+from dovetail_plugins.ranks.wire import Wire
 
 OrderType = TypeVar("OrderType", bound=Order)
 LEAVE_WAIT_S = 30.0

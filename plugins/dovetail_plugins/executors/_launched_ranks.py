@@ -22,17 +22,17 @@ from dovetail.interfaces.communicator import JOIN_LIMIT_S
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.joining.comparison import differences
 from dovetail.process import Child
-from dovetail.ranks.door import Door, DoorAddress, Guest, Hello, come_in, wait_for_listener
-from dovetail.ranks.layout import rank_run
-from dovetail.ranks.links import WiredLinks
-from dovetail.ranks.messages import Orders, RankTask
-from dovetail.ranks.wire import socket_wires
 from dovetail_plugins.executors._local_ranks import (
     channel_of,
     end_children,
     how_child_ended,
     spawn_rank,
 )
+from dovetail_plugins.ranks.door import Door, DoorAddress, Guest, Hello, come_in, wait_for_listener
+from dovetail_plugins.ranks.layout import rank_run
+from dovetail_plugins.ranks.links import WiredLinks
+from dovetail_plugins.ranks.messages import Orders, RankTask
+from dovetail_plugins.ranks.wire import socket_wires
 
 if TYPE_CHECKING:
     import torch.distributed as dist

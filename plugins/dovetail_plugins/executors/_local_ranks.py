@@ -16,15 +16,15 @@ from contextlib import ExitStack, closing
 
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.process import Child, spawn
-from dovetail.ranks.layout import rank_log
-from dovetail.ranks.links import WiredLinks
-from dovetail.ranks.messages import Orders, RankBoot
-from dovetail.ranks.wire import Wires, shared_wires, socket_wires
 from dovetail_kernels.byte_pipe import Pipes, missing_reason
+from dovetail_plugins.ranks.layout import rank_log
+from dovetail_plugins.ranks.links import WiredLinks
+from dovetail_plugins.ranks.messages import Orders, RankBoot
+from dovetail_plugins.ranks.wire import Wires, shared_wires, socket_wires
 
 logger = logging.getLogger(__name__)
 
-MODULE = "dovetail.ranks.rank_process"
+MODULE = "dovetail_plugins.ranks.rank_process"
 STATUS_WAIT_S = 1.0
 
 

@@ -11,10 +11,10 @@ import socket
 import msgspec
 
 from dovetail.observability.logging import LogSettings
-from dovetail.ranks.door import DoorAddress, Hello, come_in
-from dovetail.ranks.messages import RankTask
-from dovetail.ranks.remote import serve_remote
 from dovetail_plugins.executors._ray_places import VISIBLE, own_place
+from dovetail_plugins.ranks.door import DoorAddress, Hello, come_in
+from dovetail_plugins.ranks.messages import RankTask
+from dovetail_plugins.ranks.remote import serve_remote
 
 
 class ActorBoot(msgspec.Struct, frozen=True, kw_only=True):

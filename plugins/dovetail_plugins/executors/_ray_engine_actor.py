@@ -54,6 +54,6 @@ class EngineActor:
 
 def _run(told: EngineBoot) -> int:
     from dovetail.config.config import Config  # after the environment: torch looks for devices
-    from dovetail.joining.headless import run_one
+    from dovetail_plugins.joining.headless import run_one
 
     return run_one(Config.from_fields(told.fields, origin="server"), told.place)

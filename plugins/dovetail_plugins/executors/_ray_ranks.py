@@ -9,11 +9,6 @@ import msgspec
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import RunSpec, Selection
-from dovetail.ranks.door import Door, Guest
-from dovetail.ranks.layout import rank_log, rank_run
-from dovetail.ranks.links import WiredLinks
-from dovetail.ranks.messages import RankTask
-from dovetail.ranks.wire import socket_wires
 from dovetail_plugins.executors import _ray_nsight as nsight
 from dovetail_plugins.executors import _ray_session as session
 from dovetail_plugins.executors._ray_actor import ActorBoot, RankActor
@@ -24,6 +19,11 @@ from dovetail_plugins.executors._ray_places import (
     in_order,
     reason_of,
 )
+from dovetail_plugins.ranks.door import Door, Guest
+from dovetail_plugins.ranks.layout import rank_log, rank_run
+from dovetail_plugins.ranks.links import WiredLinks
+from dovetail_plugins.ranks.messages import RankTask
+from dovetail_plugins.ranks.wire import socket_wires
 
 SIZE_FLAG = "--tensor-parallel-size"
 LOOPBACK = "127.0.0.1"

@@ -15,11 +15,11 @@ from dovetail.interfaces.executor import Executor, Loaded, PendingStep, Preparat
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan
-from dovetail.ranks.executor import RankLinks, RanksExecutor
-from dovetail.ranks.layout import rank_log
-from dovetail.ranks.remote import on_launcher_gone, serve_remote
 from dovetail_plugins.executors._in_step import InStep
 from dovetail_plugins.executors._launched_ranks import LaunchedRanks, come
+from dovetail_plugins.ranks.executor import RankLinks, RanksExecutor
+from dovetail_plugins.ranks.layout import rank_log
+from dovetail_plugins.ranks.remote import on_launcher_gone, serve_remote
 
 
 class ExternalLauncherExecutor(Executor):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import RunSpec, Selection
-from dovetail.ranks.executor import RankLinks, RanksExecutor
-from dovetail.ranks.layout import rank_runs
 from dovetail_plugins.executors._local_ranks import LocalRanks
+from dovetail_plugins.ranks.executor import RankLinks, RanksExecutor
+from dovetail_plugins.ranks.layout import rank_runs
 
 
 class MpExecutor(RanksExecutor):

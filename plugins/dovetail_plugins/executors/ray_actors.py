@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import RunSpec, Selection
-from dovetail.ranks.executor import RankLinks, RanksExecutor
 from dovetail_plugins.executors._ray_ranks import RayRanks
+from dovetail_plugins.ranks.executor import RankLinks, RanksExecutor
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 from dovetail import registry
+from dovetail.engine.worker_calls import call_worker, make_worker, too_late
 from dovetail.errors import EngineDead
 from dovetail.interfaces.executor import (
     BlockLoad,
@@ -30,7 +31,6 @@ from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.worker import Worker
 from dovetail.parallel import engines, groups
-from dovetail.ranks.worker_calls import call_worker, make_worker, too_late
 from dovetail.registry.blame import described
 
 T = TypeVar("T")

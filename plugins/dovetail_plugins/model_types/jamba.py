@@ -11,7 +11,7 @@ from dovetail.interfaces.plugin import Value
 from dovetail_plugins.model_types._hybrid import FULL, MIXER, Config, cache_facts, inner_size
 
 if TYPE_CHECKING:
-    from dovetail.layers.mamba import MambaSizes
+    from dovetail_plugins.layers.mamba import MambaSizes
 
 
 def layer_types(config: Config) -> tuple[str, ...]:
@@ -30,7 +30,7 @@ def has_experts(config: Config, layer: int) -> bool:
 
 def mixer_sizes(config: Config) -> MambaSizes:
     """Return the sizes of a mixer."""
-    from dovetail.layers.mamba import MambaSizes
+    from dovetail_plugins.layers.mamba import MambaSizes
 
     rank, hidden = config["mamba_dt_rank"], int(config["hidden_size"])
     return MambaSizes(

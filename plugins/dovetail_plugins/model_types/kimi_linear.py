@@ -12,7 +12,7 @@ from dovetail.interfaces.plugin import Value
 from dovetail_plugins.model_types.qwen3_next import LINEAR
 
 if TYPE_CHECKING:
-    from dovetail.layers.delta import DeltaSizes
+    from dovetail_plugins.layers.delta import DeltaSizes
 
 Config = Mapping[str, Any]
 OWN = {
@@ -51,7 +51,7 @@ def linear_size(config: Config, name: str) -> int:
 
 def delta_sizes(config: Config) -> DeltaSizes:
     """Return the sizes of a delta layer."""
-    from dovetail.layers.delta import DeltaSizes
+    from dovetail_plugins.layers.delta import DeltaSizes
 
     heads, size = (linear_size(config, name) for name in ("linear_num_heads", "linear_head_dim"))
     return DeltaSizes(

@@ -12,7 +12,7 @@ from dovetail.interfaces.plugin import Value
 from dovetail_plugins.model_types.qwen3_next import LINEAR, delta_cache
 
 if TYPE_CHECKING:
-    from dovetail.layers.delta import DeltaSizes
+    from dovetail_plugins.layers.delta import DeltaSizes
 
 Config = Mapping[str, Any]
 NORM_EPS = 1e-5
@@ -48,7 +48,7 @@ def filled(config: Config) -> dict[str, Any]:
 def delta_sizes(config: Config) -> DeltaSizes:
     """Return the sizes of a gated delta layer. Where eigenvalues may be negative, a token enters
     with up to twice what is new in it, which turns what its key meant around."""
-    from dovetail.layers.delta import DeltaSizes
+    from dovetail_plugins.layers.delta import DeltaSizes
 
     own = filled(config)
     return DeltaSizes(

@@ -11,7 +11,7 @@ from dovetail.interfaces.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
 
 if TYPE_CHECKING:
-    from dovetail.layers.delta import DeltaSizes
+    from dovetail_plugins.layers.delta import DeltaSizes
 
 Config = Mapping[str, Any]
 LINEAR = "linear_attention"
@@ -44,7 +44,7 @@ def layer_types(config: Config) -> tuple[str, ...]:
 
 def delta_sizes(config: Config) -> DeltaSizes:
     """Return the sizes of a gated delta layer."""
-    from dovetail.layers.delta import DeltaSizes
+    from dovetail_plugins.layers.delta import DeltaSizes
 
     return DeltaSizes(
         key_heads=int(config["linear_num_key_heads"]),

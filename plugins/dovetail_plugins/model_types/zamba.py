@@ -11,7 +11,7 @@ from dovetail_plugins.model_types._hybrid import MIXER, Config, inner_size
 from dovetail_plugins.model_types.zamba2 import HYBRID, named_kinds
 
 if TYPE_CHECKING:
-    from dovetail.layers.mamba import MambaSizes
+    from dovetail_plugins.layers.mamba import MambaSizes
 
 
 def layer_types(config: Config) -> tuple[str, ...]:
@@ -26,7 +26,7 @@ def layer_types(config: Config) -> tuple[str, ...]:
 
 def mixer_sizes(config: Config) -> MambaSizes:
     """Return the sizes of a mixer of `n_mamba_heads` heads."""
-    from dovetail.layers.mamba import MambaSizes
+    from dovetail_plugins.layers.mamba import MambaSizes
 
     rank, hidden = config["mamba_dt_rank"], int(config["hidden_size"])
     return MambaSizes(

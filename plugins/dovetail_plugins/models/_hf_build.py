@@ -27,7 +27,7 @@ from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder_head import generates
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.stages import Elsewhere
-from dovetail.registry.checkpoint_code import load_class
+from dovetail_plugins.checkpoint_code import load_class
 from dovetail_plugins.models import _hf_attention as hf_attention
 from dovetail_plugins.models._hf_call import TrunkCall, unwrapped
 from dovetail_plugins.models._hf_conversion import Conversion, conversion_of

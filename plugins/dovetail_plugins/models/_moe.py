@@ -13,8 +13,8 @@ from torch import nn
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.layers.decoder import DecoderConfig, DecoderLayer, GatedMLP
-from dovetail.layers.moe import MoE
-from dovetail.layers.routing import RoutingRule
+from dovetail_plugins.layers.moe import MoE
+from dovetail_plugins.layers.routing import RoutingRule
 
 SPARSE_BLOCK = ".block_sparse_moe."
 """What Mixtral's checkpoints, and those of families after it, call a mixture."""

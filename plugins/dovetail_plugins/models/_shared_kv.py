@@ -19,15 +19,15 @@ from dovetail.layers.decoder import SLIDING, DecoderConfig, DecoderLayer
 from dovetail.layers.embedding import VocabParallelEmbedding
 from dovetail.layers.linear import QKVParallelLinear, RowParallelLinear
 from dovetail.layers.norm import BareRMSNorm, RMSNorm
-from dovetail.layers.post_norm import SandwichLayer
 from dovetail.layers.rotary import HeadRotary, Rope
-from dovetail.layers.shared_attention import (
+from dovetail.layers.stages import Elsewhere
+from dovetail_plugins.layers.post_norm import SandwichLayer
+from dovetail_plugins.layers.shared_attention import (
     SharedAttention,
     drawn_tokens,
     find_sources,
     spread,
 )
-from dovetail.layers.stages import Elsewhere
 from dovetail_plugins.models._layer_inputs import NAMES, LayerInputs
 from dovetail_plugins.models.gemma import gemma_config
 from dovetail_plugins.models.gemma3 import Gemma3Model

@@ -18,8 +18,8 @@ from transformers import activations
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.spec import RankSpec
 from dovetail.layers.linear import Linear
-from dovetail.layers.patches import Patches, is_of_patches
 from dovetail.parallel.groups import tensor_group
+from dovetail_plugins.layers.patches import Patches, is_of_patches
 from dovetail_plugins.models._hf_swap import store_buffers, swap_layers
 from dovetail_plugins.models._tower_layers import (
     TowerActivated,

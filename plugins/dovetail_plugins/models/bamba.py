@@ -9,7 +9,7 @@ from dovetail.interfaces.model import WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, usual_config
-from dovetail.layers.hybrid import HybridModel
+from dovetail_plugins.layers.hybrid import HybridModel
 from dovetail_plugins.model_types.bamba import layer_types
 from dovetail_plugins.models._hybrid import MambaLayer, jamba_names
 

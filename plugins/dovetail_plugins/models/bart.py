@@ -17,17 +17,17 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.cross_decoder import (
+from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.embedding import PositionEmbedding, VocabParallelEmbedding
+from dovetail.layers.norm import LayerNorm
+from dovetail.layers.placement import mark_axes
+from dovetail_plugins.layers.cross_decoder import (
     CrossDecoderConfig,
     EncoderDecoder,
     encoder_context,
     of_layers,
 )
-from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.embedding import PositionEmbedding, VocabParallelEmbedding
-from dovetail.layers.encoder import EncoderConfig, EncoderModel
-from dovetail.layers.norm import LayerNorm
-from dovetail.layers.placement import mark_axes
+from dovetail_plugins.layers.encoder import EncoderConfig, EncoderModel
 
 EPS = 1e-5
 POSITION_OFFSET = 2

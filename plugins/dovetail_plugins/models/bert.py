@@ -14,8 +14,8 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import CLASSES, ModelSpec
-from dovetail.layers.class_head import DenseClasses
-from dovetail.layers.encoder import EncoderConfig, EncoderModel, usual_encoder
+from dovetail_plugins.layers.class_head import DenseClasses
+from dovetail_plugins.layers.encoder import EncoderConfig, EncoderModel, usual_encoder
 
 Renames = tuple[tuple[str, str], ...]
 

@@ -19,8 +19,8 @@ from dovetail.layers.decoder import (
     usual_config,
     windows_by_layer,
 )
-from dovetail.layers.head_norm import LayerNormPerHead
 from dovetail.layers.norm import LayerNorm
+from dovetail_plugins.layers.head_norm import LayerNormPerHead
 
 
 def cohere_config(model: ModelSpec, **changes: Any) -> DecoderConfig:

@@ -25,9 +25,11 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import CLASSES, ModelSpec
-from dovetail.layers.class_head import DenseClasses
 from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.encoder import (
+from dovetail.layers.linear import QKVParallelLinear, attention_linears
+from dovetail.layers.placement import Placement, WeightHolder
+from dovetail_plugins.layers.class_head import DenseClasses
+from dovetail_plugins.layers.encoder import (
     ONE_KIND,
     Around,
     EncoderConfig,
@@ -35,8 +37,6 @@ from dovetail.layers.encoder import (
     encoder_norm,
     usual_encoder,
 )
-from dovetail.layers.linear import QKVParallelLinear, attention_linears
-from dovetail.layers.placement import Placement, WeightHolder
 from dovetail_plugins.models.bert import RENAMES, BertModel
 
 FUSED = {

@@ -26,8 +26,6 @@ from dovetail.layers.decoder import (
     DecoderModel,
     usual_config,
 )
-from dovetail.layers.indexed_attention import IndexedAttention
-from dovetail.layers.indexer import Indexer, IndexerConfig
 from dovetail.layers.latent_attention import (
     LatentAttention,
     LatentConfig,
@@ -36,8 +34,10 @@ from dovetail.layers.latent_attention import (
 )
 from dovetail.layers.linear import ReplicatedLinear
 from dovetail.layers.rotary import Rotary
-from dovetail.layers.rounding import ActivationOptions
-from dovetail.layers.routing import RoutingRule
+from dovetail_plugins.layers.indexed_attention import IndexedAttention
+from dovetail_plugins.layers.indexer import Indexer, IndexerConfig
+from dovetail_plugins.layers.rounding import ActivationOptions
+from dovetail_plugins.layers.routing import RoutingRule
 from dovetail_plugins.models._moe import CORRECTION_BIAS, SharedMoE
 from dovetail_plugins.quantization.gguf import Gguf
 from dovetail_plugins.quantization.none import Unquantized

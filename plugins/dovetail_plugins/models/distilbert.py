@@ -10,8 +10,8 @@ from torch import nn
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import CLASSES, ModelSpec
-from dovetail.layers.class_head import DenseClasses
-from dovetail.layers.encoder import EncoderConfig, usual_encoder
+from dovetail_plugins.layers.class_head import DenseClasses
+from dovetail_plugins.layers.encoder import EncoderConfig, usual_encoder
 from dovetail_plugins.models.bert import BertModel
 
 RENAMES = (

@@ -43,7 +43,6 @@ from dovetail.layers.decoder import (
     usual_config,
 )
 from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.gated_attention import GATE, GatedQKVLinear
 from dovetail.layers.linear import (
     MergedColumnParallelLinear,
     RowParallelLinear,
@@ -51,6 +50,7 @@ from dovetail.layers.linear import (
 )
 from dovetail.layers.repeated import of_tensors
 from dovetail.layers.rotary import HeadRotary, Rope, Rotary, rope_settings
+from dovetail_plugins.layers.gated_attention import GATE, GatedQKVLinear
 from dovetail_plugins.model_types.dory import MLP, layer_types, recurrent
 
 THETAS = {SLIDING: 1e4, FULL: 1e7}

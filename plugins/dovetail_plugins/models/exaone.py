@@ -18,7 +18,7 @@ from dovetail.layers.decoder import (
     usual_config,
     windows_by_layer,
 )
-from dovetail.layers.post_norm import PostNormLayer
+from dovetail_plugins.layers.post_norm import PostNormLayer
 
 PREFIXES = (
     ("transformer.wte.", "model.embed_tokens."),

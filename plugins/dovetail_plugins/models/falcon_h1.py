@@ -30,9 +30,9 @@ from dovetail.layers.decoder import (
     usual_config,
 )
 from dovetail.layers.linear import MergedColumnParallelLinear, RowParallelLinear
-from dovetail.layers.mamba2 import Mamba2Mixer
-from dovetail.layers.product import Product, Scale, ScaledRowParallelLinear
 from dovetail.layers.rotary import Rope
+from dovetail_plugins.layers.mamba2 import Mamba2Mixer
+from dovetail_plugins.layers.product import Product, Scale, ScaledRowParallelLinear
 from dovetail_plugins.model_types.falcon_h1 import mixer_sizes
 
 

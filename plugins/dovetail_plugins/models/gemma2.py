@@ -13,7 +13,7 @@ from dovetail.layers.decoder import (
     DecoderConfig,
     DecoderForCausalLM,
 )
-from dovetail.layers.post_norm import SandwichLayer
+from dovetail_plugins.layers.post_norm import SandwichLayer
 from dovetail_plugins.models.gemma import gemma_config
 
 

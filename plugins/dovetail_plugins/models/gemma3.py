@@ -24,9 +24,9 @@ from dovetail.layers.decoder import (
     DecoderModel,
 )
 from dovetail.layers.decoder_head import generates
-from dovetail.layers.media_attention import MediaAttention
-from dovetail.layers.post_norm import SandwichLayer
 from dovetail.layers.rotary import RopeSettings, Rotary, rope_settings, unscaled
+from dovetail_plugins.layers.media_attention import MediaAttention
+from dovetail_plugins.layers.post_norm import SandwichLayer
 from dovetail_plugins.models._media import MediaModel
 from dovetail_plugins.models.gemma import gemma_config
 

@@ -30,13 +30,13 @@ from dovetail.layers.decoder import (
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.experts import Experts
 from dovetail.layers.linear import ReplicatedLinear
-from dovetail.layers.native_routing import native_routing
 from dovetail.layers.norm import BareRMSNorm
 from dovetail.layers.opaque import is_traced
 from dovetail.layers.rotary import Rope, Rotary, rope_settings
-from dovetail.layers.routing import RoutingRule, route
 from dovetail.parallel.collectives import all_reduce
 from dovetail.parallel.groups import tensor_group
+from dovetail_plugins.layers.native_routing import native_routing
+from dovetail_plugins.layers.routing import RoutingRule, route
 from dovetail_plugins.model_types.gemma4 import ROPE, cache, heads, keys_are_values, layer_types
 from dovetail_plugins.models._layer_inputs import LayerInput
 from dovetail_plugins.models._shared_kv import (

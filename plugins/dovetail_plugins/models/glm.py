@@ -12,7 +12,7 @@ from dovetail.interfaces.model import WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, usual_config
-from dovetail.layers.post_norm import SandwichLayer
+from dovetail_plugins.layers.post_norm import SandwichLayer
 
 SANDWICH = (
     (".post_attention_layernorm.", ".pre_feedforward_layernorm."),

@@ -24,9 +24,9 @@ from dovetail.layers.decoder import (
     DecoderLayer,
     usual_config,
 )
-from dovetail.layers.moe import MoE
 from dovetail.layers.rotary import Rope
-from dovetail.layers.sinks import Sinks
+from dovetail_plugins.layers.moe import MoE
+from dovetail_plugins.layers.sinks import Sinks
 from dovetail_plugins.model_types.gpt_oss import INPUTS_FIRST
 from dovetail_plugins.models._moe import num_experts, softmax_rule
 

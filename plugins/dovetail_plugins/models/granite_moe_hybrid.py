@@ -16,8 +16,8 @@ from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import DecoderConfig, GatedMLP
-from dovetail.layers.hybrid import HybridModel
-from dovetail.layers.moe import MoE
+from dovetail_plugins.layers.hybrid import HybridModel
+from dovetail_plugins.layers.moe import MoE
 from dovetail_plugins.model_types.granite_moe_hybrid import layer_types
 from dovetail_plugins.models._hybrid import MambaLayer
 from dovetail_plugins.models._moe import num_experts, softmax_rule

@@ -12,7 +12,7 @@ from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, DecoderLayer, usual_config
-from dovetail.layers.moe import MoE
+from dovetail_plugins.layers.moe import MoE
 from dovetail_plugins.models._moe import SPARSE_BLOCK, SharedMoE, num_experts, softmax_rule
 
 RENAMES = (

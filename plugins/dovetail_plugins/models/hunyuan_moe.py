@@ -9,7 +9,7 @@ from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, DecoderLayer, usual_config
-from dovetail.layers.routing import RoutingRule
+from dovetail_plugins.layers.routing import RoutingRule
 from dovetail_plugins.models._moe import SharedMoE
 from dovetail_plugins.models.hunyuan import HunYuanModel
 

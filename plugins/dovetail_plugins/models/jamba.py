@@ -13,10 +13,10 @@ from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, usual_config
-from dovetail.layers.hybrid import UnrotatedModel
-from dovetail.layers.mamba import MambaMixer
-from dovetail.layers.moe import MoE
 from dovetail.layers.norm import RMSNorm
+from dovetail_plugins.layers.hybrid import UnrotatedModel
+from dovetail_plugins.layers.mamba import MambaMixer
+from dovetail_plugins.layers.moe import MoE
 from dovetail_plugins.model_types.jamba import has_experts, layer_types, mixer_sizes
 from dovetail_plugins.models._hybrid import MambaLayer, jamba_names
 from dovetail_plugins.models._moe import num_experts, softmax_rule

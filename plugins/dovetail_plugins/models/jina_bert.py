@@ -11,7 +11,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.alibi import alibi_slopes
-from dovetail.layers.encoder import EncoderConfig, usual_encoder
+from dovetail_plugins.layers.encoder import EncoderConfig, usual_encoder
 from dovetail_plugins.models.bert import RENAMES, BertModel
 
 GATED = {"geglu": "gelu", "reglu": "relu"}

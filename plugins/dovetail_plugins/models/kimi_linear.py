@@ -24,10 +24,10 @@ from dovetail.layers.decoder import (
     DecoderModel,
     usual_config,
 )
-from dovetail.layers.delta import ChannelDeltaMixer
-from dovetail.layers.hybrid import LINEAR, HybridLayer
 from dovetail.layers.latent_attention import LatentAttention, LatentConfig
 from dovetail.layers.rotary import Unrotated
+from dovetail_plugins.layers.delta import ChannelDeltaMixer
+from dovetail_plugins.layers.hybrid import LINEAR, HybridLayer
 from dovetail_plugins.model_types.kimi_linear import delta_sizes, layer_types
 from dovetail_plugins.models._moe import CORRECTION_BIAS, lettered
 from dovetail_plugins.models.deepseek import DeepseekLayer

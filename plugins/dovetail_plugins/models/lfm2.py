@@ -27,12 +27,12 @@ from dovetail.layers.decoder import (
     GatedMLP,
     usual_config,
 )
-from dovetail.layers.hybrid import HybridLayer, HybridModel
 from dovetail.layers.linear import MergedColumnParallelLinear, RowParallelLinear, even_part
-from dovetail.layers.product import Product
-from dovetail.layers.recurrent import ShortConv
 from dovetail.layers.state import State
 from dovetail.parallel.groups import tensor_group
+from dovetail_plugins.layers.hybrid import HybridLayer, HybridModel
+from dovetail_plugins.layers.product import Product
+from dovetail_plugins.layers.recurrent import ShortConv
 from dovetail_plugins.model_types.lfm2 import CONV, inner_size, layer_types
 
 

@@ -13,8 +13,8 @@ from torch import nn
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.decoder import DecoderConfig, GatedMLP
-from dovetail.layers.moe import MoE
-from dovetail.layers.routing import RoutingRule
+from dovetail_plugins.layers.moe import MoE
+from dovetail_plugins.layers.routing import RoutingRule
 from dovetail_plugins.models.lfm2 import Lfm2ForCausalLM, Lfm2Layer
 
 LEAST_SUM = 1e-6

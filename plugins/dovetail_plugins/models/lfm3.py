@@ -26,8 +26,8 @@ from dovetail.layers.decoder import (
     GatedMLP,
 )
 from dovetail.layers.linear import ColumnParallelLinear
-from dovetail.layers.output_gate import open_heads
 from dovetail.layers.rotary import Rope, Rotary, rope_settings
+from dovetail_plugins.layers.output_gate import open_heads
 from dovetail_plugins.model_types.lfm2 import CONV
 from dovetail_plugins.model_types.lfm3 import layer_types
 from dovetail_plugins.models._text_part import text_part

@@ -29,8 +29,8 @@ from dovetail.layers.decoder import (
 )
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.placement import mark_axes
-from dovetail.layers.query_scale import PositionScale, QueryScale
-from dovetail.layers.routing import RoutingRule
+from dovetail_plugins.layers.query_scale import PositionScale, QueryScale
+from dovetail_plugins.layers.routing import RoutingRule
 from dovetail_plugins.models._moe import SharedMoE, num_experts
 
 TEMPERED = "tempered"

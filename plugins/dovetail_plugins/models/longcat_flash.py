@@ -22,8 +22,8 @@ from dovetail.layers.latent_attention import LatentAttention, LatentConfig
 from dovetail.layers.linear import ReplicatedLinear
 from dovetail.layers.placement import Placement
 from dovetail.layers.rotary import Rope
-from dovetail.layers.routing import RoutingRule
 from dovetail.parallel.collectives import all_reduce
+from dovetail_plugins.layers.routing import RoutingRule
 from dovetail_plugins.models.deepseek import DeepseekMoE, DeepseekV3ForCausalLM, latent_config
 
 ROUTER = (

@@ -19,11 +19,11 @@ from dovetail.layers.decoder import (
     DecoderLayer,
     usual_config,
 )
-from dovetail.layers.hybrid import UnrotatedModel
-from dovetail.layers.mamba import MambaMixer
-from dovetail.layers.mamba2 import Mamba2Mixer
 from dovetail.layers.norm import BareRMSNorm
 from dovetail.layers.rotary import Rope
+from dovetail_plugins.layers.hybrid import UnrotatedModel
+from dovetail_plugins.layers.mamba import MambaMixer
+from dovetail_plugins.layers.mamba2 import Mamba2Mixer
 from dovetail_plugins.model_types.mamba import mamba2_sizes, mamba_sizes
 
 

@@ -24,15 +24,15 @@ from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import FULL, SLIDING, DecoderConfig, usual_config
-from dovetail.layers.hybrid import HybridModel
-from dovetail.layers.lightning import (
+from dovetail.layers.rotary import Rope
+from dovetail_plugins.layers.hybrid import HybridModel
+from dovetail_plugins.layers.lightning import (
     BY_HEAD,
     LightningAttention,
     LightningSizes,
     lightning_slopes,
 )
-from dovetail.layers.product import Scale
-from dovetail.layers.rotary import Rope
+from dovetail_plugins.layers.product import Scale
 from dovetail_plugins.model_types.minimax import LINEAR, layer_types
 from dovetail_plugins.models.mixtral import MixtralForCausalLM, MixtralLayer
 

@@ -16,16 +16,16 @@ from dovetail.config.checkpoint.rope import rope_of
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.class_head import DenseClasses
 from dovetail.layers.decoder import FULL, SLIDING
-from dovetail.layers.encoder import (
+from dovetail.layers.rotary import RopeSettings, Rotary, rope_settings
+from dovetail_plugins.layers.class_head import DenseClasses
+from dovetail_plugins.layers.encoder import (
     EncoderConfig,
     EncoderLayer,
     EncoderModel,
     encoder_norm,
     usual_encoder,
 )
-from dovetail.layers.rotary import RopeSettings, Rotary, rope_settings
 
 RENAMES = (
     ("embeddings.tok_embeddings.", "embeddings.words."),

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.encoder import EncoderConfig, usual_encoder
-from dovetail.layers.position_bias import BucketBias, PositionBias
+from dovetail_plugins.layers.encoder import EncoderConfig, usual_encoder
+from dovetail_plugins.layers.position_bias import BucketBias, PositionBias
 from dovetail_plugins.models import bert
 
 RENAMES = (

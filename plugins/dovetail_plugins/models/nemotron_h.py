@@ -23,13 +23,13 @@ from dovetail.layers.decoder import (
     PlainMLP,
     usual_config,
 )
-from dovetail.layers.hybrid import UnrotatedModel
 from dovetail.layers.linear import ReplicatedLinear
-from dovetail.layers.mamba2 import Mamba2Mixer
-from dovetail.layers.moe import MoE
 from dovetail.layers.repeated import of_tensors
 from dovetail.layers.rotary import Rope
 from dovetail.parallel.collectives import all_reduce
+from dovetail_plugins.layers.hybrid import UnrotatedModel
+from dovetail_plugins.layers.mamba2 import Mamba2Mixer
+from dovetail_plugins.layers.moe import MoE
 from dovetail_plugins.model_types.nemotron_h import (
     ATTENTION,
     EXPERTS,

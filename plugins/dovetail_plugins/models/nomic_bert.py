@@ -12,8 +12,8 @@ from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers import decoder
-from dovetail.layers.encoder import ONE_KIND, EncoderConfig, usual_encoder
 from dovetail.layers.rotary import Rotary, rope_settings
+from dovetail_plugins.layers.encoder import ONE_KIND, EncoderConfig, usual_encoder
 from dovetail_plugins.models.bert import BertModel
 
 RENAMES = (

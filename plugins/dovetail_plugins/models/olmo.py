@@ -24,10 +24,10 @@ from dovetail.layers.decoder import (
     usual_config,
     windows_by_layer,
 )
-from dovetail.layers.head_norm import WholeRMSNorm
 from dovetail.layers.norm import LayerNorm
-from dovetail.layers.post_norm import PostNormLayer
 from dovetail.layers.rotary import Rotary, rope_settings, unscaled
+from dovetail_plugins.layers.head_norm import WholeRMSNorm
+from dovetail_plugins.layers.post_norm import PostNormLayer
 
 BARE_EPS = 1e-5
 """Of OLMo 1's norms; no config.json says it."""

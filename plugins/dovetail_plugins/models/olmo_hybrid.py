@@ -17,10 +17,10 @@ from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import FULL, DecoderConfig, DecoderForCausalLM, usual_config
-from dovetail.layers.delta import DeltaMixer
-from dovetail.layers.head_norm import WholeRMSNorm
-from dovetail.layers.hybrid import HybridLayer, HybridModel
-from dovetail.layers.post_norm import PostNormLayer
+from dovetail_plugins.layers.delta import DeltaMixer
+from dovetail_plugins.layers.head_norm import WholeRMSNorm
+from dovetail_plugins.layers.hybrid import HybridLayer, HybridModel
+from dovetail_plugins.layers.post_norm import PostNormLayer
 from dovetail_plugins.model_types.olmo_hybrid import delta_sizes, layer_types
 
 DELTA = ".linear_attn."

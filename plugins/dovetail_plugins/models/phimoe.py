@@ -20,10 +20,10 @@ from dovetail.layers.decoder import (
     usual_config,
     window_in_all_layers,
 )
-from dovetail.layers.moe import MoE
 from dovetail.layers.norm import LayerNorm
 from dovetail.layers.rotary import RopeSettings, Rotary, rope_settings
-from dovetail.layers.routing import RoutingRule
+from dovetail_plugins.layers.moe import MoE
+from dovetail_plugins.layers.routing import RoutingRule
 from dovetail_plugins.models._moe import lettered, num_experts
 
 

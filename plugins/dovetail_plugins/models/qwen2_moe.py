@@ -19,7 +19,7 @@ from dovetail.layers.decoder import (
     usual_config,
 )
 from dovetail.layers.linear import ReplicatedLinear
-from dovetail.layers.moe import MoE
+from dovetail_plugins.layers.moe import MoE
 from dovetail_plugins.models._moe import is_sparse, num_experts, softmax_rule
 from dovetail_plugins.models._qwen import qwen_window_layers
 

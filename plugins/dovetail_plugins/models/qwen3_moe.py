@@ -14,7 +14,7 @@ from dovetail.layers.decoder import (
     usual_config,
     window_in_all_layers,
 )
-from dovetail.layers.moe import MoE
+from dovetail_plugins.layers.moe import MoE
 from dovetail_plugins.models._moe import is_sparse, num_experts, softmax_rule
 
 

@@ -32,20 +32,20 @@ from dovetail.layers.decoder import (
     DecoderLayer,
     GatedMLP,
 )
-from dovetail.layers.hybrid import HybridModel
 from dovetail.layers.linear import (
     ActivatedLinear,
     ColumnParallelLinear,
     RowParallelLinear,
     even_part,
 )
-from dovetail.layers.recurrent import DividedVectors, OverRows, ShortConv
 from dovetail.layers.rotary import Rope
 from dovetail.layers.state import Part, RowStates, State
 from dovetail.parallel.groups import tensor_group
 from dovetail_kernels import selective_scan
 from dovetail_kernels.op import Arguments
 from dovetail_kernels.selective_scan.native import SelectiveScan
+from dovetail_plugins.layers.hybrid import HybridModel
+from dovetail_plugins.layers.recurrent import DividedVectors, OverRows, ShortConv
 from dovetail_plugins.model_types.recurrent_gemma import MIXER, layer_types, width
 from dovetail_plugins.models.gemma import gemma_config
 

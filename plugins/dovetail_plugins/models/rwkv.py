@@ -30,7 +30,6 @@ from dovetail.layers.decoder import (
     usual_config,
 )
 from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.hybrid import UnrotatedModel
 from dovetail.layers.linear import (
     ActivatedLinear,
     ColumnParallelLinear,
@@ -39,7 +38,6 @@ from dovetail.layers.linear import (
     even_part,
 )
 from dovetail.layers.norm import LayerNorm
-from dovetail.layers.recurrent import DividedVectors, OverRows
 from dovetail.layers.repeated import of_tensors
 from dovetail.layers.rotary import Rope
 from dovetail.layers.state import CONV, Part, RowStates, State
@@ -48,6 +46,8 @@ from dovetail_kernels import short_conv, wkv
 from dovetail_kernels.op import Arguments
 from dovetail_kernels.short_conv.native import ShortConv
 from dovetail_kernels.wkv.native import Wkv
+from dovetail_plugins.layers.hybrid import UnrotatedModel
+from dovetail_plugins.layers.recurrent import DividedVectors, OverRows
 from dovetail_plugins.model_types.rwkv import channels, inner_size
 
 ATTENTION, FEED_FORWARD, AVERAGE = "attention", "feed_forward", "average"

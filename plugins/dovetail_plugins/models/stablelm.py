@@ -12,8 +12,8 @@ from dovetail.interfaces.model import WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, usual_config
-from dovetail.layers.head_norm import LayerNormPerHead
 from dovetail.layers.norm import LayerNorm
+from dovetail_plugins.layers.head_norm import LayerNormPerHead
 
 
 class StableLmForCausalLM(DecoderForCausalLM):

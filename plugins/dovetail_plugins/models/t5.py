@@ -17,15 +17,15 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import CLASSES, ModelSpec
-from dovetail.layers.cross_decoder import (
+from dovetail.layers.embedding import VocabParallelEmbedding
+from dovetail_plugins.layers.cross_decoder import (
     CrossDecoderConfig,
     CrossDecoderLayer,
     EncoderDecoder,
     encoder_context,
     of_layers,
 )
-from dovetail.layers.embedding import VocabParallelEmbedding
-from dovetail.layers.encoder import (
+from dovetail_plugins.layers.encoder import (
     Around,
     EncoderAttention,
     EncoderConfig,
@@ -33,7 +33,7 @@ from dovetail.layers.encoder import (
     EncoderModel,
     usual_encoder,
 )
-from dovetail.layers.position_bias import BucketBias, PositionBias
+from dovetail_plugins.layers.position_bias import BucketBias, PositionBias
 from dovetail_plugins.model_types.t5 import num_decoder_layers
 
 SHARED_BIAS = (

@@ -20,18 +20,18 @@ from torch import nn
 
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.layers.cross_decoder import (
+from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.embedding import PositionEmbedding, VocabParallelEmbedding
+from dovetail.layers.linear import MergedColumnParallelLinear, QKVParallelLinear
+from dovetail.layers.norm import LayerNorm
+from dovetail_plugins.layers.cross_decoder import (
     CrossDecoderConfig,
     EncoderDecoder,
     encoder_context,
     of_layers,
 )
-from dovetail.layers.dense_attention import use_items
-from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.embedding import PositionEmbedding, VocabParallelEmbedding
-from dovetail.layers.encoder import Around, EncoderConfig, EncoderLayer
-from dovetail.layers.linear import MergedColumnParallelLinear, QKVParallelLinear
-from dovetail.layers.norm import LayerNorm
+from dovetail_plugins.layers.dense_attention import use_items
+from dovetail_plugins.layers.encoder import Around, EncoderConfig, EncoderLayer
 from dovetail_plugins.models.bart import DECODER_LAYER, ENCODER_LAYER, FUSED, WordsAndPositions
 
 EPS = 1e-5

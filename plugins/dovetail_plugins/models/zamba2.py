@@ -46,11 +46,11 @@ from dovetail.layers.linear import (
     ReplicatedLinear,
     RowParallelLinear,
 )
-from dovetail.layers.mamba2 import Mamba2Mixer
 from dovetail.layers.repeated import of_tensors
 from dovetail.layers.residual import unchanged
 from dovetail.layers.rotary import HeadRotary, Rope
 from dovetail.layers.stages import made_if
+from dovetail_plugins.layers.mamba2 import Mamba2Mixer
 from dovetail_plugins.model_types.zamba2 import HYBRID, layer_types, mixer_sizes
 
 BLOCK = "shared_transformer"

@@ -53,7 +53,6 @@ from dovetail.layers.linear import (
 )
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.placement import Part as Rows
-from dovetail.layers.recurrent import DividedVectors, OverRows
 from dovetail.layers.repeated import of_tensors
 from dovetail.layers.rotary import HeadRotary, Rope, Rotary, rope_settings
 from dovetail.layers.state import CONV, Part, State
@@ -61,6 +60,7 @@ from dovetail.parallel.collectives import all_reduce
 from dovetail_kernels import short_conv
 from dovetail_kernels.head_products.matrices import HeadMatrices
 from dovetail_kernels.short_conv.native import ShortConv
+from dovetail_plugins.layers.recurrent import DividedVectors, OverRows
 from dovetail_plugins.model_types.zaya import HYBRID, HYBRID_SLIDING, layer_types
 
 LATE = "late"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dovetail.interfaces.headers import StorageEstimate, StoredLayer, TensorHeader
-from dovetail.layers.rounding import BFLOAT16, FLOAT, INT8
+from dovetail_plugins.layers.rounding import BFLOAT16, FLOAT, INT8
 from dovetail_plugins.quantization._widths import width_of
 
 WIDE = ("float32", "float64")

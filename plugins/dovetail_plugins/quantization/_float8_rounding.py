@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from dovetail.interfaces.quantization import LinearSpec
-from dovetail.layers.rounding import BFLOAT16, BFLOAT16_HELP, FLOAT, FLOAT8, ActivationOptions
+from dovetail_plugins.layers.rounding import (
+    BFLOAT16,
+    BFLOAT16_HELP,
+    FLOAT,
+    FLOAT8,
+    ActivationOptions,
+)
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.checkpoint_method import CheckpointMethod
-from dovetail.layers.rounding import FLOAT
+from dovetail_plugins.layers.checkpoint_method import CheckpointMethod
+from dovetail_plugins.layers.rounding import FLOAT
 from dovetail_plugins.quantization._estimates import plain_estimate
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.checkpoint_method import HEAD, StoredMethod
-from dovetail.layers.layer_names import one_for_parts
-from dovetail.layers.rounding import IntegerOptions
-from dovetail.layers.stored_names import bare
+from dovetail_plugins.layers.checkpoint_method import HEAD, StoredMethod
+from dovetail_plugins.layers.layer_names import one_for_parts
+from dovetail_plugins.layers.rounding import IntegerOptions
+from dovetail_plugins.layers.stored_names import bare
 from dovetail_plugins.quantization._estimates import qweight_estimate
 from dovetail_plugins.quantization.awq import AwqLayout
 from dovetail_plugins.quantization.gptq import GptqLayout

@@ -15,8 +15,8 @@ from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.checkpoint_method import StoredMethod
-from dovetail.layers.rounding import IntegerOptions
+from dovetail_plugins.layers.checkpoint_method import StoredMethod
+from dovetail_plugins.layers.rounding import IntegerOptions
 from dovetail_plugins.quantization._estimates import qweight_estimate
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec
-from dovetail.layers.checkpoint_method import Layout, StoredMethod
-from dovetail.layers.rounding import FLOAT8
+from dovetail_plugins.layers.checkpoint_method import Layout, StoredMethod
+from dovetail_plugins.layers.rounding import FLOAT8
 from dovetail_plugins.quantization._estimates import float8_estimate
 from dovetail_plugins.quantization._float8_layouts import OutputScale
 from dovetail_plugins.quantization._float8_rounding import Float8Options, rounds

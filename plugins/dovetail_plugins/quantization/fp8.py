@@ -20,8 +20,8 @@ from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.checkpoint_method import Layout
-from dovetail.layers.rounding import FLOAT8
+from dovetail_plugins.layers.checkpoint_method import Layout
+from dovetail_plugins.layers.rounding import FLOAT8
 from dovetail_plugins.quantization._either import EitherMethod, SkipOptions
 from dovetail_plugins.quantization._estimates import float8_estimate, made_estimate
 from dovetail_plugins.quantization._float8_layouts import BlockScale, WholeScale
@@ -93,8 +93,8 @@ class Fp8(EitherMethod):
 
     def quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the method that makes a weight float8."""
-        from dovetail.layers.matrix_linear import ConvertedLinear
         from dovetail_kernels.gemm.weight import quantize_float8
+        from dovetail_plugins.layers.matrix_linear import ConvertedLinear
 
         is_rounded = rounds(self.options.activations, spec)
         return ConvertedLinear(

@@ -20,9 +20,9 @@ from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.checkpoint_method import HEAD, Layout, StoredMethod, listed
-from dovetail.layers.layer_names import one_for_parts, parts_of
-from dovetail.layers.rounding import IntegerOptions
+from dovetail_plugins.layers.checkpoint_method import HEAD, Layout, StoredMethod, listed
+from dovetail_plugins.layers.layer_names import one_for_parts, parts_of
+from dovetail_plugins.layers.rounding import IntegerOptions
 from dovetail_plugins.quantization._estimates import qweight_estimate, tiles_estimate
 
 if TYPE_CHECKING:

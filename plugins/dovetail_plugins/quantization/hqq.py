@@ -19,9 +19,9 @@ from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.checkpoint_method import Layout, StoredMethod, listed
-from dovetail.layers.layer_names import one_for_parts
-from dovetail.layers.rounding import IntegerOptions
+from dovetail_plugins.layers.checkpoint_method import Layout, StoredMethod, listed
+from dovetail_plugins.layers.layer_names import one_for_parts
+from dovetail_plugins.layers.rounding import IntegerOptions
 from dovetail_plugins.quantization._estimates import (
     bytes_estimate,
     integers_estimate,

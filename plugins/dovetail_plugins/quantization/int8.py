@@ -12,7 +12,7 @@ from typing import Any
 from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
-from dovetail.layers.rounding import IntegerOptions
+from dovetail_plugins.layers.rounding import IntegerOptions
 from dovetail_plugins.quantization._estimates import int8_estimate
 from dovetail_plugins.quantization._while_loading import WhileLoading
 

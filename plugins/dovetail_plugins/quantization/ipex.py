@@ -12,7 +12,7 @@ from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod, stored_method
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.rounding import IntegerOptions
+from dovetail_plugins.layers.rounding import IntegerOptions
 from dovetail_plugins.quantization.awq import Awq
 from dovetail_plugins.quantization.gptq import Gptq
 

@@ -20,10 +20,10 @@ from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.checkpoint_method import Layout, StoredMethod, listed
-from dovetail.layers.layer_names import one_for_parts
-from dovetail.layers.rounding import BFLOAT16, FLOAT8
-from dovetail.layers.stored_names import bare
+from dovetail_plugins.layers.checkpoint_method import Layout, StoredMethod, listed
+from dovetail_plugins.layers.layer_names import one_for_parts
+from dovetail_plugins.layers.rounding import BFLOAT16, FLOAT8
+from dovetail_plugins.layers.stored_names import bare
 from dovetail_plugins.quantization._estimates import codes_estimate, float8_estimate
 from dovetail_plugins.quantization._float8_layouts import BlockScale, OutputScale, WholeScale
 from dovetail_plugins.quantization._float8_rounding import Float8Options, rounds

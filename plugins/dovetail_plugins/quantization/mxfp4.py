@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
-from dovetail.layers.checkpoint_method import Layout, StoredMethod
+from dovetail_plugins.layers.checkpoint_method import Layout, StoredMethod
 from dovetail_plugins.quantization._estimates import codes_estimate
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod, stored_method
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.rounding import ActivationOptions, asked_of
+from dovetail_plugins.layers.rounding import ActivationOptions, asked_of
 
 
 class Unquantized(QuantMethod):
@@ -27,6 +27,6 @@ class Unquantized(QuantMethod):
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Return the plain method of a layer."""
-        from dovetail.layers.matrix_linear import plain_linear
+        from dovetail_plugins.layers.matrix_linear import plain_linear
 
         return plain_linear(spec, activations=asked_of(self.options))

@@ -22,8 +22,8 @@ from dovetail.interfaces.headers import StorageEstimate, StoredLayer, TensorHead
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers import rounding
-from dovetail.layers.checkpoint_method import Layout, StoredMethod
+from dovetail_plugins.layers import rounding
+from dovetail_plugins.layers.checkpoint_method import Layout, StoredMethod
 from dovetail_plugins.quantization._estimates import bytes_estimate, integers_estimate
 from dovetail_plugins.quantization._float8_rounding import rounds
 

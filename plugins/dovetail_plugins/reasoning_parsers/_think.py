@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.text import Markers, Sample
-from dovetail.syntax.templates import unmentioned
+from dovetail_plugins.syntax.templates import unmentioned
 
 THINK = Markers(start="<think>", end="</think>")
 UNTIL_CALL = replace(THINK, ends_with_call=True)

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Self
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers
 from dovetail.interfaces.tokenizer import Tokenizer
-from dovetail.syntax.tag_suffixes import suffix_of, suffixed, variant
-from dovetail.syntax.templates import unmentioned
 from dovetail_plugins.reasoning_parsers._think import UNTIL_CALL, ThinkTags
+from dovetail_plugins.syntax.tag_suffixes import suffix_of, suffixed, variant
+from dovetail_plugins.syntax.templates import unmentioned
 
 
 class HyV3(ThinkTags):

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample
-from dovetail.syntax.templates import unmentioned
 from dovetail_plugins.reasoning_parsers._think import ThinkTags, tagged_samples
+from dovetail_plugins.syntax.templates import unmentioned
 from dovetail_plugins.tool_parsers._kimi_k3 import CLOSE, LAYOUT, OPEN, SEP
 
 

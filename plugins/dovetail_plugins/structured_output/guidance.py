@@ -32,16 +32,16 @@ from dovetail.interfaces.structured_output import (
     Vocabulary,
     words,
 )
-from dovetail.structured_output import json_grammar
-from dovetail.structured_output.doubles import within_doubles
-from dovetail.structured_output.gbnf_reader import inlined, read_gbnf
-from dovetail.structured_output.json_grammar import ROOT, JsonGrammar, are_apart
-from dovetail.structured_output.lark_anchors import check_anchors
-from dovetail.structured_output.lexemes import with_lexemes
-from dovetail.structured_output.regex import Cat, Chars, Many, Node, Or, Rule, without, written
-from dovetail.structured_output.regex_reader import found_within, whole_text
-from dovetail.structured_output.rewriting.tree import VALIDATING
-from dovetail.structured_output.schema import nodes, plain_schema
+from dovetail_grammars import json_grammar
+from dovetail_grammars.doubles import within_doubles
+from dovetail_grammars.gbnf_reader import inlined, read_gbnf
+from dovetail_grammars.json_grammar import ROOT, JsonGrammar, are_apart
+from dovetail_grammars.lark_anchors import check_anchors
+from dovetail_grammars.lexemes import with_lexemes
+from dovetail_grammars.regex import Cat, Chars, Many, Node, Or, Rule, without, written
+from dovetail_grammars.regex_reader import found_within, whole_text
+from dovetail_grammars.rewriting.tree import VALIDATING
+from dovetail_grammars.schema import nodes, plain_schema
 
 if TYPE_CHECKING:
     import numpy as np

@@ -22,10 +22,10 @@ from dovetail.interfaces.structured_output import (
     StructuredOutputBackend,
     Vocabulary,
 )
-from dovetail.structured_output import json_grammar, utf8
-from dovetail.structured_output.constraint_rules import rules_of
-from dovetail.structured_output.gbnf_reader import LANGUAGES
-from dovetail.structured_output.regex import Cat, Chars, Many, Node, Or, Ranges, Rule
+from dovetail_grammars import json_grammar, utf8
+from dovetail_grammars.gbnf_reader import LANGUAGES
+from dovetail_grammars.regex import Cat, Chars, Many, Node, Or, Ranges, Rule
+from dovetail_plugins.structured_output.constraint_rules import rules_of
 
 MAX_MASKS = 256
 MAX_PLACES = 5_000

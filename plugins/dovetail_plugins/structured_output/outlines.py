@@ -22,9 +22,9 @@ from dovetail.interfaces.structured_output import (
     StructuredOutputBackend,
     Vocabulary,
 )
-from dovetail.structured_output import json_grammar
-from dovetail.structured_output.constraint_rules import rules_of
-from dovetail.structured_output.regex import without, written
+from dovetail_grammars import json_grammar
+from dovetail_grammars.regex import without, written
+from dovetail_plugins.structured_output.constraint_rules import rules_of
 
 MAX_DEPTH = 1
 """Each level makes the expression four times as long, and its index larger still."""

@@ -31,14 +31,14 @@ from dovetail.interfaces.structured_output import (
     StructuredOutputBackend,
     Vocabulary,
 )
-from dovetail.structured_output import json_grammar
-from dovetail.structured_output.constraint_rules import free_rules
-from dovetail.structured_output.gbnf import as_gbnf
-from dovetail.structured_output.gbnf_reader import read_gbnf
-from dovetail.structured_output.json_grammar import ROOT, JsonGrammar
-from dovetail.structured_output.lark_anchors import check_anchors
-from dovetail.structured_output.regex import Node
-from dovetail.structured_output.regex_reader import whole
+from dovetail_grammars import json_grammar
+from dovetail_grammars.gbnf import as_gbnf
+from dovetail_grammars.gbnf_reader import read_gbnf
+from dovetail_grammars.json_grammar import ROOT, JsonGrammar
+from dovetail_grammars.lark_anchors import check_anchors
+from dovetail_grammars.regex import Node
+from dovetail_grammars.regex_reader import whole
+from dovetail_plugins.structured_output.constraint_rules import free_rules
 
 if TYPE_CHECKING:
     import numpy as np

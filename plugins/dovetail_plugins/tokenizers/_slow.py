@@ -12,7 +12,7 @@ from typing import Any
 from dovetail.errors import ConfigError
 from dovetail.interfaces.checkpoint_code import TOKENIZER, CheckpointCode
 from dovetail.interfaces.tokenizer import PairFrame, TokenStream
-from dovetail.registry.checkpoint_code import load_class
+from dovetail_plugins.checkpoint_code import load_class
 from dovetail_plugins.tokenizers import _files
 from dovetail_plugins.tokenizers._pairs import frame_of
 from dovetail_plugins.tokenizers._streams import WindowStream

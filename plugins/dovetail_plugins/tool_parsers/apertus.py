@@ -15,9 +15,9 @@ from dovetail.interfaces.constraint import Constraint, JsonSchema, concat, separ
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import ToolParser
-from dovetail.syntax.json_calls import JsonCalls, bare_calls, schema_of
-from dovetail.syntax.json_text import Member, members
-from dovetail.syntax.templates import unmentioned
+from dovetail.json_text import Member, members
+from dovetail_plugins.syntax.json_calls import JsonCalls, bare_calls, schema_of
+from dovetail_plugins.syntax.templates import unmentioned
 
 START, END = "<|tools_prefix|>", "<|tools_suffix|>"
 

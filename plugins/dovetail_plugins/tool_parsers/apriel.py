@@ -9,7 +9,7 @@ from typing import Any
 
 from dovetail.interfaces.constraint import Constraint, concat, separated
 from dovetail.interfaces.plugin import Info
-from dovetail.syntax.templates import unmentioned
+from dovetail_plugins.syntax.templates import unmentioned
 from dovetail_plugins.tool_parsers.jamba import Jamba
 
 

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 from dovetail.interfaces.constraint import Constraint, JsonSchema, concat
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Layout, Markers, Sample, Tool, ToolCall
-from dovetail.syntax.json_calls import schema_of
-from dovetail.syntax.tagged_calls import TaggedCalls
-from dovetail.syntax.tagged_parser import TaggedToolParser
-from dovetail.syntax.templates import unmentioned
+from dovetail_plugins.syntax.json_calls import schema_of
+from dovetail_plugins.syntax.tagged_calls import TaggedCalls
+from dovetail_plugins.syntax.tagged_parser import TaggedToolParser
+from dovetail_plugins.syntax.templates import unmentioned
 from dovetail_plugins.tool_parsers._deepseek import (
     BEGIN,
     END,

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Layout, Markers, Sample, Tag, ToolCall
-from dovetail.syntax.templates import unmentioned
-from dovetail.syntax.xml_params import XmlCalls
-from dovetail.syntax.xml_parser import XmlToolParser
+from dovetail_plugins.syntax.templates import unmentioned
+from dovetail_plugins.syntax.xml_params import XmlCalls
+from dovetail_plugins.syntax.xml_parser import XmlToolParser
 
 DSML = "｜DSML｜"
 SECTION = Markers(start=f"<{DSML}function_calls>", end=f"</{DSML}function_calls>")

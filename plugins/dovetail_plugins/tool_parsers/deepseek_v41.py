@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample
-from dovetail.syntax.templates import unmentioned
-from dovetail.syntax.xml_params import XmlCalls
+from dovetail_plugins.syntax.templates import unmentioned
+from dovetail_plugins.syntax.xml_params import XmlCalls
 from dovetail_plugins.tool_parsers.deepseek_v32 import DSML, DeepseekV4
 
 SPACED = f"{DSML} "

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample
-from dovetail.syntax.templates import unmentioned
+from dovetail_plugins.syntax.templates import unmentioned
 from dovetail_plugins.tool_parsers.minimax_m2 import MinimaxM2, samples_of
 
 SECTION = Markers(start="<dots_function_call>", end="</dots_function_call>")

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample
-from dovetail.syntax.marked_calls import MarkedCalls
-from dovetail.syntax.marked_parser import MarkedToolParser, marked_samples
-from dovetail.syntax.templates import unmentioned
+from dovetail_plugins.syntax.marked_calls import MarkedCalls
+from dovetail_plugins.syntax.marked_parser import MarkedToolParser, marked_samples
+from dovetail_plugins.syntax.templates import unmentioned
 
 REGION = Markers(start="<start_function_call>", end="<end_function_call>")
 MARK = "<escape>"

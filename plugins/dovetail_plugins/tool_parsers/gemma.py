@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, ToolCall
-from dovetail.syntax.python_calls import PythonCalls
-from dovetail.syntax.python_parser import PythonToolParser
-from dovetail.syntax.templates import unmentioned
+from dovetail_plugins.syntax.python_calls import PythonCalls
+from dovetail_plugins.syntax.python_parser import PythonToolParser
+from dovetail_plugins.syntax.templates import unmentioned
 
 START = "```tool_code"
 END = "```"

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Layout, Markers, Sample, Tag
-from dovetail.syntax.templates import unmentioned
-from dovetail.syntax.xml_params import XmlCalls
+from dovetail_plugins.syntax.templates import unmentioned
+from dovetail_plugins.syntax.xml_params import XmlCalls
 from dovetail_plugins.tool_parsers.deepseek_v32 import DSML, DeepseekV4
 from dovetail_plugins.tool_parsers.gigachat3 import OVER
 

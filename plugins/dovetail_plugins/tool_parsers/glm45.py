@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, ToolCall
-from dovetail.syntax.templates import unmentioned
-from dovetail.syntax.xml_params import XmlCalls
-from dovetail.syntax.xml_parser import XmlToolParser
+from dovetail_plugins.syntax.templates import unmentioned
+from dovetail_plugins.syntax.xml_params import XmlCalls
+from dovetail_plugins.syntax.xml_parser import XmlToolParser
 
 REGION = Markers(start="<tool_call>", end="</tool_call>")
 

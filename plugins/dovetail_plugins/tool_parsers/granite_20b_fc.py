@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from dovetail.interfaces.constraint import Constraint
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
-from dovetail.syntax.json_parser import JsonToolParser
-from dovetail.syntax.templates import unmentioned
+from dovetail_plugins.syntax.json_parser import JsonToolParser
+from dovetail_plugins.syntax.templates import unmentioned
 
 START = "<function_call>"
 

@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Self
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Layout, Markers, Sample, ToolCall
 from dovetail.interfaces.tokenizer import Tokenizer
-from dovetail.syntax.tag_suffixes import suffix_of, suffixed, variant
-from dovetail.syntax.templates import unmentioned
-from dovetail.syntax.xml_params import XmlCalls
-from dovetail.syntax.xml_parser import XmlToolParser
+from dovetail_plugins.syntax.tag_suffixes import suffix_of, suffixed, variant
+from dovetail_plugins.syntax.templates import unmentioned
+from dovetail_plugins.syntax.xml_params import XmlCalls
+from dovetail_plugins.syntax.xml_parser import XmlToolParser
 
 SECTION = Markers(start="<tool_calls>", end="</tool_calls>")
 CALL = Markers(start="<tool_call>", end="</tool_call>", is_body=True)

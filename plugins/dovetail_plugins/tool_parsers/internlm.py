@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from dovetail.interfaces.constraint import Constraint
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
-from dovetail.syntax.json_calls import JsonCalls
-from dovetail.syntax.json_parser import JsonToolParser
-from dovetail.syntax.templates import unmentioned
+from dovetail_plugins.syntax.json_calls import JsonCalls
+from dovetail_plugins.syntax.json_parser import JsonToolParser
+from dovetail_plugins.syntax.templates import unmentioned
 
 START = "<|action_start|><|plugin|>"
 END = "<|action_end|>"

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample
-from dovetail.syntax.templates import unmentioned
-from dovetail.syntax.xml_params import XmlCalls
+from dovetail_plugins.syntax.templates import unmentioned
+from dovetail_plugins.syntax.xml_params import XmlCalls
 from dovetail_plugins.tool_parsers.glm45 import Glm45
 
 REGION = Markers(start="<iquest_tool_call>", end="</iquest_tool_call>")

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Layout, Markers, Sample, Tool, ToolCall
-from dovetail.syntax.json_calls import JsonCalls
-from dovetail.syntax.templates import unmentioned
-from dovetail.syntax.xml_params import XmlCalls
-from dovetail.syntax.xml_parser import XmlToolParser
+from dovetail_plugins.syntax.json_calls import JsonCalls
+from dovetail_plugins.syntax.templates import unmentioned
+from dovetail_plugins.syntax.xml_params import XmlCalls
+from dovetail_plugins.syntax.xml_parser import XmlToolParser
 
 CALL = Markers(start="<ifm|tool_call>", end="</ifm|tool_call>")
 KEY, TYPE, VALUE = "<ifm|arg_key>", "<ifm|arg_type>", "<ifm|arg_value>"

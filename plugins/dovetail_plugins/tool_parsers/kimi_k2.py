@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 from dovetail.interfaces.constraint import Choice, Constraint, JsonSchema, Literal, Repeat, concat
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Layout, Markers, Sample, Tool, ToolCall
-from dovetail.syntax.json_calls import schema_of
-from dovetail.syntax.tagged_calls import TaggedCalls
-from dovetail.syntax.tagged_parser import TaggedToolParser
-from dovetail.syntax.templates import unmentioned
+from dovetail_plugins.syntax.json_calls import schema_of
+from dovetail_plugins.syntax.tagged_calls import TaggedCalls
+from dovetail_plugins.syntax.tagged_parser import TaggedToolParser
+from dovetail_plugins.syntax.templates import unmentioned
 
 SECTION = Markers(start="<|tool_calls_section_begin|>", end="<|tool_calls_section_end|>")
 BEGIN = "<|tool_call_begin|>"

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Layout, Markers, Sample, ToolCall
-from dovetail.syntax.templates import unmentioned
-from dovetail.syntax.xml_params import XmlCalls
-from dovetail.syntax.xml_parser import XmlToolParser
+from dovetail_plugins.syntax.templates import unmentioned
+from dovetail_plugins.syntax.xml_params import XmlCalls
+from dovetail_plugins.syntax.xml_parser import XmlToolParser
 from dovetail_plugins.tool_parsers._kimi_k3 import CLOSE, LAYOUT, OPEN, SEP
 
 SECTION = Markers(start=f"{OPEN}tools{SEP}", end=f"{CLOSE}tools{SEP}")

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
-from dovetail.syntax.json_calls import JsonCalls, bare_calls
-from dovetail.syntax.python_calls import PythonCalls
-from dovetail.syntax.python_parser import PythonToolParser
-from dovetail.syntax.templates import unmentioned
+from dovetail_plugins.syntax.json_calls import JsonCalls, bare_calls
+from dovetail_plugins.syntax.python_calls import PythonCalls
+from dovetail_plugins.syntax.python_parser import PythonToolParser
+from dovetail_plugins.syntax.templates import unmentioned
 
 START = "<|tool_call_start|>"
 END = "<|tool_call_end|>"

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from dovetail.interfaces.constraint import Constraint, separated
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, ToolCall
-from dovetail.syntax.json_calls import JsonCalls
-from dovetail.syntax.json_parser import JsonToolParser
-from dovetail.syntax.templates import unmentioned
+from dovetail_plugins.syntax.json_calls import JsonCalls
+from dovetail_plugins.syntax.json_parser import JsonToolParser
+from dovetail_plugins.syntax.templates import unmentioned
 
 PYTHON = Markers(start="<|python_tag|>")
 BRACE = Markers(start="{", opens_answer=True, is_body=True)

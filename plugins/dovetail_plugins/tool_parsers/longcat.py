@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 from dovetail.interfaces.constraint import Constraint
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
-from dovetail.syntax.json_calls import JsonCalls
-from dovetail.syntax.json_parser import JsonToolParser
-from dovetail.syntax.templates import unmentioned
-from dovetail.syntax.xml_params import XmlCalls
+from dovetail_plugins.syntax.json_calls import JsonCalls
+from dovetail_plugins.syntax.json_parser import JsonToolParser
+from dovetail_plugins.syntax.templates import unmentioned
+from dovetail_plugins.syntax.xml_params import XmlCalls
 
 REGION = Markers(start="<longcat_tool_call>", end="</longcat_tool_call>")
 _XML = XmlCalls(

@@ -12,8 +12,8 @@ from dovetail.interfaces.constraint import Constraint, concat, separated
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Layout, Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import ToolParser
-from dovetail.syntax.nested_tags import NestedTags
-from dovetail.syntax.templates import unmentioned
+from dovetail_plugins.syntax.nested_tags import NestedTags
+from dovetail_plugins.syntax.templates import unmentioned
 
 MARK = "]<]minimax[>["
 SECTION = Markers(start=f"{MARK}<tool_call>", end=f"{MARK}</tool_call>")

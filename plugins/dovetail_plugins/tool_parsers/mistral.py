@@ -15,10 +15,10 @@ from dovetail.interfaces.constraint import Choice, Constraint, JsonSchema, conca
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall
-from dovetail.syntax.json_calls import JsonCalls, object_at, schema_of
-from dovetail.syntax.json_parser import JsonToolParser
-from dovetail.syntax.json_text import check
-from dovetail.syntax.templates import unmentioned
+from dovetail.json_text import check
+from dovetail_plugins.syntax.json_calls import JsonCalls, object_at, schema_of
+from dovetail_plugins.syntax.json_parser import JsonToolParser
+from dovetail_plugins.syntax.templates import unmentioned
 
 _HEAD = re.compile(
     r"\s*(?P<name>[^\s\[\]{}<>]{1,128})(?:\[CALL_ID\](?P<id>[A-Za-z0-9]+))?(?:\[ARGS\]\s*)?(?=\{)"

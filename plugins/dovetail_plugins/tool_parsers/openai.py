@@ -15,9 +15,9 @@ from dovetail.interfaces.constraint import Constraint, JsonSchema, concat
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser
-from dovetail.syntax.json_calls import object_at, schema_of
-from dovetail.syntax.json_text import check, skip_blanks
-from dovetail.syntax.templates import unmentioned
+from dovetail.json_text import check, skip_blanks
+from dovetail_plugins.syntax.json_calls import object_at, schema_of
+from dovetail_plugins.syntax.templates import unmentioned
 from dovetail_plugins.tool_parsers._harmony import (
     CALL,
     END,

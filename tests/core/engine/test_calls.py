@@ -47,7 +47,7 @@ from dovetail.errors import (
 from dovetail.interfaces.adapter_spec import AdapterSource
 from dovetail.interfaces.executor import WorkerCall
 from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.testing.fake_engine import fake_spec
+from dovetail_testing.fake_engine import fake_spec
 
 OPERATIONS: dict[type, Operation[Any]] = {
     type(operation): operation

@@ -16,7 +16,7 @@ from dovetail.errors import ConfigError, EngineDead
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.stats import StepStats
 from dovetail.interfaces.step import StepPlan
-from dovetail.testing.fake_engine import EOS, fake_spec
+from dovetail_testing.fake_engine import EOS, fake_spec
 
 
 def request(request_id: str, prompt: str = "prompt", **fields: Any) -> EngineRequest:

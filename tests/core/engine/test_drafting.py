@@ -19,8 +19,8 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import DraftSpec, ModelSpec, Selection
 from dovetail.interfaces.step import RowResult
-from dovetail.testing.contract import model_spec
-from dovetail.testing.simulate import SimSettings
+from dovetail_testing.contract import model_spec
+from dovetail_testing.simulate import SimSettings
 
 LONGEST = 8
 

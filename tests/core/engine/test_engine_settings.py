@@ -24,7 +24,7 @@ from dovetail.engine.ipc import transport
 from dovetail.errors import ConfigError, EngineDead, Overloaded
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
-from dovetail.testing.fake_engine import fake_spec
+from dovetail_testing.fake_engine import fake_spec
 
 
 def spec_with(*, options: dict[str, Any] | None = None, **changes: Any) -> EngineSpec:

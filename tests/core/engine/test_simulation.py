@@ -18,7 +18,7 @@ from dovetail.interfaces.schedule_spec import ScheduleSpec
 from dovetail.interfaces.scheduler import KVCache, RequestState, Scheduler
 from dovetail.interfaces.scheduling_policy import RequestView, SchedulingPolicy
 from dovetail.interfaces.step import NewRow, RowStep, StepPlan, StepResult
-from dovetail.testing.simulate import BrokenPromise, SimSettings, Simulation, simulate
+from dovetail_testing.simulate import BrokenPromise, SimSettings, Simulation, simulate
 
 
 class ByArrival(SchedulingPolicy):

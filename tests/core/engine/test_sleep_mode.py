@@ -17,7 +17,7 @@ from dovetail.engine.sleep_mode import TAGS
 from dovetail.errors import EngineAsleep, RequestError
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
-from dovetail.testing.fake_engine import FakeExecutor, fake_spec
+from dovetail_testing.fake_engine import FakeExecutor, fake_spec
 
 
 def spec_with(*, can_sleep: bool = True, **options: Any) -> EngineSpec:

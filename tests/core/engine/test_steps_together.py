@@ -21,7 +21,7 @@ from dovetail.interfaces.executor import PendingStep
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec, Selection
 from dovetail.interfaces.step import StepPlan, StepResult
-from dovetail.testing.fake_engine import FakeExecutor, fake_spec
+from dovetail_testing.fake_engine import FakeExecutor, fake_spec
 
 LIMIT_S = 10.0
 meeting = threading.Barrier(2, timeout=LIMIT_S)

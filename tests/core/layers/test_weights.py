@@ -23,8 +23,8 @@ from dovetail.layers.linear import (
 from dovetail.layers.logits import LogitsHead
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.weights import checkpoint_shapes, load_weights
-from dovetail.testing.contract import model_spec
-from dovetail.testing.tiny import PlainWeights
+from dovetail_testing.contract import model_spec
+from dovetail_testing.tiny import PlainWeights
 
 SPEC = model_spec(hidden_size=8, vocab_size=11)
 CONTEXT = BuildContext(model=SPEC, quant=PlainWeights(None, SPEC), device="cpu")

@@ -13,8 +13,8 @@ from dovetail.interfaces.attention import AttentionSpec
 from dovetail.interfaces.spec import RankSpec
 from dovetail.parallel.context import joined, over_ranks
 from dovetail.parallel.groups import context_group, tensor_group
-from dovetail.testing.attention_scenario import Scene, UsageCounter
-from dovetail.testing.reference import ReferenceAttention
+from dovetail_testing.attention_scenario import Scene, UsageCounter
+from dovetail_testing.reference import ReferenceAttention
 from support.divided_attention import DividedAttention
 
 SPEC = AttentionSpec(num_heads=12, num_kv_heads=1, head_size=8, scale=0.35)

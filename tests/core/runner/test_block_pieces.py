@@ -13,7 +13,7 @@ from dovetail.interfaces.step import KVLayout, LatentLayer
 from dovetail.layers.context import INDEX_KEYS, LATENTS
 from dovetail.runner.block_pieces import Pieces
 from dovetail.runner.kv_alloc import layer_caches
-from dovetail.testing.reference import ReferenceAttention
+from dovetail_testing.reference import ReferenceAttention
 
 LAYERS = [
     LatentLayer(name="first", size=6, dtype="bfloat16", index_size=3),

@@ -20,8 +20,8 @@ from dovetail.runner.graphs import captured_keys, contexts
 from dovetail.runner.measure import GRAPH_BYTES
 from dovetail.runner.model_runner import ModelRunner
 from dovetail.runner.staging import Staging
-from dovetail.testing.scripted_steps import DriveOutput, Driver, DriveRequest, collect
-from dovetail.testing.tiny import VOCAB, WINDOW_TOKENS, tiny_layout, tiny_run
+from dovetail_testing.scripted_steps import DriveOutput, Driver, DriveRequest, collect
+from dovetail_testing.tiny import VOCAB, WINDOW_TOKENS, tiny_layout, tiny_run
 from support import fake_device
 from support.fake_device import FakeDevice
 

@@ -19,8 +19,8 @@ from dovetail.runner.batch import StepInputs
 from dovetail.runner.device import DeviceCalls, HostDevice
 from dovetail.runner.halves import divided_inputs, divided_layout, even_cut
 from dovetail.runner.model_runner import ModelRunner
-from dovetail.testing.scripted_steps import Driver, DriveRequest, collect
-from dovetail.testing.tiny import WINDOW_TOKENS, tiny_layout, tiny_run
+from dovetail_testing.scripted_steps import Driver, DriveRequest, collect
+from dovetail_testing.tiny import WINDOW_TOKENS, tiny_layout, tiny_run
 from support.fake_device import FakeDevice
 
 RANDOM = SamplingParams(temperature=1.0, top_k=20, logprobs=2, prompt_logprobs=1)

@@ -14,7 +14,7 @@ from dovetail.interfaces.step import KVGroup, KVLayer, KVLayout
 from dovetail.runner import host_blocks
 from dovetail.runner.host_blocks import HostBlockStorage
 from dovetail.runner.kv_alloc import allocate_tensors, layer_caches
-from dovetail.testing.reference import ReferenceAttention
+from dovetail_testing.reference import ReferenceAttention
 
 NUM_BLOCKS, NUM_HOST_BLOCKS = 20, 30
 

@@ -12,7 +12,7 @@ from dovetail.interfaces.plugin import NoOptions
 from dovetail.interfaces.step import KVGroup, KVLayer, KVLayout
 from dovetail.runner.block_table import BlockTable
 from dovetail.runner.kv_alloc import allocate_kv, group_of_layers
-from dovetail.testing.reference import ReferenceAttention
+from dovetail_testing.reference import ReferenceAttention
 
 BACKEND = ReferenceAttention(NoOptions())
 CPU = torch.device("cpu")

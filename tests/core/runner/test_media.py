@@ -15,7 +15,7 @@ from dovetail.interfaces.spec import RankSpec
 from dovetail.interfaces.step import StepPlan
 from dovetail.runner.device import HostDevice
 from dovetail.runner.media import RunnerMedia
-from dovetail.testing.tiny import tiny_run
+from dovetail_testing.tiny import tiny_run
 
 
 class Encoder(nn.Module):

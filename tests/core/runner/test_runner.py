@@ -12,8 +12,8 @@ import torch
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.step import NewRow, RowStep, StepPlan
 from dovetail.runner.model_runner import ModelRunner
-from dovetail.testing.scripted_steps import DriveOutput, Driver, DriveRequest, collect
-from dovetail.testing.tiny import VOCAB, WINDOW_TOKENS, tiny_layout, tiny_run
+from dovetail_testing.scripted_steps import DriveOutput, Driver, DriveRequest, collect
+from dovetail_testing.tiny import VOCAB, WINDOW_TOKENS, tiny_layout, tiny_run
 
 RANDOM = SamplingParams(temperature=1.0, top_p=0.9, top_k=20)
 
@@ -164,7 +164,7 @@ def test_longest_request_and_one_ahead() -> None:
     assert len(tokens(run(made, [request("a", 20, num_tokens=5)]))["a"]) == 5
 
 
-REPLAY = "dovetail.testing.models:ReplayModel"
+REPLAY = "dovetail_testing.models:ReplayModel"
 
 
 def replaying(scripts: list[dict[str, Any]], **changes: Any) -> ModelRunner:
@@ -215,7 +215,7 @@ def test_ids_outside_the_vocabulary_cost_one_row(made: ModelRunner) -> None:
 
 
 def test_random_logits_do_not_depend_on_the_batch() -> None:
-    made = runner(model="dovetail.testing.models:RandomLogitsModel", hf_config={"logits": "random"})
+    made = runner(model="dovetail_testing.models:RandomLogitsModel", hf_config={"logits": "random"})
     asks = [request(str(n), n, sampling=RANDOM, seed=n) for n in (3, 4, 5)]
     together = tokens(run(made, asks))
     assert all(tokens(run(made, [one]))[one.request_id] == together[one.request_id] for one in asks)

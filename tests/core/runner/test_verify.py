@@ -16,8 +16,8 @@ from dovetail.interfaces.spec import Selection
 from dovetail.interfaces.step import NewRow, RowResult, RowStep, StepPlan
 from dovetail.runner.model_runner import ModelRunner
 from dovetail.runner.verify import one_by_one
-from dovetail.testing.scripted_steps import DriveOutput, DriveRequest
-from dovetail.testing.tiny import VOCAB, WINDOW_TOKENS, tiny_layout, tiny_run
+from dovetail_testing.scripted_steps import DriveOutput, DriveRequest
+from dovetail_testing.tiny import VOCAB, WINDOW_TOKENS, tiny_layout, tiny_run
 
 ROW_BLOCKS = 20
 Guess = Callable[[DriveRequest, Sequence[int]], tuple[int, ...]]
@@ -187,7 +187,7 @@ def test_drafts_change_nothing(window: int | None, truth: float) -> None:
 
 def replaying(**script: Any) -> tuple[ModelRunner, DriveRequest]:
     config = {"replay": [{"tokens": [7, 8, 9, 10]} | script]}
-    made = runner(model="dovetail.testing.models:ReplayModel", hf_config=config)
+    made = runner(model="dovetail_testing.models:ReplayModel", hf_config=config)
     return made, DriveRequest(request_id="0", prompt_ids=(1, 2), num_tokens=9)
 
 

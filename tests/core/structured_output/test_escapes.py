@@ -8,7 +8,7 @@ import unicodedata
 import pytest
 
 from dovetail.interfaces.structured_output import InvalidConstraint
-from dovetail.structured_output.regex_reader import whole_text
+from dovetail_grammars.regex_reader import whole_text
 
 TEXTS = ("A", "\u00e9", "\n", "\U0001f600", "\U0001f64f", "\U0001f650", "]", "a", "")
 

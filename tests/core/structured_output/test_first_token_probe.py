@@ -10,7 +10,7 @@ import pytest
 
 from dovetail.structured_output import first_token_probe
 from dovetail.structured_output.first_token_probe import NOTHING, FirstTokenProbe, TooSlow
-from dovetail.testing.random_walks import small_vocabulary
+from dovetail_testing.random_walks import small_vocabulary
 
 VOCABULARY = small_vocabulary()
 

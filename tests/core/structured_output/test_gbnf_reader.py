@@ -8,10 +8,10 @@ import re
 import pytest
 
 from dovetail.interfaces.structured_output import InvalidConstraint
-from dovetail.structured_output.gbnf_reader import inlined, read_gbnf
-from dovetail.structured_output.json_grammar import ROOT
-from dovetail.structured_output.lark_anchors import check_anchors
-from dovetail.structured_output.regex import Many, written
+from dovetail_grammars.gbnf_reader import inlined, read_gbnf
+from dovetail_grammars.json_grammar import ROOT
+from dovetail_grammars.lark_anchors import check_anchors
+from dovetail_grammars.regex import Many, written
 
 REGULAR: list[tuple[str, str, str]] = [
     ('root ::= "a" | "bc"', "a bc", "b abc"),

@@ -8,11 +8,11 @@ import re
 
 import pytest
 
-from dovetail.structured_output.gbnf_reader import read_gbnf, regular
-from dovetail.structured_output.json_grammar import ROOT
-from dovetail.structured_output.lexemes import is_prefix_free, with_lexemes
-from dovetail.structured_output.regex import Rule, written
-from dovetail.structured_output.regex_reader import parse
+from dovetail_grammars.gbnf_reader import read_gbnf, regular
+from dovetail_grammars.json_grammar import ROOT
+from dovetail_grammars.lexemes import is_prefix_free, with_lexemes
+from dovetail_grammars.regex import Rule, written
+from dovetail_grammars.regex_reader import parse
 
 STRING = r'"([^"\\]|\\(["n]|u[0-9]{4}))*"'
 

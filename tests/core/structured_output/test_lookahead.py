@@ -13,7 +13,7 @@ import pytest
 
 from dovetail import registry
 from dovetail.interfaces.structured_output import InvalidConstraint
-from dovetail.structured_output.rewriting.automaton import (
+from dovetail_grammars.rewriting.automaton import (
     Effort,
     Undecided,
     conditions,
@@ -22,9 +22,9 @@ from dovetail.structured_output.rewriting.automaton import (
     searched,
     without_looks,
 )
-from dovetail.structured_output.rewriting.pipeline import rewritten
-from dovetail.testing.contract import skipping_unavailable
-from dovetail.testing.random_walks import follows, small_vocabulary
+from dovetail_grammars.rewriting.pipeline import rewritten
+from dovetail_testing.contract import skipping_unavailable
+from dovetail_testing.random_walks import follows, small_vocabulary
 from support.schema_sampling import compiled_or_refusal
 
 TEXTS = ["".join(letters) for size in range(6) for letters in itertools.product("ab", repeat=size)]

@@ -7,8 +7,8 @@ import re
 from decimal import Decimal
 from fractions import Fraction
 
-from dovetail.structured_output.numbers import number_within
-from dovetail.structured_output.regex import Or, written
+from dovetail_grammars.numbers import number_within
+from dovetail_grammars.regex import Or, written
 
 BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 FIXED = (0, 0.1, 0.30000000000000004, 5e-324, 1e-7, -1e-7, 2**53 + 1, 1e20, 2**63)

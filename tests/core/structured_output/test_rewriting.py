@@ -11,7 +11,7 @@ import pytest
 
 from dovetail.interfaces.constraint import Concat, JsonSchema, Literal
 from dovetail.interfaces.structured_output import InvalidConstraint
-from dovetail.structured_output.rewriting.automaton import (
+from dovetail_grammars.rewriting.automaton import (
     Effort,
     Undecided,
     are_disjoint,
@@ -21,14 +21,14 @@ from dovetail.structured_output.rewriting.automaton import (
     searched,
     shared,
 )
-from dovetail.structured_output.rewriting.context import Context
-from dovetail.structured_output.rewriting.pipeline import (
+from dovetail_grammars.rewriting.context import Context
+from dovetail_grammars.rewriting.pipeline import (
     original,
     rewritten,
     rewritten_constraint,
 )
-from dovetail.structured_output.rewriting.tree import ORIGIN, Budget
-from dovetail.structured_output.rewriting.values import meets
+from dovetail_grammars.rewriting.tree import ORIGIN, Budget
+from dovetail_grammars.rewriting.values import meets
 
 STRING, INTEGER = {"type": "string"}, {"type": "integer"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.structured_output.schema import closed
+from dovetail_grammars.schema import closed
 
 OBJECT = {"properties": {"a": {}}}
 CLOSED = OBJECT | {"additionalProperties": False}

@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 
 from dovetail.interfaces.structured_output import InvalidConstraint
-from dovetail.structured_output.rewriting import branches
-from dovetail.structured_output.rewriting.pipeline import rewritten
+from dovetail_grammars.rewriting import branches
+from dovetail_grammars.rewriting.pipeline import rewritten
 
 VALUES: list[Any] = [
     *(None, True, 0, 1, 2, 3, 5.5, "", "a", "ab", [], [1], {}, {"k": 1}, {"k": 2}, {"k": "a"}),

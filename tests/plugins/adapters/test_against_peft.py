@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from dovetail import LLM
-from dovetail.testing.tiny_families import VOCAB_SIZE
-from dovetail.testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny_families import VOCAB_SIZE
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 from support.peft_adapters import Answer, asked, counting, load, made, peft_warns, wanted
 
 TOLERANCE = 1e-4

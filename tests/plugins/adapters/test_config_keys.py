@@ -15,8 +15,8 @@ from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.adapter_spec import AdapterSource, AdapterSpec
 from dovetail.interfaces.selection import Selection
 from dovetail.runner.adapters import RunnerAdapters
-from dovetail.testing.contract import model_spec
 from dovetail_plugins.adapters import ia3, lora, prompt
+from dovetail_testing.contract import model_spec
 
 peft = pytest.importorskip("peft")
 

@@ -23,9 +23,9 @@ from dovetail.interfaces.selection import Selection
 from dovetail.interfaces.step import AdapterMove, StepPlan
 from dovetail.layers.context import use_adapters
 from dovetail.runner.adapters import RunnerAdapters
-from dovetail.testing.harness import PagedModel
-from dovetail.testing.tiny_families import FAMILIES, VOCAB_SIZE
-from dovetail.testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.harness import PagedModel
+from dovetail_testing.tiny_families import FAMILIES, VOCAB_SIZE
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 from support.older_transformers import skip_where_older
 from support.peft_adapters import made, peft_warns, wanted
 

@@ -23,10 +23,10 @@ from dovetail.runner.adapter_copies import Copies
 from dovetail.runner.adapter_cutting import Cutting
 from dovetail.runner.adapter_memory import AdapterMemory
 from dovetail.runner.adapters import RunnerAdapters
-from dovetail.testing.harness import PagedModel
-from dovetail.testing.tiny_models import write_tiny_checkpoint
 from dovetail_plugins.adapters.lora import LoraAdapter
 from dovetail_plugins.load_formats._safetensors_file import WholeFile
+from dovetail_testing.harness import PagedModel
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 from support.written_lora import CONFIG, FILE, MODULE, write_lora
 
 LORA = Selection(kind="adapter", name="lora", target="dovetail_plugins.adapters.lora:LoraAdapter")

@@ -16,8 +16,8 @@ from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import RequestError
 from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.testing.tiny_families import VOCAB_SIZE
-from dovetail.testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny_families import VOCAB_SIZE
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 from support.peft_adapters import Answer, asked, counting, load, made, wanted
 from support.written_lora import write_lora
 

@@ -15,7 +15,7 @@ from dovetail.layers.activation import gated
 from dovetail.layers.adapters import LinearSlots, SlotWeights
 from dovetail.layers.context import StepAdapters, use_adapters
 from dovetail.layers.linear import GatedLinear, Linear, RowParallelLinear
-from dovetail.testing.harness import load_model
+from dovetail_testing.harness import load_model
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "quantized"
 NAMES = sorted(folder.name for folder in DATA.iterdir() if (folder / "config.json").is_file())

@@ -11,11 +11,11 @@ import torch
 
 from dovetail import registry
 from dovetail.interfaces.attention import AttentionQuery, AttentionSpec
-from dovetail.testing.attention_scenario import Scene, UsageCounter
 from dovetail_kernels.cpu.library import missing_reason
 from dovetail_plugins.attention.flash_attn import FlashAttn
 from dovetail_plugins.attention.flashinfer import FlashInfer
 from dovetail_plugins.attention.triton_paged import TritonPaged
+from dovetail_testing.attention_scenario import Scene, UsageCounter
 from support.divided_attention import DividedAttention
 
 SIZE = 2

@@ -18,10 +18,10 @@ from dovetail import registry
 from dovetail.errors import DovetailError
 from dovetail.interfaces.attention import AttentionBackend, AttentionQuery, AttentionSpec
 from dovetail.interfaces.plugin import NoOptions
-from dovetail.testing.attention_cases import CASES, OP, AttentionStep
-from dovetail.testing.attention_scenario import Scene
 from dovetail_plugins.attention.flash_attn import FlashAttn
 from dovetail_plugins.attention.flashinfer import FlashInfer
+from dovetail_testing.attention_cases import CASES, OP, AttentionStep
+from dovetail_testing.attention_scenario import Scene
 
 CPU = torch.device("cpu")
 LACKED = ("_sinks_", "_all_", "_bias_", "_H4_K4", "_chunk_")

@@ -17,10 +17,10 @@ import pytest
 
 from dovetail import registry
 from dovetail.interfaces.attention import AttentionQuery
-from dovetail.testing.tiny_models import write_tiny_checkpoint
 from dovetail_kernels.cpu.library import ISA_VARIABLE
 from dovetail_kernels.gpu import VARIABLE
 from dovetail_plugins.attention.triton_paged import TritonPaged
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 
 pytest.importorskip("triton")
 
@@ -112,8 +112,8 @@ def test_other_names_mean_the_same(name: str) -> None:
 def test_it_keeps_the_contract() -> None:
     wanted = " or ".join(f"({clause})" for clause in CLAUSES)
     told = interpreted(
-        "-m", "pytest", "-q", "-p", "dovetail.testing.plugin", "-p", "no:cacheprovider",
-        "--dovetail-plugin", "attention_backend:triton", "--pyargs", "dovetail.testing.contracts",
+        "-m", "pytest", "-q", "-p", "dovetail_testing.plugin", "-p", "no:cacheprovider",
+        "--dovetail-plugin", "attention_backend:triton", "--pyargs", "dovetail_testing.contracts",
         "-k", wanted,
     )  # fmt: skip
     assert "failed" not in told and "skipped" not in told
@@ -253,7 +253,7 @@ def int8() -> None:
     import torch
 
     from dovetail.interfaces.attention import AttentionSpec
-    from dovetail.testing.attention_scenario import Scene
+    from dovetail_testing.attention_scenario import Scene
 
     spec = AttentionSpec(num_heads=4, num_kv_heads=2, head_size=32, scale=0.2)
     plain, narrow = (Scene(TritonPaged(None), spec, num_rows=2, block_tokens=8) for _ in range(2))

@@ -12,13 +12,13 @@ import pytest
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint
-from dovetail.testing.tiny_models import write_tiny_checkpoint
 from dovetail_plugins.gguf._config import read_config
 from dovetail_plugins.gguf._config_parts import ends
 from dovetail_plugins.gguf._file import Model, find_file, read_head, read_model
 from dovetail_plugins.gguf._metadata import Settings
 from dovetail_plugins.gguf._vocabulary import read_tokenizer
 from dovetail_plugins.load_formats.gguf import Gguf
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 from support.gguf_files import write_gguf
 
 gguf = pytest.importorskip("gguf")

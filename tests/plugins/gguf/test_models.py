@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.testing.tiny_families import FAMILIES
-from dovetail.testing.tiny_models import write_tiny_checkpoint
 from dovetail_plugins.gguf import _types
+from dovetail_testing.tiny_families import FAMILIES
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 from support.gguf_files import write_gguf
 from support.gguf_models import loaded, logits_of, prompt, reference, transformers_model
 

@@ -16,8 +16,8 @@ from dovetail.config.checkpoint.stores.find import Stores
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
-from dovetail.inspect.listing import listed
-from dovetail.testing.tiny_models import write_tiny_checkpoint
+from dovetail_plugins.inspect.listing import listed
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 from support.dequantized import found_logprobs, wanted_logprobs
 from support.gguf_files import write_gguf
 from support.model_stores import add_to_ollama

@@ -11,10 +11,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, tra
 
 from dovetail import registry
 from dovetail.errors import ConfigError
-from dovetail.testing.tiny_models import write_tiny_checkpoint
 from dovetail_plugins.gguf._splits import KINDS
 from dovetail_plugins.gguf._vocabulary import merges_of
 from dovetail_plugins.tokenizers.gguf import GgufTokenizer
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 from support.gguf_files import write_gguf
 
 gguf = pytest.importorskip("gguf")

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.layers.products import takes_of, with_floats, with_integers
 from dovetail_kernels.gemm.matrix import Matrix
 from dovetail_plugins.gguf._integers import dequantize
 from dovetail_plugins.gguf._types import BY_NAME, QUANTIZED, TYPES
 from dovetail_plugins.gguf._weight import weight_of
+from dovetail_plugins.layers.products import takes_of, with_floats, with_integers
 
 gguf = pytest.importorskip("gguf")
 

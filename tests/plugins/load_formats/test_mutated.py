@@ -25,7 +25,7 @@ from dovetail import registry
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.interfaces.spec import RankSpec
-from dovetail.testing.checkpoints import sample_tensors
+from dovetail_testing.checkpoints import sample_tensors
 
 NUM_MUTANTS = 200
 LIMIT_S = 5.0

@@ -12,8 +12,8 @@ import pytest
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
-from dovetail.inspect import trial
-from dovetail.inspect.collect import inspect
+from dovetail_plugins.inspect import trial
+from dovetail_plugins.inspect.collect import inspect
 from support.tiny_configs import tiny_config, write_tiny, write_tiny_whole
 from support.verdicts import BACKED, FLAGS, NATIVE, REFUSED, verdict_of
 

@@ -20,14 +20,14 @@ from dovetail.interfaces.attention import AttentionBackend
 from dovetail.interfaces.model import Model
 from dovetail.interfaces.spec import RankSpec
 from dovetail.layers.context import ForwardContext, use_context
-from dovetail.layers.indexed_attention import IndexedAttention
-from dovetail.layers.indexer import Indexer
 from dovetail.layers.latent_attention import LatentAttention, LatentConfig
 from dovetail.layers.linear import Linear
-from dovetail.testing.harness import PagedModel, load_model, load_plugin
-from dovetail.testing.tiny_families import VOCAB_SIZE
-from dovetail.testing.tiny_models import write_tiny_checkpoint
+from dovetail_plugins.layers.indexed_attention import IndexedAttention
+from dovetail_plugins.layers.indexer import Indexer
 from dovetail_plugins.models.deepseek import has_indexer, routing_rule
+from dovetail_testing.harness import PagedModel, load_model, load_plugin
+from dovetail_testing.tiny_families import VOCAB_SIZE
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 from support.thread_ranks import divided_both_ways
 
 TOKENS = torch.randint(3, VOCAB_SIZE, (70,), generator=torch.Generator().manual_seed(1)).tolist()

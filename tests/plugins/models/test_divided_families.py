@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.testing.harness import PagedModel, StagedModel, load_model
-from dovetail.testing.tiny_families import VOCAB_SIZE
-from dovetail.testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.harness import PagedModel, StagedModel, load_model
+from dovetail_testing.tiny_families import VOCAB_SIZE
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 from support.thread_ranks import DividedModel
 
 TOLERANCE = 1e-4

@@ -20,9 +20,9 @@ from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
 from dovetail.interfaces.pooling_params import PoolingParams
-from dovetail.testing import harness
-from dovetail.testing.tiny_families import VOCAB_SIZE
-from dovetail.testing.tiny_models import write_tiny_tokenizer
+from dovetail_testing import harness
+from dovetail_testing.tiny_families import VOCAB_SIZE
+from dovetail_testing.tiny_models import write_tiny_tokenizer
 from support.thread_ranks import DividedModel
 
 LENGTHS = (1, 5, 40, 23, 2)

@@ -192,7 +192,7 @@ def test_names_that_published_checkpoints_have(family: str, tmp_path: Path) -> N
 
     from dovetail.config.config import Config
     from dovetail.config.resolve import resolve
-    from dovetail.inspect import trial
+    from dovetail_plugins.inspect import trial
 
     file = write_media_checkpoint(tmp_path, family) / "model.safetensors"
     old, new = "vision_tower.", "vision_tower.vision_model."

@@ -12,7 +12,7 @@ import torch
 
 from dovetail.errors import RequestError
 from dovetail.multimodal.prompt import MediaPrompt, Medium, placed
-from dovetail.testing.harness import PagedModel
+from dovetail_testing.harness import PagedModel
 from support.tiny_wholes import whole_config
 
 CROP = 448
@@ -25,7 +25,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """Return dovetail's model and transformers'."""
     import transformers
 
-    from dovetail.testing.tiny_models import randomize
+    from dovetail_testing.tiny_models import randomize
 
     folder = tmp_path_factory.mktemp("phi4")
     config = whole_config("phi4_multimodal")

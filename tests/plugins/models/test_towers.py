@@ -14,9 +14,8 @@ from transformers.models.pixtral.modeling_pixtral import PixtralRMSNorm
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLRMSNorm
 
 from dovetail.interfaces.model import BuildContext, WeightMap
-from dovetail.layers.patches import Patches
 from dovetail.layers.weights import load_weights
-from dovetail.testing.tiny import tiny_run
+from dovetail_plugins.layers.patches import Patches
 from dovetail_plugins.models._hf_swap import swap_layers
 from dovetail_plugins.models._tower_layers import (
     TowerGatedMLP,
@@ -26,6 +25,7 @@ from dovetail_plugins.models._tower_layers import (
 )
 from dovetail_plugins.models._towers import swap_blocks, swap_rest
 from dovetail_plugins.quantization.none import Unquantized
+from dovetail_testing.tiny import tiny_run
 
 SIZE, INNER = 32, 48
 

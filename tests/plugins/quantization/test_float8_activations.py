@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from dovetail.interfaces.quantization import LinearSpec
-from dovetail.testing.contract import model_spec
 from dovetail_kernels import gpu
 from dovetail_plugins.quantization import _float8_rounding
 from dovetail_plugins.quantization.compressed_tensors import CompressedTensors
@@ -19,6 +18,7 @@ from dovetail_plugins.quantization.fbgemm_fp8 import FbgemmFp8
 from dovetail_plugins.quantization.fp8 import Fp8
 from dovetail_plugins.quantization.modelopt import ModelOpt
 from dovetail_plugins.quantization.torchao import TorchAo
+from dovetail_testing.contract import model_spec
 
 SPEC = LinearSpec(
     name="model.layers.0.mlp.down_proj", in_size=256, out_sizes=(64,), dtype="float32", device="cpu"

@@ -20,14 +20,14 @@ from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
 from dovetail.interfaces.quantization import LinearSpec
-from dovetail.testing.contract import model_spec
-from dovetail.testing.harness import PagedModel, load_model
-from dovetail.testing.ranks import TOKENS, RankModel, divided_logits
-from dovetail.testing.tiny_families import VOCAB_SIZE
-from dovetail.testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
 from dovetail_kernels.gemm.weight import quantize_int8
 from dovetail_plugins.quantization import bitsandbytes, deepspeedfp, qqq
 from dovetail_plugins.quantization._float_formats import e8m0
+from dovetail_testing.contract import model_spec
+from dovetail_testing.harness import PagedModel, load_model
+from dovetail_testing.ranks import TOKENS, RankModel, divided_logits
+from dovetail_testing.tiny_families import VOCAB_SIZE
+from dovetail_testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
 from support.dequantized import dequantized_model, found_logprobs, wanted_logprobs
 
 EXACT = 1e-4

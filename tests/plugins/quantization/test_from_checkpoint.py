@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from dovetail.interfaces.quantization import LinearSpec
-from dovetail.testing.contract import model_spec
 from dovetail_plugins.quantization.awq import PLACES, Awq
 from dovetail_plugins.quantization.gptq import Gptq
+from dovetail_testing.contract import model_spec
 
 
 def pack(values: torch.Tensor, bits: int, places: list[int] | None = None) -> torch.Tensor:

@@ -19,14 +19,14 @@ from torch import nn
 from dovetail import LLM
 from dovetail.errors import ConfigError
 from dovetail.interfaces.quantization import LinearSpec
-from dovetail.testing.contract import model_spec
-from dovetail.testing.tiny_families import VOCAB_SIZE
-from dovetail.testing.tiny_models import write_tiny_checkpoint
 from dovetail_plugins.quantization.auto_round import AutoRound
 from dovetail_plugins.quantization.awq import PLACES, Awq
 from dovetail_plugins.quantization.compressed_tensors import CompressedTensors
 from dovetail_plugins.quantization.gptq import Gptq
 from dovetail_plugins.quantization.marlin import Marlin
+from dovetail_testing.contract import model_spec
+from dovetail_testing.tiny_families import VOCAB_SIZE
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 from support.dequantized import dequantized_model, found_logprobs, wanted_logprobs
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "compressed_tensors"

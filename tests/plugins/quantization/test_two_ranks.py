@@ -28,8 +28,8 @@ from dovetail.layers.experts import Experts
 from dovetail.layers.linear import GatedLinear, QKVParallelLinear, RowParallelLinear
 from dovetail.layers.stages import Stage
 from dovetail.layers.weights import load_weights
-from dovetail.testing.contract import model_spec
-from dovetail.testing.ranks import ODD_AND_EVEN
+from dovetail_testing.contract import model_spec
+from dovetail_testing.ranks import ODD_AND_EVEN
 
 pytestmark = pytest.mark.any_isa  # parts are cut out of tensors, and compared with the whole
 DATA = Path(__file__).resolve().parents[2] / "data" / "compressed_tensors"

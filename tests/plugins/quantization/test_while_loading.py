@@ -15,9 +15,9 @@ from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import RunSpec
 from dovetail.runner.loader import load_model
-from dovetail.testing.tiny_families import VOCAB_SIZE
-from dovetail.testing.tiny_models import write_tiny_checkpoint
 from dovetail_kernels.gemm.weight import quantize_int4, quantize_int8, quantize_int8_groups
+from dovetail_testing.tiny_families import VOCAB_SIZE
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 from support.dequantized import (
     dequantized_model,
     found_logprobs,

@@ -14,8 +14,8 @@ import torch
 from dovetail import LLM
 from dovetail.cli.main import main
 from dovetail.config.checkpoint.model_path import DEMO_PATH
-from dovetail.quantize import report
 from dovetail_plugins.quantization._int32 import unpack
+from dovetail_plugins.quantize import report
 from dovetail_plugins.quantizers._gptq import compensated
 from dovetail_plugins.quantizers._rounding import even_steps, levels, meant, pack
 from support.dequantized import found_logprobs

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from dovetail.cli.main import main
-from dovetail.testing.tiny_models import write_tiny_checkpoint
 from dovetail_plugins.gguf._quantize import QUANTIZERS
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 
 gguf = pytest.importorskip("gguf")
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from dovetail import registry
 from dovetail.interfaces.structured_output import StructuredOutputBackend
-from dovetail.structured_output.schema import ENFORCED_BESIDE
-from dovetail.testing.random_walks import small_vocabulary
+from dovetail_grammars.schema import ENFORCED_BESIDE
+from dovetail_testing.random_walks import small_vocabulary
 from support.schema_keywords import pairs_of
 from support.schema_sampling import sample
 

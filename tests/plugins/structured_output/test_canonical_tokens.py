@@ -19,9 +19,9 @@ from dovetail.interfaces.constraint import Choice, Constraint, JsonSchema, Liter
 from dovetail.interfaces.structured_output import Matcher, StructuredOutputBackend, Vocabulary
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.structured_output.vocabulary import vocabulary_of
-from dovetail.testing.contract import skipping_unavailable
-from dovetail.testing.random_walks import allowed
-from dovetail.testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.contract import skipping_unavailable
+from dovetail_testing.random_walks import allowed
+from dovetail_testing.tiny_models import write_tiny_checkpoint
 from support.mistral_layout import write_tekken
 
 NAMES = ("guidance", "lm-format-enforcer", "outlines", "xgrammar")

@@ -12,9 +12,9 @@ import pytest
 
 from dovetail import registry
 from dovetail.interfaces.structured_output import InvalidConstraint
-from dovetail.structured_output.rewriting.pipeline import rewritten
-from dovetail.testing.contract import skipping_unavailable
-from dovetail.testing.random_walks import Wanderer, small_vocabulary
+from dovetail_grammars.rewriting.pipeline import rewritten
+from dovetail_testing.contract import skipping_unavailable
+from dovetail_testing.random_walks import Wanderer, small_vocabulary
 from support.schema_judge import Judge
 from support.schema_sampling import compiled_or_refusal
 

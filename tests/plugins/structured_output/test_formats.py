@@ -9,10 +9,10 @@ import pytest
 
 from dovetail import registry
 from dovetail.interfaces.constraint import JsonSchema
-from dovetail.structured_output.json_formats import FORMATS
-from dovetail.structured_output.rewriting.pipeline import rewritten
-from dovetail.testing.contract import skipping_unavailable
-from dovetail.testing.random_walks import follows, small_vocabulary
+from dovetail_grammars.json_formats import FORMATS
+from dovetail_grammars.rewriting.pipeline import rewritten
+from dovetail_testing.contract import skipping_unavailable
+from dovetail_testing.random_walks import follows, small_vocabulary
 from support.schema_judge import Judge
 
 VALID: dict[str, list[str]] = {

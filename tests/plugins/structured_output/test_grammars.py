@@ -22,8 +22,8 @@ from dovetail.interfaces.structured_output import (
 )
 from dovetail.structured_output.cache import ConstraintCache, compile_in_process
 from dovetail.structured_output.select_backend import first_backend
-from dovetail.testing.contract import skipping_unavailable
-from dovetail.testing.random_walks import follows, small_vocabulary
+from dovetail_testing.contract import skipping_unavailable
+from dovetail_testing.random_walks import follows, small_vocabulary
 
 NAMES = ("guidance", "lm-format-enforcer", "xgrammar")
 

@@ -11,8 +11,8 @@ import pytest
 
 from dovetail import registry
 from dovetail.interfaces.structured_output import StructuredOutputBackend
-from dovetail.testing.contract import skipping_unavailable
-from dovetail.testing.random_walks import Wanderer, follows, small_vocabulary
+from dovetail_testing.contract import skipping_unavailable
+from dovetail_testing.random_walks import Wanderer, follows, small_vocabulary
 from support.schema_judge import Judge
 from support.schema_sampling import compiled_or_refusal
 

@@ -11,10 +11,10 @@ import pytest
 from dovetail import registry
 from dovetail.interfaces.constraint import JsonSchema
 from dovetail.interfaces.structured_output import StructuredOutputBackend
-from dovetail.structured_output.schema import ENFORCED_BESIDE
 from dovetail.structured_output.select_backend import unsupported_parts
-from dovetail.testing.contract import skipping_unavailable
-from dovetail.testing.random_walks import follows, small_vocabulary
+from dovetail_grammars.schema import ENFORCED_BESIDE
+from dovetail_testing.contract import skipping_unavailable
+from dovetail_testing.random_walks import follows, small_vocabulary
 from support.schema_judge import Judge
 from support.schema_keywords import pairs_of
 from support.schema_sampling import compiled_or_refusal, sample

@@ -10,8 +10,8 @@ from dovetail import registry
 from dovetail.interfaces.constraint import Constraint, JsonSchema
 from dovetail.interfaces.structured_output import StructuredOutputBackend, Vocabulary
 from dovetail.server.generate.structural_tags import TaggedText, read_format
-from dovetail.testing.contract import skipping_unavailable
-from dovetail.testing.random_walks import follows, small_vocabulary
+from dovetail_testing.contract import skipping_unavailable
+from dovetail_testing.random_walks import follows, small_vocabulary
 
 NAMES = ("guidance", "lm-format-enforcer", "xgrammar")
 A = {

@@ -19,9 +19,9 @@ from dovetail.interfaces.structured_output import (
     StructuredOutputBackend,
 )
 from dovetail.structured_output.artifacts import ArtifactLoader, compiled, packed
-from dovetail.structured_output.rewriting.pipeline import rewritten_constraint
-from dovetail.testing.contract import skipping_unavailable
-from dovetail.testing.random_walks import Wanderer, allowed, follows, small_vocabulary
+from dovetail_grammars.rewriting.pipeline import rewritten_constraint
+from dovetail_testing.contract import skipping_unavailable
+from dovetail_testing.random_walks import Wanderer, allowed, follows, small_vocabulary
 from support.schema_judge import Judge
 
 VOCABULARY = small_vocabulary()

@@ -9,7 +9,7 @@ import pytest
 
 from dovetail import registry
 from dovetail.interfaces.text import Tool
-from dovetail.testing.text_splits import Parsed, parse_in_pieces, random_cuts
+from dovetail_testing.text_splits import Parsed, parse_in_pieces, random_cuts
 
 TOOLS = tuple(Tool(name=name) for name in ("now", "find", "go"))
 M = "]<]minimax[>["

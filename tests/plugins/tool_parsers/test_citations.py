@@ -9,7 +9,7 @@ import pytest
 from dovetail import registry
 from dovetail.server.generate.events import Collected, Session, SessionPlan
 from dovetail.server.generate.tool_choice import layout_in_use, texts_in_use
-from dovetail.testing.text_splits import cuts
+from dovetail_testing.text_splits import cuts
 
 REASONING: Any = registry.make(registry.choose("reasoning_parser", "cohere_command3"))
 TOOLS: Any = registry.make(registry.choose("tool_parser", "cohere_command3"))

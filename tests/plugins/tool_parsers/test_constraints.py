@@ -21,7 +21,7 @@ from dovetail.interfaces.structured_output import Matcher, Vocabulary
 from dovetail.interfaces.text import Tool
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.structured_output.vocabulary import vocabulary_of
-from dovetail.testing.text_splits import parse_in_pieces
+from dovetail_testing.text_splits import parse_in_pieces
 
 pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")

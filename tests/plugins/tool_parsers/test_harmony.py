@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dovetail.interfaces.text import Tool
-from dovetail.testing.text_splits import cuts, parse_in_pieces
 from dovetail_plugins.reasoning_parsers.openai_gptoss import OpenAiGptOss
 from dovetail_plugins.tool_parsers.openai import OpenAi
+from dovetail_testing.text_splits import cuts, parse_in_pieces
 
 TO = "<|channel|>commentary to="
 NEXT = "<|start|>assistant"

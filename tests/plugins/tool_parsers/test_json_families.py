@@ -17,8 +17,8 @@ from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.events import Collected, Session, SessionPlan
 from dovetail.server.generate.tool_choice import texts_in_use, tool_constraint
-from dovetail.testing.constraint_examples import example
-from dovetail.testing.text_splits import parse_in_pieces
+from dovetail_testing.constraint_examples import example
+from dovetail_testing.text_splits import parse_in_pieces
 
 NAMES = (
     "deepseek_v3", "deepseek_v31", "granite", "granite-20b-fc", "hermes", "hunyuan_a13b",

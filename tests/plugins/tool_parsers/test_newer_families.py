@@ -9,7 +9,7 @@ import pytest
 
 from dovetail import registry
 from dovetail.interfaces.text import Tool
-from dovetail.testing.text_splits import cuts, parse_in_pieces
+from dovetail_testing.text_splits import cuts, parse_in_pieces
 
 TOOL = Tool(
     name="find",

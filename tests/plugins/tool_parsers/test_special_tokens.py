@@ -13,7 +13,7 @@ from dovetail.interfaces.text import Markers, Tool
 from dovetail.server.generate.events import Collected, Session, SessionPlan
 from dovetail.server.generate.parsers import ParserChoice, build_parsers
 from dovetail.server.generate.server_state import Parsers
-from dovetail.testing.text_splits import Parsed, cuts, parse_in_pieces
+from dovetail_testing.text_splits import Parsed, cuts, parse_in_pieces
 
 DSML = "｜DSML｜"
 MM = "]<]minimax[>["

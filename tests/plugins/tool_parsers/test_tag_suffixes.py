@@ -10,8 +10,8 @@ import pytest
 
 from dovetail import registry
 from dovetail.interfaces.text import Tool
-from dovetail.syntax.tag_suffixes import suffixed
-from dovetail.testing.text_splits import cuts, parse_in_pieces
+from dovetail_plugins.syntax.tag_suffixes import suffixed
+from dovetail_testing.text_splits import cuts, parse_in_pieces
 
 TAGS = (
     "<think>", "</think>", "<tool_calls>", "</tool_calls>", "<tool_call>", "</tool_call>",

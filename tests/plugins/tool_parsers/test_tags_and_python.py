@@ -12,12 +12,11 @@ import pytest
 from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, UnfinishedToolCall
 from dovetail.server.generate.events import Session, SessionPlan, ToolCallArgsDelta
-from dovetail.syntax.literals import PYTHON, Literals
-from dovetail.syntax.parameters import as_json, parameters_of
-from dovetail.syntax.plain_text import is_closed_pattern, text_constraint
-from dovetail.syntax.schemas import kinds
-from dovetail.testing.text_splits import parse_in_pieces, random_cuts
 from dovetail_plugins.reasoning_parsers.openai_gptoss import OpenAiGptOss
+from dovetail_plugins.syntax.literals import PYTHON, Literals
+from dovetail_plugins.syntax.parameters import as_json, parameters_of
+from dovetail_plugins.syntax.plain_text import is_closed_pattern, text_constraint
+from dovetail_plugins.syntax.schemas import kinds
 from dovetail_plugins.tool_parsers.functiongemma import FunctionGemma
 from dovetail_plugins.tool_parsers.gemma import Gemma
 from dovetail_plugins.tool_parsers.glm45 import Glm45
@@ -27,6 +26,7 @@ from dovetail_plugins.tool_parsers.openai import OpenAi
 from dovetail_plugins.tool_parsers.pythonic import Pythonic
 from dovetail_plugins.tool_parsers.qwen3_coder import Qwen3Coder
 from dovetail_plugins.tool_parsers.step3 import Step3
+from dovetail_testing.text_splits import parse_in_pieces, random_cuts
 from support.parser_fuzz import random_text
 
 SCHEMA = {

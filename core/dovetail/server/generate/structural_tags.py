@@ -27,7 +27,7 @@ from dovetail.interfaces.constraint import (
     separated,
 )
 from dovetail.interfaces.text import Tool
-from dovetail.syntax.xml_params import XmlCalls
+from dovetail_plugins.syntax.xml_params import XmlCalls
 
 MAX_TIMES = 5000
 AsJson = Callable[[Any, str], Constraint]

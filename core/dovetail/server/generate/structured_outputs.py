@@ -32,10 +32,10 @@ from dovetail.json_values import InvalidJson, TooDeep, json_value
 from dovetail.server.generate.bodies import SamplingFields, StructuredOutputs
 from dovetail.server.generate.chat_body import ResponseFormat
 from dovetail.server.generate.structural_tags import TaggedText, read_format, read_structures
-from dovetail.structured_output.regex import outside, ranges, without, written
-from dovetail.structured_output.regex_reader import whole
-from dovetail.structured_output.schema import closed
 from dovetail.structured_output.select_backend import check_backend
+from dovetail_grammars.regex import outside, ranges, without, written
+from dovetail_grammars.regex_reader import whole
+from dovetail_grammars.schema import closed
 
 BLANKS = Regex(r"[ \n\r\t]{0,8}")
 FIELDS = frozenset(

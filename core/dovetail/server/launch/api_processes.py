@@ -25,7 +25,7 @@ from dovetail.engine.ipc.socket_ends import descriptor_of
 from dovetail.errors import DovetailError
 from dovetail.interfaces.spec import EngineSpec, Selection
 from dovetail.process import Child, spawn
-from dovetail.server.api.families import build_apis, opened_apis
+from dovetail.server.families import build_apis, opened_apis
 from dovetail.server.generate.parsers import ParserChoice, choose_parsers
 from dovetail.server.generate.template.chat import ChatRenderer
 from dovetail.server.launch.beats import Beats

@@ -43,7 +43,7 @@ def chosen_apis(config: Config) -> tuple[Selection, ...]:
     """
     if not config.frontend.api:
         return ()
-    from dovetail.server.api.families import choose_apis
+    from dovetail.server.families import choose_apis
 
     return choose_apis(config)
 

@@ -38,7 +38,7 @@ def check_frontend(frontend: FrontendConfig) -> None:
 
         load_middleware(frontend)
     if frontend.tool_server:
-        from dovetail.server.api.responses.mcp import named_servers
+        from dovetail_plugins.apis.responses.mcp import named_servers
 
         named_servers(frontend.tool_server)
     if frontend.chat_template:

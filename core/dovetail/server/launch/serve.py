@@ -111,8 +111,8 @@ async def _run_one(
     async with starting_engine(config, spec, timer) as starting:
         # The application's imports take a second in which the engine process does its own.
         await asyncio.get_running_loop().run_in_executor(None, _import_application)
-        from dovetail.server.api.families import build_apis, opened_apis
         from dovetail.server.app import build_app
+        from dovetail.server.families import build_apis, opened_apis
         from dovetail.server.generate.parsers import build_parsers, choose_parsers
         from dovetail.server.generate.template.building import build_renderer
         from dovetail.server.launch.lifecycle import ServerLifecycle

@@ -35,8 +35,8 @@ async def whole_app(
     `frontend` stands in place of the config's own. Raises: as AsyncEngine.start
     """
     async with starting_engine(config, spec, timer) as starting:
-        from dovetail.server.api.families import build_apis, opened_apis
         from dovetail.server.app import build_app
+        from dovetail.server.families import build_apis, opened_apis
         from dovetail.server.generate.parsers import build_parsers, choose_parsers
         from dovetail.server.generate.template.building import build_renderer
 

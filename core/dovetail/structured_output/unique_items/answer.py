@@ -19,7 +19,7 @@ from dovetail.interfaces.constraint import (
     Repeat,
 )
 from dovetail.interfaces.structured_output import InvalidConstraint
-from dovetail.structured_output.unique_items.json_place import (
+from dovetail_grammars.unique_items.json_place import (
     BLANK,
     Mode,
     NotJson,
@@ -27,7 +27,7 @@ from dovetail.structured_output.unique_items.json_place import (
     read,
     start,
 )
-from dovetail.structured_output.unique_items.shapes import Shape, shape_of
+from dovetail_grammars.unique_items.shapes import Shape, shape_of
 
 MAX_READINGS = 200
 

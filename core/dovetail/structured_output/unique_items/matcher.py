@@ -17,8 +17,8 @@ from dovetail.interfaces.structured_output import (
     Matcher,
 )
 from dovetail.structured_output.unique_items.answer import Answer, Readings
-from dovetail.structured_output.unique_items.json_place import Duplicate, Level, Mode, Place
 from dovetail.structured_output.unique_items.tokens import TokenIndex
+from dovetail_grammars.unique_items.json_place import Duplicate, Level, Mode, Place
 
 KEPT = 512
 """Tokens that can be taken back without reading the answer again."""

@@ -11,7 +11,7 @@ from dovetail.config.config import Config
 from dovetail.config.rules.halves import halves_spec
 from dovetail.interfaces.communicator import OVERLAPS
 from dovetail.interfaces.spec import HalvesSpec, RankSpec, Selection
-from dovetail.testing.thread_ranks import ThreadCommunicator
+from dovetail_testing.thread_ranks import ThreadCommunicator
 
 TWO = RankSpec(world_size=2, tensor_size=2)
 ENGINES = RankSpec(data_size=2)

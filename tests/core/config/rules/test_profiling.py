@@ -14,8 +14,8 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.executor import Executor
 from dovetail.interfaces.profile import ProfileSpec
 from dovetail.interfaces.spec import EngineShare, Selection
-from dovetail.testing.fake_async_engine import fake_spec
-from dovetail.testing.fake_engine import FakeExecutor
+from dovetail_testing.fake_async_engine import fake_spec
+from dovetail_testing.fake_engine import FakeExecutor
 
 
 class Alone(FakeExecutor):

@@ -18,7 +18,7 @@ from dovetail.errors import RequestError
 from dovetail.interfaces.adapter_spec import AdapterSource
 from dovetail.interfaces.router import RoutedRequest
 from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.testing.fake_async_engine import FakeTokenizer, fake_spec
+from dovetail_testing.fake_async_engine import FakeTokenizer, fake_spec
 
 
 class Engines(EngineOperations):

@@ -26,7 +26,7 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import Selection
 from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats
-from dovetail.testing.fake_engine import fake_spec
+from dovetail_testing.fake_engine import fake_spec
 
 
 @asynccontextmanager

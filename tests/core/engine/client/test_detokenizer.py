@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dovetail.engine.client.detokenizer import Detokenizer
 from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.testing.fake_engine import BOS, EOS, ByteTokenizer
+from dovetail_testing.fake_engine import BOS, EOS, ByteTokenizer
 
 TOKENIZER = ByteTokenizer(None, "")
 

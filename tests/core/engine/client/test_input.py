@@ -16,7 +16,7 @@ from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import Selection
-from dovetail.testing.fake_engine import EOS, VOCAB_SIZE, ByteTokenizer, fake_spec
+from dovetail_testing.fake_engine import EOS, VOCAB_SIZE, ByteTokenizer, fake_spec
 
 
 class Picky(LogitsProcessor):

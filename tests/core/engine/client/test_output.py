@@ -15,7 +15,7 @@ from dovetail.engine.messages import RequestUpdate, Timings
 from dovetail.errors import RequestError, RequestFault
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.step import TokenLogprobs
-from dovetail.testing.fake_engine import EOS, ByteTokenizer, fake_spec
+from dovetail_testing.fake_engine import EOS, ByteTokenizer, fake_spec
 
 TOKENIZER = ByteTokenizer(None, "")
 

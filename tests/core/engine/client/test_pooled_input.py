@@ -12,7 +12,7 @@ from dovetail.engine.client.vocabularies import Vocabularies
 from dovetail.errors import RequestError
 from dovetail.interfaces.pooling_params import CLASSIFY, EMBED, TASKS, PoolingParams
 from dovetail.interfaces.spec import PoolingSpec, Selection
-from dovetail.testing.fake_engine import ByteTokenizer
+from dovetail_testing.fake_engine import ByteTokenizer
 
 ANY = Selection(kind="pooler", name="any", target="any:Any")
 PARAMS = PoolingParams(task=EMBED)

@@ -18,7 +18,7 @@ from dovetail.interfaces.pooling_params import (
     PoolingParams,
 )
 from dovetail.interfaces.spec import PoolingSpec, Selection
-from dovetail.testing.fake_engine import ByteTokenizer
+from dovetail_testing.fake_engine import ByteTokenizer
 
 ANY = Selection(kind="pooler", name="any", target="any:Any")
 TOKENIZER = ByteTokenizer(None, "")

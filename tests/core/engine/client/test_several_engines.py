@@ -27,7 +27,7 @@ from dovetail.interfaces.router import EngineView, RoutedRequest, Router, Router
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineShare, EngineSpec, Selection
 from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats
-from dovetail.testing.fake_engine import fake_spec
+from dovetail_testing.fake_engine import fake_spec
 
 FIRST = 3
 """The number of the first engine: numbers need not begin at 0."""

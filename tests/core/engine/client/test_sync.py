@@ -6,7 +6,7 @@ from dovetail.engine.client.request_collector import RequestCollector
 from dovetail.engine.client.sync_engine import SyncEngine
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.llm import LLM
-from dovetail.testing.fake_engine import EOS, fake_spec
+from dovetail_testing.fake_engine import EOS, fake_spec
 
 
 def test_submit_step_gather() -> None:

@@ -17,7 +17,7 @@ from dovetail.interfaces.router import RoutedRequest, Router, RouterFacts
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineShare, EngineSpec, Selection
 from dovetail.llm import LLM
-from dovetail.testing.fake_engine import fake_spec
+from dovetail_testing.fake_engine import fake_spec
 
 
 class Turns(Router):

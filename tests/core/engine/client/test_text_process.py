@@ -20,7 +20,7 @@ from dovetail.engine.client.input import load_tokenizer
 from dovetail.engine.client.text_process import TextProcess
 from dovetail.errors import Overloaded, RequestError
 from dovetail.interfaces.spec import EngineSpec
-from dovetail.testing.fake_engine import ByteTokenizer, fake_spec
+from dovetail_testing.fake_engine import ByteTokenizer, fake_spec
 
 CONTEXT = 256
 

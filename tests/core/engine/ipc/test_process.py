@@ -20,7 +20,7 @@ from dovetail.engine.client.host import EngineProcess
 from dovetail.engine.messages import Boot
 from dovetail.errors import EngineDead
 from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.testing.fake_engine import fake_spec
+from dovetail_testing.fake_engine import fake_spec
 from support.wake_ups import counts_wake_ups, wake_ups
 
 CORE = Path(__file__).resolve().parents[4] / "core"
@@ -30,7 +30,7 @@ import asyncio, sys
 from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.engine.client.host import EngineProcess
 from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.testing.fake_engine import fake_spec
+from dovetail_testing.fake_engine import fake_spec
 
 async def main(stage):
     options = {"delay_s": 0.01, "start_delay_s": 60.0 if stage in ("begun", "loading") else 0.0}
@@ -177,7 +177,7 @@ def test_the_child_imports_what_the_parent_imports(
     (tmp_path / "my_plugin.py").write_text(
         textwrap.dedent(
             """
-            from dovetail.testing.fake_engine import FakeExecutor
+            from dovetail_testing.fake_engine import FakeExecutor
 
             class Mine(FakeExecutor):
                 def _next(self, row, position):
@@ -227,7 +227,7 @@ import asyncio, sys
 import msgspec
 from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.testing.fake_engine import fake_spec
+from dovetail_testing.fake_engine import fake_spec
 
 async def main(address):
     engine = await AsyncEngine.attach([address], fake_spec())

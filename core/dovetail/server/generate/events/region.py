@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from dovetail.interfaces.answer_reader import HELD_ARGUMENTS_CHARS
 from dovetail.interfaces.text import Markers, ToolCall
+from dovetail.json_text import check
 from dovetail.server.generate.events.matcher import find_first, partial_length
 from dovetail.server.generate.events.types import Event, ToolCallArgsDelta, ToolCallStart
-from dovetail.syntax.json_text import check
 
 MAX_OTHERS = 8
 """How many further opening markers are tried as the end of a call."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from dovetail.json_text import check
 from dovetail.server.generate.events.custom_calls import CustomCalls
 from dovetail.server.generate.events.plan import SessionPlan
 from dovetail.server.generate.events.session import Session
@@ -21,7 +22,6 @@ from dovetail.server.generate.events.types import (
     ToolCallArgsDelta,
     ToolCallStart,
 )
-from dovetail.syntax.json_text import check
 
 
 class CountedSession:

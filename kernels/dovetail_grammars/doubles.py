@@ -1,0 +1,107 @@
+"""within_doubles(schema): a schema for a library that counts in doubles, which would take numbers
+beyond 2^53 for others.
+
+Bounds are drawn in to numbers that are exact, so what is valid under the new schema is valid under
+the given one. Source: RFC 8259 (6), RFC 7493 (2.2).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dovetail.interfaces.structured_output import InvalidConstraint
+from dovetail_grammars.json_formats import bounded, is_bound
+from dovetail_grammars.schema import nodes
+
+EXACT = 2**53
+END = 2**63
+"""Bounds from here on are the ends of a type of integers, which generators write as bounds."""
+LEAST_WHOLE = 1024 - END
+"""The double next to the least integer of 64 bits."""
+REACH = 10**18
+"""Bounds of decimals that are the ends of a type are drawn in to it."""
+MAX_PLACES = 20
+_LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+
+
+def within_doubles(schema: Mapping[str, Any], *, is_drawn: bool = False) -> dict[str, Any]:
+    """Return a schema whose numbers are exact as doubles.
+
+    The ends of 64 bits are drawn in as bounds; with `is_drawn` all bounds beyond 2^53 are. Raises:
+    InvalidConstraint, with the pointer of a number for which that does not do
+    """
+    made: dict[str, Any] = copy.deepcopy(dict(schema))
+    for pointer, node in list(nodes(made)):
+        assert isinstance(node, dict)
+        if is_bound(node):
+            node |= bounded(node)
+            del node["format"]
+        for keyword in ("const", "enum", "multipleOf"):
+            if any(abs(number) >= EXACT for number in _whole_numbers(node.get(keyword))):
+                raise _beyond(f"{pointer}/{keyword}")
+        for words, is_low in ((_LOW, True), (_HIGH, False)):
+            for word in words:
+                if word in node and _places(node[word]) > MAX_PLACES:
+                    raise InvalidConstraint(f"the bound {node[word]} has too many places", pointer)
+            if any(word in node and abs(node[word]) >= EXACT for word in words):
+                bound = _drawn(node, words, is_low=is_low, is_drawn=is_drawn)
+                if bound is None:
+                    raise _beyond(pointer + "/" + next(word for word in words if word in node))
+                for word in words:
+                    node.pop(word, None)
+                node[words[0]] = bound
+    return made
+
+
+def _beyond(pointer: str) -> InvalidConstraint:
+    what = "a number beyond 2^53 is not enforced beside the other keywords of this schema"
+    return InvalidConstraint(what, pointer)
+
+
+def _drawn(
+    node: Mapping[str, Any], words: tuple[str, str], *, is_low: bool, is_drawn: bool
+) -> int | None:
+    """Return an exact bound, not wider than one of a node beyond 2^53; None if there is none."""
+    sign = -1 if is_low else 1
+    is_whole = _is_whole(node)
+    most = math.inf  # of the numbers, their sign changed for a lower bound
+    for word in words:
+        if word in node:
+            value = sign * node[word]
+            if is_whole:
+                value = math.ceil(value) - 1 if word == words[1] else math.floor(value)
+            most = min(most, value)
+    if most >= END - (not is_low):
+        return sign * REACH if not is_whole else LEAST_WHOLE if is_low else END - 1
+    return sign * EXACT if is_drawn and most >= EXACT else None
+
+
+def _is_whole(node: Mapping[str, Any]) -> bool:
+    kinds = node.get("type", "number")
+    return "number" not in kinds and "integer" in ([kinds] if isinstance(kinds, str) else kinds)
+
+
+def _whole_numbers(value: Any) -> Iterator[int]:
+    """Yield the integers within a value."""
+    match value:
+        case bool():
+            return
+        case int():
+            yield value
+        case list():
+            for inner in value:
+                yield from _whole_numbers(inner)
+        case dict():
+            for inner in value.values():
+                yield from _whole_numbers(inner)
+
+
+def _places(value: int | float) -> int:
+    """Return how many decimal places a number has."""
+    if isinstance(value, int):
+        return 0
+    digits, _, power = repr(value).partition("e")
+    return len(digits.partition(".")[2]) - int(power or 0)

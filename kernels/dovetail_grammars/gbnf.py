@@ -1,0 +1,127 @@
+"""Writes rules over characters as GBNF, the grammar language of llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dovetail.interfaces.structured_output import InvalidConstraint
+from dovetail_grammars.regex import Cat, Chars, Many, Node, Or, Ranges, Rule
+
+
+def as_gbnf(rules: Mapping[str, Node]) -> str:
+    """Return the text of a grammar, one rule a line. Raises: InvalidConstraint"""
+    writer = _Writer()
+    lines = [f"{name} ::= {writer.text(node)}" for name, node in rules.items()]
+    return "\n".join(lines + writer.lines)
+
+
+class _Writer:
+    """Writes trees. A repetition without limit becomes a rule that ends in itself: libraries
+    precompute masks for such rules, but not for groups with a star."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._names: dict[str, str] = {}
+
+    def text(self, node: Node) -> str:
+        """Return the text of a part."""
+        match node:
+            case Chars(ranges):
+                return _set_text(ranges)
+            case Rule(name):
+                return name
+            case Cat(parts):
+                return self._in_order(_flat(parts))
+            case Or(()):
+                raise InvalidConstraint("a part matches nothing")
+            case Or(parts):
+                return "(" + " | ".join(map(self.text, parts)) + ")"
+            case Many(part, least, most):
+                return self._many(part, least, most)
+        raise InvalidConstraint("a grammar has no anchors")
+
+    def _in_order(self, parts: list[Node]) -> str:
+        """Return parts one after the other. What follows a repetition without limit becomes part
+        of its rule, so that its masks can be precomputed too."""
+        texts: list[str] = []
+        for part in reversed(parts):
+            match part:
+                case Many(Or() as inner, 0, None) if texts:
+                    texts = [self._tail(self.text(inner), " ".join(_joined(texts)))]
+                case _:
+                    texts.insert(0, self.text(part))
+        return " ".join(_joined(texts)) or '""'
+
+    def _many(self, part: Node, least: int, most: int | None) -> str:
+        inner = self.text(part)
+        if isinstance(part, Chars):
+            return f"[{inner[1:-1]}]" + _count(least, most)
+        name = self._rule(inner) if isinstance(part, Or) else f"({inner})"
+        if most is not None:
+            return name + _count(least, most)
+        first = [name + _count(least, least)] if least else []
+        return " ".join([*first, self._tail(inner)])
+
+    def _rule(self, inner: str) -> str:
+        """Return a rule for a part that is repeated, the same for the same part."""
+        if inner not in self._names:
+            self._names[inner] = f"r{len(self._names)}"
+            self.lines.append(f"{self._names[inner]} ::= {inner}")
+        return self._names[inner]
+
+    def _tail(self, inner: str, out: str = '""') -> str:
+        """Return a rule for a part any number of times, then what follows."""
+        key = f"{inner}* {out}"
+        if key not in self._names:
+            name = self._names[key] = f"r{len(self._names)}"
+            branches = inner[1:-1].split(" | ") if _is_flat_choice(inner) else [inner]
+            ways = " | ".join(f"{branch} {name}" for branch in branches)
+            self.lines.append(f"{name} ::= {out} | {ways}")
+        return self._names[key]
+
+
+def _is_flat_choice(text: str) -> bool:
+    """Return whether a text is one group of alternatives without groups in it."""
+    return text.startswith("(") and text.endswith(")") and "(" not in text[1:]
+
+
+def _set_text(ranges: Ranges) -> str:
+    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+        return f'"{_character(ranges[0][0])}"'
+    body = "".join(_character(a) + ("" if a == b else "-" + _character(b)) for a, b in ranges)
+    return f"[{body}]"
+
+
+def _count(least: int, most: int | None) -> str:
+    short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((least, most))
+    if short is not None:
+        return short
+    return f"{{{least},{'' if most is None else most}}}"
+
+
+def _flat(parts: tuple[Node, ...]) -> list[Node]:
+    return [p for part in parts for p in (_flat(part.parts) if isinstance(part, Cat) else (part,))]
+
+
+def _joined(texts: list[str]) -> list[str]:
+    """Return texts of which those in quotation marks that follow each other are one."""
+    written: list[str] = []
+    for text in texts:
+        is_both = _is_quoted(text) and written and _is_quoted(written[-1])
+        if is_both:
+            written[-1] = written[-1][:-1] + text[1:]
+        else:
+            written.append(text)
+    return written
+
+
+def _is_quoted(text: str) -> bool:
+    return text.startswith('"') and text.endswith('"') and len(text) > 2
+
+
+def _character(code: int) -> str:
+    letter = chr(code)
+    if letter.isascii() and (letter.isalnum() or letter == " "):
+        return letter
+    # With four or eight digits: behind \x some readers take as many as there are.
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -1,0 +1,203 @@
+"""Regular expressions as trees: what they are made of, and how they are written without shorthands.
+
+`regex_reader` reads them. Libraries differ in what \\d, ., anchors and flags mean, and some ignore
+what they do not support; so what is written here has sets, groups and counts alone, and matches a
+whole text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dovetail.interfaces.structured_output import InvalidConstraint
+from dovetail_grammars.regex_text import character, count_text
+
+Ranges = tuple[tuple[int, int], ...]
+"""Code points, first and last of each run; sorted, apart."""
+LAST = 0x10FFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    """One character of a set."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Cat:
+    """One after the other."""
+
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Or:
+    """One of them."""
+
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Many:
+    """Several times; `most` None without limit."""
+
+    part: Node
+    least: int
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """The beginning or the end of the text."""
+
+    is_start: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The rest of the whole text, from here to its end, matches this, or does not."""
+
+    part: Node
+    is_wanted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A reference to the rule of this name; only in grammars."""
+
+    name: str
+
+
+Node = Chars | Cat | Or | Many | Edge | Look | Rule
+NOTHING = Cat(())
+
+
+def ranges(text: str) -> Ranges:
+    """Return the set of these characters."""
+    return union([(ord(c), ord(c)) for c in text])
+
+
+def union(pairs: list[tuple[int, int]] | Ranges) -> Ranges:
+    """Return runs of code points sorted and joined."""
+    made: list[tuple[int, int]] = []
+    for first, last in sorted(pairs):
+        if made and first <= made[-1][1] + 1:
+            made[-1] = (made[-1][0], max(made[-1][1], last))
+        else:
+            made.append((first, last))
+    return tuple(made)
+
+
+def outside(pairs: Ranges) -> Ranges:
+    """Return every other character; halves of surrogate pairs are none."""
+    made, at = [], 0
+    for first, last in union([*pairs, (0xD800, 0xDFFF)]):
+        if at < first:
+            made.append((at, first - 1))
+        at = last + 1
+    return tuple([*made, (at, LAST)] if at <= LAST else made)
+
+
+DIGITS = ((48, 57),)
+WORDS = union([(48, 57), (65, 90), (95, 95), (97, 122)])
+BLANKS = union(
+    [
+        *ranges(" \t\n\r\f\v\xa0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff"),
+        (0x2000, 0x200A),
+    ]
+)
+"""White space and line ends of ECMA-262."""
+ANY = outside(())
+IN_LINE = outside(ranges("\n\r\u2028\u2029"))
+ANYTHING = Many(Chars(ANY), 0, None)
+
+
+def literal(text: str) -> Node:
+    """Return exactly this text."""
+    return Cat(tuple(Chars(((ord(c), ord(c)),)) for c in text))
+
+
+_SHORT = {34: '"', 92: "\\", 10: "n", 13: "r", 9: "t", 8: "b", 12: "f"}
+_NEVER_RAW = union([(0, 31), (34, 34), (92, 92)])
+
+
+def quoted(node: Node) -> Node:
+    """Return the tree of the same texts as they stand between the quotes of a JSON string.
+
+    Control characters that have no short escape are left out.
+    """
+    match node:
+        case Chars(found):
+            raw = outside(union([*outside(found), *_NEVER_RAW]))
+            short = "".join(
+                letter for code, letter in _SHORT.items() if any(a <= code <= b for a, b in found)
+            )
+            escape = Cat((Chars(((92, 92),)), Chars(ranges(short))))
+            if not raw:
+                return escape if short else Or(())
+            return Or((Chars(raw), escape)) if short else Chars(raw)
+        case Cat(parts):
+            return Cat(tuple(map(quoted, parts)))
+        case Or(parts):
+            return Or(tuple(map(quoted, parts)))
+        case Many(part, least, most):
+            return Many(quoted(part), least, most)
+    return node
+
+
+def without(node: Node, gone: Ranges = ()) -> Node:
+    """Return the tree of the texts that have none of these characters, Or(()) if there is none."""
+    match node:
+        case Chars(found):
+            kept = outside(union([*outside(found), *gone])) if gone else found
+            return Chars(kept) if kept else Or(())
+        case Cat(parts):
+            made = tuple(without(part, gone) for part in parts)
+            return Or(()) if Or(()) in made else Cat(made)
+        case Or(parts):
+            return Or(tuple(p for p in (without(part, gone) for part in parts) if p != Or(())))
+        case Many(part, least, most):
+            inner = without(part, gone)
+            if inner == Or(()):
+                return inner if least else NOTHING
+            return Many(inner, least, most)
+    return node
+
+
+def written(node: Node) -> str:
+    """Return the expression of a tree: sets, (?: ), | and counts. Raises: InvalidConstraint"""
+    match node:
+        case Chars(found):
+            return _set_text(found)
+        case Cat(parts):
+            return "".join(f"(?:{written(p)})" if isinstance(p, Or) else written(p) for p in parts)
+        case Or(()):
+            raise InvalidConstraint("the expression matches nothing")
+        case Or(parts):
+            return "|".join(map(written, parts))
+        case Many(part, least, most):
+            inner = written(part)
+            if not inner:
+                return ""
+            whole = inner if isinstance(part, Chars) else f"(?:{inner})"
+            return whole + count_text(least, most)
+        case Rule(name):
+            raise InvalidConstraint(f"a recursive rule ({name}) is not a regular expression")
+        case Look():
+            raise InvalidConstraint("the expression looks ahead, which is not supported here")
+    raise InvalidConstraint("the expression has an anchor in the middle")
+
+
+def _set_text(found: Ranges) -> str:
+    if len(found) == 1 and found[0][0] == found[0][1]:
+        return character(found[0][0])
+    others = outside(found)
+    if not others:
+        return r"(?:[^a]|a)"
+    is_negative = len(others) < len(found)
+    body = "".join(
+        character(first) + ("" if first == last else "-" + character(last))
+        for first, last in (others if is_negative else found)
+    )
+    return f"[^{body}]" if is_negative else f"[{body}]"

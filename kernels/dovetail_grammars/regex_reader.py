@@ -1,0 +1,378 @@
+"""Reads regular expressions, with one meaning for every backend.
+
+The common part of ECMA-262 and Python is read, with ECMA-262's sets: \\d and \\w are ASCII, \\s is
+white space and line ends, U+FEFF among them. Lookahead is read where a schema's pattern has it;
+lookbehind, back references and word boundaries are refused.
+"""
+
+from __future__ import annotations
+
+import re
+
+from dovetail.interfaces.structured_output import InvalidConstraint
+from dovetail_grammars.regex import (
+    ANY,
+    ANYTHING,
+    BLANKS,
+    DIGITS,
+    IN_LINE,
+    LAST,
+    NOTHING,
+    WORDS,
+    Cat,
+    Chars,
+    Edge,
+    Look,
+    Many,
+    Node,
+    Or,
+    Ranges,
+    outside,
+    ranges,
+    union,
+    written,
+)
+from dovetail_grammars.unicode_sets import named_set
+
+MAX_DEPTH = 60
+MAX_BRANCHES = 256
+_CLASSES = {
+    "d": DIGITS,
+    "D": outside(DIGITS),
+    "w": WORDS,
+    "W": outside(WORDS),
+    "s": BLANKS,
+    "S": outside(BLANKS),
+}
+_CONTROLS = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "0": 0}
+_HEX_DIGITS = {"x": 2}
+
+
+def whole_text(regex: str) -> str:
+    """Return an equivalent expression for a whole text. Raises: InvalidConstraint"""
+    return written(whole(regex))
+
+
+def whole(regex: str) -> Node:
+    """Return the texts that this expression matches whole. Raises: InvalidConstraint"""
+    return _without_edges(parse(regex), has_start=False, has_end=False)
+
+
+def found_within(regex: str) -> Node:
+    """Return the texts in which this expression finds something, as schemas mean it.
+
+    Raises: InvalidConstraint
+    """
+    return _without_edges(parse(regex), has_start=True, has_end=True)
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+        self.depth = 0
+        self.is_dot_all = False
+        self.is_folded = False
+
+    def fault(self, what: str) -> InvalidConstraint:
+        return InvalidConstraint(
+            f"the expression {self.text[:80]!r} {what} (at character {self.at})"
+        )
+
+    def peek(self) -> str:
+        return self.text[self.at : self.at + 1]
+
+    def take(self, word: str) -> bool:
+        if self.text.startswith(word, self.at):
+            self.at += len(word)
+            return True
+        return False
+
+    def next(self) -> str:
+        if self.at >= len(self.text):
+            raise self.fault("ends too early")
+        self.at += 1
+        return self.text[self.at - 1]
+
+    def alternatives(self) -> Node:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise self.fault(f"is nested more than {MAX_DEPTH} deep")
+        parts = [self.sequence()]
+        while self.take("|"):
+            parts.append(self.sequence())
+        self.depth -= 1
+        return parts[0] if len(parts) == 1 else Or(tuple(parts))
+
+    def sequence(self) -> Node:
+        parts: list[Node] = []
+        while self.peek() not in ("", "|", ")"):
+            parts.append(self.counted(self.atom()))
+        return parts[0] if len(parts) == 1 else Cat(tuple(parts))
+
+    def counted(self, part: Node) -> Node:
+        """Return a part with the count behind it."""
+        while (count := self.count()) is not None:
+            if isinstance(part, Edge | Look):
+                raise self.fault("repeats an anchor")
+            part = Many(part, *count)
+            self.take("?")  # how eagerly it matches changes nothing about what matches
+            if self.peek() and self.peek() in "+*{":
+                raise self.fault("has one count after the other")
+        return part
+
+    def count(self) -> tuple[int, int | None] | None:
+        for word, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
+            if self.take(word):
+                return bounds
+        end = self.text.find("}", self.at)
+        if self.peek() != "{" or end < 0:
+            return None
+        low, comma, high = self.text[self.at + 1 : end].partition(",")
+        if comma and not low and high.isdigit():
+            raise self.fault("has a count without a beginning, which has two meanings")
+        if not low.isascii() or not low.isdigit() or (high and not high.isdigit()):
+            return None  # a brace that stands for itself
+        least, most = int(low), int(high) if high else None if comma else int(low)
+        if most is not None and most < least:
+            raise self.fault("has a count that ends before it begins")
+        self.at = end + 1
+        return least, most
+
+    def atom(self) -> Node:
+        character = self.next()
+        match character:
+            case "(":
+                return self.group()
+            case "[":
+                return Chars(self.bracket())
+            case "\\":
+                return self.escape()
+            case ".":
+                return Chars(ANY if self.is_dot_all else IN_LINE)
+            case "^" | "$":
+                return Edge(character == "^")
+            case "*" | "+" | "?":
+                raise self.fault("counts nothing")
+        return Chars(self.folded(ranges(character)))
+
+    def folded(self, found: Ranges) -> Ranges:
+        """Return a set with the other case of its letters, where case does not count."""
+        if not self.is_folded:
+            return found
+        if any(last > 127 for _, last in found):
+            raise self.fault("leaves the case open of other than ASCII letters")
+        letters = [chr(c) for first, last in found for c in range(first, last + 1)]
+        return union([*found, *ranges("".join(c.swapcase() for c in letters))])
+
+    def group(self) -> Node:
+        kept = (self.is_dot_all, self.is_folded)
+        if (is_wanted := self.take("?=")) or self.take("?!"):
+            seen = Look(self.remainder(self.alternatives()), is_wanted)
+            if not self.take(")"):
+                raise self.fault("has a group that is not closed")
+            self.is_dot_all, self.is_folded = kept
+            return seen
+        if self.take("?"):
+            self.group_head()
+            if self.text[self.at - 1] == ")":
+                return NOTHING  # flags for what follows
+        inner = self.alternatives()
+        if not self.take(")"):
+            raise self.fault("has a group that is not closed")
+        self.is_dot_all, self.is_folded = kept
+        return inner
+
+    def remainder(self, node: Node) -> Node:
+        """Return the texts that begin with a part, and end with it where that has an anchor."""
+        if any(branch[:1] == (Edge(True),) for branch in _branches(node)):
+            raise self.fault("looks ahead for the beginning of the text")
+        return _without_edges(node, has_start=False, has_end=True)
+
+    def group_head(self) -> None:
+        """Read what follows "(?" up to the group's own text."""
+        if self.take("P<") or (self.peek() == "<" and self.text[self.at + 1 :][:1] not in "=!"):
+            end = self.text.find(">", self.at)
+            if end < 0:
+                raise self.fault("has a name that is not closed")
+            self.at = end + 1
+            return
+        while (flag := self.next()) in "is":
+            self.is_dot_all |= flag == "s"
+            self.is_folded |= flag == "i"
+        if flag not in ":)":
+            raise self.fault(f'has a group of a kind that is not supported, "(?{flag}"')
+
+    def escape(self) -> Node:
+        letter = self.peek()
+        if letter in ("A", "Z", "z"):
+            self.at += 1
+            return Edge(letter == "A")
+        found = self.escaped_set()
+        return Chars(found if found in _CLASSES.values() else self.folded(found))
+
+    def escaped_set(self) -> Ranges:
+        """Return the set that an escape stands for; its backslash was read."""
+        letter = self.next()
+        if letter in _CLASSES:
+            return _CLASSES[letter]
+        if letter in _CONTROLS:
+            code = _CONTROLS[letter]
+        elif letter in ("p", "P"):
+            return self.property_set(is_negative=letter == "P")
+        elif letter == "u":
+            code = self.unicode_escape()
+        elif letter in _HEX_DIGITS:
+            size = _HEX_DIGITS[letter]
+            digits = self.text[self.at : self.at + size]
+            try:
+                code = int(digits, 16) if len(digits) == size else -1
+            except ValueError:
+                code = -1
+            if code < 0 or 0xD800 <= code <= 0xDFFF:
+                raise self.fault("has an escape without a character")
+            self.at += size
+        elif letter.isalnum() and letter.isascii():
+            raise self.fault(f'has "\\{letter}", which is not supported')
+        else:
+            code = ord(letter)
+        return ((code, code),)
+
+    def unicode_escape(self) -> int:
+        r"""Return the character of \\u0041, \\u{1F600} or a pair of halves; its letter was read."""
+        pattern = r"\{0*([0-9a-fA-F]{1,6})\}|([0-9a-fA-F]{4})(?:\\u([dD][c-fC-F][0-9a-fA-F]{2}))?"
+        found = re.compile(pattern).match(self.text, self.at)
+        code = int(found[1] or found[2], 16) if found else -1
+        if found and 0xD800 <= code <= 0xDBFF and found[3]:
+            code = 0x10000 + ((code - 0xD800) << 10) + int(found[3], 16) - 0xDC00
+            self.at = found.end()
+        elif found:
+            self.at = found.end(1 if found[1] else 2) + bool(found[1])
+        if not 0 <= code <= LAST or 0xD800 <= code <= 0xDFFF:
+            raise self.fault("has an escape without a character")
+        return code
+
+    def property_set(self, *, is_negative: bool) -> Ranges:
+        r"""Return the set of a Unicode property, \\p{L} or \\pL; its letter p was read."""
+        name = self.next()
+        if name == "{" and (end := self.text.find("}", self.at)) >= 0:
+            name, self.at = self.text[self.at : end], end + 1
+        found = named_set(name)
+        if found is None:
+            raise self.fault(f'has the Unicode property "{name[:40]}", which is not known')
+        return outside(found) if is_negative else outside(outside(found))
+
+    def bracket(self) -> Ranges:
+        """Return the set that a bracket holds; the opening one was read."""
+        is_negative = self.take("^")
+        ranges: list[tuple[int, int]] = []
+        if is_negative and self.takes_anything():
+            return ANY
+        is_first = True
+        while is_first or self.peek() != "]":
+            is_first = False
+            low = self.bracket_item()
+            if self.peek() == "-" and self.text[self.at + 1 :][:1] not in ("]", ""):
+                self.at += 1
+                high = self.bracket_item()
+                if len(low) != 1 or len(high) != 1 or low[0][0] != low[0][1]:
+                    raise self.fault("has a range between what is not a character")
+                low = ((low[0][0], high[0][0]),)
+                if low[0][0] > low[0][1]:
+                    raise self.fault("has a range that ends before it begins")
+            ranges += low if low in _CLASSES.values() else self.folded(low)
+        self.at += 1
+        characters = outside(union(ranges)) if is_negative else outside(outside(union(ranges)))
+        if not characters:
+            raise self.fault("has an empty set")
+        return characters
+
+    def takes_anything(self) -> bool:
+        """Return whether a negative set is the whole of ECMA-262's [^], and go behind it. In other
+        dialects a bracket comes first in a set that is closed later: that one is left as it is."""
+        end = self.text.find("]", self.at + 1)
+        opened = self.text.find("[", self.at)
+        if self.peek() == "]" and (end < 0 or 0 <= opened < end):
+            self.at += 1
+            return True
+        return False
+
+    def bracket_item(self) -> Ranges:
+        character = self.next()
+        if character == "[" and self.peek() and self.peek() in ":=.":
+            raise self.fault("has a named set")
+        if character != "\\":
+            return ranges(character)
+        return ((8, 8),) if self.take("b") else self.escaped_set()
+
+
+def parse(regex: str) -> Node:
+    """Return the tree of an expression. Raises: InvalidConstraint"""
+    parser = _Parser(regex)
+    node = parser.alternatives()
+    if parser.at < len(regex):
+        raise parser.fault("has a bracket too many")
+    return node
+
+
+def _without_edges(node: Node, *, has_start: bool, has_end: bool) -> Node:
+    """Return the tree for a whole text: anchors at the edges are used up, others refused. Texts may
+    have more at an edge without an anchor where they have one there (`has_start`, `has_end`)."""
+    branches = []
+    for parts in _branches(node):
+        starts, ends = parts[:1] == (Edge(True),), parts[-1:] == (Edge(False),)
+        while parts[:1] == (Edge(True),):
+            parts = parts[1:]
+        while parts[-1:] == (Edge(False),):
+            parts = parts[:-1]
+        if has_end:
+            parts = tuple(map(_with_ends_seen, parts))
+        if any(_has_edge(part) for part in parts):
+            raise InvalidConstraint("the expression has an anchor in the middle")
+        before = (ANYTHING,) if has_start and not starts else ()
+        branches.append(Cat((*before, *parts, *((ANYTHING,) if has_end and not ends else ()))))
+    return branches[0] if len(branches) == 1 else Or(tuple(branches))
+
+
+def _with_ends_seen(node: Node) -> Node:
+    """Return a tree in which the end of the text, in the middle, is nothing that follows."""
+    match node:
+        case Edge(False):
+            return Look(NOTHING, is_wanted=True)
+        case Cat(parts):
+            return Cat(tuple(map(_with_ends_seen, parts)))
+        case Or(parts):
+            return Or(tuple(map(_with_ends_seen, parts)))
+        case Many(part, least, most):
+            return Many(_with_ends_seen(part), least, most)
+    return node
+
+
+def _branches(node: Node) -> list[tuple[Node, ...]]:
+    """Return alternatives as sequences whose first and last parts hold no anchor but as itself."""
+    if isinstance(node, Or):
+        return [branch for part in node.parts for branch in _branches(part)]
+    parts = node.parts if isinstance(node, Cat) else (node,)
+    for at in (0, len(parts) - 1):
+        if parts and _has_edge(parts[at]) and isinstance(parts[at], Or | Cat):
+            inner = _branches(parts[at])
+            made = [
+                branch
+                for found in inner
+                for branch in _branches(Cat((*parts[:at], *found, *parts[at + 1 :])))
+            ]
+            if len(made) > MAX_BRANCHES:
+                raise InvalidConstraint("the expression has too many anchors")
+            return made
+    return [parts]
+
+
+def _has_edge(node: Node) -> bool:
+    match node:
+        case Edge():
+            return True
+        case Cat(parts) | Or(parts):
+            return any(map(_has_edge, parts))
+        case Many(part):
+            return _has_edge(part)
+    return False

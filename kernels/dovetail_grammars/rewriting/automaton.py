@@ -1,0 +1,494 @@
+"""Regular expressions as automata: which texts match, what two expressions share, what one leaves.
+
+By derivatives: what is left of an expression behind a character is an expression again, and
+expressions that say the same are kept equal, so that there are finitely many. Everything is
+bounded; beyond it is Undecided. Source: Brzozowski, Derivatives of Regular Expressions (1964);
+Owens, Reppy, Turon, Regular-expression derivatives re-examined (2009).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+from dovetail.interfaces.structured_output import InvalidConstraint
+from dovetail_grammars.regex import (
+    ANY,
+    ANYTHING,
+    LAST,
+    Cat,
+    Chars,
+    Edge,
+    Look,
+    Many,
+    Node,
+    Or,
+    Ranges,
+    Rule,
+    outside,
+    union,
+)
+from dovetail_grammars.regex_reader import found_within
+
+MAX_STATES = 300
+MAX_PARTS = 4_000
+"""Parts of one expression, and of one that is written from an automaton."""
+MAX_WORK = 500_000
+"""Parts of expressions that are walked, for one schema: less than a second."""
+_NONE, _EMPTY = Or(()), Cat(())
+
+
+class Undecided(InvalidConstraint):
+    """It takes too much to tell. Where nobody decides otherwise the constraint is refused."""
+
+
+class Effort:
+    """Counts the work on one schema."""
+
+    def __init__(self, most: int = MAX_WORK) -> None:
+        self._left = most
+
+    def spend(self, count: int) -> None:
+        """Take so much work. Raises: Undecided when there is none left"""
+        self._left -= count
+        if self._left < 0:
+            raise Undecided("the expressions take too long")
+
+
+@lru_cache(maxsize=512)
+def searched(pattern: str) -> Node:
+    """Return the texts in which a schema's pattern finds something. Raises: Undecided"""
+    try:
+        return found_within(pattern)
+    except InvalidConstraint as error:
+        raise Undecided(str(error)) from error
+
+
+@lru_cache(maxsize=4096)
+def looks(node: Node) -> bool:
+    """Return whether an expression looks ahead anywhere."""
+    match node:
+        case Look():
+            return True
+        case Cat(parts) | Or(parts):
+            return any(map(looks, parts))
+        case Many(part):
+            return looks(part)
+    return False
+
+
+def without_looks(node: Node, effort: Effort) -> Node:
+    """Return an expression of the same texts that does not look ahead. Raises: Undecided"""
+    if not looks(node):
+        return node
+    return _Automaton((node,), all, effort).expression() or _NONE
+
+
+def conditions(node: Node, effort: Effort) -> list[Node]:
+    """Return expressions all of which the same texts match, none of which looks ahead: what stands
+    after the lookahead at the beginning, then each of that. Raises: Undecided"""
+    parts = list(node.parts) if isinstance(node, Cat) else [node]
+    found: list[Node] = []
+    while parts and isinstance(seen := parts[0], Look):
+        del parts[0]
+        part = without_looks(seen.part, effort)
+        found.append(_told_apart(part) if seen.is_wanted else _opposite(part, effort))
+    return [without_looks(Cat(tuple(parts)), effort), *found]
+
+
+def _told_apart(node: Node) -> Node:
+    """Return an expression of the same texts in which each character leads one way: libraries try
+    all ways that "so many characters, then one of them, then anything" has."""
+    match node:
+        case Cat((Many(Chars(runs), least, most), Chars(end), rest)) if rest == ANYTHING:
+            others = outside(union([*outside(runs), *end]))
+            more = None if most is None else most - least
+            head = Many(Chars(runs), least, least)
+            return Cat((head, Many(Chars(others), 0, more), Chars(end), ANYTHING))
+    return node
+
+
+def _opposite(node: Node, effort: Effort) -> Node:
+    """Return every text that an expression does not match. "So many characters at least" has no
+    automaton of a useful size, and needs none. Raises: Undecided"""
+    match node:
+        case Cat((Many(Chars(found), least, most), *rest)) if least and (
+            rest == [ANYTHING] or (not rest and most is None)
+        ):
+            fewer, other = Many(Chars(found), 0, least - 1), outside(found)
+            ended = Cat((Many(Chars(found), 0, None), Chars(other), ANYTHING))
+            early = Cat((fewer, Chars(other), ANYTHING)) if rest else ended
+            return Or((fewer, early)) if other else fewer
+    return other_texts(node, effort) or _NONE
+
+
+def matches(node: Node, text: str, effort: Effort) -> bool:
+    """Return whether an expression matches a whole text. Raises: Undecided"""
+    for letter in text:
+        node = _behind(node, ord(letter), effort)
+        if node == _NONE:
+            return False
+    return _may_end(node)
+
+
+def shared(one: Node, other: Node, effort: Effort) -> Node | None:
+    """Return the texts that both match, None if there are none. Raises: Undecided"""
+    return _Automaton((one, other), all, effort).expression()
+
+
+def left(one: Node, other: Node, effort: Effort) -> Node | None:
+    """Return the texts of one that the other does not match, None if none. Raises: Undecided"""
+    return _Automaton((one, other), lambda ends: ends[0] and not ends[1], effort).expression()
+
+
+def are_disjoint(one: Node, other: Node, effort: Effort) -> bool:
+    """Return whether no text matches both. Raises: Undecided"""
+    return not _Automaton((one, other), all, effort).alive[0]
+
+
+def has_texts(node: Node, least: int, effort: Effort) -> bool:
+    """Return whether an expression matches at least `least` texts. Raises: Undecided"""
+    return _Automaton((node,), all, effort).num_texts(least) >= least
+
+
+def other_texts(node: Node, effort: Effort) -> Node | None:
+    """Return every text that an expression does not match, None if none. Raises: Undecided"""
+    return left(ANYTHING, node, effort)
+
+
+def _cat(parts: Sequence[Node]) -> Node:
+    made: list[Node] = []
+    for part in parts:
+        if part == _NONE:
+            return _NONE
+        for one in part.parts if isinstance(part, Cat) else (part,):
+            if not _is_known(one, made):
+                made.append(one)
+    return made[0] if len(made) == 1 else Cat(tuple(made))
+
+
+def _is_known(node: Node, made: list[Node]) -> bool:
+    """Return whether a condition on the rest of the text stands at the same place already."""
+    if isinstance(node, Look):
+        for other in reversed(made):
+            if other == node or not isinstance(other, Look):
+                return other == node
+    return False
+
+
+def _or(parts: Sequence[Node]) -> Node:
+    made: dict[Node, None] = {}
+    found: Ranges = ()
+    for part in parts:
+        for one in part.parts if isinstance(part, Or) else (part,):
+            if isinstance(one, Chars):
+                found = union([*found, *one.ranges])
+            else:
+                made[one] = None
+    if found:
+        made[Chars(found)] = None
+    if ANYTHING in made:
+        return ANYTHING
+    kept = sorted(made, key=_order)
+    return kept[0] if len(kept) == 1 else Or(tuple(kept))
+
+
+@lru_cache(maxsize=4096)
+def _order(node: Node) -> str:
+    return repr(node)
+
+
+def _may_end(node: Node) -> bool:
+    match node:
+        case Cat(parts):
+            return all(map(_may_end, parts))
+        case Or(parts):
+            return any(map(_may_end, parts))
+        case Many(part, least):
+            return least == 0 or _may_end(part)
+        case Look(part, is_wanted):
+            return _may_end(part) == is_wanted
+    return False
+
+
+def _size(node: Node) -> int:
+    match node:
+        case Cat(parts) | Or(parts):
+            return 1 + sum(map(_size, parts))
+        case Many(part) | Look(part):
+            return 1 + _size(part)
+    return 1
+
+
+def _behind(node: Node, code: int, effort: Effort) -> Node:
+    made = _derivative(node, code)
+    size = _size(made)
+    effort.spend(size)
+    if size > MAX_PARTS:
+        raise Undecided("the expression grows too long")
+    return made
+
+
+def _derivative(node: Node, code: int) -> Node:
+    """Return what must follow a character."""
+    if looks(node):
+        return _derivative_of_looking(node, code)
+    match node:
+        case Chars(found):
+            return _EMPTY if any(a <= code <= b for a, b in found) else _NONE
+        case Or(parts):
+            return _or([_derivative(part, code) for part in parts])
+        case Cat(parts):
+            made = []
+            for number, part in enumerate(parts):
+                made.append(_cat([_derivative(part, code), *parts[number + 1 :]]))
+                if not _may_end(part):
+                    break
+            return _or(made)
+        case Many(part, least, most):
+            if most == 0:
+                return _NONE
+            again = Many(part, max(0, least - 1), None if most is None else most - 1)
+            rest = _EMPTY if again.most == 0 else again
+            return _cat([_derivative(part, code), rest])
+        case Edge() | Rule() | Look():
+            raise Undecided("an anchor stands within the expression")
+
+
+def _derivative_of_looking(node: Node, code: int) -> Node:
+    """Return what must follow a character where the rest of the text is looked at."""
+    first, *rest = node.parts if isinstance(node, Cat) else (node,)
+    if isinstance(first, Look):
+        seen = _seen(_derivative(first.part, code), is_wanted=first.is_wanted)
+        return _cat([seen, _derivative(_cat(rest), code)])
+    if not looks(first):
+        made = [_cat([_derivative(first, code), *rest])]
+        return _or([*made, _derivative(_cat(rest), code)] if _may_end(first) else made)
+    return _or([_derivative(_cat([way, *rest]), code) for way in _ways(first)])
+
+
+def _seen(node: Node, *, is_wanted: bool) -> Node:
+    if node in (_NONE, ANYTHING):
+        return _EMPTY if (node == ANYTHING) is is_wanted else _NONE
+    return Look(node, is_wanted)
+
+
+def _ways(node: Node) -> tuple[Node, ...]:
+    """Return the ways to begin with a part that looks ahead. Raises: Undecided"""
+    match node:
+        case Or(parts):
+            return parts
+        case Many(_, _, 0):
+            return (_EMPTY,)
+        case Many(part, least, most):
+            if _may_be_empty(part):
+                raise Undecided("what is repeated looks ahead, and may be empty")
+            again = Many(part, max(0, least - 1), None if most is None else most - 1)
+            return (_cat([part, again]),) if least else (_EMPTY, _cat([part, again]))
+    return (node,)
+
+
+def _may_be_empty(node: Node) -> bool:
+    """Return whether no character may be taken, whatever follows."""
+    match node:
+        case Cat(parts):
+            return all(map(_may_be_empty, parts))
+        case Or(parts):
+            return any(map(_may_be_empty, parts))
+        case Many(part, least):
+            return least == 0 or _may_be_empty(part)
+    return isinstance(node, Look)
+
+
+def _firsts(node: Node, found: set[int]) -> None:
+    """Collect where the sets of characters that may come first begin and end. Mutates: found"""
+    match node:
+        case Chars(runs):
+            for first, last in runs:
+                found |= {first, last + 1}
+        case Or(parts):
+            for part in parts:
+                _firsts(part, found)
+        case Cat(parts):
+            for part in parts:
+                _firsts(part, found)
+                if not _may_end(part) and not looks(part):
+                    break
+        case Many(part) | Look(part):
+            _firsts(part, found)
+
+
+class _Automaton:
+    """The states of several expressions side by side; state 0 is the beginning."""
+
+    def __init__(
+        self,
+        nodes: tuple[Node, ...],
+        ends: Callable[[Sequence[bool]], bool],
+        effort: Effort,
+    ) -> None:
+        self._effort = effort
+        self.steps: list[dict[int, list[tuple[int, int]]]] = []
+        self.is_end: list[bool] = []
+        self._explore(nodes, ends)
+        self.alive = self._alive()
+
+    def _explore(self, nodes: tuple[Node, ...], ends: Callable[[Sequence[bool]], bool]) -> None:
+        numbers: dict[tuple[Node, ...], int] = {nodes: 0}
+        pending = [nodes]
+        for state in pending:
+            self.is_end.append(ends([_may_end(node) for node in state]))
+            bounds: set[int] = {0}
+            for node in state:
+                _firsts(node, bounds)
+            cuts = sorted(bounds - {LAST + 1})
+            targets: dict[int, list[tuple[int, int]]] = {}
+            for at, first in enumerate(cuts):
+                last = cuts[at + 1] - 1 if at + 1 < len(cuts) else LAST
+                following = tuple(_behind(node, first, self._effort) for node in state)
+                if following not in numbers:
+                    if len(numbers) >= MAX_STATES:
+                        raise Undecided("the expressions have too many states")
+                    numbers[following] = len(numbers)
+                    pending.append(following)
+                targets.setdefault(numbers[following], []).append((first, last))
+            self.steps.append(targets)
+
+    def _alive(self) -> list[bool]:
+        """Return for each state whether an end can be reached."""
+        sources: dict[int, list[int]] = {}
+        for source, targets in enumerate(self.steps):
+            for target, found in targets.items():
+                if _characters(found):
+                    sources.setdefault(target, []).append(source)
+        alive = list(self.is_end)
+        pending = [state for state, ends in enumerate(alive) if ends]
+        while pending:
+            for source in sources.get(pending.pop(), ()):
+                if not alive[source]:
+                    alive[source] = True
+                    pending.append(source)
+        return alive
+
+    def num_texts(self, most: int) -> int:
+        """Return how many texts lead to an end, `most` if there are more."""
+        counts = [int(end) for end in self.is_end]  # of texts of one length, by where they begin
+        found = 0
+        for _ in self.steps:
+            found += counts[0]
+            counts = self._one_longer(counts, most)
+        for _ in self.steps:  # a text of more characters than states goes in a circle
+            if counts[0]:
+                return most
+            counts = self._one_longer(counts, most)
+        return min(found, most)
+
+    def _one_longer(self, counts: list[int], most: int) -> list[int]:
+        """Return how many texts with one character more there are, by where they begin."""
+        return [
+            min(most, sum(_size_of(runs) * counts[target] for target, runs in targets.items()))
+            for targets in self.steps
+        ]
+
+    def expression(self) -> Node | None:
+        """Return the expression of the automaton, states eliminated one by one."""
+        if not self.alive[0]:
+            return None
+        names = self._classes()
+        final = -1
+        ways: dict[int, dict[int, Node]] = {-2: {names[0]: _EMPTY}, final: {}}
+        for state, targets in enumerate(self.steps):
+            if not self.alive[state] or names[state] in ways:
+                continue
+            made: dict[int, list[Node]] = {}
+            for target, found in targets.items():
+                runs = _characters(found)
+                if self.alive[target] and runs:
+                    made.setdefault(names[target], []).append(Chars(runs))
+            ways[names[state]] = {target: _or(parts) for target, parts in made.items()}
+            if self.is_end[state]:
+                ways[names[state]][final] = _EMPTY
+        return _eliminated(ways, self._effort).get(final)
+
+    def _classes(self) -> list[int]:
+        """Return a number for each state; those that go on alike have the same (Moore)."""
+        names = [
+            int(end) + 2 * int(alive) for end, alive in zip(self.is_end, self.alive, strict=True)
+        ]
+        while True:
+            self._effort.spend(len(names))
+            kinds: dict[object, int] = {}
+            fresh = []
+            for state, targets in enumerate(self.steps):
+                runs: dict[int, list[tuple[int, int]]] = {}
+                for target, found in targets.items():
+                    runs.setdefault(names[target], []).extend(found)
+                key = (names[state], frozenset((k, union(v)) for k, v in runs.items()))
+                fresh.append(kinds.setdefault(key, len(kinds)))
+            if len(kinds) == len(set(names)):
+                return fresh
+            names = fresh
+
+
+def _size_of(found: list[tuple[int, int]]) -> int:
+    return sum(last - first + 1 for first, last in _characters(found))
+
+
+def _characters(found: list[tuple[int, int]]) -> Ranges:
+    """Return runs without halves of surrogate pairs."""
+    return outside(outside(union(found)))
+
+
+def _eliminated(ways: dict[int, dict[int, Node]], effort: Effort) -> dict[int, Node]:
+    """Return what leads from the beginning to an end. States with the fewest ways on go first,
+    which makes expressions that libraries read best; where those grow too long, what is shortest.
+    """
+    pending = set(ways) - {-2, -1}
+    made = {state: dict(targets) for state, targets in ways.items()}
+    try:
+        for state in sorted(pending, key=lambda s: len(ways[s])):
+            _eliminate(made, state, effort)
+        return made[-2]
+    except Undecided:
+        made = ways
+    while pending:
+        state = min(pending, key=lambda s: (_weight(made, s), s))
+        pending.remove(state)
+        _eliminate(made, state, effort)
+    return made[-2]
+
+
+def _weight(ways: dict[int, dict[int, Node]], state: int) -> int:
+    """Return how much longer expressions become without a state."""
+    inward = [
+        _size(targets[state]) for s, targets in ways.items() if s != state and state in targets
+    ]
+    outward = [_size(part) for target, part in ways[state].items() if target != state]
+    loop = _size(ways[state][state]) if state in ways[state] else 0
+    return (
+        sum(inward) * (len(outward) - 1)
+        + sum(outward) * (len(inward) - 1)
+        + loop * (len(inward) * len(outward) - 1)
+    )
+
+
+def _eliminate(ways: dict[int, dict[int, Node]], state: int, effort: Effort) -> None:
+    """Take a state out; what led through it leads around. Mutates: ways"""
+    outward = ways.pop(state)
+    loop = outward.pop(state, None)
+    again = [] if loop is None else [_starred(loop)]
+    for targets in ways.values():
+        inward = targets.pop(state, None)
+        if inward is None:
+            continue
+        for target, part in outward.items():
+            way = _cat([inward, *again, part])
+            targets[target] = _or([targets[target], way]) if target in targets else way
+            size = _size(targets[target])
+            effort.spend(size)
+            if size > MAX_PARTS:
+                raise Undecided("the expression grows too long")
+
+
+def _starred(loop: Node) -> Node:
+    return ANYTHING if loop == Chars(ANY) else Many(loop, 0, None)

@@ -1,0 +1,170 @@
+"""Pass 4: keywords that cannot make a value invalid where they stand are left out.
+
+Those of other types than the node's, bounds that everything meets, formats that are annotations
+(every name that is not one of ours: the format vocabulary asserts nothing that it does not know),
+`then` without `if`. Source: https://json-schema.org/draft/2020-12/json-schema-validation (6, 7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from dovetail.interfaces.structured_output import words
+from dovetail_grammars.json_formats import BOUNDS, FORMATS, is_bound
+from dovetail_grammars.regex_reader import parse
+from dovetail_grammars.rewriting.automaton import (
+    Effort,
+    Undecided,
+    are_disjoint,
+    searched,
+)
+from dovetail_grammars.rewriting.tree import (
+    KIND_OF,
+    KINDS,
+    ORIGIN,
+    Schema,
+    below,
+    is_any,
+    kinds_of,
+    mapped,
+    origin,
+)
+
+_FROM_ZERO = words("minLength minItems minProperties")
+_EMPTY = words("properties patternProperties dependentRequired dependentSchemas required")
+_OF_ANYTHING = words("items propertyNames unevaluatedProperties unevaluatedItems")
+_ASKING = words("unevaluatedProperties unevaluatedItems")
+_EVALUATING = words(
+    "items contains minContains if then else anyOf unevaluatedProperties unevaluatedItems"
+)
+"""Keywords that evaluate members and items, also where every value meets them."""
+
+MAX_COMPARED = 3_000
+"""Parts of expressions that are walked to compare a pattern with a format."""
+REACH = 10**38
+"""Bounds of numbers beyond this are drawn in: nothing here writes numbers with more digits, and
+generators write the ends of their types as bounds."""
+
+
+def effective(schema: Any) -> Any:
+    """Return a schema without what has no effect."""
+    kept = _EVALUATING if _asks_what_is_evaluated(schema) else frozenset()
+    return _effective(schema, kept)
+
+
+def _asks_what_is_evaluated(schema: Any) -> bool:
+    pending = [schema]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, Mapping):
+            if any(not is_any(node.get(keyword, True)) for keyword in _ASKING):
+                return True
+            pending += [inner for _, inner in below(node)]
+    return False
+
+
+def _effective(schema: Any, kept: frozenset[str]) -> Any:
+    """Return a schema without what has no effect, but for `kept` keywords that allow everything."""
+    if not isinstance(schema, Mapping):
+        return schema
+    node = mapped(dict(schema), lambda inner: _effective(inner, kept))
+    kinds = kinds_of(node)
+    for keyword in list(node):
+        is_of_others = KIND_OF.get(keyword, next(iter(kinds), "")) not in kinds
+        if is_of_others or (keyword not in kept and _is_idle(node, keyword)):
+            del node[keyword]
+    if "format" in node:
+        node = _format(node, kinds)
+    if is_any(node.get("not")) or any(part is False for part in node.get("allOf", ())):
+        return False
+    if "allOf" in node:
+        node["allOf"] = [part for part in node["allOf"] if not is_any(part)]
+    return {k: v for k, v in node.items() if not (k == "allOf" and not v)}
+
+
+def _is_idle(node: Schema, keyword: str) -> bool:
+    """Return whether a keyword has no effect within its node."""
+    value = node[keyword]
+    if keyword in _FROM_ZERO or keyword in _EMPTY:
+        return not value
+    if keyword in _OF_ANYTHING:
+        return is_any(value)
+    match keyword:
+        case "uniqueItems" | "not":
+            return value is False
+        case "if":
+            return is_any(node.get("then", True)) and is_any(node.get("else", True))
+        case "then" | "else":
+            return "if" not in node
+        case "minContains" | "maxContains":
+            return "contains" not in node
+        case "contains":
+            return node.get("minContains") == 0 and "maxContains" not in node
+        case "multipleOf":
+            return _is_whole(node) and Fraction(1) % Fraction(str(value)) == 0
+        case "anyOf":
+            return any(map(is_any, value))
+    return False
+
+
+def _is_whole(node: Schema) -> bool:
+    kinds = node.get("type")
+    kinds = [kinds] if isinstance(kinds, str) else kinds or ["number"]
+    return "number" not in kinds and "integer" in kinds
+
+
+def _format(node: Schema, kinds: frozenset[str]) -> Schema:
+    """Return a node whose format is enforced or gone; beside a pattern it is a separate part."""
+    if is_bound(node):
+        return node
+    rest = {k: v for k, v in node.items() if k != "format"}
+    if node["format"] in BOUNDS and "number" in kinds:
+        least, most = BOUNDS[node["format"]]
+        others = [kind for kind in KINDS if kind != "number"]
+        bounds = {"type": [*others, "integer"], "minimum": least, "maximum": most}
+        part = {ORIGIN: origin(node), **bounds}
+        return {**rest, "allOf": [*rest.get("allOf", ()), part]}
+    if node["format"] not in FORMATS or "string" not in kinds:
+        return rest
+    if "pattern" in rest and _names_local_times(node):
+        return rest
+    if "pattern" in rest:
+        part = {ORIGIN: origin(node), "format": node["format"]}
+        return {**rest, "allOf": [*rest.get("allOf", ()), part]}
+    return node
+
+
+def _names_local_times(node: Schema) -> bool:
+    """Return whether a node calls "time" what has no offset, as generators do."""
+    if node["format"] != "time":
+        return False
+    try:
+        texts = searched(node["pattern"])
+        return are_disjoint(texts, parse(FORMATS["time"]), Effort(MAX_COMPARED))
+    except Undecided:
+        return False
+
+
+def drawn_in(node: Schema) -> Schema:
+    """Return a node whose numbers are bounded within reach, if it bounds them beyond.
+
+    Only for nodes whose values are written: the opposite of a narrower one is wider.
+    """
+    if "enum" in node or "const" in node:
+        return node
+    lowest = max(node.get("minimum", -REACH), node.get("exclusiveMinimum", -REACH))
+    highest = min(node.get("maximum", REACH), node.get("exclusiveMaximum", REACH))
+    if highest <= -REACH or lowest >= REACH:
+        return node
+    made = dict(node)
+    for keyword, others, limit, sign in (
+        ("minimum", "exclusiveMinimum", -REACH, -1),
+        ("maximum", "exclusiveMaximum", REACH, 1),
+    ):
+        if any(sign * made.get(word, 0) > REACH for word in (keyword, others)):
+            made.pop(keyword, None)
+            made.pop(others, None)
+            made[keyword] = limit
+    return made

@@ -1,0 +1,261 @@
+"""Place: where a JSON text that is being written stands, and the items of its lists that must
+differ.
+
+Reads bytes and keeps nothing but what is open. Places do not change: reading returns another, so
+that tokens can be tried and taken back. The text of an item is kept without white space.
+Source: RFC 8259.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+from dovetail.json_values import json_value
+from dovetail_grammars.unique_items.shapes import Shape
+
+BLANK = frozenset(b" \n\r\t")
+_SCALAR = frozenset(b"+-.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+_QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'
+_OPEN_LIST, _CLOSE_LIST, _OPEN_OBJECT, _CLOSE_OBJECT = b"[]{}"
+
+
+class Duplicate(Exception):
+    """An item that the list has already."""
+
+
+class NotJson(Exception):
+    """No JSON goes on like this."""
+
+
+class Mode(Enum):
+    """What is being read."""
+
+    VALUE = auto()
+    FIRST_ITEM = auto()
+    STRING = auto()
+    STRING_ESCAPE = auto()
+    SCALAR = auto()
+    FIRST_NAME = auto()
+    NAME = auto()
+    IN_NAME = auto()
+    NAME_ESCAPE = auto()
+    COLON = auto()
+    AFTER = auto()
+    DONE = auto()
+
+
+class Level(NamedTuple):
+    """A list or an object that is open. `items` are the texts of a list whose items must differ,
+    None for another; `values` what they mean; the item being written begins at `start`."""
+
+    is_list: bool
+    shape: Shape
+    items: tuple[bytes, ...] | None = None
+    values: frozenset[Any] = frozenset()
+    start: int = 0
+
+
+class Place(NamedTuple):
+    """`text` is the item of the outermost list of different items, `name` the member's name."""
+
+    mode: Mode
+    shape: Shape
+    levels: tuple[Level, ...] = ()
+    is_kept: bool = False
+    text: bytes = b""
+    name: bytes = b""
+
+    def lists(self) -> list[tuple[Level, bytes]]:
+        """Return the open lists of different items, each with what its item has so far."""
+        if not self.is_kept:
+            return []
+        text = self.text
+        if self.mode is Mode.SCALAR and text.endswith(b"-0"):
+            text = text[:-2] + b"0"
+        open_lists = [level for level in self.levels if level.items is not None]
+        if self.mode is Mode.AFTER and self.levels[-1].items is not None:
+            open_lists.pop()  # its item is complete
+        return [(level, text[level.start :]) for level in open_lists]
+
+
+def start(shape: Shape) -> Place:
+    """Return the place before a value."""
+    return Place(Mode.VALUE, shape)
+
+
+def read(place: Place, data: bytes) -> tuple[Place, int]:
+    """Return the place behind these bytes, and how many belong to the value.
+
+    Raises: Duplicate, NotJson
+    """
+    at = 0
+    while at < len(data) and place.mode is not Mode.DONE:
+        if place.mode is Mode.STRING or place.mode is Mode.IN_NAME:
+            end = _plain_end(data, at)
+            if end > at:
+                place = _kept(place, data[at:end])
+                at = end
+                continue
+        if place.mode is Mode.SCALAR and data[at] not in _SCALAR:
+            place = _ended(place)
+            continue
+        place = _STEPS[place.mode](place, data[at])
+        at += 1
+    return place, at
+
+
+def _plain_end(data: bytes, at: int) -> int:
+    """Return where the next quotation mark or backslash is."""
+    found = [end for end in (data.find(b'"', at), data.find(b"\\", at)) if end >= 0]
+    return min(found, default=len(data))
+
+
+def _kept(place: Place, written: bytes) -> Place:
+    """Return a place behind text that changes nothing else."""
+    text = place.text + written if place.is_kept else place.text
+    is_name = place.mode in (Mode.IN_NAME, Mode.NAME_ESCAPE)
+    return place._replace(text=text, name=place.name + written if is_name else place.name)
+
+
+def _byte(place: Place, byte: int, mode: Mode) -> Place:
+    return _kept(place, bytes((byte,)))._replace(mode=mode)
+
+
+def _value(place: Place, byte: int) -> Place:
+    if byte in BLANK:
+        return place
+    if byte == _QUOTE:
+        return _byte(place, byte, Mode.STRING)
+    if byte == _OPEN_LIST:
+        return _opened_list(_byte(place, byte, Mode.FIRST_ITEM))
+    if byte == _OPEN_OBJECT:
+        made = _byte(place, byte, Mode.FIRST_NAME)
+        return made._replace(levels=(*place.levels, Level(False, place.shape)))
+    if byte == _CLOSE_LIST and place.mode is Mode.FIRST_ITEM:
+        return _closed(place, byte)
+    if byte in _SCALAR:
+        return _byte(place, byte, Mode.SCALAR)
+    raise NotJson
+
+
+def _opened_list(place: Place) -> Place:
+    shape = place.shape
+    is_unique = shape.is_unique
+    begins = place.is_kept or is_unique
+    level = Level(True, shape, () if is_unique else None, start=len(place.text))
+    levels = (*place.levels, level)
+    return place._replace(levels=levels, shape=shape.items, is_kept=begins)
+
+
+def _name(place: Place, byte: int) -> Place:
+    if byte in BLANK:
+        return place
+    if byte == _QUOTE:
+        return _byte(place, byte, Mode.IN_NAME)._replace(name=b'"')
+    if byte == _CLOSE_OBJECT and place.mode is Mode.FIRST_NAME:
+        return _closed(place, byte)
+    raise NotJson
+
+
+def _in_name(place: Place, byte: int) -> Place:
+    return _byte(place, byte, Mode.COLON if byte == _QUOTE else Mode.NAME_ESCAPE)
+
+
+def _in_string(place: Place, byte: int) -> Place:
+    if byte == _QUOTE:
+        return _ended(_byte(place, byte, Mode.STRING))
+    return _byte(place, byte, Mode.STRING_ESCAPE)
+
+
+def _colon(place: Place, byte: int) -> Place:
+    if byte in BLANK:
+        return place
+    if byte != _COLON:
+        raise NotJson
+    shape = place.levels[-1].shape.member(_text(place.name))
+    return _byte(place, byte, Mode.VALUE)._replace(shape=shape, name=b"")
+
+
+def _after(place: Place, byte: int) -> Place:
+    if byte in BLANK:
+        return place
+    level = place.levels[-1]
+    if byte == (_CLOSE_LIST if level.is_list else _CLOSE_OBJECT):
+        return _closed(place, byte)
+    if byte != _COMMA:
+        raise NotJson
+    if not level.is_list:
+        return _byte(place, byte, Mode.NAME)
+    shape = level.shape.items
+    if level.items is None:
+        return _byte(place, byte, Mode.VALUE)._replace(shape=shape)
+    is_outermost = all(outer.items is None for outer in place.levels[:-1])
+    text = b"" if is_outermost else place.text + b","
+    levels = (*place.levels[:-1], level._replace(start=len(text)))
+    return place._replace(mode=Mode.VALUE, shape=shape, levels=levels, text=text)
+
+
+def _closed(place: Place, byte: int) -> Place:
+    """Return the place behind the end of a list or object."""
+    levels = place.levels[:-1]
+    is_kept = any(level.items is not None for level in levels)
+    text = place.text + bytes((byte,)) if is_kept else b""
+    return _ended(place._replace(levels=levels, text=text, is_kept=is_kept))
+
+
+def _ended(place: Place) -> Place:
+    """Return the place behind a value. Raises: Duplicate"""
+    if not place.levels:
+        return place._replace(mode=Mode.DONE)
+    level = place.levels[-1]
+    if level.items is None:
+        return place._replace(mode=Mode.AFTER)
+    item = place.text[level.start :]
+    item = b"0" if item == b"-0" else item
+    value = _meaning(item)
+    if value in level.values:
+        raise Duplicate
+    level = level._replace(items=(*level.items, item), values=level.values | {value})
+    return place._replace(mode=Mode.AFTER, levels=(*place.levels[:-1], level))
+
+
+def _text(name: bytes) -> str:
+    try:
+        return str(json_value(name))
+    except ValueError as error:
+        raise NotJson from error
+
+
+def _meaning(item: bytes) -> Any:
+    """Return something that is equal for equal values, as readers of JSON hold them."""
+    try:
+        return _key(json_value(item))
+    except ValueError as error:
+        raise NotJson from error
+
+
+def _key(value: Any) -> Any:
+    match value:
+        case bool():
+            return ("bool", value)
+        case list():
+            return ("list", *map(_key, value))
+        case dict():
+            return ("object", frozenset((name, _key(inner)) for name, inner in value.items()))
+    return value
+
+
+_STEPS = {
+    Mode.VALUE: _value,
+    Mode.FIRST_ITEM: _value,
+    Mode.STRING: _in_string,
+    Mode.STRING_ESCAPE: lambda place, byte: _byte(place, byte, Mode.STRING),
+    Mode.SCALAR: lambda place, byte: _byte(place, byte, Mode.SCALAR),
+    Mode.FIRST_NAME: _name,
+    Mode.NAME: _name,
+    Mode.IN_NAME: _in_name,
+    Mode.NAME_ESCAPE: lambda place, byte: _byte(place, byte, Mode.IN_NAME),
+    Mode.COLON: _colon,
+    Mode.AFTER: _after,
+}

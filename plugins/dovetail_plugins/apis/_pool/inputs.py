@@ -1,0 +1,122 @@
+"""From a body with inputs, or with a conversation, to the prompts of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import Field
+from starlette.requests import Request
+
+from dovetail.engine.client.input import Prompt
+from dovetail.errors import RequestError
+from dovetail.interfaces.pooling_params import PoolingParams
+from dovetail.interfaces.spec import PoolingSpec
+from dovetail.server.generate.as_chat import CHAT_NAMES, in_words_of
+from dovetail.server.generate.chat_body import (
+    MAX_MESSAGES,
+    MAX_NAME_CHARS,
+    MAX_TEMPLATE_CHARS,
+    ChatRequest,
+    Message,
+)
+from dovetail.server.generate.server_state import ServerState
+from dovetail_plugins.apis._pool.fields import Inputs, PoolFields, listed
+from dovetail_plugins.apis._pool.instructions import instruction
+from dovetail_plugins.apis._pool.work import Job, check_inputs, job_of
+
+_CHAT_FIELDS = (
+    "messages",
+    "chat_template",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+)
+
+
+class InputFields(PoolFields):
+    """Inputs, or the messages of one conversation, which the chat template makes a prompt of."""
+
+    input: Inputs | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = False
+    continue_final_message: bool = False
+    chat_template: Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS)] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
+    prompt_name: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
+    input_type: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
+
+
+def pooling_of(server: ServerState) -> PoolingSpec:
+    """Return how the served model pools; routes that a model cannot serve never get here."""
+    pooling = server.engine.spec.run.pooling
+    assert pooling is not None
+    return pooling
+
+
+async def input_job(
+    server: ServerState,
+    body: InputFields,
+    request: Request,
+    params: PoolingParams,
+    *,
+    field: str = "input",
+    model: str = "",
+) -> tuple[Job, list[str]]:
+    """Return the job of a body, and the names of its fields that had no effect. `field` is the
+    inputs' name in it, `model` the name that answers. Raises: RequestError"""
+    ignored = server.fields.check(body, known=("messages.",))
+    if (body.input is None) == (body.messages is None):
+        raise RequestError("give either input or messages.", where=field)
+    prompts: Sequence[Prompt]
+    if body.input is None:
+        ids, unused = await _chat_prompt(server, body)
+        ignored += server.fields.report(unused)
+        prompts = [ids]
+        field, is_list = "messages", False
+    else:
+        prompts, is_list = listed(body.input)
+        check_inputs(prompts, field, is_list=is_list)
+        prompts = _with_instruction(server, body, prompts, field)
+    adds_special_tokens = body.add_special_tokens is not False
+    job = job_of(
+        body,
+        request,
+        prompts,
+        params,
+        field=field,
+        is_list=is_list,
+        adds_special_tokens=adds_special_tokens,
+        adapter=server.engine.spec.adapter_of(model),
+    )
+    return job, ignored
+
+
+def _with_instruction(
+    server: ServerState, body: InputFields, prompts: Sequence[Prompt], field: str
+) -> Sequence[Prompt]:
+    """Return the texts with what the model is to see before them; token ids as they are."""
+    if not any(isinstance(prompt, str) for prompt in prompts):
+        return prompts
+    server.check_text(field)
+    before = instruction(
+        pooling_of(server), prompt_name=body.prompt_name, input_type=body.input_type
+    )
+    return [f"{before}{p}" if before and isinstance(p, str) else p for p in prompts]
+
+
+async def _chat_prompt(
+    server: ServerState, body: InputFields
+) -> tuple[Sequence[int], Sequence[str]]:
+    """Return the token ids of a conversation, and the names that had no effect."""
+    fields = {name: getattr(body, name) for name in _CHAT_FIELDS if name in body.model_fields_set}
+    chat = ChatRequest.model_construct(
+        **{"add_generation_prompt": False, **fields},
+        add_special_tokens=bool(body.add_special_tokens),
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        truncation_side="left" if body.truncation_side == "left" else "right",
+    )
+    with in_words_of(CHAT_NAMES):
+        rendered = await server.render(chat)
+        return await server.tokenize_prompt(rendered, chat), rendered.unused

@@ -1,0 +1,110 @@
+"""Pairs of texts in a request on their way to scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from starlette.requests import Request
+
+from dovetail.engine.client.scores import Scoring, plan_scores, scoring_task
+from dovetail.engine.context_length import PROMPT
+from dovetail.interfaces.pooling_params import CLASSIFY, EMBED, TOKEN_EMBED, PoolingParams
+from dovetail.interfaces.spec import PoolingSpec
+from dovetail.server.generate.as_chat import in_words_of
+from dovetail.server.generate.server_state import ServerState
+from dovetail_plugins.apis._pool.fields import PoolFields
+from dovetail_plugins.apis._pool.work import (
+    Answers,
+    answered,
+    array_of,
+    check_inputs,
+    job_of,
+)
+
+TASKS = (CLASSIFY, EMBED, TOKEN_EMBED)
+"""A model that can do one of them can score."""
+
+
+def can_score(pooling: PoolingSpec) -> bool:
+    """Return whether a model scores pairs: by its one class, or by vectors."""
+    return scoring_task(pooling) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs:
+    """Texts to be scored against each other: each first one with the second of its place, or a
+    single first one with all. The fields are the texts' names in the body."""
+
+    firsts: Sequence[str]
+    seconds: Sequence[str]
+    first_field: str
+    second_field: str
+    is_activated: bool | None = None
+
+    def check(self) -> None:
+        """Raise RequestError for no texts, too many of them, and empty ones."""
+        check_inputs(self.firsts, self.first_field, is_list=len(self.firsts) > 1)
+        check_inputs(self.seconds, self.second_field)
+
+    def places(self) -> Mapping[str, str]:
+        """Return where each text stands in the body, first where it stands twice."""
+        is_one = len(self.firsts) == 1
+        firsts = {
+            text: self.first_field if is_one else f"{self.first_field}[{place}]"
+            for place, text in reversed([*enumerate(self.firsts)])
+        }
+        seconds = {
+            text: f"{self.second_field}[{place}]"
+            for place, text in reversed([*enumerate(self.seconds)])
+        }
+        return seconds | firsts
+
+    def names(self) -> Mapping[str, str]:
+        """Return the client's names of what errors name."""
+        return {
+            PROMPT: self.second_field,
+            "text_1": self.first_field,
+            "text_2": self.second_field,
+        }
+
+
+async def scored(
+    server: ServerState, body: PoolFields, request: Request, pairs: Pairs, model: str = ""
+) -> tuple[str, Answers]:
+    """Return the request's id, and the scores with the tokens that were read. Raises: as
+    `answered`; RequestError where the model tells several classes"""
+    server.check_text(pairs.second_field)
+    pairs.check()
+    plan = await _planned(server, body, pairs)
+    are_joined = all(len(pair) == 1 for pair in plan.pairs)
+    job = job_of(
+        body,
+        request,
+        [one.prompt for one in plan.prompts],
+        [one.params for one in plan.prompts],
+        field=pairs.second_field,
+        is_list=are_joined,
+        places=None if are_joined else pairs.places(),
+        adapter=server.engine.spec.adapter_of(model),
+    )
+    answers = await answered(server, job, array_of)
+    return job.request_id, replace(answers, items=plan.scores(answers.items))
+
+
+async def _planned(server: ServerState, body: PoolFields, pairs: Pairs) -> Scoring:
+    """Return what to pool, made in a thread where the texts are long. Raises: RequestError"""
+    params = PoolingParams(task=EMBED, is_activated=pairs.is_activated)
+    work = partial(
+        plan_scores,
+        server.engine.spec,
+        server.vocabulary.tokenizer,
+        pairs.firsts,
+        pairs.seconds,
+        truncate=body.truncate_prompt_tokens,
+        params=params,
+    )
+    num_chars = sum(map(len, pairs.seconds)) + len(pairs.seconds) * len(pairs.firsts[0])
+    with in_words_of(pairs.names()):
+        return await server.run(work, num_chars)

@@ -1,0 +1,220 @@
+"""The prompts of one request on their way through the engine, and the answer to each.
+
+However many prompts a request has, only as many of them are in the engine at once as fit into a
+step: other requests take their turns in between. When one fails, or the client leaves, all end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+from dovetail.engine.client.input import Prompt
+from dovetail.engine.client.outputs import RequestOutput, numbers
+from dovetail.engine.context_length import PROMPT
+from dovetail.errors import RequestError
+from dovetail.interfaces.pooling_params import PoolingParams
+from dovetail.server.generate.as_chat import in_words_of
+from dovetail.server.generate.server_state import ServerState
+from dovetail.server.generate.usage import PromptTokensDetails
+from dovetail_plugins.apis._pool.fields import PoolFields, PromptUsage
+from dovetail_plugins.apis._pool.request_log import logged
+
+MAX_INPUTS = 8192
+"""Prompts of one request."""
+
+MAX_NUMBERS = 1 << 25
+"""Numbers in the answer to one request."""
+
+Told = TypeVar("Told")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A request's prompts, and what is asked of them. `params` are those of each prompt, or of all;
+    `field` is the prompts' name in the body, `is_list`: each has a place in it. `places` are those
+    of texts that do not stand in one field."""
+
+    request_id: str
+    prompts: Sequence[Prompt]
+    params: PoolingParams | Sequence[PoolingParams]
+    field: str
+    is_list: bool = True
+    places: Mapping[str, str] | None = None
+    priority: int = 0
+    cache_salt: str = ""
+    adapter: str = ""
+    truncate: int | None = None
+    keeps_start: bool = True
+    adds_special_tokens: bool = True
+
+    def params_of(self, which: int) -> PoolingParams:
+        """Return what is asked of a prompt."""
+        return self.params if isinstance(self.params, PoolingParams) else self.params[which]
+
+    def names(self, which: int) -> dict[str, str]:
+        """Return the client's names of what errors name."""
+        place = f"{self.field}[{which}]" if self.is_list else self.field
+        prompt = self.prompts[which]
+        if self.places is not None and isinstance(prompt, str):
+            place = self.places.get(prompt, self.field)
+        return {PROMPT: place}
+
+    def id_of(self, which: int) -> str:
+        """Return the engine's id of a prompt."""
+        return f"{self.request_id}-{which}" if len(self.prompts) > 1 else self.request_id
+
+
+@dataclass(slots=True, kw_only=True)
+class Answers:
+    """What became of each prompt, in their order, and the tokens that were read for it."""
+
+    items: list[Any] = field(default_factory=list)
+    num_tokens: int = 0
+    num_cached_tokens: int = 0
+
+    def usage(self, server: ServerState) -> PromptUsage:
+        """Return OpenAI's usage object."""
+        details = None
+        if server.frontend.enable_prompt_tokens_details:
+            details = PromptTokensDetails(cached_tokens=self.num_cached_tokens)
+        return PromptUsage(
+            prompt_tokens=self.num_tokens,
+            total_tokens=self.num_tokens,
+            prompt_tokens_details=details,
+        )
+
+
+def request_id_of(body: PoolFields, request: Request) -> str:
+    """Return the id of a request: the body's, or the header's, or a new one."""
+    return body.request_id or str(request.state.request_id)
+
+
+def job_of(
+    body: PoolFields,
+    request: Request,
+    prompts: Sequence[Prompt],
+    params: PoolingParams | Sequence[PoolingParams],
+    *,
+    field: str,
+    is_list: bool,
+    places: Mapping[str, str] | None = None,
+    adds_special_tokens: bool = True,
+    adapter: str = "",
+) -> Job:
+    """Return the job of a request's prompts, with what its body says of all of them."""
+    return Job(
+        request_id=request_id_of(body, request),
+        prompts=prompts,
+        params=params,
+        field=field,
+        is_list=is_list,
+        places=places,
+        priority=body.priority,
+        cache_salt=body.cache_salt or "",
+        adapter=adapter,
+        truncate=body.truncate_prompt_tokens,
+        keeps_start=body.truncation_side != "left",
+        adds_special_tokens=adds_special_tokens,
+    )
+
+
+def check_inputs(prompts: Sequence[Prompt], where: str, *, is_list: bool = True) -> None:
+    """Raise RequestError for too many prompts, and for one that is empty."""
+    if len(prompts) > MAX_INPUTS:
+        raise RequestError(
+            f"{len(prompts)} inputs are more than one request may have, which is {MAX_INPUTS}.",
+            where=where,
+            fix="send them in several requests.",
+            code="too_many_inputs",
+        )
+    for which, prompt in enumerate(prompts):
+        if not prompt:
+            place = f"{where}[{which}]" if is_list else where
+            raise RequestError("is empty.", where=place, fix="send some text.")
+
+
+async def answered(server: ServerState, job: Job, told: Callable[[RequestOutput], Told]) -> Answers:
+    """Return what `told` makes of each prompt's output.
+
+    Raises: RequestError in the client's words, RequestFault, Overloaded, EngineDead
+    """
+    if not job.prompts:
+        return Answers()
+    window = min(len(job.prompts), server.engine.spec.total_rows)
+    with server.admission.admit(window):
+        run = _Run(server, job, told)
+        with logged(server, job, run.answers):
+            await run.all(window)
+        return run.answers
+
+
+class _Run:
+    """The prompts of one job while they are worked on."""
+
+    def __init__(self, server: ServerState, job: Job, told: Callable[[RequestOutput], Any]) -> None:
+        self._server = server
+        self._job = job
+        self._told = told
+        self._num_numbers = 0
+        self.answers = Answers(items=[None] * len(job.prompts))
+
+    async def all(self, window: int) -> None:
+        """Get all answers, `window` prompts being worked on at once. Raises: as `answered`"""
+        left = iter(range(len(self._job.prompts)))
+
+        async def work() -> None:
+            for which in left:
+                await self._one(which)
+
+        if window == 1:
+            await work()
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(window):
+                    group.create_task(work())
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def _one(self, which: int) -> None:
+        job = self._job
+        with in_words_of(job.names(which)):
+            output = await self._server.engine.pool(
+                job.prompts[which],
+                job.params_of(which),
+                job.id_of(which),
+                priority=job.priority,
+                truncate=job.truncate,
+                keeps_start=job.keeps_start,
+                adds_special_tokens=job.adds_special_tokens,
+                cache_salt=job.cache_salt,
+                adapter=job.adapter,
+            )
+        self._note_size(output)
+        self.answers.num_tokens += len(output.prompt_token_ids)
+        self.answers.num_cached_tokens += output.num_cached_tokens
+        self.answers.items[which] = self._told(output)
+
+    def _note_size(self, output: RequestOutput) -> None:
+        """Count the numbers of an answer. Raises: RequestError for too many"""
+        assert output.pooled is not None
+        self._num_numbers += math.prod(output.pooled.shape)
+        if self._num_numbers > MAX_NUMBERS:
+            raise RequestError(
+                f"the answer would have more than {MAX_NUMBERS} numbers.",
+                where=self._job.field,
+                fix="send fewer inputs in one request.",
+                code="too_many_inputs",
+            )
+
+
+def array_of(output: RequestOutput) -> Any:
+    """Return the numbers of a prompt's answer, float32."""
+    assert output.pooled is not None
+    return numbers(output.pooled)

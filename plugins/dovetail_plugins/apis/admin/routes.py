@@ -1,0 +1,29 @@
+"""Routes for those who develop and measure; there only with --enable-dev-endpoints.
+
+They tell settings and change the engine's state, so they are as closed as every other route.
+"""
+
+from __future__ import annotations
+
+from dovetail.interfaces.api import Api, Route
+from dovetail.interfaces.plugin import Info
+from dovetail_plugins.apis.admin.collective_rpc import collective_rpc
+from dovetail_plugins.apis.admin.prefix_cache import reset_prefix_cache
+from dovetail_plugins.apis.admin.server_info import server_info
+from dovetail_plugins.apis.admin.sleep import is_sleeping, sleep, wake_up
+
+FLAG = "enable_dev_endpoints"
+
+
+class AdminApi(Api):
+    """Endpoints that change the engine and show its settings."""
+
+    info = Info(summary="changes the engine's state and tells its settings")
+    routes = (
+        Route(method="POST", path="/reset_prefix_cache", endpoint=reset_prefix_cache, flag=FLAG),
+        Route(method="GET", path="/server_info", endpoint=server_info, flag=FLAG),
+        Route(method="POST", path="/sleep", endpoint=sleep, flag=FLAG),
+        Route(method="POST", path="/wake_up", endpoint=wake_up, flag=FLAG),
+        Route(method="POST", path="/collective_rpc", endpoint=collective_rpc, flag=FLAG),
+        Route(method="GET", path="/is_sleeping", endpoint=is_sleeping, flag=FLAG),
+    )

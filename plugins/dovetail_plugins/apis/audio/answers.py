@@ -1,0 +1,96 @@
+"""Transcripts as clients want them: JSON, plain text, subtitles. Source: OpenAI's API reference,
+W3C WebVTT; SubRip is as players read it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from dovetail_plugins.apis.audio.form import SEGMENT, SRT, TEXT, VERBOSE, VTT
+from dovetail_plugins.apis.audio.languages import LANGUAGES
+from dovetail_plugins.apis.audio.windows import FRAMES_PER_S, Listener, Segment
+from dovetail_plugins.apis.audio.words import Word
+
+JSON_TYPE, TEXT_TYPE = "application/json", "text/plain; charset=utf-8"
+
+
+def whole_text(segments: Sequence[Segment]) -> str:
+    """Return the text of all segments."""
+    return "".join(segment.text for segment in segments).strip()
+
+
+def answer(listener: Listener, segments: Sequence[Segment]) -> tuple[bytes, str]:
+    """Return the body of an answer in the format that was asked for, and its content type."""
+    text = whole_text(segments)
+    wanted = listener.request.response_format
+    if wanted == TEXT:
+        return f"{text}\n".encode(), TEXT_TYPE
+    if wanted == SRT:
+        return subtitles(segments, comma=",", numbered=True).encode(), TEXT_TYPE
+    if wanted == VTT:
+        body = subtitles(segments, comma=".", numbered=False)
+        return f"WEBVTT\n\n{body}".encode(), TEXT_TYPE
+    found: dict[str, Any] = {"text": text, "usage": usage(listener)}
+    if wanted == VERBOSE:
+        found = {
+            **_heard(listener),
+            **found,
+        }
+        if SEGMENT in listener.request.granularities:
+            found["segments"] = [*map(_told, range(len(segments)), segments)]
+        if listener.request.needs_words:
+            found["words"] = [_told_word(word) for one in segments for word in one.words]
+    return msgspec.json.encode(found), JSON_TYPE
+
+
+def usage(listener: Listener) -> dict[str, Any]:
+    """Return what is counted: seconds of sound."""
+    return {"type": "duration", "seconds": math.ceil(listener.duration_s)}
+
+
+def subtitles(segments: Sequence[Segment], *, comma: str, numbered: bool) -> str:
+    """Return segments as subtitles, `comma` before the milliseconds."""
+    blocks = []
+    for number, segment in enumerate(segments, 1):
+        times = f"{_clock(segment.start, comma)} --> {_clock(segment.end, comma)}"
+        text = segment.text.strip().replace("-->", "->")
+        head = f"{number}\n" if numbered else ""
+        blocks.append(f"{head}{times}\n{text}\n\n")
+    return "".join(blocks)
+
+
+def _clock(seconds: float, comma: str) -> str:
+    total = round(seconds * 1000)
+    minutes, rest = divmod(total, 60_000)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}{comma}{rest % 1000:03}"
+
+
+def _heard(listener: Listener) -> dict[str, Any]:
+    language = listener.language or "en"
+    return {
+        "task": "translate" if listener.request.is_translation else "transcribe",
+        "language": LANGUAGES.get(language, language),
+        "duration": round(listener.duration_s, 3),
+    }
+
+
+def _told_word(word: Word) -> dict[str, Any]:
+    return {"word": word.text.strip(), "start": word.start, "end": word.end}
+
+
+def _told(number: int, segment: Segment) -> dict[str, Any]:
+    return {
+        "id": number,
+        "seek": round(segment.seek_s * FRAMES_PER_S),
+        "start": segment.start,
+        "end": segment.end,
+        "text": segment.text,
+        "tokens": segment.token_ids,
+        "temperature": segment.temperature,
+        "avg_logprob": segment.avg_logprob,
+        "compression_ratio": segment.compression_ratio,
+        "no_speech_prob": segment.no_speech_prob,
+    }

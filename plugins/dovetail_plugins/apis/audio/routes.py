@@ -1,0 +1,188 @@
+"""POST /v1/audio/transcriptions and /v1/audio/translations: speech becomes text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import Depends, Request
+from starlette.responses import Response
+
+from dovetail.interfaces.api import TRANSCRIBE, Api, Route
+from dovetail.interfaces.media_settings import AUDIO, MIB, MediaSettings
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.spec import ModelSpec
+from dovetail.multimodal.content import MediaItem, Sound
+from dovetail.multimodal.loader import MediaLoader
+from dovetail.server.generate.dependencies import ServerOf, state_of
+from dovetail.server.generate.server_state import ServerState
+from dovetail.server.generate.streaming import (
+    EventStream,
+    Framing,
+    StreamHead,
+    cancel_on_disconnect,
+    data_frame,
+)
+from dovetail.server.http.errors import Problem
+from dovetail_plugins.apis.audio.answers import answer, usage, whole_text
+from dovetail_plugins.apis.audio.form import URL, AudioFile, AudioRequest, audio_request
+from dovetail_plugins.apis.audio.spectrogram import RATE_HZ, Spectrum, log_mel, spectrum_of
+from dovetail_plugins.apis.audio.speech_tokens import speech_tokens
+from dovetail_plugins.apis.audio.windows import Listener, Segment
+
+
+@dataclass(slots=True)
+class AudioState:
+    """What reads sounds, made with the first one; how spectrograms are made, per checkpoint."""
+
+    loader: MediaLoader | None = None
+    spectrums: dict[str, Spectrum] = field(default_factory=dict)
+
+    async def sound(self, file: AudioFile, settings: MediaSettings) -> Sound:
+        """Return a decoded sound. Raises: RequestError, ConfigError. Mutates: self"""
+        if self.loader is None:
+            self.loader = MediaLoader(settings)
+        item = MediaItem(kind=AUDIO, where="file" if file.url is None else URL, url=file.url)
+        if file.url is None:
+            found = await self.loader.sent(item, file.data)
+        else:
+            (loaded,) = await self.loader.load([item])
+            found = loaded.content
+        assert isinstance(found, Sound)
+        return found
+
+    def spectrum(self, model: ModelSpec) -> Spectrum:
+        """Return how spectrograms of a model are made. Mutates: self"""
+        if model.path not in self.spectrums:
+            self.spectrums[model.path] = spectrum_of(model)
+        return self.spectrums[model.path]
+
+
+AudioOf = Annotated[AudioState, Depends(state_of(AudioState))]
+
+
+async def create_transcription(request: Request, server: ServerOf, state: AudioOf) -> Any:
+    """Write what is said in a sound, in its language: a form with the field file."""
+    return await _answered(request, server, state, is_translation=False)
+
+
+async def create_translation(request: Request, server: ServerOf, state: AudioOf) -> Any:
+    """Write what is said in a sound, in English: a form with the field file."""
+    return await _answered(request, server, state, is_translation=True)
+
+
+async def _answered(
+    request: Request, server: ServerState, state: AudioState, *, is_translation: bool
+) -> Any:
+    """Return the answer; the work ends where the client leaves before it."""
+    raw = await request.body()  # before the connection is watched, which would take it
+    work = _worked_out(request, raw, server, state, is_translation=is_translation)
+    return await cancel_on_disconnect(request, work)
+
+
+async def _worked_out(
+    request: Request, raw: bytes, server: ServerState, state: AudioState, *, is_translation: bool
+) -> Response:
+    kind = request.headers.get("content-type", "")
+    asked = await asyncio.to_thread(audio_request, kind, raw, is_translation=is_translation)
+    model = await server.model_name(asked.model)
+    async with AsyncExitStack() as owned:
+        owned.enter_context(server.admission.admit(1))
+        listener = await _listener(request, server, state, asked, model)
+        segments = listener.segments()
+        owned.push_async_callback(segments.aclose)
+        if asked.stream:
+            first = await anext(segments, None)  # errors come before the stream begins
+            head = StreamHead(
+                headers={},
+                request_id=listener.request_id,
+                logs_stack=server.frontend.log_error_stack,
+                keep_alive_s=server.frontend.sse_keep_alive_interval,
+                framing=FRAMING,
+            )
+            return EventStream(_events(listener, first, segments), owned.pop_all(), head)
+        body, content_type = answer(listener, [segment async for segment in segments])
+        return Response(body, media_type=content_type)
+
+
+async def _listener(
+    request: Request, server: ServerState, state: AudioState, asked: AudioRequest, model: str
+) -> Listener:
+    """Return a sound, decoded and ready to be heard. Raises: RequestError"""
+    spec = server.engine.spec
+    tokens = speech_tokens(spec, server.engine.tokenizer)
+    tokens.prompt(asked.language or next(iter(tokens.languages), None),
+                  "translate" if asked.is_translation else "transcribe",
+                  has_times=False)  # fmt: skip
+    assert spec.sounds is not None, "a model of speech says how sounds are read"
+    sound = await state.sound(asked.file, spec.sounds)
+    spectrum = await asyncio.to_thread(state.spectrum, spec.run.model)
+    return Listener(
+        engine=server.engine,
+        tokens=tokens,
+        spectrogram=await asyncio.to_thread(log_mel, sound.samples, spectrum),
+        duration_s=len(sound.samples) / RATE_HZ,
+        request=asked,
+        request_id=str(request.state.request_id),
+        adapter=spec.adapter_of(model),
+    )
+
+
+async def _events(
+    listener: Listener, first: Segment | None, segments: AsyncIterator[Segment]
+) -> AsyncGenerator[bytes, None]:
+    """Yield a delta for each segment, then the whole text."""
+    heard: list[Segment] = []
+    segment = first
+    while segment is not None:
+        text = segment.text if heard else segment.text.lstrip()
+        heard.append(segment)
+        yield _event("transcript.text.delta", delta=text)
+        segment = await anext(segments, None)
+    yield _event("transcript.text.done", text=whole_text(heard), usage=usage(listener))
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return msgspec.json.encode({"type": kind, **fields})
+
+
+def _error_frame(problem: Problem) -> bytes:
+    """Return the event of an error, in place of what is missing."""
+    error = {"message": problem.info.message, "type": "server_error"}
+    return data_frame(_event("error", error=error))
+
+
+FRAMING = Framing(end=b"", error=_error_frame)
+
+
+class AudioApi(Api):
+    """Transcription and translation."""
+
+    info = Info(
+        summary="OpenAI's transcription and translation of sounds",
+        source="https://platform.openai.com/docs/api-reference/audio",
+    )
+    routes = (
+        Route(method="POST", path="/v1/audio/transcriptions", endpoint=create_transcription),
+        Route(method="POST", path="/v1/audio/translations", endpoint=create_translation),
+    )
+    task = TRANSCRIBE
+    max_body_bytes = 36 * MIB  # a sound of 25 MiB, in base64 too, and the fields beside it
+
+    def state(self, frontend: Any) -> Any:
+        """Return what decodes sounds; its processes end with the server's."""
+        return _state()
+
+
+@asynccontextmanager
+async def _state() -> AsyncIterator[AudioState]:
+    state = AudioState()
+    try:
+        yield state
+    finally:
+        if state.loader is not None:
+            await state.loader.close()

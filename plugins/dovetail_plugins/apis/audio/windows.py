@@ -1,0 +1,378 @@
+"""A sound in windows: each is heard by the encoder, written by the decoder, and cut into segments
+by the times that were written; the next begins where the last segment ended.
+
+What is not credible (too unlikely, or repeating itself) is written again at a higher temperature.
+Source: Radford et al., "Robust speech recognition via large-scale weak supervision", 2022, section
+4.5
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import zlib
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+
+from dovetail.engine.client.async_engine import AsyncEngine
+from dovetail.engine.client.encoder_prompt import EncoderPrompt
+from dovetail.engine.client.outputs import CompletionDelta, RequestOutput, numbers
+from dovetail.errors import RequestError
+from dovetail.interfaces.media import Feature, PartPlace, PromptPart
+from dovetail.interfaces.sampling_params import Alignment, SamplingParams
+from dovetail_plugins.apis.audio.form import AudioRequest
+from dovetail_plugins.apis.audio.spectrogram import HOP_SAMPLES, RATE_HZ, window
+from dovetail_plugins.apis.audio.speech_tokens import TIME_STEP_S, SpeechTokens
+from dovetail_plugins.apis.audio.words import (
+    Word,
+    divided,
+    fitted,
+    timed,
+    usual_length,
+    with_marks,
+    within_sentences,
+)
+
+FRAMES_PER_S = RATE_HZ // HOP_SAMPLES
+FRAMES_PER_ROW = 2
+LEAST_LOGPROB, MOST_REPEATED, NO_SPEECH = -1.0, 2.4, 0.6
+"""Below this mean log probability, or above this rate of compression, a text is not credible; above
+this probability, and not credible, there is no speech. Source: Radford et al., 2022"""
+COLD = 0.5
+"""What was drawn above this temperature is no context for what follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A piece of speech. `words` are there where they were asked for. Units: start, end and seek_s
+    in seconds of the whole sound"""
+
+    start: float
+    end: float
+    text: str
+    token_ids: tuple[int, ...]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+    seek_s: float
+    words: tuple[Word, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Window:
+    """What the encoder reads from frame `first` on: `frames` of sound, silence behind them."""
+
+    part: PromptPart
+    first: int
+    frames: int
+
+    @property
+    def start_s(self) -> float:
+        return self.first / FRAMES_PER_S
+
+    @property
+    def length_s(self) -> float:
+        return self.frames / FRAMES_PER_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
+    """What the decoder wrote of a window. `no_speech_prob` is None where nobody needed it."""
+
+    token_ids: tuple[int, ...]
+    avg_logprob: float
+    temperature: float
+    compression_ratio: float
+    no_speech_prob: float | None = None
+
+    @property
+    def is_credible(self) -> bool:
+        return self.avg_logprob >= LEAST_LOGPROB and self.compression_ratio <= MOST_REPEATED
+
+    @property
+    def is_silence(self) -> bool:
+        return self.avg_logprob < LEAST_LOGPROB and (self.no_speech_prob or 0.0) > NO_SPEECH
+
+
+@dataclass(slots=True, kw_only=True)
+class Listener:
+    """One sound on its way. `language` is known once the first window was heard, where a request
+    did not say it; `num_tokens` counts what was written.
+
+    Shapes: spectrogram [M, frames]; units: duration_s
+    """
+
+    engine: AsyncEngine
+    tokens: SpeechTokens
+    spectrogram: np.ndarray
+    duration_s: float
+    request: AudioRequest
+    request_id: str
+    adapter: str = ""
+    language: str | None = None
+    num_tokens: int = 0
+    _context: list[int] = field(default_factory=list)
+    _num_calls: int = 0
+    _last_end: float = 0.0
+
+    @property
+    def _max_rows(self) -> int:
+        encoder = self.engine.spec.run.model.encoder
+        assert encoder is not None
+        return encoder.max_rows
+
+    @property
+    def _window_frames(self) -> int:
+        return self._max_rows * FRAMES_PER_ROW
+
+    @property
+    def _has_times(self) -> bool:
+        return self.request.needs_times or self.spectrogram.shape[1] > self._window_frames
+
+    async def segments(self) -> AsyncGenerator[Segment, None]:
+        """Yield the segments of the sound, in order. Raises: RequestError, RequestFault"""
+        self.language = self.request.language
+        if self.request.prompt:
+            text = " " + self.request.prompt.strip()
+            self._context = self.engine.tokenizer.encode(text, add_special_tokens=False)
+        seek = 0
+        while seek < self.spectrogram.shape[1]:
+            heard = await asyncio.to_thread(self._window, seek)
+            if self.language is None and self.tokens.languages:
+                await self._find_language(heard)
+            written = await self._write(heard)
+            if written.is_silence:
+                seek += heard.frames
+                continue
+            found = cut(
+                written.token_ids,
+                self.tokens.first_time,
+                heard.length_s,
+                has_times=self._has_times,
+            )
+            made = [self._segment(written, heard, *piece) for piece in found.pieces]
+            seek += max(1, round(found.heard_s * FRAMES_PER_S))
+            if self.request.needs_words:
+                made = await self._with_words(heard, made)
+                if made and made[-1].words and not found.is_closed:
+                    seek = max(heard.first + 1, round(made[-1].end * FRAMES_PER_S))
+            made = [one for one in made if one.text.strip() and one.start < one.end]
+            self._remember(written, made)
+            for segment in made:
+                yield segment
+
+    def _segment(
+        self, written: _Written, heard: _Window, start: float, end: float, ids: Sequence[int]
+    ) -> Segment:
+        return Segment(
+            start=round(heard.start_s + start, 2),
+            end=round(heard.start_s + end, 2),
+            text=self.engine.tokenizer.decode(ids, skip_special_tokens=True),
+            token_ids=tuple(ids),
+            temperature=written.temperature,
+            avg_logprob=written.avg_logprob,
+            compression_ratio=written.compression_ratio,
+            no_speech_prob=written.no_speech_prob or 0.0,
+            seek_s=heard.start_s,
+        )
+
+    def _remember(self, written: _Written, made: Sequence[Segment]) -> None:
+        """Keep what was told as context of the next window. Mutates: self"""
+        told = [one for segment in made for one in segment.token_ids]
+        self._context = [] if written.temperature > COLD else [*self._context, *told]
+
+    def _window(self, first: int) -> _Window:
+        """Return what the encoder reads from a frame on."""
+        features = window(self.spectrogram, first, self._window_frames)
+        data = features.tobytes()
+        key = hashlib.sha256(b"speech" + data).hexdigest()
+        place = PartPlace(key, "audio", (), self._max_rows)
+        part = PromptPart(
+            place=place, features=(Feature("input_features", "float32", features.shape, data),)
+        )
+        frames = min(self._window_frames, self.spectrogram.shape[1] - first)
+        return _Window(part=part, first=first, frames=frames)
+
+    async def _find_language(self, heard: _Window) -> None:
+        """Find out which language is spoken. Mutates: self"""
+        languages = {one: code for code, one in self.tokens.languages.items()}
+        params = SamplingParams(
+            temperature=0.0, max_tokens=1, allowed_token_ids=tuple(languages), detokenize=False
+        )
+        (delta,) = await self._run(heard.part, (self.tokens.start,), params)
+        self.language = languages[delta.token_ids[0]]
+
+    async def _no_speech_prob(self, heard: _Window, ids: tuple[int, ...]) -> float:
+        """Return how likely nobody speaks: what the decoder expects behind the start."""
+        quiet = self.tokens.no_speech
+        if quiet is None:
+            return 0.0
+        params = SamplingParams(
+            temperature=0.0, max_tokens=1, logprob_token_ids=(quiet,), detokenize=False
+        )
+        start = ids[: ids.index(self.tokens.start) + 1]
+        (delta,) = await self._run(heard.part, start, params)
+        (told,) = delta.logprobs or ()
+        found = dict(zip(told.top_ids, told.top_logprobs, strict=True))
+        return float(np.exp(found.get(quiet, -np.inf)))
+
+    async def _write(self, heard: _Window) -> _Written:
+        """Return what the decoder writes of a window: the first that is credible or silence, or
+        the last. What is not credible is asked for the probability of silence, and so is
+        everything where an answer tells it."""
+        ids = self.tokens.prompt(self.language, self._task, has_times=self._has_times)
+        room = self.engine.spec.run.max_model_tokens // 2 - 1
+        if self._context and self.tokens.before is not None:
+            ids = (self.tokens.before, *self._context[-room:], *ids)
+        quiet = await self._no_speech_prob(heard, ids) if self.request.tells_silence else None
+        for temperature in self.request.temperatures:
+            written = await self._attempt(heard.part, ids, temperature)
+            if quiet is None and not written.is_credible:
+                quiet = await self._no_speech_prob(heard, ids)
+            written = replace(written, no_speech_prob=quiet)
+            if written.is_credible or written.is_silence:
+                break
+        return written
+
+    @property
+    def _task(self) -> str:
+        return "translate" if self.request.is_translation else "transcribe"
+
+    async def _with_words(self, heard: _Window, made: list[Segment]) -> list[Segment]:
+        """Return segments with their words, whose times become theirs. Mutates: self"""
+        plain = [self._text_ids(segment) for segment in made]
+        ids = [one for part in plain for one in part]
+        if not ids:
+            return made
+        decode = partial(self.engine.tokenizer.decode, skip_special_tokens=True)
+        times = await self._token_times(heard, ids)
+        words = timed(divided(ids, decode, self.language), times)
+        usual = usual_length(words)
+        words = with_marks(within_sentences(words, usual * 2) if usual else words)
+        found, taken = [], 0
+        for segment, part in zip(made, plain, strict=True):
+            own: list[Word] = []
+            while taken < len(words) and sum(one.num_tokens for one in own) < len(part):
+                own.append(words[taken])
+                taken += 1
+            fit, start, end = fitted(own, segment.start, segment.end, self._last_end, usual)
+            self._last_end = end if fit else self._last_end
+            found.append(
+                replace(segment, start=round(start, 2), end=round(end, 2), words=tuple(fit))
+            )
+        return found
+
+    def _text_ids(self, segment: Segment) -> list[int]:
+        """Return a segment's tokens without times."""
+        return [one for one in segment.token_ids if one < self.tokens.start]
+
+    async def _token_times(self, heard: _Window, ids: Sequence[int]) -> list[float]:
+        """Return when each token of a window begins to be heard, and when the last one ends.
+        Units: seconds of the whole sound"""
+        start = self.tokens.prompt(self.language, self._task, has_times=False)
+        most = self.engine.spec.run.max_model_tokens - len(start) - 2
+        first = len(start) - 1
+        rows = max(1, heard.frames // FRAMES_PER_ROW)
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=1,
+            detokenize=False,
+            alignment=Alignment(first=first, num_rows=rows),
+        )
+        prompt = (*start, *ids[:most])
+        outputs = await self._outputs(heard.part, prompt, params)
+        pooled = next((one.pooled for one in outputs if one.pooled is not None), None)
+        assert pooled is not None, "a prompt to be aligned is answered with numbers"
+        times = [heard.start_s + row * TIME_STEP_S for row in numbers(pooled).tolist()]
+        return times + times[-1:] * (len(ids) + 1 - len(times))
+
+    async def _attempt(
+        self, part: PromptPart, ids: tuple[int, ...], temperature: float
+    ) -> _Written:
+        params = SamplingParams(
+            temperature=temperature,
+            seed=self.request.seed,
+            logprobs=0,
+            detokenize=False,
+            logits_processors={"speech_times": self.tokens.rules(has_times=self._has_times)},
+        )
+        deltas = await self._run(part, ids, params)
+        drawn = tuple(one for delta in deltas for one in delta.token_ids)
+        logprobs = [one.logprob for delta in deltas for one in delta.logprobs or ()]
+        self.num_tokens += len(drawn)
+        kept = drawn[:-1] if drawn and drawn[-1] == self.tokens.end else drawn
+        text = self.engine.tokenizer.decode(kept, skip_special_tokens=True).strip()
+        data = text.encode()
+        return _Written(
+            token_ids=kept,
+            avg_logprob=sum(logprobs) / max(1, len(logprobs)),
+            temperature=temperature,
+            compression_ratio=len(data) / len(zlib.compress(data)) if data else 0.0,
+        )
+
+    async def _run(
+        self, part: PromptPart, ids: tuple[int, ...], params: SamplingParams
+    ) -> list[CompletionDelta]:
+        """Return all that is drawn behind a prompt of the decoder's. Raises: RequestError"""
+        outputs = await self._outputs(part, ids, params)
+        deltas = [delta for output in outputs for delta in output.deltas if delta.token_ids]
+        if not deltas:
+            raise RequestError("nothing was written of the sound.", status=500)
+        return deltas
+
+    async def _outputs(
+        self, part: PromptPart, ids: tuple[int, ...], params: SamplingParams
+    ) -> list[RequestOutput]:
+        """Return what becomes of a prompt of the decoder's. Raises: RequestError"""
+        self._num_calls += 1
+        prompt = EncoderPrompt(encoder=part, decoder=ids, is_whole=True)
+        name = f"{self.request_id}-{self._num_calls}"
+        async with aclosing(
+            self.engine.generate(prompt, params, name, adapter=self.adapter)
+        ) as outputs:
+            return [output async for output in outputs]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A window in pieces (start, end, tokens), and how much of it they cover. `is_closed`: an end
+    stands behind the last of them, so what follows it is silence. Units: seconds of the window"""
+
+    pieces: list[tuple[float, float, list[int]]]
+    heard_s: float
+    is_closed: bool
+
+
+def cut(token_ids: Sequence[int], first_time: int, length_s: float, *, has_times: bool) -> Cut:
+    """Return the pieces of a window that is so long.
+
+    Two times side by side are an end and a beginning; what stands behind the last such pair is
+    heard again in the next window, unless an end closes it.
+    """
+    ids = list(token_ids)
+    is_time = [one >= first_time for one in ids]
+    seams = [i for i in range(1, len(ids)) if is_time[i] and is_time[i - 1]]
+    is_closed = len(ids) >= 2 and is_time[-1] and not is_time[-2]
+    if not has_times or not seams:
+        times = [_seconds(one, first_time) for one in ids if one >= first_time]
+        end = times[-1] if times and times[-1] > 0 else length_s
+        return Cut(pieces=[(0.0, min(end, length_s), ids)], heard_s=length_s, is_closed=is_closed)
+    if is_closed:
+        seams.append(len(ids))
+    pieces, last = [], 0
+    for seam in seams:
+        part = ids[last:seam]
+        end = min(_seconds(part[-1], first_time), length_s)
+        pieces.append((_seconds(part[0], first_time), end, part))
+        last = seam
+    heard_s = length_s if is_closed else _seconds(ids[last - 1], first_time)
+    return Cut(pieces=pieces, heard_s=heard_s, is_closed=is_closed)
+
+
+def _seconds(token_id: int, first_time: int) -> float:
+    return max(0, token_id - first_time) * TIME_STEP_S

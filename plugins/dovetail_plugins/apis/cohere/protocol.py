@@ -1,0 +1,41 @@
+"""Bodies of Cohere's embed. Source: Cohere's API reference, v2."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from dovetail.server.generate.bodies import INT31, Body
+from dovetail.server.generate.chat_body import MAX_NAME_CHARS, MAX_PARTS
+from dovetail_plugins.apis._pool.fields import Texts
+
+EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
+
+
+class CoherePart(Body):
+    """A piece of an input; only text is supported."""
+
+    type: Literal["text"] = "text"
+    text: str
+
+
+class CohereInput(Body):
+    """An input in pieces, which are joined."""
+
+    content: Annotated[list[CoherePart], Field(min_length=1, max_length=MAX_PARTS)]
+
+
+class CohereEmbedRequest(Body):
+    """Vectors of texts in one or several types are asked for."""
+
+    model: str | None = None
+    texts: Texts | None = None
+    inputs: Annotated[list[CohereInput], Field(min_length=1)] | None = None
+    images: list[Any] | None = None
+    input_type: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
+    embedding_types: Annotated[list[EmbeddingType], Field(min_length=1, max_length=6)] = ["float"]
+    output_dimension: Annotated[int, Field(ge=1, le=INT31)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=INT31)] | None = None
+    truncate: Literal["NONE", "START", "END"] = "END"
+    priority: Annotated[int, Field(ge=0, le=999)] = 0

@@ -1,0 +1,22 @@
+"""Bodies of /v1/embeddings. Source: the OpenAI API reference, embeddings."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from dovetail.server.generate.bodies import INT31
+from dovetail_plugins.apis._pool.inputs import InputFields
+from dovetail_plugins.apis._pool.vectors import Dtype, Endianness, Format
+
+
+class EmbeddingRequest(InputFields):
+    """Vectors of one or several inputs, or of a conversation, are asked for."""
+
+    encoding_format: Format | None = None
+    embed_dtype: Dtype | None = None
+    endianness: Endianness | None = None
+    dimensions: Annotated[int, Field(ge=1, le=INT31)] | None = None
+    normalize: bool | None = None
+    use_activation: bool | None = None

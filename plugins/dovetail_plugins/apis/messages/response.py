@@ -1,0 +1,209 @@
+"""Steps as Anthropic messages: the events of a stream, and the whole message made of the same.
+
+Source: the Anthropic API reference, streaming messages.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.server.generate.as_chat import engine_names
+from dovetail.server.generate.dialect import AnswerEnd, Dialect
+from dovetail.server.generate.generation import ResponseMeta
+from dovetail.server.generate.streaming import Framing, Step, named_frame
+from dovetail.server.generate.usage import UsageCounter
+from dovetail.server.http.errors import Problem
+from dovetail_plugins.apis._content_blocks import BlockChange, ContentBlock, ContentBlocks
+from dovetail_plugins.apis.messages.errors import error_body
+from dovetail_plugins.apis.messages.input import NAMES
+from dovetail_plugins.apis.messages.protocol import MessageReply, MessageUsage, OutputTokensDetails
+
+
+def finish_reason(end: AnswerEnd) -> str:
+    """Return Anthropic's word: a call that is not whole is none to run, however the answer ended.
+
+    Source: its API reference, stop reasons.
+    """
+    if end.cause == "length" or end.is_unfinished:
+        return "max_tokens"
+    if end.num_calls:
+        return "tool_use"
+    return "stop_sequence" if end.is_stop_text else "end_turn"
+
+
+MESSAGES = Dialect(finish_reason=finish_reason, field_names=engine_names(NAMES))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageResponseOptions:
+    """Options of a message's response. `counts_reasoning`: a reasoning parser reads the answer."""
+
+    shows_reasoning: bool = True
+    shows_cached: bool = False
+    counts_reasoning: bool = False
+
+
+class Message:
+    """One message as it grows."""
+
+    def __init__(self, meta: ResponseMeta, options: MessageResponseOptions) -> None:
+        self._meta = meta
+        self._options = options
+        self._blocks = ContentBlocks(shows_reasoning=options.shows_reasoning)
+        self._counts = UsageCounter(
+            shows_cached=options.shows_cached, shows_reasoning=options.counts_reasoning
+        )
+        self._stop_reason: str | None = None
+        self._stop_sequence: str | None = None
+
+    def take(self, step: Step) -> list[BlockChange]:
+        """Return the changes that a step brings. Mutates: self"""
+        self._counts.note(step)
+        changes = self._blocks.feed(step.events)
+        if step.finish_reason is not None:
+            changes += self._blocks.finish()
+            self._stop_reason = step.finish_reason
+            if step.finish_reason == "stop_sequence":
+                self._stop_sequence = str(step.stop_reason)
+        return changes
+
+    def body(self) -> MessageReply:
+        """Return the message so far."""
+        return MessageReply(
+            id=f"msg_{self._meta.request_id}",
+            type="message",
+            role="assistant",
+            model=self._meta.model,
+            content=[content_block(b) for b in self._blocks.blocks if not b.is_unfinished],
+            stop_reason=self._stop_reason,
+            stop_sequence=self._stop_sequence,
+            usage=self.usage(),
+        )
+
+    def usage(self) -> MessageUsage:
+        """Return the tokens so far."""
+        usage = self._counts.usage()
+        details = usage.prompt_tokens_details
+        num_cached = details.cached_tokens if details else 0
+        counted = MessageUsage(
+            input_tokens=usage.prompt_tokens - num_cached,
+            cache_creation_input_tokens=0,
+            cache_read_input_tokens=num_cached,
+            output_tokens=usage.completion_tokens,
+        )
+        if usage.completion_tokens_details is not None:
+            thought = usage.completion_tokens_details.reasoning_tokens
+            counted.output_tokens_details = OutputTokensDetails(thinking_tokens=thought)
+        return counted
+
+    def end(self) -> dict[str, Any]:
+        """Return the event that tells how the message ended."""
+        delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
+        usage = self.usage().model_dump(exclude_unset=True)
+        return {"type": "message_delta", "delta": delta, "usage": usage}
+
+
+def content_block(block: ContentBlock) -> dict[str, Any]:
+    """Return a block as content of a message. A call must be whole: its input is an object."""
+    if block.kind == "reasoning":
+        thought = {"type": "thinking", "thinking": block.text}
+        return thought | {"signature": signature(block.text)}
+    if block.kind == "text":
+        return {"type": "text", "text": block.text}
+    return {
+        "type": "tool_use",
+        "id": block.call_id,
+        "name": block.name,
+        "input": block.arguments,
+    }
+
+
+def signature(thought: str) -> str:
+    """Return the signature of a thinking block: clients do not send back blocks without one. It is
+    a digest of the text, and not read here."""
+    digest = hashlib.sha256(thought.encode("utf-8", "replace")).digest()
+    return base64.b64encode(digest).decode()
+
+
+_EMPTY = {
+    "reasoning": {"type": "thinking", "thinking": "", "signature": ""},
+    "text": {"type": "text", "text": ""},
+}
+
+
+def _events(change: BlockChange) -> list[dict[str, Any]]:
+    block = change.block
+    if change.what == "grown":
+        return [_grown(block, _delta(block, change.text))]
+    if change.what == "closed":
+        signed = {"type": "signature_delta", "signature": signature(block.text)}
+        ends = [_grown(block, signed)] if block.kind == "reasoning" else []
+        return [*ends, {"type": "content_block_stop", "index": block.index}]
+    call = {"type": "tool_use", "id": block.call_id, "name": block.name, "input": {}}
+    start = _EMPTY.get(block.kind, call)
+    return [{"type": "content_block_start", "index": block.index, "content_block": start}]
+
+
+def _grown(block: ContentBlock, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "content_block_delta", "index": block.index, "delta": delta}
+
+
+def _delta(block: ContentBlock, text: str) -> dict[str, Any]:
+    match block.kind:
+        case "reasoning":
+            return {"type": "thinking_delta", "thinking": text}
+        case "text":
+            return {"type": "text_delta", "text": text}
+        case "call":
+            return {"type": "input_json_delta", "partial_json": text}
+
+
+async def message_frames(
+    steps: AsyncIterator[Step], message: Message
+) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a stream, framed. Mutates: message"""
+    is_first = True
+    async for step in steps:
+        if is_first:
+            opening = message.body()
+            changes = message.take(step)
+            opening.usage = message.usage()
+            started = opening.model_dump(exclude_unset=True)
+            yield _framed({"type": "message_start", "message": started})
+            yield _framed({"type": "ping"})
+            is_first = False
+        else:
+            changes = message.take(step)
+        for change in changes:
+            for event in _events(change):
+                yield _framed(event)
+        if step.finish_reason is not None:
+            yield _framed(message.end())
+    yield _framed({"type": "message_stop"})
+
+
+async def message_body(steps: AsyncIterator[Step], message: Message) -> MessageReply:
+    """Return the whole message: exactly its stream, joined. Mutates: message"""
+    async for step in steps:
+        message.take(step)
+    return message.body()
+
+
+def _framed(event: dict[str, Any]) -> bytes:
+    return named_frame(
+        event["type"], json.dumps(event, ensure_ascii=False).encode("utf-8", "replace")
+    )
+
+
+def framing(request_id: str) -> Framing:
+    """Return how a stream of messages is framed: an error is an event, and nothing ends it."""
+
+    def error(found: Problem) -> bytes:
+        return named_frame("error", error_body(found.status, found.info, request_id))
+
+    return Framing(frame=bytes, end=b"", error=error)

@@ -1,0 +1,78 @@
+"""GET /v1/models and /v1/models/{id}."""
+
+from __future__ import annotations
+
+from dovetail.errors import NotFound
+from dovetail.interfaces.adapter_spec import AdapterSource
+from dovetail.interfaces.api import TRANSCRIBE, Api, Route
+from dovetail.interfaces.media_settings import AUDIO, IMAGE, VIDEO
+from dovetail.interfaces.plugin import Info
+from dovetail.server.generate.dependencies import ServerOf
+from dovetail.server.generate.server_state import ServerState
+from dovetail_plugins.apis._pool.scores import can_score
+from dovetail_plugins.apis.models.protocol import ModelCard, ModelList
+
+
+async def list_models(server: ServerOf) -> ModelList:
+    """Return every served name, those of adapters too."""
+    cards = [_card(server, name) for name in server.engine.spec.model_names]
+    adapters = await server.adapters.all()
+    return ModelList(data=[*cards, *(_adapter_card(server, source) for source in adapters)])
+
+
+async def show_model(model_id: str, server: ServerOf) -> ModelCard:
+    """Return one served name."""
+    if not model_id:
+        raise NotFound("the path names no model.", where="model")
+    name = await server.model_name(model_id)
+    adapter = server.engine.spec.adapter_of(name)
+    source = await server.adapters.find(adapter) if adapter else None
+    return _card(server, name) if source is None else _adapter_card(server, source)
+
+
+def _adapter_card(server: ServerState, source: AdapterSource) -> ModelCard:
+    """Return the card of an adapter: where it lies, and the model that it belongs to."""
+    parent = source.base or server.engine.spec.model_names[0]
+    return _card(server, source.name).model_copy(update={"root": source.path, "parent": parent})
+
+
+def _card(server: ServerState, name: str) -> ModelCard:
+    return ModelCard(
+        id=name,
+        created=server.created_s,
+        root=server.engine.spec.model_names[0],
+        max_model_len=server.engine.spec.run.max_model_tokens,
+        capabilities=_capabilities(server),
+    )
+
+
+def _capabilities(server: ServerState) -> list[str]:
+    """Return what requests may ask of the model here: of one that pools, its tasks."""
+    pooling = server.engine.spec.run.pooling
+    if pooling is not None:
+        return [*pooling.tasks, *(["score"] if can_score(pooling) else [])]
+    if TRANSCRIBE in server.tasks:
+        return [TRANSCRIBE]
+    media = server.engine.spec.media
+    kinds = () if media is None else media.kinds
+    known = {
+        "completion": True,
+        "chat": bool(server.renderer.source),
+        "tools": server.parsers.tool is not None,
+        "reasoning": server.parsers.reasoning is not None,
+        "structured_output": server.engine.constraint_compiler is not None,
+        "vision": IMAGE in kinds,
+        "video": VIDEO in kinds,
+        "audio": AUDIO in kinds,
+    }
+    return [name for name, is_there in known.items() if is_there]
+
+
+class ModelsApi(Api):
+    """The served names."""
+
+    info = Info(summary="the names of the served model", source="the OpenAI API reference")
+    routes = (
+        Route(method="GET", path="/v1/models", endpoint=list_models),
+        Route(method="GET", path="/v1/models/{model_id:path}", endpoint=show_model),
+    )

@@ -1,0 +1,71 @@
+"""/api/generate with `raw` or `suffix`: a prompt that is continued as it is, without a template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+
+from dovetail.engine.client.prompt_checks import verify_text
+from dovetail.errors import RequestError
+from dovetail.server.generate.as_chat import in_words_of
+from dovetail.server.generate.chat_body import ChatRequest
+from dovetail.server.generate.events import SessionPlan
+from dovetail.server.generate.generation import Generation, generation_for, response_meta
+from dovetail.server.generate.server_state import ServerState
+from dovetail.server.generate.structured_outputs import requested_constraint
+from dovetail_plugins.apis._infill import infill_of, suffix_ids
+from dovetail_plugins.apis.ollama.input import chat_of_prompt
+from dovetail_plugins.apis.ollama.protocol import OllamaGenerateRequest
+from dovetail_plugins.apis.ollama.response import GENERATE
+
+
+async def prepare_continuation(
+    server: ServerState,
+    body: OllamaGenerateRequest,
+    request: Request,
+    *,
+    model: str,
+    ignored: Sequence[str],
+) -> Generation:
+    """Return the request ready for the engine. Raises: RequestError in the client's names"""
+    with in_words_of(GENERATE.field_names):
+        if body.think:
+            raise RequestError("needs a template, which raw and suffix leave out.", where="think")
+        server, model = await server.for_model(model)
+        chat = chat_of_prompt(body)
+        ids = await _prompt_ids(server, body)
+        constraint = requested_constraint(chat, chat.response_format, server.structured_output_spec)
+        fields = _engine_fields(server, body, chat)
+        if constraint is not None:
+            fields["constraint"] = await server.compile_constraint(constraint, SessionPlan(), "")
+        meta = response_meta(server, chat, request, model, ignored)
+        return generation_for(server, chat, meta, ids, fields, SessionPlan(), GENERATE)
+
+
+async def _prompt_ids(server: ServerState, body: OllamaGenerateRequest) -> Sequence[int]:
+    prompt, suffix = body.prompt or "", body.suffix
+    server.check_text("prompt")
+    if not suffix:
+        return await server.tokenize(prompt, add_special_tokens=True)
+    tokenizer = server.vocabulary.tokenizer
+    verify_text("suffix", suffix)
+    infill = infill_of(tokenizer)
+    before = await server.tokenize(prompt, add_special_tokens=False)
+    after = await server.run(lambda: suffix_ids(tokenizer, suffix), len(suffix))
+    return infill.prompt(before, after)
+
+
+def _engine_fields(
+    server: ServerState, body: OllamaGenerateRequest, chat: ChatRequest
+) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if chat.max_tokens is not None:
+        fields["max_tokens"] = chat.max_tokens
+    if body.logprobs:
+        fields["logprobs"] = body.top_logprobs or 0
+    if body.suffix and not chat.ignore_eos:
+        ends = infill_of(server.vocabulary.tokenizer).ends
+        fields["stop_token_ids"] = (*(chat.stop_token_ids or ()), *ends)
+    return fields

@@ -1,0 +1,177 @@
+"""What the server tells of its model in Ollama's words: the list, the facts, what is loaded.
+
+Only the served names are there: a model is chosen when the server starts. Source: Ollama's API
+reference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Collection
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from dovetail.config.checkpoint.weights_check import is_whole_model, weights_bytes
+from dovetail.errors import RequestError
+from dovetail.interfaces.api import GENERATE
+from dovetail.interfaces.media_settings import IMAGE
+from dovetail.interfaces.pooling_params import EMBED
+from dovetail.server.generate.dependencies import ServerOf
+from dovetail.server.generate.server_state import ServerState
+from dovetail.version import __version__
+from dovetail_plugins.apis._infill import infill_of
+from dovetail_plugins.apis.ollama.protocol import OllamaShowRequest
+from dovetail_plugins.apis.ollama.response import written_time
+from dovetail_plugins.apis.ollama.weights import weights_of
+
+LATEST = ":latest"
+"""The tag that clients add to a name without one."""
+NEVER = "9999-12-31T23:59:59Z"
+"""When the model is unloaded."""
+MAX_KNOWN = 4
+
+
+async def meant_model(server: ServerState, asked: str) -> str:
+    """Return the served name that is meant; the tag `latest` may be left out or added. Raises: as
+    `ServerState.model_name`"""
+    bare = asked.removesuffix(LATEST)
+    return await server.model_name(bare if asked not in server.engine.spec.model_names else asked)
+
+
+async def list_models(server: ServerOf) -> dict[str, Any]:
+    """Return the served names, as Ollama lists the models of a machine."""
+    details = await _details(server)
+    return {"models": [_entry(server, name, details) for name in await _names(server)]}
+
+
+async def list_loaded(server: ServerOf) -> dict[str, Any]:
+    """Return the served names, as Ollama lists loaded models: they stay loaded."""
+    run = server.engine.spec.run
+    size = _weights_bytes(run.model.path)
+    loaded = {
+        "expires_at": NEVER,
+        "size_vram": 0 if run.device == "cpu" else size,
+        "context_length": run.max_model_tokens,
+    }
+    details = await _details(server)
+    return {"models": [_entry(server, name, details) | loaded for name in await _names(server)]}
+
+
+async def _names(server: ServerState) -> list[str]:
+    """Return the served names, those of the adapters behind the model's."""
+    adapters = await server.adapters.all()
+    return [*server.engine.spec.model_names, *(source.name for source in adapters)]
+
+
+async def show_model(body: OllamaShowRequest, server: ServerOf) -> dict[str, Any]:
+    """Return the facts of the model: its sizes, its template, what it can do."""
+    name = await meant_model(server, body.model)
+    adapter = server.engine.spec.adapter_of(name)
+    base = server.engine.spec.model_names[0] if adapter else name
+    parameters = [f"{key} {value}" for key, value in server.engine.spec.default_sampling.items()]
+    lines = [f"FROM {base}", *(f"PARAMETER {line}" for line in parameters)]
+    if adapter:
+        lines.append(f"ADAPTER {adapter}")
+    return {
+        "modelfile": "\n".join(lines),
+        "parameters": "\n".join(parameters),
+        "template": server.renderer.source,
+        "details": {**await _details(server), "parent_model": base if adapter else ""},
+        "model_info": _model_info(server),
+        "capabilities": _capabilities(server),
+        "modified_at": _modified_at(server),
+    }
+
+
+async def show_version() -> dict[str, str]:
+    """Return dovetail's version."""
+    return {"version": __version__}
+
+
+def _entry(server: ServerState, name: str, details: dict[str, Any]) -> dict[str, Any]:
+    digest = hashlib.sha256(f"{server.fingerprint} {name}".encode()).hexdigest()
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": _modified_at(server),
+        "size": _weights_bytes(server.engine.spec.run.model.path),
+        "digest": digest,
+        "details": details,
+    }
+
+
+async def _details(server: ServerState) -> dict[str, Any]:
+    run = server.engine.spec.run
+    family = _family(server)
+    weights = await asyncio.to_thread(weights_of, run)
+    return {
+        "parent_model": "",
+        "format": "gguf" if is_whole_model(Path(run.model.path)) else "safetensors",
+        "family": family,
+        "families": [family],
+        "parameter_size": weights.parameter_size,
+        "quantization_level": weights.quantization_level,
+    }
+
+
+def _family(server: ServerState) -> str:
+    model = server.engine.spec.run.model
+    return str(model.hf_config.get("model_type") or model.architecture)
+
+
+def _model_info(server: ServerState) -> dict[str, Any]:
+    model, family = server.engine.spec.run.model, _family(server)
+    sizes = {
+        "context_length": server.engine.spec.run.max_model_tokens,
+        "embedding_length": model.hidden_size,
+        "block_count": model.num_layers,
+        "vocab_size": model.vocab_size,
+        "attention.head_count": model.num_heads,
+        "attention.head_count_kv": model.num_kv_heads,
+        "attention.key_length": model.head_size,
+    }
+    return {
+        "general.architecture": family,
+        **{f"{family}.{name}": size for name, size in sizes.items()},
+    }
+
+
+def _capabilities(server: ServerState) -> list[str]:
+    if GENERATE not in server.tasks:
+        return _pooled_capabilities(server.tasks)
+    media = server.engine.spec.media
+    can = {
+        "tools": server.parsers.tool is not None and "tools" in server.renderer.source,
+        "thinking": server.parsers.reasoning is not None,
+        "vision": media is not None and IMAGE in media.kinds,
+        "insert": server.engine.spec.has_tokenizer and _can_fill_in(server),
+    }
+    return ["completion", *(name for name, is_able in can.items() if is_able)]
+
+
+def _pooled_capabilities(tasks: Collection[str]) -> list[str]:
+    """Return what a model does that pools, in Ollama's word for it; it has none for classes."""
+    return ["embedding"] if EMBED in tasks else []
+
+
+def _can_fill_in(server: ServerState) -> bool:
+    try:
+        infill_of(server.engine.tokenizer)
+    except RequestError:
+        return False
+    return True
+
+
+def _modified_at(server: ServerState) -> str:
+    path = Path(server.engine.spec.run.model.path)
+    changed_s = path.stat().st_mtime if path.exists() else server.created_s
+    return written_time(datetime.fromtimestamp(changed_s, UTC))
+
+
+@lru_cache(MAX_KNOWN)
+def _weights_bytes(path: str) -> int:
+    """Return the size of the model's weight files; they do not change while it is served."""
+    return weights_bytes(path)

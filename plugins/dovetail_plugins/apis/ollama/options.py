@@ -1,0 +1,110 @@
+"""`options` of a request: the settings that chat knows by other names, and those without a use.
+
+Source: Ollama's API reference and its Modelfile reference, parameters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.errors import RequestError
+from dovetail.server.generate.server_state import ServerState
+from dovetail.server.generate.undeclared_fields import WITHOUT_EFFECT, fault_of
+from dovetail_plugins.apis.ollama.protocol import OllamaEmbedFields, OllamaOptions, OllamaRequest
+
+LOADING = frozenset(
+    {
+        "embedding_only",
+        "f16_kv",
+        "logits_all",
+        "low_vram",
+        "main_gpu",
+        "num_batch",
+        "num_gpu",
+        "num_keep",
+        "num_thread",
+        "numa",
+        "penalize_newline",
+        "use_mlock",
+        "use_mmap",
+        "vocab_only",
+    }
+)
+"""Options that decide how Ollama loads and runs a model: reported, without a warning."""
+NAMES = {
+    "max_tokens": "options.num_predict",
+    "repetition_penalty": "options.repeat_penalty",
+    **{
+        name: f"options.{name}"
+        for name in (
+            "temperature",
+            "top_k",
+            "top_p",
+            "min_p",
+            "seed",
+            "stop",
+            "presence_penalty",
+            "frequency_penalty",
+        )
+    },
+}
+"""Chat's names of the settings -> where they stand here."""
+_AS_THEY_ARE = ("temperature", "top_k", "min_p", "presence_penalty", "frequency_penalty")
+NO_SEED = -1
+
+
+def sampling_of(options: OllamaOptions | None) -> dict[str, Any]:
+    """Return the settings in chat's words. Raises: RequestError
+
+    A num_predict below 0 leaves the length to the context, a seed of -1 to chance.
+    """
+    if options is None:
+        return {}
+    fields: dict[str, Any] = {name: getattr(options, name) for name in _AS_THEY_ARE}
+    if options.num_predict == 0:
+        raise RequestError(
+            "an answer has at least one token.",
+            where="options.num_predict",
+            fix="use -1 for as many as the context holds.",
+        )
+    if options.num_predict is not None and options.num_predict > 0:
+        fields["max_tokens"] = options.num_predict
+    if options.seed != NO_SEED:
+        fields["seed"] = options.seed
+    if options.top_p is not None:
+        fields["top_p"] = options.top_p or 1e-6  # 0 keeps the likeliest token alone
+    if options.stop:
+        fields["stop"] = options.stop
+    return fields | _penalties(options)
+
+
+def _penalties(options: OllamaOptions) -> dict[str, Any]:
+    """Return the penalties: none where repeat_last_n says to look at no token."""
+    if options.repeat_last_n == 0:
+        return {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    return {"repetition_penalty": options.repeat_penalty}
+
+
+def check_fields(server: ServerState, body: OllamaRequest | OllamaEmbedFields) -> list[str]:
+    """Return the names of fields and options that change nothing. Raises: RequestError for those
+    that would change the answer and cannot"""
+    names = server.fields.check(body, known=("messages.", "options."))
+    if body.keep_alive is not None:
+        names.append("keep_alive")
+    options = body.options
+    if options is None:
+        return names
+    if options.num_ctx is not None and options.num_ctx > server.engine.spec.run.max_model_tokens:
+        names.append("options.num_ctx")
+    if options.repeat_last_n is not None and options.repeat_last_n > 0:
+        names.append("options.repeat_last_n")
+    unknown = []
+    for name, value in (options.model_extra or {}).items():
+        fault = fault_of(name, value)
+        if fault is not None:
+            raise RequestError(fault, where=f"options.{name}", code="unsupported_field")
+        names.append(f"options.{name}")
+        if name not in LOADING | WITHOUT_EFFECT:
+            unknown.append(f"options.{name}")
+    server.fields.report(unknown)
+    return names

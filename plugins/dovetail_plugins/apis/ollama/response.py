@@ -1,0 +1,226 @@
+"""Steps as Ollama's answers: the lines of a stream, and the whole answer joined from the same.
+
+Source: Ollama's API reference. Format of a stream: a JSON object on each line, the last with
+`done` true.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from dovetail.engine.client.outputs import RequestMetrics
+from dovetail.interfaces.api import ApiError
+from dovetail.server.generate.as_chat import engine_names
+from dovetail.server.generate.dialect import AnswerEnd, Dialect
+from dovetail.server.generate.generation import ResponseMeta
+from dovetail.server.generate.logprobs import chat_logprobs
+from dovetail.server.generate.streaming import Framing, Step, one_line
+from dovetail.server.http.errors import Problem
+from dovetail_plugins.apis._content_blocks import BlockChange, ContentBlock, ContentBlocks
+from dovetail_plugins.apis.ollama.input import CHAT_NAMES, GENERATE_NAMES
+
+NS_PER_S = 1_000_000_000
+MEDIA_TYPE = "application/x-ndjson"
+Fields = dict[str, Any]
+_NOT_SERVED = re.compile(r'the model ("[^"]*") is(?= not served here)')
+
+
+def finish_reason(end: AnswerEnd) -> str:
+    """Return Ollama's word: an answer of calls has stopped like any other, if they are whole."""
+    return "length" if end.cause == "length" or end.is_unfinished else "stop"
+
+
+CHAT = Dialect(finish_reason=finish_reason, field_names=engine_names(CHAT_NAMES))
+GENERATE = Dialect(finish_reason=finish_reason, field_names=engine_names(GENERATE_NAMES))
+
+
+@dataclass(slots=True, kw_only=True)
+class News:
+    """What an answer says: all of it, or what a step brought."""
+
+    content: str = ""
+    thinking: str = ""
+    calls: list[Fields]
+    logprobs: list[Fields]
+
+    def __bool__(self) -> bool:
+        return bool(self.content or self.thinking or self.calls or self.logprobs)
+
+    def add(self, other: News) -> None:
+        """Append what came later. Mutates: self"""
+        self.content += other.content
+        self.thinking += other.thinking
+        self.calls += other.calls
+        self.logprobs += other.logprobs
+
+
+def nothing() -> News:
+    """Return news of nothing."""
+    return News(calls=[], logprobs=[])
+
+
+def as_message(news: News) -> Fields:
+    """Return news in the shape of /api/chat."""
+    message: Fields = {"role": "assistant", "content": news.content}
+    if news.thinking:
+        message["thinking"] = news.thinking
+    if news.calls:
+        message["tool_calls"] = news.calls
+    return {"message": message} | _logprobs(news)
+
+
+def as_response(news: News) -> Fields:
+    """Return news in the shape of /api/generate."""
+    thinking = {"thinking": news.thinking} if news.thinking else {}
+    return {"response": news.content} | thinking | _logprobs(news)
+
+
+def _logprobs(news: News) -> Fields:
+    return {"logprobs": news.logprobs} if news.logprobs else {}
+
+
+Shape = Callable[[News], Fields]
+
+
+class Answer:
+    """One answer as it grows. `model` is the name that the request used, `began_ns` its arrival by
+    the monotonic clock; `num_top` is None without logprobs."""
+
+    def __init__(
+        self, meta: ResponseMeta, shape: Shape, *, model: str, began_ns: int, num_top: int | None
+    ) -> None:
+        self._meta = meta
+        self._shape = shape
+        self._model = model
+        self._began_ns = began_ns
+        self._num_top = num_top
+        self._blocks = ContentBlocks()
+        self._num_calls = 0
+
+    def take(self, step: Step) -> News:
+        """Return what a step brings; a call comes once its arguments are whole,
+        and never where the answer ends within them. Mutates: self"""
+        news = nothing()
+        changes = self._blocks.feed(step.events)
+        if step.finish_reason is not None:
+            changes += self._blocks.finish()
+        for change in changes:
+            self._add(news, change)
+        if self._num_top is not None and step.logprobs is not None:
+            entries = chat_logprobs(step.logprobs, self._num_top, self._meta.names)
+            news.logprobs += [entry.model_dump() for entry in entries]
+        return news
+
+    def _add(self, news: News, change: BlockChange) -> None:
+        kind = change.block.kind
+        if kind == "call" and change.what == "closed" and not change.block.is_unfinished:
+            news.calls.append(_call(change.block, self._num_calls))
+            self._num_calls += 1
+        elif kind == "text":
+            news.content += change.text
+        elif kind == "reasoning":
+            news.thinking += change.text
+
+    def fields(self, news: News, last: Step | None = None) -> Fields:
+        """Return one object of the answer; `last` is the step that ended it."""
+        end = {} if last is None else self._end(last)
+        return answer_fields(self._model, self._shape(news), end)
+
+    def _end(self, step: Step) -> Fields:
+        return {
+            "done_reason": step.finish_reason,
+            "total_duration": time.monotonic_ns() - self._began_ns,
+            "prompt_eval_count": step.num_prompt_tokens,
+            "eval_count": step.num_generated_tokens,
+            **_durations(step.metrics, self._began_ns),
+        }
+
+
+def answer_fields(model: str, said: Fields, end: Mapping[str, Any]) -> Fields:
+    """Return an object of an answer; `end` is empty but in the last one."""
+    return {"model": model, "created_at": now(), **said, "done": bool(end), **end}
+
+
+def now() -> str:
+    """Return the time as Ollama writes it."""
+    return written_time(datetime.now(UTC))
+
+
+def written_time(when: datetime) -> str:
+    """Return a time of UTC as Ollama writes it (RFC 3339)."""
+    return when.isoformat().replace("+00:00", "Z")
+
+
+def _durations(metrics: RequestMetrics | None, began_ns: int) -> Fields:
+    """Return the times before the prompt, for it and for the answer, in nanoseconds; none where
+    they are not known. Like Ollama's, the first is the wait for a model that is ready."""
+    if metrics is None or not metrics.first_scheduled_s or not metrics.first_token_s:
+        return {"load_duration": 0}
+    spans = {
+        "load_duration": max(0.0, metrics.first_scheduled_s - began_ns / NS_PER_S),
+        "prompt_eval_duration": metrics.first_token_s - metrics.first_scheduled_s,
+        "eval_duration": metrics.last_token_s - metrics.first_token_s,
+    }
+    return {name: round(span_s * NS_PER_S) for name, span_s in spans.items()}
+
+
+def _call(block: ContentBlock, index: int) -> Fields:
+    function = {"index": index, "name": block.name, "arguments": block.arguments}
+    return {"id": block.call_id, "function": function}
+
+
+async def answer_lines(steps: AsyncIterator[Step], answer: Answer) -> AsyncGenerator[bytes, None]:
+    """Yield the JSON of every line of a stream. Mutates: answer"""
+    async for step in steps:
+        news = answer.take(step)
+        if news:
+            yield encoded(answer.fields(news))
+        if step.finish_reason is not None:
+            yield encoded(answer.fields(nothing(), step))
+
+
+async def whole_answer(steps: AsyncIterator[Step], answer: Answer) -> bytes:
+    """Return the JSON of the whole answer: exactly its stream, joined. Mutates: answer"""
+    said, last = nothing(), None
+    async for step in steps:
+        said.add(answer.take(step))
+        if step.finish_reason is not None:
+            last = step
+    return encoded(answer.fields(said, last))
+
+
+def encoded(fields: Fields) -> bytes:
+    """Return an object as JSON, halves of surrogate pairs replaced."""
+    return one_line(json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def line(data: bytes) -> bytes:
+    """Return an object as a line of a stream."""
+    return data + b"\n"
+
+
+def error_body(status: int, error: ApiError, request_id: str | None) -> bytes:
+    """Return an error as Ollama's JSON body, with the words that its clients look for."""
+    return encoded({"error": _NOT_SERVED.sub(r"model \1 not found: it is", error.message)})
+
+
+def framing(answer: Answer) -> Framing:
+    """Return how a stream of lines is framed. What keeps the connection open is a line that says
+    nothing; an error is a line, and nothing comes after it."""
+
+    def error(found: Problem) -> bytes:
+        return line(error_body(found.status, found.info, None))
+
+    return Framing(
+        frame=line,
+        end=b"",
+        error=error,
+        keep_alive=lambda: line(encoded(answer.fields(nothing()))),
+        media_type=MEDIA_TYPE,
+    )

@@ -1,0 +1,33 @@
+"""Bodies of /v1/parse."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from dovetail.server.generate.bodies import Body, Reply
+from dovetail.server.generate.chat_body import MAX_NAME_CHARS, MAX_TOOLS, ToolBody
+from dovetail_plugins.apis.chat.protocol import ReplyMessage
+
+MAX_TEXT_CHARS = 1 << 22
+
+ParserName = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
+
+
+class ParseRequest(Body):
+    """A model's text is to be read. `prompt` is what it was written after, or the end of that."""
+
+    text: Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
+    prompt: Annotated[str, Field(max_length=MAX_TEXT_CHARS)] | None = None
+    tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS)] | None = None
+    tool_parser: ParserName | None = None
+    reasoning_parser: ParserName | None = None
+
+
+class ParseReply(Reply):
+    """The events in their order, and what they come to."""
+
+    events: list[dict[str, Any]]
+    message: ReplyMessage
+    starts_inside_reasoning: bool

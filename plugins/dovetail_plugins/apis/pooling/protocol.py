@@ -1,0 +1,43 @@
+"""Bodies of /pooling and /classify. Source: the HTTP API of `vllm serve`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from dovetail.server.generate.bodies import INT31
+from dovetail_plugins.apis._pool.inputs import InputFields
+from dovetail_plugins.apis._pool.vectors import Dtype, Endianness, Format
+
+Task = Literal["embed", "classify", "token_embed", "token_classify", "encode", "score", "reward"]
+"""The tasks of a model, and the names that three of them had before."""
+
+
+class ActivatedFields(InputFields):
+    """Inputs, and whether numbers of classes become probabilities; each field is a name of that."""
+
+    use_activation: bool | None = None
+    activation: bool | None = None
+    softmax: bool | None = None
+
+    def wants_activation(self) -> bool | None:
+        """Return what is asked for; None: what the model does."""
+        given = (self.use_activation, self.activation, self.softmax)
+        return next((one for one in given if one is not None), None)
+
+
+class PoolingRequest(ActivatedFields):
+    """What a model makes of inputs is asked for, or of `data` that a plugin makes inputs of."""
+
+    task: Task | None = None
+    data: Any = None
+    encoding_format: Format | None = None
+    embed_dtype: Dtype | None = None
+    endianness: Endianness | None = None
+    dimensions: Annotated[int, Field(ge=1, le=INT31)] | None = None
+    normalize: bool | None = None
+
+
+class ClassifyRequest(ActivatedFields):
+    """The classes of inputs are asked for."""

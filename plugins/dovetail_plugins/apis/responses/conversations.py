@@ -1,0 +1,159 @@
+"""Conversations: items that responses go on from and add to, in the memory of one process.
+
+Bounded in bytes (`owned`). What is kept belongs to the key that made it. Source: the OpenAI
+API reference, conversations.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from dovetail.errors import NotFound, RequestError
+from dovetail.server.generate.as_chat import in_words_of
+from dovetail.server.generate.bodies import Body, Metadata
+from dovetail.server.generate.server_state import ServerState
+from dovetail_plugins.apis.responses.input_items import as_items
+from dovetail_plugins.apis.responses.owned import OwnedObjects
+from dovetail_plugins.apis.responses.protocol import Item
+from dovetail_plugins.apis.responses.turns import messages_of
+
+MAX_BYTES = 64 << 20
+MAX_NEW_ITEMS = 20
+"""Items that one request may add, as OpenAI has it."""
+
+Items = Annotated[list[Item], Field(max_length=MAX_NEW_ITEMS)]
+
+
+class NewConversation(Body):
+    """A conversation is to be begun."""
+
+    items: Items | None = None
+    metadata: Metadata | None = None
+
+
+class ChangedConversation(Body):
+    """A conversation's metadata are to be others."""
+
+    metadata: Metadata
+
+
+class NewItems(Body):
+    """Items are to be added to a conversation."""
+
+    items: Items
+
+
+@dataclass(slots=True, kw_only=True)
+class Conversation:
+    """One conversation; `owner` tells one key's from another's."""
+
+    id: str
+    owner: str
+    created_s: int
+    metadata: dict[str, str]
+    items: list[Item] = field(default_factory=list)
+    num_item_bytes: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the memory that it takes."""
+        return self.num_item_bytes + len(json.dumps(self.metadata))
+
+    def told(self) -> dict[str, Any]:
+        """Return the conversation as the API shows it."""
+        return {
+            "id": self.id,
+            "object": "conversation",
+            "created_at": self.created_s,
+            "metadata": self.metadata,
+        }
+
+
+class ConversationStore:
+    """Conversations by id."""
+
+    def __init__(
+        self, *, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._clock = clock
+        self._kept = OwnedObjects[Conversation](max_bytes)
+
+    def begin(self, owner: str, metadata: dict[str, str]) -> Conversation:
+        """Return a new conversation. Mutates: self"""
+        conversation = Conversation(
+            id=f"conv_{secrets.token_hex(24)}",
+            owner=owner,
+            created_s=int(self._clock()),
+            metadata=metadata,
+        )
+        self._kept.keep(conversation.id, conversation)
+        return conversation
+
+    def get(self, conversation_id: str, owner: str, where: str = "conversation") -> Conversation:
+        """Return a conversation, from now the one used last. Raises: NotFound. Mutates: self"""
+        kept = self._kept.get(conversation_id, owner)
+        if kept is None:
+            raise NotFound(
+                f'there is no conversation "{conversation_id[:128]}".',
+                where=where,
+                fix="conversations are kept in memory until the server ends or needs the room.",
+                code="conversation_not_found",
+            )
+        self._kept.touch(kept.id)
+        return kept
+
+    def add(self, conversation: Conversation, items: Sequence[Item]) -> None:
+        """Add items; one that was deleted meanwhile stays deleted. Mutates: self, conversation"""
+        if self._kept.has(conversation.id, conversation):
+            conversation.items += items
+            conversation.num_item_bytes += _num_bytes(items)
+            self._kept.keep(conversation.id, conversation)
+
+    def remove(self, conversation: Conversation, item: Item) -> None:
+        """Take an item out of a conversation. Mutates: self, conversation"""
+        conversation.items.remove(item)
+        conversation.num_item_bytes -= _num_bytes([item])
+        self._kept.keep(conversation.id, conversation)
+
+    def describe(self, conversation: Conversation, metadata: dict[str, str]) -> None:
+        """Give a conversation other metadata. Mutates: self, conversation"""
+        conversation.metadata = metadata
+        self._kept.keep(conversation.id, conversation)
+
+    def find_item(self, item_id: str, owner: str) -> Item | None:
+        """Return an item of the owner's conversations."""
+        items = (item for one in self._kept.of(owner) for item in one.items)
+        return next((item for item in items if item.get("id") == item_id), None)
+
+    def drop(self, conversation_id: str) -> None:
+        """Forget a conversation. Mutates: self"""
+        self._kept.drop(conversation_id)
+
+
+def _num_bytes(items: Sequence[Item]) -> int:
+    return sum(len(json.dumps(item)) for item in items)
+
+
+def check_keeps(server: ServerState, where: str) -> None:
+    """Raise RequestError where several processes would each keep their own."""
+    if server.frontend.api_server_count > 1:
+        raise RequestError(
+            "needs responses to be kept, which several HTTP processes do not share.",
+            where=where,
+            fix="start the server with --api-server-count 1, or send the whole input.",
+            code="unsupported_field",
+        )
+
+
+def checked_items(given: Sequence[Item] | None) -> list[Item]:
+    """Return items with their ids. Raises: RequestError for what no response could go on from"""
+    with in_words_of({"input": "items"}):
+        messages_of(list(given or ()))
+    return as_items(list(given or ()))

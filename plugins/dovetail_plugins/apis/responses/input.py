@@ -1,0 +1,136 @@
+"""A /v1/responses body as a ChatRequest: items become turns, and settings chat's words.
+
+Source: the OpenAI API reference, responses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dovetail.errors import RequestError
+from dovetail.server.generate.as_chat import as_chat, check_one, is_deep
+from dovetail.server.generate.chat_body import ChatRequest
+from dovetail.unsupported import remedy, sentence
+from dovetail_plugins.apis.responses.offered_tools import choice_of, is_mcp, tools_of
+from dovetail_plugins.apis.responses.protocol import Item, ResponsesRequest
+from dovetail_plugins.apis.responses.turns import left_out_items
+
+NAMES = {
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+}
+"""Chat's names of fields that have another one here."""
+UNSUPPORTED_FIELDS = {
+    "prompt": "stored_prompts",
+}
+"""Declared fields that ask for a feature of `dovetail.unsupported`, by its name."""
+TEXT_LOGPROBS = "message.output_text.logprobs"
+"""The word of `include` for them."""
+SYSTEM_ROLES = frozenset({"system", "developer"})
+
+Message = dict[str, Any]
+
+
+def chat_of(
+    body: ResponsesRequest,
+    messages: Sequence[Message],
+    offered: Sequence[Item] = (),
+    labels: Mapping[str, str] | None = None,
+) -> ChatRequest:
+    """Return the request in chat's words. `messages` are all turns, `offered` the functions that
+    its tools of type mcp stand for, `labels` their servers. Raises: RequestError"""
+    check_one(body)
+    _check_supported(body)
+    _check_depths(body)
+    fields: dict[str, Any] = {
+        "model": body.model,
+        "messages": [*_instructions(body), *messages],
+        "tools": tools_of(body, offered) or None,
+        "tool_choice": choice_of(body, labels or {}),
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "max_completion_tokens": body.max_output_tokens,
+        "reasoning_effort": body.reasoning.effort if body.reasoning else None,
+        "response_format": _response_format(body),
+        "logprobs": tells_logprobs(body) or None,
+        "top_logprobs": body.top_logprobs,
+        "chat_template_kwargs": body.chat_template_kwargs,
+        "media_io_kwargs": body.media_io_kwargs,
+        "mm_processor_kwargs": body.mm_processor_kwargs,
+        "thinking_token_budget": body.thinking_token_budget,
+    }
+    return as_chat(body, fields)
+
+
+def conversation_id(body: ResponsesRequest) -> str:
+    """Return the id of the conversation that a request goes on with; empty for none."""
+    given = body.conversation
+    return (given if isinstance(given, str) else given.id) if given else ""
+
+
+def tells_logprobs(body: ResponsesRequest) -> bool:
+    """Return whether the logprobs of the text's tokens are shown."""
+    return body.top_logprobs is not None or TEXT_LOGPROBS in (body.include or ())
+
+
+def _check_supported(body: ResponsesRequest) -> None:
+    """Raise RequestError for the first thing that is asked for and not supported."""
+    asks = [(name, feature) for name, feature in UNSUPPORTED_FIELDS.items() if getattr(body, name)]
+    for where, feature in asks:
+        fix = remedy(feature, "leave it out")
+        raise RequestError(sentence(feature), where=where, fix=fix, code="unsupported_field")
+
+
+def without_oldest(chat: ChatRequest, num_turns: int) -> ChatRequest | None:
+    """Return the request without its oldest turns, each a user's words and what followed them. The
+    last stays, and what the system says. `num_turns` doubles from try to try; None when half of it
+    was too many already."""
+    messages = chat.messages
+    starts = [i for i, message in enumerate(messages) if message.role == "user"]
+    if num_turns >= 2 * (len(starts) - 1):
+        return None
+    num_turns = min(num_turns, len(starts) - 1)
+    said = [message for message in messages[: starts[0]] if message.role in SYSTEM_ROLES]
+    return chat.model_copy(update={"messages": [*said, *messages[starts[num_turns] :]]})
+
+
+def ignored_fields(body: ResponsesRequest) -> list[str]:
+    """Return the declared fields that change nothing here."""
+    found = left_out_items(body.input)
+    found += ["include"] if set(body.include or ()) - {TEXT_LOGPROBS} else []
+    if body.max_tool_calls is not None and not any(map(is_mcp, body.tools or ())):
+        found.append("max_tool_calls")
+    if body.text is not None and body.text.verbosity is not None:
+        found.append("text.verbosity")
+    if body.reasoning is not None:
+        names = ("summary", "generate_summary")
+        found += [f"reasoning.{name}" for name in names if getattr(body.reasoning, name)]
+    return found
+
+
+def _instructions(body: ResponsesRequest) -> list[Message]:
+    return [{"role": "system", "content": body.instructions}] if body.instructions else []
+
+
+def _check_depths(body: ResponsesRequest) -> None:
+    """Raise RequestError for schemas that are nested too deep to be sent back."""
+    schemas: dict[str, Any] = {}
+    if body.text is not None and body.text.format is not None:
+        schemas["text.format.schema"] = body.text.format.schema_
+    for where, schema in schemas.items():
+        if is_deep(schema):
+            raise RequestError("is nested too deep.", where=where)
+
+
+def _response_format(body: ResponsesRequest) -> dict[str, Any] | None:
+    given = body.text.format if body.text else None
+    if given is None:
+        return None
+    if given.type != "json_schema":
+        return {"type": given.type, "schema": given.schema_}
+    schema = {"name": given.name, "schema": given.schema_}
+    return {"type": "json_schema", "json_schema": schema}

@@ -1,0 +1,147 @@
+"""ResponseStore: responses that clients may come back to, bounded in bytes and in time.
+
+In the memory of one process (`owned`); what is kept belongs to the key that asked for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dovetail.errors import NotFound
+from dovetail.json_values import json_value
+from dovetail_plugins.apis.responses.event_log import EventLog
+from dovetail_plugins.apis.responses.owned import OwnedObjects
+
+MAX_BYTES = 64 << 20
+KEPT_S = 3600.0
+
+
+class LiveResponse(Protocol):
+    """A response that may still grow."""
+
+    id: str
+
+    def encoded(self) -> bytes:
+        """Return its JSON as it is now."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StoredResponse:
+    """One response. While it runs `answer` is it; then `reply` and `messages` are its JSON.
+
+    `messages` are the turns of the conversation, this answer's included; `items` are the JSON of
+    what this response was asked. `events` are its stream, where it is streamed in the background.
+    """
+
+    owner: str
+    since_s: float
+    is_background: bool
+    events: EventLog | None = None
+    answer: LiveResponse | None = None
+    task: asyncio.Task[None] | None = None
+    reply: bytes = b""
+    messages: bytes = b""
+    items: bytes = b"[]"
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the memory that it takes."""
+        events = 0 if self.events is None else self.events.num_bytes
+        return len(self.reply) + len(self.messages) + len(self.items) + events
+
+    def reply_json(self) -> bytes:
+        """Return the response as it is now."""
+        return self.reply if self.answer is None else self.answer.encoded()
+
+
+class ResponseStore:
+    """Responses by id. What still runs is never dropped to make room."""
+
+    def __init__(
+        self,
+        *,
+        max_bytes: int = MAX_BYTES,
+        kept_s: float = KEPT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._kept_s = kept_s
+        self._clock = clock
+        self._kept = OwnedObjects[StoredResponse](max_bytes, lambda kept: kept.answer is None)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def begin(
+        self,
+        answer: LiveResponse,
+        owner: str,
+        *,
+        is_background: bool,
+        items: Sequence[dict[str, Any]] = (),
+        events: EventLog | None = None,
+    ) -> StoredResponse:
+        """Keep a response that is about to run, and what it was asked. Mutates: self"""
+        kept = StoredResponse(
+            owner=owner,
+            since_s=self._clock(),
+            is_background=is_background,
+            events=events,
+            answer=answer,
+            items=json.dumps(list(items)).encode(),
+        )
+        self._kept.keep(answer.id, kept)
+        return kept
+
+    def settle(self, answer: LiveResponse, messages: Sequence[dict[str, Any]]) -> None:
+        """Take a response that has ended as it will stay; one deleted meanwhile stays deleted.
+
+        Mutates: self
+        """
+        kept = self._kept.find(answer.id)
+        if kept is None or kept.answer is None:
+            return
+        kept.reply = kept.reply_json()
+        kept.messages = json.dumps(messages, ensure_ascii=False).encode()
+        kept.answer = kept.task = None
+        self._kept.keep(answer.id, kept)
+
+    def get(self, response_id: str, owner: str) -> StoredResponse:
+        """Return a response. Raises: NotFound, also for another key's"""
+        self._drop_old()
+        kept = self._kept.get(response_id, owner)
+        if kept is None:
+            raise NotFound(
+                f'there is no response "{response_id[:128]}".',
+                where="response_id",
+                fix="responses are kept for an hour, unless sent with store false.",
+                code="response_not_found",
+            )
+        return kept
+
+    def find_item(self, item_id: str, owner: str) -> dict[str, Any] | None:
+        """Return an item of the owner's responses that have ended, of their output or of what they
+        were asked; the newest first."""
+        self._drop_old()
+        mark = json.dumps(item_id).encode()
+        for kept in reversed(self._kept.of(owner)):
+            if kept.answer is not None:
+                continue
+            if mark not in kept.reply and mark not in kept.items:
+                continue
+            for item in (*json_value(kept.reply)["output"], *json_value(kept.items)):
+                if item.get("id") == item_id:
+                    return dict(item)
+        return None
+
+    def _drop_old(self) -> None:
+        oldest_s = self._clock() - self._kept_s
+        self._kept.drop_oldest(lambda kept: kept.since_s < oldest_s)
+
+    def drop(self, response_id: str) -> None:
+        """Forget a response. Mutates: self"""
+        self._kept.drop(response_id)

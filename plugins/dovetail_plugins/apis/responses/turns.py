@@ -1,0 +1,239 @@
+"""Input items as turns of a conversation: what an assistant said, thought and called is one turn.
+
+`words.ITEMS` says which items there are; what is left out says nothing here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from dovetail.errors import RequestError
+from dovetail.server.generate.as_chat import Content, joined
+from dovetail.server.generate.words import is_left_out
+from dovetail_plugins.apis.responses.protocol import Item
+from dovetail_plugins.apis.responses.words import ITEMS, PARTS
+
+Message = dict[str, Any]
+
+
+def in_namespace(namespace: Any, name: str) -> str:
+    """Return the name that the model sees of a tool within a namespace."""
+    return f"{namespace}__{name}" if isinstance(namespace, str) and namespace else name
+
+
+def left_out_items(given: str | Sequence[Item]) -> list[str]:
+    """Return the names to report of the items that are left out."""
+    kinds = () if isinstance(given, str) else (str(item.get("type")) for item in given)
+    return [f"input.{kind}" for kind in dict.fromkeys(kinds) if is_left_out(ITEMS, kind)]
+
+
+def messages_of(given: str | Sequence[Item]) -> list[Message]:
+    """Return items as turns; what an assistant said, thought and called is one. Raises:
+    RequestError"""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    turns = _Turns()
+    for number, item in enumerate(given):
+        turns.add(item, f"input[{number}]")
+    return turns.finish()
+
+
+class _Turns:
+    """Turns as they are put together."""
+
+    def __init__(self) -> None:
+        self._done: list[Message] = []
+        self._open: Message | None = None
+
+    def add(self, item: Item, where: str) -> None:
+        """Take an item. Raises: RequestError. Mutates: self"""
+        kind = item.get("type") or "message"
+        word = ITEMS.get(kind) if isinstance(kind, str) else None
+        if word is None:
+            raise RequestError(
+                f'items of type "{str(kind)[:64]}" are not supported here.',
+                where=f"{where}.type",
+                code="unsupported_field",
+            )
+        match word.read_as:
+            case "message":
+                self._message(item, where)
+            case "reasoning":
+                self._reasoning(item, where)
+            case "function":
+                self._call(item, where, {"function": _function(item, where)})
+            case "custom":
+                custom = {"name": _name(item, where), "input": _word(item, "input", where)}
+                self._call(item, where, {"type": "custom", "custom": custom})
+            case "call":
+                name = str(kind).removesuffix("_call")
+                function = {"name": name, "arguments": _fields(item)}
+                self._call(item, where, {"function": function})
+            case "output":
+                output = _content(item.get("output"), f"{where}.output")
+                self._result(_id_of_call(item, where), output)
+            case "result":
+                self._result(_id_of_call(item, where), _result(item, where))
+            case "mcp":
+                self._mcp_call(item, where)
+
+    def _call(self, item: Item, where: str, call: Message) -> None:
+        self._assistant(begins_with=("content", "reasoning_content", "tool_calls"))
+        assert self._open is not None
+        call_id = _id_of_call(item, where)
+        self._open.setdefault("tool_calls", []).append({"id": call_id, **call})
+
+    def _result(self, call_id: str, content: Content) -> None:
+        self._other({"role": "tool", "tool_call_id": call_id, "content": content})
+
+    def _reasoning(self, item: Item, where: str) -> None:
+        thought = _thought(item, where)
+        if not thought:
+            return
+        self._assistant(begins_with=())
+        assert self._open is not None
+        self._open["reasoning_content"] = thought
+
+    def _mcp_call(self, item: Item, where: str) -> None:
+        """Take a call that a server of tools has answered; one that was cut short says nothing."""
+        if item.get("output") is None and item.get("error") is None:
+            return
+        self._call({"call_id": item.get("id")}, where, {"function": _function(item, where)})
+        self._result(_word(item, "id", where), _mcp_text(item, where))
+
+    def _message(self, item: Item, where: str) -> None:
+        role = _word(item, "role", where)
+        text = _content(item.get("content"), f"{where}.content")
+        if role != "assistant":
+            self._other({"role": role, "content": text})
+            return
+        self._assistant(begins_with=("reasoning_content",))
+        assert self._open is not None
+        self._open["content"] = text
+
+    def _assistant(self, begins_with: Sequence[str]) -> None:
+        """Have an assistant's turn open that has nothing but these fields. Mutates: self"""
+        if self._open is not None and set(self._open) - {"role", *begins_with}:
+            self._done.append(self._open)
+            self._open = None
+        if self._open is None:
+            self._open = {"role": "assistant"}
+
+    def _other(self, message: Message) -> None:
+        self.finish()
+        self._done.append(message)
+
+    def finish(self) -> list[Message]:
+        """Return all turns. Mutates: self"""
+        if self._open is not None:
+            self._done.append(self._open)
+            self._open = None
+        return self._done
+
+
+def _word(item: Mapping[str, Any], name: str, where: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise RequestError("must be text.", where=f"{where}.{name}")
+    return value
+
+
+def _id_of_call(item: Item, where: str) -> str:
+    """Return the id of a call, which some items hold in their own, and others leave out. Raises:
+    RequestError"""
+    name = next((name for name in ("call_id", "id") if item.get(name) is not None), None)
+    return "" if name is None else _word(item, name, where)
+
+
+def _name(item: Item, where: str) -> str:
+    return in_namespace(item.get("namespace"), _word(item, "name", where))
+
+
+def _function(item: Item, where: str) -> dict[str, Any]:
+    return {"name": _name(item, where), "arguments": item.get("arguments")}
+
+
+_NO_ARGUMENTS = frozenset({"type", "id", "call_id", "status", "created_by", "caller"})
+
+
+def _fields(item: Item) -> dict[str, Any]:
+    """Return what is said in a call of a tool that has a form of its own."""
+    return {name: value for name, value in item.items() if name not in _NO_ARGUMENTS}
+
+
+def _result(item: Item, where: str) -> Content:
+    """Return the result of such a call: text, parts, or JSON of what else it holds."""
+    output = item.get("output", _fields(item))
+    if isinstance(output, str):
+        return output
+    parts = output if isinstance(output, list) else [output]
+    if all(isinstance(part, dict) and part.get("type") in PARTS for part in parts):
+        return _content(parts, f"{where}.output")
+    return json.dumps(output, ensure_ascii=False)
+
+
+def _mcp_text(item: Item, where: str) -> str:
+    """Return the text of a call's end that the model reads. Raises: RequestError"""
+    error = item.get("error")
+    if error is None:
+        return _text(item.get("output"), f"{where}.output")
+    if not isinstance(error, dict):
+        return f"error: {_text(error, f'{where}.error')}"
+    told = error.get("message", error.get("content"))
+    return f"error: {_text(told, f'{where}.error')}"
+
+
+def _thought(item: Item, where: str) -> str:
+    content = item.get("content") or item.get("summary") or []
+    parts = [part | {"type": "text"} for part in content if isinstance(part, dict)]
+    return _text(parts, f"{where}.content")
+
+
+def _text(content: Any, where: str) -> str:
+    """Return text given as it is or in parts. Raises: RequestError"""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RequestError("must be text or a list of parts.", where=where)
+    return "\n".join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
+
+
+def _content(content: Any, where: str) -> Content:
+    """Return text given as it is or in parts, media among them. Raises: RequestError"""
+    if not isinstance(content, list):
+        return _text(content, where)
+    return joined([_text_or_medium(part, f"{where}[{i}]") for i, part in enumerate(content)])
+
+
+def _text_or_medium(part: Any, where: str) -> str | dict[str, Any]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind in PARTS and PARTS[kind].read_as == "medium":
+        if part.get("file_id") is not None:
+            raise RequestError(
+                "files are not kept here.",
+                where=f"{where}.file_id",
+                fix="send image_url.",
+                code="unsupported_field",
+            )
+        return {**part, "type": "input_image"} if kind == "computer_screenshot" else dict(part)
+    return _part(part, where)
+
+
+def _part(part: Any, where: str) -> str:
+    if not isinstance(part, dict):
+        raise RequestError("must be an object.", where=where)
+    kind = part.get("type", "text")
+    if not isinstance(kind, str) or kind not in PARTS or PARTS[kind].read_as != "text":
+        raise RequestError(
+            f'parts of type "{str(kind)[:64]}" are not supported.',
+            where=where,
+            code="unsupported_field",
+        )
+    return _word(part, "refusal" if kind == "refusal" else "text", where)
+
+
+def output_messages(output: Iterable[Item]) -> list[Message]:
+    """Return a response's output as the turns that follow from it."""
+    return messages_of(list(output))

@@ -1,0 +1,152 @@
+"""POST /score and /rerank, under all their names."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fastapi import Request
+
+from dovetail.errors import RequestError
+from dovetail.interfaces.api import Api, Route
+from dovetail.interfaces.plugin import Info
+from dovetail.server.generate.dependencies import ServerOf
+from dovetail.server.generate.server_state import ServerState
+from dovetail_plugins.apis._pool.replies import raw_reply
+from dovetail_plugins.apis._pool.scores import TASKS, Pairs, scored
+from dovetail_plugins.apis._pool.work import Answers
+from dovetail_plugins.apis.scores.protocol import Document, RerankRequest, ScoreRequest
+
+Ranking = list[tuple[int, float]]
+
+
+async def score(body: ScoreRequest, request: Request, server: ServerOf) -> Any:
+    """Return how well texts go together, a number for each pair."""
+    server, model = await server.for_model(body.model)
+    ignored = server.fields.check(body)
+    pairs = Pairs(
+        firsts=_texts(body.text_1),
+        seconds=_texts(body.text_2),
+        first_field="text_1",
+        second_field="text_2",
+        is_activated=_wants(body),
+    )
+    request_id, answers = await scored(server, body, request, pairs, model=model)
+    reply = {
+        "id": f"score-{request_id}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": model,
+        "data": [
+            {"index": index, "object": "score", "score": one}
+            for index, one in enumerate(answers.items)
+        ],
+        "usage": answers.usage(server).model_dump(),
+    }
+    return raw_reply(reply, ignored)
+
+
+async def rerank(body: RerankRequest, request: Request, server: ServerOf) -> Any:
+    """Sort documents by how well they answer a query, the best first."""
+    server, model = await server.for_model(body.model)
+    ignored = server.fields.check(body)
+    if (body.documents is None) == (body.texts is None):
+        raise RequestError("give documents.", where="documents")
+    field = "texts" if body.documents is None else "documents"
+    documents = [_text(one) for one in body.documents or body.texts or ()]
+    pairs = Pairs(
+        firsts=[_text(body.query)],
+        seconds=documents,
+        first_field="query",
+        second_field=field,
+        is_activated=False if body.raw_scores else _wants(body),
+    )
+    if body.truncate and body.truncate_prompt_tokens is None:
+        side = body.truncation_direction.lower()
+        body = body.model_copy(update={"truncate_prompt_tokens": -1, "truncation_side": side})
+    request_id, answers = await scored(server, body, request, pairs, model=model)
+    ranking = ranked(answers.items, body.top_n)
+    if body.texts is not None:
+        return raw_reply(_texts_reply(ranking, documents if body.return_text else None), ignored)
+    shown = documents if body.return_documents is not False else None
+    return raw_reply(_reply(server, request_id, model, answers, ranking, shown), ignored)
+
+
+def ranked(scores: Iterable[float], top_n: int | None) -> Ranking:
+    """Return places and scores, the best first, ties in their order; the first `top_n` (0 or None:
+    all)."""
+    found = sorted(enumerate(scores), key=lambda one: -one[1])
+    return found[: top_n or None]
+
+
+def _texts_reply(ranking: Ranking, texts: Sequence[str] | None) -> list[dict[str, Any]]:
+    """Return the answer as text-embeddings-inference has it."""
+    shown = ({} if texts is None else {"text": texts[index]} for index, _ in ranking)
+    return [
+        {"index": index, **text, "score": number}
+        for (index, number), text in zip(ranking, shown, strict=True)
+    ]
+
+
+def _reply(
+    server: ServerState,
+    request_id: str,
+    model: str,
+    answers: Answers,
+    ranking: Ranking,
+    documents: Sequence[str] | None,
+) -> dict[str, Any]:
+    """Return the answer as Jina and Cohere have it."""
+    results = []
+    for index, number in ranking:
+        document = {} if documents is None else {"document": {"text": documents[index]}}
+        results.append({"index": index, "relevance_score": number, **document})
+    return {
+        "id": f"rerank-{request_id}",
+        "model": model,
+        "usage": answers.usage(server).model_dump(),
+        "results": results,
+        "meta": {
+            "api_version": {"version": "2"},
+            "tokens": {"input_tokens": answers.num_tokens},
+        },
+    }
+
+
+def _texts(given: str | list[str]) -> list[str]:
+    return [given] if isinstance(given, str) else given
+
+
+def _text(given: Document) -> str:
+    return given if isinstance(given, str) else given.text
+
+
+def _wants(body: ScoreRequest | RerankRequest) -> bool | None:
+    return body.use_activation if body.use_activation is not None else body.activation
+
+
+class ScoresApi(Api):
+    """Scores of pairs of texts, and documents sorted by them."""
+
+    info = Info(
+        summary="scores of pairs of texts, and documents sorted by them",
+        source="the APIs of vLLM, Jina, Cohere and text-embeddings-inference",
+    )
+    routes = (
+        *(
+            Route(method="POST", path=path, endpoint=score, body=ScoreRequest, tasks=TASKS)
+            for path in ("/score", "/v1/score")
+        ),
+        *(
+            Route(
+                method="POST",
+                path=path,
+                endpoint=rerank,
+                body=RerankRequest,
+                tasks=TASKS,
+                takes_any_length=True,
+            )
+            for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+        ),
+    )

@@ -1,0 +1,52 @@
+"""Bodies of text-embeddings-inference's API. Source: its API reference (openapi.json)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from dovetail.server.generate.bodies import INT31, Body
+from dovetail.server.generate.chat_body import MAX_NAME_CHARS
+from dovetail_plugins.apis._pool.fields import Inputs, Texts
+
+Direction = Literal["Left", "left", "Right", "right"]
+Sequence = Annotated[list[str], Field(min_length=1, max_length=2)]
+"""A text, or a pair of texts."""
+
+
+class CutFields(Body):
+    """What is done with texts that are too long: with `truncate` they are cut, else refused."""
+
+    truncate: bool = False
+    truncation_direction: Direction = "Right"
+
+
+class EmbedRequest(CutFields):
+    """Vectors of inputs, or of each of their tokens, are asked for."""
+
+    inputs: Inputs
+    normalize: bool = True
+    prompt_name: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
+    dimensions: Annotated[int, Field(ge=1, le=INT31)] | None = None
+
+
+class PredictRequest(CutFields):
+    """The classes of a text, of a pair of texts, or of several of either are asked for."""
+
+    inputs: str | Sequence | Annotated[list[Sequence], Field(min_length=1)]
+    raw_scores: bool = False
+
+
+class Sentences(Body):
+    """A text and those that it is compared with."""
+
+    source_sentence: str
+    sentences: Texts
+
+
+class SimilarityRequest(Body):
+    """The likeness of texts is asked for."""
+
+    inputs: Sentences
+    parameters: dict[str, Any] | None = None

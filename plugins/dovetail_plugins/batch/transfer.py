@@ -1,0 +1,96 @@
+"""Files from and to http(s) addresses: GET into a file, PUT from one.
+
+Signed addresses carry a secret in their query, so that part is never shown.
+"""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import shutil
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import urlsplit
+
+from dovetail.errors import DovetailError
+
+logger = logging.getLogger("dovetail_plugins.batch")
+TIMEOUT_S = 60.0
+PAUSES_S = (1.0, 4.0)
+"""Waits between tries; a refusal that names the request (4xx) is not tried again."""
+
+COPY_BYTES = 1 << 20
+CONTENT_TYPE = "application/jsonl"
+
+
+class TransferError(DovetailError):
+    """An address gave no file or took none."""
+
+
+def is_address(name: str) -> bool:
+    """Return whether a file name is an http(s) address."""
+    return name.lower().startswith(("http://", "https://"))
+
+
+def shown(address: str) -> str:
+    """Return an address without what may be secret in it."""
+    parts = urlsplit(address)
+    return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
+
+
+def fetch(address: str, path: Path) -> None:
+    """GET an address into a file. Raises: TransferError"""
+
+    def once() -> None:
+        with urllib.request.urlopen(address, timeout=TIMEOUT_S) as response, path.open("wb") as out:
+            shutil.copyfileobj(response, out, COPY_BYTES)
+            _check_length(response, out)
+
+    _tried("fetch", address, once)
+
+
+def send(path: Path, address: str) -> None:
+    """PUT a file to an address. Raises: TransferError"""
+
+    def once() -> None:
+        with path.open("rb") as file:
+            headers = {"Content-Type": CONTENT_TYPE, "Content-Length": str(path.stat().st_size)}
+            asked = urllib.request.Request(address, data=file, headers=headers, method="PUT")
+            with urllib.request.urlopen(asked, timeout=TIMEOUT_S):
+                return
+
+    _tried("send the results to", address, once)
+
+
+def _check_length(response: http.client.HTTPResponse, out: BinaryIO) -> None:
+    # Reading in pieces, http.client takes a connection that broke for the end.
+    wanted = response.headers.get("Content-Length")
+    if wanted is not None and out.tell() != int(wanted):
+        raise OSError(f"it broke off after {out.tell()} of {wanted} bytes")
+
+
+def _tried(verb: str, address: str, once: Callable[[], None]) -> None:
+    for pause_s in (*PAUSES_S, None):
+        try:
+            once()
+            return
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            reason, is_final = _reason(error)
+            if pause_s is None or is_final:
+                raise TransferError(f"cannot {verb} {shown(address)}: {reason}.") from error
+            logger.warning("cannot %s %s yet: %s", verb, shown(address), reason)
+            time.sleep(pause_s)
+
+
+def _reason(error: Exception) -> tuple[str, bool]:
+    """Return the reason, and whether trying again is of no use."""
+    if isinstance(error, urllib.error.HTTPError):
+        error.close()
+        return f"status {error.code} {error.reason}", error.code < 500
+    if isinstance(error, urllib.error.URLError):
+        return str(error.reason), False
+    return str(error) or type(error).__name__, isinstance(error, ValueError)

@@ -1,0 +1,89 @@
+"""`dovetail cache ls`: whose KV blocks lie in a folder, how many and how large."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dovetail_plugins.kv_connectors.block_files import BlockFiles
+
+HELP = "list the models whose KV blocks lie in a folder"
+COLUMNS = ("MODEL", "BLOCKS", "SIZE", "LAST USED", "FOLDER")
+DAY_S = 86_400
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the folder. Mutates: parser."""
+    add_folder(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what is there; return the exit status. Raises: ConfigError"""
+    from dovetail_plugins.inspect.render import size
+
+    found = [facts_of(store) for store in stores_of(args.folder)]
+    if args.json:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+        return 0
+    if not found:
+        print(f"No KV blocks lie in {args.folder}.")
+        return 0
+    rows = [COLUMNS, *(_row(facts, size(facts["bytes"])) for facts in found)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+    for row in rows:
+        print("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
+    return 0
+
+
+def add_folder(parser: argparse.ArgumentParser) -> None:
+    """Add the folder that a part of the command is about. Mutates: parser."""
+    text = "the folder of a connector (kv_connector_extra_config.folder)"
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help=text)
+
+
+def stores_of(folder: Path) -> list[BlockFiles]:
+    """Return whose blocks lie in a folder. Raises: ConfigError"""
+    from dovetail_plugins.kv_connectors.block_files import stores_in
+
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder}.", where="dovetail cache")
+    try:
+        return stores_in(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be read: {error.strerror}.", where="dovetail cache"
+        ) from error
+
+
+def facts_of(store: BlockFiles) -> dict[str, Any]:
+    """Return the facts of one model's blocks. A file that goes meanwhile is not counted."""
+    keys, num_bytes, used_s = set(), 0, 0.0
+    for block in store.blocks():
+        try:
+            status = block.path.stat()
+        except FileNotFoundError:
+            continue
+        keys.add(block.key)
+        num_bytes += status.st_size
+        used_s = max(used_s, status.st_mtime)
+    return {
+        "model": store.model,
+        "blocks": len(keys),
+        "bytes": num_bytes,
+        "ranks": store.world_size,
+        "used_s": used_s,
+        "folder": str(store.root),
+    }
+
+
+def _row(facts: dict[str, Any], num_bytes: str) -> tuple[str, ...]:
+    days = (time.time() - facts["used_s"]) / DAY_S
+    used = "never" if not facts["used_s"] else f"{days:.1f} days ago"
+    return facts["model"], str(facts["blocks"]), num_bytes, used, facts["folder"]

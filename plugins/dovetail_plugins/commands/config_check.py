@@ -1,0 +1,155 @@
+"""`dovetail config check`: every check of a start that needs no weights, one line each.
+
+The order is that of `dovetail serve`. The first fault ends it, with its cause and its fix.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dovetail_plugins.commands.serve import COMMON as COMMON
+from dovetail_plugins.commands.serve import add_arguments as add_serve_arguments
+
+if TYPE_CHECKING:
+    from dovetail.config.config import Config
+    from dovetail.interfaces.selection import Selection
+    from dovetail.interfaces.spec import EngineSpec
+    from dovetail.server.launch.preview import Preview
+
+HELP = "check the settings, the model's files and the address without starting"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of serve. Mutates: parser."""
+    add_serve_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check; return the exit status. Raises: ConfigError for the first fault."""
+    from dovetail.config.parse.parse_config import parse_config
+    from dovetail.config.report.show import DEMO
+    from dovetail.server.launch.engine_start import chosen_apis
+    from dovetail.server.launch.serve import with_checked_frontend
+    from dovetail.server.launch.sockets import listening, url_of
+
+    models = list(args.model_tag)
+    args.model_tag = models[0] if models else None
+    config = parse_config(args)
+    given = sum(origin != DEMO for origin in config.origins.values())
+    _say("settings", f"{given} given, all known and in range")
+    config = with_checked_frontend(config)
+    apis = chosen_apis(config)
+    _say("HTTP flags", _frontend_text(config))
+    for name, own in _models(config, models):
+        if name:
+            print(f"{name}:", flush=True)
+        _check_model(own)
+    asyncio.run(_open_apis(apis, config))
+    _say("APIs", "the folders and servers of tools that they need can be used")
+    with listening(config.frontend) as sock:
+        _say("address", f"{url_of(sock, has_tls=config.frontend.ssl_certfile is not None)} is free")
+    return 0
+
+
+def _models(config: Config, models: Sequence[str]) -> Sequence[tuple[str, Config]]:
+    """Return the configs of the models that `dovetail serve` would serve, named where there are
+    several. Raises: ConfigError"""
+    if len(models) < 2 and config.gateway.models is None:
+        from dovetail.config.rules.one_model import check_one_model
+
+        check_one_model(config)
+        return [("", config)]
+    from dovetail_plugins.gateway.serve import checked_entries
+
+    return [(entry.name, entry.config) for entry in checked_entries(config, models)]
+
+
+def _check_model(config: Config) -> None:
+    """Check what one model's engine needs. Raises: ConfigError"""
+    from dovetail.config.resolve import resolve
+    from dovetail.engine.ipc.transport import make_socket_folder
+    from dovetail.server.launch.preview import look_ahead, make_parts
+
+    spec = resolve(config)
+    _say("model", _model_text(spec))
+    _say("plugins", _plugins_text(spec))
+    _say("memory", _memory_text(spec))
+    make_parts(spec)
+    ahead = look_ahead(config, spec)
+    folder = make_socket_folder(spec.socket_dir)
+    folder.rmdir()
+    _say("socket", f"the engine's can be made in {folder.parent}")
+    _say("tokenizer", _tokenizer_text(spec, ahead))
+    _say("chat template", _template_text(config, ahead))
+    _say("parsers", _parsers_text(ahead))
+
+
+async def _open_apis(apis: Sequence[Selection], config: Config) -> None:
+    """Open what API families need, folders and servers of tools, and close it again. Raises:
+    ConfigError"""
+    from dovetail.server.families import build_apis, opened_apis
+
+    async with opened_apis(build_apis(apis), config.frontend):
+        pass
+
+
+def _say(what: str, text: str) -> None:
+    print(f"OK  {what + ':':<15}{text}", flush=True)
+
+
+def _frontend_text(config: Config) -> str:
+    frontend = config.frontend
+    tls = "TLS" if frontend.ssl_certfile else "no TLS"
+    keys = f"{len(frontend.api_key)} API keys" if frontend.api_key else "no API key"
+    return f"{tls}, {keys}, {len(frontend.middleware)} middleware"
+
+
+def _model_text(spec: EngineSpec) -> str:
+    run = spec.run
+    stored = run.model.weight_dtype or run.model.dtype
+    weights = "no weights are read" if run.load_format.name == "dummy" else "its files are whole"
+    return (
+        f"{run.model.architecture} at {run.model.path}, {weights}; {stored}, "
+        f"quantization {run.quantization.name}, {run.max_model_tokens} tokens"
+    )
+
+
+def _plugins_text(spec: EngineSpec) -> str:
+    run = spec.run
+    return (
+        f"device {run.device}, attention {run.attention.name}, scheduler {spec.scheduler.name}, "
+        f"executor {spec.executor.name}, load format {run.load_format.name}"
+    )
+
+
+def _memory_text(spec: EngineSpec) -> str:
+    cache = spec.cache
+    if cache.num_blocks is not None:
+        size = f"{cache.num_blocks} blocks"
+    elif cache.memory_bytes is not None:
+        size = f"{cache.memory_bytes / 2**20:.4g} MiB"
+    else:
+        size = f"{cache.memory_share:.0%} of the device's memory less weights and steps"
+    return f"KV cache of {size} ({spec.run.kv_dtype}), up to {spec.schedule.max_rows} requests"
+
+
+def _tokenizer_text(spec: EngineSpec, ahead: Preview) -> str:
+    if not ahead.vocab_size:
+        return "none: requests carry token ids"
+    return f"{spec.tokenizer.name} at {spec.tokenizer_path}, {ahead.vocab_size} tokens"
+
+
+def _template_text(config: Config, ahead: Preview) -> str:
+    if not ahead.template:
+        return "none: /v1/chat/completions will answer with an error"
+    whose = "given by --chat-template" if config.frontend.chat_template else "the model's own"
+    return f"{whose}, compiles"
+
+
+def _parsers_text(ahead: Preview) -> str:
+    tool, reasoning = ahead.parsers.tool, ahead.parsers.reasoning
+    names = (tool.name if tool else "none", reasoning.name if reasoning else "none")
+    return f"tool calls {names[0]}, reasoning {names[1]}"

@@ -1,0 +1,119 @@
+"""`dovetail config show`: what comes of flags, files, variables, model and machine together.
+
+Reads the model's settings and its tokenizer, no weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dovetail_plugins.commands.serve import COMMON as COMMON
+from dovetail_plugins.commands.serve import add_arguments as add_serve_arguments
+
+if TYPE_CHECKING:
+    from dovetail.config.report.show import Shown
+
+HELP = "show every setting as it will be, and where it comes from"
+VALUE_WIDTH = 44
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of serve and those of the display. Mutates: parser."""
+    parser.add_argument("--origin", action="store_true", help="say where each value comes from")
+    parser.add_argument("--json", action="store_true", help="print JSON, always with every setting")
+    parser.add_argument(
+        "--all", action="store_true", help="show settings too that are just at their default"
+    )
+    parser.add_argument(
+        "--request",
+        action="store_true",
+        help="say instead how a request that says nothing is sampled, and where that comes from",
+    )
+    add_serve_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the settings; return the exit status. Raises: ConfigError as serve does."""
+    from dovetail.config.parse.parse_config import parse_config
+    from dovetail.config.report.show import facts, resolved, rows_of, sampling_rows
+    from dovetail.config.resolve import resolve
+    from dovetail.server.launch.preview import found, look_ahead
+
+    config = parse_config(args)
+    spec = resolve(config)
+    if args.request:
+        return _show_request(sampling_rows(config, spec), is_json=args.json)
+    decided = {**resolved(config, spec), **found(config, spec, look_ahead(config, spec))}
+    rows = rows_of(config, decided)
+    if args.json:
+        print(json.dumps(as_json(rows, facts(spec), with_origin=args.origin), indent=2))
+    else:
+        lines = as_table(rows, facts(spec), with_origin=args.origin, with_defaults=args.all)
+        print("\n".join(lines))
+    return 0
+
+
+def _show_request(rows: Sequence[Shown], *, is_json: bool) -> int:
+    if is_json:
+        values = {row.name: {"value": row.value, "origin": row.origin} for row in rows}
+        print(json.dumps({"request": values}, indent=2))
+        return 0
+    for row in rows:
+        open_end = "all that fits" if row.name == "max_tokens" and row.value is None else row.value
+        print("\n".join(_lines(row.name, open_end, row.origin, max(len(r.name) for r in rows) + 2)))
+    return 0
+
+
+def as_json(rows: Sequence[Shown], facts: dict[str, Any], *, with_origin: bool) -> dict[str, Any]:
+    """Return {"settings": {name: value, or {value, origin}}, "facts": {name: value}}."""
+    settings: dict[str, Any] = {}
+    for row in rows:
+        value = {"value": row.value, "origin": row.origin} if with_origin else row.value
+        settings[row.name] = value
+    return {"settings": settings, "facts": facts}
+
+
+def as_table(
+    rows: Sequence[Shown], facts: dict[str, Any], *, with_origin: bool, with_defaults: bool
+) -> list[str]:
+    """Return lines by group: what was chosen by anybody, and the rest too if wanted."""
+    shown = [row for row in rows if with_defaults or row.is_chosen]
+    width = max(map(len, [*facts, *(row.name for row in shown)])) + 2
+    lines: list[str] = []
+    for row in shown:
+        if row.group not in lines:
+            lines += ["", row.group] if lines else [row.group]
+        value = _sized(row.name, row.value)
+        lines += _lines(row.name, value, row.origin if with_origin else "", width)
+    lines += ["", "what follows from them"]
+    for name, value in facts.items():
+        lines += _lines(name, value, "", width)
+    if len(shown) < len(rows):
+        lines += ["", f"{len(rows) - len(shown)} more are at their defaults: --all shows them."]
+    return lines
+
+
+def _lines(name: str, value: Any, origin: str, width: int) -> list[str]:
+    """Return one setting; a value that is too long for its column goes on below."""
+    text = value_text(value)
+    cells = textwrap.wrap(text, VALUE_WIDTH, break_on_hyphens=False, break_long_words=False) or [""]
+    first = f"  {name:<{width}}{cells[0]:<{VALUE_WIDTH}}  {origin}".rstrip()
+    return [first, *(f"{'':<{width + 2}}{cell}" for cell in cells[1:])]
+
+
+def _sized(name: str, value: Any) -> Any:
+    """Return a number of bytes with its size in words."""
+    if name.endswith("_bytes") and isinstance(value, int):
+        return f"{value} ({value / 2**20:.4g} MiB)"
+    return value
+
+
+def value_text(value: Any) -> str:
+    """Return a value as a person would type it; text that is JSON already stays."""
+    from dovetail.config.report.describe import value_text as plain
+
+    return plain(tuple(map(str, value)) if isinstance(value, list | tuple) else value)

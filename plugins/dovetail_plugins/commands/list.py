@@ -1,0 +1,65 @@
+"""`dovetail list`: the models on this machine, by the names that serve takes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dovetail_plugins.inspect.listing import Listed
+
+HELP = "list the models on this machine"
+COLUMNS = ("NAME", "SIZE", "ARCHITECTURE", "QUANTIZATION", "FITS", "STORE")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the argument of the display and where to look. Mutates: parser."""
+    from dovetail_plugins.commands.model_stores import add_store_arguments
+
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_store_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the models; return the exit status. Raises: ConfigError."""
+    from dovetail_plugins.commands.model_stores import stores_of
+    from dovetail_plugins.inspect.listing import device_memory, listed
+
+    device, free_bytes = device_memory()
+    found = [listed(model, free_bytes) for model in stores_of(args).all_models()]
+    if args.json:
+        facts = {"device": device, "free_bytes": free_bytes, "models": [m.as_json() for m in found]}
+        print(json.dumps(facts, indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(screen(found, device, free_bytes)))
+    return 0
+
+
+def screen(found: Sequence[Listed], device: str, free_bytes: int | None) -> list[str]:
+    """Return the table as lines, what is wrong with models below it."""
+    from dovetail_plugins.inspect.render import size
+
+    if not found:
+        return ["There is no model on this machine. `dovetail pull ORG/MODEL` fetches one."]
+    rows = [COLUMNS, *(_row(one, size(one.model.num_bytes)) for one in found)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
+    lines = [line.rstrip() for line in lines]
+    lines += [f"{one.model.name}: {one.fault.rstrip('.')}." for one in found if one.fault]
+    if free_bytes is not None:
+        lines.append(f"{size(free_bytes)} are free ({device}); `dovetail inspect NAME` tells more.")
+    return lines
+
+
+def _row(one: Listed, size: str) -> tuple[str, ...]:
+    fits = {True: "yes", False: "no", None: "?"}[one.fits]
+    return (
+        one.model.name,
+        size,
+        one.architecture or "?",
+        one.quantization or "?",
+        "no" if one.fault else fits,
+        one.model.store,
+    )

@@ -1,0 +1,61 @@
+"""`dovetail pull`: fetches a model of the hub or of ModelScope, only the files that are needed."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dovetail.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dovetail.config.checkpoint.hub import Hub, Wanted
+
+HELP = "fetch a model from the Hugging Face hub or ModelScope"
+WHERE = "dovetail pull"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the model and the flags of the hub. Mutates: parser."""
+    from dovetail_plugins.commands.model_stores import add_hub_arguments
+
+    parser.add_argument(
+        "model", metavar="ID", help="ORG/MODEL, or ORG/MODEL:QUANT for one of its GGUF files"
+    )
+    add_hub_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Fetch; return the exit status. Raises: ConfigError where the hub cannot give it."""
+    from dovetail.config.checkpoint.hub import Wanted
+    from dovetail.config.checkpoint.model_path import is_hub_id
+    from dovetail.config.resolve import hub_of
+    from dovetail_plugins.commands.model_stores import settings_of
+
+    config = settings_of(args)
+    repo, _, quant = args.model.partition(":")
+    if not is_hub_id(repo) or (quant and "/" not in repo):
+        raise ConfigError(
+            f"{args.model!r} is not a name of the hub.",
+            where=WHERE,
+            fix="a name is ORG/MODEL, or ORG/MODEL:QUANT for a GGUF file.",
+        )
+    path = _fetched(Wanted(WHERE, repo, config.model.revision), quant, hub_of(config))
+    print(f"{args.model} is at {path}\nserve it: dovetail serve {args.model}")
+    if (commit := _commit(path)) is not None:
+        print(f"this very revision: --revision {commit}")
+    return 0
+
+
+def _fetched(wanted: Wanted, quant: str, hub: Hub) -> Path:
+    from dovetail.config.checkpoint.hub import check_allowed, fetch, fetch_quant
+
+    check_allowed(wanted)
+    return fetch_quant(wanted, quant, hub) if quant else fetch(wanted, hub)
+
+
+def _commit(path: Path) -> str | None:
+    """Return the commit of a path in the hub's cache, None for one elsewhere."""
+    places = (parent for parent in path.parents if parent.name == "snapshots")
+    snapshots = next(places, None)
+    return None if snapshots is None else path.relative_to(snapshots).parts[0]

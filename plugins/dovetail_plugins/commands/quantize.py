@@ -1,0 +1,102 @@
+"""`dovetail quantize`: a full-precision checkpoint becomes a quantized one."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dovetail_plugins.quantize.job import Done
+    from dovetail_plugins.quantize.settings import QuantizeFlags
+
+HELP = "write a quantized copy of a checkpoint"
+COMMON = frozenset(
+    {"method", "out", "group", "calibration", "calibration_tokens", "report", "load_format"}
+)
+
+SHOWN = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what is written where, and the flags of serve. Mutates: parser."""
+    from dovetail.config.parse.flags import add_groups
+    from dovetail_plugins.commands.serve import add_arguments as add_serve_arguments
+    from dovetail_plugins.quantize.settings import QuantizeFlags
+
+    add_groups(parser, (QuantizeFlags,))
+    add_serve_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Quantize; return the exit status. Raises: ConfigError."""
+    import sys
+    from pathlib import Path
+
+    from dovetail import registry
+    from dovetail.config.parse.flags import group_of
+    from dovetail.config.parse.parse_config import parse_config
+    from dovetail.config.resolve import resolve
+    from dovetail_plugins.quantize.settings import QuantizeFlags, check_flags, check_text
+
+    flags = group_of(args, QuantizeFlags)
+    check_flags(flags)
+    config = parse_config(args)
+    own: dict[str, Any] = {"device": registry.own("platform", "cpu")}
+    if not flags.calibration:
+        own["skip_tokenizer_init"] = True
+    spec = resolve(config.with_fields(own, origin="quantize"))
+    options = config.plugin.options_of("quantizer")
+    method = registry.choose(
+        "quantizer", flags.method, query=spec.run.model, options=options, where="--method"
+    )
+    check_text(flags, registry.load_selection(method).capabilities)
+
+    from dovetail_plugins.quantize.job import Job  # torch, once the flags are right
+    from dovetail_plugins.quantize.text import windows_of
+
+    windows = None
+    if flags.calibration:
+        windows = windows_of(
+            flags.calibration,
+            registry.make(spec.tokenizer, spec.tokenizer_path),
+            num_tokens=flags.calibration_tokens,
+            longest_tokens=spec.run.model.max_position_tokens,
+        )
+    is_shown = spec.run.shows_progress and sys.stderr.isatty()
+    job = Job(spec.run, method, group=flags.group, windows=windows, is_shown=is_shown)
+    _tell(flags, job.write(Path(flags.out)))
+    return 0
+
+
+def _tell(flags: QuantizeFlags, done: Done) -> None:
+    """Print the report, and write all of it where it is wanted."""
+    import json
+    from pathlib import Path
+
+    from dovetail_plugins.quantize import report
+    from dovetail_plugins.quantize.plan import USUAL
+
+    print("\n".join(report.lines(done.errors)))
+    rare = report.rare(done.errors, done.least_tokens)
+    if rare:
+        print(
+            f"rounded to nearest: {_listed(rare)}: fewer than {done.least_tokens} tokens of the "
+            "text came there"
+        )
+    for reason, names in report.by_reason(done.plan.whole).items():
+        if reason != USUAL:
+            print(f"as before: {_listed(names)}: {reason}")
+    groups = "" if done.group is None else f" in groups of {done.group}"
+    print(
+        f"{flags.out}: {done.num_bytes / 2**20:.1f} MiB, {len(done.errors)} matrices{groups}\n"
+        f"Serve it with: dovetail serve {flags.out}"
+    )
+    if flags.report:
+        text = json.dumps(report.as_data(done.errors), indent=1)
+        Path(flags.report).write_text(text + "\n", encoding="utf-8")
+
+
+def _listed(names: list[str]) -> str:
+    """Return the first of some names, and how many there are beside them."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

@@ -1,0 +1,92 @@
+"""`dovetail run`: a server and a chat with it in one terminal; leaving ends both."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dovetail_plugins.commands.server_process import BackgroundServer
+
+HELP = "serve a model and chat with it in this terminal"
+COMMON = frozenset(
+    {
+        "quick",
+        "system_prompt",
+        "max_tokens",
+        "temperature",
+        "port",
+        "dtype",
+        "quantization",
+        "max_model_len",
+        "tensor_parallel_size",
+        "reasoning_parser",
+    }
+)
+LOCAL = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Addresses to listen on everywhere -> one of them to ask at."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add serve's flags and the conversation's. -q is chat's here. Mutates: parser."""
+    from dovetail.config.parse.flags import FlagAction
+    from dovetail_plugins.commands.chat import add_talk_arguments
+    from dovetail_plugins.commands.serve import add_arguments as add_serve_arguments
+
+    add_serve_arguments(parser)
+    parser.conflict_handler = "resolve"  # of this section alone: the others are there already
+    add_talk_arguments(parser.add_argument_group("Conversation", "The chat"))
+    for action in parser._actions:
+        if isinstance(action, FlagAction) and action.flag.meta.short == "-q":
+            meta = dataclasses.replace(action.flag.meta, short=None)
+            action.flag = dataclasses.replace(action.flag, meta=meta)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve, chat, end the server; return the exit status. Raises: ConfigError, ServerError."""
+    from dovetail.config.parse.parse_config import parse_config
+    from dovetail_plugins.commands.server_process import BackgroundServer
+
+    config = parse_config(args)
+    _check(config)
+    host, port = _free_place(config)
+    fields = {name: config.value(name) for name in config.origins} | {"port": port}
+    with BackgroundServer(fields, LOCAL.get(host, host), port) as server:
+        status = server.wait_ready(config.model.model or "the demo model")
+        return status if status is not None else _talk(args, server, config)
+
+
+def _check(config: Any) -> None:
+    """Raise ConfigError for ways to listen that the chat has no client for."""
+    for name in ("uds", "ssl_certfile", "ssl_keyfile"):
+        if config.is_given(name) and config.value(name):
+            raise ConfigError(
+                "`dovetail run` uses only plain HTTP over TCP.",
+                where="--" + name.replace("_", "-"),
+                fix="use `dovetail serve`, and `dovetail chat --url` beside it.",
+            )
+
+
+def _free_place(config: Any) -> tuple[str, int]:
+    """Return host and port, a free one unless it was chosen. Raises: ConfigError if it is taken."""
+    from dovetail.server.launch.sockets import bind
+
+    port = config.frontend.port if config.is_given("port") else 0
+    with bind(config.frontend.host, port) as sock:
+        name = sock.getsockname()
+        return str(name[0]), int(name[1])
+
+
+def _talk(args: argparse.Namespace, server: BackgroundServer, config: Any) -> int:
+    from dovetail_plugins.commands.chat import Chat, talk
+    from dovetail_plugins.commands.client import Client, fields_of
+
+    keys = config.frontend.api_key
+    client = Client(server.url, keys[0] if keys else None)
+    fields = fields_of(args, client.first_model())
+    if args.quick is None:
+        print(f"The server answers at {server.url} too; its log is {server.log}.")
+    return talk(Chat(client, fields, args.system_prompt), args)

@@ -1,0 +1,130 @@
+"""BackgroundServer: the server process of `dovetail run`, from its start to its end.
+
+It is a separate process, so that its log does not appear in the conversation and Ctrl-C does not
+reach it. Knows of it only its address and its log file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Self
+
+from dovetail.errors import DovetailError
+from dovetail.process import Child, spawn
+
+READY_PERIOD_S = 0.1
+END_LIMIT_S = 15.0
+KILL_WAIT_S = 2.0
+TAIL_LINES = 10
+
+
+class BackgroundServer:
+    """The server's process. Use as a context manager, which ends it."""
+
+    def __init__(self, fields: dict[str, Any], host: str, port: int) -> None:
+        self.url = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+        self._place = (host, port)
+        handle, name = tempfile.mkstemp(prefix="dovetail-run-", suffix=".log")
+        self.log = Path(name)
+        try:
+            self._child = _spawn(fields, handle)
+        except DovetailError:
+            self.log.unlink()
+            raise
+
+    def wait_ready(self, model: str) -> int | None:
+        """Return None once it answers, or the status it ended with, its error shown."""
+        line = _StatusLine(model, self.log)
+        with contextlib.closing(line):
+            while (status := self._child.status) is None:
+                if self._is_ready():
+                    return None
+                line.update()
+                time.sleep(READY_PERIOD_S)
+        self._show_error()
+        return status or 1
+
+    def _is_ready(self) -> bool:
+        connection = http.client.HTTPConnection(*self._place, timeout=1)
+        try:
+            connection.request("GET", "/ready")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def _show_error(self) -> None:
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        starts = [i for i, text in enumerate(lines) if text.startswith("dovetail: error:")]
+        for text in lines[starts[-1] :] if starts else lines[-TAIL_LINES:]:
+            print(text, file=sys.stderr)
+        print(f"the whole log is {self.log}", file=sys.stderr)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self._child.send_signal(
+            signal.SIGTERM
+        )  # it ends in order; without its parent's pipe, at once
+        try:
+            self._child.wait(END_LIMIT_S)
+        finally:
+            status = self._child.end(KILL_WAIT_S)
+        if not isinstance(reason[1], DovetailError) and status == 0:
+            self.log.unlink(missing_ok=True)
+
+
+def _spawn(fields: dict[str, Any], handle: int) -> Child:
+    """Start the server, which writes to this open file, outside the terminal's foreground: Ctrl-C
+    belongs to the conversation."""
+    with open(handle, "wb") as log:
+        return spawn(
+            "dovetail_plugins.commands.server_child",
+            fields,
+            stdout=log,
+            stderr=log,
+            has_own_group=True,
+        )
+
+
+class _StatusLine:
+    """A status line of what the server does while it loads, erased at the end. Only on a
+    terminal."""
+
+    def __init__(self, model: str, log: Path) -> None:
+        self._model = model
+        self._log = log
+        self._is_shown = sys.stderr.isatty()
+        self._began_s = time.monotonic()
+
+    def update(self) -> None:
+        """Show the time and the log's last message."""
+        if self._is_shown:
+            seconds = time.monotonic() - self._began_s
+            text = f"loading {self._model}, {seconds:.0f} s: {_last_message(self._log)}"
+            width = shutil.get_terminal_size().columns - 1
+            sys.stderr.write(f"\r\x1b[K{text[:width]}")
+            sys.stderr.flush()
+
+    def close(self) -> None:
+        """Take the line away."""
+        if self._is_shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+def _last_message(log: Path) -> str:
+    """Return the last line of the log without time, level and name."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 4096))
+        lines = file.read().decode("utf-8", "replace").splitlines()
+    return lines[-1].rpartition(": ")[2] if lines else "starting"

@@ -1,0 +1,198 @@
+"""build_gateway: the gateway's own routes and every other path, inside the layers of a server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from dovetail.config.sections.frontend import FrontendConfig
+from dovetail.interfaces.api import Api
+from dovetail.observability import metrics
+from dovetail.server.families import flags_by_path
+from dovetail.server.generate.generation import CLAMPED_HEADER
+from dovetail.server.generate.ignored_fields import HEADER
+from dovetail.server.http.errors import problem
+from dovetail.server.http.front_door import add_front_door
+from dovetail.server.http.middleware import OpenRequests
+from dovetail.version import __version__
+from dovetail_plugins.apis.admin.routes import FLAG as DEV
+from dovetail_plugins.gateway import figures, ollama
+from dovetail_plugins.gateway.fleet import Fleet
+from dovetail_plugins.gateway.forward import Forward
+from dovetail_plugins.gateway.model import Model, State
+from dovetail_plugins.gateway.page import hidden_routes, page_routes
+
+
+@dataclass(slots=True, kw_only=True)
+class Doors:
+    """Who is inside, and whether anybody is let in: what the server's end waits for."""
+
+    open_requests: OpenRequests
+    is_draining: bool = False
+
+    @property
+    def num_inside(self) -> int:
+        """Return how many requests that bring work are being answered."""
+        return self.open_requests.count
+
+
+@dataclass(slots=True, kw_only=True)
+class GatewayState:
+    """What the layers of a server read of the application."""
+
+    frontend: FrontendConfig
+    admission: Doors
+    fleet: Fleet
+    created_s: int = field(default_factory=lambda: int(time.time()))
+
+
+def build_gateway(fleet: Fleet, frontend: FrontendConfig, apis: Iterable[Api]) -> FastAPI:
+    """Return the application. Raises: ConfigError for middleware of no use"""
+    families = list(apis)
+    app = FastAPI(title="dovetail", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.open_requests = OpenRequests()
+    doors = Doors(open_requests=app.state.open_requests)
+    app.state.server = GatewayState(frontend=frontend, admission=doors, fleet=fleet)
+    app.state.flags_by_path = flags_by_path(families)
+    page = page_routes(frontend)
+    app.state.open_endpoints = {health, live, ready, *page.values()}
+    closed = () if frontend.enable_dev_endpoints else _paths_of(families, DEV)
+    for path, endpoint, methods in OWN:
+        app.router.routes.append(Route(path, endpoint, methods=list(methods)))
+    for path, endpoint in (*page.items(), *hidden_routes(frontend)):
+        app.router.routes.append(Route(path, endpoint, methods=["GET"]))
+    app.router.routes.append(
+        Route("/{path:path}", Forward(fleet, closed, lambda: doors.is_draining))
+    )
+    add_front_door(
+        app,
+        frontend,
+        families,
+        is_busy=lambda: any(model.num_running for model in fleet.models),
+        shown_headers=(HEADER, CLAMPED_HEADER),
+    )
+    return app
+
+
+def _paths_of(apis: Iterable[Api], flag: str) -> set[str]:
+    return {route.path for api in apis for route in api.routes if route.flag == flag}
+
+
+def _state(request: Request) -> GatewayState:
+    state: GatewayState = request.app.state.server
+    return state
+
+
+async def live(request: Request) -> Response:
+    """Say that this process answers."""
+    return Response(status_code=200)
+
+
+async def ready(request: Request) -> Response:
+    """Say whether new work is taken."""
+    if _state(request).admission.is_draining:
+        return problem(503, "the server is shutting down.", kind="unavailable").response()
+    return Response(status_code=200)
+
+
+async def health(request: Request) -> Response:
+    """Tell each model's state. 503 only where no model could do any work."""
+    models = _state(request).fleet.models
+    told = await asyncio.gather(*map(_health_of, models))
+    faults = [one for one in told if one["state"] in ("failed", "unhealthy")]
+    status = "ok" if not faults else "degraded" if len(faults) < len(told) else "failed"
+    code = 503 if status == "failed" else 200
+    return JSONResponse({"status": status, "models": told}, status_code=code)
+
+
+async def _health_of(model: Model) -> dict[str, Any]:
+    told = model.told()
+    if model.state is State.UNLOADED and model.may_start_s > time.monotonic():
+        return told | {"state": "failed"}
+    answer = await model.ask("/health")
+    if model.state is State.LOADED and (answer is None or answer.status != 200):
+        return told | {"state": "unhealthy"}
+    return told
+
+
+async def version(request: Request) -> Response:
+    """Return dovetail's version."""
+    return JSONResponse({"version": __version__})
+
+
+async def load(request: Request) -> Response:
+    """Return how much work there is in all loaded models, and in each."""
+    models = _state(request).fleet.models
+    answers = await asyncio.gather(*(model.ask("/load") for model in models))
+    each = {
+        model.name: answer.json()
+        for model, answer in zip(models, answers, strict=True)
+        if answer is not None and answer.status == 200
+    }
+    sums = {name: sum(one[name] for one in each.values()) for name in ("running", "waiting")}
+    return JSONResponse(sums | {"inside": _state(request).admission.num_inside, "models": each})
+
+
+async def show_metrics(request: Request) -> Response:
+    """Return the gateway's metrics and those of all loaded models as Prometheus text."""
+    models = _state(request).fleet.models
+    answers = await asyncio.gather(*(model.ask("/metrics") for model in models))
+    texts = {
+        model.name: answer.text
+        for model, answer in zip(models, answers, strict=True)
+        if answer is not None and answer.status == 200
+    }
+    text = figures.merged(figures.own_text(), texts)
+    return Response(text, headers={"content-type": metrics.CONTENT_TYPE})
+
+
+async def list_models(request: Request) -> Response:
+    """Return every name of every model, loaded or not, with the model's state."""
+    state = _state(request)
+    models = state.fleet.models
+    cards = [_card(state, one, name) for one in models for name in one.entry.every_name]
+    return JSONResponse({"object": "list", "data": cards})
+
+
+async def show_model(request: Request) -> Response:
+    """Return one name."""
+    name = request.path_params["name"]
+    state = _state(request)
+    return JSONResponse(_card(state, state.fleet.find(name), name))
+
+
+def _card(state: GatewayState, model: Model, name: str) -> dict[str, Any]:
+    card = {
+        "id": name,
+        "object": "model",
+        "created": state.created_s,
+        "owned_by": "dovetail",
+        "max_model_len": model.need.context_tokens,
+    }
+    parent = None if name in model.entry.names else model.name
+    place = {"root": model.name, "parent": parent}
+    return card | model.card | place | {"state": str(model.state)}
+
+
+OWN: tuple[tuple[str, Callable[..., Any], tuple[str, ...]], ...] = (
+    ("/health", health, ("GET",)),
+    ("/ping", health, ("GET", "POST")),
+    ("/live", live, ("GET",)),
+    ("/ready", ready, ("GET",)),
+    ("/version", version, ("GET",)),
+    ("/load", load, ("GET",)),
+    ("/metrics", show_metrics, ("GET",)),
+    ("/api/tags", ollama.list_models, ("GET",)),
+    ("/api/ps", ollama.list_loaded, ("GET",)),
+    ("/v1/models", list_models, ("GET",)),
+    ("/v1/models/{name:path}", show_model, ("GET",)),
+)
+"""Path, endpoint and methods of what the gateway answers itself."""

@@ -1,0 +1,396 @@
+"""Fleet: several models, loaded when they are needed and put away when they are not.
+
+A model changes its state in one task at a time (`Model.change`); requests wait for that task, with
+a bound. Memory is made free for one model after the other, least recently used first, and a model
+leaves memory only when no request runs on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, Self
+
+from dovetail.errors import DovetailError, Overloaded, RequestError, model_not_found
+from dovetail.observability.supervise import supervised
+from dovetail_plugins.apis.ollama.models import LATEST
+from dovetail_plugins.gateway import figures
+from dovetail_plugins.gateway.entries import Entry
+from dovetail_plugins.gateway.model import Model, State
+from dovetail_plugins.gateway.need import free_beside
+from dovetail_plugins.gateway.server import ModelFailed, Server
+
+logger = logging.getLogger("dovetail_plugins.gateway")
+WATCH_PERIOD_S = 0.1
+"""How often one who waits for room, or for a model's last answers, looks again."""
+LOOK_PERIOD_S = 1.0
+"""How often deaths and idle models are looked for; a request looks at its model itself."""
+SETTLED_S = 1.0
+"""An idle model stays at least so long once it is loaded, so that those who waited for it come
+first."""
+
+BUSY_TURN_S = 10.0
+"""A model that always has requests stays at least so long before another may have its memory."""
+
+LEAST_ROOM_WAIT_S = 60.0
+"""Making room takes no longer than this or than requests wait, so that other models get a turn."""
+
+RETRY_AFTER_S = 5.0
+
+
+class Fleet:
+    """All models. Use as an async context manager, which ends their servers.
+
+    `start` starts a model's server. `limit_bytes` is what loaded models may take together, by their
+    needs; None: what is free.
+    """
+
+    is_alive = True
+    death_reason: str | None = None
+
+    def __init__(
+        self,
+        models: Sequence[Model],
+        *,
+        start: Callable[[Entry], Server],
+        wait_s: float,
+        limit_bytes: int | None = None,
+    ) -> None:
+        self.models = tuple(models)
+        self._by_name = {name: model for model in models for name in model.entry.every_name}
+        self._start = start
+        self.wait_s = wait_s
+        self.limit_bytes = limit_bytes
+        self._room = asyncio.Lock()
+        self._watch: asyncio.Task[None] | None = None
+        self._endings: set[asyncio.Task[None]] = set()
+        self._is_over = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self._watch = supervised("models-watch", self._watch_models)
+        return self
+
+    async def __aexit__(self, *reason: object) -> None:
+        await self.shutdown()
+
+    def find(self, name: str | None) -> Model:
+        """Return the model of this name, the first one without a name. The tag that Ollama's
+        clients add may be there: the model's server knows where. Raises: NotFound"""
+        if not name:
+            return self.models[0]
+        found = self._by_name.get(name) or self._by_name.get(name.removesuffix(LATEST))
+        if found is None:
+            raise model_not_found(name, self._by_name)
+        return found
+
+    async def load_at_start(self) -> None:
+        """Load the models that are to be there from the start, in their order. One that cannot be
+        loaded is logged: its requests will try again."""
+        for model in self.models:
+            if model.entry.loads_at_start:
+                with contextlib.suppress(RequestError):  # logged where it arose
+                    await self._ready(model, math.inf)
+
+    @contextlib.asynccontextmanager
+    async def lease(self, model: Model) -> AsyncIterator[Server]:
+        """Give the loaded model's server, which stays for as long as the block. Raises: Overloaded
+        when it cannot be loaded, or not soon enough"""
+        server = await self._ready(model, self.wait_s)
+        model.num_running += 1
+        figures.OPEN.labels(model.name).inc()
+        try:
+            yield server
+        finally:
+            model.num_running -= 1
+            figures.OPEN.labels(model.name).dec()
+            model.used()
+
+    async def wait_end(self) -> None:
+        """Return once this has been shut down: models come and go, the fleet stays."""
+        await self._is_over.wait()
+
+    async def shutdown(self) -> None:
+        """End every model's server, with all that is running."""
+        self.is_alive = False
+        self._is_over.set()
+        changes = [model.change for model in self.models if model.change is not None]
+        tasks = [*changes, *([self._watch] if self._watch else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        servers = [model.server for model in self.models if model.server is not None]
+        for model in self.models:
+            model.server, model.state = None, State.UNLOADED
+        await asyncio.gather(*(server.stop() for server in servers), *self._endings)
+
+    async def _ready(self, model: Model, wait_s: float) -> Server:
+        """Return the server of a loaded model. Raises: Overloaded"""
+        if model.state is State.LOADED and self._lives(model):
+            assert model.server is not None
+            return model.server
+        model.num_waiting += 1
+        figures.WAITING.labels(model.name).inc()
+        try:
+            async with asyncio.timeout(None if wait_s == math.inf else wait_s):
+                return await self._once_loaded(model)
+        except TimeoutError:
+            raise Overloaded(
+                f'the model "{model.name}" was not loaded within {wait_s:g} s.',
+                retry_after_s=RETRY_AFTER_S,
+            ) from None
+        finally:
+            model.num_waiting -= 1
+            figures.WAITING.labels(model.name).dec()
+
+    async def _once_loaded(self, model: Model) -> Server:
+        while not (model.state is State.LOADED and self._lives(model)):
+            if model.change is None and model.state is State.ASLEEP and self._room.locked():
+                async with self._room:  # whoever makes room may take the memory of sleeping ones
+                    continue
+            if model.change is None:
+                self._begin(model)
+            assert model.change is not None
+            error = await asyncio.shield(model.change)
+            if error is not None:
+                raise error
+        assert model.server is not None
+        return model.server
+
+    def _begin(self, model: Model) -> None:
+        """Begin to load a model or wake it up. Raises: Overloaded in a pause after deaths"""
+        if not self.is_alive:
+            raise Overloaded("the server is shutting down.")
+        if model.state is State.ASLEEP:
+            self._change(model, self._wake(model))
+            return
+        pause_s = model.may_start_s - time.monotonic()
+        if pause_s > 0:
+            raise Overloaded(
+                f'the model "{model.name}" has ended {model.num_deaths} times and is started again '
+                f"in {math.ceil(pause_s)} s: {model.last_death}",
+                retry_after_s=pause_s,
+            )
+        self._change(model, self._load(model))
+
+    def _change(self, model: Model, change: Coroutine[Any, Any, RequestError | None]) -> None:
+        """Let a task change a model. Mutates: model"""
+
+        async def run() -> RequestError | None:
+            try:
+                return await change
+            finally:
+                model.change = None
+
+        assert model.change is None, "one change at a time"
+        model.change = asyncio.ensure_future(run())
+
+    async def _load(self, model: Model) -> RequestError | None:
+        began_s = time.monotonic()
+        try:
+            async with self._room_for(model):
+                model.state = State.LOADING
+                model.server = self._start(model.entry)
+            await model.server.wait_ready()
+            await self._read_card(model)
+        except Exception as error:
+            return self._failed(model, error)
+        self._loaded(model, "loaded", began_s)
+        return None
+
+    async def _wake(self, model: Model) -> RequestError | None:
+        began_s = time.monotonic()
+        assert model.server is not None
+        try:
+            async with self._room_for(model):
+                model.state = State.WAKING
+            await _told(model.server, "/wake_up")
+        except Exception as error:
+            return self._failed(model, error)
+        self._loaded(model, "woken", began_s)
+        return None
+
+    def _loaded(self, model: Model, how: str, began_s: float) -> None:
+        model.state, model.loaded_s = State.LOADED, time.monotonic()
+        model.used()
+        seconds = model.loaded_s - began_s
+        logger.info("%s: %s in %.2f s", model.name, how, seconds)
+        figures.LOADS.labels(model.name, how).inc()
+        figures.LOAD_SECONDS.labels(model.name).observe(seconds)
+
+    def _failed(self, model: Model, error: Exception) -> RequestError:
+        """Note that a model could not be loaded; return what to tell those who wait."""
+        figures.LOADS.labels(model.name, "failed").inc()
+        if isinstance(error, Overloaded):
+            logger.warning("%s: %s", model.name, error)
+            return error  # there is no room for it: nothing is wrong with the model
+        is_foreseen = isinstance(error, DovetailError | OSError | ValueError)
+        stack = None if is_foreseen else error
+        logger.error("%s could not be loaded: %s", model.name, error, exc_info=stack)
+        self._end(model)
+        model.died(str(error))
+        return Overloaded(
+            f'the model "{model.name}" could not be loaded: {error}', retry_after_s=RETRY_AFTER_S
+        )
+
+    async def _read_card(self, model: Model) -> None:
+        """Take over what the model's server says of it. Mutates: model"""
+        assert model.server is not None
+        cards = (await model.server.connections.ask("GET", "/v1/models")).json().get("data", [])
+        model.card = {key: value for key, value in cards[0].items() if key != "id"} if cards else {}
+
+    # What follows decides who leaves memory.
+
+    @contextlib.asynccontextmanager
+    async def _room_for(self, model: Model) -> AsyncIterator[None]:
+        """Let the block, which takes the memory, begin once there is enough. Raises: Overloaded"""
+        async with self._room:
+            try:
+                async with asyncio.timeout(max(self.wait_s, LEAST_ROOM_WAIT_S)):
+                    await self._make_room(model)
+            except TimeoutError:
+                raise Overloaded(
+                    f'no memory became free for the model "{model.name}".',
+                    retry_after_s=RETRY_AFTER_S,
+                ) from None
+            yield
+
+    async def _make_room(self, model: Model) -> None:
+        """Return once the model fits beside those that are loaded. Raises: Overloaded when it would
+        not fit alone either"""
+        while True:
+            others = [one for one in self.models if one is not model and one.is_resident]
+            room = await self._room_beside(model, others)
+            if room is None or model.need.num_bytes <= room:
+                return
+            most = room + sum(one.need.num_bytes for one in others)
+            if model.need.num_bytes > most:
+                raise Overloaded(
+                    f'the model "{model.name}" needs {_gib(model.need.num_bytes)}, and '
+                    f"{_gib(most)} are free without the others.",
+                    retry_after_s=RETRY_AFTER_S,
+                )
+            await self._let_one_go(others)
+
+    async def _room_beside(self, model: Model, others: Sequence[Model]) -> int | None:
+        rooms = []
+        if self.limit_bytes is not None:
+            taken = sum(one.need.num_bytes for one in others if one.state is not State.ASLEEP)
+            rooms.append(self.limit_bytes - taken)
+        free = await free_beside(model.need, [one.to_come() for one in others])
+        if free is not None:
+            rooms.append(free)
+        return min(rooms) if rooms else None
+
+    async def _let_one_go(self, others: Sequence[Model]) -> None:
+        """Unload the model that goes first, or wait a moment for one that may."""
+        found = leaving_first(others, time.monotonic())
+        if found is None:
+            await asyncio.sleep(WATCH_PERIOD_S)
+            return
+        self._unload(found, "room")
+        assert found.change is not None
+        await asyncio.shield(found.change)
+
+    def _unload(self, model: Model, why: str) -> None:
+        """Begin to end a model's server, once nothing runs on it. Mutates: model"""
+        model.state = State.LEAVING
+        self._change(model, self._ended(model, why))
+
+    async def _ended(self, model: Model, why: str) -> None:
+        while model.num_running and model.server is not None and model.server.status is None:
+            await asyncio.sleep(WATCH_PERIOD_S)
+        assert model.server is not None
+        await self._stopped(model, model.server)
+        model.server, model.state = None, State.UNLOADED
+        figures.UNLOADS.labels(model.name, why).inc()
+        logger.info("%s: unloaded (%s)", model.name, why)
+
+    async def _asleep(self, model: Model) -> None:
+        """Put a model to sleep; unload it where that fails."""
+        assert model.server is not None
+        try:
+            await _told(model.server, f"/sleep?level={model.entry.sleep_level}&mode=wait")
+        except Exception as error:
+            logger.warning("%s does not sleep, and is unloaded: %s", model.name, error)
+            await self._ended(model, "idle")
+            return
+        model.state = State.ASLEEP
+        figures.UNLOADS.labels(model.name, "asleep").inc()
+        logger.info("%s: asleep", model.name)
+
+    async def _watch_models(self) -> None:
+        """Notice deaths, and put idle models away, for as long as the fleet lives."""
+        while True:
+            for model in self.models:
+                if model.state in (State.LOADED, State.ASLEEP) and model.change is None:
+                    self._lives(model)
+                    self._put_away_if_idle(model, time.monotonic())
+            await asyncio.sleep(LOOK_PERIOD_S)
+
+    def _put_away_if_idle(self, model: Model, now_s: float) -> None:
+        after_s = model.entry.idle_after_s
+        if not after_s or model.state is not State.LOADED or not model.is_idle:
+            return
+        if now_s - model.last_used_s < after_s:
+            return
+        if model.entry.sleep_level:
+            model.state = State.LEAVING
+            self._change(model, self._asleep(model))
+        else:
+            self._unload(model, "idle")
+
+    def _lives(self, model: Model) -> bool:
+        """Return whether a model's server runs; note its death otherwise. Mutates: model"""
+        assert model.server is not None
+        status = model.server.status
+        if status is None:
+            return True
+        logger.error("%s: its server ended with status %d", model.name, status)
+        figures.UNLOADS.labels(model.name, "died").inc()
+        self._end(model)
+        model.died(f"its server ended with status {status}.")
+        return False
+
+    async def _stopped(self, model: Model, server: Server) -> None:
+        """End a server; a fault of that is logged."""
+        try:
+            await server.stop()
+        except Exception as error:
+            logger.error("%s: its server did not end in order", model.name, exc_info=error)
+
+    def _end(self, model: Model) -> None:
+        """Take a model's server away and end what is left of it. Mutates: model"""
+        server, model.server, model.state = model.server, None, State.UNLOADED
+        if server is not None:
+            task = asyncio.ensure_future(self._stopped(model, server))
+            self._endings.add(task)
+            task.add_done_callback(self._endings.discard)
+
+
+def leaving_first(models: Sequence[Model], now_s: float) -> Model | None:
+    """Return the model that leaves memory first: a sleeping one, an idle one, then a busy one that
+    has had its turn; each time the one unused for longest. None while there is none."""
+    able = [one for one in models if one.change is None]
+    asleep = [one for one in able if one.state is State.ASLEEP]
+    loaded = [one for one in able if one.state is State.LOADED]
+    idle = [one for one in loaded if one.is_idle and now_s - one.loaded_s >= SETTLED_S]
+    busy = [one for one in loaded if now_s - one.loaded_s >= BUSY_TURN_S]
+    for group in (asleep, idle, busy):
+        if group:
+            return min(group, key=lambda one: one.last_used_s)
+    return None
+
+
+async def _told(server: Server, path: str) -> None:
+    """Have a model's server do something. Raises: ModelFailed, ConnectionError"""
+    answer = await server.connections.ask("POST", path)
+    if answer.status != 200:
+        raise ModelFailed(f"POST {path} was answered {answer.status}: {answer.text[:200]}")
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{max(0, num_bytes) / 2**30:.2f} GiB"

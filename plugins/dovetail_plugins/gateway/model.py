@@ -1,0 +1,112 @@
+"""Model: one of several models, where it stands, and what is known of its server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import time
+from typing import Any
+
+from dovetail.errors import RequestError
+from dovetail_plugins.gateway.connections import Whole
+from dovetail_plugins.gateway.entries import Entry
+from dovetail_plugins.gateway.need import Need
+from dovetail_plugins.gateway.server import Server
+
+STEADY_S = 60.0
+"""A model that has lived so long has left its earlier deaths behind."""
+
+LONGEST_PAUSE_S = 60.0
+ASK_LIMIT_S = 5.0
+"""How long a model's server may take for its own /health, /load or /metrics."""
+
+
+class State(enum.StrEnum):
+    """Where a model stands. Only a loaded one takes requests."""
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+    ASLEEP = "asleep"
+    WAKING = "waking"
+    LEAVING = "leaving"
+
+
+class Model:
+    """Where one model stands. `change` is what is being done about it: a task that returns what to
+    tell those who wait for it, None if all is well."""
+
+    def __init__(self, entry: Entry, need: Need) -> None:
+        self.entry = entry
+        self.need = need
+        self.state = State.UNLOADED
+        self.server: Server | None = None
+        self.change: asyncio.Task[RequestError | None] | None = None
+        self.num_running = 0
+        self.num_waiting = 0
+        self.num_deaths = 0
+        self.last_death = ""
+        self.may_start_s = 0.0
+        self.loaded_s = 0.0
+        self.last_used_s = 0.0
+        self.card: dict[str, Any] = {}
+
+    @property
+    def name(self) -> str:
+        """Return the name that answers and metrics carry."""
+        return self.entry.name
+
+    @property
+    def is_resident(self) -> bool:
+        """Return whether it holds memory, or is about to."""
+        return self.state is not State.UNLOADED
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether nobody uses it or waits for it."""
+        return self.num_running == 0 and self.num_waiting == 0
+
+    async def ask(self, path: str) -> Whole | None:
+        """Return what its server says to a GET; None where it is not loaded or does not say."""
+        if self.server is None or self.state is not State.LOADED:
+            return None
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            async with asyncio.timeout(ASK_LIMIT_S):
+                return await self.server.connections.ask("GET", path)
+        return None
+
+    def to_come(self) -> tuple[Need, int]:
+        """Return what it takes and how much of that it has taken by now.
+
+        Main memory is taken as it is used; a device's is taken at once, so nothing is still to come
+        of a model that is loaded there. One that sleeps has given back what it takes.
+        """
+        if self.server is None or self.state is State.ASLEEP:
+            return self.need, self.need.num_bytes
+        if self.need.is_host:
+            return self.need, self.server.used_bytes()
+        return self.need, 0 if self.state is State.LOADING else self.need.num_bytes
+
+    def used(self) -> None:
+        """Note that it was used now."""
+        self.last_used_s = time.monotonic()
+
+    def died(self, how: str) -> None:
+        """Note a death: the first one is made good at the next request, later ones after pauses
+        that grow. Mutates: self"""
+        now_s = time.monotonic()
+        is_steady = self.loaded_s > 0 and now_s - self.loaded_s >= STEADY_S
+        self.num_deaths = 1 if is_steady else self.num_deaths + 1
+        self.last_death = how
+        pause_s = 0.0 if self.num_deaths < 2 else 2.0 ** (self.num_deaths - 2)
+        self.may_start_s = now_s + min(pause_s, LONGEST_PAUSE_S)
+        self.loaded_s = 0.0
+
+    def told(self) -> dict[str, Any]:
+        """Return what /health says of it."""
+        facts: dict[str, Any] = {"model": self.name, "state": str(self.state)}
+        facts |= {"running": self.num_running, "waiting": self.num_waiting}
+        if self.num_deaths:
+            facts |= {"deaths": self.num_deaths, "reason": self.last_death}
+        return facts

@@ -1,0 +1,67 @@
+"""What a model takes: the memory for its weights and its KV cache, found out before it is loaded.
+
+By the estimate of `dovetail inspect`, from files' headers alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dovetail.config.resolve import resolve
+from dovetail.config.rules.device import select_platform
+from dovetail.config.rules.host_memory import HOST_MEMORY
+from dovetail.interfaces.platform import Platform
+from dovetail.interfaces.spec import EngineSpec
+from dovetail_plugins.gateway.entries import Entry
+from dovetail_plugins.inspect.collect import memory_taken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """`num_bytes` is what a loaded model takes in the end; `context_tokens` the longest context.
+
+    `is_host`: it is main memory, which an engine takes page by page as it uses it.
+    """
+
+    num_bytes: int
+    context_tokens: int
+    is_host: bool
+    free_bytes: Callable[[], int | None]
+
+
+def need_of(entry: Entry) -> Need:
+    """Return what a model takes. Raises: ConfigError for a model that would not start"""
+    config = entry.config
+    spec = resolve(config)
+    platform = select_platform(config)[1]
+    taken = memory_taken(config, spec)
+    weights = taken.weights_bytes + taken.tables_bytes if taken else 0
+    caches = spec.run.model.is_causal
+    share = _share_bytes(spec, platform)
+    is_host = HOST_MEMORY in platform.capabilities
+    return Need(
+        num_bytes=max(weights + (spec.cache.memory_bytes or 0), share) if caches else weights,
+        context_tokens=spec.run.max_model_tokens,
+        is_host=is_host,
+        free_bytes=platform.free_bytes,
+    )
+
+
+def _share_bytes(spec: EngineSpec, platform: Platform) -> int:
+    """Return what an engine takes that fills its share of the device with KV cache."""
+    if spec.cache.memory_bytes is not None or spec.cache.num_blocks is not None:
+        return 0
+    return int(spec.cache.memory_share * (platform.free_bytes() or 0))
+
+
+async def free_beside(own: Need, others: list[tuple[Need, int]]) -> int | None:
+    """Return the bytes that are free for one model beside loaded ones; None: not known.
+
+    `others` are those with what each has taken so far: what it will still take is not free.
+    """
+    free = await asyncio.to_thread(own.free_bytes)
+    if free is None:
+        return None
+    return free - sum(max(0, need.num_bytes - taken) for need, taken in others)

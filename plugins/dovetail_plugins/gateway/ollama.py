@@ -1,0 +1,46 @@
+"""What a gateway tells in Ollama's words: the lists of all models, which no single server knows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from dovetail_plugins.apis.ollama.response import written_time
+from dovetail_plugins.gateway.model import Model
+
+
+async def list_models(request: Request) -> Response:
+    """Return all names; of models that are not loaded, the name is all that is known."""
+    state = request.app.state.server
+    models: Sequence[Model] = state.fleet.models
+    created = written_time(datetime.fromtimestamp(state.created_s, UTC))
+    known = await asyncio.gather(*(_told(model, "/api/tags") for model in models))
+    rows = [
+        row
+        for model, told in zip(models, known, strict=True)
+        for row in told or [_unloaded(name, created) for name in model.entry.every_name]
+    ]
+    return JSONResponse({"models": rows})
+
+
+async def list_loaded(request: Request) -> Response:
+    """Return the names of the models that are loaded."""
+    models: Sequence[Model] = request.app.state.server.fleet.models
+    known = await asyncio.gather(*(_told(model, "/api/ps") for model in models))
+    return JSONResponse({"models": [row for told in known for row in told]})
+
+
+async def _told(model: Model, path: str) -> list[Any]:
+    """Return what a model's server lists; nothing where it is not loaded."""
+    answer = await model.ask(path)
+    return answer.json()["models"] if answer is not None and answer.status == 200 else []
+
+
+def _unloaded(name: str, created: str) -> dict[str, Any]:
+    facts = {"modified_at": created, "size": 0, "digest": "", "details": {}}
+    return {"name": name, "model": name, **facts}

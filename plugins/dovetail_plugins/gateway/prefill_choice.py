@@ -1,0 +1,160 @@
+"""PrefillChoice: the server that computes a prompt, where its prefix is cached.
+
+Prefill servers that publish KV events say what they have cached; the router `prefix_aware` weighs
+that against what each has to do. A prompt's tokens are asked of a server (`/tokenize`) unless the
+request brings them. Without events, or tokens, it is the least busy server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail import registry
+from dovetail.engine.client.cache_news import CacheNews
+from dovetail.errors import ConfigError
+from dovetail.interfaces.kv_event_publisher import EventFeed
+from dovetail.interfaces.router import RoutedRequest, Router, RouterFacts
+from dovetail.json_values import json_value
+from dovetail_plugins.gateway.connections import Header
+from dovetail_plugins.gateway.upstream import ASK_LIMIT_S, Upstream, least_busy
+
+FLAG = "--kv-events-config"
+CACHE_TOKENS = 1 << 22
+"""How much a server is taken to have cached of what was sent to it, as long as it says nothing."""
+OF_THE_PROMPT = ("model", "prompt", "messages", "tools", "add_generation_prompt")
+OF_THE_TEMPLATE = ("continue_final_message", "add_special_tokens", "chat_template_kwargs")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Load:
+    """A server as a router sees it."""
+
+    number: int
+    num_running: int = 0
+    num_waiting: int = 0
+    pending_tokens: int = 0
+    kv_usage: float = 0.0
+
+
+class PrefillChoice:
+    """Chooses among servers. One thread, that of the event loop."""
+
+    def __init__(
+        self, servers: Sequence[Upstream], router: Router | None, news: CacheNews | None
+    ) -> None:
+        self._servers = servers
+        self._router = router
+        self._news = news
+        self._loads = [_Load(number=number) for number in range(len(servers))]
+
+    async def tokens_of(self, fields: dict[str, Any], headers: Sequence[Header]) -> tuple[int, ...]:
+        """Return a request's prompt as tokens; () where that does not matter or nobody knows."""
+        if self._router is None or len(self._servers) < 2:
+            return ()
+        prompt = fields.get("prompt")
+        if isinstance(prompt, list):
+            return tuple(prompt) if _are_ids(prompt) else ()
+        server = least_busy(self._servers)
+        if server is None:
+            return ()
+        names = (*OF_THE_PROMPT, *OF_THE_TEMPLATE)
+        asked = json.dumps({name: fields[name] for name in names if name in fields}).encode()
+        try:
+            async with (
+                asyncio.timeout(ASK_LIMIT_S),
+                server.answer("POST", b"/tokenize", headers, asked) as answer,
+            ):
+                whole = b"".join([piece async for piece in answer.pieces()])
+            tokens = json_value(whole)["tokens"] if answer.status == 200 else ()
+            return tuple(tokens) if _are_ids(tokens) else ()
+        except (ConnectionError, TimeoutError, ValueError, LookupError, TypeError):
+            return ()
+
+    def pick(
+        self, prompt_ids: tuple[int, ...], salt: str, tried: Sequence[Upstream]
+    ) -> Upstream | None:
+        """Return the server for a prompt that has not been tried, None where all have been.
+        Mutates: self"""
+        left = [number for number, one in enumerate(self._servers) if one not in tried]
+        back = [number for number in left if self._servers[number].is_back]
+        if self._router is None or len(back) < 2 or not prompt_ids:
+            return least_busy(self._servers, tried)
+        if self._news is not None:
+            self._news.tell(self._router)
+        loads = [self._loads[number] for number in back]
+        return self._servers[self._router.choose(RoutedRequest(prompt_ids, salt), loads)]
+
+    def began(self, server: Upstream, num_tokens: int) -> None:
+        """Note that a server has a prompt to compute. Mutates: self"""
+        load = self._loads[self._servers.index(server)]
+        load.pending_tokens += num_tokens
+        load.num_running += 1
+
+    def ended(self, server: Upstream, num_tokens: int) -> None:
+        """Note that it has no more. Mutates: self"""
+        load = self._loads[self._servers.index(server)]
+        load.pending_tokens -= num_tokens
+        load.num_running -= 1
+
+    def close(self) -> None:
+        """Listen to servers no more. May be called twice."""
+        if self._news is not None:
+            self._news.close()
+
+
+def _are_ids(values: Sequence[Any]) -> bool:
+    """Return whether these can be token ids, as routers hash them."""
+    return all(type(one) is int and 0 <= one < 1 << 31 for one in values)
+
+
+def prefill_choice(
+    servers: Sequence[Upstream], events: Sequence[str], block_tokens: int
+) -> PrefillChoice:
+    """Return the choice among servers whose --kv-events-config these are: none, one for all of
+    them, or one each. Raises: ConfigError"""
+    if not events:
+        return PrefillChoice(servers, None, None)
+    if len(events) not in (1, len(servers)):
+        raise ConfigError(
+            f"{len(events)} are given for {len(servers)} prefill servers.",
+            where=FLAG,
+            fix="give one for all of them, or one for each in their order.",
+        )
+    each = events if len(events) == len(servers) else [events[0]] * len(servers)
+    facts = RouterFacts(
+        num_engines=len(servers),
+        block_tokens=block_tokens,
+        cache_tokens=CACHE_TOKENS,
+        max_rows=1 << 10,
+    )
+    target = registry.load("router", "prefix_aware", where=FLAG)
+    router: Router = target(registry.options_for(target, {}), facts)
+    feeds = {
+        n: _feed(text, server) for n, (text, server) in enumerate(zip(each, servers, strict=True))
+    }
+    return PrefillChoice(servers, router, CacheNews(feeds))
+
+
+def _feed(text: str, server: Upstream) -> EventFeed:
+    """Return the feed of a server that was started with this flag. Raises: ConfigError"""
+    try:
+        keys = dict(json_value(text))
+    except (ValueError, TypeError):
+        raise ConfigError(
+            "is not a JSON object.", where=FLAG, fix="repeat the flag of the prefill server."
+        ) from None
+    is_on = keys.pop("enable_kv_cache_events", True)
+    publisher = registry.load("kv_event_publisher", keys.pop("publisher", "zmq"), where=FLAG)
+    options = registry.options_for(publisher, keys, where=FLAG)
+    feed: EventFeed | None = publisher.feed(options, 0, host=server.hostname) if is_on else None
+    if feed is None:
+        raise ConfigError(
+            f"nobody can listen to {server.url} by that.",
+            where=FLAG,
+            fix='use the publisher zmq with an endpoint such as "tcp://*:5557".',
+        )
+    return feed

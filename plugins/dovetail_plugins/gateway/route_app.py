@@ -1,0 +1,44 @@
+"""build_route: `dovetail route` as an application, within the front door of a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fastapi import FastAPI
+from starlette.routing import Route
+
+from dovetail.config.sections.frontend import FrontendConfig
+from dovetail.interfaces.api import Api
+from dovetail.server.generate.generation import CLAMPED_HEADER
+from dovetail.server.generate.ignored_fields import HEADER
+from dovetail.server.http.front_door import add_front_door
+from dovetail.server.http.middleware import OpenRequests
+from dovetail_plugins.gateway.two_halves import HEALTH, PREFILL_HEADER, TwoHalves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteState:
+    """What the front door reads of the application."""
+
+    frontend: FrontendConfig
+
+
+def build_route(halves: TwoHalves, frontend: FrontendConfig, apis: Iterable[Api]) -> FastAPI:
+    """Return the application: `/health`, which needs no key, and every other path. `apis` are the
+    families that the servers behind it have."""
+    app = FastAPI(title="dovetail", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.server = RouteState(frontend=frontend)
+    app.state.open_requests = OpenRequests()
+    app.state.open_endpoints = {halves.health}
+    app.state.flags_by_path = dict[str, str]()
+    app.router.routes.append(Route(HEALTH, halves.health, methods=["GET"]))
+    app.router.routes.append(Route("/{path:path}", halves))
+    add_front_door(
+        app,
+        frontend,
+        list(apis),
+        is_busy=lambda: halves.is_busy,
+        shown_headers=(HEADER, CLAMPED_HEADER, PREFILL_HEADER.decode()),
+    )
+    return app

@@ -1,0 +1,102 @@
+"""run(config, models): check every model, bind, load, listen; return the exit status."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Sequence
+
+from dovetail.config.config import Config
+from dovetail.config.rules.placement import launched
+from dovetail.errors import ConfigError
+from dovetail.interfaces.api import Api
+from dovetail.server.families import build_apis
+from dovetail.server.launch.engine_start import chosen_apis
+from dovetail.server.launch.event_loop import run_loop
+from dovetail.server.launch.lifecycle import ServerLifecycle
+from dovetail.server.launch.serve import (
+    set_process_up,
+    stopped_while_starting,
+    with_checked_frontend,
+)
+from dovetail.server.launch.sockets import listening, url_of
+from dovetail.server.launch.startup_timer import StartupTimer
+from dovetail_plugins.gateway.app import build_gateway
+from dovetail_plugins.gateway.entries import Entry, entries_of
+from dovetail_plugins.gateway.fleet import Fleet
+from dovetail_plugins.gateway.model import Model
+from dovetail_plugins.gateway.need import need_of
+from dovetail_plugins.gateway.server import ModelServer
+
+logger = logging.getLogger("dovetail_plugins.gateway")
+
+
+def run(config: Config, models: Sequence[str]) -> int:
+    """Serve several models until a signal says to stop. Raises: ConfigError"""
+    set_process_up(config)
+    timer = StartupTimer()
+    config = with_checked_frontend(config)
+    entries = checked_entries(config, models)
+    with listening(config.frontend) as sock:
+        with timer.time("config"):
+            apis = build_apis(chosen_apis(config))
+            checked = [_checked(entry) for entry in entries]
+        _tell_needs(checked)
+        serving = _serve(config, checked, list(apis.values()), sock, timer)
+        return run_loop(serving, stopped_while_starting)
+
+
+def checked_entries(config: Config, models: Sequence[str]) -> tuple[Entry, ...]:
+    """Return the models that are to be served. Raises: ConfigError"""
+    if launched(config) is not None:
+        raise ConfigError(
+            "a launcher starts the ranks of one model.",
+            where="--models" if config.gateway.models else "MODEL",
+            fix="serve several models without a launcher; each may have its own ranks.",
+        )
+    return entries_of(config, models)
+
+
+def _checked(entry: Entry) -> Model:
+    """Return a model that is not loaded yet. Raises: ConfigError, which names it"""
+    try:
+        return Model(entry, need_of(entry))
+    except ConfigError as error:
+        error.where = f"{error.where} of {entry.name}" if error.where else entry.name
+        raise
+
+
+def _tell_needs(models: Sequence[Model]) -> None:
+    for model in models:
+        size = model.need.num_bytes / 2**20
+        logger.info("%s: needs %.4g MiB for weights and KV cache", model.name, size)
+
+
+def fleet_of(config: Config, models: Sequence[Model]) -> Fleet:
+    """Return the models' fleet as the flags ask for it."""
+    return Fleet(
+        models,
+        start=ModelServer,
+        wait_s=config.gateway.load_wait_s,
+        limit_bytes=config.gateway.models_memory_bytes,
+    )
+
+
+async def _serve(
+    config: Config,
+    models: Sequence[Model],
+    apis: Sequence[Api],
+    sock: socket.socket,
+    timer: StartupTimer,
+) -> int:
+    fleet = fleet_of(config, models)
+
+    def tell_ready() -> None:
+        url = url_of(sock, has_tls=config.frontend.ssl_certfile is not None)
+        logger.info("serving %s", ", ".join(n for m in models for n in m.entry.names))
+        logger.info("ready in %.1f s at %s", timer.total_s(), url)
+
+    async with fleet:
+        await fleet.load_at_start()
+        app = build_gateway(fleet, config.frontend, apis)
+        return await ServerLifecycle(app, fleet, config.frontend).run(sock, tell_ready)

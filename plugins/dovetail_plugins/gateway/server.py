@@ -1,0 +1,138 @@
+"""ModelServer: the server process of one model, from its start to its end.
+
+It is a `dovetail serve` of its own on a Unix socket in a private folder. Ends with this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+
+from dovetail.config.config import DEMO_ORIGIN
+from dovetail.errors import DovetailError
+from dovetail.process import Child, spawn
+from dovetail_plugins.gateway.connections import Connections
+from dovetail_plugins.gateway.entries import KEPT, Entry
+
+logger = logging.getLogger("dovetail_plugins.gateway")
+MODULE = "dovetail_plugins.commands.server_child"
+READY_PERIOD_S = 0.05
+KILL_WAIT_S = 5.0
+KEEP_ALIVE_S = 86400
+
+
+class ModelFailed(DovetailError):
+    """A model's server did not start, or did not do what it was asked for."""
+
+
+class Server(Protocol):
+    """What is known of a model's server."""
+
+    @property
+    def connections(self) -> Connections:
+        """Return what carries requests to it."""
+
+    @property
+    def status(self) -> int | None:
+        """Return its exit status; None while it runs."""
+
+    def used_bytes(self) -> int:
+        """Return the main memory of all its processes."""
+
+    async def wait_ready(self) -> None:
+        """Return once it takes requests. Raises: ModelFailed when it ends before"""
+
+    async def stop(self) -> None:
+        """End it in order, then by force. May be called on one that has ended."""
+
+
+class ModelServer:
+    """The process, its socket, and connections to it."""
+
+    def __init__(self, entry: Entry) -> None:
+        self._name = entry.name
+        self._grace_s = entry.config.frontend.shutdown_timeout + KILL_WAIT_S
+        self._folder = Path(tempfile.mkdtemp(prefix="dovetail-model-"))
+        path = str(self._folder / "socket")
+        try:
+            self._child: Child = spawn(
+                MODULE,
+                child_fields(entry, path),
+                leftovers=[str(self._folder)],
+                has_own_group=True,
+            )
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        self.connections = Connections(path)
+
+    @property
+    def status(self) -> int | None:
+        """Return the exit status; None while it runs."""
+        return self._child.status
+
+    def used_bytes(self) -> int:
+        """Return the main memory of all its processes."""
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            process = psutil.Process(self._child.pid)
+            return sum(map(_resident, [process, *process.children(recursive=True)]))
+        return 0
+
+    async def wait_ready(self) -> None:
+        """Return once it takes requests. Raises: ModelFailed when it ends before"""
+        while (status := self.status) is None:
+            with contextlib.suppress(ConnectionError):  # it does not listen yet
+                if (await self.connections.ask("GET", "/ready")).status == 200:
+                    return
+            await asyncio.sleep(READY_PERIOD_S)
+        raise ModelFailed(
+            f"its server ended with status {status} before it was ready.",
+            fix="see the lines above this one in the server's log.",
+        )
+
+    async def stop(self) -> None:
+        """End it in order, then by force."""
+        try:
+            self._child.send_signal(signal.SIGTERM)
+            self.connections.close()
+            await asyncio.to_thread(self._child.wait, self._grace_s)
+        finally:
+            self._child.close_parent_pipe()  # whatever is left of it ends now
+            await asyncio.shield(asyncio.to_thread(self._child.end, KILL_WAIT_S))
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _resident(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+def child_fields(entry: Entry, path: str) -> dict[str, Any]:
+    """Return the flags of a model's own server, which listens at `path`."""
+    config = entry.config
+    given = {
+        name: config.value(name)
+        for name, origin in config.origins.items()
+        if origin != DEMO_ORIGIN and name not in KEPT
+    }
+    own = {
+        "uds": path,
+        "served_model_name": entry.names,
+        "disable_uvicorn_access_log": True,
+        "timeout_keep_alive": KEEP_ALIVE_S,
+    }
+    if not config.observability.log_prefix:
+        own["log_prefix"] = f"[{entry.name}] "
+    if entry.sleep_level:
+        own |= {"enable_sleep_mode": True, "enable_dev_endpoints": True}
+    return given | own

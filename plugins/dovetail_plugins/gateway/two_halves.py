@@ -1,0 +1,230 @@
+"""TwoHalves: a prompt is computed by one server and its answer by another.
+
+Of servers with a KV connector the `prefill` ones get each request first, for one token, and say how
+another goes on with it (kv_transfer_params); then a `decode` one gets it with that, and its answer
+is the client's. Whatever goes wrong with the first half costs time alone: the second computes the
+prompt itself. A client that leaves ends whichever half is under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from dovetail.json_values import InvalidJson, json_value
+from dovetail.server.http.errors import problem
+from dovetail.server.http.middleware import REQUEST_ID
+from dovetail_plugins.gateway.connections import Answer, Header
+from dovetail_plugins.gateway.forward import EVENT_STREAM, OF_THE_CONNECTION
+from dovetail_plugins.gateway.prefill_choice import PrefillChoice
+from dovetail_plugins.gateway.upstream import Upstream, least_busy
+
+logger = logging.getLogger("dovetail.route")
+
+HEALTH = "/health"
+DIVIDED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+FIELD = "kv_transfer_params"
+ASKED = {"do_remote_decode": True, "do_remote_prefill": False}
+WHOLE = ("prompt_logprobs", "use_beam_search", "echo", "suffix")
+"""Fields with which a prompt is computed where the answer is."""
+OF_THE_ANSWER = ("stream_options", "min_tokens", "best_of", "logprobs", "top_logprobs", "n")
+"""Fields that mean nothing to the first half, and could contradict its single token."""
+RETURNED_ANEW = OF_THE_CONNECTION | {b"date", b"server", REQUEST_ID.encode()}
+"""Headers of a server that are not the client's: they are this process's own."""
+PREFILL_HEADER = b"x-dovetail-prefill"
+
+
+class TwoHalves:
+    """An ASGI endpoint over two sorts of servers. `route_app` has what surrounds it."""
+
+    def __init__(
+        self,
+        prefill: Sequence[Upstream],
+        decode: Sequence[Upstream],
+        choice: PrefillChoice | None = None,
+    ) -> None:
+        self._prefill = prefill
+        self._choice = choice or PrefillChoice(prefill, None, None)
+        self._decode = decode
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        body = await Request(scope, receive).body()
+        gone = asyncio.ensure_future(_gone(receive))
+        work = asyncio.ensure_future(self._answer(scope, body, send))
+        try:
+            await asyncio.wait((gone, work), return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                await work
+        finally:
+            gone.cancel()
+            work.cancel()
+            await asyncio.gather(gone, work, return_exceptions=True)
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether any server has a request."""
+        return any(one.num_open for one in (*self._prefill, *self._decode))
+
+    async def health(self, request: Request | None = None) -> JSONResponse:
+        """Return each server's state; 503 where nobody could answer."""
+        del request
+        told: dict[str, list[dict[str, Any]]] = {}
+        for name, servers in (("prefill", self._prefill), ("decode", self._decode)):
+            states = await asyncio.gather(*(one.is_healthy() for one in servers))
+            told[name] = [
+                {"url": one.url, "healthy": ok, "open": one.num_open, "failures": one.num_failures}
+                for one, ok in zip(servers, states, strict=True)
+            ]
+        is_up = any(one["healthy"] for one in told["decode"])
+        return JSONResponse(told, status_code=200 if is_up else 503)
+
+    async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
+        headers = _headers_on(scope)
+        fields = _divided(scope, body)
+        first = None
+        if fields is not None:
+            params, refusal, first = await self._first_half(scope, headers, fields)
+            if refusal is not None:
+                await _send_whole(send, *refusal)
+                return
+            if params is not None:
+                body = json.dumps(fields | {FIELD: params}).encode()
+        await self._second_half(scope, headers, body, send, first)
+
+    async def _first_half(
+        self, scope: Scope, headers: list[Header], fields: dict[str, Any]
+    ) -> tuple[Any, tuple[int, list[Header], bytes] | None, Upstream | None]:
+        """Have the prompt computed; return the params to go on with (None: nobody could), the
+        refusal of a request at fault, and who computed it."""
+        asked = {name: value for name, value in fields.items() if name not in OF_THE_ANSWER}
+        asked |= {"max_tokens": 1, "stream": False, FIELD: ASKED}
+        if "max_completion_tokens" in asked:
+            asked["max_completion_tokens"] = 1
+        body, tried = json.dumps(asked).encode(), list[Upstream]()
+        prompt_ids = await self._choice.tokens_of(fields, headers)
+        salt = str(fields.get("cache_salt") or "")
+        while (server := self._choice.pick(prompt_ids, salt, tried)) is not None:
+            tried.append(server)
+            self._choice.began(server, len(prompt_ids))
+            try:
+                async with server.answer("POST", _target(scope), headers, body) as answer:
+                    whole = b"".join([piece async for piece in answer.pieces()])
+            except ConnectionError as error:
+                server.failed()
+                logger.warning("%s: the prefill server cannot be reached: %s", server.url, error)
+                continue
+            finally:
+                self._choice.ended(server, len(prompt_ids))
+            if 400 <= answer.status < 500 and answer.status != 429:
+                return None, (answer.status, answer.headers, whole), None
+            if answer.status == 200:
+                params = _params_of(whole)
+                return params, None, server if params else None
+            logger.warning("%s: the prefill server answered %d", server.url, answer.status)
+        return None, None, None
+
+    async def _second_half(
+        self,
+        scope: Scope,
+        headers: list[Header],
+        body: bytes,
+        send: Send,
+        first: Upstream | None,
+    ) -> None:
+        """Hand the request on, and its answer back as it comes."""
+        tried: list[Upstream] = []
+        while (server := least_busy(self._decode, tried)) is not None:
+            tried.append(server)
+            has_begun = False
+            try:
+                target = _target(scope)
+                async with server.answer(scope["method"], target, headers, body) as answer:
+                    has_begun = True
+                    await _pass_back(answer, send, first)
+                return
+            except ConnectionError as error:
+                server.failed()
+                logger.warning("%s: the decode server cannot be reached: %s", server.url, error)
+                if has_begun:
+                    raise
+        told = problem(503, "no decode server can be reached.", kind="unavailable").response(scope)
+        await _send_whole(send, 503, told.raw_headers, bytes(told.body))
+
+
+def _params_of(whole: bytes) -> Any:
+    """Return what an answer says of how to go on with it, None where it says nothing."""
+    try:
+        answer = json_value(whole)
+    except InvalidJson:
+        return None
+    return answer.get(FIELD) if isinstance(answer, dict) else None
+
+
+def _divided(scope: Scope, body: bytes) -> dict[str, Any] | None:
+    """Return the fields of a request whose prompt another server computes, None for any other."""
+    if scope["method"] != "POST" or scope["path"] not in DIVIDED_PATHS:
+        return None
+    try:
+        fields = json_value(body)
+        json.dumps(fields, allow_nan=False)
+    except (ValueError, RecursionError):  # which no server would get as the client wrote it
+        return None
+    if not isinstance(fields, dict) or any(fields.get(name) for name in WHOLE):
+        return None
+    prompt = fields.get("prompt")
+    is_several = isinstance(prompt, list) and any(not isinstance(one, int) for one in prompt)
+    return None if is_several or fields.get(FIELD) else fields
+
+
+def _target(scope: Scope) -> bytes:
+    path, query = scope.get("raw_path") or scope["path"].encode(), scope["query_string"]
+    return bytes(path + b"?" + query if query else path)
+
+
+def _headers_on(scope: Scope) -> list[Header]:
+    """Return the request's headers as servers get them, with an id that all of them share."""
+    dropped = OF_THE_CONNECTION | {b"content-length", b"host", b"origin", REQUEST_ID.encode()}
+    headers = [(name, value) for name, value in scope["headers"] if name not in dropped]
+    return [*headers, (REQUEST_ID.encode(), scope["state"]["request_id"].encode())]
+
+
+async def _gone(receive: Receive) -> None:
+    """Return when the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        continue
+
+
+async def _send_whole(send: Send, status: int, headers: Sequence[Header], body: bytes) -> None:
+    dropped = RETURNED_ANEW | {b"content-length"}
+    kept = [(name, value) for name, value in headers if name not in dropped]
+    kept.append((b"content-length", str(len(body)).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": kept})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _pass_back(answer: Answer, send: Send, first: Upstream | None) -> None:
+    """Send an answer on, piece by piece as it comes. Raises: ConnectionError"""
+    headers = [(name, value) for name, value in answer.headers if name not in RETURNED_ANEW]
+    if first is not None:
+        headers.append((PREFILL_HEADER, first.url.encode()))
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    try:
+        async for piece in answer.pieces():
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+    except ConnectionError as error:
+        if not dict(headers).get(b"content-type", b"").startswith(EVENT_STREAM):
+            raise
+        logger.error("a decode server ended within an answer: %s", error)
+        told = problem(502, "the decode server ended within the answer.").body()
+        last = b"\n\ndata: " + told + b"\n\ndata: [DONE]\n\n"
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+        return
+    await send({"type": "http.response.body", "body": b"", "more_body": False})

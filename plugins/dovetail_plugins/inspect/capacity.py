@@ -1,0 +1,56 @@
+"""What fits beside the weights: the longest context, and requests at a time.
+
+By the same arithmetic as the engine's start (`config.cache_size`); a step's own activations are
+not counted.
+"""
+
+from __future__ import annotations
+
+from dovetail.config.checkpoint.context_length import checkpoint_tokens
+from dovetail.config.rules.cache_size import Room, kv_bytes, state_bytes, token_bytes
+from dovetail.interfaces.spec import ModelSpec
+from dovetail_plugins.inspect.facts import Fit
+
+FIRST_TOKENS = 2048
+STEP = 4
+"""Lengths that requests are counted for: each so many times the one before."""
+
+
+def per_token(model: ModelSpec, kv_dtype: str) -> int:
+    """Return the bytes that one token takes in the caches of all layers."""
+    facts = model.cache
+    if facts is None:
+        return kv_bytes(model, kv_dtype, 1, 1)
+    return facts.num_attention_layers * token_bytes(model, kv_dtype)
+
+
+def per_row(model: ModelSpec) -> int:
+    """Return the bytes that the states of a row take in all layers, however long it is."""
+    return 0 if model.cache is None else model.cache.num_state_layers * state_bytes(model)
+
+
+def longest(model: ModelSpec, kv_dtype: str, room_bytes: int, block: int, step: int) -> int:
+    """Return the longest context that a number of bytes holds, at most the checkpoint's."""
+    room = Room(
+        model=model,
+        kv_dtype=kv_dtype,
+        memory=max(0, room_bytes),
+        block_tokens=block,
+        step_tokens=step,
+    )
+    return room.largest(checkpoint_tokens(model))
+
+
+def fits(model: ModelSpec, kv_dtype: str, room_bytes: int, step: int) -> tuple[Fit, ...]:
+    """Return how many requests of several lengths a number of bytes holds, the checkpoint's own
+    last."""
+    last = checkpoint_tokens(model)
+    lengths = []
+    length = FIRST_TOKENS
+    while length < last:
+        lengths.append(length)
+        length *= STEP
+    return tuple(
+        Fit(context_tokens=n, requests=max(0, room_bytes) // kv_bytes(model, kv_dtype, n, step))
+        for n in [*lengths, last]
+    )

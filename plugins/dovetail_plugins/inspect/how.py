@@ -1,0 +1,43 @@
+"""How a model keeps its weights and multiplies by them here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dovetail.interfaces.quantization import QuantMethod
+from dovetail.interfaces.spec import ModelSpec
+from dovetail_plugins.inspect.stored_layers import EMBEDDING, HEAD
+from dovetail_plugins.layers.rounding import AUTO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class How:
+    """How a model keeps its weights. `panel_outputs`: what outputs are filled up to a multiple of
+    where the native library multiplies them packed; 0: nothing is packed.
+
+    `method` None: nothing is known of quantized layers; `asked` is its option `activations`.
+    `is_tied`: the head is the token table. `is_own`: a model plugin builds all layers; else head
+    and tables are transformers' own. `isa` is the native library's instruction set, "" without one.
+    """
+
+    model: ModelSpec
+    method: QuantMethod | None
+    panel_outputs: int
+    is_tied: bool
+    is_own: bool = True
+    is_cpu: bool = True
+    isa: str = ""
+    asked: str = AUTO
+
+    @property
+    def packs(self) -> bool:
+        """Return whether matrices are packed."""
+        return self.panel_outputs > 0
+
+    def matrix_dtype(self, purpose: str) -> str:
+        """Return the type of matrices in full precision. A table that is not a head stays as it is
+        even where nothing is packed."""
+        if purpose in (EMBEDDING, HEAD) and not self.is_own:
+            return self.model.dtype
+        is_kept = self.packs or (purpose == EMBEDDING and not self.is_tied)
+        return (self.model.weight_dtype if is_kept else "") or self.model.dtype

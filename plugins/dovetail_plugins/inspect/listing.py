@@ -1,0 +1,99 @@
+"""What `dovetail list` says of a model: architecture, quantization, whether it fits into memory.
+
+An estimate by the size of the files and the model's shape; `inspect` computes it from the tensors.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.config.checkpoint.hf import load_model_facts
+from dovetail.config.checkpoint.stores.stored import OLLAMA, StoredModel
+from dovetail.config.config import Config
+from dovetail.config.rules.device import select_platform
+from dovetail.config.rules.selections import stored_quantization
+from dovetail.errors import DovetailError
+from dovetail.interfaces.spec import ModelSpec
+from dovetail_plugins.inspect import capacity
+
+KV_DTYPE = "bfloat16"
+CONTEXT_TOKENS = 2048
+"""Length of the one request that must fit beside the weights."""
+SHARE_WITHOUT_FACTS = 1.1
+"""Memory for each byte of a file whose shape is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """A model with what is known of it. `fits` None: the device's free memory is not known."""
+
+    model: StoredModel
+    architecture: str
+    quantization: str
+    needed_bytes: int
+    fits: bool | None
+    fault: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the facts under the keys that --json prints."""
+        return {
+            "name": self.model.name,
+            "store": self.model.store,
+            "path": str(self.model.path),
+            "bytes": self.model.num_bytes,
+            "architecture": self.architecture,
+            "quantization": self.quantization,
+            "needed_bytes": self.needed_bytes,
+            "fits": self.fits,
+            "fault": self.fault or None,
+        }
+
+
+def device_memory() -> tuple[str, int | None]:
+    """Return the device that serve would take, and its free memory in bytes, None if not known."""
+    platform = select_platform(Config())[1]
+    return platform.device_type, platform.free_bytes()
+
+
+def listed(model: StoredModel, free_bytes: int | None) -> Listed:
+    """Return what is known of a model. What Ollama tells of its own is taken as it is."""
+    facts, fault = None, model.fault
+    if not fault and not (model.store == OLLAMA and model.family):
+        facts, fault = _facts(model)
+    needed = _needed_bytes(model, facts)
+    return Listed(
+        model=model,
+        architecture=facts.architecture if facts else model.family,
+        quantization=_quantization(model, facts),
+        needed_bytes=needed,
+        fits=None if free_bytes is None else needed <= free_bytes,
+        fault=fault,
+    )
+
+
+def _facts(model: StoredModel) -> tuple[ModelSpec | None, str]:
+    """Return the model's facts, or why there are none."""
+    try:
+        return load_model_facts(model.path), ""
+    except DovetailError as error:
+        return None, str(error)
+
+
+def _needed_bytes(model: StoredModel, facts: ModelSpec | None) -> int:
+    if facts is None:
+        return round(model.num_bytes * SHARE_WITHOUT_FACTS)
+    tokens = min(CONTEXT_TOKENS, facts.max_position_tokens)
+    return model.num_bytes + tokens * capacity.per_token(facts, KV_DTYPE)
+
+
+def _quantization(model: StoredModel, facts: ModelSpec | None) -> str:
+    if model.label or facts is None:
+        return model.label
+    try:
+        stored = stored_quantization(facts)
+    except DovetailError:
+        return "unknown"
+    dtype = facts.hf_config.get("dtype") or facts.hf_config.get("torch_dtype") or ""
+    return stored or str(dtype)

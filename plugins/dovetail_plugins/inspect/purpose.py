@@ -1,0 +1,57 @@
+"""What a checkpoint is for: it generates, or what it makes of its prompts, and how."""
+
+from __future__ import annotations
+
+from dovetail.interfaces.pooling_params import EMBED, TOKEN_CLASSIFY, TOKEN_EMBED
+from dovetail.interfaces.spec import PoolingSpec
+from dovetail_plugins.inspect.facts import Purpose
+
+GENERATE = "generate"
+_SHOWN = 6
+
+
+def purpose_from(pooling: PoolingSpec | None) -> Purpose:
+    """Return what a model is for."""
+    if pooling is None:
+        return Purpose(tasks=(GENERATE,))
+    makes_vectors = pooling.tasks[0] in (EMBED, TOKEN_EMBED)
+    is_of_tokens = pooling.tasks[0] in (TOKEN_EMBED, TOKEN_CLASSIFY)
+    return Purpose(
+        tasks=pooling.tasks,
+        pooler=(pooling.token_pooler if is_of_tokens else pooling.pooler).name,
+        dimensions=(pooling.dimensions or pooling.size) if makes_vectors else None,
+        allowed_dimensions=pooling.allowed_dimensions if makes_vectors else (),
+        is_normalized=makes_vectors and pooling.is_normalized,
+        classes=() if makes_vectors else pooling.labels,
+        prompts=tuple(pooling.prompts),
+    )
+
+
+def in_words(purpose: Purpose) -> str:
+    """Return what a model is for as a line."""
+    if purpose.tasks == (GENERATE,):
+        return "generates text"
+    prompts = f", prompts: {_some(purpose.prompts)}" if purpose.prompts else ""
+    if purpose.dimensions is None:
+        return _classes(purpose) + prompts
+    each = "one for each token" if purpose.tasks[0] == TOKEN_EMBED else f"{purpose.pooler} pooling"
+    fewer = ", ".join(map(str, purpose.allowed_dimensions))
+    return (
+        f"vectors of {purpose.dimensions} dimensions, {each}"
+        + (", normalized" if purpose.is_normalized else "")
+        + (f", or of {fewer}" if fewer else "")
+        + prompts
+    )
+
+
+def _classes(purpose: Purpose) -> str:
+    """Return which classes there are, and of what."""
+    of = "of each token" if purpose.tasks[0] == TOKEN_CLASSIFY else "of a prompt"
+    of += f" ({purpose.pooler} pooling)"
+    if len(purpose.classes) == 1:
+        return f"one number {of}: a score or a reward"
+    return f"{len(purpose.classes)} classes {of}: {_some(purpose.classes)}"
+
+
+def _some(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:_SHOWN]) + (" ..." if len(names) > _SHOWN else "")

@@ -1,0 +1,18 @@
+"""The process in which `inspect` tries a model out. Its boot message is a RunSpec."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dovetail import process
+from dovetail.interfaces.spec import RunSpec
+
+
+def main() -> int:
+    """Send how the trial ended; return the exit status."""
+    from dovetail_plugins.inspect.trial import tried
+
+    channel = process.open_channel()
+    channel.sendall(msgspec.json.encode(tried(process.read_boot(RunSpec))))
+    channel.close()
+    return 0

@@ -1,0 +1,268 @@
+"""A headless process: it runs engines of this machine behind a server on another one.
+
+No HTTP here. Each engine is a child process with connections of its own to the server; this one
+starts it when all have joined, tells the server how it ended, and ends it when the server says so
+or is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import msgspec
+
+from dovetail import process
+from dovetail.config.config import Config
+from dovetail.config.resolve import resolve
+from dovetail.config.rules.joining import Meeting, meeting_of
+from dovetail.engine.client.host import LEAVE_WAIT_S, how_it_ended
+from dovetail.engine.ipc.socket_ends import DESCRIPTOR
+from dovetail.engine.messages import Boot
+from dovetail.handshake import receive_message, send_message
+from dovetail.interfaces.spec import EngineSpec
+from dovetail.joining.messages import Ended, Leave, Order, Start
+from dovetail.observability.configured_log import set_log_up
+from dovetail_plugins.joining.arrival import Arrived, arrive
+
+logger = logging.getLogger("dovetail.server")
+
+EXIT_STOPPED = 143
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """The connection to the server has ended."""
+
+
+class Exit(msgspec.Struct, frozen=True):
+    """An engine's process has ended."""
+
+    status: int
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """A signal has come."""
+
+    signal: int
+
+
+Event: TypeAlias = Start | Leave | Lost | Exit | Stop
+Events: TypeAlias = "queue.SimpleQueue[tuple[int, Event]]"
+
+
+def run(config: Config) -> int:
+    """Run this machine's engines until the server ends; return the exit status: 0 when it or a
+    signal ended them, 1 when an engine ended by itself or the server is gone.
+
+    Raises: ConfigError
+    """
+    set_log_up(config)
+    meeting = meeting_of(config)
+    specs = resolve(config).each()
+    with _stoppable():
+        try:
+            engines = join(meeting, specs)
+        except _StoppedEarly as stopped:
+            logger.warning("stopped while joining, by %s", signal.Signals(stopped.number).name)
+            return EXIT_STOPPED
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda got, _: engines.stop(got))
+    return engines.run()
+
+
+def run_one(config: Config, place: int) -> int:
+    """Run one of the engines that this machine has by a config, the one at a place from 0 on, where
+    each has a process that another program started; return the exit status, as `run`.
+
+    Raises: ConfigError
+    """
+    set_log_up(config)
+    spec = resolve(config).each()[place]
+    return join(meeting_of(config), (spec,)).run()
+
+
+def join(meeting: Meeting, specs: tuple[EngineSpec, ...]) -> HeadlessEngines:
+    """Return engines that the server has let in. Raises: ConfigError"""
+    arrived = arrive(meeting, specs)
+    logger.info("joined the server at %s; waiting until all engines have", meeting.name)
+    return HeadlessEngines(arrived, meeting)
+
+
+class _StoppedEarly(BaseException):
+    """A signal came while there was nothing to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """Let SIGTERM and SIGINT end the block."""
+
+    def stop(number: int, frame: object) -> None:
+        raise _StoppedEarly(number)
+
+    before = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class HeadlessEngines:
+    """This process's engines. Threads tell what happens; one place, `run`, does what follows."""
+
+    def __init__(self, arrived: list[Arrived], meeting: Meeting) -> None:
+        self._meeting = meeting
+        self._events: Events = queue.SimpleQueue()
+        self._engines = [_Engine(number, one, self._events) for number, one in enumerate(arrived)]
+        self._status = 0
+
+    def run(self) -> int:
+        """Serve until every engine has ended; return the exit status."""
+        try:
+            while any(not engine.is_over for engine in self._engines):
+                number, event = self._events.get()
+                self._take(self._engines[number], event)
+        finally:
+            for engine in self._engines:
+                engine.close()
+        return self._status
+
+    def stop(self, number: int) -> None:
+        """Have `run` end all engines, because of a signal. A handler may call this."""
+        self._events.put((0, Stop(number)))
+
+    def _take(self, engine: _Engine, event: Event) -> None:
+        if engine.is_over and not isinstance(event, Stop):
+            return
+        match event:
+            case Start():
+                engine.start()
+            case Leave(grace_s):
+                if not grace_s:
+                    self._status = 1
+                    logger.error("engine %d: the server has given it up", engine.number)
+                engine.leave(grace_s)
+            case Lost():
+                self._lose(engine)
+            case Exit(0) if not engine.is_leaving:
+                engine.exit_status = 0  # told to end: Leave follows, or the server is gone
+            case Exit(status):
+                if not engine.is_leaving:
+                    self._status = 1
+                    logger.error("engine %d: %s", engine.number, how_it_ended(status))
+                engine.end(status)
+            case Stop(got):
+                self._stop(got)
+
+    def _lose(self, engine: _Engine) -> None:
+        """End an engine whose server is gone, or has given it up."""
+        if not engine.is_leaving:
+            self._status = 1
+            name = self._meeting.name
+            logger.error("engine %d: the server at %s is gone; ending", engine.number, name)
+        engine.leave(0.0)
+
+    def _stop(self, number: int) -> None:
+        """End all engines at once: the server lets others take new requests."""
+        logger.warning("stopping, by %s", signal.Signals(number).name)
+        for engine in self._engines:
+            engine.leave(0.0)
+
+
+class _Engine:
+    """One engine: its child process, once it is to start, and the connection that rules it."""
+
+    def __init__(self, place: int, arrived: Arrived, events: Events) -> None:
+        self.number = arrived.spec.engine
+        self.is_over = False
+        self.is_leaving = False
+        self.exit_status: int | None = None
+        self._place = place
+        self._arrived = arrived
+        self._events = events
+        self._child: process.Child | None = None
+        self._threads: list[threading.Thread] = []
+        self._in_thread(self._listen)
+
+    def _in_thread(self, call: object, *args: object) -> None:
+        thread = threading.Thread(target=call, args=args, daemon=True)  # type: ignore[arg-type]
+        thread.start()
+        self._threads.append(thread)
+
+    def _tell(self, event: Event) -> None:
+        self._events.put((self._place, event))
+
+    def _listen(self) -> None:
+        """Tell what the server says, to the connection's end."""
+        try:
+            with contextlib.suppress(OSError, EOFError, msgspec.MsgspecError):
+                while True:
+                    self._tell(receive_message(self._arrived.control, Order).order)
+        finally:
+            self._tell(Lost())
+
+    def start(self) -> None:
+        """Start the engine's process; its connections are its own from then on. Mutates: self"""
+        if self._child is not None or self.is_leaving:
+            return
+        numbers = [connection.fileno() for connection in self._arrived.own]
+        boot = Boot(spec=self._arrived.spec, addresses=tuple(f"{DESCRIPTOR}{n}" for n in numbers))
+        self._child = process.spawn(
+            "dovetail.engine.ipc.process",
+            boot,
+            variables=self._arrived.spec.variables,
+            pass_fds=numbers,
+        )
+        for connection in self._arrived.own:
+            connection.close()
+        self._in_thread(self._wait, self._child)
+
+    def _wait(self, child: process.Child) -> None:
+        status = child.wait()
+        assert status is not None
+        self._tell(Exit(status))
+
+    def leave(self, grace_s: float) -> None:
+        """End the engine, by force after `grace_s`; its Exit follows. Mutates: self"""
+        self.is_leaving = True
+        if self._child is None:
+            self.is_over = True
+        elif self.exit_status is not None:
+            self.end(self.exit_status)
+        else:
+            self._in_thread(self._end, self._child, grace_s)
+
+    def _end(self, child: process.Child, grace_s: float) -> None:
+        if grace_s:
+            child.wait(grace_s)
+        child.end(LEAVE_WAIT_S)
+
+    def end(self, status: int) -> None:
+        """Tell the server how the engine's process has ended. Mutates: self"""
+        self.is_over = True
+        with contextlib.suppress(OSError):  # a server that is gone need not know
+            send_message(self._arrived.control, Ended(how_it_ended(status)))
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        with contextlib.suppress(OSError):
+            self._arrived.control.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Give everything back; a child that still runs is ended."""
+        if self._child is not None:
+            self._child.end(LEAVE_WAIT_S)
+        self._hang_up()
+        for thread in self._threads:
+            thread.join()
+        self._arrived.close()

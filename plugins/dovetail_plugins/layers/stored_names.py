@@ -1,0 +1,89 @@
+"""A layer by all its names: the model's, the file's, and what tools call it in their configs.
+
+Checkpoints that also take media keep the text model behind a prefix ("model.language_model."), and
+a config may have the file's names, or those that the writer's own model had. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+from dovetail.interfaces.headers import TensorHeader
+from dovetail_plugins.layers.layer_names import parts_of
+
+WRAPPERS = ("model", "language_model", "text_model", "text")
+"""First words of names, which say in what a part is held, not which part it is."""
+PREFIXES = ("model.", "model.language_model.", "language_model.model.", "language_model.")
+"""What may stand before a part of a text model."""
+HEAD, TABLE = "lm_head", "embed_tokens"
+TEXT_PARTS = ("layers", HEAD)
+FLOATS = ("float16", "bfloat16", "float32", "float64", "F16", "BF16", "F32", "F64")
+PLAIN_LEAVES = {"weight", "bias"}
+LOOKS_AROUND = "(?"
+
+
+def bare(name: str) -> str:
+    """Return a name without the words before it that say in what it is held."""
+    words = name.split(".")
+    while len(words) > 1 and words[0] in WRAPPERS:
+        del words[0]
+    return ".".join(words).replace(".vision_model.", ".")
+
+
+def spellings(name: str) -> tuple[str, ...]:
+    """Return the names that a layer of a text model may have elsewhere, its own first."""
+    rest = bare(name)
+    if rest.partition(".")[0] not in TEXT_PARTS:
+        return tuple(dict.fromkeys((name, rest, f"model.{rest}")))
+    return tuple(dict.fromkeys((name, *(f"{prefix}{rest}" for prefix in PREFIXES), rest)))
+
+
+class StoredNames:
+    """The layers of a checkpoint's files, found by any of their names."""
+
+    def __init__(self, headers: Iterable[TensorHeader] = ()) -> None:
+        self._tensors: dict[str, dict[str, TensorHeader]] = defaultdict(dict)
+        for header in headers:
+            module, _, leaf = header.name.rpartition(".")
+            self._tensors[module][leaf] = header
+        self._by_bare: dict[str, list[str]] = defaultdict(list)
+        for module in self._tensors:
+            self._by_bare[bare(module)].append(module)
+
+    def in_file(self, name: str) -> tuple[str, ...]:
+        """Return what the file calls a layer; nothing where it does not have it by this name."""
+        if name in self._tensors:
+            return (name,)
+        found = self._by_bare.get(bare(name), ())
+        return tuple(found) if len(found) == 1 else ()
+
+    def has_all(self, names: Iterable[str]) -> bool:
+        """Return whether the file has all of these layers."""
+        return all(self.in_file(name) for name in names)
+
+    def matched(self, name: str, pattern: str) -> tuple[str, ...]:
+        """Return the names of a layer to try an expression on. One that looks around, such as for
+        what is not there, is only tried on the file's own name."""
+        known = self.in_file(name)
+        if LOOKS_AROUND in pattern:
+            return known or (name,)
+        return tuple(dict.fromkeys((*known, *spellings(name))))
+
+    def is_plain(self, name: str) -> bool | None:
+        """Return whether the file has a layer, or each of its fused parts, in full precision; None
+        where parts differ or the file does not tell."""
+        modules = tuple(self._modules(name))
+        if not modules and bare(name) == HEAD:  # a head that the token table is
+            modules = self.in_file(TABLE)
+        told = {self._is_plain(module) for module in modules}
+        return told.pop() if len(told) == 1 else None
+
+    def _modules(self, name: str) -> Iterator[str]:
+        for part in parts_of(name):
+            yield from self.in_file(part)
+
+    def _is_plain(self, module: str) -> bool:
+        tensors: Mapping[str, TensorHeader] = self._tensors[module]
+        weight = tensors.get("weight")
+        return weight is not None and weight.dtype in FLOATS and set(tensors) <= PLAIN_LEAVES

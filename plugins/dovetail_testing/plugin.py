@@ -1,0 +1,204 @@
+"""The kit's pytest plugin: every clause runs once per registered plugin of its kind.
+
+A contract class says `kind = "..."` ("*" for all); its clauses take the fixture `plugin` (the
+loaded class or Value) or `entry` (its metadata). Loaded with -p, never on its own: a serving
+package is often installed beside unrelated test suites.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Generator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail import registry
+from dovetail.errors import ConfigError, UnavailablePlugin
+from dovetail.interfaces.plugin import Value
+from dovetail.registry import KINDS, Entry
+from dovetail_testing.contract import SECOND_FILES, clause_name, gates_of
+
+FEW_MODULES, MANY_MODULES = 20, 200
+OPTION = "--dovetail-plugin"
+CLAUSE_OPTION = "--dovetail-clause"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --dovetail-plugin KIND[:NAME] and --dovetail-clause CLAUSE."""
+    parser.addoption(
+        OPTION,
+        action="append",
+        default=[],
+        metavar="KIND[:NAME]",
+        help="check only these plugins; NAME may be name@distribution, module:Class, file.py:Class",
+    )
+    parser.addoption(
+        CLAUSE_OPTION,
+        action="append",
+        default=[],
+        metavar="CLAUSE",
+        help="run only these clauses, with their parameters or without",
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a contract class's clauses once per chosen plugin of its kind."""
+    kind = getattr(metafunc.cls, "kind", None)
+    if kind is None or "entry" not in metafunc.fixturenames:
+        return
+    words = tuple(metafunc.config.getoption(OPTION))
+    entries = [entry for entry in chosen(words) if kind in ("*", entry.kind)]
+    names = [f"{entry.kind}:{entry.id}" if kind == "*" else entry.id for entry in entries]
+    metafunc.parametrize("entry", entries, ids=names, scope="class")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the contract files of kinds that were not chosen: importing them takes time."""
+    stem = collection_path.stem.removeprefix("test_")
+    kind = SECOND_FILES.get(stem, stem)
+    if collection_path.parent.name != "contracts" or kind not in KINDS:
+        return None
+    chosen_kinds = {word.partition(":")[0] for word in config.getoption(OPTION)}
+    return True if chosen_kinds and kind not in chosen_kinds else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the clauses that were not chosen, and those of kinds of which no plugin was."""
+    clauses = frozenset(config.getoption(CLAUSE_OPTION))
+    left_out = [item for item in items if not _is_chosen(item, clauses)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if _is_chosen(item, clauses)]
+
+
+def pytest_collection() -> None:
+    """Look for no garbage while tests are collected: a million objects are made, and live to the
+    end."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was collected out of later collections of garbage, for the same reason: every
+    engine that opens or closes in this process would walk all of it."""
+    _freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, None, None]:
+    """Keep modules out of collections that a test has imported, those of transformers' models say.
+    What tests of a file share is seen again when the file has ended."""
+    yield
+    num_new = len(sys.modules) - _Kept.num_modules
+    is_last = nextitem is None or nextitem.path != item.path
+    _Kept.is_shared = not is_last and (_Kept.is_shared or _shares(item))
+    is_over = is_last and _Kept.holds_shared
+    if is_over:
+        gc.unfreeze()
+    if is_over or num_new > (MANY_MODULES if _Kept.is_shared else FEW_MODULES):
+        _freeze()
+        _Kept.holds_shared = _Kept.is_shared
+
+
+def pytest_sessionfinish() -> None:
+    """Let collections see everything again: some plugins' last words ask what refers to what."""
+    gc.unfreeze()
+
+
+class _Kept:
+    """What is kept out of collections: how many modules there were, and whether beside them lies
+    what tests of this file share."""
+
+    num_modules = 0
+    is_shared = False
+    holds_shared = False
+
+
+def _shares(item: pytest.Item) -> bool:
+    """Return whether fixtures of a test live longer than it does, and end before the session."""
+    fixtures = getattr(item, "_fixtureinfo", None)
+    definitions = [] if fixtures is None else fixtures.name2fixturedefs.values()
+    return any(one.scope not in ("function", "session") for some in definitions for one in some)
+
+
+def _freeze() -> None:
+    gc.collect()
+    gc.freeze()
+    _Kept.num_modules = len(sys.modules)
+
+
+def _is_chosen(item: pytest.Item, clauses: frozenset[str]) -> bool:
+    callspec = getattr(item, "callspec", None)
+    parameters = callspec.params if callspec else {}
+    if "entry" not in parameters:
+        return not clauses
+    if not isinstance(parameters["entry"], Entry):
+        return False
+    name = clause_of(item)
+    return not clauses or name in clauses or name.partition("[")[0] in clauses
+
+
+@cache
+def chosen(words: Sequence[str]) -> list[Entry]:
+    """Return the entries that KIND and KIND:NAME words name (none: all), each target once."""
+    entries: list[Entry] = []
+    for word in words or list(registry.KINDS):
+        kind, _, spec = word.partition(":")
+        entries += [registry.find(kind, spec)] if spec else registry.entries(kind)
+    first: dict[tuple[str, str], Entry] = {}
+    for entry in entries:
+        first.setdefault((entry.kind, entry.target), entry)
+    return list(first.values())
+
+
+@pytest.fixture
+def plugin(request: pytest.FixtureRequest, entry: Entry) -> Any:
+    """Return the loaded plugin; skip where it is unavailable or does not claim the clause.
+
+    A plugin that cannot be loaded fails the clauses that load it, and skips all others.
+    """
+    try:
+        loaded = registry.load_entry(entry)
+    except UnavailablePlugin as error:
+        pytest.skip(f"unavailable here: {error}")
+    except ConfigError as error:
+        pytest.skip(f"cannot be loaded: {error}")
+    if isinstance(loaded, Value):
+        return loaded
+    for word, claimed in gates_of(request.function):
+        if (word in loaded.capabilities) is not claimed:
+            pytest.skip(f'{"does not claim" if claimed else "claims"} "{word}"')
+    _expect_failure(request.node, loaded.expected_failures)
+    return loaded
+
+
+@pytest.fixture(autouse=True)
+def _note_clause(request: pytest.FixtureRequest) -> None:
+    """Write plugin and clause into the report, for summaries and JUnit files."""
+    callspec = getattr(request.node, "callspec", None)
+    found = callspec.params.get("entry") if callspec else None
+    if isinstance(found, Entry):
+        request.node.user_properties.append(("dovetail_plugin", f"{found.kind}:{found.id}"))
+        request.node.user_properties.append(("dovetail_clause", clause_of(request.node)))
+        promise = " ".join((request.function.__doc__ or "").split("\n\n")[0].split())
+        request.node.user_properties.append(("dovetail_promise", promise))
+
+
+def clause_of(item: Any) -> str:
+    """Return a test's clause name: its function and its parameters but for the plugin."""
+    entry = item.callspec.params["entry"]
+    parts = [part for part in (f"{entry.kind}:{entry.id}", entry.id) if part in item.callspec.id]
+    rest = item.callspec.id.replace(parts[0], "").strip("-") if parts else item.callspec.id
+    return clause_name(item.originalname, rest)
+
+
+def _expect_failure(item: Any, expected: Any) -> None:
+    reason = expected.get(clause_of(item))
+    if reason is not None:
+        item.add_marker(pytest.mark.xfail(reason=reason, strict=True))

@@ -1,0 +1,82 @@
+"""/reset_prefix_cache and /server_info: there with their flag alone, behind the key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dovetail.errors import EngineDead, Overloaded, RequestError
+from dovetail.interfaces.executor import WorkerCall
+from dovetail_testing.fake_async_engine import FakeAsyncEngine, fake_spec
+from support.serving import app_for, send
+
+ROUTES = (("POST", "/reset_prefix_cache"), ("GET", "/server_info"))
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_there_with_the_flag_alone_and_closed(method: str, path: str) -> None:
+    without, _ = app_for()
+    assert send(without, method, path).status_code == 404
+    app, engine = app_for(enable_dev_endpoints=True, api_key=("k",))
+    assert send(app, method, path).status_code == 401
+    assert engine.num_resets == 0
+    assert send(app, method, path, authorization="Bearer k").status_code == 200
+
+
+def test_a_reset_reaches_the_engine_and_its_faults_the_client() -> None:
+    app, engine = app_for(enable_dev_endpoints=True)
+    assert send(app, "POST", "/reset_prefix_cache").status_code == 200
+    assert engine.num_resets == 1
+    for fault in (EngineDead("it is gone."), Overloaded("no answer within 10 s.")):
+        engine.reset_fault = fault
+        answer = send(app, "POST", "/reset_prefix_cache")
+        assert answer.status_code == 503
+        assert fault.what in answer.json()["error"]["message"]
+
+
+def test_a_method_of_the_workers_is_called() -> None:
+    without, _ = app_for()
+    body: dict[str, Any] = {"method": "weights", "args": [1], "kwargs": {"a": "b"}, "timeout": 2}
+    assert send(without, "POST", "/collective_rpc", body).status_code == 404
+    app, engine = app_for(enable_dev_endpoints=True, api_key=("k",))
+    assert send(app, "POST", "/collective_rpc", body).status_code == 401
+    app, engine = app_for(enable_dev_endpoints=True)
+    answer = send(app, "POST", "/collective_rpc", {**body, "other": 1})
+    assert answer.json() == {"results": [{"rank": r, "method": "weights"} for r in range(2)]}
+    assert answer.headers["x-dovetail-ignored-fields"] == "other"
+    asked = WorkerCall(method="weights", args=(1,), kwargs={"a": "b"}, timeout_s=2.0)
+    assert engine.worker_calls == [asked]
+    engine.call_fault = RequestError("rank 1: weights raised ValueError: no luck.", status=500)
+    answer = send(app, "POST", "/collective_rpc", body)
+    assert answer.status_code == 500
+    assert "rank 1: weights raised ValueError" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"method": "os:system"}, {"method": "_secret"}, {"method": None}, {"timeout": 0}, {"args": 1}],
+    ids=str,
+)
+def test_a_call_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
+    """Functions are not called by a name that a client sends."""
+    app, engine = app_for(enable_dev_endpoints=True)
+    answer = send(app, "POST", "/collective_rpc", {"method": "weights", **change})
+    assert answer.status_code in (400, 422)
+    assert engine.worker_calls == []
+
+
+def test_server_info_tells_settings_and_no_secret() -> None:
+    spec = fake_spec(max_rows=5)
+    worker = type(spec.worker)(
+        kind="worker", name="w", target="a:b", options={"api_key": "hunter2", "n": 1}
+    )
+    engine = FakeAsyncEngine(spec=fake_spec(max_rows=5, worker=worker))
+    app, _ = app_for(engine=engine, enable_dev_endpoints=True, api_key=("hunter2",))
+    answer = send(app, "GET", "/server_info", authorization="Bearer hunter2")
+    assert "hunter2" not in answer.text
+    found = answer.json()
+    assert found["engine"]["schedule"]["max_rows"] == 5
+    assert found["engine"]["worker"]["options"] == {"api_key": "***", "n": 1}
+    assert found["frontend"]["api_key"] == "***"
+    assert found["frontend"]["enable_dev_endpoints"] is True

@@ -1,0 +1,454 @@
+"""Engines of other machines behind one AsyncEngine: they come, answer, die and leave; others are
+refused. The machines are threads here, the engines processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from dovetail.config.config import Config
+from dovetail.config.config import flags as config_flags
+from dovetail.config.rules.joining import Meeting, meeting_of
+from dovetail.engine.client.async_engine import AsyncEngine
+from dovetail.engine.client.clock import ClockLead
+from dovetail.engine.ipc.socket_ends import DESCRIPTOR, descriptor_of
+from dovetail.errors import ConfigError, EngineDead
+from dovetail.handshake import WrongSecret, challenge, receive_message, respond, send_message
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.router import EngineView, RoutedRequest, Router, RouterFacts
+from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.spec import EngineShare, EngineSpec, Selection
+from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats
+from dovetail.joining.comparison import COMPARED
+from dovetail.joining.messages import Hello, Welcome
+from dovetail.joining.reception import Reception
+from dovetail_plugins.joining.arrival import arrive
+from dovetail_plugins.joining.headless import HeadlessEngines
+from dovetail_testing.fake_engine import fake_spec
+from support.orphans import survivors
+
+SECRET = b"a secret of the tests"
+LIMIT_S = 30.0
+
+
+class Turns(Router):
+    """Takes the engines in turn."""
+
+    info = Info(summary="test router")
+
+    def __init__(self, options: Any, facts: RouterFacts) -> None:
+        self._count = 0
+
+    def choose(self, request: RoutedRequest, engines: Any) -> int:
+        """Return the next engine."""
+        view: EngineView = engines[self._count % len(engines)]
+        self._count += 1
+        return view.number
+
+
+class Ledger(StatLogger):
+    """Keeps the numbers of requests."""
+
+    info = Info(summary="test logger")
+
+    def __init__(self, options: Any, model_name: str, max_model_tokens: int) -> None:
+        self.requests: list[RequestStats] = []
+
+    def step(self, stats: StepStats) -> None:
+        """Steps are of no interest."""
+
+    def request(self, stats: RequestStats) -> None:
+        """Keep it."""
+        self.requests.append(stats)
+
+
+def spec_of(here: int = 1, elsewhere: int = 1, **changes: Any) -> EngineSpec:
+    """Return the spec of a server with so many engines of its own and so many elsewhere."""
+    return msgspec.structs.replace(
+        fake_spec(options={"delay_s": 0.004}),
+        num_engines=here + elsewhere,
+        shares=tuple(EngineShare(engine=n) for n in range(here)) if here > 1 else (),
+        elsewhere=tuple(range(here, here + elsewhere)),
+        router=Selection(kind="router", name="turns", target=f"{__file__}:Turns"),
+        stat_loggers=(Selection(kind="stat_logger", name="l", target=f"{__file__}:Ledger"),),
+        **changes,
+    )
+
+
+def far(spec: EngineSpec, *numbers: int, **changes: Any) -> tuple[EngineSpec, ...]:
+    """Return the specs of engines on another machine."""
+    own = msgspec.structs.replace(spec, elsewhere=(), shares=(), **changes)
+    return tuple(msgspec.structs.replace(own, engine=number) for number in numbers)
+
+
+@pytest.fixture
+def meeting() -> Meeting:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    return meeting_at(port, data_parallel_join_timeout=LIMIT_S)
+
+
+def meeting_at(port: int, **flags: Any) -> Meeting:
+    """Return where the machines meet, as flags say it."""
+    usual = {
+        "data_parallel_address": "127.0.0.1",
+        "data_parallel_rpc_port": port,
+        "data_parallel_secret": SECRET.decode(),
+    }
+    return meeting_of(Config.from_fields(usual | flags))
+
+
+class Machine(threading.Thread):
+    """Another machine: a headless process's work, in a thread. `outcome` is its exit status, or
+    why it could not join."""
+
+    def __init__(self, meeting: Meeting, specs: tuple[EngineSpec, ...]) -> None:
+        super().__init__(daemon=True)
+        self._meeting, self._specs = meeting, specs
+        self.outcome: int | ConfigError | None = None
+        self.engines: HeadlessEngines | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Join, and run the engines."""
+        try:
+            arrived = arrive(self._meeting, self._specs)
+        except ConfigError as error:
+            self.outcome = error
+            return
+        self.engines = HeadlessEngines(arrived, self._meeting)
+        self.outcome = self.engines.run()
+
+    def ended(self) -> int | ConfigError | None:
+        """Return the outcome, once there is one."""
+        self.join(LIMIT_S)
+        assert not self.is_alive()
+        return self.outcome
+
+
+@asynccontextmanager
+async def serving(
+    spec: EngineSpec, meeting: Meeting, *machines: tuple[EngineSpec, ...], num_processes: int = 0
+) -> AsyncIterator[tuple[AsyncEngine, list[Machine]]]:
+    """Give a server's engine whose other machines have joined."""
+    with Reception(spec, meeting, num_processes=num_processes) as reception:
+        joined = [Machine(meeting, specs) for specs in machines]
+        elsewhere = await asyncio.get_running_loop().run_in_executor(None, reception.wait)
+        engine = await AsyncEngine.start(spec, elsewhere=elsewhere)
+        try:
+            yield engine, joined
+        finally:
+            await engine.shutdown()
+            for machine in joined:
+                machine.ended()
+
+
+async def whole(engine: AsyncEngine, prompt: Any = "prompt", **fields: Any) -> str:
+    params = SamplingParams(**{"max_tokens": 10, "seed": 1} | fields)
+    text = ""
+    async for output in engine.generate(prompt, params, "r"):
+        text += output.deltas[0].text
+    return text
+
+
+def children() -> list[psutil.Process]:
+    found = psutil.Process().children(recursive=True)
+    return [child for child in found if "dovetail.engine.ipc.process" in child.cmdline()]
+
+
+def test_engines_of_three_machines_answer_as_one_and_leave_in_order(meeting: Meeting) -> None:
+    spec = spec_of(1, 2)
+
+    async def main() -> None:
+        async with serving(spec, meeting, far(spec, 2), far(spec, 1)) as (engine, machines):
+            texts = await asyncio.gather(*(whole(engine, "p" * (1 + i % 3)) for i in range(12)))
+            assert texts == [texts[i % 3] for i in range(12)]
+            (ledger,) = engine._stats._loggers
+            numbers = sorted(stats.engine for stats in ledger.requests)  # type: ignore[attr-defined]
+            assert numbers == [0] * 4 + [1] * 4 + [2] * 4
+            own, *others = engine.states()
+            assert own.machine == "" and {one.machine for one in others} == {socket.gethostname()}
+            await engine.reset_prefix_cache()
+        assert [machine.outcome for machine in machines] == [0, 0]
+        assert survivors(children(), 2.0) == []
+
+    asyncio.run(main())
+
+
+def test_a_server_without_engines_and_two_api_processes(meeting: Meeting) -> None:
+    spec = spec_of(0, 1)
+    long = "x" * 300_000  # more than a socket takes at once
+
+    async def main() -> None:
+        async with serving(spec, meeting, far(spec, 0), num_processes=1) as (first, _):
+            (address,) = first.addresses_for(0)
+            number = descriptor_of(address)
+            assert number is not None
+            second = await AsyncEngine.attach([f"{DESCRIPTOR}{os.dup(number)}"], spec, process=0)
+            first.hand_over()
+            try:
+                assert await whole(second) == await whole(first)
+                with pytest.raises(Exception, match="tokens"):
+                    await whole(second, long)
+            finally:
+                await second.shutdown()
+            assert len(await whole(first)) > 0  # the other's leaving ends nothing
+
+    asyncio.run(main())
+
+
+def test_clocks_of_other_machines_are_brought_to_this_one(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lead = ClockLead()
+    assert lead.note(100.0, 5100.5, 101.0) == 5000.0
+    assert lead.note(200.0, 5209.0, 210.0) == 5000.0  # its way was longer, so it says less
+    assert lead.note(300.0, 5300.2, 300.2) == pytest.approx(5000.1)
+    spec = spec_of(0, 1)
+    monkeypatch.setattr(ClockLead, "note", lambda self, *times: 5000.0)
+
+    async def main() -> None:
+        async with serving(spec, meeting, far(spec, 0)) as (engine, _):
+            await whole(engine)
+            (ledger,) = engine._stats._loggers
+            times = ledger.requests[-1].times  # type: ignore[attr-defined]
+            assert 0 < times.first_token_s - (times.arrival_s - 5000) < 5
+            assert 0 < times.scheduled_s - (times.arrival_s - 5000) < 5
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("fault", ["kill", "stop", "machine"])
+def test_a_fault_elsewhere_ends_the_requests_of_that_engine_alone(
+    meeting: Meeting, fault: str
+) -> None:
+    spec = spec_of(1, 1, step_timeout_s=0.4)
+
+    async def main() -> None:
+        async with serving(spec, meeting, far(spec, 1)) as (engine, (machine,)):
+            here, _ = engine.hosts
+            (victim,) = [child for child in children() if child.pid != here.pid]  # type: ignore[attr-defined]
+            tasks = [asyncio.create_task(whole(engine, max_tokens=150)) for _ in range(6)]
+            while sum(state.running for state in engine.states()) < 6:
+                await asyncio.sleep(0.01)
+            begun_s = time.monotonic()
+            if fault == "machine":
+                assert machine.engines is not None
+                machine.engines.stop(signal.SIGTERM)
+            else:
+                victim.send_signal(signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            dead = [error for error in ended if isinstance(error, EngineDead)]
+            assert len(dead) == 3 and sum(isinstance(one, str) for one in ended) == 3
+            assert time.monotonic() - begun_s < 6
+            _, state = engine.states()
+            assert state.reason is not None and (fault != "kill" or "signal 9" in state.reason)
+            assert len(await whole(engine)) > 0
+            assert survivors([victim], 4.0) == []
+            assert machine.ended() == (0 if fault == "machine" else 1)
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_another_api_process_has_given_up_is_ended(meeting: Meeting) -> None:
+    """The process that owns it cannot see that it hangs: it has no requests there itself."""
+    spec = spec_of(1, 1, step_timeout_s=0.4)
+
+    async def main() -> None:
+        joining = serving(spec, meeting, far(spec, 1), num_processes=1)
+        async with joining as (owner, (machine,)):
+            here, _ = owner.hosts
+            (victim,) = [child for child in children() if child.pid != here.pid]  # type: ignore[attr-defined]
+            own, there = owner.addresses_for(0)
+            number = descriptor_of(there)
+            assert number is not None
+            addresses = [own, f"{DESCRIPTOR}{os.dup(number)}"]
+            other = await AsyncEngine.attach(addresses, spec, process=0)
+            owner.hand_over()
+            try:
+                victim.send_signal(signal.SIGSTOP)
+                asked = (whole(other) for _ in range(2))
+                ended = await asyncio.gather(*asked, return_exceptions=True)
+                assert sorted(type(one).__name__ for one in ended) == ["EngineDead", "str"]
+                assert owner.given_up() == {} and survivors([victim], 0.1) == [victim]
+                owner.give_up(other.given_up())
+                assert "--engine-step-timeout" in owner.given_up()[1]
+                assert await asyncio.to_thread(survivors, [victim], 4.0) == []
+                assert machine.ended() == 1
+            finally:
+                await other.shutdown()
+
+    asyncio.run(main())
+
+
+def test_engines_end_with_their_server(meeting: Meeting) -> None:
+    """The server's connections end without a word, as when it is killed."""
+    spec = spec_of(0, 1)
+    with Reception(spec, meeting, num_processes=0) as reception:
+        machine = Machine(meeting, far(spec, 0))
+        (engine,) = reception.wait()
+        deadline_s = time.monotonic() + LIMIT_S
+        while not (found := children()):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+        engine._control.shutdown(socket.SHUT_RDWR)
+        begun_s = time.monotonic()
+        assert machine.ended() == 1
+        assert survivors(found, 1.0) == []
+        assert time.monotonic() - begun_s < 2.0
+        engine.stop(0.0)
+
+
+def refused(meeting: Meeting, specs: tuple[EngineSpec, ...]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        arrive(meeting, specs)
+    return str(caught.value)
+
+
+def test_who_does_not_belong_is_told_and_the_server_waits_on(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = spec_of(1, 2)
+    longer = msgspec.structs.replace(spec.schedule, max_model_tokens=77)
+    with Reception(spec, meeting, num_processes=0), ExitStack() as stack:
+        told = refused(meeting, far(spec, 1, schedule=longer))
+        assert "--max-model-len: engine 1 (process" in told
+        assert f"is 77 there and {spec.schedule.max_model_tokens} at the server" in told
+        assert "waits for the engines 1, 2 of other machines" in refused(meeting, far(spec, 0))
+        other = msgspec.structs.replace(spec, num_engines=4)
+        assert refused(meeting, far(other, 1)).startswith("--data-parallel-size:")
+        with monkeypatch.context() as patch:
+            patch.setattr("dovetail_plugins.joining.arrival.Hello", _old_hello)
+            assert "runs dovetail 0.0.1, and the server" in refused(meeting, far(spec, 1))
+        wrong = meeting_at(meeting.port, data_parallel_secret="not the same text")
+        assert "has another secret" in refused(wrong, far(spec, 1))
+        (first,) = arrive(meeting, far(spec, 1))
+        stack.callback(first.close)
+        assert "engine 1 has joined already: engine 1 (process" in refused(meeting, far(spec, 1))
+        with pytest.raises(ConfigError, match=r"the port \d+ is in use"):
+            Reception(spec, meeting, num_processes=0)
+
+
+def _old_hello(**fields: Any) -> Hello:
+    return Hello(**fields, version="0.0.1")
+
+
+def test_waiting_has_an_end_and_says_who_came(meeting: Meeting) -> None:
+    spec = spec_of(1, 2)
+    short = meeting_at(meeting.port, data_parallel_join_timeout=0.3)
+    assert "no server listened at 127.0.0.1:" in refused(short, far(spec, 1))
+    with Reception(spec, short, num_processes=1) as reception:
+        (first,) = arrive(short, far(spec, 1))
+        with pytest.raises(ConfigError, match=r"1 of 2 engines .* engine 2 has not, within 0.3 s"):
+            reception.wait()
+        first.close()
+        with pytest.raises(ConfigError, match="0 of 2 engines"):
+            reception.wait()
+        (again,) = arrive(short, far(spec, 1))  # one that has gone may come again
+        again.close()
+    nowhere = meeting_at(1, data_parallel_address="192.0.2.1")
+    with pytest.raises(ConfigError, match=r"--data-parallel-address: cannot listen at 192.0.2.1:1"):
+        Reception(spec, nowhere, num_processes=0)
+
+
+OWN = {
+    "run": {
+        "device", "block_tokens", "max_rows", "max_step_tokens", "max_model_tokens", "attention",
+        "rank", "num_threads", "thread_spin_us", "pins_threads", "processors", "is_eager",
+        "async_steps", "graph_sizes", "uses_fused_ops", "compiles", "memory_share",
+        "shows_progress", "load_options", "offload_bytes", "ops", "communicator",
+        "rank_processors", "expert_placement", "expert_balance", "all2all", "engines_folder",
+        "transfer", "encoder_mode", "encodings_bytes", "halves", "tokenizer", "tokenizer_path",
+    },
+    "cache": {
+        "num_blocks", "memory_bytes", "memory_share", "hash_algorithm", "host_bytes",
+        "keeps_windows", "hash_tokens",
+    },
+    "schedule": {
+        "max_step_tokens", "uses_chunked_prefill", "long_prefill_tokens", "async_steps",
+        "max_partial", "max_long_partial", "long_prompt_tokens", "num_stages",
+        "encoder_rows", "kept_encoder_rows",
+    },
+    "": {
+        "scheduler", "executor", "worker", "tokenizer", "tokenizer_path", "platform",
+        "stat_loggers", "hooks", "served_names", "request_seed", "max_logprobs",
+        "processor_pattern", "default_sampling", "log_level", "log_config", "log_format",
+        "log_prefix",
+        "sets_up_log", "step_timeout_s", "reply_timeout_s", "socket_dir", "checks_invariants",
+        "media", "sounds", "io_processor", "takes_vectors",
+        "engine", "shares", "elsewhere", "variables", "router", "adapter_search", "events",
+    },
+}  # fmt: skip
+"""What machines may differ in: it concerns one of them alone, or is told elsewhere in the spec."""
+
+
+def test_every_fact_of_an_engine_is_compared_or_its_machines_own() -> None:
+    spec = spec_of()
+    for part, own in OWN.items():
+        facts = getattr(spec, part) if part else spec
+        named = {name.partition(".")[0] if not part else name.partition(".")[2] for name in COMPARED
+                 if not part or name.startswith(f"{part}.")}  # fmt: skip
+        compared = {name.partition(".")[0] for name in named}
+        fields = set(facts.__struct_fields__)
+        assert fields - compared == own, part
+    flags = {flag.spelling for flag in config_flags().values()}
+    assert set(COMPARED.values()) - {""} <= flags
+
+
+def test_a_server_takes_what_follows_from_the_device_from_the_first_engine(
+    meeting: Meeting,
+) -> None:
+    spec = spec_of(0, 2)
+    half = msgspec.structs.replace(spec.run, kv_dtype="float16")
+    with Reception(spec, meeting, num_processes=0):
+        (first,) = arrive(meeting, far(spec, 0, run=half))
+        assert refused(meeting, far(spec, 1)).startswith("--kv-cache-dtype: engine 1")
+        first.close()
+
+
+@contextmanager
+def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def test_a_secret_is_proved_by_both_sides() -> None:
+    for secret, is_known in ((SECRET, True), (b"another", False)):
+        with connected() as (door, guest):
+            found: list[Any] = []
+
+            def knock(
+                one: socket.socket = guest, known: bytes = secret, found: list[Any] = found
+            ) -> None:
+                try:
+                    respond(one, known)
+                    send_message(one, Welcome(num_connections=3))
+                except WrongSecret as error:
+                    found.append(error)
+
+            thread = threading.Thread(target=knock)
+            thread.start()
+            if is_known:
+                challenge(door, SECRET)
+                assert receive_message(door, Welcome).num_connections == 3
+            else:
+                with pytest.raises(WrongSecret):
+                    challenge(door, SECRET)
+            thread.join()
+            assert bool(found) is not is_known
+    with connected() as (door, guest):
+        door.sendall(os.urandom(32) + bytes(32))  # a door that does not know the secret
+        with pytest.raises(WrongSecret):
+            respond(guest, SECRET)
