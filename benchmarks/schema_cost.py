@@ -20,7 +20,7 @@ from structured_output import PERSON, made_up
 from dovetail import registry
 from dovetail.interfaces.constraint import JsonSchema
 from dovetail.structured_output.first_token_probe import FirstTokenProbe
-from dovetail_grammars.rewriting.pipeline import rewritten_constraint
+from dovetail.structured_output.schemas import rewritten_constraint
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "tests" / "data" / "schemas" / "openapi.json"
 NUM_PUBLISHED = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dovetail.interfaces.structured_output import InvalidConstraint
+from dovetail_grammars.errors import InvalidConstraint
 from dovetail_grammars.regex import Cat, Chars, Many, Node, Or, Ranges, Rule
 
 

@@ -13,7 +13,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from dovetail.interfaces.structured_output import InvalidConstraint
+from dovetail_grammars.errors import InvalidConstraint
 from dovetail_grammars.json_grammar import ROOT
 from dovetail_grammars.regex import (
     ANY,

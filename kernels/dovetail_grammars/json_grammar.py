@@ -13,9 +13,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.interfaces.structured_output import InvalidConstraint, words
+from dovetail_grammars.errors import InvalidConstraint
 from dovetail_grammars.json_formats import FORMATS, bounded
 from dovetail_grammars.json_merge import both
+from dovetail_grammars.keywords import words
 from dovetail_grammars.numbers import number_within
 from dovetail_grammars.regex import (
     ANY,

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dovetail.interfaces.structured_output import InvalidConstraint, words
+from dovetail_grammars.errors import InvalidConstraint
+from dovetail_grammars.keywords import words
 from dovetail_grammars.regex import written
 from dovetail_grammars.rewriting.automaton import Effort, Undecided, searched, shared
 from dovetail_grammars.rewriting.tree import KINDS

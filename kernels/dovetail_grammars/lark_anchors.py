@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from dovetail.interfaces.structured_output import InvalidConstraint
+from dovetail_grammars.errors import InvalidConstraint
 
 _TOKEN = re.compile(
     r"""(?P<comment>//[^\n]*|\#[^\n]*)

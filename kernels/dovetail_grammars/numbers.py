@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from dovetail.interfaces.structured_output import InvalidConstraint
+from dovetail_grammars.errors import InvalidConstraint
 from dovetail_grammars.regex import DIGITS, Cat, Chars, Many, Node, Or, literal
 
 MAX_DIGITS = 40

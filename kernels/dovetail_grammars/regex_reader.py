@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from dovetail.interfaces.structured_output import InvalidConstraint
+from dovetail_grammars.errors import InvalidConstraint
 from dovetail_grammars.regex import (
     ANY,
     ANYTHING,

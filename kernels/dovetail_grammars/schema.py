@@ -8,13 +8,9 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
-from dovetail.interfaces.structured_output import (
-    InvalidConstraint,
-    StructuredOutputBackend,
-    UnsupportedPart,
-)
+from dovetail_grammars.errors import InvalidConstraint, UnsupportedPart
 from dovetail_grammars.json_formats import FORMATS, LONG, bounded, is_bound
 from dovetail_grammars.rewriting.spelling import RIGHT
 from dovetail_grammars.rewriting.tree import VALIDATING, escaped, subschemas
@@ -27,9 +23,16 @@ _READ = VALIDATING | {"$defs", "definitions"}
 _PART = re.compile(r"/allOf/[0-9]+$")
 
 
-def unsupported_keywords(
-    backend: type[StructuredOutputBackend], schema: Any
-) -> list[UnsupportedPart]:
+class Enforces(Protocol):
+    """What a backend enforces: `keywords`, but for the nodes that `refuses` gives a reason for."""
+
+    keywords: frozenset[str]
+
+    def refuses(self, node: Mapping[str, Any], keyword: str) -> str | None:
+        """Return why a keyword of `keywords` is not enforced in this node, or None."""
+
+
+def unsupported_keywords(backend: Enforces, schema: Any) -> list[UnsupportedPart]:
     """Return the keywords of a schema that the backend would not enforce, with JSON Pointers."""
     found = []
     for pointer, node in nodes(schema):
@@ -46,9 +49,7 @@ def unsupported_keywords(
     return found
 
 
-def _why_not(
-    backend: type[StructuredOutputBackend], node: Mapping[str, Any], keyword: str
-) -> str | None:
+def _why_not(backend: Enforces, node: Mapping[str, Any], keyword: str) -> str | None:
     if keyword not in _READ:
         return None
     fits, value_type = RIGHT.get(keyword, (None, ""))

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 import regex
 
-from dovetail.interfaces.structured_output import words
+from dovetail_grammars.keywords import words
 
 _KEYS = words("General_Category gc Script sc Script_Extensions scx")
 _PROPERTIES = words(

@@ -17,6 +17,8 @@ import msgspec
 
 from dovetail.interfaces.constraint import Constraint
 from dovetail.interfaces.plugin import Plugin
+from dovetail_grammars.errors import InvalidConstraint as InvalidConstraint  # part of the interface
+from dovetail_grammars.errors import UnsupportedPart as UnsupportedPart
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,27 +59,6 @@ class TriggeredConstraints(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 CompiledConstraint = AnswerConstraint | TriggeredConstraints
 """What crosses to the engine."""
-
-
-def words(text: str) -> frozenset[str]:
-    """Return the words of a text, for tables of keywords."""
-    return frozenset(text.split())
-
-
-class InvalidConstraint(ValueError):
-    """A constraint cannot be compiled. `pointer` is the JSON Pointer of the faulty part."""
-
-    def __init__(self, what: str, pointer: str = "") -> None:
-        super().__init__(what)
-        self.pointer = pointer
-
-
-@dataclass(frozen=True, slots=True)
-class UnsupportedPart:
-    """A part of a constraint that a backend does not enforce, and its JSON Pointer."""
-
-    pointer: str
-    what: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,8 +29,8 @@ from dovetail.interfaces.structured_output import InvalidConstraint
 from dovetail.registry.blame import described
 from dovetail.structured_output.cache import ConstraintCache
 from dovetail.structured_output.first_token_probe import FirstTokenProbe, TooSlow
+from dovetail.structured_output.schemas import original_pointer, rewritten_constraint
 from dovetail.structured_output.select_backend import unsupported_parts
-from dovetail_grammars.rewriting.pipeline import original_pointer, rewritten_constraint
 
 PIECE_BYTES = 1 << 20
 WALL_FACTOR = 6.0

@@ -28,13 +28,13 @@ from dovetail.interfaces.spec import StructuredOutputSpec
 from dovetail.interfaces.structured_output import AnswerConstraint, TriggeredConstraints
 from dovetail.structured_output.cache import constraint_key
 from dovetail.structured_output.compile_worker import WALL_FACTOR, CompileResult, Job
+from dovetail.structured_output.schemas import has_schema
 from dovetail.structured_output.select_backend import (
     check_backend,
     first_backend,
     none_installed,
     select_backends,
 )
-from dovetail_grammars.rewriting.pipeline import has_schema
 
 logger = logging.getLogger(__name__)
 

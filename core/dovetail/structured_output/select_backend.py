@@ -27,7 +27,8 @@ from dovetail.interfaces.structured_output import (
     StructuredOutputBackend,
     UnsupportedPart,
 )
-from dovetail_grammars.rewriting.pipeline import original, rewritten_constraint
+from dovetail.structured_output.schemas import rewritten_constraint
+from dovetail_grammars.rewriting.pipeline import original
 from dovetail_grammars.schema import unsupported_keywords
 
 NAMES_SHOWN = 3

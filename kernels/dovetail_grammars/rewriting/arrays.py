@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.interfaces.structured_output import InvalidConstraint
+from dovetail_grammars.errors import InvalidConstraint
 from dovetail_grammars.rewriting.automaton import Undecided
 from dovetail_grammars.rewriting.context import Context, item_at
 from dovetail_grammars.rewriting.negation import opposite

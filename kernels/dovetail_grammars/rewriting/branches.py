@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dovetail.interfaces.structured_output import InvalidConstraint
+from dovetail_grammars.errors import InvalidConstraint
 from dovetail_grammars.rewriting.automaton import Undecided
 from dovetail_grammars.rewriting.context import Context
 from dovetail_grammars.rewriting.negation import opposite

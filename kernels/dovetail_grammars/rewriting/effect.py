@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from dovetail.interfaces.structured_output import words
 from dovetail_grammars.json_formats import BOUNDS, FORMATS, is_bound
+from dovetail_grammars.keywords import words
 from dovetail_grammars.regex_reader import parse
 from dovetail_grammars.rewriting.automaton import (
     Effort,

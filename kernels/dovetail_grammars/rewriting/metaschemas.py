@@ -12,7 +12,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from dovetail.interfaces.structured_output import words
+from dovetail_grammars.keywords import words
 
 _SCHEMA = {"$ref": "#"}
 _TEXT, _FLAG, _NUMBER = {"type": "string"}, {"type": "boolean"}, {"type": "number"}

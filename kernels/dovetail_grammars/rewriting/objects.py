@@ -14,7 +14,7 @@ from itertools import combinations
 from math import comb
 from typing import Any
 
-from dovetail.interfaces.structured_output import InvalidConstraint
+from dovetail_grammars.errors import InvalidConstraint
 from dovetail_grammars.json_formats import FORMATS
 from dovetail_grammars.regex import ANY, ANYTHING, Cat, Chars, Many, Node, Or, literal
 from dovetail_grammars.regex_reader import parse

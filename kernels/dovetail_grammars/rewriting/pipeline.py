@@ -19,8 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dovetail.interfaces.constraint import Choice, Concat, Constraint, JsonSchema, Repeat
-from dovetail.interfaces.structured_output import InvalidConstraint
+from dovetail_grammars.errors import InvalidConstraint
 from dovetail_grammars.rewriting.arrays import (
     without_contains,
     without_unevaluated_items,
@@ -96,32 +95,6 @@ def rewritten(schema: Schema) -> Schema:
     return found
 
 
-def rewritten_constraint(constraint: Constraint) -> Constraint:
-    """Return a constraint whose schemas are rewritten. Raises: InvalidConstraint"""
-    match constraint:
-        case JsonSchema(schema, whitespace):
-            return JsonSchema(rewritten(schema), whitespace)
-        case Concat(parts):
-            return Concat(tuple(map(rewritten_constraint, parts)))
-        case Choice(parts):
-            return Choice(tuple(map(rewritten_constraint, parts)))
-        case Repeat(part, least, most):
-            return Repeat(rewritten_constraint(part), least, most)
-    return constraint
-
-
-def has_schema(constraint: Constraint) -> bool:
-    """Return whether a schema is part of a constraint."""
-    match constraint:
-        case JsonSchema():
-            return True
-        case Concat(parts) | Choice(parts):
-            return any(map(has_schema, parts))
-        case Repeat(part):
-            return has_schema(part)
-    return False
-
-
 def _applied(schema: Any, context: Context, depth: int) -> Any:
     """Return a schema after all passes, and so its parts."""
     if not isinstance(schema, Mapping):
@@ -167,11 +140,6 @@ def _forget_origins(root: Schema) -> None:
             if node.get(ORIGIN) == at:
                 del node[ORIGIN]
             pending += [(at + step, inner) for step, inner in below(node)]
-
-
-def original_pointer(constraint: Constraint, pointer: str) -> str:
-    """Return the place in the schema of a constraint as it was given for a pointer into it."""
-    return original(constraint.schema, pointer) if isinstance(constraint, JsonSchema) else pointer
 
 
 def original(schema: Schema, pointer: str) -> str:

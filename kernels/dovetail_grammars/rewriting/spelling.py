@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dovetail.interfaces.structured_output import InvalidConstraint, words
+from dovetail_grammars.errors import InvalidConstraint
+from dovetail_grammars.keywords import words
 from dovetail_grammars.rewriting.tree import ORIGIN, Schema, mapped, origin
 
 _TYPES = words("string number integer boolean null object array")

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dovetail.interfaces.structured_output import InvalidConstraint, words
+from dovetail_grammars.errors import InvalidConstraint
+from dovetail_grammars.keywords import words
 
 Schema = dict[str, Any]
 ORIGIN = "$comment"

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from dovetail.interfaces.structured_output import InvalidConstraint, words
+from dovetail_grammars.errors import InvalidConstraint
+from dovetail_grammars.keywords import words
 from dovetail_grammars.rewriting.tree import is_any
 from dovetail_grammars.schema import nodes, resolved
 

@@ -30,12 +30,12 @@ from dovetail.interfaces.structured_output import (
     Matcher,
     StructuredOutputBackend,
     Vocabulary,
-    words,
 )
 from dovetail_grammars import json_grammar
 from dovetail_grammars.doubles import within_doubles
 from dovetail_grammars.gbnf_reader import inlined, read_gbnf
 from dovetail_grammars.json_grammar import ROOT, JsonGrammar, are_apart
+from dovetail_grammars.keywords import words
 from dovetail_grammars.lark_anchors import check_anchors
 from dovetail_grammars.lexemes import with_lexemes
 from dovetail_grammars.regex import Cat, Chars, Many, Node, Or, Rule, without, written

@@ -11,6 +11,7 @@ import pytest
 
 from dovetail.interfaces.constraint import Concat, JsonSchema, Literal
 from dovetail.interfaces.structured_output import InvalidConstraint
+from dovetail.structured_output.schemas import rewritten_constraint
 from dovetail_grammars.rewriting.automaton import (
     Effort,
     Undecided,
@@ -22,11 +23,7 @@ from dovetail_grammars.rewriting.automaton import (
     shared,
 )
 from dovetail_grammars.rewriting.context import Context
-from dovetail_grammars.rewriting.pipeline import (
-    original,
-    rewritten,
-    rewritten_constraint,
-)
+from dovetail_grammars.rewriting.pipeline import original, rewritten
 from dovetail_grammars.rewriting.tree import ORIGIN, Budget
 from dovetail_grammars.rewriting.values import meets
 

@@ -19,7 +19,7 @@ from dovetail.interfaces.structured_output import (
     StructuredOutputBackend,
 )
 from dovetail.structured_output.artifacts import ArtifactLoader, compiled, packed
-from dovetail_grammars.rewriting.pipeline import rewritten_constraint
+from dovetail.structured_output.schemas import rewritten_constraint
 from dovetail_testing.contract import skipping_unavailable
 from dovetail_testing.random_walks import Wanderer, allowed, follows, small_vocabulary
 from support.schema_judge import Judge

@@ -1,0 +1,37 @@
+"""The schemas within a constraint: rewritten, and their places as the client wrote them."""
+
+from __future__ import annotations
+
+from dovetail.interfaces.constraint import Choice, Concat, Constraint, JsonSchema, Repeat
+from dovetail_grammars.rewriting.pipeline import original, rewritten
+
+
+def rewritten_constraint(constraint: Constraint) -> Constraint:
+    """Return a constraint whose schemas are rewritten. Raises: InvalidConstraint"""
+    match constraint:
+        case JsonSchema(schema, whitespace):
+            return JsonSchema(rewritten(schema), whitespace)
+        case Concat(parts):
+            return Concat(tuple(map(rewritten_constraint, parts)))
+        case Choice(parts):
+            return Choice(tuple(map(rewritten_constraint, parts)))
+        case Repeat(part, least, most):
+            return Repeat(rewritten_constraint(part), least, most)
+    return constraint
+
+
+def has_schema(constraint: Constraint) -> bool:
+    """Return whether a schema is part of a constraint."""
+    match constraint:
+        case JsonSchema():
+            return True
+        case Concat(parts) | Choice(parts):
+            return any(map(has_schema, parts))
+        case Repeat(part):
+            return has_schema(part)
+    return False
+
+
+def original_pointer(constraint: Constraint, pointer: str) -> str:
+    """Return the place in the schema of a constraint as it was given for a pointer into it."""
+    return original(constraint.schema, pointer) if isinstance(constraint, JsonSchema) else pointer
