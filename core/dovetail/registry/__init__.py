@@ -12,7 +12,7 @@ from dovetail.registry.entry import BUILT_IN, Entry, Status
 from dovetail.registry.files import register
 from dovetail.registry.kinds import KINDS, Kind, kind_named
 from dovetail.registry.options import as_text, options_for
-from dovetail.registry.registry import Registry
+from dovetail.registry.registry import Registry, selection_of
 
 if TYPE_CHECKING:
     from dovetail.registry import hooks
@@ -50,6 +50,7 @@ __all__ = [
     "own",
     "register",
     "require_selection",
+    "selection_of",
     "status",
     "value_of",
     "with_entries",

@@ -30,6 +30,11 @@ class Entry:
         return f"{self.name}@{self.distribution}"
 
     @property
+    def is_own(self) -> bool:
+        """Return whether dovetail itself ships the plugin."""
+        return self.distribution == BUILT_IN
+
+    @property
     def module(self) -> str:
         """Return the module or file part of the target."""
         return self.target.rpartition(":")[0]

@@ -85,7 +85,7 @@ class Registry:
         """
         if spec == kind_named(kind).default and ":" not in spec:
             matches = self._matches(kind, spec, where or kind_named(kind).where)
-            own = [entry for entry in matches if entry.distribution == BUILT_IN]
+            own = [entry for entry in matches if entry.is_own]
             if len(matches) > 1 and own:
                 logger.debug("%s %s: dovetail's own, of %d", kind, spec, len(matches))
                 return own[0]
@@ -94,7 +94,7 @@ class Registry:
     def own(self, kind: str, name: str) -> str:
         """Return the spelling that selects dovetail's own plugin of this name."""
         offers = [entry for entry in self.entries(kind) if entry.name == name]
-        is_shared = len(offers) > 1 and any(e.distribution == BUILT_IN for e in offers)
+        is_shared = len(offers) > 1 and any(e.is_own for e in offers)
         return f"{name}@{BUILT_IN}" if is_shared else name
 
     def _matches(self, kind: str, spec: str, place: str) -> list[Entry]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from dovetail.errors import PluginError
 from dovetail.interfaces.plugin import Plugin
-from dovetail.registry.entry import BUILT_IN, Entry
+from dovetail.registry.entry import Entry
 from dovetail.registry.kinds import Kind
 
 logger = logging.getLogger("dovetail.registry")
@@ -55,7 +55,7 @@ def pick(kind: Kind, candidates: Sequence[Candidate], query: Any, where: str) ->
         if candidate.plugin is None or reasons:
             losers.append((candidate.entry.name, "; ".join(reasons)))
         else:
-            is_foreign = candidate.entry.distribution != BUILT_IN
+            is_foreign = not candidate.entry.is_own
             key = (-candidate.plugin.auto_rank, is_foreign, candidate.entry.id)
             fitting.append((key, candidate))
     if not fitting:

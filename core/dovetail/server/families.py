@@ -1,7 +1,7 @@
-"""Which families of endpoints a server has: dovetail's own, and what --api names.
+"""The families of endpoints that a server has: dovetail's own, and the ones that --api names.
 
-An installed family is served only when it is named: a package that is installed for something else
-opens no path.
+Another package's family is served only when --api names it: a package that is installed for
+something else opens no path.
 """
 
 from __future__ import annotations
@@ -18,58 +18,9 @@ from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.api import Api
 from dovetail.interfaces.spec import EngineSpec, Selection
-from dovetail_plugins.apis.adapters.routes import AdaptersApi
-from dovetail_plugins.apis.admin.routes import AdminApi
-from dovetail_plugins.apis.audio.routes import AudioApi
-from dovetail_plugins.apis.batches.routes import BatchesApi
-from dovetail_plugins.apis.chat.routes import ChatApi
-from dovetail_plugins.apis.cohere.routes import CohereApi
-from dovetail_plugins.apis.completions.routes import CompletionsApi
-from dovetail_plugins.apis.embeddings.routes import EmbeddingsApi
-from dovetail_plugins.apis.health.routes import HealthApi
-from dovetail_plugins.apis.invocations.routes import InvocationsApi
-from dovetail_plugins.apis.messages.routes import MessagesApi
-from dovetail_plugins.apis.models.routes import ModelsApi
-from dovetail_plugins.apis.ollama.routes import OllamaApi
-from dovetail_plugins.apis.parse.routes import ParseApi
-from dovetail_plugins.apis.pooling.routes import PoolingApi
-from dovetail_plugins.apis.profiling.routes import ProfilingApi
-from dovetail_plugins.apis.responses.routes import ResponsesApi
-from dovetail_plugins.apis.scores.routes import ScoresApi
-from dovetail_plugins.apis.settings.routes import SettingsApi
-from dovetail_plugins.apis.tei.routes import TeiApi
-from dovetail_plugins.apis.tokenize.routes import TokenizeApi
-from dovetail_plugins.apis.ui.routes import UiApi
 
 FLAG = "--api"
 KIND = "api"
-
-BUILT_IN: dict[str, type[Api]] = {
-    "chat": ChatApi,
-    "completions": CompletionsApi,
-    "audio": AudioApi,
-    "responses": ResponsesApi,
-    "messages": MessagesApi,
-    "ollama": OllamaApi,
-    "embeddings": EmbeddingsApi,
-    "pooling": PoolingApi,
-    "scores": ScoresApi,
-    "cohere": CohereApi,
-    "tei": TeiApi,
-    "models": ModelsApi,
-    "adapters": AdaptersApi,
-    "invocations": InvocationsApi,
-    "parse": ParseApi,
-    "tokenize": TokenizeApi,
-    "health": HealthApi,
-    "batches": BatchesApi,
-    "admin": AdminApi,
-    "profiling": ProfilingApi,
-    "settings": SettingsApi,
-    "ui": UiApi,
-}
-"""Served always; a route with a flag, where the flag is on."""
-
 
 ENGINE_SWITCHES: dict[str, Callable[[EngineSpec], bool]] = {
     "profiler_config": lambda spec: spec.run.profile is not None,
@@ -94,31 +45,35 @@ class ServedApi:
     state: Any = None
 
 
+def own_apis() -> tuple[Selection, ...]:
+    """Return the families that are served without being named: dovetail's own. Imports none."""
+    return tuple(
+        registry.selection_of(entry, {}) for entry in registry.entries(KIND) if entry.is_own
+    )
+
+
 def choose_apis(config: Config) -> tuple[Selection, ...]:
-    """Return the families that --api names, as data for every process. Raises: PluginError,
-    ConfigError"""
+    """Return the families of a server, dovetail's own first, as data for every process.
+
+    Raises: PluginError for a name that --api gives, ConfigError for two routes of one path
+    """
     options = config.plugin.options_of(KIND)
-    chosen = {
-        picked.target: picked
-        for picked in (
-            registry.choose(KIND, name, options=options.get(name), where=FLAG)
-            for name in config.frontend.api
-        )
-    }
-    build_apis(tuple(chosen.values()))
+    chosen = {own.target: own for own in own_apis()}
+    for name in config.frontend.api:
+        named = registry.choose(KIND, name, options=options.get(name), where=FLAG)
+        chosen[named.target] = named
+    if config.frontend.api:
+        build_apis(chosen.values())
     return tuple(chosen.values())
 
 
-def build_apis(chosen: Iterable[Selection] = ()) -> dict[str, Api]:
-    """Return the families by name, dovetail's own first.
+def build_apis(chosen: Iterable[Selection] | None = None) -> dict[str, Api]:
+    """Return the families by name; without any chosen, dovetail's own.
 
     Raises: PluginError; ConfigError for a route that two families claim, or a flag that is not one
     """
-    apis: dict[str, Api] = {name: cls(cls.Options()) for name, cls in BUILT_IN.items()}
-    for selection in chosen:
-        cls = registry.load_selection(selection)
-        if cls not in BUILT_IN.values():
-            apis[selection.name] = registry.make(selection)
+    selections = own_apis() if chosen is None else chosen
+    apis: dict[str, Api] = {one.name: registry.make(one) for one in selections}
     check_routes(apis)
     return apis
 

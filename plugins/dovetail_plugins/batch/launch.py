@@ -27,7 +27,8 @@ from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import EngineSpec, Selection
 from dovetail.observability.configured_log import set_log_up
-from dovetail.server.launch.engine_start import chosen_apis, max_queued
+from dovetail.server.families import choose_apis
+from dovetail.server.launch.engine_start import max_queued
 from dovetail.server.launch.event_loop import run_loop
 from dovetail.server.launch.frontend_checks import check_frontend
 from dovetail.server.launch.sockets import bind, url_of, warn_if_open
@@ -85,7 +86,7 @@ def _prepare(
     """Return the job, its files found good. Mutates: owned. Raises: ConfigError, TransferError"""
     frontend = answer_config(config)
     check_frontend(frontend)
-    apis = chosen_apis(config)
+    apis = choose_apis(config)
     target = _output_path(flags, folder)
     path = _input_path(flags, folder, owned)
     _check_two_files(path, target)

@@ -258,7 +258,7 @@ def _plugins() -> dict[str, Any]:
     facts: dict[str, Any] = {}
     entries = [entry for kind in registry.KINDS for entry in registry.entries(kind)]
     for entry in (*entries, *registry.hook_entries()):
-        if entry.distribution != registry.BUILT_IN:
+        if not entry.is_own:
             label = f"{entry.distribution} {_version(entry.distribution) or ''}".strip()
             facts.setdefault(label, []).append(f"{entry.kind}:{entry.name}")
     return facts

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     """Check; return the exit status. Raises: ConfigError for the first fault."""
     from dovetail.config.parse.parse_config import parse_config
     from dovetail.config.report.show import DEMO
-    from dovetail.server.launch.engine_start import chosen_apis
+    from dovetail.server.families import choose_apis
     from dovetail.server.launch.serve import with_checked_frontend
     from dovetail.server.launch.sockets import listening, url_of
 
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     given = sum(origin != DEMO for origin in config.origins.values())
     _say("settings", f"{given} given, all known and in range")
     config = with_checked_frontend(config)
-    apis = chosen_apis(config)
+    apis = choose_apis(config)
     _say("HTTP flags", _frontend_text(config))
     for name, own in _models(config, models):
         if name:

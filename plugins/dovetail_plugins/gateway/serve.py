@@ -10,8 +10,7 @@ from dovetail.config.config import Config
 from dovetail.config.rules.placement import launched
 from dovetail.errors import ConfigError
 from dovetail.interfaces.api import Api
-from dovetail.server.families import build_apis
-from dovetail.server.launch.engine_start import chosen_apis
+from dovetail.server.families import build_apis, choose_apis
 from dovetail.server.launch.event_loop import run_loop
 from dovetail.server.launch.lifecycle import ServerLifecycle
 from dovetail.server.launch.serve import (
@@ -39,7 +38,7 @@ def run(config: Config, models: Sequence[str]) -> int:
     entries = checked_entries(config, models)
     with listening(config.frontend) as sock:
         with timer.time("config"):
-            apis = build_apis(chosen_apis(config))
+            apis = build_apis(choose_apis(config))
             checked = [_checked(entry) for entry in entries]
         _tell_needs(checked)
         serving = _serve(config, checked, list(apis.values()), sock, timer)

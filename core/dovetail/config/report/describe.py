@@ -75,7 +75,7 @@ def choices(flag: Flag, *, is_own_only: bool = False) -> list[str]:
     from dovetail import registry  # metadata is read only when help or docs are asked for
 
     entries = registry.entries(flag.meta.kind)
-    shown = [e.name for e in entries if not is_own_only or e.distribution == registry.BUILT_IN]
+    shown = [e.name for e in entries if not is_own_only or e.is_own]
     names = list(dict.fromkeys(shown))
     if registry.KINDS[flag.meta.kind].auto:
         names = ["auto", *names]
@@ -90,7 +90,7 @@ def choice_rows(flag: Flag) -> list[tuple[str, str]]:
     rows = {}
     for entry in registry.entries(flag.meta.kind) if flag.meta.kind else ():
         told = summary_of(entry)
-        if entry.distribution != registry.BUILT_IN:
+        if not entry.is_own:
             told = f"{told} ({entry.distribution})".lstrip()
         rows[entry.name if entry.name not in rows else entry.id] = told
     if flag.meta.kind and registry.KINDS[flag.meta.kind].auto:

@@ -79,7 +79,7 @@ def _is_built_in(kind: str, spec: str) -> bool:
     if spec == "auto" and not named:
         named = offered
     targets = {(entry.distribution, entry.target) for entry in named}
-    return len(targets) == 1 and named[0].distribution == registry.BUILT_IN
+    return len(targets) == 1 and named[0].is_own
 
 
 def no_tokenizer(config: Config) -> Selection:
@@ -240,7 +240,7 @@ def _load_format(config: Config, path: str) -> str:
     if not reasons_against(own, files):
         return AUTO
     entries = registry.entries("load_format")
-    others = [entry for entry in entries if entry.distribution != registry.BUILT_IN]
+    others = [entry for entry in entries if not entry.is_own]
     fitting = _fitting("load_format", others, files)
     if not fitting:
         return AUTO

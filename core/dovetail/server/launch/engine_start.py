@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.config.config import Config
 from dovetail.config.rules.joining import check_serves
-from dovetail.interfaces.spec import EngineSpec, Selection
+from dovetail.interfaces.spec import EngineSpec
 from dovetail.server.launch.records import write_record
 from dovetail.server.launch.sockets import url_of
 from dovetail.server.launch.startup_timer import StartupTimer
@@ -34,18 +34,6 @@ METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 def max_queued(config: Config, spec: EngineSpec) -> int:
     """Return how many requests may wait: four times the engines' rows if no flag says."""
     return config.scheduler.max_num_queued_reqs or 4 * spec.total_rows
-
-
-def chosen_apis(config: Config) -> tuple[Selection, ...]:
-    """Return the families that --api names. Raises: PluginError, ConfigError
-
-    Without the flag nothing is imported: dovetail's own families come with the application.
-    """
-    if not config.frontend.api:
-        return ()
-    from dovetail.server.families import choose_apis
-
-    return choose_apis(config)
 
 
 @contextlib.asynccontextmanager

@@ -37,10 +37,6 @@ def check_frontend(frontend: FrontendConfig) -> None:
         from dovetail.server.http.user_middleware import load_middleware
 
         load_middleware(frontend)
-    if frontend.tool_server:
-        from dovetail_plugins.apis.responses.mcp import named_servers
-
-        named_servers(frontend.tool_server)
     if frontend.chat_template:
         from dovetail.server.generate.template.chat import check_template
 

@@ -21,10 +21,10 @@ from dovetail.config.resolve import resolve
 from dovetail.imports import large_imports
 from dovetail.interfaces.spec import EngineSpec, Selection
 from dovetail.observability.configured_log import set_log_up
+from dovetail.server.families import choose_apis
 from dovetail.server.http.addresses import ANY
 from dovetail.server.launch.engine_start import (
     METRICS_VARIABLE,
-    chosen_apis,
     max_queued,
     starting_engine,
     tell_ready,
@@ -70,7 +70,7 @@ def _run(config: Config) -> int:
     config = with_checked_frontend(config)
     with record_removed(), listening(config.frontend) as sock:
         with timer.time("config"):
-            apis = chosen_apis(config)
+            apis = choose_apis(config)
             spec = resolve(config)
         if config.frontend.api_server_count > 1:
             from dovetail.server.launch import api_processes
