@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import tomllib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -22,19 +20,18 @@ from dovetail.config.sections.plugin import PluginConfig
 from dovetail.errors import ConfigError, PluginError
 from dovetail.interfaces.api import Api, ApiError, Route
 from dovetail.interfaces.plugin import Info
+from dovetail.registry import Registry
 from dovetail.server.families import (
-    BUILT_IN,
     ServedApi,
     build_apis,
     check_routes,
     choose_apis,
     opened_apis,
+    own_apis,
     states_of,
 )
 from dovetail.server.generate.dependencies import ServerOf, state_of
 from support.serving import app_for, send
-
-ROOT = Path(__file__).resolve().parents[4]
 
 
 @dataclass
@@ -179,11 +176,10 @@ def test_what_cannot_be_served_beside_the_others() -> None:
 
 
 def test_api_names_a_family() -> None:
-    config = config_with(f"{__file__}:NotesApi")
-    (chosen,) = choose_apis(config)
-    built = build_apis([chosen])
-    assert [*built] == [*BUILT_IN, chosen.name]
-    assert type(built[chosen.name]).__name__ == "NotesApi"
+    chosen = choose_apis(config_with(f"{__file__}:NotesApi"))
+    *own, notes = build_apis(chosen).values()
+    assert len(own) == len(own_apis())
+    assert type(notes).__name__ == "NotesApi"
     with pytest.raises(PluginError, match="no_such_api"):
         choose_apis(config_with("no_such_api"))
 
@@ -193,15 +189,15 @@ def test_options_stand_under_the_name() -> None:
     options = PluginConfig(plugin_options={"api": {path: {"first_word": "a"}}})
     config = Config(frontend=FrontendConfig(api=(path,)), plugin=options)
     check_choices(config)
-    (chosen,) = choose_apis(config)
-    assert build_apis([chosen])[path].options.first_word == "a"
+    assert build_apis(choose_apis(config))[path].options.first_word == "a"
 
 
 def test_naming_one_of_dovetails_own_changes_nothing() -> None:
-    assert [*build_apis(choose_apis(config_with("chat")))] == [*BUILT_IN]
+    assert {*choose_apis(config_with("chat"))} == {*own_apis()}
 
 
-def test_the_entry_points_are_dovetails_own_families() -> None:
-    table = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
-    targets = {name: f"{cls.__module__}:{cls.__qualname__}" for name, cls in BUILT_IN.items()}
-    assert table["dovetail.api"] == targets
+def test_an_own_family_is_left_out_by_name() -> None:
+    registry = Registry()
+    registry.block(["api:ollama"])
+    names = {entry.name for entry in registry.entries("api")}
+    assert "chat" in names and "ollama" not in names
