@@ -100,10 +100,10 @@ def loaded(model: str, flags: Sequence[str], num_threads: int) -> SteppedLLM:
     from dovetail.cli.parser import Parser
     from dovetail.config.parse.parse_config import parse_config
     from dovetail.config.resolve import resolve
-    from dovetail_plugins.commands import serve
+    from dovetail_plugins.commands.serve_flags import add_serve_arguments
 
     parser = Parser(prog="serve", description="")
-    serve.add_arguments(parser)
+    add_serve_arguments(parser)
     told = parser.parse([model, *FLAGS, "--num-threads", str(num_threads), *flags])
     return SteppedLLM.from_spec(resolve(parse_config(told)))
 

@@ -74,17 +74,19 @@ def code(names: Iterable[str]) -> str:
 
 
 def _commands() -> str:
-    from dovetail.cli.main import COMMANDS
+    from dovetail import registry
+
+    commands = registry.names("command")
     from dovetail_plugins.bench.settings import GROUPS_BY_COMMAND
 
     names = next(row["names"] for row in facts("choices") if row["kind"] == "subcommand")
     kinds = next(row["names"] for row in facts("choices") if row["kind"] == "bench_type")
-    missing = [n for n in names if n not in COMMANDS] + [
+    missing = [n for n in names if n not in commands] + [
         f"bench {kind}" for kind in kinds if kind not in GROUPS_BY_COMMAND
     ]
-    same = [f"dovetail {name}" for name in names if name in COMMANDS and name != "bench"]
+    same = [f"dovetail {name}" for name in names if name in commands and name != "bench"]
     same += [f"dovetail bench {kind}" for kind in kinds if kind in GROUPS_BY_COMMAND]
-    more = [name for name in COMMANDS if name not in names]
+    more = [name for name in commands if name not in names]
     absent = f"Absent: {code(missing)}. " if missing else ""
     return f"## Commands\n\nThe same: {code(same)}. {absent}Only here: {code(more)}.\n"
 

@@ -164,10 +164,12 @@ def _instead(topic: str, name: str) -> str:
 
 
 def _same_command(name: str) -> str:
-    from dovetail.cli.main import COMMANDS
+    from dovetail import registry
+
+    commands = registry.names("command")
 
     is_told = f"`dovetail {name}" in INSTEAD["commands"].get(name, "")
-    return f"`dovetail {name}`" if name in COMMANDS and not is_told else ""
+    return f"`dovetail {name}`" if name in commands and not is_told else ""
 
 
 def _same_path(path: str) -> str:
@@ -208,12 +210,14 @@ def _options_of(path: str) -> dict[str, Any]:
 
 def _exists(word: str) -> bool:
     """Return whether a name that a row gives is one of ours."""
-    from dovetail.cli.main import COMMANDS
+    from dovetail import registry
+
+    commands = registry.names("command")
     from dovetail.config.config import flags
     from dovetail.config.parse.environment import OWN
 
     if word.startswith("dovetail "):
-        return word.split()[1] in COMMANDS
+        return word.split()[1] in commands
     if word.startswith("/"):
         return word in our_routes()
     if word.startswith("--"):

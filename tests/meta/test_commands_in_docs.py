@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from dovetail.cli.main import COMMANDS, load_command
+from dovetail import registry
+from dovetail.cli.main import KIND, load_command, part_of
 from dovetail.cli.parser import Parser
 
 ROOT = Path(__file__).parents[2]
@@ -23,14 +23,13 @@ EVERYWHERE = {"--help", "--verbose", "--config"}
 @cache
 def flags_of(command: str, part: str) -> frozenset[str]:
     """Return the flags of a command, or of a part of one."""
-    module = load_command(command)
-    parts = getattr(module, "PARTS", None)
-    if parts is not None:
-        if part not in parts:
+    found = load_command(command)
+    if found.parts:
+        if part not in found.parts:
             return frozenset()
-        module = importlib.import_module(parts[part])
+        found = part_of(found, part)
     parser = Parser(prog="dovetail", description="")
-    module.add_arguments(parser)
+    found.add_arguments(parser)
     spelled = {option for action in parser._actions for option in action.option_strings}
     return frozenset(spelled | {s for flag in parser.flags() for s in flag.spellings} | EVERYWHERE)
 
@@ -39,7 +38,7 @@ def flags_of(command: str, part: str) -> frozenset[str]:
 def test_flags_of_shown_commands_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
     for command, rest in SHOWN.findall(text):
-        if command not in COMMANDS:
+        if command not in registry.names(KIND):
             continue
         words = rest.split()
         known = flags_of(command, words[0] if words else "")

@@ -32,7 +32,6 @@ def modules_after(code: str) -> set[str]:
         "import dovetail.registry as r; [r.names(k) for k in r.KINDS]",
         "import dovetail.config",
         "import dovetail.cli.main",
-        "import dovetail_plugins.bench.settings, dovetail_plugins.bench.serve, dovetail_plugins.bench.throughput",
     ],
 )
 def test_light_imports(code: str) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from dovetail import registry
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -37,13 +39,11 @@ def test_every_name_of_ollama_has_its_row(ollama: Any) -> None:
 
 
 def test_a_command_that_comes_fills_its_row(ollama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dovetail.cli import main
-
-    others = tuple(name for name in main.COMMANDS if name != "ps")
-    monkeypatch.setattr(main, "COMMANDS", others)
+    others = [name for name in registry.names("command") if name != "ps"]
+    monkeypatch.setattr(registry, "names", lambda kind: others)
     monkeypatch.setitem(ollama.INSTEAD["commands"], "ps", "not here")
     assert "`dovetail ps`" not in ollama.ollama_page("")
-    monkeypatch.setattr(main, "COMMANDS", (*others, "ps"))
+    monkeypatch.setattr(registry, "names", lambda kind: [*others, "ps"])
     assert row(ollama.ollama_page(""), "ps") == "`dovetail ps`"
 
 

@@ -171,10 +171,10 @@ async def demo_app(*flags: str) -> AsyncIterator[FastAPI]:
     from dovetail.config.resolve import resolve
     from dovetail.server.launch.startup_timer import StartupTimer
     from dovetail.server.launch.whole_app import whole_app
-    from dovetail_plugins.commands import serve
+    from dovetail_plugins.commands.serve_flags import add_serve_arguments
 
     parser = argparse.ArgumentParser()
-    serve.add_arguments(parser)
+    add_serve_arguments(parser)
     config = parse_config(parser.parse_args(list(flags)))
     made = whole_app(config, resolve(config), config.frontend, (), StartupTimer())
     async with made as (app, _):

@@ -24,10 +24,10 @@ async def whole_client(model: Path, *flags: str) -> AsyncIterator[httpx.AsyncCli
     from dovetail.config.resolve import resolve
     from dovetail.server.launch.startup_timer import StartupTimer
     from dovetail.server.launch.whole_app import whole_app
-    from dovetail_plugins.commands import serve
+    from dovetail_plugins.commands.serve_flags import add_serve_arguments
 
     parser = argparse.ArgumentParser()
-    serve.add_arguments(parser)
+    add_serve_arguments(parser)
     words = [str(model), *flags, "--disable-frontend-multiprocessing"]
     config = parse_config(parser.parse_args(words))
     made = whole_app(config, resolve(config), config.frontend, (), StartupTimer())

@@ -1,44 +1,24 @@
 """`dovetail`: finds the subcommand, prints help and errors, returns the exit status.
 
-A subcommand is a module with HELP, `add_arguments(parser)` and `run(args) -> int`, or with HELP and
-PARTS, a table of such modules; heavy imports stand inside `run`.
+Subcommands are plugins of the kind `command` (dovetail.interfaces.command). They are listed from
+metadata and source text; the one that runs is imported.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import select
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
+from dovetail import registry
 from dovetail.errors import ConfigError, DovetailError
+from dovetail.interfaces.command import Command
+from dovetail.registry.summaries import summary_of
 
-COMMANDS = (
-    "serve",
-    "route",
-    "run",
-    "chat",
-    "complete",
-    "run-batch",
-    "list",
-    "pull",
-    "rm",
-    "cache",
-    "ps",
-    "stop",
-    "plugins",
-    "bench",
-    "config",
-    "convert",
-    "quantize",
-    "inspect",
-    "collect-env",
-    "completion",
-)
+KIND = "command"
 SUMMARY = "Serve large language models. Every part that has a choice is a plugin."
 VERBOSE_VARIABLE = "DOVETAIL_VERBOSE"
 TAIL = "dovetail COMMAND --help describes a command. dovetail --version prints the version."
@@ -100,63 +80,62 @@ def _dispatch(words: list[str]) -> int:
 def _run(name: str, words: list[str]) -> int:
     """Run a command, or the part of it that the next word names."""
     command = load_command(name)
-    parts: dict[str, str] | None = getattr(command, "PARTS", None)
-    if parts is None:
-        return _run_module(command, f"dovetail {name}", words)
+    if not command.parts:
+        return _run_command(command, f"dovetail {name}", words)
     if not words or words[0].partition("=")[0] in ("-h", "--help"):
-        print(_parts_screen(name, command.HELP, parts))
+        print(_parts_screen(name, command))
         return 0 if words else 2
-    if words[0] not in parts:
-        fix = f"use one of {', '.join(parts)}."
+    if words[0] not in command.parts:
+        fix = f"use one of {', '.join(command.parts)}."
         raise ConfigError(f"there is no {name} {words[0]!r}.", where=f"dovetail {name}", fix=fix)
-    module = importlib.import_module(parts[words[0]])
-    return _run_module(module, f"dovetail {name} {words[0]}", words[1:])
+    return _run_command(part_of(command, words[0]), f"dovetail {name} {words[0]}", words[1:])
 
 
-def _run_module(command: Any, prog: str, words: list[str]) -> int:
+def _run_command(command: Command, prog: str, words: list[str]) -> int:
     from dovetail.cli.helptext import show
     from dovetail.cli.parser import Parser, take_help, take_switch
     from dovetail.registry.blame import blaming
 
-    parser = Parser(prog=prog, description=command.HELP)
+    parser = Parser(prog=prog, description=command.info.summary)
     command.add_arguments(parser)
     asked = take_help(words)
     if asked is None:
         rest, _ = take_switch(words, "--verbose")
         with blaming(f"`{prog}`"):
             return int(command.run(parser.parse(rest)))
-    show(parser, asked, getattr(command, "COMMON", ()))
+    show(parser, asked, command.common)
     return 0
 
 
-def _parts_screen(name: str, summary: str, parts: dict[str, str]) -> str:
-    helps = {part: importlib.import_module(target).HELP for part, target in parts.items()}
+def _parts_screen(name: str, command: Command) -> str:
+    helps = {part: part_of(command, part).info.summary for part in command.parts}
     tail = f"dovetail {name} PART --help describes a part."
-    return _commands_screen(f"dovetail {name} PART ...", summary, helps, tail)
+    return _commands_screen(f"dovetail {name} PART ...", command.info.summary, helps, tail)
 
 
-def load_command(name: str) -> Any:
-    """Import the module of a subcommand. Raises: ConfigError with the nearest name."""
-    if name in COMMANDS:
-        return importlib.import_module(f"dovetail.cli.{name.replace('-', '_')}")
-    from dovetail.cli.extra import extra_commands
-
-    extras = extra_commands()
-    if name in extras:
-        return extras[name]
+def load_command(name: str) -> Command:
+    """Return a subcommand. Raises: ConfigError with the nearest name, PluginError"""
+    names = registry.names(KIND)
+    if name in names:
+        command: Command = registry.make(registry.choose(KIND, name, where="dovetail"))
+        return command
     from difflib import get_close_matches
 
-    near = get_close_matches(name, [*COMMANDS, *extras], n=1)
-    fix = f"did you mean {near[0]}?" if near else f"commands are {', '.join(COMMANDS)}."
+    near = get_close_matches(name, names, n=1)
+    fix = f"did you mean {near[0]}?" if near else f"commands are {', '.join(names)}."
     raise ConfigError(f"there is no command {name!r}.", where="dovetail", fix=fix)
 
 
-def _screen() -> str:
-    from dovetail.cli.extra import extra_commands
+def part_of(command: Command, part: str) -> Command:
+    """Return a part of a command that has parts. Raises: PluginError"""
+    cls = registry.load_target(KIND, command.parts[part])
+    found: Command = cls(command.options)
+    return found
 
-    commands = {name: load_command(name).HELP for name in COMMANDS}
-    commands |= {name: module.HELP for name, module in extra_commands().items()}
-    return _commands_screen("dovetail COMMAND ...", SUMMARY, commands, TAIL)
+
+def _screen() -> str:
+    summaries = {entry.name: summary_of(entry) for entry in registry.entries(KIND)}
+    return _commands_screen("dovetail COMMAND ...", SUMMARY, summaries, TAIL)
 
 
 def _commands_screen(usage: str, summary: str, commands: dict[str, str], tail: str) -> str:

@@ -26,13 +26,6 @@ hookimpl = pluggy.HookimplMarker("dovetail")
 
 
 @hookspec
-def subcommands() -> dict[str, Any]:
-    """Return name -> module of further `dovetail` subcommands: each has HELP: str,
-    add_arguments(parser) and run(args) -> int."""
-    return {}
-
-
-@hookspec
 def add_routes(app: Any) -> None:
     """Add routes to the HTTP server. `app` is the FastAPI application; new routes are closed to
     clients without the key unless they are declared open."""
@@ -67,7 +60,6 @@ def environment_facts() -> dict[str, str]:
 class _Specifications:
     """The events as pluggy wants them: attributes of one object."""
 
-    subcommands = staticmethod(subcommands)
     add_routes = staticmethod(add_routes)
     config_resolved = staticmethod(config_resolved)
     engine_started = staticmethod(engine_started)

@@ -18,10 +18,11 @@ from typing import Any
 
 from dovetail.config.parse.flags import add_groups, group_of
 from dovetail.errors import ConfigError
+from dovetail.interfaces.command import Command
+from dovetail.interfaces.plugin import Info
 from dovetail.json_values import InvalidJson, json_value
 from dovetail_plugins.bench.settings import COMPARE_GROUPS, PictureFlags
 
-HELP = "compare two results: ratios with their spread"
 RATES = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s", "goodput_requests_per_s")
 OWN_SETTINGS = {"output_json", "save_result", "result_dir", "result_filename", "save_detailed",
                 "label", "metadata", "plot", "metric_percentiles", "base_url", "api_key", "host",
@@ -43,39 +44,43 @@ class Compared:
     high: float | None
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the two sides and the flags. Mutates: parser."""
-    for side in ("A", "B"):
-        parser.add_argument(
-            side.lower(),
-            metavar=f"{side}.json",
-            help="result of a measurement; several runs of the same with commas between them",
-        )
-    add_groups(parser, COMPARE_GROUPS)
+class BenchCompareCommand(Command):
+    """`dovetail bench compare`."""
 
+    info = Info(summary="compare two results: ratios with their spread")
 
-def run(args: argparse.Namespace) -> int:
-    """Print the ratios, and keep and draw them as asked. Raises: ConfigError"""
-    from dovetail_plugins.bench.report import check_target
-    from dovetail_plugins.plot import Ratio, check_plot, draw_ratios
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the two sides and the flags. Mutates: parser."""
+        for side in ("A", "B"):
+            parser.add_argument(
+                side.lower(),
+                metavar=f"{side}.json",
+                help="result of a measurement; several runs of the same with commas between them",
+            )
+        add_groups(parser, COMPARE_GROUPS)
 
-    flags = group_of(args, PictureFlags)
-    check_target(flags.output_json)
-    if flags.plot:
-        check_plot(flags.plot)
-    sides = [[read_result(name) for name in text.split(",")] for text in (args.a, args.b)]
-    check_kinds(sides)
-    rows = list(compare(sides[0], sides[1]))
-    names = [label_of(side) for side in sides]
-    print("\n".join([*table(rows, names), *notes(sides[0], sides[1], rows)]))
-    if flags.output_json:
-        figures = [{field: getattr(row, field) for field in Compared.__slots__} for row in rows]
-        text = json.dumps({"a": args.a, "b": args.b, "figures": figures}, indent=1)
-        Path(flags.output_json).expanduser().write_text(text + "\n", encoding="utf-8")
-    if flags.plot:
-        drawn = [Ratio(row.name, row.ratio, row.low, row.high) for row in rows]
-        draw_ratios(flags.plot, f"{names[1]} / {names[0]}", drawn)
-    return 0
+    def run(self, args: argparse.Namespace) -> int:
+        """Print the ratios, and keep and draw them as asked. Raises: ConfigError"""
+        from dovetail_plugins.bench.report import check_target
+        from dovetail_plugins.plot import Ratio, check_plot, draw_ratios
+
+        flags = group_of(args, PictureFlags)
+        check_target(flags.output_json)
+        if flags.plot:
+            check_plot(flags.plot)
+        sides = [[read_result(name) for name in text.split(",")] for text in (args.a, args.b)]
+        check_kinds(sides)
+        rows = list(compare(sides[0], sides[1]))
+        names = [label_of(side) for side in sides]
+        print("\n".join([*table(rows, names), *notes(sides[0], sides[1], rows)]))
+        if flags.output_json:
+            figures = [{field: getattr(row, field) for field in Compared.__slots__} for row in rows]
+            text = json.dumps({"a": args.a, "b": args.b, "figures": figures}, indent=1)
+            Path(flags.output_json).expanduser().write_text(text + "\n", encoding="utf-8")
+        if flags.plot:
+            drawn = [Ratio(row.name, row.ratio, row.low, row.high) for row in rows]
+            draw_ratios(flags.plot, f"{names[1]} / {names[0]}", drawn)
+        return 0
 
 
 def read_result(name: str) -> Result:

@@ -12,6 +12,8 @@ from typing import Any
 
 from dovetail.config.parse.flags import group_of
 from dovetail.interfaces.bench_dataset import BenchPrompt
+from dovetail.interfaces.command import Command
+from dovetail.interfaces.plugin import Info
 from dovetail_plugins.bench.offline import (
     add_offline,
     check_all,
@@ -23,58 +25,60 @@ from dovetail_plugins.bench.offline import (
 from dovetail_plugins.bench.profiling import profiled
 from dovetail_plugins.bench.settings import LATENCY_GROUPS, DatasetFlags, LatencyFlags, ReportFlags
 
-HELP = "time one batch, offline"
-COMMON = frozenset(
-    {
-        "batch_size",
-        "input_len",
-        "output_len",
-        "num_iters",
-        "num_iters_warmup",
-        "output_json",
-        "dtype",
-        "quantization",
-        "max_model_len",
-        "tensor_parallel_size",
-    }
-)
 
+class BenchLatencyCommand(Command):
+    """`dovetail bench latency`."""
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags. Mutates: parser."""
-    add_offline(parser, LATENCY_GROUPS)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Measure, print and keep the result; return the exit status. Raises: ConfigError"""
-    from dovetail_plugins.bench.report import (
-        check_report,
-        result_of,
-        settings_of,
-        table,
-        write_result,
+    info = Info(summary="time one batch, offline")
+    common = frozenset(
+        {
+            "batch_size",
+            "input_len",
+            "output_len",
+            "num_iters",
+            "num_iters_warmup",
+            "output_json",
+            "dtype",
+            "quantization",
+            "max_model_len",
+            "tensor_parallel_size",
+        }
     )
-    from dovetail_plugins.bench.stats import parsed_percentiles
 
-    flags, report = group_of(args, LatencyFlags), group_of(args, ReportFlags)
-    check_report(report)
-    percentiles = parsed_percentiles(report.metric_percentiles, "--metric-percentiles")
-    config = engine_config(args)
-    with load(config) as llm:
-        iterations = measure(llm, flags, config.model.seed or 0, is_profiled=report.profile)
-        results = figures(iterations, flags, percentiles, is_pooled=pools(llm))
-        settings = settings_of(flags, report) | {"engine": config.shown()}
-        result = result_of("latency", report, settings, results)
-    if report.save_detailed:
-        result["iterations"] = iterations
-    write_result(report, result, config.model.model or "demo")
-    if report.plot:
-        from dovetail_plugins.plot import draw_distributions
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the flags. Mutates: parser."""
+        add_offline(parser, LATENCY_GROUPS)
 
-        series = {f"{name} (ms)": values_ms(iterations, name) for name in TIMES}
-        draw_distributions(report.plot, report.label or "latency", series)
-    print(table("latency", rows(results)))
-    return 0
+    def run(self, args: argparse.Namespace) -> int:
+        """Measure, print and keep the result; return the exit status. Raises: ConfigError"""
+        from dovetail_plugins.bench.report import (
+            check_report,
+            result_of,
+            settings_of,
+            table,
+            write_result,
+        )
+        from dovetail_plugins.bench.stats import parsed_percentiles
+
+        flags, report = group_of(args, LatencyFlags), group_of(args, ReportFlags)
+        check_report(report)
+        percentiles = parsed_percentiles(report.metric_percentiles, "--metric-percentiles")
+        config = engine_config(args)
+        with load(config) as llm:
+            iterations = measure(llm, flags, config.model.seed or 0, is_profiled=report.profile)
+            results = figures(iterations, flags, percentiles, is_pooled=pools(llm))
+            settings = settings_of(flags, report) | {"engine": config.shown()}
+            result = result_of("latency", report, settings, results)
+        if report.save_detailed:
+            result["iterations"] = iterations
+        write_result(report, result, config.model.model or "demo")
+        if report.plot:
+            from dovetail_plugins.plot import draw_distributions
+
+            series = {f"{name} (ms)": values_ms(iterations, name) for name in TIMES}
+            draw_distributions(report.plot, report.label or "latency", series)
+        print(table("latency", rows(results)))
+        return 0
 
 
 def measure(

@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 
 from dovetail.config.parse.flags import add_groups, group_of
 from dovetail.errors import DovetailError
+from dovetail.interfaces.command import Command
+from dovetail.interfaces.plugin import Info
 from dovetail.json_values import json_value
 from dovetail_plugins.bench import settings
 from dovetail_plugins.bench.dialect import (
@@ -29,29 +31,6 @@ from dovetail_plugins.bench.dialect import (
     models_path,
 )
 
-HELP = "load a running server and measure its answers"
-COMMON = frozenset(
-    {
-        "base_url",
-        "host",
-        "port",
-        "backend",
-        "endpoint",
-        "batch_size",
-        "model",
-        "dataset_name",
-        "dataset_path",
-        "num_prompts",
-        "num_warmups",
-        "input_len",
-        "output_len",
-        "ignore_eos",
-        "request_rate",
-        "max_concurrency",
-        "goodput",
-        "output_json",
-    }
-)
 Outcome = TypeVar("Outcome")
 
 
@@ -70,9 +49,55 @@ class Flags:
     report: settings.ReportFlags
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags. Mutates: parser."""
-    add_groups(parser, settings.SERVE_GROUPS)
+class BenchServeCommand(Command):
+    """`dovetail bench serve`."""
+
+    info = Info(summary="load a running server and measure its answers")
+    common = frozenset(
+        {
+            "base_url",
+            "host",
+            "port",
+            "backend",
+            "endpoint",
+            "batch_size",
+            "model",
+            "dataset_name",
+            "dataset_path",
+            "num_prompts",
+            "num_warmups",
+            "input_len",
+            "output_len",
+            "ignore_eos",
+            "request_rate",
+            "max_concurrency",
+            "goodput",
+            "output_json",
+        }
+    )
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the flags. Mutates: parser."""
+        add_groups(parser, settings.SERVE_GROUPS)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Measure, print and keep the result; return the exit status. Raises: ConfigError, ServerError
+
+        The status is 1 when every request failed, or any with --fail-on-error.
+        """
+        from dovetail_plugins.bench.serve_report import Checked, keep, show
+
+        flags = flags_of_args(args)
+        checked = Checked.of(flags.metrics, flags.report)
+        if kind_of_path(path_of(flags.target)) not in GENERATED:
+            from dovetail_plugins.bench.serve_pooled import run_pooled
+
+            return run_pooled(flags, checked)
+        measured = run_loop(measure(flags))
+        result = keep(flags, checked, measured)
+        print(show(result["results"], checked))
+        failed, completed = result["results"]["failed"], result["results"]["completed"]
+        return 1 if not completed or (failed and flags.metrics.fail_on_error) else 0
 
 
 def flags_of_args(args: argparse.Namespace) -> Flags:
@@ -84,26 +109,6 @@ def flags_of_args(args: argparse.Namespace) -> Flags:
         metrics=group_of(args, settings.MetricFlags),
         report=group_of(args, settings.ReportFlags),
     )
-
-
-def run(args: argparse.Namespace) -> int:
-    """Measure, print and keep the result; return the exit status. Raises: ConfigError, ServerError
-
-    The status is 1 when every request failed, or any with --fail-on-error.
-    """
-    from dovetail_plugins.bench.serve_report import Checked, keep, show
-
-    flags = flags_of_args(args)
-    checked = Checked.of(flags.metrics, flags.report)
-    if kind_of_path(path_of(flags.target)) not in GENERATED:
-        from dovetail_plugins.bench.serve_pooled import run_pooled
-
-        return run_pooled(flags, checked)
-    measured = run_loop(measure(flags))
-    result = keep(flags, checked, measured)
-    print(show(result["results"], checked))
-    failed, completed = result["results"]["failed"], result["results"]["completed"]
-    return 1 if not completed or (failed and flags.metrics.fail_on_error) else 0
 
 
 def run_loop(work: Coroutine[Any, Any, Outcome]) -> Outcome:

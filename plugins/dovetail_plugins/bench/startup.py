@@ -14,10 +14,11 @@ from pathlib import Path
 
 from dovetail.config.parse.flags import add_groups, group_of
 from dovetail.errors import DovetailError
+from dovetail.interfaces.command import Command
+from dovetail.interfaces.plugin import Info
 from dovetail_plugins.bench.settings import STARTUP_GROUPS, PictureFlags, StartedFlags
 from dovetail_plugins.plot import Span, check_plot, draw_timeline
 
-HELP = "show what a running server's start was spent on"
 TIMEOUT_S = 10.0
 COLUMNS = 48
 SAMPLE = re.compile(
@@ -29,30 +30,34 @@ class NoTimeline(DovetailError):
     """The server does not answer, or does not say how it started."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags. Mutates: parser."""
-    add_groups(parser, STARTUP_GROUPS)
+class BenchStartupCommand(Command):
+    """`dovetail bench startup`."""
 
+    info = Info(summary="show what a running server's start was spent on")
 
-def run(args: argparse.Namespace) -> int:
-    """Print the time line, and keep and draw it as asked. Raises: ConfigError, NoTimeline"""
-    from dovetail_plugins.bench.report import check_target
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the flags. Mutates: parser."""
+        add_groups(parser, STARTUP_GROUPS)
 
-    flags, target = group_of(args, PictureFlags), group_of(args, StartedFlags)
-    check_target(flags.output_json)
-    if flags.plot:
-        check_plot(flags.plot)
-    spans = spans_of(asyncio.run(_metrics(target)))
-    if not spans:
-        fix = "ask a dovetail server."
-        raise NoTimeline("there are no phases of a start.", where=target.base_url, fix=fix)
-    print("\n".join(lines_of(spans)))
-    if flags.output_json:
-        text = json.dumps({"phases": [span._asdict() for span in spans]}, indent=1)
-        Path(flags.output_json).expanduser().write_text(text + "\n", encoding="utf-8")
-    if flags.plot:
-        draw_timeline(flags.plot, f"start of {target.base_url}", spans)
-    return 0
+    def run(self, args: argparse.Namespace) -> int:
+        """Print the time line, and keep and draw it as asked. Raises: ConfigError, NoTimeline"""
+        from dovetail_plugins.bench.report import check_target
+
+        flags, target = group_of(args, PictureFlags), group_of(args, StartedFlags)
+        check_target(flags.output_json)
+        if flags.plot:
+            check_plot(flags.plot)
+        spans = spans_of(asyncio.run(_metrics(target)))
+        if not spans:
+            fix = "ask a dovetail server."
+            raise NoTimeline("there are no phases of a start.", where=target.base_url, fix=fix)
+        print("\n".join(lines_of(spans)))
+        if flags.output_json:
+            text = json.dumps({"phases": [span._asdict() for span in spans]}, indent=1)
+            Path(flags.output_json).expanduser().write_text(text + "\n", encoding="utf-8")
+        if flags.plot:
+            draw_timeline(flags.plot, f"start of {target.base_url}", spans)
+        return 0
 
 
 async def _metrics(flags: StartedFlags) -> str:

@@ -11,78 +11,82 @@ from typing import Any
 
 from dovetail.config.parse.flags import group_of
 from dovetail.interfaces.bench_dataset import BenchPrompt
+from dovetail.interfaces.command import Command
+from dovetail.interfaces.plugin import Info
 from dovetail_plugins.bench.offline import add_offline, engine_config, generate, load, pools
 from dovetail_plugins.bench.profiling import profiled
 from dovetail_plugins.bench.settings import THROUGHPUT_GROUPS, DatasetFlags, ReportFlags
 
-HELP = "answer or embed many prompts as fast as it goes, offline"
-COMMON = frozenset(
-    {
-        "dataset_name",
-        "dataset_path",
-        "num_prompts",
-        "input_len",
-        "output_len",
-        "output_json",
-        "dtype",
-        "quantization",
-        "max_model_len",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "tensor_parallel_size",
-    }
-)
 
+class BenchThroughputCommand(Command):
+    """`dovetail bench throughput`."""
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags. Mutates: parser."""
-    add_offline(parser, THROUGHPUT_GROUPS)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Measure, print and keep the result; return the exit status: 1 when every answer failed.
-
-    Raises: ConfigError
-    """
-    from dovetail_plugins.bench.prompts import draw_prompts
-    from dovetail_plugins.bench.report import (
-        check_report,
-        result_of,
-        settings_of,
-        table,
-        write_result,
+    info = Info(summary="answer or embed many prompts as fast as it goes, offline")
+    common = frozenset(
+        {
+            "dataset_name",
+            "dataset_path",
+            "num_prompts",
+            "input_len",
+            "output_len",
+            "output_json",
+            "dtype",
+            "quantization",
+            "max_model_len",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "tensor_parallel_size",
+        }
     )
-    from dovetail_plugins.bench.stats import parsed_percentiles
 
-    flags, report = group_of(args, DatasetFlags), group_of(args, ReportFlags)
-    check_report(report)
-    percentiles = parsed_percentiles(report.metric_percentiles, "--metric-percentiles")
-    config = engine_config(args)
-    with load(config) as llm:
-        prompts = draw_prompts(
-            flags,
-            seed=config.model.seed or 0,
-            tokenizer=llm.tokenizer,
-            options=config.plugin.options_of("bench_dataset"),
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the flags. Mutates: parser."""
+        add_offline(parser, THROUGHPUT_GROUPS)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Measure, print and keep the result; return the exit status: 1 when every answer failed.
+
+        Raises: ConfigError
+        """
+        from dovetail_plugins.bench.prompts import draw_prompts
+        from dovetail_plugins.bench.report import (
+            check_report,
+            result_of,
+            settings_of,
+            table,
+            write_result,
         )
-        generate(llm, prompts[flags.num_prompts :])
-        measured = prompts[: flags.num_prompts]
-        with profiled(llm, is_asked=report.profile):
-            start_s = time.perf_counter()
-            answers = generate(llm, measured, shows_progress=sys.stderr.isatty())
-            duration_s = time.perf_counter() - start_s
-        results = figures(answers, measured, duration_s, percentiles, is_pooled=pools(llm))
-        settings = settings_of(flags, report) | {"engine": config.shown()}
-        result = result_of("throughput", report, settings, results)
-    if report.save_detailed:
-        result["requests"] = [_detail(answer, pools(llm)) for answer in answers]
-    write_result(report, result, config.model.model or "demo")
-    if report.plot:
-        _draw(report, answers)
-    print(table("throughput", rows(results)))
-    for text, count in results["errors"].items():
-        print(f"failed: {count} x {text}")
-    return 0 if results["completed"] else 1
+        from dovetail_plugins.bench.stats import parsed_percentiles
+
+        flags, report = group_of(args, DatasetFlags), group_of(args, ReportFlags)
+        check_report(report)
+        percentiles = parsed_percentiles(report.metric_percentiles, "--metric-percentiles")
+        config = engine_config(args)
+        with load(config) as llm:
+            prompts = draw_prompts(
+                flags,
+                seed=config.model.seed or 0,
+                tokenizer=llm.tokenizer,
+                options=config.plugin.options_of("bench_dataset"),
+            )
+            generate(llm, prompts[flags.num_prompts :])
+            measured = prompts[: flags.num_prompts]
+            with profiled(llm, is_asked=report.profile):
+                start_s = time.perf_counter()
+                answers = generate(llm, measured, shows_progress=sys.stderr.isatty())
+                duration_s = time.perf_counter() - start_s
+            results = figures(answers, measured, duration_s, percentiles, is_pooled=pools(llm))
+            settings = settings_of(flags, report) | {"engine": config.shown()}
+            result = result_of("throughput", report, settings, results)
+        if report.save_detailed:
+            result["requests"] = [_detail(answer, pools(llm)) for answer in answers]
+        write_result(report, result, config.model.model or "demo")
+        if report.plot:
+            _draw(report, answers)
+        print(table("throughput", rows(results)))
+        for text, count in results["errors"].items():
+            print(f"failed: {count} x {text}")
+        return 0 if results["completed"] else 1
 
 
 def figures(

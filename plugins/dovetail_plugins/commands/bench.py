@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-HELP = "measure latency, throughput or a running server"
+from dovetail.interfaces.command import Command
+from dovetail.interfaces.plugin import Info
 
-PARTS = {
-    "latency": "dovetail_plugins.bench.latency",
-    "throughput": "dovetail_plugins.bench.throughput",
-    "serve": "dovetail_plugins.bench.serve",
-    "compare": "dovetail_plugins.bench.compare",
-    "startup": "dovetail_plugins.bench.startup",
-}
-"""Subcommand -> the module that is it."""
+
+class BenchCommand(Command):
+    """`dovetail bench`."""
+
+    info = Info(summary="measure latency, throughput or a running server")
+    parts = {
+        "latency": "dovetail_plugins.bench.latency:BenchLatencyCommand",
+        "throughput": "dovetail_plugins.bench.throughput:BenchThroughputCommand",
+        "serve": "dovetail_plugins.bench.serve:BenchServeCommand",
+        "compare": "dovetail_plugins.bench.compare:BenchCompareCommand",
+        "startup": "dovetail_plugins.bench.startup:BenchStartupCommand",
+    }

@@ -9,37 +9,42 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.command import Command
+from dovetail.interfaces.plugin import Info
 
 if TYPE_CHECKING:
     from dovetail_plugins.kv_connectors.block_files import BlockFiles
 
-HELP = "list the models whose KV blocks lie in a folder"
 COLUMNS = ("MODEL", "BLOCKS", "SIZE", "LAST USED", "FOLDER")
 DAY_S = 86_400
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the folder. Mutates: parser."""
-    add_folder(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+class CacheLsCommand(Command):
+    """`dovetail cache ls`."""
 
+    info = Info(summary="list the models whose KV blocks lie in a folder")
 
-def run(args: argparse.Namespace) -> int:
-    """Print what is there; return the exit status. Raises: ConfigError"""
-    from dovetail_plugins.inspect.render import size
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the folder. Mutates: parser."""
+        add_folder(parser)
+        parser.add_argument("--json", action="store_true", help="print JSON")
 
-    found = [facts_of(store) for store in stores_of(args.folder)]
-    if args.json:
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+    def run(self, args: argparse.Namespace) -> int:
+        """Print what is there; return the exit status. Raises: ConfigError"""
+        from dovetail_plugins.inspect.render import size
+
+        found = [facts_of(store) for store in stores_of(args.folder)]
+        if args.json:
+            print(json.dumps(found, indent=2, ensure_ascii=False))
+            return 0
+        if not found:
+            print(f"No KV blocks lie in {args.folder}.")
+            return 0
+        rows = [COLUMNS, *(_row(facts, size(facts["bytes"])) for facts in found)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+        for row in rows:
+            print("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
         return 0
-    if not found:
-        print(f"No KV blocks lie in {args.folder}.")
-        return 0
-    rows = [COLUMNS, *(_row(facts, size(facts["bytes"])) for facts in found)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    for row in rows:
-        print("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
-    return 0
 
 
 def add_folder(parser: argparse.ArgumentParser) -> None:

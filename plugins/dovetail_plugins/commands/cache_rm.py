@@ -8,6 +8,8 @@ import time
 from typing import TYPE_CHECKING
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.command import Command
+from dovetail.interfaces.plugin import Info
 from dovetail_plugins.commands.cache_ls import DAY_S, add_folder, stores_of
 
 if TYPE_CHECKING:
@@ -15,49 +17,54 @@ if TYPE_CHECKING:
 
     from dovetail_plugins.kv_connectors.block_files import BlockFiles
 
-HELP = "remove KV blocks from a folder: of a model, those not used for some time, or all"
 WHERE = "dovetail cache rm"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what is to be removed. Mutates: parser."""
-    add_folder(parser)
-    text = "only blocks of this model, as `dovetail cache ls` shows it"
-    parser.add_argument("--model", metavar="MODEL", help=text)
-    text = "only blocks that were last used more than DAYS days ago"
-    parser.add_argument("--unused-days", type=float, metavar="DAYS", help=text)
-    parser.add_argument("--all", action="store_true", help="all blocks")
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+class CacheRmCommand(Command):
+    """`dovetail cache rm`."""
 
+    info = Info(
+        summary="remove KV blocks from a folder: of a model, those not used for some time, or all"
+    )
 
-def run(args: argparse.Namespace) -> int:
-    """Ask, remove, and say how much was freed; return the exit status. Raises: ConfigError"""
-    from dovetail_plugins.inspect.render import size
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add what is to be removed. Mutates: parser."""
+        add_folder(parser)
+        text = "only blocks of this model, as `dovetail cache ls` shows it"
+        parser.add_argument("--model", metavar="MODEL", help=text)
+        text = "only blocks that were last used more than DAYS days ago"
+        parser.add_argument("--unused-days", type=float, metavar="DAYS", help=text)
+        parser.add_argument("--all", action="store_true", help="all blocks")
+        parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
 
-    if args.all == (args.model is not None or args.unused_days is not None):
-        raise ConfigError(
-            "it is not said which blocks are to go.",
-            where=WHERE,
-            fix="give --model, --unused-days or both, or --all alone.",
-        )
-    stores = [one for one in stores_of(args.folder) if args.model in (None, one.model)]
-    if args.model is not None and not stores:
-        raise ConfigError(
-            f"no blocks of {args.model} lie in {args.folder}.",
-            where=WHERE,
-            fix="`dovetail cache ls` shows what is there.",
-        )
-    before_s = time.time() - (args.unused_days or 0.0) * DAY_S
-    chosen = _chosen(stores, before_s)
-    num_bytes = sum(num for _, num in chosen)
-    asked = f"Remove {len(chosen)} files ({size(num_bytes)}) of {args.folder}?"
-    if not args.yes and not _is_wanted(asked):
-        print("Nothing was removed.")
-        return 1
-    for path, _ in chosen:
-        path.unlink(missing_ok=True)
-    print(f"{len(chosen)} files are removed: {size(num_bytes)} are free again.")
-    return 0
+    def run(self, args: argparse.Namespace) -> int:
+        """Ask, remove, and say how much was freed; return the exit status. Raises: ConfigError"""
+        from dovetail_plugins.inspect.render import size
+
+        if args.all == (args.model is not None or args.unused_days is not None):
+            raise ConfigError(
+                "it is not said which blocks are to go.",
+                where=WHERE,
+                fix="give --model, --unused-days or both, or --all alone.",
+            )
+        stores = [one for one in stores_of(args.folder) if args.model in (None, one.model)]
+        if args.model is not None and not stores:
+            raise ConfigError(
+                f"no blocks of {args.model} lie in {args.folder}.",
+                where=WHERE,
+                fix="`dovetail cache ls` shows what is there.",
+            )
+        before_s = time.time() - (args.unused_days or 0.0) * DAY_S
+        chosen = _chosen(stores, before_s)
+        num_bytes = sum(num for _, num in chosen)
+        asked = f"Remove {len(chosen)} files ({size(num_bytes)}) of {args.folder}?"
+        if not args.yes and not _is_wanted(asked):
+            print("Nothing was removed.")
+            return 1
+        for path, _ in chosen:
+            path.unlink(missing_ok=True)
+        print(f"{len(chosen)} files are removed: {size(num_bytes)} are free again.")
+        return 0
 
 
 def _chosen(stores: list[BlockFiles], before_s: float) -> list[tuple[Path, int]]:

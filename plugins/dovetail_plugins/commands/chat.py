@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from dovetail.errors import DovetailError
+from dovetail.interfaces.command import Command
+from dovetail.interfaces.plugin import Info
 from dovetail_plugins.commands.attachments import attachment_of, content_of
 
-HELP = "chat with a running server"
 PROMPT, MORE = "> ", "... "
 QUOTES = '"""'
 COMMANDS_HELP = """/clear         forget the conversation, not the system message
@@ -27,12 +28,24 @@ ATTACHING = ("/file", "/image", "/audio", "/read")
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of chat. Mutates: parser."""
-    from dovetail_plugins.commands.client import add_server_arguments
+class ChatCommand(Command):
+    """`dovetail chat`."""
 
-    add_server_arguments(parser)
-    add_talk_arguments(parser)
+    info = Info(summary="chat with a running server")
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the options of chat. Mutates: parser."""
+        from dovetail_plugins.commands.client import add_server_arguments
+
+        add_server_arguments(parser)
+        add_talk_arguments(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Chat until the end of input; return the exit status. Raises: ServerError."""
+        from dovetail_plugins.commands.client import client_of
+
+        client, fields = client_of(args)
+        return talk(Chat(client, fields, args.system_prompt), args)
 
 
 def add_talk_arguments(parser: argparse._ActionsContainer) -> None:
@@ -53,14 +66,6 @@ def add_talk_arguments(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--no-history", action="store_true", help="keep none of the written lines on disk"
     )
-
-
-def run(args: argparse.Namespace) -> int:
-    """Chat until the end of input; return the exit status. Raises: ServerError."""
-    from dovetail_plugins.commands.client import client_of
-
-    client, fields = client_of(args)
-    return talk(Chat(client, fields, args.system_prompt), args)
 
 
 def talk(chat: Chat, args: argparse.Namespace) -> int:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.config.report.secrets import masked_variable
+from dovetail.interfaces.command import Command
+from dovetail.interfaces.plugin import Info
 from dovetail.json_values import json_value
-
-HELP = "describe machine and installation, for a bug report"
 
 LIMIT_S = 20.0
 TORCH_LIMIT_S = 120.0
@@ -60,16 +60,20 @@ print(json.dumps({"state": library.missing_reason()} if found is None else {
 _BUILD = re.compile(r"(BLAS_INFO|USE_MKLDNN|USE_OPENMP|USE_CUDA|PERF_WITH_AVX\d*)=(\w+)")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the argument of collect-env. Mutates: parser."""
-    parser.add_argument("--json", action="store_true", help="print JSON")
+class CollectEnvCommand(Command):
+    """`dovetail collect-env`."""
 
+    info = Info(summary="describe machine and installation, for a bug report")
 
-def run(args: argparse.Namespace) -> int:
-    """Print everything; return the exit status."""
-    found = collect()
-    print(json.dumps(found, indent=2) if args.json else "\n".join(as_text(found)))
-    return 0
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the argument of collect-env. Mutates: parser."""
+        parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Print everything; return the exit status."""
+        found = collect()
+        print(json.dumps(found, indent=2) if args.json else "\n".join(as_text(found)))
+        return 0
 
 
 def collect() -> dict[str, Any]:

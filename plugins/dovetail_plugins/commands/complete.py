@@ -8,37 +8,41 @@ import sys
 from typing import Any
 
 from dovetail.errors import DovetailError
-
-HELP = "complete text with a running server"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of complete. Mutates: parser."""
-    from dovetail_plugins.commands.client import add_answer_arguments, add_server_arguments
-
-    add_server_arguments(parser)
-    add_answer_arguments(parser, quick="PROMPT", text="complete once, print, leave")
+from dovetail.interfaces.command import Command
+from dovetail.interfaces.plugin import Info
 
 
-def run(args: argparse.Namespace) -> int:
-    """Complete until the end of input; return the exit status. Raises: ServerError."""
-    from dovetail_plugins.commands.chat import read_message
-    from dovetail_plugins.commands.client import client_of
-    from dovetail_plugins.commands.line_history import line_editing
+class CompleteCommand(Command):
+    """`dovetail complete`."""
 
-    client, fields = client_of(args)
-    if args.quick is not None:
-        complete(client, fields, args.quick)
+    info = Info(summary="complete text with a running server")
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the options of complete. Mutates: parser."""
+        from dovetail_plugins.commands.client import add_answer_arguments, add_server_arguments
+
+        add_server_arguments(parser)
+        add_answer_arguments(parser, quick="PROMPT", text="complete once, print, leave")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Complete until the end of input; return the exit status. Raises: ServerError."""
+        from dovetail_plugins.commands.chat import read_message
+        from dovetail_plugins.commands.client import client_of
+        from dovetail_plugins.commands.line_history import line_editing
+
+        client, fields = client_of(args)
+        if args.quick is not None:
+            complete(client, fields, args.quick)
+            return 0
+        print(f"Completing with {fields['model']}. Ctrl-C stops a completion, Ctrl-D leaves.")
+        with line_editing(None):
+            while (prompt := read_message()) is not None:
+                try:
+                    complete(client, fields, prompt)
+                except DovetailError as error:
+                    sys.stdout.flush()
+                    print(f"error: {error}", file=sys.stderr)
         return 0
-    print(f"Completing with {fields['model']}. Ctrl-C stops a completion, Ctrl-D leaves.")
-    with line_editing(None):
-        while (prompt := read_message()) is not None:
-            try:
-                complete(client, fields, prompt)
-            except DovetailError as error:
-                sys.stdout.flush()
-                print(f"error: {error}", file=sys.stderr)
-    return 0
 
 
 def complete(client: Any, fields: dict[str, Any], prompt: str) -> str:

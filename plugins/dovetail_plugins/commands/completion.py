@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from dovetail.errors import ConfigError, DovetailError
+from dovetail.interfaces.command import Command
+from dovetail.interfaces.plugin import Info
 
-HELP = "print the script that completes commands, flags and names in a shell"
 WORDS = "words"
 SHELLS = ("bash", "zsh", "fish")
 PLACES = {"bash": "~/.bashrc", "zsh": "~/.zshrc", "fish": "~/.config/fish/config.fish"}
@@ -49,28 +49,32 @@ complete -c dovetail -a '(__dovetail_words)'
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the shell. Mutates: parser."""
-    text = f"{', '.join(SHELLS)}; add to its start-up file: " + "; ".join(
-        f"{place}: {_line(shell)}" for shell, place in PLACES.items()
-    )
-    parser.add_argument("shell", choices=(*SHELLS, WORDS), metavar="SHELL", help=text)
-    parser.add_argument("words", nargs="*", help="what the scripts ask with")
+class CompletionCommand(Command):
+    """`dovetail completion`."""
+
+    info = Info(summary="print the script that completes commands, flags and names in a shell")
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the shell. Mutates: parser."""
+        text = f"{', '.join(SHELLS)}; add to its start-up file: " + "; ".join(
+            f"{place}: {_line(shell)}" for shell, place in PLACES.items()
+        )
+        parser.add_argument("shell", choices=(*SHELLS, WORDS), metavar="SHELL", help=text)
+        parser.add_argument("words", nargs="*", help="what the scripts ask with")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Print the script, or what a begun word may become; return the exit status."""
+        if args.shell != WORDS:
+            print(_SCRIPTS[args.shell], end="")
+            return 0
+        print("".join(f"{word}\n" for word in candidates(args.words)), end="")
+        return 0
 
 
 def _line(shell: str) -> str:
     if shell == "fish":
         return "dovetail completion fish | source"
     return f'eval "$(dovetail completion {shell})"'
-
-
-def run(args: argparse.Namespace) -> int:
-    """Print the script, or what a begun word may become; return the exit status."""
-    if args.shell != WORDS:
-        print(_SCRIPTS[args.shell], end="")
-        return 0
-    print("".join(f"{word}\n" for word in candidates(args.words)), end="")
-    return 0
 
 
 def candidates(words: Sequence[str]) -> list[str]:
@@ -84,26 +88,22 @@ def candidates(words: Sequence[str]) -> list[str]:
 
 
 def _possible(before: Sequence[str], begun: str) -> Iterable[str]:
-    from dovetail.cli.main import COMMANDS, load_command
+    from dovetail import registry
+    from dovetail.cli.main import KIND, load_command, part_of
 
     if not before:
-        from dovetail.cli.extra import extra_commands
-
-        return ("--help", "--version") if begun[:1] == "-" else (*COMMANDS, *extra_commands())
+        return ("--help", "--version") if begun[:1] == "-" else registry.names(KIND)
     command, rest = load_command(before[0]), before[1:]
-    parts: dict[str, str] | None = getattr(command, "PARTS", None)
-    if parts is None:
+    if not command.parts:
         return _of_command(command, rest, begun)
     if not rest:
-        return parts
-    if rest[0] not in parts:
+        return command.parts
+    if rest[0] not in command.parts:
         return ()
-    from importlib import import_module
-
-    return _of_command(import_module(parts[rest[0]]), rest[1:], begun)
+    return _of_command(part_of(command, rest[0]), rest[1:], begun)
 
 
-def _of_command(command: Any, before: Sequence[str], begun: str) -> Iterable[str]:
+def _of_command(command: Command, before: Sequence[str], begun: str) -> Iterable[str]:
     """Return the flags, the values of a flag, or the names for a place, of one command."""
     from dovetail.cli.parser import Parser
 

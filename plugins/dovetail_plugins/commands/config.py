@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-HELP = "show or check the settings of a server without starting it"
+from dovetail.interfaces.command import Command
+from dovetail.interfaces.plugin import Info
 
-PARTS = {
-    "show": "dovetail_plugins.commands.config_show",
-    "check": "dovetail_plugins.commands.config_check",
-}
-"""Subcommand -> the module that is it."""
+
+class ConfigCommand(Command):
+    """`dovetail config`."""
+
+    info = Info(summary="show or check the settings of a server without starting it")
+    parts = {
+        "show": "dovetail_plugins.commands.config_show:ConfigShowCommand",
+        "check": "dovetail_plugins.commands.config_check:ConfigCheckCommand",
+    }

@@ -10,8 +10,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dovetail_plugins.commands.serve import COMMON as COMMON
-from dovetail_plugins.commands.serve import add_arguments as add_serve_arguments
+from dovetail.interfaces.command import Command
+from dovetail.interfaces.plugin import Info
+from dovetail_plugins.commands.serve_flags import SERVE_FLAGS, add_serve_arguments
 
 if TYPE_CHECKING:
     from dovetail.config.config import Config
@@ -19,39 +20,45 @@ if TYPE_CHECKING:
     from dovetail.interfaces.spec import EngineSpec
     from dovetail.server.launch.preview import Preview
 
-HELP = "check the settings, the model's files and the address without starting"
 
+class ConfigCheckCommand(Command):
+    """`dovetail config check`."""
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of serve. Mutates: parser."""
-    add_serve_arguments(parser)
+    info = Info(summary="check the settings, the model's files and the address without starting")
+    common = SERVE_FLAGS
 
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments of serve. Mutates: parser."""
+        add_serve_arguments(parser)
 
-def run(args: argparse.Namespace) -> int:
-    """Check; return the exit status. Raises: ConfigError for the first fault."""
-    from dovetail.config.parse.parse_config import parse_config
-    from dovetail.config.report.show import DEMO
-    from dovetail.server.families import choose_apis
-    from dovetail.server.launch.serve import with_checked_frontend
-    from dovetail.server.launch.sockets import listening, url_of
+    def run(self, args: argparse.Namespace) -> int:
+        """Check; return the exit status. Raises: ConfigError for the first fault."""
+        from dovetail.config.parse.parse_config import parse_config
+        from dovetail.config.report.show import DEMO
+        from dovetail.server.families import choose_apis
+        from dovetail.server.launch.serve import with_checked_frontend
+        from dovetail.server.launch.sockets import listening, url_of
 
-    models = list(args.model_tag)
-    args.model_tag = models[0] if models else None
-    config = parse_config(args)
-    given = sum(origin != DEMO for origin in config.origins.values())
-    _say("settings", f"{given} given, all known and in range")
-    config = with_checked_frontend(config)
-    apis = choose_apis(config)
-    _say("HTTP flags", _frontend_text(config))
-    for name, own in _models(config, models):
-        if name:
-            print(f"{name}:", flush=True)
-        _check_model(own)
-    asyncio.run(_open_apis(apis, config))
-    _say("APIs", "the folders and servers of tools that they need can be used")
-    with listening(config.frontend) as sock:
-        _say("address", f"{url_of(sock, has_tls=config.frontend.ssl_certfile is not None)} is free")
-    return 0
+        models = list(args.model_tag)
+        args.model_tag = models[0] if models else None
+        config = parse_config(args)
+        given = sum(origin != DEMO for origin in config.origins.values())
+        _say("settings", f"{given} given, all known and in range")
+        config = with_checked_frontend(config)
+        apis = choose_apis(config)
+        _say("HTTP flags", _frontend_text(config))
+        for name, own in _models(config, models):
+            if name:
+                print(f"{name}:", flush=True)
+            _check_model(own)
+        asyncio.run(_open_apis(apis, config))
+        _say("APIs", "the folders and servers of tools that they need can be used")
+        with listening(config.frontend) as sock:
+            _say(
+                "address",
+                f"{url_of(sock, has_tls=config.frontend.ssl_certfile is not None)} is free",
+            )
+        return 0
 
 
 def _models(config: Config, models: Sequence[str]) -> Sequence[tuple[str, Config]]:

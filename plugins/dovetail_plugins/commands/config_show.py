@@ -11,50 +11,57 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dovetail_plugins.commands.serve import COMMON as COMMON
-from dovetail_plugins.commands.serve import add_arguments as add_serve_arguments
+from dovetail.interfaces.command import Command
+from dovetail.interfaces.plugin import Info
+from dovetail_plugins.commands.serve_flags import SERVE_FLAGS, add_serve_arguments
 
 if TYPE_CHECKING:
     from dovetail.config.report.show import Shown
 
-HELP = "show every setting as it will be, and where it comes from"
 VALUE_WIDTH = 44
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of serve and those of the display. Mutates: parser."""
-    parser.add_argument("--origin", action="store_true", help="say where each value comes from")
-    parser.add_argument("--json", action="store_true", help="print JSON, always with every setting")
-    parser.add_argument(
-        "--all", action="store_true", help="show settings too that are just at their default"
-    )
-    parser.add_argument(
-        "--request",
-        action="store_true",
-        help="say instead how a request that says nothing is sampled, and where that comes from",
-    )
-    add_serve_arguments(parser)
+class ConfigShowCommand(Command):
+    """`dovetail config show`."""
 
+    info = Info(summary="show every setting as it will be, and where it comes from")
+    common = SERVE_FLAGS
 
-def run(args: argparse.Namespace) -> int:
-    """Print the settings; return the exit status. Raises: ConfigError as serve does."""
-    from dovetail.config.parse.parse_config import parse_config
-    from dovetail.config.report.show import facts, resolved, rows_of, sampling_rows
-    from dovetail.config.resolve import resolve
-    from dovetail.server.launch.preview import found, look_ahead
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments of serve and those of the display. Mutates: parser."""
+        parser.add_argument("--origin", action="store_true", help="say where each value comes from")
+        parser.add_argument(
+            "--json", action="store_true", help="print JSON, always with every setting"
+        )
+        parser.add_argument(
+            "--all", action="store_true", help="show settings too that are just at their default"
+        )
+        parser.add_argument(
+            "--request",
+            action="store_true",
+            help="show how a request without options is sampled, and where that comes from",
+        )
+        add_serve_arguments(parser)
 
-    config = parse_config(args)
-    spec = resolve(config)
-    if args.request:
-        return _show_request(sampling_rows(config, spec), is_json=args.json)
-    decided = {**resolved(config, spec), **found(config, spec, look_ahead(config, spec))}
-    rows = rows_of(config, decided)
-    if args.json:
-        print(json.dumps(as_json(rows, facts(spec), with_origin=args.origin), indent=2))
-    else:
-        lines = as_table(rows, facts(spec), with_origin=args.origin, with_defaults=args.all)
-        print("\n".join(lines))
-    return 0
+    def run(self, args: argparse.Namespace) -> int:
+        """Print the settings; return the exit status. Raises: ConfigError as serve does."""
+        from dovetail.config.parse.parse_config import parse_config
+        from dovetail.config.report.show import facts, resolved, rows_of, sampling_rows
+        from dovetail.config.resolve import resolve
+        from dovetail.server.launch.preview import found, look_ahead
+
+        config = parse_config(args)
+        spec = resolve(config)
+        if args.request:
+            return _show_request(sampling_rows(config, spec), is_json=args.json)
+        decided = {**resolved(config, spec), **found(config, spec, look_ahead(config, spec))}
+        rows = rows_of(config, decided)
+        if args.json:
+            print(json.dumps(as_json(rows, facts(spec), with_origin=args.origin), indent=2))
+        else:
+            lines = as_table(rows, facts(spec), with_origin=args.origin, with_defaults=args.all)
+            print("\n".join(lines))
+        return 0
 
 
 def _show_request(rows: Sequence[Shown], *, is_json: bool) -> int:

@@ -5,46 +5,53 @@ from __future__ import annotations
 import argparse
 import json
 
-HELP = "show what a checkpoint holds, the memory it takes and what would run it"
-COMMON = frozenset(
-    {
-        "json",
-        "plot",
-        "dtype",
-        "quantization",
-        "kv_cache_dtype",
-        "max_model_len",
-        "load_format",
-        "device",
-    }
-)
+from dovetail.interfaces.command import Command
+from dovetail.interfaces.plugin import Info
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the argument of the display and those of serve. Mutates: parser."""
-    from dovetail_plugins.commands.serve import add_arguments as add_serve_arguments
+class InspectCommand(Command):
+    """`dovetail inspect`."""
 
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "--plot", metavar="FILE.png", help='draw the memory by part; needs the extra "plot"'
+    info = Info(summary="show what a checkpoint holds, the memory it takes and what would run it")
+    common = frozenset(
+        {
+            "json",
+            "plot",
+            "dtype",
+            "quantization",
+            "kv_cache_dtype",
+            "max_model_len",
+            "load_format",
+            "device",
+        }
     )
-    add_serve_arguments(parser)
 
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the argument of the display and those of serve. Mutates: parser."""
+        from dovetail_plugins.commands.serve_flags import add_serve_arguments
 
-def run(args: argparse.Namespace) -> int:
-    """Print what is found; return the exit status. Raises: ConfigError for no checkpoint."""
-    from dovetail.config.parse.parse_config import parse_config
-    from dovetail_plugins.inspect.collect import inspect
-    from dovetail_plugins.inspect.facts import as_json
-    from dovetail_plugins.inspect.render import render
+        parser.add_argument("--json", action="store_true", help="print JSON")
+        parser.add_argument(
+            "--plot", metavar="FILE.png", help='draw the memory by part; needs the extra "plot"'
+        )
+        add_serve_arguments(parser)
 
-    if args.plot:
-        from dovetail_plugins.inspect.picture import draw_memory
-        from dovetail_plugins.plot import check_plot
+    def run(self, args: argparse.Namespace) -> int:
+        """Print what is found; return the exit status. Raises: ConfigError for no checkpoint."""
+        from dovetail.config.parse.parse_config import parse_config
+        from dovetail_plugins.inspect.collect import inspect
+        from dovetail_plugins.inspect.facts import as_json
+        from dovetail_plugins.inspect.render import render
 
-        check_plot(args.plot)
-    facts = inspect(parse_config(args))
-    if args.plot:
-        draw_memory(args.plot, facts)
-    print(json.dumps(as_json(facts), indent=2, ensure_ascii=False) if args.json else render(facts))
-    return 0
+        if args.plot:
+            from dovetail_plugins.inspect.picture import draw_memory
+            from dovetail_plugins.plot import check_plot
+
+            check_plot(args.plot)
+        facts = inspect(parse_config(args))
+        if args.plot:
+            draw_memory(args.plot, facts)
+        print(
+            json.dumps(as_json(facts), indent=2, ensure_ascii=False) if args.json else render(facts)
+        )
+        return 0

@@ -7,34 +7,44 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dovetail.interfaces.command import Command
+from dovetail.interfaces.plugin import Info
+
 if TYPE_CHECKING:
     from dovetail_plugins.inspect.listing import Listed
 
-HELP = "list the models on this machine"
 COLUMNS = ("NAME", "SIZE", "ARCHITECTURE", "QUANTIZATION", "FITS", "STORE")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the argument of the display and where to look. Mutates: parser."""
-    from dovetail_plugins.commands.model_stores import add_store_arguments
+class ListCommand(Command):
+    """`dovetail list`."""
 
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    add_store_arguments(parser)
+    info = Info(summary="list the models on this machine")
 
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the argument of the display and where to look. Mutates: parser."""
+        from dovetail_plugins.commands.model_stores import add_store_arguments
 
-def run(args: argparse.Namespace) -> int:
-    """Print the models; return the exit status. Raises: ConfigError."""
-    from dovetail_plugins.commands.model_stores import stores_of
-    from dovetail_plugins.inspect.listing import device_memory, listed
+        parser.add_argument("--json", action="store_true", help="print JSON")
+        add_store_arguments(parser)
 
-    device, free_bytes = device_memory()
-    found = [listed(model, free_bytes) for model in stores_of(args).all_models()]
-    if args.json:
-        facts = {"device": device, "free_bytes": free_bytes, "models": [m.as_json() for m in found]}
-        print(json.dumps(facts, indent=2, ensure_ascii=False))
-    else:
-        print("\n".join(screen(found, device, free_bytes)))
-    return 0
+    def run(self, args: argparse.Namespace) -> int:
+        """Print the models; return the exit status. Raises: ConfigError."""
+        from dovetail_plugins.commands.model_stores import stores_of
+        from dovetail_plugins.inspect.listing import device_memory, listed
+
+        device, free_bytes = device_memory()
+        found = [listed(model, free_bytes) for model in stores_of(args).all_models()]
+        if args.json:
+            facts = {
+                "device": device,
+                "free_bytes": free_bytes,
+                "models": [m.as_json() for m in found],
+            }
+            print(json.dumps(facts, indent=2, ensure_ascii=False))
+        else:
+            print("\n".join(screen(found, device, free_bytes)))
+        return 0
 
 
 def screen(found: Sequence[Listed], device: str, free_bytes: int | None) -> list[str]:

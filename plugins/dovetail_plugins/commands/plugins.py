@@ -14,49 +14,53 @@ from typing import Any
 
 from dovetail import registry
 from dovetail.errors import ConfigError
+from dovetail.interfaces.command import Command
+from dovetail.interfaces.plugin import Info
 from dovetail.registry import Entry
 from dovetail.registry.options import options_place
 from dovetail.registry.registry import describe_metadata
 
-HELP = "list, describe and check plugins"
 
+class PluginsCommand(Command):
+    """`dovetail plugins`."""
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of plugins. Mutates: parser."""
-    parser.add_argument(
-        "action",
-        choices=("list", "show", "check"),
-        help="list: names and origins; show: everything declared; check: run the conformance kit",
-    )
-    parser.add_argument(
-        "plugin",
-        nargs="*",
-        metavar="KIND[:NAME]",
-        help="a kind, or one plugin of it: tool_parser:hermes, tool_parser:hermes@package, "
-        "tool_parser:package.module:Class, tool_parser:file.py:Class; none: all",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "--status", action="store_true", help="list: load each plugin and say whether it works"
-    )
-    parser.add_argument(
-        "--clause",
-        action="append",
-        default=[],
-        help="check: run only this clause of the kit, as its report names it; may be repeated",
-    )
-    parser.add_argument(
-        "--traceback", action="store_true", help="check: show where each failed clause failed"
-    )
+    info = Info(summary="list, describe and check plugins")
 
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments of plugins. Mutates: parser."""
+        parser.add_argument(
+            "action",
+            choices=("list", "show", "check"),
+            help="list: names and origins; show: what they declare; check: run the conformance kit",
+        )
+        parser.add_argument(
+            "plugin",
+            nargs="*",
+            metavar="KIND[:NAME]",
+            help="a kind, or one plugin of it: tool_parser:hermes, tool_parser:hermes@package, "
+            "tool_parser:package.module:Class, tool_parser:file.py:Class; none: all",
+        )
+        parser.add_argument("--json", action="store_true", help="print JSON")
+        parser.add_argument(
+            "--status", action="store_true", help="list: load each plugin and say whether it works"
+        )
+        parser.add_argument(
+            "--clause",
+            action="append",
+            default=[],
+            help="check: run only this clause of the kit, as its report names it; may be repeated",
+        )
+        parser.add_argument(
+            "--traceback", action="store_true", help="check: show where each failed clause failed"
+        )
 
-def run(args: argparse.Namespace) -> int:
-    """Run one action; return the exit status. Raises: ConfigError for an unknown name."""
-    if args.action == "list":
-        return _list(args.plugin, as_json=args.json, with_status=args.status)
-    if args.action == "show":
-        return _show(args.plugin, as_json=args.json)
-    return _check(args.plugin, args.clause, args)
+    def run(self, args: argparse.Namespace) -> int:
+        """Run one action; return the exit status. Raises: ConfigError for an unknown name."""
+        if args.action == "list":
+            return _list(args.plugin, as_json=args.json, with_status=args.status)
+        if args.action == "show":
+            return _show(args.plugin, as_json=args.json)
+        return _check(args.plugin, args.clause, args)
 
 
 def chosen_entries(words: Sequence[str]) -> list[Entry]:

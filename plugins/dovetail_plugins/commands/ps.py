@@ -6,35 +6,41 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
+from dovetail.interfaces.command import Command
+from dovetail.interfaces.plugin import Info
+
 if TYPE_CHECKING:
     from dovetail.server.launch.records import ServerRecord
 
-HELP = "list the servers that run here"
 COLUMNS = ("PID", "NAME", "URL", "UPTIME", "MEMORY")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the argument of the display. Mutates: parser."""
-    parser.add_argument("--json", action="store_true", help="print JSON")
+class PsCommand(Command):
+    """`dovetail ps`."""
 
+    info = Info(summary="list the servers that run here")
 
-def run(args: argparse.Namespace) -> int:
-    """Print the servers; return the exit status."""
-    from dovetail.server.launch.records import running_servers
-    from dovetail_plugins.inspect.render import size
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the argument of the display. Mutates: parser."""
+        parser.add_argument("--json", action="store_true", help="print JSON")
 
-    found = [_facts(record) for record in running_servers()]
-    if args.json:
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+    def run(self, args: argparse.Namespace) -> int:
+        """Print the servers; return the exit status."""
+        from dovetail.server.launch.records import running_servers
+        from dovetail_plugins.inspect.render import size
+
+        found = [_facts(record) for record in running_servers()]
+        if args.json:
+            print(json.dumps(found, indent=2, ensure_ascii=False))
+            return 0
+        if not found:
+            print("No server runs here. `dovetail serve MODEL` starts one.")
+            return 0
+        rows = [COLUMNS, *(_row(facts, size(facts["memory_bytes"])) for facts in found)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+        for row in rows:
+            print("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
         return 0
-    if not found:
-        print("No server runs here. `dovetail serve MODEL` starts one.")
-        return 0
-    rows = [COLUMNS, *(_row(facts, size(facts["memory_bytes"])) for facts in found)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    for row in rows:
-        print("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
-    return 0
 
 
 def _facts(record: ServerRecord) -> dict[str, Any]:

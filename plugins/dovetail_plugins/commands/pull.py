@@ -7,44 +7,49 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.command import Command
+from dovetail.interfaces.plugin import Info
 
 if TYPE_CHECKING:
     from dovetail.config.checkpoint.hub import Hub, Wanted
 
-HELP = "fetch a model from the Hugging Face hub or ModelScope"
 WHERE = "dovetail pull"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the model and the flags of the hub. Mutates: parser."""
-    from dovetail_plugins.commands.model_stores import add_hub_arguments
+class PullCommand(Command):
+    """`dovetail pull`."""
 
-    parser.add_argument(
-        "model", metavar="ID", help="ORG/MODEL, or ORG/MODEL:QUANT for one of its GGUF files"
-    )
-    add_hub_arguments(parser)
+    info = Info(summary="fetch a model from the Hugging Face hub or ModelScope")
 
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the model and the flags of the hub. Mutates: parser."""
+        from dovetail_plugins.commands.model_stores import add_hub_arguments
 
-def run(args: argparse.Namespace) -> int:
-    """Fetch; return the exit status. Raises: ConfigError where the hub cannot give it."""
-    from dovetail.config.checkpoint.hub import Wanted
-    from dovetail.config.checkpoint.model_path import is_hub_id
-    from dovetail.config.resolve import hub_of
-    from dovetail_plugins.commands.model_stores import settings_of
-
-    config = settings_of(args)
-    repo, _, quant = args.model.partition(":")
-    if not is_hub_id(repo) or (quant and "/" not in repo):
-        raise ConfigError(
-            f"{args.model!r} is not a name of the hub.",
-            where=WHERE,
-            fix="a name is ORG/MODEL, or ORG/MODEL:QUANT for a GGUF file.",
+        parser.add_argument(
+            "model", metavar="ID", help="ORG/MODEL, or ORG/MODEL:QUANT for one of its GGUF files"
         )
-    path = _fetched(Wanted(WHERE, repo, config.model.revision), quant, hub_of(config))
-    print(f"{args.model} is at {path}\nserve it: dovetail serve {args.model}")
-    if (commit := _commit(path)) is not None:
-        print(f"this very revision: --revision {commit}")
-    return 0
+        add_hub_arguments(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Fetch; return the exit status. Raises: ConfigError where the hub cannot give it."""
+        from dovetail.config.checkpoint.hub import Wanted
+        from dovetail.config.checkpoint.model_path import is_hub_id
+        from dovetail.config.resolve import hub_of
+        from dovetail_plugins.commands.model_stores import settings_of
+
+        config = settings_of(args)
+        repo, _, quant = args.model.partition(":")
+        if not is_hub_id(repo) or (quant and "/" not in repo):
+            raise ConfigError(
+                f"{args.model!r} is not a name of the hub.",
+                where=WHERE,
+                fix="a name is ORG/MODEL, or ORG/MODEL:QUANT for a GGUF file.",
+            )
+        path = _fetched(Wanted(WHERE, repo, config.model.revision), quant, hub_of(config))
+        print(f"{args.model} is at {path}\nserve it: dovetail serve {args.model}")
+        if (commit := _commit(path)) is not None:
+            print(f"this very revision: --revision {commit}")
+        return 0
 
 
 def _fetched(wanted: Wanted, quant: str, hub: Hub) -> Path:

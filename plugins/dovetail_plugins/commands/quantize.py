@@ -5,67 +5,73 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from dovetail.interfaces.command import Command
+from dovetail.interfaces.plugin import Info
+
 if TYPE_CHECKING:
     from dovetail_plugins.quantize.job import Done
     from dovetail_plugins.quantize.settings import QuantizeFlags
 
-HELP = "write a quantized copy of a checkpoint"
-COMMON = frozenset(
-    {"method", "out", "group", "calibration", "calibration_tokens", "report", "load_format"}
-)
 
 SHOWN = 3
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what is written where, and the flags of serve. Mutates: parser."""
-    from dovetail.config.parse.flags import add_groups
-    from dovetail_plugins.commands.serve import add_arguments as add_serve_arguments
-    from dovetail_plugins.quantize.settings import QuantizeFlags
+class QuantizeCommand(Command):
+    """`dovetail quantize`."""
 
-    add_groups(parser, (QuantizeFlags,))
-    add_serve_arguments(parser)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Quantize; return the exit status. Raises: ConfigError."""
-    import sys
-    from pathlib import Path
-
-    from dovetail import registry
-    from dovetail.config.parse.flags import group_of
-    from dovetail.config.parse.parse_config import parse_config
-    from dovetail.config.resolve import resolve
-    from dovetail_plugins.quantize.settings import QuantizeFlags, check_flags, check_text
-
-    flags = group_of(args, QuantizeFlags)
-    check_flags(flags)
-    config = parse_config(args)
-    own: dict[str, Any] = {"device": registry.own("platform", "cpu")}
-    if not flags.calibration:
-        own["skip_tokenizer_init"] = True
-    spec = resolve(config.with_fields(own, origin="quantize"))
-    options = config.plugin.options_of("quantizer")
-    method = registry.choose(
-        "quantizer", flags.method, query=spec.run.model, options=options, where="--method"
+    info = Info(summary="write a quantized copy of a checkpoint")
+    common = frozenset(
+        {"method", "out", "group", "calibration", "calibration_tokens", "report", "load_format"}
     )
-    check_text(flags, registry.load_selection(method).capabilities)
 
-    from dovetail_plugins.quantize.job import Job  # torch, once the flags are right
-    from dovetail_plugins.quantize.text import windows_of
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add what is written where, and the flags of serve. Mutates: parser."""
+        from dovetail.config.parse.flags import add_groups
+        from dovetail_plugins.commands.serve_flags import add_serve_arguments
+        from dovetail_plugins.quantize.settings import QuantizeFlags
 
-    windows = None
-    if flags.calibration:
-        windows = windows_of(
-            flags.calibration,
-            registry.make(spec.tokenizer, spec.tokenizer_path),
-            num_tokens=flags.calibration_tokens,
-            longest_tokens=spec.run.model.max_position_tokens,
+        add_groups(parser, (QuantizeFlags,))
+        add_serve_arguments(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Quantize; return the exit status. Raises: ConfigError."""
+        import sys
+        from pathlib import Path
+
+        from dovetail import registry
+        from dovetail.config.parse.flags import group_of
+        from dovetail.config.parse.parse_config import parse_config
+        from dovetail.config.resolve import resolve
+        from dovetail_plugins.quantize.settings import QuantizeFlags, check_flags, check_text
+
+        flags = group_of(args, QuantizeFlags)
+        check_flags(flags)
+        config = parse_config(args)
+        own: dict[str, Any] = {"device": registry.own("platform", "cpu")}
+        if not flags.calibration:
+            own["skip_tokenizer_init"] = True
+        spec = resolve(config.with_fields(own, origin="quantize"))
+        options = config.plugin.options_of("quantizer")
+        method = registry.choose(
+            "quantizer", flags.method, query=spec.run.model, options=options, where="--method"
         )
-    is_shown = spec.run.shows_progress and sys.stderr.isatty()
-    job = Job(spec.run, method, group=flags.group, windows=windows, is_shown=is_shown)
-    _tell(flags, job.write(Path(flags.out)))
-    return 0
+        check_text(flags, registry.load_selection(method).capabilities)
+
+        from dovetail_plugins.quantize.job import Job  # torch, once the flags are right
+        from dovetail_plugins.quantize.text import windows_of
+
+        windows = None
+        if flags.calibration:
+            windows = windows_of(
+                flags.calibration,
+                registry.make(spec.tokenizer, spec.tokenizer_path),
+                num_tokens=flags.calibration_tokens,
+                longest_tokens=spec.run.model.max_position_tokens,
+            )
+        is_shown = spec.run.shows_progress and sys.stderr.isatty()
+        job = Job(spec.run, method, group=flags.group, windows=windows, is_shown=is_shown)
+        _tell(flags, job.write(Path(flags.out)))
+        return 0
 
 
 def _tell(flags: QuantizeFlags, done: Done) -> None:

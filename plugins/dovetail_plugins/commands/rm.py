@@ -8,47 +8,52 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.command import Command
+from dovetail.interfaces.plugin import Info
 
 if TYPE_CHECKING:
     from dovetail.config.checkpoint.stores.stored import StoredModel
 
-HELP = "delete a model from the Hugging Face cache"
 WHERE = "dovetail rm"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the model, whether to ask, and where to look. Mutates: parser."""
-    from dovetail_plugins.commands.model_stores import add_store_arguments
+class RmCommand(Command):
+    """`dovetail rm`."""
 
-    parser.add_argument("model", metavar="MODEL", help="a name that `dovetail list` shows")
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
-    add_store_arguments(parser)
+    info = Info(summary="delete a model from the Hugging Face cache")
 
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the model, whether to ask, and where to look. Mutates: parser."""
+        from dovetail_plugins.commands.model_stores import add_store_arguments
 
-def run(args: argparse.Namespace) -> int:
-    """Ask, delete, and say how much was freed; return the exit status. Raises: ConfigError."""
-    from dovetail.config.checkpoint.stores.hub_cache import repo_folder
-    from dovetail.config.checkpoint.stores.stored import HUB
-    from dovetail_plugins.commands.model_stores import stores_of
-    from dovetail_plugins.inspect.render import size
+        parser.add_argument("model", metavar="MODEL", help="a name that `dovetail list` shows")
+        parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+        add_store_arguments(parser)
 
-    stores = stores_of(args)
-    repo, _, quant = args.model.partition(":")
-    folder = repo_folder(stores.cache, repo)
-    found = [model for model in stores.all_models() if model.name == args.model]
-    if found and found[0].store != HUB:
-        raise _not_ours(found[0])
-    files = _files(folder, args.model, quant)
-    if not files:
-        fix = "`dovetail list` shows what is there."
-        raise ConfigError(f"there is no model {args.model} here.", where=WHERE, fix=fix)
-    num_bytes = sum(file.stat().st_size for file in {file.resolve() for file in files})
-    if not args.yes and not _is_wanted(f"Delete {args.model} ({size(num_bytes)}, {folder})?"):
-        print("Nothing was deleted.")
-        return 1
-    _delete(folder, files, is_whole=not quant)
-    print(f"{args.model} is deleted: {size(num_bytes)} are free again.")
-    return 0
+    def run(self, args: argparse.Namespace) -> int:
+        """Ask, delete, and say how much was freed; return the exit status. Raises: ConfigError."""
+        from dovetail.config.checkpoint.stores.hub_cache import repo_folder
+        from dovetail.config.checkpoint.stores.stored import HUB
+        from dovetail_plugins.commands.model_stores import stores_of
+        from dovetail_plugins.inspect.render import size
+
+        stores = stores_of(args)
+        repo, _, quant = args.model.partition(":")
+        folder = repo_folder(stores.cache, repo)
+        found = [model for model in stores.all_models() if model.name == args.model]
+        if found and found[0].store != HUB:
+            raise _not_ours(found[0])
+        files = _files(folder, args.model, quant)
+        if not files:
+            fix = "`dovetail list` shows what is there."
+            raise ConfigError(f"there is no model {args.model} here.", where=WHERE, fix=fix)
+        num_bytes = sum(file.stat().st_size for file in {file.resolve() for file in files})
+        if not args.yes and not _is_wanted(f"Delete {args.model} ({size(num_bytes)}, {folder})?"):
+            print("Nothing was deleted.")
+            return 1
+        _delete(folder, files, is_whole=not quant)
+        print(f"{args.model} is deleted: {size(num_bytes)} are free again.")
+        return 0
 
 
 def _not_ours(model: StoredModel) -> ConfigError:

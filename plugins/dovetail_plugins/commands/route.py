@@ -6,6 +6,9 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any
 
+from dovetail.interfaces.command import Command
+from dovetail.interfaces.plugin import Info
+
 if TYPE_CHECKING:
     import socket
 
@@ -13,91 +16,94 @@ if TYPE_CHECKING:
 
     from dovetail.config.sections.frontend import FrontendConfig
 
-HELP = "send each request to a prefill server and then to a decode server"
 KEY_VARIABLE = "DOVETAIL_API_KEY"
 TLS_FLAGS = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers")
 """Those of `dovetail serve`, with the same words."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the servers, the address, and who is let in. Mutates: parser."""
-    from dovetail.config.config import flags
+class RouteCommand(Command):
+    """`dovetail route`."""
 
-    for name, what in (("prefill", "compute prompts"), ("decode", "make the answers")):
+    info = Info(summary="send each request to a prefill server and then to a decode server")
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the servers, the address, and who is let in. Mutates: parser."""
+        from dovetail.config.config import flags
+
+        for name, what in (("prefill", "compute prompts"), ("decode", "make the answers")):
+            parser.add_argument(
+                f"--{name}",
+                nargs="+",
+                required=True,
+                metavar="URL",
+                help=f"servers that {what}, each started with a KV connector such as p2p",
+            )
+        parser.add_argument("--host", default="127.0.0.1", help="address to listen at")
+        parser.add_argument("--port", type=int, default=8080, help="port to listen at")
+        for name in ("allowed_hosts", "allowed_origins"):
+            flag = flags()[name]
+            parser.add_argument(
+                f"--{name.replace('_', '-')}",
+                nargs="+",
+                metavar=flag.meta.metavar,
+                help=flag.meta.help,
+            )
+        largest = flags()["max_body_bytes"]
         parser.add_argument(
-            f"--{name}",
+            "--max-body-bytes", type=int, default=largest.default, help=largest.meta.help
+        )
+        parser.add_argument(
+            "--kv-events-config",
             nargs="+",
-            required=True,
-            metavar="URL",
-            help=f"servers that {what}, each started with a KV connector such as p2p",
+            default=(),
+            metavar="JSON",
+            help="that of the prefill servers, one for all or one for each: a prompt goes where its "
+            "prefix is cached, unless that server is too busy",
         )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen at")
-    parser.add_argument("--port", type=int, default=8080, help="port to listen at")
-    for name in ("allowed_hosts", "allowed_origins"):
-        flag = flags()[name]
         parser.add_argument(
-            f"--{name.replace('_', '-')}",
+            "--block-size", type=int, default=16, help="tokens of a block of the prefill servers"
+        )
+        parser.add_argument(
+            "--api-key",
             nargs="+",
-            metavar=flag.meta.metavar,
-            help=flag.meta.help,
+            metavar="KEY",
+            help="API keys; clients must send one of them, which is handed on to the servers "
+            f"(default: ${KEY_VARIABLE})",
         )
-    largest = flags()["max_body_bytes"]
-    parser.add_argument(
-        "--max-body-bytes", type=int, default=largest.default, help=largest.meta.help
-    )
-    parser.add_argument(
-        "--kv-events-config",
-        nargs="+",
-        default=(),
-        metavar="JSON",
-        help="that of the prefill servers, one for all or one for each: a prompt goes where its "
-        "prefix is cached, unless that server is too busy",
-    )
-    parser.add_argument(
-        "--block-size", type=int, default=16, help="tokens of a block of the prefill servers"
-    )
-    parser.add_argument(
-        "--api-key",
-        nargs="+",
-        metavar="KEY",
-        help="API keys; clients must send one of them, which is handed on to the servers "
-        f"(default: ${KEY_VARIABLE})",
-    )
-    parser.add_argument(
-        "--log-format", default="text", help=flags()["log_format"].meta.help, metavar="NAME"
-    )
-    for name in TLS_FLAGS:
-        flag = flags()[name]
         parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            type=int if isinstance(flag.default, int) else str,
-            default=flag.default,
-            metavar=flag.meta.metavar or "NUMBER",
-            help=flag.meta.help,
+            "--log-format", default="text", help=flags()["log_format"].meta.help, metavar="NAME"
         )
+        for name in TLS_FLAGS:
+            flag = flags()[name]
+            parser.add_argument(
+                f"--{name.replace('_', '-')}",
+                type=int if isinstance(flag.default, int) else str,
+                default=flag.default,
+                metavar=flag.meta.metavar or "NUMBER",
+                help=flag.meta.help,
+            )
 
+    def run(self, args: argparse.Namespace) -> int:
+        """Serve until a signal says to stop; return the exit status. Raises: ConfigError"""
+        import logging
+        import time
 
-def run(args: argparse.Namespace) -> int:
-    """Serve until a signal says to stop; return the exit status. Raises: ConfigError"""
-    import logging
-    import time
+        from dovetail import registry
+        from dovetail.observability.logging import setup
+        from dovetail.server.launch.event_loop import run_loop
+        from dovetail.server.launch.serve import stopped_while_starting
+        from dovetail.server.launch.sockets import listening, url_of
 
-    from dovetail import registry
-    from dovetail.observability.logging import setup
-    from dovetail.server.launch.event_loop import run_loop
-    from dovetail.server.launch.serve import stopped_while_starting
-    from dovetail.server.launch.sockets import listening, url_of
-
-    began_s = time.monotonic()
-    setup("info", form=registry.value_of("log_format", args.log_format))
-    frontend = frontend_of(args)
-    config = server_of(args, frontend)
-    with listening(frontend) as sock:
-        sock.listen()
-        took_s = time.monotonic() - began_s
-        name = url_of(sock, has_tls=frontend.ssl_certfile is not None)
-        logging.getLogger("dovetail.route").info("ready in %.1f s at %s", took_s, name)
-        return run_loop(_serve(config, sock), stopped_while_starting)
+        began_s = time.monotonic()
+        setup("info", form=registry.value_of("log_format", args.log_format))
+        frontend = frontend_of(args)
+        config = server_of(args, frontend)
+        with listening(frontend) as sock:
+            sock.listen()
+            took_s = time.monotonic() - began_s
+            name = url_of(sock, has_tls=frontend.ssl_certfile is not None)
+            logging.getLogger("dovetail.route").info("ready in %.1f s at %s", took_s, name)
+            return run_loop(_serve(config, sock), stopped_while_starting)
 
 
 async def _serve(config: uvicorn.Config, sock: socket.socket) -> int:

@@ -7,56 +7,61 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.command import Command
+from dovetail.interfaces.plugin import Info
 
 if TYPE_CHECKING:
     from dovetail_plugins.commands.server_process import BackgroundServer
 
-HELP = "serve a model and chat with it in this terminal"
-COMMON = frozenset(
-    {
-        "quick",
-        "system_prompt",
-        "max_tokens",
-        "temperature",
-        "port",
-        "dtype",
-        "quantization",
-        "max_model_len",
-        "tensor_parallel_size",
-        "reasoning_parser",
-    }
-)
 LOCAL = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Addresses to listen on everywhere -> one of them to ask at."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add serve's flags and the conversation's. -q is chat's here. Mutates: parser."""
-    from dovetail.config.parse.flags import FlagAction
-    from dovetail_plugins.commands.chat import add_talk_arguments
-    from dovetail_plugins.commands.serve import add_arguments as add_serve_arguments
+class RunCommand(Command):
+    """`dovetail run`."""
 
-    add_serve_arguments(parser)
-    parser.conflict_handler = "resolve"  # of this section alone: the others are there already
-    add_talk_arguments(parser.add_argument_group("Conversation", "The chat"))
-    for action in parser._actions:
-        if isinstance(action, FlagAction) and action.flag.meta.short == "-q":
-            meta = dataclasses.replace(action.flag.meta, short=None)
-            action.flag = dataclasses.replace(action.flag, meta=meta)
+    info = Info(summary="serve a model and chat with it in this terminal")
+    common = frozenset(
+        {
+            "quick",
+            "system_prompt",
+            "max_tokens",
+            "temperature",
+            "port",
+            "dtype",
+            "quantization",
+            "max_model_len",
+            "tensor_parallel_size",
+            "reasoning_parser",
+        }
+    )
 
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add serve's flags and the conversation's. -q is chat's here. Mutates: parser."""
+        from dovetail.config.parse.flags import FlagAction
+        from dovetail_plugins.commands.chat import add_talk_arguments
+        from dovetail_plugins.commands.serve_flags import add_serve_arguments
 
-def run(args: argparse.Namespace) -> int:
-    """Serve, chat, end the server; return the exit status. Raises: ConfigError, ServerError."""
-    from dovetail.config.parse.parse_config import parse_config
-    from dovetail_plugins.commands.server_process import BackgroundServer
+        add_serve_arguments(parser)
+        parser.conflict_handler = "resolve"  # of this section alone: the others are there already
+        add_talk_arguments(parser.add_argument_group("Conversation", "The chat"))
+        for action in parser._actions:
+            if isinstance(action, FlagAction) and action.flag.meta.short == "-q":
+                meta = dataclasses.replace(action.flag.meta, short=None)
+                action.flag = dataclasses.replace(action.flag, meta=meta)
 
-    config = parse_config(args)
-    _check(config)
-    host, port = _free_place(config)
-    fields = {name: config.value(name) for name in config.origins} | {"port": port}
-    with BackgroundServer(fields, LOCAL.get(host, host), port) as server:
-        status = server.wait_ready(config.model.model or "the demo model")
-        return status if status is not None else _talk(args, server, config)
+    def run(self, args: argparse.Namespace) -> int:
+        """Serve, chat, end the server; return the exit status. Raises: ConfigError, ServerError."""
+        from dovetail.config.parse.parse_config import parse_config
+        from dovetail_plugins.commands.server_process import BackgroundServer
+
+        config = parse_config(args)
+        _check(config)
+        host, port = _free_place(config)
+        fields = {name: config.value(name) for name in config.origins} | {"port": port}
+        with BackgroundServer(fields, LOCAL.get(host, host), port) as server:
+            status = server.wait_ready(config.model.model or "the demo model")
+            return status if status is not None else _talk(args, server, config)
 
 
 def _check(config: Any) -> None:

@@ -4,63 +4,43 @@ from __future__ import annotations
 
 import argparse
 
-HELP = "serve one model or several over the OpenAI HTTP API"
-
-COMMON = frozenset(
-    {
-        "host",
-        "port",
-        "api_key",
-        "served_model_name",
-        "dtype",
-        "quantization",
-        "max_model_len",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "gpu_memory_utilization",
-        "tensor_parallel_size",
-        "tool_call_parser",
-        "reasoning_parser",
-    }
-)
+from dovetail.interfaces.command import Command
+from dovetail.interfaces.plugin import Info
+from dovetail_plugins.commands.serve_flags import SERVE_FLAGS, add_serve_arguments
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the model and every flag of the config. Mutates: parser."""
-    from dovetail.config.parse.flags import add_flags
+class ServeCommand(Command):
+    """`dovetail serve`."""
 
-    parser.add_argument(
-        "model_tag",
-        nargs="*",
-        metavar="MODEL",
-        help="folder, file, hub id or name that `dovetail list` shows, or several side by side; "
-        "default the demo model",
-    )
-    add_flags(parser)
+    info = Info(summary="serve one model or several over the OpenAI HTTP API")
+    common = SERVE_FLAGS
 
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the model and every flag of the config. Mutates: parser."""
+        add_serve_arguments(parser)
 
-def run(args: argparse.Namespace) -> int:
-    """Serve until a signal says to stop; return the exit status. Raises: ConfigError."""
-    from dovetail.config.parse.parse_config import parse_config
-    from dovetail.config.rules.one_model import check_one_model
-    from dovetail_plugins.commands.follow import followed
+    def run(self, args: argparse.Namespace) -> int:
+        """Serve until a signal says to stop; return the exit status. Raises: ConfigError."""
+        from dovetail.config.parse.parse_config import parse_config
+        from dovetail.config.rules.one_model import check_one_model
+        from dovetail_plugins.commands.follow import followed
 
-    models = list(args.model_tag)
-    args.model_tag = models[0] if models else None
-    config = parse_config(args)  # before logging is set up by names that may be wrong
-    if len(models) > 1 or config.gateway.models is not None:
-        from dovetail_plugins.gateway.serve import run as launch_several
+        models = list(args.model_tag)
+        args.model_tag = models[0] if models else None
+        config = parse_config(args)  # before logging is set up by names that may be wrong
+        if len(models) > 1 or config.gateway.models is not None:
+            from dovetail_plugins.gateway.serve import run as launch_several
 
-        return launch_several(config, models)
-    check_one_model(config)
-    status = followed(config)
-    if status is not None:
-        return status
-    if config.parallel.headless:
-        from dovetail_plugins.joining.headless import run as run_headless
+            return launch_several(config, models)
+        check_one_model(config)
+        status = followed(config)
+        if status is not None:
+            return status
+        if config.parallel.headless:
+            from dovetail_plugins.joining.headless import run as run_headless
 
-        return run_headless(config)
-    # the HTTP stack, once the flags are right
-    from dovetail.server.launch.serve import run as launch
+            return run_headless(config)
+        # the HTTP stack, once the flags are right
+        from dovetail.server.launch.serve import run as launch
 
-    return launch(config)
+        return launch(config)

@@ -6,33 +6,42 @@ import argparse
 from typing import TYPE_CHECKING
 
 from dovetail.errors import ConfigError, DovetailError
+from dovetail.interfaces.command import Command
+from dovetail.interfaces.plugin import Info
 
 if TYPE_CHECKING:
     from dovetail.server.launch.records import ServerRecord
 
-HELP = "stop a server that runs here"
 WHERE = "dovetail stop"
 TIMEOUT_S = 30.0
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add which server, and how long to wait. Mutates: parser."""
-    text = "name or process id, as `dovetail ps` shows them; may be left out where one server runs"
-    parser.add_argument("server", nargs="?", metavar="SERVER", help=text)
-    parser.add_argument("--all", action="store_true", help="stop every server")
-    text = f"how long to wait for the end; default {TIMEOUT_S:g}"
-    parser.add_argument("--timeout", type=float, default=TIMEOUT_S, metavar="S", help=text)
+class StopCommand(Command):
+    """`dovetail stop`."""
 
+    info = Info(summary="stop a server that runs here")
 
-def run(args: argparse.Namespace) -> int:
-    """Stop, wait, say so; return the exit status. Raises: ConfigError, DovetailError when a server
-    does not end in time."""
-    from dovetail.server.launch.records import running_servers
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add which server, and how long to wait. Mutates: parser."""
+        text = (
+            "name or process id, as `dovetail ps` shows them; may be left out where one server runs"
+        )
+        parser.add_argument("server", nargs="?", metavar="SERVER", help=text)
+        parser.add_argument("--all", action="store_true", help="stop every server")
+        text = f"how long to wait for the end; default {TIMEOUT_S:g}"
+        parser.add_argument("--timeout", type=float, default=TIMEOUT_S, metavar="S", help=text)
 
-    for record in chosen(running_servers(), args.server, is_all=args.all):
-        _stop(record, args.timeout)
-        print(f"stopped {', '.join(record.names)} ({record.url}, process {record.pid})")
-    return 0
+    def run(self, args: argparse.Namespace) -> int:
+        """Stop, wait, say so; return the exit status.
+
+        Raises: ConfigError; DovetailError when a server does not end in time
+        """
+        from dovetail.server.launch.records import running_servers
+
+        for record in chosen(running_servers(), args.server, is_all=args.all):
+            _stop(record, args.timeout)
+            print(f"stopped {', '.join(record.names)} ({record.url}, process {record.pid})")
+        return 0
 
 
 def chosen(

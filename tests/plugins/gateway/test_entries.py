@@ -11,8 +11,9 @@ from dovetail.cli.parser import Parser
 from dovetail.config.config import Config
 from dovetail.config.parse.parse_config import parse_config
 from dovetail.errors import ConfigError
-from dovetail_plugins.commands.serve import add_arguments
-from dovetail_plugins.commands.serve import run as serve
+from dovetail.interfaces.plugin import NoOptions
+from dovetail_plugins.commands.serve import ServeCommand
+from dovetail_plugins.commands.serve_flags import add_serve_arguments
 from dovetail_plugins.gateway.entries import Entry, entries_of
 from dovetail_plugins.gateway.figures import labelled
 from dovetail_plugins.gateway.fleet import Fleet
@@ -94,15 +95,15 @@ def test_a_file_at_fault(tmp_path: Path, text: str, told: str) -> None:
 def test_a_command_line_at_fault(words: list[str], told: str) -> None:
     pytest.importorskip("dovetail_plugins")  # --log-level names a value
     parser = Parser(prog="dovetail serve", description="")
-    add_arguments(parser)
+    add_serve_arguments(parser)
     with pytest.raises(ConfigError) as caught:
-        serve(parser.parse(words))
+        ServeCommand(NoOptions()).run(parser.parse(words))
     assert told in str(caught.value)
 
 
 def test_other_commands_take_one_model() -> None:
     parser = Parser(prog="dovetail inspect", description="")
-    add_arguments(parser)
+    add_serve_arguments(parser)
     with pytest.raises(ConfigError, match="room for one model, and 2 are named"):
         parse_config(parser.parse(["/x", "/y"]))
 

@@ -18,6 +18,7 @@ import uvicorn
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
+from dovetail.interfaces.plugin import NoOptions
 from dovetail.server.families import build_apis
 from dovetail.server.launch.sockets import bind
 from dovetail_plugins.commands import route
@@ -82,7 +83,7 @@ def test_a_key_is_asked_for_and_handed_on() -> None:
 
 def parsed(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    route.add_arguments(parser)
+    route.RouteCommand(NoOptions()).add_arguments(parser)
     return parser.parse_args(["--prefill", "http://a:1", "--decode", "http://b:1", *words])
 
 

@@ -20,7 +20,7 @@ from dovetail.config.resolve import resolve
 from dovetail.interfaces.quantization import QuantMethod
 from dovetail.layers.attention import Attention
 from dovetail.runner.loader import load_model, num_bytes
-from dovetail_plugins.commands.serve import add_arguments
+from dovetail_plugins.commands.serve_flags import add_serve_arguments
 from dovetail_plugins.inspect.collect import inspect
 from dovetail_plugins.inspect.facts import Inspected
 from dovetail_testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
@@ -38,7 +38,7 @@ ROOMY = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
 
 def config_of(path: Path, *flags: str) -> Config:
     parser = Parser(prog="inspect", description="")
-    add_arguments(parser)
+    add_serve_arguments(parser)
     return parse_config(parser.parse([str(path), *flags]), stream=io.StringIO())
 
 
