@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from dovetail import registry
 from dovetail.errors import ConfigError, DovetailError
@@ -128,7 +129,7 @@ def load_command(name: str) -> Command:
 
 def part_of(command: Command, part: str) -> Command:
     """Return a part of a command that has parts. Raises: PluginError"""
-    cls = registry.load_target(KIND, command.parts[part])
+    cls: Any = registry.load_target(KIND, command.parts[part])
     found: Command = cls(command.options)
     return found
 
