@@ -15,12 +15,12 @@ import msgspec
 
 from dovetail import registry
 from dovetail.engine.faults import error_of
+from dovetail.engine.messages import Fault
 from dovetail.errors import ConfigError, DovetailError, PluginError, RequestError
 from dovetail.interfaces.executor import WorkerCall
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.worker import Worker
 from dovetail.registry.files import import_target
-from dovetail_plugins.ranks.messages import Called
 
 logger = logging.getLogger(__name__)
 
@@ -162,6 +162,14 @@ def _encoded(value: Any, what: str, fix: str) -> bytes:
     except (TypeError, OverflowError, ValueError, RecursionError) as error:
         reason = str(error).rstrip(".")
         raise RequestError(f"the {what} cannot be sent: {reason}.", fix=fix) from error
+
+
+class Called(msgspec.Struct, frozen=True, tag="called", omit_defaults=True):
+    """What a method has returned, or why it did not."""
+
+    number: int
+    result: Any = None
+    fault: Fault | None = None
 
 
 def answers_of(call: WorkerCall, called: Mapping[int, Called], num_ranks: int) -> list[Any]:

@@ -120,6 +120,11 @@ class ToolParser(Plugin):
         """
         return None
 
+    def arguments_constraint(self, tool: Tool) -> Constraint | None:
+        """Return the constraint of a call's arguments alone, without its name and markers, as a
+        structural tag asks for them. None, the default: the syntax has no such part."""
+        return None
+
     def calls_constraint(self, call: Constraint, most: int | None) -> Constraint:
         """Return the constraint of one to `most` calls, markers included, each of them a `call`."""
         return call if most == 1 else Repeat(call, 1, most)

@@ -7,11 +7,10 @@ constraints to load, and a rank's last words.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from dovetail.engine.messages import Fault
+from dovetail.engine.worker_calls import Called
 from dovetail.interfaces.adapter_spec import AdapterFacts
 from dovetail.interfaces.executor import Preparation, WorkerCall
 from dovetail.interfaces.spec import RunSpec, Selection
@@ -137,14 +136,6 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """An order was refused; the rank lives on."""
 
     fault: Fault
-
-
-class Called(msgspec.Struct, frozen=True, tag="called", omit_defaults=True):
-    """What a method has returned, or why it did not."""
-
-    number: int
-    result: Any = None
-    fault: Fault | None = None
 
 
 Answer = Done | KVLayers | FreeBytes | Stepped | Failed | Called

@@ -11,9 +11,17 @@ only where the tag of a parameter stands that the tool declares and the call lac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from dovetail.interfaces.constraint import Constraint, JsonSchema, Repeat, concat, optional
+from dovetail.interfaces.constraint import (
+    Concat,
+    Constraint,
+    JsonSchema,
+    Regex,
+    Repeat,
+    concat,
+    optional,
+)
 from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCall
 from dovetail_plugins.syntax.parameters import (
@@ -73,6 +81,21 @@ class XmlCalls(XmlTags):
             parts.append(Repeat(self._open_part(), 0, MAX_OPEN))
         head = self.before + self.head.replace(NAME, tool.name).replace(TYPE, "1") + self.gap
         return concat(start + head, *parts, self.tail + self.after + end)
+
+    def arguments(self, tool: Tool) -> Constraint | None:
+        """Return the tags of the arguments alone, between which a line may end; None as above."""
+        bare = replace(self, head="", before="", gap="", tail="", after="")
+        found = bare.constraint(tool)
+        if not isinstance(found, Concat):
+            return None
+        line = Regex("\n?")
+        parts = [
+            Repeat(concat(line, part.part), part.least, part.most)
+            if isinstance(part, Repeat)
+            else concat(line, part)
+            for part in found.parts[1:-1]  # what is around the arguments is empty
+        ]
+        return Concat((*parts, line))
 
     def _part_constraint(self, parameter: Parameter) -> Constraint | None:
         """Return a parameter with its tags."""

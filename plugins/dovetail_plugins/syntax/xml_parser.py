@@ -35,6 +35,10 @@ class XmlToolParser(ToolParser):
         """Return the calls of a region that is over within a value. Raises: MalformedToolCall"""
         return self.calls.parse(body, tools, is_over=True)
 
+    def arguments_constraint(self, tool: Tool) -> Constraint | None:
+        """Return the tags of the arguments."""
+        return self.calls.arguments(tool)
+
     def constraint(self, tool: Tool) -> Constraint | None:
         """Return the text of one call; with its markers where a region holds one."""
         if not self.has_one_call:

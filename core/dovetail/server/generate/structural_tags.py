@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dovetail import registry
 from dovetail.errors import RequestError
 from dovetail.interfaces.constraint import (
     Choice,
@@ -27,12 +28,13 @@ from dovetail.interfaces.constraint import (
     separated,
 )
 from dovetail.interfaces.text import Tool
-from dovetail_plugins.syntax.xml_params import XmlCalls
+from dovetail.interfaces.tool_parser import ToolParser
 
 MAX_TIMES = 5000
 AsJson = Callable[[Any, str], Constraint]
 """A schema and the field it stands in -> JSON by it. Raises: RequestError"""
-_QWEN = XmlCalls(head="", key="<parameter=NAME>", value_end="</parameter>", is_wrapped=True, gap="")
+XML_PARSER = "qwen3_coder"
+"""The tool parser whose arguments the style "qwen_xml" is."""
 _BY_TOKEN = ("token", "exclude_token", "any_tokens", "token_triggered_tags", "token_dispatch")
 
 
@@ -180,23 +182,17 @@ class _Reader:
 
     def _qwen_xml(self, given: Mapping[str, Any], where: str) -> Constraint:
         """Return a tag for each member of an object; a line end may stand between them."""
-        schema = given.get("json_schema")
+        schema: Any = given.get("json_schema")
         self._as_json(schema, f"{where}.json_schema")
-        constraint = _QWEN.constraint(Tool(name="f", parameters=schema))  # type: ignore[arg-type]
-        if not isinstance(constraint, Concat):
+        parser: ToolParser = registry.make(registry.choose("tool_parser", XML_PARSER))
+        constraint = parser.arguments_constraint(Tool(name="f", parameters=schema))
+        if constraint is None:
             raise RequestError(
                 "must describe an object whose members can be written as tags.",
                 where=f"{where}.json_schema",
                 code="unsupported_schema",
             )
-        line = Regex("\n?")
-        parts = [
-            Repeat(concat(line, part.part), part.least, part.most)
-            if isinstance(part, Repeat)
-            else concat(line, part)
-            for part in constraint.parts[1:-1]
-        ]
-        return Concat((*parts, line))
+        return constraint
 
     def _repeat(self, kind: str, given: Mapping[str, Any], where: str) -> Constraint:
         inner = self.constraint(given.get("content"), f"{where}.content")
