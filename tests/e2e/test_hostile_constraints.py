@@ -1,6 +1,7 @@
 """Constraints that are meant to take long or much, sent over HTTP while streams run: each costs its
 own request at most. Every way of asking; the backends whose processes begin quickly, since a
-constraint that takes too long ends one. tests/plugins/structured_output/test_bounds.py has the others.
+constraint that takes too long ends one. The others are in
+tests/plugins/structured_output/test_bounds.py.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ KINDS = (
 WORST = ("laughs", "twentieth from the end")
 MAX_CHOICES = 4096
 LIMIT_S = 0.5
-"""To compile. How soon a refusal comes is held by tests/plugins/structured_output/test_bounds.py and
+"""To compile. How soon a refusal comes is held by test_bounds.py of the same folder of plugins and
 measured by benchmarks/constraint_bounds.py."""
 
 

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from dovetail.engine.client.connection import EngineState
 from dovetail.errors import RequestError
 from dovetail.server.app import open_route
-from dovetail.server.families import BUILT_IN
+from dovetail.server.families import build_apis
 from dovetail.server.generate.generation import CLAMPED_HEADER
 from dovetail.server.generate.ignored_fields import HEADER
 from dovetail.server.http import body_limits
@@ -32,7 +32,7 @@ from support.serving import (
 )
 
 OPEN_ENDPOINTS = {
-    route.endpoint for api in BUILT_IN.values() for route in api.routes if route.is_open
+    route.endpoint for api in build_apis().values() for route in api.routes if route.is_open
 }
 
 KEYS = ("first-key", "second-key")
