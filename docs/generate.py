@@ -202,7 +202,8 @@ def errors_page() -> str:
 
 def bench_page() -> str:
     """Return the flags of every measurement, each group once."""
-    from dovetail.config.report.docs import group_sections
+    from flag_pages import group_sections
+
     from dovetail_plugins.bench.settings import GROUPS_BY_COMMAND
 
     groups = dict.fromkeys(group for names in GROUPS_BY_COMMAND.values() for group in names)
@@ -223,7 +224,8 @@ def bench_page() -> str:
 
 def batch_page() -> str:
     """Return the flags of run-batch, and which of the HTTP server's it takes."""
-    from dovetail.config.report.docs import group_sections
+    from flag_pages import group_sections
+
     from dovetail_plugins.batch.settings import BatchFlags, answer_flags
 
     taken = ", ".join(f"`{flag.spelling}`" for flag in answer_flags())
@@ -448,11 +450,10 @@ def pages() -> dict[str, str]:
     """Return file name -> text of every generated page."""
     from architectures_page import architectures_page
     from conformance_page import conformance_page
+    from flag_pages import flags_page, variables_page
     from migration_pages import vllm_page
     from ollama_page import ollama_page
     from quantization_page import quantization_page
-
-    from dovetail.config.report.docs import flags_page, variables_page
 
     return {
         "flags.md": flags_page(),

@@ -262,10 +262,11 @@ def _exposed(row: Any) -> list[str]:
 
 
 def _variables() -> str:
+    from flag_pages import row_words
+
     from dovetail.config.compat.vllm_variables import FOREIGN
     from dovetail.config.config import flags
     from dovetail.config.parse.environment import OWN, variable_of
-    from dovetail.config.report.docs import row_words
 
     own = {*OWN, *map(variable_of, flags().values())}
     by_state: dict[str, list[tuple[str, str]]] = defaultdict(list)

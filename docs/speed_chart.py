@@ -1,4 +1,4 @@
-"""Draw docs/speed.svg: generated tokens per second beside other engines. `python docs/speed_chart.py`
+"""Draw docs/speed.svg: tokens per second beside other engines. `python docs/speed_chart.py`
 
 The figures are the table "Comparison with other engines" of docs/benchmarks.md, measured by
 `python -m benchmarks.peers.run` on the machine and the day that it names.

@@ -33,7 +33,7 @@ OPENERS = frozenset(
 )  # fmt: skip
 OPENED_IN_TIME = {
     "plugins/dovetail_plugins/bench/client.py": "a connection that is made is closed by `finally`",
-    "plugins/dovetail_plugins/gateway/connections.py": "the event loop closes what it has half opened",
+    "plugins/dovetail_plugins/gateway/connections.py": "the event loop closes it",
     "core/dovetail/structured_output/compiler.py": "a lock that is cancelled is not taken",
 }
 """Files that open something within `asyncio.timeout`, and why nothing stays open."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flag_pages import row_words
 
 from dovetail import unsupported
 from dovetail.config.compat.deprecated_flags import MAPPED, deprecated_flags
@@ -20,7 +21,6 @@ from dovetail.config.compat.unsupported_flags import UNSUPPORTED_FLAGS
 from dovetail.config.compat.vllm_variables import FOREIGN, UnsupportedVariable
 from dovetail.config.config import flags
 from dovetail.config.report.describe import state_of
-from dovetail.config.report.docs import row_words
 from dovetail.errors import RequestError
 from dovetail.registry.unsupported_names import UNSUPPORTED_NAMES, why_unsupported
 from dovetail.server.generate import bodies, undeclared_fields

@@ -8,10 +8,10 @@ Source: RFC 8259.
 
 from __future__ import annotations
 
+import json
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from dovetail.json_values import json_value
 from dovetail_grammars.unique_items.shapes import Shape
 
 BLANK = frozenset(b" \n\r\t")
@@ -222,16 +222,16 @@ def _ended(place: Place) -> Place:
 
 def _text(name: bytes) -> str:
     try:
-        return str(json_value(name))
-    except ValueError as error:
+        return str(json.loads(name))
+    except (ValueError, RecursionError) as error:
         raise NotJson from error
 
 
 def _meaning(item: bytes) -> Any:
     """Return something that is equal for equal values, as readers of JSON hold them."""
     try:
-        return _key(json_value(item))
-    except ValueError as error:
+        return _key(json.loads(item))
+    except (ValueError, RecursionError) as error:
         raise NotJson from error
 
 

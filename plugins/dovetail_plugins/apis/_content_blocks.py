@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dovetail.json_values import InvalidJson, json_value
-from dovetail.server.generate.events import (
+from dovetail.server.endpoint import (
     ContentDelta,
     Event,
     ReasoningDelta,

@@ -81,9 +81,10 @@ class BenchServeCommand(Command):
         add_groups(parser, settings.SERVE_GROUPS)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Measure, print and keep the result; return the exit status. Raises: ConfigError, ServerError
+        """Measure, print and keep the result; return the exit status.
 
         The status is 1 when every request failed, or any with --fail-on-error.
+        Raises: ConfigError, ServerError
         """
         from dovetail_plugins.bench.serve_report import Checked, keep, show
 

@@ -57,8 +57,8 @@ class RouteCommand(Command):
             nargs="+",
             default=(),
             metavar="JSON",
-            help="that of the prefill servers, one for all or one for each: a prompt goes where its "
-            "prefix is cached, unless that server is too busy",
+            help="that of the prefill servers, one for all or one for each: a prompt goes where "
+            "its prefix is cached, unless that server is too busy",
         )
         parser.add_argument(
             "--block-size", type=int, default=16, help="tokens of a block of the prefill servers"

@@ -108,7 +108,7 @@ def test_help_is_written_in_one_style(flag: Flag) -> None:
 
 def test_importing_config_is_light() -> None:
     code = (
-        "import sys; import dovetail, dovetail.config.resolve, dovetail.config.report.docs;"
+        "import sys; import dovetail, dovetail.config.resolve, dovetail.config.report.describe;"
         "heavy = {'torch', 'transformers', 'pydantic', 'huggingface_hub', 'numpy', 'yaml'};"
         "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
     )

@@ -11,9 +11,7 @@ from typing import Annotated, Literal, cast
 from pydantic import Field
 
 from dovetail.engine.client.input import Prompt
-from dovetail.server.generate.bodies import INT31, Body, Reply
-from dovetail.server.generate.usage import PromptTokensDetails
-from dovetail.server.http.middleware import MAX_REQUEST_ID_CHARS
+from dovetail.server.endpoint import INT31, MAX_REQUEST_ID_CHARS, Body, PromptTokensDetails, Reply
 
 Side = Literal["left", "right"]
 TokenId = Annotated[int, Field(ge=0, le=INT31, strict=True)]

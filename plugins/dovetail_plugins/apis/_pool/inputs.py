@@ -12,15 +12,16 @@ from dovetail.engine.client.input import Prompt
 from dovetail.errors import RequestError
 from dovetail.interfaces.pooling_params import PoolingParams
 from dovetail.interfaces.spec import PoolingSpec
-from dovetail.server.generate.as_chat import CHAT_NAMES, in_words_of
-from dovetail.server.generate.chat_body import (
+from dovetail.server.endpoint import (
+    CHAT_NAMES,
     MAX_MESSAGES,
     MAX_NAME_CHARS,
     MAX_TEMPLATE_CHARS,
     ChatRequest,
     Message,
+    ServerState,
+    in_words_of,
 )
-from dovetail.server.generate.server_state import ServerState
 from dovetail_plugins.apis._pool.fields import Inputs, PoolFields, listed
 from dovetail_plugins.apis._pool.instructions import instruction
 from dovetail_plugins.apis._pool.work import Job, check_inputs, job_of

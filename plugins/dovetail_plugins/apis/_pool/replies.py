@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from dovetail.server.generate.ignored_fields import HEADER, header_value
+from dovetail.server.endpoint import HEADER, header_value
 
 
 def raw_reply(reply: Any, ignored: Iterable[str] = ()) -> Response:

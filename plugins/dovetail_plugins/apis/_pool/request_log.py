@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.observability.logging import shortened
 from dovetail.registry.blame import described
-from dovetail.server.generate.server_state import ServerState
+from dovetail.server.endpoint import ServerState
 
 if TYPE_CHECKING:
     from dovetail_plugins.apis._pool.work import Answers, Job

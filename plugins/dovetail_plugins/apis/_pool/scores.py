@@ -12,8 +12,7 @@ from dovetail.engine.client.scores import Scoring, plan_scores, scoring_task
 from dovetail.engine.context_length import PROMPT
 from dovetail.interfaces.pooling_params import CLASSIFY, EMBED, TOKEN_EMBED, PoolingParams
 from dovetail.interfaces.spec import PoolingSpec
-from dovetail.server.generate.as_chat import in_words_of
-from dovetail.server.generate.server_state import ServerState
+from dovetail.server.endpoint import ServerState, in_words_of
 from dovetail_plugins.apis._pool.fields import PoolFields
 from dovetail_plugins.apis._pool.work import (
     Answers,

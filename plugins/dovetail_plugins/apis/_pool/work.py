@@ -19,9 +19,7 @@ from dovetail.engine.client.outputs import RequestOutput, numbers
 from dovetail.engine.context_length import PROMPT
 from dovetail.errors import RequestError
 from dovetail.interfaces.pooling_params import PoolingParams
-from dovetail.server.generate.as_chat import in_words_of
-from dovetail.server.generate.server_state import ServerState
-from dovetail.server.generate.usage import PromptTokensDetails
+from dovetail.server.endpoint import PromptTokensDetails, ServerState, in_words_of
 from dovetail_plugins.apis._pool.fields import PoolFields, PromptUsage
 from dovetail_plugins.apis._pool.request_log import logged
 

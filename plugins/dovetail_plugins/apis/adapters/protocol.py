@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dovetail.server.generate.bodies import Body
+from dovetail.server.endpoint import Body
 
 MAX_PATH_CHARS = 4096
 Name = Annotated[str, Field(min_length=1, max_length=256)]

@@ -10,10 +10,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
-from dovetail.server.generate.dependencies import ServerOf
-from dovetail.server.generate.ignored_fields import HEADER, header_value
-from dovetail.server.generate.server_state import ServerState
-from dovetail.server.http.owner import owner_of
+from dovetail.server.endpoint import HEADER, ServerOf, ServerState, header_value, owner_of
 from dovetail_plugins.apis.adapters.protocol import LoadAdapterRequest, UnloadAdapterRequest
 
 FLAG = "allow_runtime_lora_updating"

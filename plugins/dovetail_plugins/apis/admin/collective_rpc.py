@@ -9,9 +9,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from dovetail.engine.worker_calls import worker_call
-from dovetail.server.generate.bodies import Body
-from dovetail.server.generate.dependencies import ServerOf
-from dovetail.server.generate.ignored_fields import HEADER, header_value
+from dovetail.server.endpoint import HEADER, Body, ServerOf, header_value
 
 Seconds = Annotated[float, Field(gt=0, le=1e6)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from dovetail.server.generate.dependencies import ServerOf
+from dovetail.server.endpoint import ServerOf
 
 
 async def reset_prefix_cache(server: ServerOf) -> Response:

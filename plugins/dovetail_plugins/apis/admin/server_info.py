@@ -11,7 +11,7 @@ from dovetail.config.config import shown
 from dovetail.config.report.secrets import masked
 from dovetail.config.sections.field import flags_of
 from dovetail.config.sections.frontend import FrontendConfig
-from dovetail.server.generate.dependencies import ServerOf
+from dovetail.server.endpoint import ServerOf
 from dovetail.version import __version__
 
 

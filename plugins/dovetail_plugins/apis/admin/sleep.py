@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from fastapi import Query
 from starlette.responses import Response
 
-from dovetail.server.generate.dependencies import ServerOf
+from dovetail.server.endpoint import ServerOf
 
 
 async def sleep(

@@ -18,16 +18,17 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.multimodal.content import MediaItem, Sound
 from dovetail.multimodal.loader import MediaLoader
-from dovetail.server.generate.dependencies import ServerOf, state_of
-from dovetail.server.generate.server_state import ServerState
-from dovetail.server.generate.streaming import (
+from dovetail.server.endpoint import (
     EventStream,
     Framing,
+    Problem,
+    ServerOf,
+    ServerState,
     StreamHead,
     cancel_on_disconnect,
     data_frame,
+    state_of,
 )
-from dovetail.server.http.errors import Problem
 from dovetail_plugins.apis.audio.answers import answer, usage, whole_text
 from dovetail_plugins.apis.audio.form import URL, AudioFile, AudioRequest, audio_request
 from dovetail_plugins.apis.audio.spectrogram import RATE_HZ, Spectrum, log_mel, spectrum_of

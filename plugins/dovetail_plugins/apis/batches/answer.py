@@ -11,7 +11,7 @@ import logging
 
 import msgspec
 
-from dovetail.server.http.not_found import unsupported_route
+from dovetail.server.endpoint import unsupported_route
 from dovetail_plugins.apis.batches.call import Caller
 from dovetail_plugins.apis.batches.lines import BadLine, Line, parse
 

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.routing import Match
 from starlette.types import Message, Scope
 
-from dovetail.server.http.owner import as_owner
+from dovetail.server.endpoint import as_owner
 
 HOST = b"batch"
 

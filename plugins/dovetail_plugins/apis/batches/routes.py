@@ -20,9 +20,7 @@ from dovetail.errors import NotFound, RequestError
 from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.observability.supervise import supervised
-from dovetail.server.generate.bodies import Body, Metadata
-from dovetail.server.generate.dependencies import ServerOf, state_of
-from dovetail.server.http.owner import owner_of
+from dovetail.server.endpoint import Body, Metadata, ServerOf, owner_of, state_of
 from dovetail_plugins.apis.batches.multipart import parts_of
 from dovetail_plugins.apis.batches.runner import BatchRunner
 from dovetail_plugins.apis.batches.storage import FileStorage

@@ -22,7 +22,7 @@ import msgspec
 
 from dovetail.json_values import InvalidJson, json_struct
 from dovetail.observability.supervise import supervised
-from dovetail.server.http.owner import owner_of_key
+from dovetail.server.endpoint import owner_of_key
 from dovetail_plugins.apis.batches.answer import Result, answer
 from dovetail_plugins.apis.batches.call import Caller
 from dovetail_plugins.apis.batches.disk import ResultFile, is_passing, mended_lines
@@ -39,7 +39,7 @@ from dovetail_plugins.apis.batches.storage import BatchFacts, FileFacts, FileSto
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from dovetail.server.generate.server_state import ServerState
+    from dovetail.server.endpoint import ServerState
 
 logger = logging.getLogger("dovetail_plugins.batch")
 POLL_S = 0.02

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from dovetail.server.generate.bodies import Reply, Timings, Usage
-from dovetail.server.generate.logprobs import TokenLogprob
+from dovetail.server.endpoint import Reply, Timings, TokenLogprob, Usage
 
 
 class ChatLogprobs(Reply):

@@ -8,21 +8,25 @@ from functools import cache
 from typing import Any
 
 from dovetail import registry
-from dovetail.server.generate.as_chat import CHAT_NAMES
-from dovetail.server.generate.dialect import AnswerEnd, Dialect
-from dovetail.server.generate.events import (
+from dovetail.server.endpoint import (
+    CHAT_NAMES,
+    AnswerEnd,
     Collected,
     CollectedCall,
     ContentDelta,
+    Dialect,
     Event,
+    Generation,
     ReasoningDelta,
+    Step,
+    StreamUsage,
+    TokenLogprob,
     ToolCallArgsDelta,
     ToolCallStart,
+    UsageCounter,
+    chat_logprobs,
+    prompt_logprobs,
 )
-from dovetail.server.generate.generation import Generation
-from dovetail.server.generate.logprobs import TokenLogprob, chat_logprobs, prompt_logprobs
-from dovetail.server.generate.streaming import Step
-from dovetail.server.generate.usage import StreamUsage, UsageCounter
 from dovetail_plugins.apis.chat.protocol import (
     CallCustom,
     CallFunction,

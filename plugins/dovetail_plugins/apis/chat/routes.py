@@ -9,12 +9,15 @@ from fastapi import Request
 
 from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.interfaces.plugin import Info
-from dovetail.server.generate.chat_body import ChatRequest
-from dovetail.server.generate.conversation import prepare
-from dovetail.server.generate.dependencies import ServerOf
-from dovetail.server.generate.generation import event_stream_response, json_response
-from dovetail.server.generate.server_state import ServerState
-from dovetail.server.generate.usage import stream_usage
+from dovetail.server.endpoint import (
+    ChatRequest,
+    ServerOf,
+    ServerState,
+    event_stream_response,
+    json_response,
+    prepare,
+    stream_usage,
+)
 from dovetail_plugins.apis.chat.response import (
     CHAT,
     ChatChunks,

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dovetail.server.generate.bodies import INT31, Body
-from dovetail.server.generate.chat_body import MAX_NAME_CHARS, MAX_PARTS
+from dovetail.server.endpoint import INT31, MAX_NAME_CHARS, MAX_PARTS, Body
 from dovetail_plugins.apis._pool.fields import Texts
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]

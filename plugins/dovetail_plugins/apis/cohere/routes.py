@@ -12,8 +12,7 @@ from dovetail.errors import RequestError
 from dovetail.interfaces.api import Api, ApiError, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.pooling_params import EMBED, PoolingParams
-from dovetail.server.generate.as_chat import in_words_of
-from dovetail.server.generate.dependencies import ServerOf
+from dovetail.server.endpoint import ServerOf, in_words_of
 from dovetail.unsupported import sentence
 from dovetail_plugins.apis._pool.inputs import InputFields, input_job
 from dovetail_plugins.apis._pool.replies import raw_reply

@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from dovetail.engine.client.logprobs import finite
-from dovetail.server.generate.intervals import joined
-from dovetail.server.generate.streaming import Step
+from dovetail.server.endpoint import Step
+from dovetail.server.endpoint import joined_intervals as joined
 
 
 async def best_steps(steps: AsyncGenerator[Step, None], count: int) -> AsyncGenerator[Step, None]:

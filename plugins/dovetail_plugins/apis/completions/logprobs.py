@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dovetail.engine.client.logprobs import finite
 from dovetail.interfaces.step import TokenLogprobs
 from dovetail.interfaces.tokenizer import Tokenizer
-from dovetail.server.generate.logprobs import TokenNames
+from dovetail.server.endpoint import TokenNames
 
 
 class TextPlace:

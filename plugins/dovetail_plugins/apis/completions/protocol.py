@@ -6,16 +6,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dovetail.server.generate.bodies import (
+from dovetail.server.endpoint import (
     INT31,
     Reply,
+    ResponseFormat,
     SamplingFields,
     StreamOptions,
     Timings,
     TokenId,
     Usage,
 )
-from dovetail.server.generate.chat_body import ResponseFormat
 
 MAX_PROMPTS = 1024
 MAX_CHOICES = 2048

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.interfaces.step import TokenLogprobs
-from dovetail.server.generate.dialect import Dialect
-from dovetail.server.generate.generation import ResponseMeta
-from dovetail.server.generate.logprobs import prompt_logprobs
-from dovetail.server.generate.streaming import Step
-from dovetail.server.generate.usage import StreamUsage, UsageCounter
+from dovetail.server.endpoint import (
+    Dialect,
+    ResponseMeta,
+    Step,
+    StreamUsage,
+    UsageCounter,
+    prompt_logprobs,
+)
 from dovetail_plugins.apis.completions.logprobs import (
     CompletionColumns,
     TextPlace,

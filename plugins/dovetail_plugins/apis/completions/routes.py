@@ -17,22 +17,25 @@ from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.multimodal.prompt import PlacedPrompt
 from dovetail.multimodal.vectors import FIELD, check_taken, decode_vectors
-from dovetail.server.generate.as_chat import in_words_of
-from dovetail.server.generate.dependencies import ServerOf
-from dovetail.server.generate.events import SessionPlan
-from dovetail.server.generate.generation import (
+from dovetail.server.endpoint import (
+    LONG_WORK,
     Generation,
     ResponseMeta,
+    ServerOf,
+    ServerState,
+    SessionPlan,
+    Step,
+    StreamUsage,
+    check_named_logprobs,
     event_stream_response,
     generation_for,
+    in_words_of,
     json_response,
+    merged,
+    requested_constraint,
     response_meta,
+    stream_usage,
 )
-from dovetail.server.generate.logprobs import check_named_logprobs
-from dovetail.server.generate.server_state import LONG_WORK, ServerState
-from dovetail.server.generate.streaming import Step, merged
-from dovetail.server.generate.structured_outputs import requested_constraint
-from dovetail.server.generate.usage import StreamUsage, stream_usage
 from dovetail_plugins.apis._infill import infill_of, suffix_ids
 from dovetail_plugins.apis.completions.best_of import best_steps
 from dovetail_plugins.apis.completions.protocol import MAX_CHOICES, CompletionRequest

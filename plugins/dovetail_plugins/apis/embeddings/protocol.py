@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dovetail.server.generate.bodies import INT31
+from dovetail.server.endpoint import INT31
 from dovetail_plugins.apis._pool.inputs import InputFields
 from dovetail_plugins.apis._pool.vectors import Dtype, Endianness, Format
 

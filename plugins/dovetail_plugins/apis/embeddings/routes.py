@@ -10,7 +10,7 @@ from fastapi import Request
 from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.pooling_params import EMBED, PoolingParams
-from dovetail.server.generate.dependencies import ServerOf
+from dovetail.server.endpoint import ServerOf
 from dovetail_plugins.apis._pool.inputs import input_job
 from dovetail_plugins.apis._pool.replies import raw_reply
 from dovetail_plugins.apis._pool.vectors import vector_format

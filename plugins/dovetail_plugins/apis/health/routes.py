@@ -15,9 +15,7 @@ from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.observability import metrics
 from dovetail.observability.supervise import failing
-from dovetail.server.generate.dependencies import ServerOf
-from dovetail.server.generate.server_state import ServerState
-from dovetail.server.http.errors import problem
+from dovetail.server.endpoint import ServerOf, ServerState, problem
 from dovetail.version import __version__
 
 

@@ -11,10 +11,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from dovetail.errors import RequestError
-from dovetail.server.generate.as_chat import Content, as_chat, check_one, joined
-from dovetail.server.generate.chat_body import ChatRequest
-from dovetail.server.generate.template.switches import Switch, switch
-from dovetail.server.generate.words import is_left_out
+from dovetail.server.endpoint import (
+    ChatRequest,
+    Content,
+    Switch,
+    as_chat,
+    check_one,
+    is_left_out,
+    joined,
+    switch,
+)
 from dovetail_plugins.apis.messages.protocol import (
     Block,
     CountRequest,

@@ -6,15 +6,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dovetail.server.generate.bodies import (
+from dovetail.server.endpoint import (
     INT31,
+    MAX_MESSAGES,
+    MAX_NAME_CHARS,
+    MAX_PARTS,
     MAX_STOPS,
+    MAX_TOOLS,
     Body,
     Reply,
     SamplingFields,
     StopString,
 )
-from dovetail.server.generate.chat_body import MAX_MESSAGES, MAX_NAME_CHARS, MAX_PARTS, MAX_TOOLS
 
 
 class Block(Body):

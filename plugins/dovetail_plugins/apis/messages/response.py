@@ -12,12 +12,17 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.server.generate.as_chat import engine_names
-from dovetail.server.generate.dialect import AnswerEnd, Dialect
-from dovetail.server.generate.generation import ResponseMeta
-from dovetail.server.generate.streaming import Framing, Step, named_frame
-from dovetail.server.generate.usage import UsageCounter
-from dovetail.server.http.errors import Problem
+from dovetail.server.endpoint import (
+    AnswerEnd,
+    Dialect,
+    Framing,
+    Problem,
+    ResponseMeta,
+    Step,
+    UsageCounter,
+    engine_names,
+    named_frame,
+)
 from dovetail_plugins.apis._content_blocks import BlockChange, ContentBlock, ContentBlocks
 from dovetail_plugins.apis.messages.errors import error_body
 from dovetail_plugins.apis.messages.input import NAMES

@@ -10,17 +10,18 @@ from fastapi import Request
 
 from dovetail.interfaces.api import GENERATE, Api, ApiError, Route
 from dovetail.interfaces.plugin import Info
-from dovetail.server.generate.as_chat import in_words_of
-from dovetail.server.generate.chat_body import ChatRequest
-from dovetail.server.generate.conversation import count_prompt_tokens, prepare
-from dovetail.server.generate.dependencies import ServerOf
-from dovetail.server.generate.generation import (
+from dovetail.server.endpoint import (
+    ChatRequest,
     Generation,
+    ServerOf,
+    ServerState,
+    count_prompt_tokens,
     event_stream_response,
+    in_words_of,
+    json_reply,
     json_response,
+    prepare,
 )
-from dovetail.server.generate.ignored_fields import json_reply
-from dovetail.server.generate.server_state import ServerState
 from dovetail_plugins.apis.messages.errors import error_body
 from dovetail_plugins.apis.messages.input import (
     NAMES,

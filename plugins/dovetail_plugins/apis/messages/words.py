@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from dovetail.server.generate.words import Words, words_of
+from dovetail.server.endpoint import Words, words_of
 
 TOOLS: Words = {
     **words_of("honoured", "a function of the client", "custom"),

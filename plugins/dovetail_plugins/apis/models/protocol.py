@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from dovetail.server.generate.bodies import Reply
+from dovetail.server.endpoint import Reply
 
 
 class ModelCard(Reply):

@@ -7,8 +7,7 @@ from dovetail.interfaces.adapter_spec import AdapterSource
 from dovetail.interfaces.api import TRANSCRIBE, Api, Route
 from dovetail.interfaces.media_settings import AUDIO, IMAGE, VIDEO
 from dovetail.interfaces.plugin import Info
-from dovetail.server.generate.dependencies import ServerOf
-from dovetail.server.generate.server_state import ServerState
+from dovetail.server.endpoint import ServerOf, ServerState
 from dovetail_plugins.apis._pool.scores import can_score
 from dovetail_plugins.apis.models.protocol import ModelCard, ModelList
 

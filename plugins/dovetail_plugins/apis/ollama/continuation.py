@@ -9,12 +9,16 @@ from starlette.requests import Request
 
 from dovetail.engine.client.prompt_checks import verify_text
 from dovetail.errors import RequestError
-from dovetail.server.generate.as_chat import in_words_of
-from dovetail.server.generate.chat_body import ChatRequest
-from dovetail.server.generate.events import SessionPlan
-from dovetail.server.generate.generation import Generation, generation_for, response_meta
-from dovetail.server.generate.server_state import ServerState
-from dovetail.server.generate.structured_outputs import requested_constraint
+from dovetail.server.endpoint import (
+    ChatRequest,
+    Generation,
+    ServerState,
+    SessionPlan,
+    generation_for,
+    in_words_of,
+    requested_constraint,
+    response_meta,
+)
 from dovetail_plugins.apis._infill import infill_of, suffix_ids
 from dovetail_plugins.apis.ollama.input import chat_of_prompt
 from dovetail_plugins.apis.ollama.protocol import OllamaGenerateRequest

@@ -9,9 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dovetail.errors import RequestError
-from dovetail.server.generate.as_chat import Content, as_chat, check_one
-from dovetail.server.generate.chat_body import ChatRequest
-from dovetail.server.generate.template.switches import Switch, switch
+from dovetail.server.endpoint import ChatRequest, Content, Switch, as_chat, check_one, switch
 from dovetail_plugins.apis.ollama import options
 from dovetail_plugins.apis.ollama.protocol import (
     OllamaChatRequest,

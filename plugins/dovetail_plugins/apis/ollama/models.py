@@ -19,8 +19,7 @@ from dovetail.errors import RequestError
 from dovetail.interfaces.api import GENERATE
 from dovetail.interfaces.media_settings import IMAGE
 from dovetail.interfaces.pooling_params import EMBED
-from dovetail.server.generate.dependencies import ServerOf
-from dovetail.server.generate.server_state import ServerState
+from dovetail.server.endpoint import ServerOf, ServerState
 from dovetail.version import __version__
 from dovetail_plugins.apis._infill import infill_of
 from dovetail_plugins.apis.ollama.protocol import OllamaShowRequest

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.errors import RequestError
-from dovetail.server.generate.server_state import ServerState
-from dovetail.server.generate.undeclared_fields import WITHOUT_EFFECT, fault_of
+from dovetail.server.endpoint import WITHOUT_EFFECT, ServerState, fault_of
 from dovetail_plugins.apis.ollama.protocol import OllamaEmbedFields, OllamaOptions, OllamaRequest
 
 LOADING = frozenset(

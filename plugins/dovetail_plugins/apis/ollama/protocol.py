@@ -7,12 +7,15 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from dovetail.interfaces.sampling_params import MAX_STOPS
-from dovetail.server.generate.bodies import INT31, Body, SamplingFields, StopString
-from dovetail.server.generate.chat_body import (
+from dovetail.server.endpoint import (
+    INT31,
     MAX_MESSAGES,
     MAX_PARTS,
     MAX_TOOLS,
+    Body,
     FunctionCall,
+    SamplingFields,
+    StopString,
     ToolBody,
 )
 

@@ -16,12 +16,17 @@ from typing import Any
 
 from dovetail.engine.client.outputs import RequestMetrics
 from dovetail.interfaces.api import ApiError
-from dovetail.server.generate.as_chat import engine_names
-from dovetail.server.generate.dialect import AnswerEnd, Dialect
-from dovetail.server.generate.generation import ResponseMeta
-from dovetail.server.generate.logprobs import chat_logprobs
-from dovetail.server.generate.streaming import Framing, Step, one_line
-from dovetail.server.http.errors import Problem
+from dovetail.server.endpoint import (
+    AnswerEnd,
+    Dialect,
+    Framing,
+    Problem,
+    ResponseMeta,
+    Step,
+    chat_logprobs,
+    engine_names,
+    one_line,
+)
 from dovetail_plugins.apis._content_blocks import BlockChange, ContentBlock, ContentBlocks
 from dovetail_plugins.apis.ollama.input import CHAT_NAMES, GENERATE_NAMES
 

@@ -16,14 +16,18 @@ from dovetail.interfaces.api import GENERATE as GENERATE_TASK
 from dovetail.interfaces.api import Api, ApiError, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.pooling_params import EMBED
-from dovetail.server.generate.as_chat import in_words_of
-from dovetail.server.generate.chat_body import ChatRequest
-from dovetail.server.generate.conversation import prepare
-from dovetail.server.generate.dependencies import ServerOf
-from dovetail.server.generate.dialect import Dialect
-from dovetail.server.generate.generation import Generation, event_stream_response
-from dovetail.server.generate.ignored_fields import HEADER, header_value
-from dovetail.server.generate.server_state import ServerState
+from dovetail.server.endpoint import (
+    HEADER,
+    ChatRequest,
+    Dialect,
+    Generation,
+    ServerOf,
+    ServerState,
+    event_stream_response,
+    header_value,
+    in_words_of,
+    prepare,
+)
 from dovetail_plugins.apis.ollama.continuation import prepare_continuation
 from dovetail_plugins.apis.ollama.embed import embed, embed_prompt
 from dovetail_plugins.apis.ollama.input import (

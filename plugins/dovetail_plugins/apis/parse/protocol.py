@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from dovetail.server.generate.bodies import Body, Reply
-from dovetail.server.generate.chat_body import MAX_NAME_CHARS, MAX_TOOLS, ToolBody
+from dovetail.server.endpoint import MAX_NAME_CHARS, MAX_TOOLS, Body, Reply, ToolBody
 from dovetail_plugins.apis.chat.protocol import ReplyMessage
 
 MAX_TEXT_CHARS = 1 << 22

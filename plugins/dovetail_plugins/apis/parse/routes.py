@@ -10,21 +10,23 @@ from dovetail.interfaces.answer_reader import AnswerQuery
 from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.tokenizer import Tokenizer
-from dovetail.server.generate.dependencies import ServerOf
-from dovetail.server.generate.events import (
+from dovetail.server.endpoint import (
     Collected,
     ContentDelta,
     CountedSession,
     Event,
+    Parsers,
     ReasoningDelta,
+    ServerOf,
+    ServerState,
     SessionPlan,
     ToolCallArgsDelta,
     ToolCallStart,
+    json_reply,
+    known_markers,
+    layout_in_use,
+    tool_values,
 )
-from dovetail.server.generate.ignored_fields import json_reply
-from dovetail.server.generate.server_state import Parsers, ServerState
-from dovetail.server.generate.template.messages import tool_values
-from dovetail.server.generate.tool_choice import known_markers, layout_in_use
 from dovetail_plugins.apis.chat.response import ChatResponseOptions, message_of, reasoning_names
 from dovetail_plugins.apis.parse.protocol import ParseReply, ParseRequest
 

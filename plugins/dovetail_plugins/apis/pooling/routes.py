@@ -23,8 +23,7 @@ from dovetail.interfaces.pooling_params import (
     PoolingParams,
 )
 from dovetail.interfaces.spec import PoolingSpec
-from dovetail.server.generate.dependencies import ServerOf
-from dovetail.server.generate.server_state import LONG_WORK, ServerState
+from dovetail.server.endpoint import LONG_WORK, ServerOf, ServerState
 from dovetail_plugins.apis._pool.inputs import input_job, pooling_of
 from dovetail_plugins.apis._pool.labels import label_of
 from dovetail_plugins.apis._pool.replies import raw_reply

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
-from dovetail.server.generate.dependencies import ServerOf
+from dovetail.server.endpoint import ServerOf
 
 FLAG = "profiler_config"
 

@@ -12,8 +12,7 @@ from starlette.responses import JSONResponse
 
 from dovetail.errors import NotFound
 from dovetail.interfaces.api import Route
-from dovetail.server.generate.dependencies import ServerOf
-from dovetail.server.http.owner import owner_of
+from dovetail.server.endpoint import ServerOf, owner_of
 from dovetail_plugins.apis.responses.conversations import (
     ChangedConversation,
     Conversation,

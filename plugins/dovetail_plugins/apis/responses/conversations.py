@@ -16,9 +16,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from dovetail.errors import NotFound, RequestError
-from dovetail.server.generate.as_chat import in_words_of
-from dovetail.server.generate.bodies import Body, Metadata
-from dovetail.server.generate.server_state import ServerState
+from dovetail.server.endpoint import Body, Metadata, ServerState, in_words_of
 from dovetail_plugins.apis.responses.input_items import as_items
 from dovetail_plugins.apis.responses.owned import OwnedObjects
 from dovetail_plugins.apis.responses.protocol import Item

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dovetail.errors import RequestError
-from dovetail.server.generate.as_chat import as_chat, check_one, is_deep
-from dovetail.server.generate.chat_body import ChatRequest
+from dovetail.server.endpoint import ChatRequest, as_chat, check_one, is_deep
 from dovetail.unsupported import remedy, sentence
 from dovetail_plugins.apis.responses.offered_tools import choice_of, is_mcp, tools_of
 from dovetail_plugins.apis.responses.protocol import Item, ResponsesRequest

@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from dovetail.interfaces.step import TokenLogprobs
-from dovetail.server.generate.logprobs import TokenLogprob, TokenNames, chat_logprobs
+from dovetail.server.endpoint import TokenLogprob, TokenNames, chat_logprobs
 
 Entry = dict[str, Any]
 

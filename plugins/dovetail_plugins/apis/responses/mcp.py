@@ -21,7 +21,7 @@ import httptools
 from dovetail.errors import ConfigError
 from dovetail.json_values import json_value
 from dovetail.registry.unsupported_names import why_unsupported
-from dovetail.server.generate.as_chat import is_deep
+from dovetail.server.endpoint import is_deep
 from dovetail.version import __version__
 
 FLAG = "--tool-server"

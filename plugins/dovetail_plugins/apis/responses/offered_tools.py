@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.errors import RequestError
-from dovetail.server.generate.as_chat import is_deep
-from dovetail.server.generate.custom_tools import has_grammar
+from dovetail.server.endpoint import has_grammar, is_deep
 from dovetail_plugins.apis.responses.protocol import Item, ResponsesRequest
 from dovetail_plugins.apis.responses.turns import in_namespace
 from dovetail_plugins.apis.responses.words import TOOLS

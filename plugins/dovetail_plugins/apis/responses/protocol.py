@@ -6,8 +6,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dovetail.server.generate.bodies import INT31, Body, Metadata, Reply, SamplingFields, Timings
-from dovetail.server.generate.chat_body import MAX_MESSAGES, MAX_TOOLS
+from dovetail.server.endpoint import (
+    INT31,
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    Body,
+    Metadata,
+    Reply,
+    SamplingFields,
+    Timings,
+)
 
 MAX_ID_CHARS = 128
 

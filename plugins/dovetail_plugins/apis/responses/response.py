@@ -13,11 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.server.generate.as_chat import engine_names
-from dovetail.server.generate.dialect import AnswerEnd, Dialect
-from dovetail.server.generate.streaming import Framing, Step, named_frame
-from dovetail.server.generate.usage import UsageCounter
-from dovetail.server.http.errors import Problem
+from dovetail.server.endpoint import (
+    AnswerEnd,
+    Dialect,
+    Framing,
+    Problem,
+    Step,
+    UsageCounter,
+    engine_names,
+    named_frame,
+)
 from dovetail_plugins.apis._content_blocks import BlockChange, ContentBlock, ContentBlocks
 from dovetail_plugins.apis.responses.call_text import ARGUMENTS, INPUT
 from dovetail_plugins.apis.responses.input import NAMES, conversation_id

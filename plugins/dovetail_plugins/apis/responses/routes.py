@@ -21,20 +21,23 @@ from dovetail.errors import NotFound, RequestError
 from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.json_values import json_value
-from dovetail.server.generate.as_chat import in_words_of
-from dovetail.server.generate.chat_body import ChatRequest
-from dovetail.server.generate.conversation import count_prompt_tokens, prepare
-from dovetail.server.generate.dependencies import ServerOf
-from dovetail.server.generate.generation import (
+from dovetail.server.endpoint import (
+    ChatRequest,
+    EventStream,
+    Framing,
     Generation,
+    ServerOf,
+    ServerState,
+    StreamHead,
+    count_prompt_tokens,
     event_stream_response,
+    in_words_of,
+    json_reply,
     json_response,
+    owner_of,
+    prepare,
+    problem_of,
 )
-from dovetail.server.generate.ignored_fields import json_reply
-from dovetail.server.generate.server_state import ServerState
-from dovetail.server.generate.streaming import EventStream, Framing, StreamHead
-from dovetail.server.http.errors import problem_of
-from dovetail.server.http.owner import owner_of
 from dovetail_plugins.apis.responses.conversation_routes import CONVERSATION_ROUTES
 from dovetail_plugins.apis.responses.conversations import Conversation, check_keeps
 from dovetail_plugins.apis.responses.event_log import EventLog

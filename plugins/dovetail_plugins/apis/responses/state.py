@@ -10,7 +10,7 @@ from typing import Annotated
 from fastapi import Depends
 
 from dovetail.config.sections.frontend import FrontendConfig
-from dovetail.server.generate.dependencies import state_of
+from dovetail.server.endpoint import state_of
 from dovetail_plugins.apis.responses.conversations import ConversationStore
 from dovetail_plugins.apis.responses.mcp import McpServer, connected
 from dovetail_plugins.apis.responses.store import ResponseStore

@@ -13,9 +13,7 @@ from typing import Any
 
 from dovetail.errors import RequestError
 from dovetail.json_values import InvalidJson, json_value
-from dovetail.server.generate.generation import Generation
-from dovetail.server.generate.server_state import ServerState
-from dovetail.server.generate.streaming import Step
+from dovetail.server.endpoint import Generation, ServerState, Step
 from dovetail_plugins.apis._content_blocks import ContentBlock
 from dovetail_plugins.apis.responses.mcp import McpFault, McpServer, McpTool
 from dovetail_plugins.apis.responses.protocol import ResponsesRequest

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dovetail.errors import RequestError
-from dovetail.server.generate.as_chat import Content, joined
-from dovetail.server.generate.words import is_left_out
+from dovetail.server.endpoint import Content, is_left_out, joined
 from dovetail_plugins.apis.responses.protocol import Item
 from dovetail_plugins.apis.responses.words import ITEMS, PARTS
 

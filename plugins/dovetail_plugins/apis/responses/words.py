@@ -5,7 +5,7 @@ Source: the OpenAI API reference, responses.
 
 from __future__ import annotations
 
-from dovetail.server.generate.words import Words, words_of
+from dovetail.server.endpoint import Words, words_of
 
 TOOLS: Words = {
     **words_of("honoured", "a function of the client", "function"),

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from dovetail.server.generate.bodies import INT31, Body
+from dovetail.server.endpoint import INT31, Body
 from dovetail_plugins.apis._pool.fields import PoolFields, Texts
 
 

@@ -11,8 +11,7 @@ from fastapi import Request
 from dovetail.errors import RequestError
 from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
-from dovetail.server.generate.dependencies import ServerOf
-from dovetail.server.generate.server_state import ServerState
+from dovetail.server.endpoint import ServerOf, ServerState
 from dovetail_plugins.apis._pool.replies import raw_reply
 from dovetail_plugins.apis._pool.scores import TASKS, Pairs, scored
 from dovetail_plugins.apis._pool.work import Answers

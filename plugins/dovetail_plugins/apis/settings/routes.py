@@ -19,9 +19,7 @@ from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.registry.summaries import summary_of
-from dovetail.server.generate.dependencies import ServerOf
-from dovetail.server.http.addresses import is_local_only
-from dovetail.server.http.errors import problem
+from dovetail.server.endpoint import ServerOf, is_local_only, problem
 from dovetail.version import __version__
 
 PATH = "/settings"

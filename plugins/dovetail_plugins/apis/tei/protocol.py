@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dovetail.server.generate.bodies import INT31, Body
-from dovetail.server.generate.chat_body import MAX_NAME_CHARS
+from dovetail.server.endpoint import INT31, MAX_NAME_CHARS, Body
 from dovetail_plugins.apis._pool.fields import Inputs, Texts
 
 Direction = Literal["Left", "left", "Right", "right"]

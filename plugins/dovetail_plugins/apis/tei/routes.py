@@ -16,8 +16,7 @@ from dovetail.engine.client.pairs import pair_prompt
 from dovetail.interfaces.api import Api, ApiError, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.pooling_params import CLASSIFY, EMBED, TASKS, TOKEN_EMBED, PoolingParams
-from dovetail.server.generate.dependencies import ServerOf
-from dovetail.server.generate.server_state import ServerState
+from dovetail.server.endpoint import ServerOf, ServerState
 from dovetail.version import __version__
 from dovetail_plugins.apis._pool.fields import PoolFields
 from dovetail_plugins.apis._pool.inputs import InputFields, input_job, pooling_of

@@ -6,12 +6,14 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from dovetail.server.generate.bodies import Body, Reply, TokenId
-from dovetail.server.generate.chat_body import (
+from dovetail.server.endpoint import (
     MAX_MESSAGES,
     MAX_TEMPLATE_CHARS,
     MAX_TOOLS,
+    Body,
     Message,
+    Reply,
+    TokenId,
     ToolBody,
 )
 

@@ -13,13 +13,19 @@ from dovetail.engine.context_length import PROMPT
 from dovetail.errors import RequestError
 from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
-from dovetail.server.generate.as_chat import CHAT_NAMES, in_words_of
-from dovetail.server.generate.chat_body import ChatRequest
-from dovetail.server.generate.dependencies import ServerOf
-from dovetail.server.generate.ignored_fields import HEADER, header_value, json_reply
-from dovetail.server.generate.server_state import LONG_WORK, ServerState
-from dovetail.server.generate.streaming import cancel_on_disconnect
-from dovetail.server.generate.template.chat import RenderedPrompt
+from dovetail.server.endpoint import (
+    CHAT_NAMES,
+    HEADER,
+    LONG_WORK,
+    ChatRequest,
+    RenderedPrompt,
+    ServerOf,
+    ServerState,
+    cancel_on_disconnect,
+    header_value,
+    in_words_of,
+    json_reply,
+)
 from dovetail_plugins.apis.tokenize.protocol import (
     DetokenizeReply,
     DetokenizeRequest,

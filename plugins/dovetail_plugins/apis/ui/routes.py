@@ -19,7 +19,7 @@ from starlette.responses import PlainTextResponse, Response
 from dovetail.errors import NotFound
 from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
-from dovetail.server.generate.dependencies import state_of
+from dovetail.server.endpoint import state_of
 from dovetail_plugins.apis.ui.files import PageFiles
 
 FLAG = "ui"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from flag_pages import flags_page
+
 from dovetail.config.compat.deprecated_flags import deprecated_flags
 from dovetail.config.config import flags
-from dovetail.config.report.docs import flags_page
 
 
 def test_every_flag_has_an_entry() -> None:
