@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dovetail.multimodal.pixtral import PixtralProcessor
 from dovetail.multimodal.processors import processor_class
-from dovetail.multimodal.voxtral import VoxtralProcessor
+from dovetail_plugins.media_processors.pixtral import PixtralProcessor
+from dovetail_plugins.media_processors.voxtral import VoxtralProcessor
 from dovetail_testing.tiny_models import randomize, write_tiny_tokenizer
 from support.tiny_llava import IMAGE_TOKEN, LLAVA_FAMILIES, TEXT, VISION, Made
 

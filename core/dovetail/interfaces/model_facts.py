@@ -83,9 +83,12 @@ class ModelFactsTable:
     Consulted after the types that have their own entry, so adding a family removes nothing here.
     `other_names` are those of any type: another name of a setting -> the type's own, which
     transformers reads alike. `older_kinds` are older names of kinds of layers (`layer_types`) ->
-    the present ones, of all types.
+    the present ones, of all types. `processors` are media processors that stand in for those of
+    transformers: the name of the class in a checkpoint's files -> "module:Class" with
+    `is_wanted()`, whether it is needed here, and `from_pretrained(folder)`.
     """
 
     types: Mapping[str, ModelFacts]
     other_names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     older_kinds: Mapping[str, str] = field(default_factory=dict)
+    processors: Mapping[str, str] = field(default_factory=dict)

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.config.checkpoint.json_files import read_json
+from dovetail.config.checkpoint.model_facts import processors
 from dovetail.errors import ConfigError
 from dovetail.interfaces.media_settings import AUDIO
 from dovetail.multimodal.extra import package
-from dovetail.multimodal.pixtral import PixtralProcessor
-from dovetail.multimodal.voxtral import VoxtralProcessor
+from dovetail.registry.files import import_target
 
 FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 """Where checkpoints name the class of their processor, the first that does counts."""
@@ -41,13 +41,12 @@ def load_processor(folder: str | Path, model_type: str) -> Any:
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
     name = _named(Path(folder)) or PROCESSOR_MAPPING_NAMES.get(model_type)
-    if name == VoxtralProcessor.__name__:
-        return VoxtralProcessor.from_pretrained(folder)
+    own = import_target(processors()[name]) if name in processors() else None
+    if own is not None and own.is_wanted():
+        return own.from_pretrained(folder)
     modules: dict[str, str] = getattr(transformers, "_class_to_module", {})
     if name not in modules or importlib.util.find_spec("torchvision") is not None:
         return transformers.AutoProcessor.from_pretrained(folder, trust_remote_code=False)
-    if name == PixtralProcessor.__name__:
-        return PixtralProcessor.from_pretrained(folder)
     name = WITHOUT_VIDEO.get(name, name)
     module = modules[name].rpartition(".")[2].removeprefix("processing_")
     return processor_class(module, name).from_pretrained(folder)

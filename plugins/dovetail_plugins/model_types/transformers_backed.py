@@ -42,5 +42,13 @@ def _types() -> dict[str, ModelFacts]:
 
 TYPES = Value(
     summary="the types that only transformers' code runs",
-    value=ModelFactsTable(types=_types(), other_names=other_names(), older_kinds=OLDER_KINDS),
+    value=ModelFactsTable(
+        types=_types(),
+        other_names=other_names(),
+        older_kinds=OLDER_KINDS,
+        processors={
+            "PixtralProcessor": "dovetail_plugins.media_processors.pixtral:PixtralProcessor",
+            "VoxtralProcessor": "dovetail_plugins.media_processors.voxtral:VoxtralProcessor",
+        },
+    ),
 )

@@ -52,6 +52,13 @@ def older_kinds() -> Mapping[str, str]:
     return _value(TABLE, ModelFactsTable).older_kinds if TABLE in names else {}
 
 
+def processors() -> Mapping[str, str]:
+    """Return classes of media processors that plugins have in place of transformers' own, each with
+    its "module:Class". Raises: as `facts_of`"""
+    names = registry.names(KIND)
+    return _value(TABLE, ModelFactsTable).processors if TABLE in names else {}
+
+
 def has_rotary(config: Mapping[str, Any]) -> bool:
     """Return whether a model's positions are rotations: a config may say that there are none."""
     has_none = config.get("position_embedding_type") == "nope"

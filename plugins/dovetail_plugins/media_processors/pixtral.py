@@ -7,6 +7,7 @@ Source: https://arxiv.org/abs/2410.07073; processor_config.json of Pixtral and M
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,11 @@ class PixtralProcessor:
         self.tokenizer = tokenizer
         self.settings = {**DEFAULTS, **settings}
         self.image_token: str = self.settings["image_token"]
+
+    @staticmethod
+    def is_wanted() -> bool:
+        """Return whether transformers' own cannot be imported here."""
+        return find_spec("torchvision") is None
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> PixtralProcessor:

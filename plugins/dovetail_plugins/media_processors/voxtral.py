@@ -28,6 +28,11 @@ class VoxtralProcessor:
         self.audio_token: str = tokenizer.convert_ids_to_tokens(token_id)
         self._rows = rows
 
+    @staticmethod
+    def is_wanted() -> bool:
+        """Return True: transformers' own takes only chats that mistral-common has read."""
+        return True
+
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> VoxtralProcessor:
         """Return the processor of a checkpoint. Raises: ConfigError"""

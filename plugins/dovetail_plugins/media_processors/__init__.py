@@ -1,0 +1,1 @@
+"""Media processors that stand in for transformers' own; model facts name them."""
