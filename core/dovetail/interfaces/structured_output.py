@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 
+from dovetail import moved
 from dovetail.interfaces.constraint import Constraint
 from dovetail.interfaces.plugin import Plugin
 from dovetail_grammars.errors import InvalidConstraint as InvalidConstraint  # part of the interface
@@ -22,6 +23,8 @@ from dovetail_grammars.errors import UnsupportedPart as UnsupportedPart
 
 if TYPE_CHECKING:
     import numpy as np
+
+__getattr__ = moved.attributes(__name__)
 
 
 class AnswerConstraint(msgspec.Struct, frozen=True, kw_only=True, tag=True):
