@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-CONTRACTS = Path(__file__).parents[1] / "core" / "dovetail" / "testing" / "contracts"
+CONTRACTS = Path(__file__).parents[1] / "plugins" / "dovetail_testing" / "contracts"
 HEAD = """# What the conformance kit demands
 
 {note}

@@ -78,7 +78,7 @@ def test_every_path_in_the_map_exists() -> None:
 def test_every_clause_of_the_kit_is_on_its_page() -> None:
     page = (ROOT / "docs" / "reference" / "conformance.md").read_text()
     rows = dict(re.findall(r"^\| `(test_\w+)` \| (.*) \|$", page, re.MULTILINE))
-    files = (ROOT / "core" / "dovetail" / "testing" / "contracts").glob("test_*.py")
+    files = (ROOT / "plugins" / "dovetail_testing" / "contracts").glob("test_*.py")
     texts = "\n".join(file.read_text() for file in files)
     clauses = set(re.findall(r"def (test_\w+)\(", texts))
     assert len(clauses) > 300

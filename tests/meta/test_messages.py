@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = (
-    *("core/dovetail", "plugins/dovetail_plugins", "kernels/dovetail_kernels"),
+    *("core/dovetail", "plugins", "kernels/dovetail_grammars", "kernels/dovetail_kernels"),
     *("contrib", "benchmarks"),
 )
 WORDS = {

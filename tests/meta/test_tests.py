@@ -23,7 +23,7 @@ def test_every_folder_of_core_has_its_folder_of_tests() -> None:
 
 def kit_modules() -> dict[str, Path]:
     """Return the kit's modules by their names."""
-    files = (CORE / "testing").rglob("*.py")
+    files = (ROOT / "plugins" / "dovetail_testing").rglob("*.py")
     names = {
         ".".join(path.relative_to(ROOT / "core").with_suffix("").parts): path for path in files
     }
