@@ -27,7 +27,7 @@ ISA_KERNELS := $(addprefix tests/, kernels/test_gemm_native.py kernels/test_gemm
 ISA_ENGINE := tests/e2e/test_native_equals_torch.py::test_greedy_answers_are_those_of_torch[LlamaForCausalLM]
 ISA_ENGINES := $(addprefix tests/, plugins/quantization plugins/gguf/test_models.py \
   plugins/gguf/test_through_the_engine.py plugins/models/test_against_transformers.py \
-  plugins/load_formats/test_tensorizer.py $(addprefix core/inspect/test_memory_estimates.py::test_, while_loading \
+  plugins/load_formats/test_tensorizer.py $(addprefix plugins/inspect/test_memory_estimates.py::test_, while_loading \
   what_is_asked_of_activations outputs_that_fill_no_panel) plugins/test_concurrent_equals_alone.py \
   e2e/test_native_equals_torch.py e2e/test_recorded_steps.py)
 

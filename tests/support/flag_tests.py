@@ -9,32 +9,32 @@ from __future__ import annotations
 
 from support.media_flag_tests import MEDIA_FLAG_TESTS
 
-SPEC = "core/config/test_resolve.py::test_fields_reach_the_spec"
-CHECKPOINT = "core/config/checkpoint/test_checkpoint_flags.py"
+SPEC = "plugins/config/test_resolve.py::test_fields_reach_the_spec"
+CHECKPOINT = "plugins/config/checkpoint/test_checkpoint_flags.py"
 CHECKPOINT_WHOLE = "e2e/test_checkpoint_flags.py"
 ENVIRONMENT = "core/config/parse/test_environment.py"
 SETTINGS = "core/engine/test_engine_settings.py"
 OBSERVERS = "core/config/rules/test_stat_loggers.py"
 WHOLE = "e2e/test_flags_take_effect.py"
 CODE = "plugins/test_checkpoint_code.py"
-CHAT = "core/server/api/test_chat.py"
-EDGES = "core/server/http/test_edges.py"
+CHAT = "plugins/apis/test_chat.py"
+EDGES = "plugins/server/http/test_edges.py"
 FP8_CACHE = "e2e/test_fp8_cache.py"
-GATEWAY = "core/gateway/test_entries.py"
-FRONTEND = "core/server/test_frontend.py"
+GATEWAY = "plugins/gateway/test_entries.py"
+FRONTEND = "plugins/server/test_frontend.py"
 FRONTEND_WHOLE = "e2e/test_frontend_flags.py"
 SEVERAL = "e2e/test_several_models.py"
 LIFE = "e2e/test_server_life.py"
-NEWER = "core/server/test_newer_flags.py"
+NEWER = "plugins/server/test_newer_flags.py"
 RANKS = "e2e/test_tensor_parallel.py"
-STAGES = "core/config/rules/test_stages.py"
+STAGES = "plugins/config/rules/test_stages.py"
 HALVES = "core/config/rules/test_halves.py"
-POOLING = "core/config/rules/test_pooling.py"
+POOLING = "plugins/config/rules/test_pooling.py"
 PLANS = "plugins/test_continuous.py"
 
 MACHINES = "e2e/test_several_machines.py::test_both_machines_answer_as_one_engine"
 
-ADAPTERS = "core/config/rules/test_adapters.py"
+ADAPTERS = "plugins/config/rules/test_adapters.py"
 MEDIA_ADAPTERS = "plugins/adapters/test_media_adapters.py"
 ADAPTERS_WHOLE = "e2e/test_adapters_served.py"
 
@@ -43,8 +43,8 @@ ROPE = f"{CHECKPOINT_WHOLE}::test_rope_flags_do_what_the_same_config_does_in_tra
 FLAG_TESTS: dict[str, tuple[str, ...]] = {
     **MEDIA_FLAG_TESTS,
     "allow_runtime_lora_updating": (
-        "core/server/api/test_adapters.py::test_load_use_reload_unload",
-        "core/server/api/test_adapters.py::test_loading_needs_its_flag_and_room_for_adapters",
+        "plugins/apis/test_adapters.py::test_load_use_reload_unload",
+        "plugins/apis/test_adapters.py::test_loading_needs_its_flag_and_room_for_adapters",
     ),
     "enable_lora": (
         f"{ADAPTERS_WHOLE}::test_each_name_answers_as_its_adapter",
@@ -83,7 +83,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     ),
     "kv_sharing_fast_prefill": (
         "e2e/test_shared_caches.py::test_the_flag_leaves_tokens_out_and_changes_no_answer",
-        "core/config/rules/test_shared_layers.py::test_why_the_flag_changes_nothing",
+        "plugins/config/rules/test_shared_layers.py::test_why_the_flag_changes_nothing",
     ),
     **dict.fromkeys(
         ("mamba_cache_dtype", "mamba_ssm_cache_dtype"),
@@ -107,11 +107,11 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         "e2e/test_many_engines.py::test_answers_are_those_of_one_engine_and_both_gave_some",
     ),
     "data_parallel_join_timeout": (
-        "core/joining/test_joining.py::test_waiting_has_an_end_and_says_who_came",
+        "plugins/joining/test_joining.py::test_waiting_has_an_end_and_says_who_came",
     ),
     "data_parallel_rpc_port": (f"{WHOLE}::test_several_engines", MACHINES),
     "data_parallel_secret": (
-        "core/joining/test_joining.py::test_who_does_not_belong_is_told_and_the_server_waits_on",
+        "plugins/joining/test_joining.py::test_who_does_not_belong_is_told_and_the_server_waits_on",
     ),
     "headless": (MACHINES,),
     "data_parallel_size": (
@@ -130,49 +130,49 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "disable_access_log_for_endpoints": (f"{NEWER}::test_paths_without_a_line",),
     "idle_after_s": (
         f"{GATEWAY}::test_models_of_a_file_have_flags_of_their_own",
-        "core/gateway/test_gateway.py::test_idle_models_are_unloaded_and_come_back",
+        "plugins/gateway/test_gateway.py::test_idle_models_are_unloaded_and_come_back",
     ),
     "load": (f"{GATEWAY}::test_models_of_a_file_have_flags_of_their_own",),
     "load_wait_s": (
         f"{GATEWAY}::test_flags_of_the_gateway_reach_it",
-        "core/gateway/test_gateway.py::test_requests_wait_for_a_load_within_a_bound",
+        "plugins/gateway/test_gateway.py::test_requests_wait_for_a_load_within_a_bound",
     ),
     "models": (
         "e2e/test_several_models.py::test_two_models_answer_and_the_death_of_one_is_its_own",
     ),
     "models_memory_bytes": (
         f"{GATEWAY}::test_flags_of_the_gateway_reach_it",
-        "core/gateway/test_gateway.py::test_the_model_unused_for_longest_makes_room",
+        "plugins/gateway/test_gateway.py::test_the_model_unused_for_longest_makes_room",
     ),
     "on_idle": (
         f"{GATEWAY}::test_models_of_a_file_have_flags_of_their_own",
-        "core/gateway/test_gateway.py::test_idle_models_sleep_and_wake_up",
+        "plugins/gateway/test_gateway.py::test_idle_models_sleep_and_wake_up",
     ),
-    "file_storage": ("core/server/api/test_batches.py::test_a_batch_from_file_to_file",),
-    "file_storage_quota": ("core/server/api/test_batch_faults.py::test_a_key_has_a_quota",),
+    "file_storage": ("plugins/apis/test_batches.py::test_a_batch_from_file_to_file",),
+    "file_storage_quota": ("plugins/apis/test_batch_faults.py::test_a_key_has_a_quota",),
     "enable_log_deltas": (f"{NEWER}::test_pieces_are_logged",),
     "enable_per_request_metrics": (f"{NEWER}::test_times_are_told",),
     "logits_processor_pattern": (
         "core/engine/client/test_input.py::test_a_pattern_says_which_processors_may_be_named",
     ),
-    "performance_mode": ("core/config/test_resolve.py::test_performance_mode",),
+    "performance_mode": ("plugins/config/test_resolve.py::test_performance_mode",),
     "sse_keep_alive_interval": (f"{NEWER}::test_silent_streams_are_kept_alive",),
-    "ssl_ciphers": ("core/server/launch/test_tls.py::test_ciphers",),
+    "ssl_ciphers": ("plugins/server/launch/test_tls.py::test_ciphers",),
     "stream_interval": (f"{NEWER}::test_streams_in_intervals",),
     "additional_config": (f"{CHECKPOINT}::test_additional_config_is_the_workers_options",),
     "allow_control_tokens": ("e2e/test_control_tokens.py::test_the_flag_lets_clients_write_them",),
     "allow_credentials": (f"{FRONTEND}::test_cross_origin_rules",),
     "allow_long_max_model_len": (f"{WHOLE}::test_allow_long_max_model_len",),
     "allowed_headers": (f"{FRONTEND}::test_cross_origin_rules",),
-    "allowed_hosts": ("core/server/http/test_local_only.py::test_hosts",),
+    "allowed_hosts": ("plugins/server/http/test_local_only.py::test_hosts",),
     "allowed_methods": (f"{FRONTEND}::test_cross_origin_rules",),
     "allowed_origins": (f"{EDGES}::test_cross_origin_calls",),
     "all2all_backend": (
         "e2e/test_experts_over_engines.py::test_answers_are_those_of_one_engine",
-        "core/config/rules/test_experts.py::test_an_exchange_of_one_engine_has_no_effect",
+        "plugins/config/rules/test_experts.py::test_an_exchange_of_one_engine_has_no_effect",
     ),
     "api": (
-        "core/server/api/test_families.py::test_api_names_a_family",
+        "plugins/apis/test_families.py::test_api_names_a_family",
         "e2e/test_added_endpoint.py::test_the_tutorial",
     ),
     "api_key": (f"{EDGES}::test_every_route_but_the_open_ones_needs_the_key",),
@@ -214,12 +214,12 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     ),
     "cuda_graph_sizes": (
         "e2e/test_recorded_steps.py::test_only_the_sizes_asked_for_are_recorded",
-        "core/config/rules/test_compile_level.py::test_sizes",
+        "plugins/config/rules/test_compile_level.py::test_sizes",
     ),
     "communicator": (f"{RANKS}::test_two_ranks_answer_as_one",),
     "device": (f"{WHOLE}::test_device",),
     "disable_custom_all_reduce": (
-        "core/config/rules/test_ranks.py::test_the_communicator_fits_the_device",
+        "plugins/config/rules/test_ranks.py::test_the_communicator_fits_the_device",
     ),
     "disable_fastapi_docs": (f"{EDGES}::test_models_and_docs",),
     "disable_frontend_multiprocessing": (f"{WHOLE}::test_disable_frontend_multiprocessing",),
@@ -230,7 +230,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "disable_sliding_window": (
         f"{CHECKPOINT_WHOLE}::test_without_sliding_window_all_layers_attend_and_keep_everything",
     ),
-    "disable_uvicorn_access_log": ("core/server/launch/test_logs.py::test_the_access_log",),
+    "disable_uvicorn_access_log": ("plugins/server/launch/test_logs.py::test_the_access_log",),
     "distributed_executor_backend": (f"{WHOLE}::test_worker_and_executor_by_path",),
     "download_dir": (f"{WHOLE}::test_revisions_and_download_dir",),
     "dtype": (SPEC, "plugins/test_platforms.py::test_dtype"),
@@ -240,7 +240,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         f"{PLANS}::test_without_chunks_a_prompt_waits_until_it_fits_whole",
     ),
     "enable_dev_endpoints": (
-        "core/server/api/test_admin.py::test_there_with_the_flag_alone_and_closed",
+        "plugins/apis/test_admin.py::test_there_with_the_flag_alone_and_closed",
     ),
     "enable_force_include_usage": (f"{FRONTEND}::test_forced_usage_comes_unasked",),
     "enable_log_outputs": (f"{FRONTEND}::test_answers_are_logged_whole",),
@@ -250,7 +250,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "enable_request_id_headers": (f"{EDGES}::test_request_ids",),
     "enable_server_load_tracking": (f"{FRONTEND}::test_server_load_counts_requests_in_flight",),
     "enable_sleep_mode": ("e2e/test_sleep.py::test_enable_sleep_mode",),
-    "enable_ssl_refresh": ("core/server/launch/test_tls.py::test_a_renewed_certificate_is_used",),
+    "enable_ssl_refresh": ("plugins/server/launch/test_tls.py::test_a_renewed_certificate_is_used",),
     "enable_tokenizer_info_endpoint": (f"{FRONTEND}::test_tokenizer_info",),
     "enforce_eager": ("e2e/test_recorded_steps.py::test_steps_are_recorded_unless_forbidden",),
     "engine_reply_timeout": (
@@ -263,7 +263,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     ),
     "exclude_tools_when_tool_choice_none": (f"{CHAT}::test_tool_choice_none_reads_no_call",),
     "generation_config": (
-        "core/config/test_resolve.py::test_generation_config_becomes_the_default",
+        "plugins/config/test_resolve.py::test_generation_config_becomes_the_default",
     ),
     "gpu_memory_utilization": (f"{WHOLE}::test_gpu_memory_utilization",),
     "h11_max_header_count": (f"{FRONTEND_WHOLE}::test_heads_over_the_limits_are_refused",),
@@ -276,7 +276,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "keep_alive_on_engine_death": (
         "e2e/test_variables.py::test_the_server_outlives_its_engine_and_says_so",
     ),
-    "use_modelscope": ("core/cli/test_pull_modelscope.py::test_pull",),
+    "use_modelscope": ("plugins/commands/test_pull_modelscope.py::test_pull",),
     "model_dir": (
         "plugins/gguf/test_through_the_engine.py::test_files_of_folders_are_listed_and_served_by_name",
         "core/config/checkpoint/test_stores.py::test_folders_of_model_dir",
@@ -299,7 +299,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     ),
     "log_config_file": (f"{FRONTEND_WHOLE}::test_the_log_goes_where_the_file_says",),
     "log_error_stack": (f"{FRONTEND}::test_tracebacks_of_error_answers",),
-    "log_format": ("core/observability/test_log_format.py::test_a_message_is_one_line",),
+    "log_format": ("plugins/observability/test_log_format.py::test_a_message_is_one_line",),
     "log_level": (f"{WHOLE}::test_log_level",),
     "log_prefix": (f"{WHOLE}::test_log_prefix",),
     "logits_processors": (f"{WHOLE}::test_logits_processors",),
@@ -329,16 +329,16 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         "plugins/load_formats/test_ahead.py::test_the_flag_reaches_the_load_format",
         "plugins/load_formats/test_ahead.py::test_as_many_threads_and_files_as_asked_for",
     ),
-    "ray_workers_use_nsight": ("core/config/rules/test_placement.py::test_ray_workers_use_nsight",),
+    "ray_workers_use_nsight": ("plugins/config/rules/test_placement.py::test_ray_workers_use_nsight",),
     "max_num_seqs": (SPEC, f"{PLANS}::test_simulation"),
     "enable_eplb": (
-        "core/runner/test_expert_balancer.py::test_flags_reach_the_spec",
-        "core/runner/test_expert_balancer.py::test_experts_move_and_answers_stay",
+        "plugins/runner/test_expert_balancer.py::test_flags_reach_the_spec",
+        "plugins/runner/test_expert_balancer.py::test_experts_move_and_answers_stay",
         f"{RANKS}::test_two_ranks_answer_as_one",
     ),
     "eplb_config": (
-        "core/runner/test_expert_balancer.py::test_flags_reach_the_spec",
-        "core/runner/test_expert_balancer.py::test_experts_move_and_answers_stay",
+        "plugins/runner/test_expert_balancer.py::test_flags_reach_the_spec",
+        "plugins/runner/test_expert_balancer.py::test_experts_move_and_answers_stay",
     ),
     **dict.fromkeys(
         ("enable_dbo", "dbo_decode_token_threshold", "dbo_prefill_token_threshold"),
@@ -349,18 +349,18 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     ),
     "decode_context_parallel_size": (
         f"{RANKS}::test_two_ranks_answer_as_one",
-        "core/config/rules/test_context_parallel.py::test_as_many_bytes_hold_so_many_times_the_tokens",
+        "plugins/config/rules/test_context_parallel.py::test_as_many_bytes_hold_so_many_times_the_tokens",
     ),
     "enable_expert_parallel": (f"{RANKS}::test_two_ranks_answer_as_one",),
     "expert_placement_strategy": (
-        "core/config/rules/test_experts.py::test_whole_experts_are_placed",
+        "plugins/config/rules/test_experts.py::test_whole_experts_are_placed",
         f"{RANKS}::test_two_ranks_answer_as_one",
     ),
     "tensor_parallel_size": (f"{RANKS}::test_two_ranks_answer_as_one",),
     "pipeline_parallel_size": (f"{RANKS}::test_two_ranks_answer_as_one",),
     "pipeline_layer_split": (f"{STAGES}::test_a_split_is_read",),
     "middleware": (
-        "core/server/http/test_user_middleware.py::test_classes_and_functions_see_every_answer",
+        "plugins/server/http/test_user_middleware.py::test_classes_and_functions_see_every_answer",
     ),
     "model": (f"{WHOLE}::test_model_and_hf_overrides",),
     "model_impl": (SPEC, "plugins/models/test_against_transformers.py::test_transformers_backed"),
@@ -391,7 +391,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "reasoning_parser": (f"{WHOLE}::test_parsers_and_their_files",),
     "reasoning_parser_plugin": (f"{WHOLE}::test_parsers_and_their_files",),
     "response_role": (f"{FRONTEND}::test_the_response_role_in_streams_and_whole",),
-    "reasoning_field": ("core/server/generate/test_thinking_fields.py::test_reasoning_field",),
+    "reasoning_field": ("plugins/server/generate/test_thinking_fields.py::test_reasoning_field",),
     "return_tokens_as_token_ids": (f"{FRONTEND}::test_tokens_as_token_ids",),
     "revision": (f"{WHOLE}::test_revisions_and_download_dir",),
     "root_path": (f"{FRONTEND}::test_root_path",),
@@ -427,17 +427,17 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "speculative_config": (
         "e2e/test_speculation.py::test_a_repetitive_answer_takes_far_fewer_steps",
     ),
-    "ssl_ca_certs": ("core/server/launch/test_tls.py::test_client_certificates",),
-    "ssl_cert_reqs": ("core/server/launch/test_tls.py::test_client_certificates",),
+    "ssl_ca_certs": ("plugins/server/launch/test_tls.py::test_client_certificates",),
+    "ssl_cert_reqs": ("plugins/server/launch/test_tls.py::test_client_certificates",),
     "ssl_certfile": (f"{FRONTEND_WHOLE}::test_tls_with_client_certificates",),
     "ssl_keyfile": (f"{FRONTEND_WHOLE}::test_tls_with_client_certificates",),
     "stat_loggers": (f"{WHOLE}::test_stat_loggers_and_their_options",),
     "strict_request_fields": (f"{EDGES}::test_unknown_fields_are_errors_when_strict",),
     "structured_outputs_config": (
-        "core/config/rules/test_structured_output.py::test_the_backend_that_is_named_is_taken",
-        "core/config/rules/test_structured_output.py::test_others_are_tried_unless_that_is_forbidden",
-        "core/config/rules/test_structured_output.py::test_how_json_is_written",
-        "core/config/rules/test_structured_output.py::test_bounds",
+        "plugins/config/rules/test_structured_output.py::test_the_backend_that_is_named_is_taken",
+        "plugins/config/rules/test_structured_output.py::test_others_are_tried_unless_that_is_forbidden",
+        "plugins/config/rules/test_structured_output.py::test_how_json_is_written",
+        "plugins/config/rules/test_structured_output.py::test_bounds",
         "e2e/test_hostile_constraints.py::test_hostile_constraints_cost_their_own_request",
     ),
     "swap_space": ("plugins/test_swap.py::test_swap_space",),
@@ -455,12 +455,12 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     ),
     "trust_remote_code": (f"{CODE}::test_its_model_answers_as_its_own_code_does",),
     "trust_request_chat_template": (f"{FRONTEND}::test_templates_of_requests",),
-    "ui": ("core/server/api/test_ui.py::test_no_ui_takes_the_page_away",),
+    "ui": ("plugins/apis/test_ui.py::test_no_ui_takes_the_page_away",),
     "uds": (f"{FRONTEND_WHOLE}::test_a_unix_socket_answers",),
     "use_tqdm_on_load": (f"{WHOLE}::test_use_tqdm_on_load",),
     "uvicorn_log_level": (
         f"{FRONTEND_WHOLE}::test_tls_with_client_certificates",
-        "core/server/launch/test_logs.py::test_uvicorns_level",
+        "plugins/server/launch/test_logs.py::test_uvicorns_level",
     ),
     "worker_cls": (f"{WHOLE}::test_worker_and_executor_by_path",),
     "profiler_config": (
