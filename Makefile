@@ -60,9 +60,9 @@ test:
 # Core on its own: the plugins are as good as absent. What passes so is noted, and `make test` runs it
 # no second time.
 test-core: $(VENV)/.test
-	PYTHONPATH=core:kernels OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/core -q --without-plugins -n $(WORKERS) --note-passed $(VENV)/passed \
+	PYTHONPATH=core:kernels:plugins OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/core -q --without-plugins -n $(WORKERS) --note-passed $(VENV)/passed \
 	|| { echo 'What failed beside other tests runs once more, alone:'; \
-	PYTHONPATH=core:kernels OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/core -q --without-plugins --last-failed --last-failed-no-failures none; }
+	PYTHONPATH=core:kernels:plugins OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/core -q --without-plugins --last-failed --last-failed-no-failures none; }
 
 # What one runs while working: core, the promises about the source, one whole server; under three
 # minutes on two cores. Without lint (`make lint`).

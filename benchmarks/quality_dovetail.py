@@ -100,7 +100,7 @@ def loaded(model: str, flags: Sequence[str], num_threads: int) -> SteppedLLM:
     from dovetail.cli.parser import Parser
     from dovetail.config.parse.parse_config import parse_config
     from dovetail.config.resolve import resolve
-    from dovetail_plugins.commands.serve_flags import add_serve_arguments
+    from dovetail_plugins.commands._serve_flags import add_serve_arguments
 
     parser = Parser(prog="serve", description="")
     add_serve_arguments(parser)

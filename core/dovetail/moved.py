@@ -18,7 +18,7 @@ from typing import Any
 PAGE = "docs/how_to/upgrade_a_plugin.md"
 
 NAMES = {
-    "dovetail.interfaces.block_files": "dovetail_plugins.kv_connectors.block_files",
+    "dovetail.interfaces.block_files": "dovetail_plugins.block_files",
     "dovetail.layers.checkpoint_method": "dovetail_plugins.layers.checkpoint_method",
     "dovetail.layers.class_head": "dovetail_plugins.layers.class_head",
     "dovetail.layers.cross_decoder": "dovetail_plugins.layers.cross_decoder",

@@ -1,4 +1,4 @@
-"""Cleaning up within an event loop, whoever is cancelled meanwhile.
+"""Clean up within an event loop to the end, also while the task is cancelled.
 
 A cancellation ends the `await` it meets. Where that is one of a `finally`, what follows it is never
 run: a file stays open, a queue keeps a place. `uninterrupted` lets the cancellation wait.

@@ -70,7 +70,7 @@ def states(client: httpx.Client) -> dict[str, str]:
 def model_servers(server: ServerProcess) -> list[psutil.Process]:
     """Return the models' own servers, in the order of their start."""
     found = [
-        c for c in server.descendants() if "dovetail_plugins.commands.server_child" in c.cmdline()
+        c for c in server.descendants() if "dovetail_plugins.commands._server_child" in c.cmdline()
     ]
     return sorted(found, key=lambda child: child.create_time())
 

@@ -42,7 +42,7 @@ def checked_settings(words: list[str]) -> Any:
     """Return the config of a `dovetail serve` command line. Raises: ConfigError"""
     from dovetail.cli.parser import Parser
     from dovetail.config.parse.parse_config import parse_config
-    from dovetail_plugins.commands.serve_flags import add_serve_arguments
+    from dovetail_plugins.commands._serve_flags import add_serve_arguments
 
     parser = Parser(prog="dovetail serve", description="")
     add_serve_arguments(parser)

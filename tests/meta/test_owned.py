@@ -42,7 +42,7 @@ OPENED_IN_TIME = {
 @cache
 def _trees() -> dict[str, ast.Module]:
     files = [path for part in PARTS for path in sorted((ROOT / part).rglob("*.py"))]
-    named = {str(path.relative_to(ROOT)): path for path in files if "dovetail_testing" not in path.parts}
+    named = {str(path.relative_to(ROOT)): path for path in files}
     return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in named.items()}
 
 

@@ -171,7 +171,7 @@ async def demo_app(*flags: str) -> AsyncIterator[FastAPI]:
     from dovetail.config.resolve import resolve
     from dovetail.server.launch.startup_timer import StartupTimer
     from dovetail.server.launch.whole_app import whole_app
-    from dovetail_plugins.commands.serve_flags import add_serve_arguments
+    from dovetail_plugins.commands._serve_flags import add_serve_arguments
 
     parser = argparse.ArgumentParser()
     add_serve_arguments(parser)

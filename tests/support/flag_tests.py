@@ -250,7 +250,9 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "enable_request_id_headers": (f"{EDGES}::test_request_ids",),
     "enable_server_load_tracking": (f"{FRONTEND}::test_server_load_counts_requests_in_flight",),
     "enable_sleep_mode": ("e2e/test_sleep.py::test_enable_sleep_mode",),
-    "enable_ssl_refresh": ("plugins/server/launch/test_tls.py::test_a_renewed_certificate_is_used",),
+    "enable_ssl_refresh": (
+        "plugins/server/launch/test_tls.py::test_a_renewed_certificate_is_used",
+    ),
     "enable_tokenizer_info_endpoint": (f"{FRONTEND}::test_tokenizer_info",),
     "enforce_eager": ("e2e/test_recorded_steps.py::test_steps_are_recorded_unless_forbidden",),
     "engine_reply_timeout": (
@@ -329,7 +331,9 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         "plugins/load_formats/test_ahead.py::test_the_flag_reaches_the_load_format",
         "plugins/load_formats/test_ahead.py::test_as_many_threads_and_files_as_asked_for",
     ),
-    "ray_workers_use_nsight": ("plugins/config/rules/test_placement.py::test_ray_workers_use_nsight",),
+    "ray_workers_use_nsight": (
+        "plugins/config/rules/test_placement.py::test_ray_workers_use_nsight",
+    ),
     "max_num_seqs": (SPEC, f"{PLANS}::test_simulation"),
     "enable_eplb": (
         "plugins/runner/test_expert_balancer.py::test_flags_reach_the_spec",

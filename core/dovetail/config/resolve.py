@@ -14,20 +14,13 @@ from typing import Any
 import msgspec
 
 from dovetail import registry
-from dovetail.config.checkpoint.context_length import (
-    window_tokens,
-    without_window,
-)
+from dovetail.config.checkpoint.context_length import window_tokens, without_window
 from dovetail.config.checkpoint.dtypes import chosen_dtypes, tell_dtypes
 from dovetail.config.checkpoint.generation import default_sampling
 from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.config.checkpoint.hub import Hub
 from dovetail.config.checkpoint.kv_scales import kv_scales, kv_steps
-from dovetail.config.checkpoint.model_path import (
-    DEMO_NAME,
-    find_config,
-    find_model,
-)
+from dovetail.config.checkpoint.model_path import DEMO_NAME, find_config, find_model
 from dovetail.config.checkpoint.odd_values import odd_values_named
 from dovetail.config.checkpoint.rope import rope_rules, with_rope
 from dovetail.config.checkpoint.weights_check import check_weights, has_weights, no_weights

@@ -6,6 +6,7 @@ other. Source: https://json-schema.org/draft/2020-12/json-schema-core (10.2.1).
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -105,10 +106,8 @@ def _alone(
     whole = [all_of([branch, needed], at) for branch in branches]
     rivals = _rivals(whole, context)
     if sum(map(len, rivals)) <= MAX_COMPARED:
-        try:
+        with contextlib.suppress(_TooManyOverlaps):
             return list(_without_others(branches, whole, whole, rivals, given, context, at))
-        except _TooManyOverlaps:
-            pass
     conditions = _conditions(whole, rivals, context, at)
     narrower = [all_of([*both], at) for both in zip(branches, conditions, strict=True)]
     fewer = [all_of([branch, needed], at) for branch in narrower]

@@ -8,6 +8,7 @@ Source: https://json-schema.org/draft/2020-12/json-schema-core (10.3.2, 11.3).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
@@ -283,10 +284,8 @@ def _plain_patterns(pattern: str, at: str) -> list[str]:
         return [pattern]
     if not looks(tree):
         return [pattern]
-    try:
+    with contextlib.suppress(Undecided):
         return [pattern_of(without_looks(tree, Effort(MAX_LOOKAHEAD)))]
-    except Undecided:
-        pass
     try:
         return list(map(pattern_of, conditions(tree, Effort())))
     except (Undecided, InvalidConstraint) as error:

@@ -13,7 +13,7 @@ from dovetail.interfaces.command import Command
 from dovetail.interfaces.plugin import Info
 
 if TYPE_CHECKING:
-    from dovetail_plugins.kv_connectors.block_files import BlockFiles
+    from dovetail_plugins.block_files import BlockFiles
 
 COLUMNS = ("MODEL", "BLOCKS", "SIZE", "LAST USED", "FOLDER")
 DAY_S = 86_400
@@ -55,7 +55,7 @@ def add_folder(parser: argparse.ArgumentParser) -> None:
 
 def stores_of(folder: Path) -> list[BlockFiles]:
     """Return whose blocks lie in a folder. Raises: ConfigError"""
-    from dovetail_plugins.kv_connectors.block_files import stores_in
+    from dovetail_plugins.block_files import stores_in
 
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}.", where="dovetail cache")

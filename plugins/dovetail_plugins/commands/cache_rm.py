@@ -15,7 +15,7 @@ from dovetail_plugins.commands.cache_ls import DAY_S, add_folder, stores_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dovetail_plugins.kv_connectors.block_files import BlockFiles
+    from dovetail_plugins.block_files import BlockFiles
 
 WHERE = "dovetail cache rm"
 

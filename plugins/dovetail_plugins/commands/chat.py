@@ -11,7 +11,7 @@ from typing import Any
 from dovetail.errors import DovetailError
 from dovetail.interfaces.command import Command
 from dovetail.interfaces.plugin import Info
-from dovetail_plugins.commands.attachments import attachment_of, content_of
+from dovetail_plugins.commands._attachments import attachment_of, content_of
 
 PROMPT, MORE = "> ", "... "
 QUOTES = '"""'
@@ -35,14 +35,14 @@ class ChatCommand(Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the options of chat. Mutates: parser."""
-        from dovetail_plugins.commands.client import add_server_arguments
+        from dovetail_plugins.commands._client import add_server_arguments
 
         add_server_arguments(parser)
         add_talk_arguments(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """Chat until the end of input; return the exit status. Raises: ServerError."""
-        from dovetail_plugins.commands.client import client_of
+        from dovetail_plugins.commands._client import client_of
 
         client, fields = client_of(args)
         return talk(Chat(client, fields, args.system_prompt), args)
@@ -50,7 +50,7 @@ class ChatCommand(Command):
 
 def add_talk_arguments(parser: argparse._ActionsContainer) -> None:
     """Add the options that `dovetail run` has too. Mutates: parser."""
-    from dovetail_plugins.commands.client import add_answer_arguments
+    from dovetail_plugins.commands._client import add_answer_arguments
 
     add_answer_arguments(parser, quick="MESSAGE", text="ask once, print the answer, leave")
     parser.add_argument("--system-prompt", metavar="TEXT", help="system message to begin with")
@@ -70,7 +70,7 @@ def add_talk_arguments(parser: argparse._ActionsContainer) -> None:
 
 def talk(chat: Chat, args: argparse.Namespace) -> int:
     """Ask once, or converse; return the exit status. Raises: ConfigError, ServerError."""
-    from dovetail_plugins.commands.line_history import history_file, line_editing
+    from dovetail_plugins.commands._line_history import history_file, line_editing
 
     for place in args.attached:
         chat.attach(place, where="--file")

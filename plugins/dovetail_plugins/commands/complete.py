@@ -19,16 +19,16 @@ class CompleteCommand(Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the options of complete. Mutates: parser."""
-        from dovetail_plugins.commands.client import add_answer_arguments, add_server_arguments
+        from dovetail_plugins.commands._client import add_answer_arguments, add_server_arguments
 
         add_server_arguments(parser)
         add_answer_arguments(parser, quick="PROMPT", text="complete once, print, leave")
 
     def run(self, args: argparse.Namespace) -> int:
         """Complete until the end of input; return the exit status. Raises: ServerError."""
+        from dovetail_plugins.commands._client import client_of
+        from dovetail_plugins.commands._line_history import line_editing
         from dovetail_plugins.commands.chat import read_message
-        from dovetail_plugins.commands.client import client_of
-        from dovetail_plugins.commands.line_history import line_editing
 
         client, fields = client_of(args)
         if args.quick is not None:

@@ -154,7 +154,7 @@ def _values(action: argparse.Action) -> Iterable[str]:
 
 
 def _models() -> list[str]:
-    from dovetail_plugins.commands.model_stores import stores_of
+    from dovetail_plugins.commands._model_stores import stores_of
 
     try:
         return [model.name for model in stores_of(argparse.Namespace()).all_models()]

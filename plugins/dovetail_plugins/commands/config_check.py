@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.interfaces.command import Command
 from dovetail.interfaces.plugin import Info
-from dovetail_plugins.commands.serve_flags import SERVE_FLAGS, add_serve_arguments
+from dovetail_plugins.commands._serve_flags import SERVE_FLAGS, add_serve_arguments
 
 if TYPE_CHECKING:
     from dovetail.config.config import Config

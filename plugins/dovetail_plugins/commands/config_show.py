@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.interfaces.command import Command
 from dovetail.interfaces.plugin import Info
-from dovetail_plugins.commands.serve_flags import SERVE_FLAGS, add_serve_arguments
+from dovetail_plugins.commands._serve_flags import SERVE_FLAGS, add_serve_arguments
 
 if TYPE_CHECKING:
     from dovetail.config.report.show import Shown

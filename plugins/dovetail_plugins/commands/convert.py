@@ -16,7 +16,7 @@ class ConvertCommand(Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add what is written where, and the flags of serve. Mutates: parser."""
-        from dovetail_plugins.commands.serve_flags import add_serve_arguments
+        from dovetail_plugins.commands._serve_flags import add_serve_arguments
 
         own = parser.add_argument_group("Conversion", "What is written where")
         own.add_argument(
@@ -53,7 +53,7 @@ class ConvertCommand(Command):
         own = {"skip_tokenizer_init": True, "device": registry.own("platform", "cpu")}
         spec = resolve(config.with_fields(own, origin="convert"))
 
-        from dovetail_plugins.commands.converted import convert  # torch, once the flags are right
+        from dovetail_plugins.commands._converted import convert  # torch, once the flags are right
 
         done = convert(spec.run, target, Path(args.out), num_ranks=args.ranks)
         print(

@@ -28,7 +28,7 @@ class InspectCommand(Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the argument of the display and those of serve. Mutates: parser."""
-        from dovetail_plugins.commands.serve_flags import add_serve_arguments
+        from dovetail_plugins.commands._serve_flags import add_serve_arguments
 
         parser.add_argument("--json", action="store_true", help="print JSON")
         parser.add_argument(

@@ -23,14 +23,14 @@ class ListCommand(Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the argument of the display and where to look. Mutates: parser."""
-        from dovetail_plugins.commands.model_stores import add_store_arguments
+        from dovetail_plugins.commands._model_stores import add_store_arguments
 
         parser.add_argument("--json", action="store_true", help="print JSON")
         add_store_arguments(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """Print the models; return the exit status. Raises: ConfigError."""
-        from dovetail_plugins.commands.model_stores import stores_of
+        from dovetail_plugins.commands._model_stores import stores_of
         from dovetail_plugins.inspect.listing import device_memory, listed
 
         device, free_bytes = device_memory()

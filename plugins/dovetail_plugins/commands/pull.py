@@ -23,7 +23,7 @@ class PullCommand(Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the model and the flags of the hub. Mutates: parser."""
-        from dovetail_plugins.commands.model_stores import add_hub_arguments
+        from dovetail_plugins.commands._model_stores import add_hub_arguments
 
         parser.add_argument(
             "model", metavar="ID", help="ORG/MODEL, or ORG/MODEL:QUANT for one of its GGUF files"
@@ -35,7 +35,7 @@ class PullCommand(Command):
         from dovetail.config.checkpoint.hub import Wanted
         from dovetail.config.checkpoint.model_path import is_hub_id
         from dovetail.config.resolve import hub_of
-        from dovetail_plugins.commands.model_stores import settings_of
+        from dovetail_plugins.commands._model_stores import settings_of
 
         config = settings_of(args)
         repo, _, quant = args.model.partition(":")

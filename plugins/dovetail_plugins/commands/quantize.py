@@ -27,7 +27,7 @@ class QuantizeCommand(Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add what is written where, and the flags of serve. Mutates: parser."""
         from dovetail.config.parse.flags import add_groups
-        from dovetail_plugins.commands.serve_flags import add_serve_arguments
+        from dovetail_plugins.commands._serve_flags import add_serve_arguments
         from dovetail_plugins.quantize.settings import QuantizeFlags
 
         add_groups(parser, (QuantizeFlags,))

@@ -24,7 +24,7 @@ class RmCommand(Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the model, whether to ask, and where to look. Mutates: parser."""
-        from dovetail_plugins.commands.model_stores import add_store_arguments
+        from dovetail_plugins.commands._model_stores import add_store_arguments
 
         parser.add_argument("model", metavar="MODEL", help="a name that `dovetail list` shows")
         parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
@@ -34,7 +34,7 @@ class RmCommand(Command):
         """Ask, delete, and say how much was freed; return the exit status. Raises: ConfigError."""
         from dovetail.config.checkpoint.stores.hub_cache import repo_folder
         from dovetail.config.checkpoint.stores.stored import HUB
-        from dovetail_plugins.commands.model_stores import stores_of
+        from dovetail_plugins.commands._model_stores import stores_of
         from dovetail_plugins.inspect.render import size
 
         stores = stores_of(args)

@@ -11,7 +11,7 @@ from dovetail.interfaces.command import Command
 from dovetail.interfaces.plugin import Info
 
 if TYPE_CHECKING:
-    from dovetail_plugins.commands.server_process import BackgroundServer
+    from dovetail_plugins.commands._server_process import BackgroundServer
 
 LOCAL = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Addresses to listen on everywhere -> one of them to ask at."""
@@ -39,8 +39,8 @@ class RunCommand(Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add serve's flags and the conversation's. -q is chat's here. Mutates: parser."""
         from dovetail.config.parse.flags import FlagAction
+        from dovetail_plugins.commands._serve_flags import add_serve_arguments
         from dovetail_plugins.commands.chat import add_talk_arguments
-        from dovetail_plugins.commands.serve_flags import add_serve_arguments
 
         add_serve_arguments(parser)
         parser.conflict_handler = "resolve"  # of this section alone: the others are there already
@@ -53,7 +53,7 @@ class RunCommand(Command):
     def run(self, args: argparse.Namespace) -> int:
         """Serve, chat, end the server; return the exit status. Raises: ConfigError, ServerError."""
         from dovetail.config.parse.parse_config import parse_config
-        from dovetail_plugins.commands.server_process import BackgroundServer
+        from dovetail_plugins.commands._server_process import BackgroundServer
 
         config = parse_config(args)
         _check(config)
@@ -86,8 +86,8 @@ def _free_place(config: Any) -> tuple[str, int]:
 
 
 def _talk(args: argparse.Namespace, server: BackgroundServer, config: Any) -> int:
+    from dovetail_plugins.commands._client import Client, fields_of
     from dovetail_plugins.commands.chat import Chat, talk
-    from dovetail_plugins.commands.client import Client, fields_of
 
     keys = config.frontend.api_key
     client = Client(server.url, keys[0] if keys else None)

@@ -50,7 +50,7 @@ class RunBatchCommand(Command):
         from dovetail.config.parse.flags import group_of
         from dovetail.config.parse.parse_config import parse_config
         from dovetail_plugins.batch.settings import BatchFlags, check_flags
-        from dovetail_plugins.commands.follow import followed
+        from dovetail_plugins.commands._follow import followed
 
         flags = group_of(args, BatchFlags)
         check_flags(flags, vars(args))

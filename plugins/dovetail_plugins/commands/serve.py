@@ -6,7 +6,7 @@ import argparse
 
 from dovetail.interfaces.command import Command
 from dovetail.interfaces.plugin import Info
-from dovetail_plugins.commands.serve_flags import SERVE_FLAGS, add_serve_arguments
+from dovetail_plugins.commands._serve_flags import SERVE_FLAGS, add_serve_arguments
 
 
 class ServeCommand(Command):
@@ -23,7 +23,7 @@ class ServeCommand(Command):
         """Serve until a signal says to stop; return the exit status. Raises: ConfigError."""
         from dovetail.config.parse.parse_config import parse_config
         from dovetail.config.rules.one_model import check_one_model
-        from dovetail_plugins.commands.follow import followed
+        from dovetail_plugins.commands._follow import followed
 
         models = list(args.model_tag)
         args.model_tag = models[0] if models else None

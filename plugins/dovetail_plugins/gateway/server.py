@@ -23,7 +23,7 @@ from dovetail_plugins.gateway.connections import Connections
 from dovetail_plugins.gateway.entries import KEPT, Entry
 
 logger = logging.getLogger("dovetail_plugins.gateway")
-MODULE = "dovetail_plugins.commands.server_child"
+MODULE = "dovetail_plugins.commands._server_child"
 READY_PERIOD_S = 0.05
 KILL_WAIT_S = 5.0
 KEEP_ALIVE_S = 86400

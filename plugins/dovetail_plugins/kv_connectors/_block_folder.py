@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.kv_connector import Buffer, StoreFacts
-from dovetail_plugins.kv_connectors.block_files import ABOUT, UNFINISHED, block_file
+from dovetail_plugins.block_files import ABOUT, UNFINISHED, block_file
 
 IDENTITY_LETTERS = 24
 STALE_S = 3600.0

@@ -24,7 +24,7 @@ from dovetail.interfaces.quantizer import Block, Inputs, Quantized, Quantizer, Q
 from dovetail.interfaces.spec import RankSpec, RunSpec, Selection
 from dovetail.json_values import json_value
 from dovetail.layers.weights import TIED_FIX
-from dovetail_plugins.commands.converted import SETTINGS
+from dovetail_plugins.commands._converted import SETTINGS
 from dovetail_plugins.quantize.calibration import Calibration
 from dovetail_plugins.quantize.plan import TABLES, TOKEN_TABLES, WEIGHT, Plan, group_of, plan_of
 from dovetail_plugins.quantize.report import LayerError, error_of

@@ -1,4 +1,4 @@
-"""Thinking in a message of its own, as Solar Open writes it.
+"""Thinking as a separate message, as Solar Open writes it.
 
 Source: the chat template of Solar-Open-100B; with little effort the prompt holds an empty one.
 """

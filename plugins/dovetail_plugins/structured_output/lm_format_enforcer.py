@@ -25,7 +25,7 @@ from dovetail.interfaces.structured_output import (
 from dovetail_grammars import json_grammar, utf8
 from dovetail_grammars.gbnf_reader import LANGUAGES
 from dovetail_grammars.regex import Cat, Chars, Many, Node, Or, Ranges, Rule
-from dovetail_plugins.structured_output.constraint_rules import rules_of
+from dovetail_plugins.structured_output._constraint_rules import rules_of
 
 MAX_MASKS = 256
 MAX_PLACES = 5_000

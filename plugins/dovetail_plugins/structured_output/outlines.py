@@ -24,7 +24,7 @@ from dovetail.interfaces.structured_output import (
 )
 from dovetail_grammars import json_grammar
 from dovetail_grammars.regex import without, written
-from dovetail_plugins.structured_output.constraint_rules import rules_of
+from dovetail_plugins.structured_output._constraint_rules import rules_of
 
 MAX_DEPTH = 1
 """Each level makes the expression four times as long, and its index larger still."""

@@ -38,7 +38,7 @@ from dovetail_grammars.json_grammar import ROOT, JsonGrammar
 from dovetail_grammars.lark_anchors import check_anchors
 from dovetail_grammars.regex import Node
 from dovetail_grammars.regex_reader import whole
-from dovetail_plugins.structured_output.constraint_rules import free_rules
+from dovetail_plugins.structured_output._constraint_rules import free_rules
 
 if TYPE_CHECKING:
     import numpy as np

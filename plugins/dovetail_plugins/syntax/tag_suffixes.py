@@ -1,4 +1,4 @@
-"""Tags that a family's checkpoints write with a suffix of their own, `<think:opensource>` say.
+"""Tags to which each checkpoint of a family adds its own suffix, such as `<think:opensource>`.
 
 The vocabulary says which: its added tokens hold the tags as the checkpoint writes them.
 """

@@ -1,4 +1,4 @@
-"""Tool calls of GigaChat 3.5: the tags of DeepSeek-V4 with a token of its own, GCML.
+"""Tool calls of GigaChat 3.5: the tags of DeepSeek-V4 with another token, GCML.
 
 Source: SGLang's detector of GigaChat 3.5, which describes the format.
 """

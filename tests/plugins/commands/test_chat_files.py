@@ -15,9 +15,9 @@ from dovetail.cli.main import main
 from dovetail.errors import ConfigError
 from dovetail.interfaces.media_settings import AUDIO, IMAGE, VIDEO
 from dovetail.multimodal.parts import media_item
-from dovetail_plugins.commands.attachments import attachment_of, content_of
+from dovetail_plugins.commands._attachments import attachment_of, content_of
+from dovetail_plugins.commands._line_history import history_file, line_editing
 from dovetail_plugins.commands.chat import Chat
-from dovetail_plugins.commands.line_history import history_file, line_editing
 
 PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -101,7 +101,7 @@ def test_flags_attach_to_the_first_message(
     (tmp_path / "b.txt").write_text("text", encoding="utf-8")
     server = Recorder()
     monkeypatch.setattr(
-        "dovetail_plugins.commands.client.client_of", lambda args: (server, {"model": "m"})
+        "dovetail_plugins.commands._client.client_of", lambda args: (server, {"model": "m"})
     )
     words = ["--image", str(tmp_path / "a.png"), "--file", str(tmp_path / "b.txt")]
     assert main(["chat", *words, "-q", "What is it?"]) == 0

@@ -12,8 +12,8 @@ from dovetail.config.config import Config
 from dovetail.config.parse.parse_config import parse_config
 from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import NoOptions
+from dovetail_plugins.commands._serve_flags import add_serve_arguments
 from dovetail_plugins.commands.serve import ServeCommand
-from dovetail_plugins.commands.serve_flags import add_serve_arguments
 from dovetail_plugins.gateway.entries import Entry, entries_of
 from dovetail_plugins.gateway.figures import labelled
 from dovetail_plugins.gateway.fleet import Fleet

@@ -20,7 +20,7 @@ from dovetail.config.resolve import resolve
 from dovetail.interfaces.quantization import QuantMethod
 from dovetail.layers.attention import Attention
 from dovetail.runner.loader import load_model, num_bytes
-from dovetail_plugins.commands.serve_flags import add_serve_arguments
+from dovetail_plugins.commands._serve_flags import add_serve_arguments
 from dovetail_plugins.inspect.collect import inspect
 from dovetail_plugins.inspect.facts import Inspected
 from dovetail_testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer

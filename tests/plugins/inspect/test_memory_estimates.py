@@ -29,7 +29,7 @@ from dovetail.interfaces.quantization import LinearSpec
 from dovetail.runner.loader import load_model, num_bytes
 from dovetail_kernels.cpu.library import library
 from dovetail_kernels.gemm.weight import Weight
-from dovetail_plugins.commands.serve_flags import add_serve_arguments
+from dovetail_plugins.commands._serve_flags import add_serve_arguments
 from dovetail_plugins.inspect.collect import inspect
 from dovetail_plugins.inspect.facts import Inspected
 from dovetail_plugins.inspect.stored_layers import purpose_of

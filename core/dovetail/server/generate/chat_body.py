@@ -150,7 +150,7 @@ class ToolBody(Body):
         if not isinstance(kind, str) or kind in ("", "function", "custom"):
             return given
         if "function" in given and kind not in TOOLS:
-            raise ValueError(f'"{kind[:64]}" is no type of tool; use "function" or "custom"')
+            raise ValueError(f'"{kind[:64]}" is not a type of tool; use "function" or "custom"')
         return {"type": kind, "function": {"name": "none"}, kind: True}
 
 

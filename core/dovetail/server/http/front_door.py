@@ -1,7 +1,8 @@
 """The front door: what surrounds every route of a server, a gateway and `dovetail route` alike.
 
 A request passes its layers whatever answers it: an id and counts, exceptions that become answers,
-the rules for other origins, keys, the size and the pace of bodies. Knows no route and no engine.
+the rules for other origins, keys, the size and the pace of bodies.
+Routes and engine are the caller's.
 """
 
 from __future__ import annotations

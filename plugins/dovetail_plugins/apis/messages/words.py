@@ -13,7 +13,7 @@ TOOLS: Words = {
     **words_of("honoured", "a function of the client", "custom"),
     **words_of(
         "left out",
-        "what a service runs itself, or a tool whose calls have a form of their own",
+        "what a service runs itself, or a tool whose calls have their own form",
         "advisor",
         "bash",
         "browser_toolset",

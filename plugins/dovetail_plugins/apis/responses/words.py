@@ -14,7 +14,7 @@ TOOLS: Words = {
     **words_of("mapped", "its tools, each named NAMESPACE__NAME to the model", "namespace"),
     **words_of(
         "left out",
-        "what a service runs itself, or a tool whose calls have a form of their own",
+        "what a service runs itself, or a tool whose calls have their own form",
         "apply_patch",
         "code_interpreter",
         "computer",

@@ -88,7 +88,7 @@ def _spawn(fields: dict[str, Any], handle: int) -> Child:
     belongs to the conversation."""
     with open(handle, "wb") as log:
         return spawn(
-            "dovetail_plugins.commands.server_child",
+            "dovetail_plugins.commands._server_child",
             fields,
             stdout=log,
             stderr=log,
