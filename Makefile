@@ -54,7 +54,7 @@ test:
 	wait $$lint || failed=1; cat $(VENV)/lint.log; exit $$failed
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests -n $(WORKERS) $(DIST) --durations 25 --skip-noted $(VENV)/passed \
 	|| { echo 'What failed beside other tests runs once more, alone:'; \
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests --last-failed --last-failed-no-failures none; }
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests --last-failed --last-failed-no-failures none --note-alone build/passed-alone.txt; }
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTEST_ADDOPTS='-n $(WORKERS) $(DIST)' $(BIN)/dovetail plugins check
 
 # Core on its own: the plugins are as good as absent. What passes so is noted, and `make test` runs it
@@ -62,7 +62,7 @@ test:
 test-core: $(VENV)/.test
 	PYTHONPATH=core:kernels:plugins OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/core -q --without-plugins -n $(WORKERS) --note-passed $(VENV)/passed \
 	|| { echo 'What failed beside other tests runs once more, alone:'; \
-	PYTHONPATH=core:kernels:plugins OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/core -q --without-plugins --last-failed --last-failed-no-failures none; }
+	PYTHONPATH=core:kernels:plugins OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/core -q --without-plugins --last-failed --last-failed-no-failures none --note-alone build/passed-alone.txt; }
 
 # What one runs while working: core, the promises about the source, one whole server; under three
 # minutes on two cores. Without lint (`make lint`).

@@ -46,6 +46,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--without-plugins", action="store_true", help="make dovetail_plugins unimportable"
     )
     parser.addoption("--note-passed", metavar="FILE", help="write the names of tests that passed")
+    parser.addoption(
+        "--note-alone", metavar="FILE", help="write and print what passes now, having failed before"
+    )
     parser.addoption("--skip-noted", metavar="FILE", help="leave out the tests named in a file")
 
 
@@ -55,6 +58,46 @@ def pytest_configure(config: pytest.Config) -> None:
     noted = config.getoption("--note-passed")
     if noted and not os.environ.get("PYTEST_XDIST_WORKER"):
         config.pluginmanager.register(Noted(Path(noted)))
+    alone = config.getoption("--note-alone")
+    if alone:
+        config.pluginmanager.register(Alone(Path(alone)))
+
+
+ALONE_BEFORE = Path(__file__).with_name("passed_alone.txt")
+"""Tests that passed only alone in the run before: one that does so again is a race."""
+
+
+class Alone:
+    """Says which tests pass alone after they failed beside others, and fails for one that did so in
+    the run before, whose list the repository has."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.names: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            self.names.append(report.nodeid)
+
+    @property
+    def again(self) -> list[str]:
+        """Return the tests that passed only alone twice."""
+        before = ALONE_BEFORE.read_text(encoding="utf-8").split("\n")
+        return [name for name in self.names if name in before]
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.writelines(f"{name}\n" for name in self.names)
+        if self.again:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_unconfigure(self) -> None:
+        for name in self.names:
+            print(f"passed only alone: {name}")
+        for name in self.again:
+            print(f"passed only alone again, so it is a race to mend: {name}")
 
 
 class Noted:

@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "core" / "dovetail"
 TESTS = ROOT / "tests"
@@ -67,3 +69,32 @@ def test_no_shipped_module_imports_what_only_tests_share() -> None:
         if re.search(r"^\s*(from|import) (support|tests)\b", path.read_text(), re.MULTILINE)
     ]
     assert wrong == []
+
+
+def _cannot_fail(test: ast.expr) -> bool:
+    """Return whether an assertion ends in `or NAME` or `or len(...) == N`, which is nearly always
+    true. A name that says what it is (is_, has_) is a condition."""
+    if not isinstance(test, ast.BoolOp) or not isinstance(test.op, ast.Or):
+        return False
+    last = test.values[-1]
+    if isinstance(last, ast.Name):
+        return not last.id.startswith(("is_", "has_"))
+    if not isinstance(last, ast.Compare) or not isinstance(last.ops[0], ast.Eq):
+        return False
+    return isinstance(last.left, ast.Call) and ast.unparse(last.left.func) == "len"
+
+
+def test_no_assertion_has_a_way_out() -> None:
+    found = [
+        f"{path.relative_to(TESTS)}:{node.lineno}"
+        for path in sorted(TESTS.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Assert) and _cannot_fail(node.test)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("source", ["a == b or kind", "a == b or len(parts) == 2"])
+def test_ways_out_are_found(source: str) -> None:
+    (statement,) = ast.parse(f"assert {source}").body
+    assert isinstance(statement, ast.Assert) and _cannot_fail(statement.test)

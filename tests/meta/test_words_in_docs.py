@@ -96,8 +96,8 @@ def test_metrics_exist(page: Path) -> None:
     assert len(known) > 100
     for word in re.findall(r"(?<![:\w-])((?:dovetail|vllm):[a-z]+_\w+)", text_of(page)):
         plain = re.sub(r"_(?:total|bucket|sum|count)$", "", word)
-        starts = word.endswith("_") and any(one.startswith(word) for one in known)
-        assert {word, plain} & known or starts, f"there is no metric {word}"
+        is_start = word.endswith("_") and any(one.startswith(word) for one in known)
+        assert {word, plain} & known or is_start, f"there is no metric {word}"
 
 
 def routes() -> set[str]:

@@ -115,9 +115,9 @@ def test_merges_go_by_score_then_length() -> None:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("llama-bpe", ["It", "'S", " ", " ", "123", "45", " x", "!\n", "\n", "y"]),
-        ("qwen2", ["It", "'S", " ", " ", "1", "2", "3", "4", "5", " x", "!\n", "\n", "y"]),
-        ("gpt-2", ["It", "'", "S", " ", " 12345", " x", "!", "\n\n", "y"]),
+        ("llama-bpe", ["It", "'S", " ", " ", "123", "45", " x", "!\n\n", "y"]),
+        ("qwen2", ["It", "'S", " ", " ", "1", "2", "3", "4", "5", " x", "!\n\n", "y"]),
+        ("gpt-2", ["It", "'", "S", " ", " 12345", " x", "!", "\n", "\n", "y"]),
     ],
 )
 def test_how_words_are_cut(kind: str, words: list[str]) -> None:
@@ -125,7 +125,7 @@ def test_how_words_are_cut(kind: str, words: list[str]) -> None:
 
     cuts = [pre_tokenizers.Split(Regex(cut), "isolated") for cut in KINDS[kind].cuts]
     found = pre_tokenizers.Sequence(cuts).pre_tokenize_str("It'S  12345 x!\n\ny")
-    assert [word for word, _ in found] == [w for w in words if w] or kind
+    assert [word for word, _ in found] == words
 
 
 @pytest.mark.parametrize("kind", KINDS)
