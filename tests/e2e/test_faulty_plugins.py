@@ -224,6 +224,7 @@ SERVED = {
     "router": (PLUGINS + "routers.round_robin:RoundRobin", "choose"),
 }
 ELSEWHERE = {
+    "command": "test_a_command_of_a_package",
     "adapter": "test_an_adapter_of_a_package",
     "quantizer": "test_commands",
     "bench_dataset": "test_commands",
@@ -299,6 +300,14 @@ def test_an_adapter_of_a_package(tmp_path: Path) -> None:
     with installed(tmp_path / "site", "mender", code, {"adapter": {"mine": "mender:Faulty"}}):
         text = said(None, {"enable_lora": True}, lambda llm: [llm.load_adapter("a", str(source))])
     assert "by open" in text and "adapter mine, mender:Faulty of mender" in text
+
+
+def test_a_command_of_a_package(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = broken_file(tmp_path, PLUGINS + "commands.ps:PsCommand", "run").read_text()
+    with installed(tmp_path / "site", "mender", code, {"command": {"mend": "mender:Faulty"}}):
+        assert main(["mend"]) == 2
+    said = capsys.readouterr().err
+    assert "by run" in said and "mender:Faulty of mender" in said
 
 
 @pytest.mark.parametrize(
