@@ -92,9 +92,8 @@ class BeamCalls:
     ) -> list[BeamSearchOutput]:
         """Return the most likely whole answers to each prompt, in order.
 
-        All beams of all prompts get their next tokens together, step by step, and share cached
-        prefixes.
-        Raises: RequestError; RequestFault when a request ends with a fault
+        All beams of all prompts advance together, step by step, and share cached prefixes. Raises:
+        RequestError; RequestFault when a request ends with a fault
         """
         params.verify()
         given = listed(prompts)

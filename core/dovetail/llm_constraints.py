@@ -40,9 +40,8 @@ class ConstraintCalls:
         """Compile a constraint on whole answers, for SamplingParams(constraint=...).
 
         With `starts_after` it applies after that text, for example the end of the reasoning. If one
-        backend cannot compile it, or compiles it to something no answer can begin with, the next
-        one is tried.
-        Raises: RequestError for a part that no backend enforces or can read.
+        backend cannot compile it, or it allows no first token, the next backend is tried. Raises:
+        RequestError for a part that no backend enforces or can read.
         """
         if self._constraint_cache is None:
             self._constraint_cache = open_constraint_cache(self.spec)
