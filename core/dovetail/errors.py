@@ -53,7 +53,7 @@ class DovetailError(Exception):
 
 
 class ConfigError(DovetailError):
-    """A flag, file or checkpoint asks for something that is not possible. Exit status 2."""
+    """A flag, file or checkpoint requests something impossible. Exit status 2."""
 
 
 class PluginError(ConfigError):
@@ -140,7 +140,7 @@ class RequestFault(DovetailError):
 
 
 class EngineDead(DovetailError):
-    """The engine process or a worker is gone; nothing can be generated any more."""
+    """The engine process or a worker has died; nothing can be generated any more."""
 
     status = 503
     kind = "engine_dead"

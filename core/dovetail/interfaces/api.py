@@ -37,11 +37,11 @@ class Route:
     """One endpoint. `path` may hold parameters in braces, as FastAPI writes them.
 
     `body` is the model of the request body, for the documentation. `flag` names a FrontendConfig
-    field (or `profiler_config`, if engines can be profiled) that must be set for the route to
-    exist. `is_open`: it needs no key even if the server has keys. `takes_any_length`: texts may be
-    longer than the context, because the endpoint counts, converts or cuts them itself.
-    `takes_any_type`: the body is JSON whatever its content type, unless a web page sends it. The
-    model must support one of `tasks` (none: as the family says).
+    field (or `profiler_config`, if engines can be profiled); without the flag, or with its `--no-`
+    form, the route does not exist. `is_open`: it needs no key even if the server has keys.
+    `takes_any_length`: texts may be longer than the context, because the endpoint counts, converts
+    or cuts them itself. `takes_any_type`: the body is JSON whatever its content type, unless a web
+    page sends it. The model must support one of `tasks` (none: as the family says).
     """
 
     method: Method

@@ -1,9 +1,9 @@
 """StructuredOutputBackend: compiles constraints and says which tokens may come next.
 
 A backend lives in three processes: `refuses` is called in the API process, `compile` in a process
-that may be killed, `load` and the matchers in the engine process. They exchange
-CompiledConstraints. The compiling process is forked from one that constructed the backend, so
-threads started in the constructor do not exist there.
+that may be killed, `load` and the matchers in the engine process. They exchange CompiledConstraint
+objects. The compiling process is forked from one that constructed the backend, so threads started
+in the constructor do not exist there.
 """
 
 from __future__ import annotations

@@ -13,7 +13,10 @@ Origin = Literal["installed", "checkout", "file", "path", "register", "test"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A plugin's name, its distribution, and its target."""
+    """A plugin's name, its distribution, and its target.
+
+    `target` is "package.module:attribute" or "/path/file.py:attribute".
+    """
 
     kind: str
     name: str
